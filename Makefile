@@ -1,0 +1,43 @@
+# Every target does the set-up that it needs: a fresh clone, python3 and make are enough.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export UV_PYTHON_DOWNLOADS := never
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format fuzz sim conformance bench clean
+
+help: ## show the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+$(STAMP): pyproject.toml
+	@if command -v uv >/dev/null; then \
+		uv venv --quiet --allow-existing --python $(PYTHON) $(VENV) && \
+		uv pip install --quiet --python $(BIN)/python -e . --group dev; \
+	else \
+		test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); \
+		$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1' && \
+		$(BIN)/python -m pip install --quiet -e . --group dev; \
+	fi
+	@touch $@
+
+setup: $(STAMP) ## make .venv with headrace and the tools
+
+demo: setup ## stream 336 776 flights through an embedded broker
+	$(BIN)/headrace demo
+
+test: setup ## run the tests
+	$(BIN)/python -m pytest
+
+check: setup ## lint, format, types and import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup ## let ruff format and mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove what the targets made
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache

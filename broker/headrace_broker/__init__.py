@@ -1,0 +1,1 @@
+"""The broker daemon: store, processors and server."""

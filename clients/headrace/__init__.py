@@ -1,0 +1,1 @@
+"""Producer, consumers and admin for headrace and Apache RocketMQ."""

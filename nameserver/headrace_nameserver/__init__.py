@@ -1,0 +1,1 @@
+"""The nameserver daemon: broker registrations become routes."""

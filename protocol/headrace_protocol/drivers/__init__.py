@@ -1,0 +1,1 @@
+"""Byte movers for a Connection: anyio streams, blocking sockets, the serving side."""
