@@ -1,0 +1,99 @@
+"""RemotingCommand: what a frame says, whichever codec its header came in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FLAG_RESPONSE = 1
+FLAG_ONEWAY = 2
+
+# What we announce: the peer whose behaviour this is (5.5.0). Clients gate features on it.
+VERSION = 513
+
+Header = TypeVar("Header", bound=msgspec.Struct)
+
+
+class Command(msgspec.Struct, gc=False):
+    """The header of one frame.
+
+    code: request code, or response code when ``is_response``.
+    opaque: number that pairs a response with its request, per connection and direction.
+    ext_fields: as the codec left them; typed by ``header()``, as plain text by ``ext()``.
+    """
+
+    code: int
+    language: str = "JAVA"
+    version: int = 0
+    opaque: int = 0
+    flag: int = 0
+    remark: str | None = None
+    ext_fields: Any = None
+
+    @property
+    def is_response(self) -> bool:
+        """Whether this answers a request of ours."""
+        return bool(self.flag & FLAG_RESPONSE)
+
+    @property
+    def is_oneway(self) -> bool:
+        """Whether the sender must get no answer."""
+        return bool(self.flag & FLAG_ONEWAY)
+
+    def header(self, header_type: type[Header]) -> Header:
+        """The extension fields as ``header_type``.
+
+        Raises msgspec.ValidationError naming the field that is missing or of a wrong type.
+        """
+        ext_fields = self.ext_fields
+        if isinstance(ext_fields, msgspec.Raw):
+            header = _json_decoder(header_type).decode(ext_fields)
+            if header is not None:
+                return header
+            ext_fields = None
+        return msgspec.convert(ext_fields or {}, header_type, strict=False)
+
+    def ext(self) -> dict[str, str]:
+        """The extension fields as text, as they are on the wire."""
+        ext_fields = self.ext_fields
+        if isinstance(ext_fields, msgspec.Raw):
+            ext_fields = _EXT_DECODER.decode(ext_fields)
+        return {} if ext_fields is None else to_text_fields(ext_fields)
+
+
+def to_text_fields(fields: Mapping[str, Any]) -> dict[str, str]:
+    """Extension fields as the peer spells their values; those that are None are left out."""
+    return {name: _to_text(value) for name, value in fields.items() if value is not None}
+
+
+def header_fields(header: msgspec.Struct | None) -> dict[str, Any] | None:
+    """A header struct as a map by wire names; None stays None."""
+    return None if header is None else msgspec.to_builtins(header)
+
+
+def _to_text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+_EXT_DECODER = msgspec.json.Decoder(dict[str, Any] | None)
+_decoders: dict[type[msgspec.Struct], msgspec.json.Decoder[Any]] = {}
+
+
+def _json_decoder(header_type: type[Header]) -> msgspec.json.Decoder[Header | None]:
+    decoder = _decoders.get(header_type)
+    if decoder is None:
+        # Values are text on the wire ("0", "true"), whatever the field's type; a null object is
+        # legal and means no fields.
+        decoder = _decoders[header_type] = msgspec.json.Decoder(
+            header_type | None,
+            strict=False,
+        )
+    return decoder

@@ -1,0 +1,535 @@
+"""Serves the protocol on sockets and streams, a batch of ready clients at a time.
+
+One task owns an epoll of its own, waits for it as a whole, and handles every client that is ready
+as one batch: on many connections this halves the cost of a task per connection
+(docs/performance.md "Serving"). Replies of a batch leave in one send per client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import select
+import socket
+import struct
+from collections import deque
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any, Protocol
+
+import structlog
+import trio
+
+from headrace_protocol.errors import RemoteProtocolError
+from headrace_protocol.frame import FRAME_BYTES_MAX, FrameReader
+
+if TYPE_CHECKING:
+    from headrace_protocol.frame import Frame
+    from headrace_protocol.serving import Buffer
+
+log = structlog.get_logger("headrace.server")
+
+_RECEIVE_BYTES = 256 * 1024
+_BUFFERS_PER_SEND = 1024  # IOV_MAX on Linux
+_BACKLOG = 1024
+_SWEEP_S = 5.0
+_ACCEPT_PAUSE_S = 1.0
+_BATCHES_BEFORE_YIELD = 16
+_READ = select.EPOLLIN
+_WRITE = select.EPOLLOUT
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """What a client, and all of them together, may hold.
+
+    frame_bytes_max: largest frame. connection_bytes_max: replies that one client has not taken
+    before its requests are no longer read. total_bytes_max: unfinished frames and untaken replies
+    of all clients; above it the greediest client is closed. idle_s: silence before a client is
+    closed, as the peer does. half_frame_s: how long an unfinished frame may take.
+    """
+
+    frame_bytes_max: int = FRAME_BYTES_MAX
+    connection_bytes_max: int = 64 * 1024 * 1024
+    total_bytes_max: int = 1024 * 1024 * 1024
+    connections_max: int = 20_000
+    idle_s: float = 120.0
+    half_frame_s: float = 30.0
+
+
+class FrameHandler(Protocol):
+    """What a daemon does with frames."""
+
+    def handle(self, channel: ServerChannel, frames: list[Frame]) -> None:
+        """Serve the frames that one client sent at once; they live until this returns."""
+
+    def finish_batch(self) -> None:
+        """All ready clients were handled; their replies leave after this."""
+
+    def closed(self, channel: ServerChannel) -> None:
+        """A client is gone."""
+
+
+class ServerChannel:
+    """One client: what came in pieces, and what waits to go out."""
+
+    __slots__ = (
+        "_server",
+        "address",
+        "attachments",
+        "host_bytes",
+        "is_dirty",
+        "is_greeted",
+        "is_open",
+        "is_paused",
+        "last_heard",
+        "out",
+        "out_bytes",
+        "partial_bytes",
+        "partial_since",
+        "reader",
+        "transport",
+    )
+
+    def __init__(self, server: RemotingServer, transport: _Transport, host: str, port: int) -> None:
+        self._server = server
+        self.transport = transport
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.host_bytes = pack_host(host, port)
+        self.attachments: dict[str, Any] = {}
+        self.reader = FrameReader(server.limits.frame_bytes_max)
+        self.out: deque[Buffer] = deque()
+        self.out_bytes = 0
+        self.partial_bytes = 0
+        self.partial_since = self.last_heard = trio.current_time()
+        self.is_open = True
+        self.is_dirty = self.is_greeted = self.is_paused = False
+
+    def write(self, *buffers: Buffer) -> None:
+        """Queue bytes; they leave at the end of the batch, or now when there is none."""
+        if self.is_open:
+            self.out.extend(buffers)
+            added = sum(map(len, buffers))
+            self.out_bytes += added
+            self._server.written(self, added)
+
+    def close(self, reason: str) -> None:
+        """Cut the client off."""
+        self._server.close_channel(self, reason)
+
+
+class _Transport(Protocol):
+    def flush(self, channel: ServerChannel) -> None: ...
+    def set_reading(self, *, reading: bool) -> None: ...
+    def close(self) -> None: ...
+
+
+class RemotingServer:
+    """All clients of one daemon."""
+
+    def __init__(self, handler: FrameHandler, limits: ServerLimits | None = None) -> None:
+        self.limits = limits or ServerLimits()
+        self.held_bytes = 0
+        self.channels: set[ServerChannel] = set()
+        self._handler = handler
+        self._dirty: list[ServerChannel] = []
+        self._is_in_batch = False
+
+    async def run(
+        self,
+        listeners: list[socket.socket],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Serve until cancelled; closes listeners and clients at the end."""
+        sockets = _SocketLoop(self, listeners)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(sockets.run)
+                nursery.start_soon(self._sweep)
+                task_status.started()
+        finally:
+            sockets.close()
+            for channel in list(self.channels):
+                self.close_channel(channel, "the server stops")
+
+    async def serve_stream(self, stream: trio.abc.Stream, host: str, port: int) -> None:
+        """Serve one client on a stream, e.g. in memory, until it ends.
+
+        host, port: the address that the client shall seem to have.
+        """
+        async with trio.open_nursery() as nursery:
+            transport = _StreamTransport(stream, nursery.cancel_scope)
+            channel = self.open_channel(transport, host, port)
+            nursery.start_soon(transport.send_all_written, channel)
+            with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                while data := await transport.receive():
+                    self.begin_batch()
+                    self.received(channel, data)
+                    self.end_batch()
+            self.close_channel(channel, "")
+            nursery.cancel_scope.cancel()
+
+    # -- a batch -----------------------------------------------------------------------------------
+
+    def begin_batch(self) -> None:
+        """Let replies wait for ``end_batch``."""
+        self._is_in_batch = True
+
+    def received(self, channel: ServerChannel, data: Buffer) -> None:
+        """Take the bytes of one client; they may be overwritten after this."""
+        if not channel.is_open:
+            return
+        channel.last_heard = trio.current_time()
+        try:
+            frames = channel.reader.feed(data)
+            if frames:
+                self._handler.handle(channel, frames)
+        except RemoteProtocolError as error:
+            self.close_channel(channel, str(error), is_fault=True)
+            return
+        self._count_partial(channel, progressed=bool(frames))
+
+    def end_batch(self) -> None:
+        """Finish the batch and send its replies."""
+        try:
+            self._handler.finish_batch()
+        finally:
+            self._is_in_batch = False
+            self._flush_dirty()
+
+    def written(self, channel: ServerChannel, added_bytes: int) -> None:
+        """Account for what was queued on a channel."""
+        self.held_bytes += added_bytes
+        if not channel.is_dirty:
+            channel.is_dirty = True
+            self._dirty.append(channel)
+        if not self._is_in_batch:
+            self._flush_dirty()
+
+    def _flush_dirty(self) -> None:
+        dirty, self._dirty = self._dirty, []
+        for channel in dirty:
+            channel.is_dirty = False
+            if channel.is_open:
+                before = channel.out_bytes
+                channel.transport.flush(channel)
+                self.sent(channel, before - channel.out_bytes)
+
+    def sent(self, channel: ServerChannel, sent_bytes: int) -> None:
+        """Account for what left; a client that does not take its replies is no longer read."""
+        self.held_bytes -= sent_bytes
+        limit = self.limits.connection_bytes_max
+        if channel.out_bytes > limit and not channel.is_paused:
+            log.warning("slow reader paused", client=channel.address, bytes=channel.out_bytes)
+            self._set_paused(channel, is_paused=True)
+        elif channel.is_paused and channel.out_bytes < limit // 2:
+            self._set_paused(channel, is_paused=False)
+        if self.held_bytes > self.limits.total_bytes_max:
+            self._close_greediest()
+
+    def _set_paused(self, channel: ServerChannel, *, is_paused: bool) -> None:
+        channel.is_paused = is_paused
+        if channel.is_open:
+            channel.transport.set_reading(reading=not is_paused)
+
+    def _count_partial(self, channel: ServerChannel, *, progressed: bool) -> None:
+        partial_bytes = channel.reader.partial_bytes
+        if progressed or not channel.partial_bytes:
+            channel.partial_since = channel.last_heard
+        self.held_bytes += partial_bytes - channel.partial_bytes
+        channel.partial_bytes = partial_bytes
+        if self.held_bytes > self.limits.total_bytes_max:
+            self._close_greediest()
+
+    def _close_greediest(self) -> None:
+        greediest = max(
+            self.channels, key=lambda channel: channel.out_bytes + channel.partial_bytes
+        )
+        held = greediest.out_bytes + greediest.partial_bytes
+        self.close_channel(
+            greediest,
+            f"all clients hold {self.held_bytes} bytes, over the limit of "
+            f"{self.limits.total_bytes_max}; this one holds most, {held}",
+            is_fault=True,
+        )
+
+    # -- channels ----------------------------------------------------------------------------------
+
+    def open_channel(self, transport: _Transport, host: str, port: int) -> ServerChannel:
+        """A new client."""
+        channel = ServerChannel(self, transport, host, port)
+        self.channels.add(channel)
+        return channel
+
+    def close_channel(self, channel: ServerChannel, reason: str, *, is_fault: bool = False) -> None:
+        """Cut a client off; ``reason`` is logged when the client is to blame."""
+        if not channel.is_open:
+            return
+        channel.is_open = False
+        self.channels.discard(channel)
+        self.held_bytes -= channel.out_bytes + channel.partial_bytes
+        channel.out.clear()
+        channel.transport.close()
+        if is_fault:
+            log.warning("client closed", client=channel.address, reason=reason)
+        self._handler.closed(channel)
+
+    async def _sweep(self) -> None:
+        while True:
+            await trio.sleep(_SWEEP_S)
+            now = trio.current_time()
+            for channel in list(self.channels):
+                self._close_if_silent(channel, now)
+
+    def _close_if_silent(self, channel: ServerChannel, now: float) -> None:
+        half_frame_s = now - channel.partial_since
+        if channel.partial_bytes and half_frame_s > self.limits.half_frame_s:
+            self.close_channel(
+                channel,
+                f"{channel.partial_bytes} bytes of a frame, no end of it in {half_frame_s:.0f} s",
+                is_fault=True,
+            )
+        elif now - channel.last_heard > self.limits.idle_s:
+            self.close_channel(channel, "idle")
+
+
+class _SocketLoop:
+    """The epoll of all TCP clients."""
+
+    def __init__(self, server: RemotingServer, listeners: list[socket.socket]) -> None:
+        self.epoll = select.epoll()
+        self._server = server
+        self._listeners = {listener.fileno(): listener for listener in listeners}
+        self._channels: dict[int, ServerChannel] = {}
+        self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
+        self._accept_again_at: float | None = None
+        for listener in listeners:
+            listener.setblocking(False)
+            self.epoll.register(listener, _READ)
+
+    def close(self) -> None:
+        self.epoll.close()
+        for listener in self._listeners.values():
+            listener.close()
+
+    async def run(self) -> None:
+        batches = 0
+        while True:
+            events = self.epoll.poll(0)
+            if events:
+                self._handle(events)
+            # While clients are busy, looking again costs less than waiting through the scheduler.
+            batches += 1
+            if not events:
+                batches = 0
+                await self._wait()
+            elif batches % _BATCHES_BEFORE_YIELD == 0:
+                await trio.lowlevel.checkpoint()
+
+    async def _wait(self) -> None:
+        if self._accept_again_at is None:
+            await trio.lowlevel.wait_readable(self.epoll.fileno())
+            return
+        with trio.move_on_at(self._accept_again_at) as waited:
+            await trio.lowlevel.wait_readable(self.epoll.fileno())
+        if waited.cancelled_caught:
+            self._accept_again_at = None
+            for listener in self._listeners:
+                self.epoll.modify(listener, _READ)
+
+    def _handle(self, events: list[tuple[int, int]]) -> None:
+        server = self._server
+        server.begin_batch()
+        try:
+            for fd, mask in events:
+                channel = self._channels.get(fd)
+                if channel is None:
+                    if fd in self._listeners:
+                        self._accept(self._listeners[fd])
+                    continue
+                if mask & _WRITE:
+                    self._writable(channel)
+                if mask & ~_WRITE and channel.is_open:
+                    self._readable(channel)
+        finally:
+            server.end_batch()
+
+    def _readable(self, channel: ServerChannel) -> None:
+        transport = channel.transport
+        assert isinstance(transport, _SocketTransport)
+        try:
+            count = transport.socket.recv_into(self._buffer)
+        except BlockingIOError:
+            return
+        except OSError:
+            count = 0
+        if count:
+            self._server.received(channel, self._buffer[:count])
+        else:
+            self._server.close_channel(channel, "")
+
+    def _writable(self, channel: ServerChannel) -> None:
+        before = channel.out_bytes
+        channel.transport.flush(channel)
+        self._server.sent(channel, before - channel.out_bytes)
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                client, address = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._accept_failed(error)
+                return
+            if len(self._channels) >= self._server.limits.connections_max:
+                log.warning(
+                    "connection refused",
+                    client=address[0],
+                    reason=f"connections_max = {self._server.limits.connections_max}",
+                )
+                client.close()
+                continue
+            self._add(client, address)
+
+    def _accept_failed(self, error: OSError) -> None:
+        if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}:
+            # The listener stays readable: look away for a while instead of spinning.
+            log.error("can't accept", reason=str(error), remedy="raise the limit of open files")
+            for fd in self._listeners:
+                self.epoll.modify(fd, 0)
+            self._accept_again_at = trio.current_time() + _ACCEPT_PAUSE_S
+
+    def _add(self, client: socket.socket, address: Any) -> None:
+        client.setblocking(False)
+        with contextlib.suppress(OSError):  # not TCP
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        fd = client.fileno()
+        transport = _SocketTransport(client, self.epoll, self._channels)
+        self._channels[fd] = self._server.open_channel(transport, address[0], address[1])
+        self.epoll.register(fd, _READ)
+
+
+class _SocketTransport:
+    __slots__ = ("_channels", "_epoll", "_mask", "socket")
+
+    def __init__(
+        self, client: socket.socket, epoll: select.epoll, channels: dict[int, ServerChannel]
+    ) -> None:
+        self.socket = client
+        self._epoll = epoll
+        self._channels = channels
+        self._mask = _READ
+
+    def flush(self, channel: ServerChannel) -> None:
+        out = channel.out
+        try:
+            while out:
+                if len(out) == 1:
+                    sent = self.socket.send(out[0])
+                else:
+                    sent = self.socket.sendmsg(itertools.islice(out, _BUFFERS_PER_SEND))
+                channel.out_bytes -= sent
+                _drop_sent(out, sent)
+        except BlockingIOError:
+            self._set_mask(self._mask | _WRITE)
+        except OSError:
+            channel.close("")
+        else:
+            self._set_mask(self._mask & ~_WRITE)
+
+    def set_reading(self, *, reading: bool) -> None:
+        self._set_mask(self._mask | _READ if reading else self._mask & ~_READ)
+
+    def close(self) -> None:
+        self._channels.pop(self.socket.fileno(), None)
+        if not self._epoll.closed:
+            self._epoll.unregister(self.socket)
+        self.socket.close()
+
+    def _set_mask(self, mask: int) -> None:
+        if mask != self._mask:
+            self._mask = mask
+            self._epoll.modify(self.socket, mask)
+
+
+def _drop_sent(out: deque[Buffer], sent: int) -> None:
+    while sent:
+        first = out.popleft()
+        if len(first) > sent:
+            out.appendleft(memoryview(first)[sent:])
+            return
+        sent -= len(first)
+
+
+class _StreamTransport:
+    """A stream with tasks of its own: for clients in the same process, not for many."""
+
+    def __init__(self, stream: trio.abc.Stream, scope: trio.CancelScope) -> None:
+        self._stream = stream
+        self._scope = scope
+        self._written = trio.Event()
+        self._readable = trio.Event()
+        self._readable.set()
+
+    def flush(self, channel: ServerChannel) -> None:  # noqa: ARG002 - the task does it
+        self._written.set()
+
+    def set_reading(self, *, reading: bool) -> None:
+        if reading:
+            self._readable.set()
+        else:
+            self._readable = trio.Event()
+
+    def close(self) -> None:
+        self._scope.cancel()
+
+    async def receive(self) -> bytes | bytearray:
+        await self._readable.wait()
+        return await self._stream.receive_some(_RECEIVE_BYTES)
+
+    async def send_all_written(self, channel: ServerChannel) -> None:
+        try:
+            while True:
+                await self._written.wait()
+                self._written = trio.Event()
+                data = b"".join(channel.out)
+                channel.out.clear()
+                channel.out_bytes -= len(data)
+                await self._stream.send_all(data)
+                channel._server.sent(channel, len(data))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            channel.close("")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Raises OSError with a message that names the address and the way out.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, _listen_failed(host, port, error)) from error
+    return listener
+
+
+def _listen_failed(host: str, port: int, error: OSError) -> str:
+    remedy = {
+        errno.EADDRINUSE: "another process listens there: stop it or choose another port",
+        errno.EACCES: "ports below 1024 are for root: choose a higher one",
+        errno.EADDRNOTAVAIL: "no interface of this machine has that address",
+    }.get(error.errno or 0, "choose another address or port")
+    return f"can't listen on {host}:{port}: {error.strerror}; {remedy}"
+
+
+def pack_host(host: str, port: int) -> bytes:
+    """Address and port as message records hold them: 8 bytes for IPv4, 20 for IPv6."""
+    return ip_address(host).packed + struct.pack(">i", port)

@@ -1,0 +1,156 @@
+"""The remoting frame: ``length | type and header length | header | body``.
+
+Source: docs/protocol.md "Frame".
+"""
+
+from __future__ import annotations
+
+import struct
+
+from headrace_protocol.errors import LocalProtocolError, RemoteProtocolError
+
+# The peer's netty decoder refuses more, counted with the four bytes of the length.
+FRAME_BYTES_MAX = 16 * 1024 * 1024
+LENGTH_BYTES = 4
+PREFIX = struct.Struct(">II")
+PREFIX_BYTES = PREFIX.size
+
+_LENGTH = struct.Struct(">I")
+_HEADER_LENGTH_MASK = 0xFFFFFF
+
+# First bytes of what people point at a remoting port by mistake.
+_FOREIGN = (
+    (b"PRI ", "HTTP/2 (a gRPC client speaks to the proxy's port, not to this one)"),
+    (b"GET ", "HTTP"),
+    (b"POST", "HTTP"),
+    (b"PUT ", "HTTP"),
+    (b"HEAD", "HTTP"),
+    (b"OPTI", "HTTP"),
+    (b"DELE", "HTTP"),
+    (b"HTTP", "HTTP"),
+    (b"PROX", "the PROXY protocol"),
+    (b"SSH-", "SSH"),
+    (b"\x16\x03", "TLS (this port speaks plain text)"),
+)
+
+
+# Serialize type, header, body, not yet decoded. Header and body are views of the bytes that were
+# fed in: they live as long as those do. A plain tuple, since there is one for every frame.
+Frame = tuple[int, memoryview, memoryview]
+
+
+def foreign_protocol(start: bytes) -> str | None:
+    """The name of the other protocol that a stream with this ``start`` speaks, if we know it."""
+    return next((name for mark, name in _FOREIGN if start.startswith(mark)), None)
+
+
+def frame_prefix(serialize_type: int, header_bytes: int, body_bytes: int) -> bytes:
+    """The eight bytes before a header of ``header_bytes`` bytes.
+
+    Raises LocalProtocolError for a frame that a peer would refuse.
+    """
+    length = LENGTH_BYTES + header_bytes + body_bytes
+    if length + LENGTH_BYTES > FRAME_BYTES_MAX:
+        raise LocalProtocolError(
+            f"a frame of {length + LENGTH_BYTES} bytes is over the limit of {FRAME_BYTES_MAX}: "
+            "send fewer or smaller messages at once"
+        )
+    return PREFIX.pack(length, serialize_type << 24 | header_bytes)
+
+
+class FrameReader:
+    """Cuts a byte stream into frames; looks at every byte once.
+
+    frame_bytes_max: largest frame taken, in bytes with its length field.
+    """
+
+    __slots__ = ("_frame_bytes_max", "_missing", "_partial")
+
+    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self._frame_bytes_max = frame_bytes_max
+        self._partial = bytearray()
+        self._missing = 0
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes held of a frame whose end has not come."""
+        return len(self._partial)
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
+        """Take what was received and return the frames that are whole now.
+
+        The frames are views of ``data`` where they lie in it whole; a frame that came in pieces
+        has memory of its own.
+
+        Raises RemoteProtocolError when the bytes can't be frames; the reader is of no use then.
+        """
+        view = memoryview(data)
+        frames: list[Frame] = []
+        position = self._finish_partial(view, frames) if self._partial else 0
+        end = len(view)
+        while end - position >= PREFIX_BYTES:
+            length, mark = PREFIX.unpack_from(view, position)
+            header_end = PREFIX_BYTES + (mark & _HEADER_LENGTH_MASK)
+            frame_bytes = length + LENGTH_BYTES
+            if frame_bytes > self._frame_bytes_max or header_end > frame_bytes:
+                self._refuse(bytes(view[position : position + PREFIX_BYTES]))
+            frame_end = position + frame_bytes
+            if frame_end > end:
+                break
+            frames.append(
+                (
+                    mark >> 24,
+                    view[position + PREFIX_BYTES : position + header_end],
+                    view[position + header_end : frame_end],
+                )
+            )
+            position = frame_end
+        if position < end:
+            self._begin_partial(view[position:])
+        return frames
+
+    def _begin_partial(self, rest: memoryview) -> None:
+        self._partial = bytearray(rest)
+        self._missing = self._still_missing()
+
+    def _finish_partial(self, view: memoryview, frames: list[Frame]) -> int:
+        """Complete the frame that was cut off; return the position after its end in ``view``."""
+        position = 0
+        while self._partial and position < len(view):
+            piece = view[position : position + self._missing]
+            self._partial += piece
+            position += len(piece)
+            self._missing -= len(piece)
+            if self._missing:
+                break
+            self._missing = self._still_missing()
+            if not self._missing:
+                whole, self._partial = self._partial, bytearray()
+                frames += FrameReader(self._frame_bytes_max).feed(whole)
+        return position
+
+    def _still_missing(self) -> int:
+        """Bytes until the next thing can be told of the partial frame: its prefix, then its end."""
+        have = len(self._partial)
+        if have < PREFIX_BYTES:
+            if foreign_protocol(bytes(self._partial)):
+                self._refuse(bytes(self._partial))
+            return PREFIX_BYTES - have
+        length, mark = PREFIX.unpack_from(self._partial)
+        frame_bytes = length + LENGTH_BYTES
+        header_end = PREFIX_BYTES + (mark & _HEADER_LENGTH_MASK)
+        if frame_bytes > self._frame_bytes_max or header_end > frame_bytes:
+            self._refuse(bytes(self._partial[:PREFIX_BYTES]))
+        return int(frame_bytes - have)
+
+    def _refuse(self, start: bytes) -> None:
+        foreign = foreign_protocol(start)
+        if foreign:
+            raise RemoteProtocolError(f"this is {foreign}, not the remoting protocol: {start!r}")
+        length = _LENGTH.unpack_from(start)[0]
+        if length + LENGTH_BYTES > self._frame_bytes_max:
+            raise RemoteProtocolError(
+                f"a frame of {length + LENGTH_BYTES} bytes is over the limit of "
+                f"{self._frame_bytes_max}"
+            )
+        raise RemoteProtocolError(f"a header longer than its frame of {length} bytes: {start!r}")

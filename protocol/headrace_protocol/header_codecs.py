@@ -1,0 +1,219 @@
+"""The three ways in which a command's header is written.
+
+JSON and ROCKETMQ are the peer's. MSGPACK is ours: it goes only to a side that has shown that it
+knows it (``HEADRACE_MARK``), so an Apache peer, which would close the connection, never sees it.
+Source: docs/protocol.md "Header codecs"; tests/protocol/test_golden_frames.py.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+import msgspec
+
+from headrace_protocol.codes import LanguageCode
+from headrace_protocol.command import VERSION, Command, to_text_fields
+from headrace_protocol.errors import LocalProtocolError, RemoteProtocolError
+from headrace_protocol.frame import frame_prefix
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+class SerializeType(IntEnum):
+    """The first byte of a frame's second word."""
+
+    JSON = 0
+    ROCKETMQ = 1
+    MSGPACK = 0x68  # "h": far from the numbers that the peer may come to use
+
+
+# A client of ours puts this extension field into its first request; a server of ours answers with
+# a one-way HELLO. Apache's ignore fields that they do not know.
+HEADRACE_MARK = "headrace"
+
+_OURS = "PYTHON"
+_LANGUAGE_NAMES = {language.value: language.name for language in LanguageCode}
+
+# What the decoders below raise for bytes that are none of theirs, however deep they nest.
+_MALFORMED = (
+    ValueError,
+    struct.error,
+    msgspec.MsgspecError,
+    msgpack.UnpackException,
+    RecursionError,
+)
+
+
+def decode_header(serialize_type: int, header: memoryview) -> Command:
+    """Read one header.
+
+    Raises RemoteProtocolError for an unknown type or bytes that are no such header.
+    """
+    try:
+        decode = _DECODERS[serialize_type]
+    except KeyError:
+        raise RemoteProtocolError(
+            f"unknown header type {serialize_type}: known are "
+            + ", ".join(f"{known.name} ({known.value})" for known in SerializeType)
+        ) from None
+    try:
+        return decode(header)
+    except _MALFORMED as error:
+        raise RemoteProtocolError(
+            f"malformed {SerializeType(serialize_type).name} header: {error}"
+        ) from error
+
+
+def encode_frame(
+    serialize_type: int,
+    code: int,
+    opaque: int,
+    *,
+    flag: int = 0,
+    fields: Mapping[str, Any] | None = None,
+    remark: str | None = None,
+    body_bytes: int = 0,
+    language: str = _OURS,
+    version: int = VERSION,
+) -> bytes:
+    """A frame up to its body, which follows unchanged.
+
+    fields: extension fields by wire name; None values are left out.
+    body_bytes: length of the body that the caller will send next.
+    Raises LocalProtocolError for what the codec or the frame can't hold.
+    """
+    header = _ENCODERS[serialize_type](
+        Command(code, language, version, opaque, flag, remark, fields)
+    )
+    return frame_prefix(serialize_type, len(header), body_bytes) + header
+
+
+# -- JSON ------------------------------------------------------------------------------------------
+
+
+class _JsonCommand(Command, gc=False):
+    # Raw text: read once, straight into the struct of its request.
+    ext_fields: msgspec.Raw = msgspec.field(name="extFields", default=msgspec.Raw(b"null"))
+
+
+_decode_json = msgspec.json.Decoder(_JsonCommand).decode
+_encode_json_object = msgspec.json.Encoder().encode
+
+
+def _encode_json(command: Command) -> bytes:
+    # The peer's key order, for the eyes of those who compare captures.
+    header: dict[str, Any] = {"code": command.code}
+    if command.ext_fields is not None:
+        header["extFields"] = to_text_fields(command.ext_fields)
+    header["flag"] = command.flag
+    header["language"] = command.language
+    header["opaque"] = command.opaque
+    if command.remark is not None:
+        header["remark"] = command.remark
+    header["serializeTypeCurrentRPC"] = "JSON"
+    header["version"] = command.version
+    return _encode_json_object(header)
+
+
+# -- ROCKETMQ --------------------------------------------------------------------------------------
+
+_FIXED = struct.Struct(">hBhii")
+_SHORT = struct.Struct(">h")
+_INT = struct.Struct(">i")
+
+
+def _decode_rocketmq(header: memoryview) -> Command:
+    code, language, version, opaque, flag = _FIXED.unpack_from(header)
+    remark, position = _read_text(header, _FIXED.size, _INT)
+    (ext_bytes,) = _INT.unpack_from(header, position)
+    position += _INT.size
+    if ext_bytes < 0 or position + ext_bytes > len(header):
+        raise ValueError(f"extension fields of {ext_bytes} bytes at {position} of {len(header)}")
+    ext_fields = _read_entries(header[: position + ext_bytes], position)
+    # A language that came after this was written is no reason to refuse its client.
+    name = _LANGUAGE_NAMES.get(language, LanguageCode.OTHER.name)
+    return Command(code, name, version, opaque, flag, remark, ext_fields)
+
+
+def _read_entries(block: memoryview, position: int) -> dict[str, str]:
+    entries: dict[str, str] = {}
+    while position < len(block):
+        key, position = _read_text(block, position, _SHORT)
+        value, position = _read_text(block, position, _INT)
+        if key is not None and value is not None:
+            entries[key] = value
+    return entries
+
+
+def _read_text(block: memoryview, position: int, length: struct.Struct) -> tuple[str | None, int]:
+    """Text behind its length; the peer reads length 0 as null."""
+    (text_bytes,) = length.unpack_from(block, position)
+    start = position + length.size
+    end = start + text_bytes
+    if text_bytes < 0 or end > len(block):
+        raise ValueError(f"a text of {text_bytes} bytes at {position} of {len(block)}")
+    return str(block[start:end], "utf-8") or None, end
+
+
+def _encode_rocketmq(command: Command) -> bytes:
+    remark = (command.remark or "").encode()
+    entries = b"".join(
+        _entry(key, value) for key, value in to_text_fields(command.ext_fields or {}).items()
+    )
+    if not -0x8000 <= command.code <= 0x7FFF:
+        raise LocalProtocolError(
+            f"code {command.code} does not fit a ROCKETMQ header's 16 bits: use JSON for it"
+        )
+    fixed = _FIXED.pack(
+        command.code,
+        LanguageCode[command.language],
+        command.version,
+        command.opaque,
+        command.flag,
+    )
+    return b"".join((fixed, _INT.pack(len(remark)), remark, _INT.pack(len(entries)), entries))
+
+
+def _entry(key: str, value: str) -> bytes:
+    key_bytes, value_bytes = key.encode(), value.encode()
+    return b"".join(
+        (_SHORT.pack(len(key_bytes)), key_bytes, _INT.pack(len(value_bytes)), value_bytes)
+    )
+
+
+# -- MSGPACK ---------------------------------------------------------------------------------------
+
+
+def _decode_msgpack(header: memoryview) -> Command:
+    return msgspec.convert(dict(zip(_MSGPACK_NAMES, _unpack_msgpack(header), strict=True)), Command)
+
+
+def _unpack_msgpack(header: memoryview) -> list[Any]:
+    values = msgpack.unpackb(header)
+    if not isinstance(values, list) or len(values) != len(_MSGPACK_NAMES):
+        raise ValueError(f"not an array of {len(_MSGPACK_NAMES)} values")
+    if not isinstance(values[-1], dict | None):
+        raise ValueError("extension fields that are not a map")
+    return values
+
+
+def _encode_msgpack(command: Command) -> bytes:
+    return bytes(msgpack.packb([getattr(command, name) for name in _MSGPACK_NAMES]))
+
+
+_MSGPACK_NAMES = ("code", "language", "version", "opaque", "flag", "remark", "ext_fields")
+
+_DECODERS: dict[int, Callable[[memoryview], Command]] = {
+    SerializeType.JSON: _decode_json,
+    SerializeType.ROCKETMQ: _decode_rocketmq,
+    SerializeType.MSGPACK: _decode_msgpack,
+}
+_ENCODERS: dict[int, Callable[[Command], bytes]] = {
+    SerializeType.JSON: _encode_json,
+    SerializeType.ROCKETMQ: _encode_rocketmq,
+    SerializeType.MSGPACK: _encode_msgpack,
+}

@@ -1,0 +1,318 @@
+"""Request and response headers: one struct per request, the wire's spelling set here.
+
+Every value is text on the wire; the structs hold what the text means. Bounds are the peer's Java
+types, so that a number that passes here fits every record and index it goes into.
+Source: docs/protocol.md "Requests"; tests/protocol/test_golden_frames.py.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class RequestHeader(msgspec.Struct, rename="camel", kw_only=True, gc=False):
+    """What all request and response headers share: Java's spelling of names."""
+
+
+class TopicHeader(RequestHeader, kw_only=True, gc=False):
+    """A request about a topic.
+
+    logical: "lo"; False asks for the physical queue of a static topic.
+    """
+
+    topic: str
+    logical: bool | None = msgspec.field(name="lo", default=None)
+
+
+class QueueHeader(TopicHeader, kw_only=True, gc=False):
+    """A request about one queue of a topic."""
+
+    queue_id: Int32
+
+
+# -- producer -> broker ----------------------------------------------------------------------------
+
+
+class SendMessageHeader(RequestHeader, kw_only=True, gc=False):
+    """SEND_MESSAGE (10); the same fields as V2 under their long names."""
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: Int32
+    queue_id: Int32
+    sys_flag: Int32
+    born_timestamp: Int64
+    flag: Int32
+    properties: str | None = None
+    reconsume_times: Int32 | None = None
+    unit_mode: bool | None = None
+    batch: bool | None = None
+    max_reconsume_times: Int32 | None = None
+
+
+class SendMessageHeaderV2(RequestHeader, kw_only=True, gc=False):
+    """SEND_MESSAGE_V2 (310) and SEND_BATCH_MESSAGE (320)."""
+
+    producer_group: str = msgspec.field(name="a")
+    topic: str = msgspec.field(name="b")
+    default_topic: str = msgspec.field(name="c")
+    default_topic_queue_nums: Int32 = msgspec.field(name="d")
+    queue_id: Int32 = msgspec.field(name="e")
+    sys_flag: Int32 = msgspec.field(name="f")
+    born_timestamp: Int64 = msgspec.field(name="g")
+    flag: Int32 = msgspec.field(name="h")
+    properties: str | None = msgspec.field(name="i", default=None)
+    reconsume_times: Int32 | None = msgspec.field(name="j", default=None)
+    unit_mode: bool | None = msgspec.field(name="k", default=None)
+    max_reconsume_times: Int32 | None = msgspec.field(name="l", default=None)
+    batch: bool | None = msgspec.field(name="m", default=None)
+    broker_name: str | None = msgspec.field(name="n", default=None)
+
+
+class SendMessageResponseHeader(RequestHeader, kw_only=True, gc=False):
+    """Where a message went.
+
+    msg_id: offset message id; of a batch: all of them, joined by commas.
+    """
+
+    msg_id: str
+    queue_id: Int32
+    queue_offset: Int64
+    transaction_id: str | None = None
+
+
+# -- consumer <-> broker ---------------------------------------------------------------------------
+
+
+class PullMessageHeader(QueueHeader, kw_only=True, gc=False):
+    """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361)."""
+
+    consumer_group: str
+    queue_offset: Int64
+    max_msg_nums: Int32
+    sys_flag: Int32
+    commit_offset: Int64
+    suspend_timeout_millis: Int64
+    sub_version: Int64
+    subscription: str | None = None
+    expression_type: str | None = None
+    max_msg_bytes: Int32 | None = None
+
+
+class PullMessageResponseHeader(RequestHeader, kw_only=True, gc=False):
+    """What a pull found; the body holds the records."""
+
+    suggest_which_broker_id: Int64
+    next_begin_offset: Int64
+    min_offset: Int64
+    max_offset: Int64
+    offset_delta: Int64 | None = None
+    topic_sys_flag: Int32 | None = None
+    group_sys_flag: Int32 | None = None
+
+
+class QueryConsumerOffsetHeader(QueueHeader, kw_only=True, gc=False):
+    """QUERY_CONSUMER_OFFSET (14)."""
+
+    consumer_group: str
+    set_zero_if_not_found: bool | None = None
+
+
+class UpdateConsumerOffsetHeader(QueueHeader, kw_only=True, gc=False):
+    """UPDATE_CONSUMER_OFFSET (15)."""
+
+    consumer_group: str
+    commit_offset: Int64
+
+
+class SearchOffsetHeader(QueueHeader, kw_only=True, gc=False):
+    """SEARCH_OFFSET_BY_TIMESTAMP (29)."""
+
+    timestamp: Int64
+    boundary_type: str | None = None
+
+
+class GetMaxOffsetHeader(QueueHeader, kw_only=True, gc=False):
+    """GET_MAX_OFFSET (30)."""
+
+    committed: bool | None = None
+
+
+class GetMinOffsetHeader(QueueHeader, kw_only=True, gc=False):
+    """GET_MIN_OFFSET (31)."""
+
+
+class GetEarliestMsgStoretimeHeader(QueueHeader, kw_only=True, gc=False):
+    """GET_EARLIEST_MSG_STORETIME (32)."""
+
+
+class OffsetResponseHeader(RequestHeader, kw_only=True, gc=False):
+    """The answer to 14, 29, 30 and 31."""
+
+    offset: Int64
+
+
+class TimestampResponseHeader(RequestHeader, kw_only=True, gc=False):
+    """The answer to 32, in milliseconds since 1970."""
+
+    timestamp: Int64
+
+
+class ViewMessageHeader(RequestHeader, kw_only=True, gc=False):
+    """VIEW_MESSAGE_BY_ID (33); offset is the physical one."""
+
+    offset: Int64
+    topic: str | None = None
+
+
+class QueryMessageHeader(TopicHeader, kw_only=True, gc=False):
+    """QUERY_MESSAGE (12)."""
+
+    key: str
+    max_num: Int32
+    begin_timestamp: Int64
+    end_timestamp: Int64
+    index_type: str | None = None
+    unique_key_query: bool | None = msgspec.field(name="_UNIQUE_KEY_QUERY", default=None)
+
+
+class QueryMessageResponseHeader(RequestHeader, kw_only=True, gc=False):
+    """How far the index reaches."""
+
+    index_last_update_timestamp: Int64
+    index_last_update_phyoffset: Int64
+
+
+class UnregisterClientHeader(RequestHeader, kw_only=True, gc=False):
+    """UNREGISTER_CLIENT (35)."""
+
+    client_id: str = msgspec.field(name="clientID")
+    producer_group: str | None = None
+    consumer_group: str | None = None
+
+
+class ConsumerGroupHeader(RequestHeader, kw_only=True, gc=False):
+    """GET_CONSUMER_LIST_BY_GROUP (38), NOTIFY_CONSUMER_IDS_CHANGED (40), 203."""
+
+    consumer_group: str
+
+
+class ConsumerSendMsgBackHeader(RequestHeader, kw_only=True, gc=False):
+    """CONSUMER_SEND_MSG_BACK (36); offset is the physical one."""
+
+    offset: Int64
+    group: str
+    delay_level: Int32
+    origin_msg_id: str | None = None
+    origin_topic: str | None = None
+    unit_mode: bool | None = None
+    max_reconsume_times: Int32 | None = None
+
+
+# -- admin -> broker -------------------------------------------------------------------------------
+
+
+class CreateTopicHeader(TopicHeader, kw_only=True, gc=False):
+    """UPDATE_AND_CREATE_TOPIC (17)."""
+
+    read_queue_nums: Int32
+    write_queue_nums: Int32
+    perm: Int32
+    topic_filter_type: str
+    default_topic: str | None = None
+    topic_sys_flag: Int32 | None = None
+    order: bool | None = None
+    attributes: str | None = None
+    force: bool | None = None
+
+
+class DeleteTopicHeader(RequestHeader, kw_only=True, gc=False):
+    """DELETE_TOPIC_IN_BROKER (215)."""
+
+    topic: str
+
+
+class GetTopicConfigHeader(TopicHeader, kw_only=True, gc=False):
+    """GET_TOPIC_CONFIG (351)."""
+
+
+class GetTopicStatsHeader(TopicHeader, kw_only=True, gc=False):
+    """GET_TOPIC_STATS_INFO (202)."""
+
+
+class GetAllTopicConfigHeader(RequestHeader, kw_only=True, gc=False):
+    """GET_ALL_TOPIC_CONFIG (21); without fields: everything."""
+
+    topic_seq: Int32 | None = None
+    max_topic_num: Int32 | None = None
+
+
+class GetAllTopicConfigResponseHeader(RequestHeader, kw_only=True, gc=False):
+    """How many topics there are in all."""
+
+    total_topic_num: Int32
+
+
+class GetAllSubscriptionGroupHeader(RequestHeader, kw_only=True, gc=False):
+    """GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201); without fields: everything."""
+
+    group_seq: Int32 | None = None
+    max_group_num: Int32 | None = None
+
+
+class GetAllSubscriptionGroupResponseHeader(RequestHeader, kw_only=True, gc=False):
+    """How many groups there are in all."""
+
+    total_group_num: Int32
+
+
+class DeleteSubscriptionGroupHeader(RequestHeader, kw_only=True, gc=False):
+    """DELETE_SUBSCRIPTIONGROUP (207)."""
+
+    group_name: str
+    clean_offset: bool | None = None
+
+
+class GetConsumeStatsHeader(RequestHeader, kw_only=True, gc=False):
+    """GET_CONSUME_STATS (208)."""
+
+    consumer_group: str
+    topic: str | None = None
+
+
+class GetProducerConnectionListHeader(RequestHeader, kw_only=True, gc=False):
+    """GET_PRODUCER_CONNECTION_LIST (204)."""
+
+    producer_group: str
+
+
+class QueryTopicConsumeByWhoHeader(RequestHeader, kw_only=True, gc=False):
+    """QUERY_TOPIC_CONSUME_BY_WHO (300)."""
+
+    topic: str
+
+
+class ResetOffsetHeader(RequestHeader, kw_only=True, gc=False):
+    """INVOKE_BROKER_TO_RESET_OFFSET (222), RESET_CONSUMER_CLIENT_OFFSET (220)."""
+
+    topic: str
+    group: str
+    timestamp: Int64
+    is_force: bool = False
+    queue_id: Int32 = -1
+    offset: Int64 | None = None
+
+
+class GetBrokerConfigResponseHeader(RequestHeader, kw_only=True, gc=False):
+    """The version of the settings, a DataVersion as JSON text."""
+
+    version: str
+
+
+# -- nameserver ------------------------------------------------------------------------------------
