@@ -80,6 +80,12 @@ class Connection(Generic[Waiter]):
         self._waiting[opaque] = waiter
         return opaque, buffers
 
+    def expect(self, waiter: Waiter) -> int:
+        """Remember ``waiter`` for a request that the caller encodes, with the opaque returned."""
+        opaque = self._next_opaque()
+        self._waiting[opaque] = waiter
+        return opaque
+
     def oneway(
         self, code: int, header: msgspec.Struct | None = None, body: Body = b""
     ) -> list[Body]:

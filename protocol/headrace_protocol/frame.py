@@ -133,8 +133,6 @@ class FrameReader:
         """Bytes until the next thing can be told of the partial frame: its prefix, then its end."""
         have = len(self._partial)
         if have < PREFIX_BYTES:
-            if foreign_protocol(bytes(self._partial)):
-                self._refuse(bytes(self._partial))
             return PREFIX_BYTES - have
         length, mark = PREFIX.unpack_from(self._partial)
         frame_bytes = length + LENGTH_BYTES

@@ -85,6 +85,9 @@ class SendMessageResponseHeader(RequestHeader, kw_only=True, gc=False):
     queue_id: Int32
     queue_offset: Int64
     transaction_id: str | None = None
+    # The Java client reads both without asking whether they are there.
+    region: str = msgspec.field(name="MSG_REGION", default="DefaultRegion")
+    trace_on: bool = msgspec.field(name="TRACE_ON", default=True)
 
 
 # -- consumer <-> broker ---------------------------------------------------------------------------

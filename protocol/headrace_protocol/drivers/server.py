@@ -159,17 +159,20 @@ class RemotingServer:
 
         host, port: the address that the client shall seem to have.
         """
-        async with trio.open_nursery() as nursery:
+        async with stream, trio.open_nursery() as nursery:
             transport = _StreamTransport(stream, nursery.cancel_scope)
             channel = self.open_channel(transport, host, port)
             nursery.start_soon(transport.send_all_written, channel)
-            with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            try:
                 while data := await transport.receive():
                     self.begin_batch()
                     self.received(channel, data)
                     self.end_batch()
-            self.close_channel(channel, "")
-            nursery.cancel_scope.cancel()
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                pass
+            finally:
+                self.close_channel(channel, "")
+                nursery.cancel_scope.cancel()
 
     # -- a batch -----------------------------------------------------------------------------------
 

@@ -1,0 +1,11 @@
+"""Addresses as people and route tables write them."""
+
+from __future__ import annotations
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port`` (an IPv6 host in brackets). Raises ValueError."""
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError(f"{address!r} is no address: write HOST:PORT, e.g. 127.0.0.1:9876")
+    return host.strip("[]"), int(port)

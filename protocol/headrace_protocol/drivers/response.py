@@ -1,0 +1,35 @@
+"""The answer to a request, as both client drivers return it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from headrace_protocol.drivers.errors import BrokerError
+
+if TYPE_CHECKING:
+    from headrace_protocol.command import Command, Header
+
+
+class Response(NamedTuple):
+    """What came back.
+
+    address: who answered. request_code: what was asked.
+    body: a view of the received bytes; keep a copy, not the view, of small parts of large bodies.
+    """
+
+    address: str
+    request_code: int
+    command: Command
+    body: memoryview
+
+    def expect(self, *codes: int) -> Response:
+        """This response if its code is one of ``codes`` (SUCCESS by default), else BrokerError."""
+        if self.command.code not in (codes or (0,)):
+            raise BrokerError(
+                self.command.code, self.command.remark, self.address, self.request_code
+            )
+        return self
+
+    def header(self, header_type: type[Header]) -> Header:
+        """The extension fields as ``header_type``."""
+        return self.command.header(header_type)

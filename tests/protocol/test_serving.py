@@ -1,0 +1,145 @@
+"""The serving side: every request gets one answer, is one-way or is held."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.connection import Connection, RequestReceived, ResponseReceived
+from headrace_protocol.errors import RemoteProtocolError, RequestError
+from headrace_protocol.frame import FrameReader
+from headrace_protocol.header_codecs import SerializeType, encode_frame
+from headrace_protocol.headers import GetMinOffsetHeader, OffsetResponseHeader
+from headrace_protocol.serving import Registry, Reply, Request, notice
+
+
+class Channel:
+    address = "127.0.0.1:1"
+    host_bytes = b"\x7f\x00\x00\x01\x00\x00\x00\x01"
+
+    def __init__(self) -> None:
+        self.is_greeted = False
+        self.is_open = True
+        self.attachments: dict[str, Any] = {}
+        self.written = bytearray()
+
+    def write(self, *buffers: bytes | bytearray | memoryview) -> None:
+        for buffer in buffers:
+            self.written += buffer
+
+
+def offset(request: Request) -> Reply:
+    header = request.header(GetMinOffsetHeader)
+    if header.topic == "missing":
+        raise RequestError(ResponseCode.TOPIC_NOT_EXIST, "no topic missing: create it")
+    if header.topic == "bug":
+        raise ZeroDivisionError("a bug")
+    return Reply(OffsetResponseHeader(offset=header.queue_id), (b"bo", memoryview(b"dy")))
+
+
+class Service:
+    def __init__(self) -> None:
+        self.unexpected: list[str] = []
+        self.held: list[Request] = []
+        self.registry = Registry(lambda _, error: self.unexpected.append(str(error)))
+        self.registry.route(RequestCode.GET_MIN_OFFSET, offset)
+        self.registry.route(RequestCode.PULL_MESSAGE, self.hold)
+        self.channel = Channel()
+
+    def hold(self, request: Request) -> None:
+        self.held.append(request)
+
+    def take(self, data: bytes) -> bytes:
+        self.channel.written.clear()
+        self.registry.handle(self.channel, FrameReader().feed(data))
+        return bytes(self.channel.written)
+
+
+def ask(service: Service, connection: Connection[str], topic: str) -> list[Any]:
+    _, buffers = connection.request(
+        RequestCode.GET_MIN_OFFSET, GetMinOffsetHeader(topic=topic, queue_id=3), waiter=topic
+    )
+    return connection.receive_data(service.take(b"".join(buffers)))
+
+
+@pytest.mark.parametrize("serialize_type", list(SerializeType))
+def test_request_and_response_back_to_back(serialize_type: SerializeType) -> None:
+    connection: Connection[str] = Connection(serialize_type)
+    (event,) = ask(Service(), connection, "t")
+    assert isinstance(event, ResponseReceived)
+    assert event.waiter == "t"
+    assert event.command.header(OffsetResponseHeader).offset == 3
+    assert bytes(event.body) == b"body"
+    assert connection.waiting_count == 0
+
+
+def test_a_side_that_shows_that_it_is_ours_is_spoken_to_in_msgpack() -> None:
+    service, connection = Service(), Connection[str]()
+    ask(service, connection, "t")
+    assert connection.serialize_type is SerializeType.MSGPACK
+    ask(service, connection, "t")
+    ((serialize_type, _, _),) = FrameReader().feed(bytes(service.channel.written))
+    assert serialize_type == SerializeType.MSGPACK
+
+
+def test_a_side_that_shows_nothing_never_sees_msgpack() -> None:
+    request = encode_frame(0, 31, 1, fields={"topic": "t", "queueId": 0}, language="JAVA")
+    ((serialize_type, _, _),) = FrameReader().feed(Service().take(request))
+    assert serialize_type == SerializeType.JSON
+
+
+@pytest.mark.parametrize(
+    ("topic", "code", "remark"),
+    [
+        ("missing", ResponseCode.TOPIC_NOT_EXIST, "create it"),
+        ("bug", ResponseCode.SYSTEM_ERROR, "ZeroDivisionError: a bug"),
+    ],
+)
+def test_errors_become_codes(topic: str, code: int, remark: str) -> None:
+    service = Service()
+    (event,) = ask(service, Connection(SerializeType.ROCKETMQ), topic)
+    assert event.command.code == code
+    assert remark in event.command.remark
+    assert service.unexpected == (["a bug"] if topic == "bug" else [])
+
+
+def answer_to(data: bytes) -> Any:
+    connection: Connection[str] = Connection()
+    connection.request(1, waiter="first")
+    return connection.receive_data(Service().take(data))[0].command
+
+
+def test_malformed_and_unknown_requests_are_answered() -> None:
+    answer = answer_to(encode_frame(0, 31, 1, fields={"topic": "t", "queueId": "x"}))
+    assert answer.code == ResponseCode.INVALID_PARAMETER
+    assert "GET_MIN_OFFSET (31)" in answer.remark
+    assert "$.queueId" in answer.remark
+    answer = answer_to(encode_frame(0, 99999, 1))
+    assert (answer.code, answer.remark) == (3, " request type 99999 not supported")
+
+
+def test_one_way_requests_and_stray_responses_get_no_answer() -> None:
+    fields = {"topic": "missing", "queueId": 0}
+    assert Service().take(encode_frame(0, 31, 1, flag=2, fields=fields)) == b""
+    assert Service().take(encode_frame(0, 0, 1, flag=1)) == b""
+
+
+def test_a_held_request_is_answered_later_in_its_own_codec() -> None:
+    service = Service()
+    assert service.take(encode_frame(SerializeType.ROCKETMQ, 11, 9)) == b""
+    service.held[0].reply(Reply(code=19, remark="nothing"))
+    ((serialize_type, _, _),) = FrameReader().feed(bytes(service.channel.written))
+    assert serialize_type == SerializeType.ROCKETMQ
+
+
+def test_an_unreadable_header_is_for_the_driver_to_close() -> None:
+    with pytest.raises(RemoteProtocolError, match="malformed JSON header"):
+        Service().take(bytes([0, 0, 0, 6, 0, 0, 0, 2]) + b"{]")
+
+
+def test_a_notice_reaches_the_client() -> None:
+    (event,) = Connection[str]().receive_data(notice(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED))
+    assert isinstance(event, RequestReceived)
+    assert event.command.is_oneway
