@@ -30,6 +30,12 @@ demo: setup ## stream 336 776 flights through an embedded broker
 test: setup ## run the tests
 	$(BIN)/python -m pytest
 
+conformance: setup ## the official Java client against headrace, or PEER=apache
+	CONFORMANCE_PEER=$(or $(PEER),headrace) $(BIN)/python -m pytest tests/conformance
+
+bench: setup ## headrace beside Apache RocketMQ; BENCH="--short --only sync-32" chooses
+	$(BIN)/python -m tests.bench.compare $(BENCH)
+
 check: setup ## lint, format, types and import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -38,6 +44,10 @@ check: setup ## lint, format, types and import rules
 format: setup ## let ruff format and mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+fuzz: setup ## read ten million spoiled frames: FRAMES=, SEED=, START=
+	$(BIN)/python -m tests.fuzz.run $(if $(FRAMES),--frames $(FRAMES)) $(if $(SEED),--seed $(SEED)) \
+		$(if $(START),--start $(START))
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache

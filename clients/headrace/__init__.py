@@ -1,1 +1,55 @@
-"""Producer, consumers and admin for headrace and Apache RocketMQ."""
+"""Producer, consumers and admin for headrace and Apache RocketMQ.
+
+Names are loaded when they are first used, so that importing this package costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+# Not lazy: the module of the same name would take the place of the function.
+from headrace.embedded import embedded as embedded
+
+if TYPE_CHECKING:
+    from headrace import blocking as blocking
+    from headrace import errors as errors
+    from headrace.admin.client import Admin as Admin
+    from headrace.consumer.pull import PullConsumer as PullConsumer
+    from headrace.consumer.push import Consumer as Consumer
+    from headrace.errors import HeadraceError as HeadraceError
+    from headrace.messages import Message as Message
+    from headrace.messages import MessageBatch as MessageBatch
+    from headrace.messages import ReceivedMessage as ReceivedMessage
+    from headrace.messages import SendResult as SendResult
+    from headrace.producer.producer import Producer as Producer
+    from headrace_protocol.bodies import MessageQueue as MessageQueue
+
+_HOMES = {
+    "Admin": "headrace.admin.client",
+    "Consumer": "headrace.consumer.push",
+    "HeadraceError": "headrace.errors",
+    "Message": "headrace.messages",
+    "MessageBatch": "headrace.messages",
+    "MessageQueue": "headrace_protocol.bodies",
+    "Producer": "headrace.producer.producer",
+    "PullConsumer": "headrace.consumer.pull",
+    "ReceivedMessage": "headrace.messages",
+    "SendResult": "headrace.messages",
+}
+_MODULES = {"blocking", "errors"}
+
+__all__ = ["embedded", *_HOMES, *_MODULES]  # noqa: PLE0604 - names, as it should be
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"headrace.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'headrace' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

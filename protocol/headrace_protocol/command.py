@@ -51,17 +51,20 @@ class Command(msgspec.Struct, gc=False):
         """
         ext_fields = self.ext_fields
         if isinstance(ext_fields, msgspec.Raw):
-            header = _json_decoder(header_type).decode(ext_fields)
+            header = _decode_raw(_json_decoder(header_type), ext_fields)
             if header is not None:
                 return header
             ext_fields = None
         return msgspec.convert(ext_fields or {}, header_type, strict=False)
 
     def ext(self) -> dict[str, str]:
-        """The extension fields as text, as they are on the wire."""
+        """The extension fields as text, as they are on the wire.
+
+        Raises msgspec.ValidationError when they are no map of texts and numbers.
+        """
         ext_fields = self.ext_fields
         if isinstance(ext_fields, msgspec.Raw):
-            ext_fields = _EXT_DECODER.decode(ext_fields)
+            ext_fields = _decode_raw(_EXT_DECODER, ext_fields)
         return {} if ext_fields is None else to_text_fields(ext_fields)
 
 
@@ -83,7 +86,17 @@ def _to_text(value: Any) -> str:
     return str(value)
 
 
-_EXT_DECODER = msgspec.json.Decoder(dict[str, Any] | None)
+def _decode_raw(decoder: msgspec.json.Decoder[Any], ext_fields: msgspec.Raw) -> Any:
+    """What was skipped when its frame was read, so that not all of it is known to be JSON."""
+    try:
+        return decoder.decode(ext_fields)
+    except msgspec.ValidationError:
+        raise
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.ValidationError(f"unreadable extension fields: {error}") from error
+
+
+_EXT_DECODER = msgspec.json.Decoder(dict[str, str | int | float | bool | None] | None)
 _decoders: dict[type[msgspec.Struct], msgspec.json.Decoder[Any]] = {}
 
 

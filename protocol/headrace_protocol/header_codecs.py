@@ -41,6 +41,7 @@ _LANGUAGE_NAMES = {language.value: language.name for language in LanguageCode}
 # What the decoders below raise for bytes that are none of theirs, however deep they nest.
 _MALFORMED = (
     ValueError,
+    IndexError,
     struct.error,
     msgspec.MsgspecError,
     msgpack.UnpackException,
@@ -121,42 +122,42 @@ def _encode_json(command: Command) -> bytes:
 
 # -- ROCKETMQ --------------------------------------------------------------------------------------
 
-_FIXED = struct.Struct(">hBhii")
+_FIXED = struct.Struct(">hBhiii")  # ..., length of the remark
 _SHORT = struct.Struct(">h")
 _INT = struct.Struct(">i")
 
 
 def _decode_rocketmq(header: memoryview) -> Command:
-    code, language, version, opaque, flag = _FIXED.unpack_from(header)
-    remark, position = _read_text(header, _FIXED.size, _INT)
-    (ext_bytes,) = _INT.unpack_from(header, position)
+    data = bytes(header)
+    code, language, version, opaque, flag, remark_bytes = _FIXED.unpack_from(data)
+    position = _FIXED.size + remark_bytes
+    if remark_bytes < 0 or position > len(data):
+        raise ValueError(f"a remark of {remark_bytes} bytes in a header of {len(data)}")
+    remark = data[_FIXED.size : position].decode() or None
+    (ext_bytes,) = _INT.unpack_from(data, position)
     position += _INT.size
-    if ext_bytes < 0 or position + ext_bytes > len(header):
-        raise ValueError(f"extension fields of {ext_bytes} bytes at {position} of {len(header)}")
-    ext_fields = _read_entries(header[: position + ext_bytes], position)
+    end = position + ext_bytes
+    if not position <= end <= len(data):
+        raise ValueError(f"extension fields of {ext_bytes} bytes at {position} of {len(data)}")
     # A language that came after this was written is no reason to refuse its client.
     name = _LANGUAGE_NAMES.get(language, LanguageCode.OTHER.name)
-    return Command(code, name, version, opaque, flag, remark, ext_fields)
+    return Command(code, name, version, opaque, flag, remark, _entries(data, position, end))
 
 
-def _read_entries(block: memoryview, position: int) -> dict[str, str]:
+def _entries(data: bytes, position: int, end: int) -> dict[str, str]:
+    """Extension fields; the peer reads an empty key or value as null, and null as not there."""
     entries: dict[str, str] = {}
-    while position < len(block):
-        key, position = _read_text(block, position, _SHORT)
-        value, position = _read_text(block, position, _INT)
-        if key is not None and value is not None:
-            entries[key] = value
+    while position < end:
+        key_start = position + 2
+        key_end = key_start + (data[position] << 8 | data[position + 1])
+        value_start = key_end + 4
+        (value_bytes,) = _INT.unpack_from(data, key_end)
+        position = value_start + value_bytes
+        if value_bytes < 0 or position > end:
+            raise ValueError(f"an entry that ends at {position}, after its block's end at {end}")
+        if key_end > key_start and value_bytes:
+            entries[data[key_start:key_end].decode()] = data[value_start:position].decode()
     return entries
-
-
-def _read_text(block: memoryview, position: int, length: struct.Struct) -> tuple[str | None, int]:
-    """Text behind its length; the peer reads length 0 as null."""
-    (text_bytes,) = length.unpack_from(block, position)
-    start = position + length.size
-    end = start + text_bytes
-    if text_bytes < 0 or end > len(block):
-        raise ValueError(f"a text of {text_bytes} bytes at {position} of {len(block)}")
-    return str(block[start:end], "utf-8") or None, end
 
 
 def _encode_rocketmq(command: Command) -> bytes:
@@ -174,8 +175,9 @@ def _encode_rocketmq(command: Command) -> bytes:
         command.version,
         command.opaque,
         command.flag,
+        len(remark),
     )
-    return b"".join((fixed, _INT.pack(len(remark)), remark, _INT.pack(len(entries)), entries))
+    return b"".join((fixed, remark, _INT.pack(len(entries)), entries))
 
 
 def _entry(key: str, value: str) -> bytes:

@@ -318,4 +318,172 @@ class GetBrokerConfigResponseHeader(RequestHeader, kw_only=True, gc=False):
     version: str
 
 
+class HeartbeatResponseHeader(RequestHeader, kw_only=True, gc=False):
+    """The answer to HEART_BEAT (34): a heartbeat may leave subscriptions out while none changed."""
+
+    is_support_heart_beat_v2: bool = msgspec.field(name="IS_SUPPORT_HEART_BEAT_V2")
+    is_sub_change: bool = msgspec.field(name="IS_SUB_CHANGE")
+
+
+class QueryConsumeTimeSpanHeader(RequestHeader, kw_only=True, gc=False):
+    """QUERY_CONSUME_TIME_SPAN (303)."""
+
+    topic: str
+    group: str
+
+
+class CloneGroupOffsetHeader(RequestHeader, kw_only=True, gc=False):
+    """CLONE_GROUP_OFFSET (314); without a topic: all topics of the source."""
+
+    src_group: str
+    dest_group: str
+    topic: str | None = None
+
+
+class QueryConsumeQueueHeader(RequestHeader, kw_only=True, gc=False):
+    """QUERY_CONSUME_QUEUE (321); index is the first queue offset wanted."""
+
+    topic: str
+    queue_id: Int32
+    index: Int64
+    count: Int32
+    consumer_group: str | None = None
+
+
 # -- nameserver ------------------------------------------------------------------------------------
+
+
+class BrokerHeader(RequestHeader, kw_only=True, gc=False):
+    """Which broker: what 103, 104 and 322 share.
+
+    broker_id: 0 is the master.
+    """
+
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+    broker_id: Int64
+
+
+class RegisterBrokerHeader(BrokerHeader, kw_only=True, gc=False):
+    """REGISTER_BROKER (103).
+
+    heartbeat_timeout_millis: silence after which the broker is dropped; None: the nameserver's.
+    enable_acting_master: None says that the broker does not know of acting masters.
+    body_crc32: CRC-32 of the body without its sign bit; 0: not checked.
+    """
+
+    ha_server_addr: str
+    heartbeat_timeout_millis: Int64 | None = None
+    enable_acting_master: bool | None = None
+    compressed: bool = False
+    body_crc32: Int32 = 0
+    zone_name: str | None = msgspec.field(name="__ZONE_NAME", default=None)
+
+
+class RegisterBrokerResponseHeader(RequestHeader, kw_only=True, gc=False):
+    """Who the master is; only slaves are told."""
+
+    ha_server_addr: str | None = None
+    master_addr: str | None = None
+
+
+class UnregisterBrokerHeader(BrokerHeader, kw_only=True, gc=False):
+    """UNREGISTER_BROKER (104)."""
+
+
+class QueryDataVersionHeader(BrokerHeader, kw_only=True, gc=False):
+    """QUERY_DATA_VERSION (322); the body holds the broker's DataVersion."""
+
+
+class QueryDataVersionResponseHeader(RequestHeader, kw_only=True, gc=False):
+    """Whether the broker must register its topics again."""
+
+    changed: bool
+
+
+class BrokerHeartbeatHeader(RequestHeader, kw_only=True, gc=False):
+    """BROKER_HEARTBEAT (904)."""
+
+    cluster_name: str
+    broker_addr: str
+    broker_name: str
+    broker_id: Int64 | None = None
+    heartbeat_timeout_mills: Int64 | None = None
+
+
+class GetRouteInfoHeader(TopicHeader, kw_only=True, gc=False):
+    """GET_ROUTEINFO_BY_TOPIC (105)."""
+
+    accept_standard_json_only: bool | None = None
+
+
+class GetRouteInfoResponseHeader(RequestHeader, kw_only=True, gc=False):
+    """route_age_millis: since the broker of the route that was silent longest was last heard."""
+
+    route_age_millis: Int64 | None = None
+
+
+class GetBrokerMemberGroupHeader(RequestHeader, kw_only=True, gc=False):
+    """GET_BROKER_MEMBER_GROUP (901)."""
+
+    cluster_name: str
+    broker_name: str
+
+
+class TopicInNamesrvHeader(RequestHeader, kw_only=True, gc=False):
+    """DELETE_TOPIC_IN_NAMESRV (216) and REGISTER_TOPIC_IN_NAMESRV (217).
+
+    cluster_name: forget the topic only there.
+    """
+
+    topic: str
+    cluster_name: str | None = None
+
+
+class GetTopicsByClusterHeader(RequestHeader, kw_only=True, gc=False):
+    """GET_TOPICS_BY_CLUSTER (224)."""
+
+    cluster: str
+
+
+class WritePermOfBrokerHeader(RequestHeader, kw_only=True, gc=False):
+    """WIPE_WRITE_PERM_OF_BROKER (205) and ADD_WRITE_PERM_OF_BROKER (327)."""
+
+    broker_name: str
+
+
+class WipeWritePermOfBrokerResponseHeader(RequestHeader, kw_only=True, gc=False):
+    """How many topics lost their write permission."""
+
+    wipe_topic_count: Int32
+
+
+class AddWritePermOfBrokerResponseHeader(RequestHeader, kw_only=True, gc=False):
+    """How many topics got it back."""
+
+    add_topic_count: Int32
+
+
+class KVNamespaceHeader(RequestHeader, kw_only=True, gc=False):
+    """GET_KVLIST_BY_NAMESPACE (219)."""
+
+    namespace: str
+
+
+class KVKeyHeader(KVNamespaceHeader, kw_only=True, gc=False):
+    """GET_KV_CONFIG (101) and DELETE_KV_CONFIG (102)."""
+
+    key: str
+
+
+class PutKVConfigHeader(KVKeyHeader, kw_only=True, gc=False):
+    """PUT_KV_CONFIG (100)."""
+
+    value: str
+
+
+class GetKVConfigResponseHeader(RequestHeader, kw_only=True, gc=False):
+    """The answer to 101."""
+
+    value: str

@@ -5,6 +5,7 @@ Both daemons answer through it; ``drivers.server`` moves the bytes.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -149,8 +150,10 @@ def notice(code: RequestCode, header: msgspec.Struct | None = None) -> bytes:
 
 def _greet(channel: Channel, command: Command) -> None:
     channel.is_greeted = True
-    if HEADRACE_MARK in command.ext():
-        channel.write(notice(RequestCode.HEADRACE_HELLO))
+    # Fields that can't be read are for the request's function to refuse.
+    with contextlib.suppress(msgspec.ValidationError):
+        if HEADRACE_MARK in command.ext():
+            channel.write(notice(RequestCode.HEADRACE_HELLO))
 
 
 def _unknown(request: Request) -> Reply:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 # Called in the reader task with command and body, or with None, None and what went wrong.
 Callback = Callable[["Command | None", "memoryview | None", "HeadraceError | None"], None]
+# Given the opaque, the buffers of a whole request frame.
+Encode = Callable[[int], list[Body]]
 RequestHandler = Callable[["AsyncConnection", RequestReceived], None]
 Connect = Callable[[str], Awaitable["ByteStream"]]
 
@@ -111,16 +113,13 @@ class AsyncConnection:
         """
         answer = _Answer()
         opaque = self.submit(code, header, body, answer)
-        with anyio.move_on_after(timeout_ms / 1000):
-            try:
-                await answer.arrived.wait()
-            finally:
-                self._connection.forget(opaque)
-        if answer.error:
-            raise answer.error
-        if answer.command is None or answer.body is None:
-            raise RequestTimeout(self.address, code, timeout_ms)
-        return Response(self.address, code, answer.command, answer.body)
+        return await self._wait(code, opaque, answer, timeout_ms)
+
+    async def request_encoded(self, code: int, encode: Encode, *, timeout_ms: float) -> Response:
+        """Like ``request`` for a caller that encodes its frame itself."""
+        answer = _Answer()
+        opaque = self.submit_encoded(encode, answer)
+        return await self._wait(code, opaque, answer, timeout_ms)
 
     def submit(
         self, code: int, header: msgspec.Struct | None, body: Body, callback: Callback
@@ -134,13 +133,12 @@ class AsyncConnection:
         self.send_soon(*buffers)
         return opaque
 
-    def expect(self, callback: Callback) -> int:
-        """The opaque of a request that the caller encodes itself and hands to ``send_soon``.
-
-        Raises ConnectionLost.
-        """
+    def submit_encoded(self, encode: Encode, callback: Callback) -> int:
+        """Like ``submit`` for a caller that encodes its frame itself; it must not raise."""
         self._check_open()
-        return self._connection.expect(callback)
+        opaque = self._connection.expect(callback)
+        self.send_soon(*encode(opaque))
+        return opaque
 
     def send_soon(self, *buffers: Body) -> None:
         """Queue whole frames for the writer, which joins all that wait into one send."""
@@ -167,6 +165,18 @@ class AsyncConnection:
     ) -> None:
         """Answer a request of the other side."""
         self.send_soon(*self._connection.respond(request, code, header, body, remark))
+
+    async def _wait(self, code: int, opaque: int, answer: _Answer, timeout_ms: float) -> Response:
+        with anyio.move_on_after(timeout_ms / 1000):
+            try:
+                await answer.arrived.wait()
+            finally:
+                self._connection.forget(opaque)
+        if answer.error:
+            raise answer.error
+        if answer.command is None or answer.body is None:
+            raise RequestTimeout(self.address, code, timeout_ms)
+        return Response(self.address, code, answer.command, answer.body)
 
     def _check_open(self) -> None:
         if not self.is_open:

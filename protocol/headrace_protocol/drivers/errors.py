@@ -58,6 +58,18 @@ class RequestTimeout(HeadraceError):
         self.code = code
 
 
+class MalformedAnswer(HeadraceError):
+    """An answer that does not hold what the protocol says it holds."""
+
+    def __init__(self, address: str, code: int, reason: object) -> None:
+        super().__init__(
+            f"{code_name(code)}: the answer from {address} cannot be read: {reason}. "
+            "It is damaged, or this server is of another kind or version"
+        )
+        self.address = address
+        self.code = code
+
+
 class BrokerError(HeadraceError):
     """A broker or nameserver answered that it did not do what was asked.
 

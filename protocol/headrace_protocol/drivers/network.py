@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import trio
-import trio.testing
 from anyio import BrokenResourceError, ClosedResourceError, EndOfStream
 from anyio.abc import ByteStream
 
@@ -127,12 +126,15 @@ class MemoryNetwork:
 
     async def connect(self, address: str) -> ByteStream:
         """See Network."""
+        # It loads pytest where that is installed: not for a daemon's start.
+        from trio.testing import memory_stream_pair
+
         await trio.lowlevel.checkpoint()
         try:
             server, nursery = self._servers[address]
         except KeyError:
             raise ConnectionRefusedError(f"nobody listens on {address} in this process") from None
-        ours, theirs = trio.testing.memory_stream_pair()
+        ours, theirs = memory_stream_pair()
         nursery.start_soon(server.serve_stream, theirs, "127.0.0.1", self._next_port())
         return MemoryByteStream(ours)
 

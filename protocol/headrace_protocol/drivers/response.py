@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from headrace_protocol.drivers.errors import BrokerError
+import msgspec
+
+from headrace_protocol.bodies import Body
+from headrace_protocol.drivers.errors import BrokerError, MalformedAnswer
+from headrace_protocol.fastjson import MalformedJson
 
 if TYPE_CHECKING:
     from headrace_protocol.command import Command, Header
+
+BodyType = TypeVar("BodyType", bound=Body)
 
 
 class Response(NamedTuple):
@@ -31,5 +37,15 @@ class Response(NamedTuple):
         return self
 
     def header(self, header_type: type[Header]) -> Header:
-        """The extension fields as ``header_type``."""
-        return self.command.header(header_type)
+        """The extension fields as ``header_type``. Raises MalformedAnswer."""
+        try:
+            return self.command.header(header_type)
+        except msgspec.ValidationError as error:
+            raise MalformedAnswer(self.address, self.request_code, error) from error
+
+    def decode(self, body_type: type[BodyType]) -> BodyType:
+        """The body as ``body_type``. Raises MalformedAnswer."""
+        try:
+            return body_type.decode(self.body)
+        except MalformedJson as error:
+            raise MalformedAnswer(self.address, self.request_code, error) from error

@@ -81,8 +81,9 @@ class ServerChannel:
         "host_bytes",
         "is_dirty",
         "is_greeted",
+        "is_held_back",
         "is_open",
-        "is_paused",
+        "is_slow",
         "last_heard",
         "out",
         "out_bytes",
@@ -104,7 +105,7 @@ class ServerChannel:
         self.partial_bytes = 0
         self.partial_since = self.last_heard = trio.current_time()
         self.is_open = True
-        self.is_dirty = self.is_greeted = self.is_paused = False
+        self.is_dirty = self.is_greeted = self.is_slow = self.is_held_back = False
 
     def write(self, *buffers: Buffer) -> None:
         """Queue bytes; they leave at the end of the batch, or now when there is none."""
@@ -224,18 +225,24 @@ class RemotingServer:
         """Account for what left; a client that does not take its replies is no longer read."""
         self.held_bytes -= sent_bytes
         limit = self.limits.connection_bytes_max
-        if channel.out_bytes > limit and not channel.is_paused:
+        if channel.out_bytes > limit and not channel.is_slow:
             log.warning("slow reader paused", client=channel.address, bytes=channel.out_bytes)
-            self._set_paused(channel, is_paused=True)
-        elif channel.is_paused and channel.out_bytes < limit // 2:
-            self._set_paused(channel, is_paused=False)
+            channel.is_slow = True
+            self._update_reading(channel)
+        elif channel.is_slow and channel.out_bytes < limit // 2:
+            channel.is_slow = False
+            self._update_reading(channel)
         if self.held_bytes > self.limits.total_bytes_max:
             self._close_greediest()
 
-    def _set_paused(self, channel: ServerChannel, *, is_paused: bool) -> None:
-        channel.is_paused = is_paused
+    def hold_back(self, channel: ServerChannel, *, is_held_back: bool) -> None:
+        """Stop reading a client that asks for more than can be done now, or go on."""
+        channel.is_held_back = is_held_back
+        self._update_reading(channel)
+
+    def _update_reading(self, channel: ServerChannel) -> None:
         if channel.is_open:
-            channel.transport.set_reading(reading=not is_paused)
+            channel.transport.set_reading(reading=not (channel.is_slow or channel.is_held_back))
 
     def _count_partial(self, channel: ServerChannel, *, progressed: bool) -> None:
         partial_bytes = channel.reader.partial_bytes

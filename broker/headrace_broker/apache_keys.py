@@ -1,0 +1,190 @@
+"""Keys of Apache RocketMQ's broker.conf (5.5.0) that this broker has no use for.
+
+A file that holds them shall start this broker as well, as long as it promises nothing that this
+broker would not keep.
+"""
+
+from __future__ import annotations
+
+# What these ask for is missing here, unless they have the value of the peer's default.
+EXPECTED_VALUES = {
+    "aclEnable": "false",
+    "authenticationEnabled": "false",
+    "authorizationEnabled": "false",
+    "useTLS": "false",
+    "brokerRole": "ASYNC_MASTER",
+    "duplicationEnable": "false",
+    "enableDLegerCommitLog": "false",
+    "enableControllerMode": "false",
+    "enableSlaveActingMaster": "false",
+    "isBrokerContainer": "false",
+    "isInBrokerContainer": "false",
+    "allAckInSyncStateSet": "false",
+    "totalReplicas": "1",
+    "inSyncReplicas": "1",
+    "minInSyncReplicas": "1",
+    "storeType": "default",
+    "messageStorePlugIn": "",
+    "readOnlyCommitLogStorePaths": "",
+    "enableConsumeQueueExt": "false",
+    "enabledAppendPropCRC": "false",
+    "enableLmq": "false",
+    "enableMultiDispatch": "false",
+    "indexRocksDBEnable": "false",
+    "timerRocksDBEnable": "false",
+    "transRocksDBEnable": "false",
+    "messageIndexEnable": "true",
+    "enablePropertyFilter": "false",
+    "traceTopicEnable": "false",
+    "recallMessageEnable": "false",
+    "fetchNamesrvAddrByAddressServer": "false",
+    "fetchNameSrvAddrByDnsLookup": "false",
+    "useServerSideResetOffset": "true",
+    "notifyConsumerIdsChangedEnable": "true",
+    "messageDelayLevel": "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
+    "defaultMessageRequestMode": "PULL",
+}
+
+# How the peer's threads, caches and optional services are tuned: no promise to anybody.
+_WITHOUT_EFFECT = """
+    accessMessageInMemoryHotRatio accessMessageInMemoryMaxRatio accountStatsEnable
+    accountStatsPrintZeroValues ackMessageThreadPoolNums ackThreadPoolQueueCapacity
+    aclCacheExpiredSecond aclCacheMaxNum aclCacheRefreshSecond adminBrokerThreadPoolNums
+    adminBrokerThreadPoolQueueCapacity allowRecallWhenBrokerNotWriteable appendAckAsync
+    appendCkAsync appendTopicForTimerDeleteKey asyncLearner asyncSendEnable authConfigPath
+    authenticationMetadataProvider authenticationProvider authenticationStrategy
+    authenticationWhitelist authorizationMetadataProvider authorizationProvider
+    authorizationStrategy authorizationWhitelist autoDeleteUnusedStats
+    autoMessageVersionOnTopicLen batchDispatchRequestThreadPoolNums bitMapLengthConsumeQueueExt
+    bottomMostCompressionTypeForConsumeQueueStore broadcastOffsetExpireMaxSecond
+    broadcastOffsetExpireSecond brokerConfigPath brokerElectionPriority brokerFastFailureEnable
+    brokerHeartbeatInterval brokerIP2 brokerNotActiveTimeoutMillis cgColdReadThreshold
+    channelExpiredTimeout channelNotActiveInterval checkCRCOnRecover checkCommitLogOffsetOnRecover
+    checkSyncStateSetPeriod cleanFileForciblyEnable cleanOfflineBrokerInterval
+    cleanRocksDBDirtyCQIntervalMin cleanSwapedMapInterval clearRetryTopicWhenDeleteTopic
+    clientAsyncSemaphoreValue clientCallbackExecutorThreads clientChannelMaxIdleTimeSeconds
+    clientCloseSocketIfTimeout clientManageThreadPoolNums clientManagerThreadPoolQueueCapacity
+    clientOnewaySemaphoreValue clientPooledByteBufAllocatorEnable clientSocketRcvBufSize
+    clientSocketSndBufSize clientWorkerThreads clusterName coldCtrStrategyEnable
+    coldDataFlowControlEnable coldDataScanEnable combineAssignOffsetCQType
+    combineCQEnableCheckSelf combineCQLoadingCQTypes combineCQMaxExtraSearchCommitLogFiles
+    combineCQPreferCQType combineCQUseRocksdbForLmq commercialBaseCount commercialSizePerMsg
+    commitCommitLogLeastPages commitCommitLogThoroughInterval commitIntervalCommitLog
+    commitLogForceSwapMapInterval commitLogSwapMapInterval commitLogSwapMapReserveFileNum
+    compactionCqMappedFileSize compactionMappedFileSize compactionScheduleInternal
+    compactionThreadNum compatibleWithOldNameSrv compressedRegister configBlackList
+    configManagerVersion configName connectTimeoutMillis consumerFallbehindThreshold
+    consumerManageThreadPoolNums consumerManagerThreadPoolQueueCapacity
+    consumerOffsetUpdateVersionStep controllerAddr controllerHeartBeatTimeoutMills
+    correctLogicMinOffsetForceInterval correctLogicMinOffsetSleepInterval dLegerGroup dLegerPeers
+    dLegerSelfId dataReadAheadEnable debugLockEnable defaultPopShareQueueNum defaultQueryMaxNum
+    delayOffsetUpdateVersionStep deleteCommitLogFilesInterval deleteConsumeQueueFilesInterval
+    deleteWhen destroyMapedFileIntervalForcibly disableCallbackExecutor
+    disableConsumeIfConsumerReadSlowly disableNettyWorkerGroup disappearTimeAfterStart
+    diskFallRecorded diskMaxUsedSpaceRatio diskSpaceCleanForciblyRatio diskSpaceWarningLevelRatio
+    dispatchCqCacheNum dispatchCqThreads dispatchFromSenderThread enableAcceleratedRecovery
+    enableAsyncReput enableAutoInSyncReplicas enableBatchPush enableBroadcastOffsetStore
+    enableBuildConsumeQueueConcurrently enableCalcFilterBitMap enableCleanExpiredOffset
+    enableCompaction enableConnectionMetrics enableCreateSysGroup enableDetailStat
+    enableFastChannelEventProcess enableLagAndDlqMetrics enableLiteEventMode enableLitePopLog
+    enableLmqQuota enableLmqStats enableLogConsumeQueueRepeatedlyBuildWhenRecover
+    enableMessageStoreMetrics enableMixedMessageType enableNetWorkFlowControl
+    enableNotifyAfterPopOrderLockRelease enableNotifyBeforePopCalculateLag enablePopBatchAck
+    enablePopBufferMerge enablePopLog enablePopMessageThreshold enablePopMetrics
+    enableReconnectForGoAway enableRegisterProducer enableRemoteEscape enableRemotingMetrics
+    enableRequestMetrics enableRetryTopicV2 enableRocksDBLog enableRunningFlagsInFlush
+    enableScheduleAsyncDeliver enableScheduleMessageStats enableShutdownGracefully
+    enableSingleTopicRegister enableSkipLongAwaitingAck enableSplitMetadata
+    enableSplitRegistration enableStatsMetrics enableTransactionMetrics
+    endTransactionPoolQueueCapacity endTransactionThreadPoolNums estimateAccumulation
+    expectConsumerNumUseFilter fastFailIfNoBufferInStorePool fetchControllerAddrByDnsLookup
+    fetchNamesrvAddrInterval filterDataCleanTimeSpan filterSupportRetry flushCommitLogTimed
+    flushConsumerOffsetHistoryInterval flushDelayOffsetInterval flushLeastPagesWhenWarmMapedFile
+    forceRegister forceVerifyPropCRC forwardTimeout globalColdReadThreshold haFlowControlEnable
+    haHousekeepingInterval haListenPort haMasterAddress haMaxGapNotInSync haMaxTimeSlaveNotCatchup
+    haSendHeartbeatInterval haTransferBatchSize heartbeatThreadPoolNums
+    heartbeatThreadPoolQueueCapacity highSpeedMode indexFileReadEnable indexFileWriteEnable
+    initAuthenticationUser initPopOffsetByCheckMsgInMem innerClientAuthenticationCredentials
+    isScanAvailableNameSrv isolateLogEnable iteratorWhenUseRocksdbConsumeQueue
+    liteEventCheckInterval liteEventFullDispatchDelayTime
+    liteEventFullDispatchDelayTimeForWildcardGroup liteLagCountMetricsEnable
+    liteLagLatencyCollectEnable liteLagLatencyMetricsEnable liteLagLatencyTopK
+    litePullMessageEnable litePullMessageThreadPoolNums litePullThreadPoolQueueCapacity
+    liteSubscriptionCheckInterval liteSubscriptionCheckTimeoutMills liteTtlCheckInterval
+    loadBalancePollNameServerInterval loadBalanceProcessorThreadPoolNums
+    loadBalanceThreadPoolQueueCapacity lockInStrictMode logicQueueForceSwapMapInterval
+    logicQueueSwapMapInterval logicQueueSwapMapReserveFileNum
+    logicalDiskSpaceCleanForciblyThreshold mappedFileSizeConsumeQueueExt mappedFileSizeTimerLog
+    mappedFileSwapEnable mapperFileSizeBatchConsumeQueue maxAsyncPutMessageRequests
+    maxBatchDeleteFilesNum maxChecksumRange maxClientEventCount maxConsumeQueueScan
+    maxErrorRateOfBloomFilter maxFilterMessageSize maxHaTransferByteInSecond
+    maxLiteSubscriptionCount maxLmqConsumeQueueNum maxMessageFilterNumForNotification
+    maxMsgsNumBatch maxOffsetMapSize maxPopPollingSize maxReconnectIntervalTimeSeconds
+    maxRecoveryCommitlogFiles maxRocksDBIndexQueryDays maxSlaveResendLength
+    maxStatsIdleTimeInMinutes maxTopicLength maxTransferBytesOnMessageInDisk
+    maxTransferBytesOnMessageInMemory maxTransferCountOnMessageInDisk
+    maxTransferCountOnMessageInMemory memTableFlushIntervalMs messageIndexSafe
+    metricGrpcExporterIntervalInMills metricGrpcExporterTimeOutInMills
+    metricLoggingExporterIntervalInMills metricsExportBatchMaxDataPoints metricsExporterType
+    metricsGrpcExporterHeader metricsGrpcExporterTarget metricsInDelta metricsLabel
+    metricsOtelCardinalityLimit metricsPromExporterHost metricsPromExporterPort
+    migrateAuthFromV1Enabled minLiteTTl msgTraceTopicName offsetCheckInSlave
+    osPageCacheBusyTimeOutMills persistConsumerOffsetIncrementally popCkMaxBufferSize
+    popCkOffsetMaxQueueSize popCkStayBufferTime popCkStayBufferTimeOut popConsumerFSServiceInit
+    popConsumerKVServiceEnable popConsumerKVServiceInit popConsumerKVServiceLog
+    popFromRetryProbability popFromRetryProbabilityForPriority popInflightMessageThreshold
+    popLongPollingForceNotifyInterval popPollingMapExpireTimeSeconds popPollingMapSize
+    popPollingSize popResponseReturnActualRetryTopic popReviveConcurrency popReviveMaxAttemptTimes
+    popReviveMaxReturnSizePerRead popReviveSkipIfGroupAbsent preferredLeaderId printChannelGroups
+    printChannelGroupsMinNum priorityOrderAsc processReplyMessageThreadPoolNums
+    pullBatchMaxMessageCount pullMessageThreadPoolNums pullThreadPoolQueueCapacity
+    putConsumeQueueDataByFileChannel putMessageFutureThreadPoolNums putMessageTimeout
+    putMsgIndexHightWater putThreadPoolQueueCapacity queryMessageThreadPoolNums
+    queryThreadPoolQueueCapacity readUnCommitted realTimeNotifyConsumerChange
+    realTimePersistRocksDBConfig recheckReputOffsetFromCq recoverConcurrently
+    recoverThreadPoolNums redeleteHangedFileInterval regionId registerBrokerTimeoutMills
+    rejectPullConsumerEnable rejectTransactionMessage replicasPerDiskPartition
+    replyThreadPoolQueueCapacity retrieveMessageFromPopRetryTopicV1 reviveAckWaitMs reviveInterval
+    reviveMaxSlow reviveQueueNum reviveScanTime rocketmqHome rocksdbCQDoubleWriteEnable
+    rocksdbCompressionType rocksdbFlushWalFrequency rocksdbWalFileRollingThreshold
+    sampleCountThreshold sampleSteps scheduleAsyncDeliverMaxPendingLimit
+    scheduleAsyncDeliverMaxResendNum2Blocked searchBcqByCacheEnable sendHeartbeatTimeoutMillis
+    sendMessageThreadPoolNums sendThreadPoolQueueCapacity serverAsyncSemaphoreValue
+    serverCallbackExecutorThreads serverChannelMaxIdleTimeSeconds serverLoadBalancerEnable
+    serverNettyWorkerGroupEnable serverOnewaySemaphoreValue serverPooledByteBufAllocatorEnable
+    serverSelectorThreads serverSocketBacklog serverSocketRcvBufSize serverSocketSndBufSize
+    serverWorkerThreads sharedByteBufferNum shortPollingTimeMills shutdownWaitTimeSeconds
+    skipPreOnline skipWhenCKRePutReachMaxTimes slaveReadEnable slaveTimeout socksProxyConfig
+    spinLockCollisionRetreatOptimalDegree splitMetadataSize splitRegistrationSize
+    startAcceptSendRequestTimeStamp statRocksDBCQIntervalSec
+    statefulAuthenticationCacheExpiredSecond statefulAuthenticationCacheMaxNum
+    statefulAuthorizationCacheExpiredSecond statefulAuthorizationCacheMaxNum
+    storePathBrokerIdentity storePathDLedgerCommitLog storePathEpochFile storeReplyMessageEnable
+    subscriptionExpiredTimeout syncBrokerMemberGroupPeriod syncBrokerMetadataPeriod
+    syncControllerMetadataPeriod syncFlushTimeout syncFromLastFile
+    syncMasterFlushOffsetWhenStartup timerCheckMetricsWhen timerColdDataCheckIntervalMs
+    timerCongestNumEachSlot timerEnableCheckMetrics timerEnableDisruptor
+    timerEnableRetryUntilSuccess timerFlushIntervalMs timerGetMessageThreadNum
+    timerInterceptDelayLevel timerMaxDelaySec timerMetricSmallThreshold timerPrecisionMs
+    timerProgressLogIntervalMs timerPutMessageThreadNum timerRecallToTimeWheelEnable
+    timerRecallToTimelineEnable timerReputServiceCorePoolSize timerReputServiceMaxPoolSize
+    timerReputServiceQueueCapacity timerRocksDBPrecisionMs timerRocksDBRollIntervalHours
+    timerRocksDBRollMaxTps timerRocksDBRollRangeHours timerRocksDBStopScan
+    timerRocksDBTimeExpiredMaxTps timerRollWindowSlot timerSkipUnknownError timerStopDequeue
+    timerStopEnqueue timerWarmEnable timerWheelEnable timerWheelSnapshotFlush
+    timerWheelSnapshotIntervalMs topicQueueLockNum traceOn transWriteOriginTransHalfEnable
+    transactionCheckInterval transactionCheckMax transactionCheckRocksdbCoreThreads
+    transactionCheckRocksdbMaxThreads transactionCheckRocksdbQueueCapacity
+    transactionMetricFlushInterval transactionOpBatchInterval transactionOpMsgMaxSize
+    transactionTimeOut transferMsgByHeap transientStorePoolEnable transientStorePoolSize
+    travelCqFileNumWhenGetMessage updateNameServerAddrPeriod useABSLock useEpollNativeSelector
+    useMessageFilterForNotification usePIDColdCtrStrategy useReentrantLockWhenPutMessage
+    useSeparateRetryQueue useSeparateStorePathForRocksdbCQ useSingleRocksDBForAllConfigs
+    useStaticSubscription userCacheExpiredSecond userCacheMaxNum userCacheRefreshSecond
+    validateSystemTopicWhenUpdateTopic waitTimeMillsInAckQueue waitTimeMillsInAdminBrokerQueue
+    waitTimeMillsInHeartbeatQueue waitTimeMillsInLitePullQueue waitTimeMillsInPullQueue
+    waitTimeMillsInSendQueue waitTimeMillsInTransactionQueue wakeCommitWhenPutMessage
+    wakeFlushWhenPutMessage warmMapedFileEnable writeBufferHighWaterMark writeBufferLowWaterMark
+    writeWithoutMmap
+"""
+WITHOUT_EFFECT = frozenset(_WITHOUT_EFFECT.split())

@@ -1,0 +1,421 @@
+"""Settings of a broker: one table, from which the file, its sample, admin requests and docs come.
+
+Keys are the peer's, so that a broker.conf of Apache RocketMQ starts this broker too.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic.alias_generators import to_camel
+
+from headrace_broker.apache_keys import EXPECTED_VALUES, WITHOUT_EFFECT
+from headrace_protocol.drivers.address import split_address
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from headrace_broker.store.settings import StoreSettings
+
+_PAGE_BYTES = 4096
+_UNIT_BYTES = 20
+_HOUR_MS = 3_600_000
+_INT_MAX = 2**31 - 1
+
+
+class ConfigError(Exception):
+    """Settings that can't be used.
+
+    problems: one line each: place, key, what was found and what was expected.
+    """
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+def _setting(
+    default: Any,
+    explanation: str,
+    *,
+    unit: str = "",
+    reloadable: bool = False,
+    key: str | None = None,
+    **limits: int,
+) -> Any:
+    """One row of the table.
+
+    reloadable: UPDATE_BROKER_CONFIG may change it while the broker runs.
+    limits: ge and le, both included.
+    """
+    extra = {"unit": unit, "reloadable": reloadable}
+    field: Any = Field
+    if callable(default):
+        return field(
+            default_factory=default, description=explanation, alias=key, json_schema_extra=extra
+        )
+    return field(default, description=explanation, alias=key, json_schema_extra=extra, **limits)
+
+
+def _host_name() -> str:
+    return socket.gethostname() or "DEFAULT_BROKER"
+
+
+class BrokerConfig(BaseModel):
+    """What a broker can be told; attributes are the keys in Python's spelling."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid")
+
+    # -- who it is
+    broker_cluster_name: str = _setting("DefaultCluster", "cluster that the broker belongs to")
+    broker_name: str = _setting(_host_name, "name in routes, one per broker of the cluster")
+    broker_id: int = _setting(0, "0 is the master, the only role of this broker", ge=0, le=0)
+
+    # -- where it is reached and whom it tells
+    bind_address: str = _setting("0.0.0.0", "address to listen on")  # noqa: S104 - as the peer
+    listen_port: int = _setting(10911, "port to listen on; 0 takes any free one", ge=0, le=65535)
+    broker_ip1: str = _setting(
+        "", "address that clients are told; empty: the one it listens on", key="brokerIP1"
+    )
+    namesrv_addr: str = _setting("", "nameservers to register with: HOST:PORT;HOST:PORT")
+    register_name_server_period: int = _setting(
+        30_000, "time between registrations", unit="ms", reloadable=True, ge=10_000, le=60_000
+    )
+
+    # -- what clients may do
+    broker_permission: int = _setting(6, "2 write, 4 read, 6 both", reloadable=True, ge=0, le=7)
+    auto_create_topic_enable: bool = _setting(
+        True, "a send to an unknown topic makes it, as TBW102 says", reloadable=True
+    )
+    default_topic_queue_nums: int = _setting(
+        8, "queues of TBW102, so the most that a topic made by a send gets", ge=1, le=65_536
+    )
+    cluster_topic_enable: bool = _setting(True, "the topic named like the cluster may be used")
+    broker_topic_enable: bool = _setting(True, "the topic named like the broker may be used")
+    auto_create_subscription_group: bool = _setting(
+        True, "a group that is not known yet may consume", reloadable=True
+    )
+    long_polling_enable: bool = _setting(
+        True, "hold pulls at a queue's end as long as they ask; else 1 s", reloadable=True
+    )
+    max_message_size: int = _setting(
+        4 * 1024 * 1024, "largest message body", unit="bytes", ge=1, le=16 * 1024 * 1024
+    )
+
+    # -- where messages are kept
+    store_path_root_dir: Path = _setting(
+        lambda: Path.home() / "store", "directory of the store; its parent must be there"
+    )
+    store_path_commit_log: Path | None = _setting(
+        None, "must be commitlog inside storePathRootDir, which it is by default"
+    )
+    mapped_file_size_commit_log: int = _setting(
+        1 << 30, "size of a log file; fixed by the first start", unit="bytes", ge=1, le=_INT_MAX
+    )
+    mapped_file_size_consume_queue: int = _setting(
+        300_000 * _UNIT_BYTES,
+        "size of a queue file, rounded up to units of 20; fixed by the first start",
+        unit="bytes",
+        ge=_UNIT_BYTES,
+        le=_INT_MAX,
+    )
+    max_hash_slot_num: int = _setting(
+        5_000_000, "hash slots of an index file; fixed by the first start", ge=1, le=_INT_MAX
+    )
+    max_index_num: int = _setting(
+        20_000_000, "entries of an index file; fixed by the first start", ge=2, le=_INT_MAX
+    )
+
+    # -- when they are safe on disk
+    flush_disk_type: Literal["ASYNC_FLUSH", "SYNC_FLUSH"] = _setting(
+        "ASYNC_FLUSH", "SYNC_FLUSH answers a send when the message is on disk"
+    )
+    flush_interval_commit_log: int = _setting(
+        500, "time between flushes of the log", unit="ms", ge=1, le=_INT_MAX
+    )
+    flush_commit_log_least_pages: int = _setting(
+        4, "least that is worth such a flush", unit="pages of 4096 bytes", ge=0, le=_INT_MAX
+    )
+    flush_commit_log_thorough_interval: int = _setting(
+        10_000, "after this time whatever waits is flushed", unit="ms", ge=1, le=_INT_MAX
+    )
+    flush_interval_consume_queue: int = _setting(
+        1000, "time between flushes of queues", unit="ms", ge=1, le=_INT_MAX
+    )
+    flush_consume_queue_least_pages: int = _setting(
+        2, "least that is worth such a flush", unit="pages of 4096 bytes", ge=0, le=_INT_MAX
+    )
+    flush_consume_queue_thorough_interval: int = _setting(
+        60_000, "after this time whatever waits is flushed", unit="ms", ge=1, le=_INT_MAX
+    )
+    flush_consumer_offset_interval: int = _setting(
+        5000,
+        "time between saves of consumer offsets",
+        unit="ms",
+        reloadable=True,
+        ge=1,
+        le=_INT_MAX,
+    )
+
+    # -- how long they are kept
+    file_reserved_time: int = _setting(
+        72, "age at which log files are removed", unit="hours", ge=1, le=1_000_000
+    )
+    clean_resource_interval: int = _setting(
+        10_000, "time between looks for such files", unit="ms", ge=1, le=_INT_MAX
+    )
+    delete_file_batch_max: int = _setting(
+        10, "log files removed at one look", unit="files", ge=1, le=_INT_MAX
+    )
+    commit_log_recover_max_num: int = _setting(
+        10, "log files read again after a crash, at most", unit="files", ge=1, le=_INT_MAX
+    )
+
+    @field_validator("broker_name", "broker_cluster_name")
+    @classmethod
+    def _is_name(cls, name: str) -> str:
+        if not name or not all(
+            char.isascii() and (char.isalnum() or char in "_-|%") for char in name
+        ):
+            raise ValueError("use only letters, digits, '%', '|', '_' and '-', and at least one")
+        return name
+
+    @field_validator("namesrv_addr")
+    @classmethod
+    def _are_addresses(cls, addresses: str) -> str:
+        for address in filter(None, addresses.split(";")):
+            split_address(address.strip())
+        return addresses
+
+    @model_validator(mode="after")
+    def _has_one_root(self) -> BrokerConfig:
+        log_path = self.store_path_commit_log
+        expected = self.store_path_root_dir / "commitlog"
+        if log_path is not None and log_path != expected:
+            raise ValueError(f"storePathCommitLog={log_path}: expected {expected}, or leave it out")
+        return self
+
+    # -- what others read --------------------------------------------------------------------------
+
+    @property
+    def nameservers(self) -> list[str]:
+        """Addresses to register with, ``HOST:PORT``."""
+        return [address.strip() for address in self.namesrv_addr.split(";") if address.strip()]
+
+    @property
+    def is_sync_flush(self) -> bool:
+        """Whether a send is answered only when the message is on disk."""
+        return self.flush_disk_type == "SYNC_FLUSH"
+
+    def store_settings(self, store_host: bytes) -> StoreSettings:
+        """What the store is told.
+
+        store_host: address and port that records carry; see ``message.encode_host``.
+        """
+        from headrace_broker.store.settings import StoreSettings
+
+        units = -(-self.mapped_file_size_consume_queue // _UNIT_BYTES)
+        return StoreSettings(
+            root=self.store_path_root_dir,
+            commit_log_file_bytes=self.mapped_file_size_commit_log,
+            consume_queue_file_bytes=units * _UNIT_BYTES,
+            index_slot_count=self.max_hash_slot_num,
+            index_entry_count=self.max_index_num,
+            store_host=store_host,
+            body_bytes_max=self.max_message_size,
+            flush="sync" if self.is_sync_flush else "async",
+            flush_interval_ms=self.flush_interval_commit_log,
+            flush_least_bytes=self.flush_commit_log_least_pages * _PAGE_BYTES,
+            flush_thorough_interval_ms=self.flush_commit_log_thorough_interval,
+            queue_flush_interval_ms=self.flush_interval_consume_queue,
+            queue_flush_least_bytes=self.flush_consume_queue_least_pages * _PAGE_BYTES,
+            queue_flush_thorough_interval_ms=self.flush_consume_queue_thorough_interval,
+            retention_ms=self.file_reserved_time * _HOUR_MS,
+            clean_interval_ms=self.clean_resource_interval,
+            clean_files_max=self.delete_file_batch_max,
+            recover_files_max=self.commit_log_recover_max_num,
+        )
+
+    def check_paths(self) -> None:
+        """Raise ConfigError when the store can't be where it shall be; makes nothing."""
+        root = self.store_path_root_dir
+        place = root if root.exists() else root.parent
+        if not place.is_dir():
+            problem = "is no directory" if place.exists() else "does not exist"
+            raise ConfigError([f"storePathRootDir={root}: {place} {problem}: make it first"])
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise ConfigError([f"storePathRootDir={root}: this user may not write to {place}"])
+
+    # -- text --------------------------------------------------------------------------------------
+
+    def as_text(self) -> dict[str, str]:
+        """Every key with its value, as they stand in a file; what is not set is left out."""
+        values = self.model_dump(by_alias=True, mode="json", exclude_none=True)
+        return {key: _text(value) for key, value in values.items()}
+
+    def update(self, changes: Mapping[str, str]) -> None:
+        """Change reloadable settings, all or none.
+
+        changes: by key of the file. Raises ConfigError for a value that can't be; the keys must
+        have been looked up in ``RELOADABLE``.
+        """
+        changed = _validate({**self.as_text(), **changes}, {key: key for key in changes})
+        for name in type(self).model_fields:
+            setattr(self, name, getattr(changed, name))
+
+
+class Setting(NamedTuple):
+    """A row of the table, for docs and samples. default: as in a file; None: found at start."""
+
+    key: str
+    type: str
+    default: str | None
+    unit: str
+    reloadable: bool
+    explanation: str
+
+
+def settings() -> list[Setting]:
+    """The whole table."""
+    rows = []
+    for field in BrokerConfig.model_fields.values():
+        extra = field.json_schema_extra
+        assert isinstance(extra, dict)
+        assert field.alias is not None
+        default = None if field.default_factory or field.default is None else _text(field.default)
+        rows.append(
+            Setting(
+                key=field.alias,
+                type=_type_name(field.annotation),
+                default=default,
+                unit=str(extra["unit"]),
+                reloadable=bool(extra["reloadable"]),
+                explanation=field.description or "",
+            )
+        )
+    return rows
+
+
+def _type_name(annotation: Any) -> str:
+    names = {int: "number", bool: "true or false", str: "text"}
+    if annotation in names:
+        return names[annotation]
+    choices = getattr(annotation, "__args__", ())
+    return (
+        " or ".join(choices)
+        if all(isinstance(choice, str) for choice in choices) and choices
+        else "path"
+    )
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+RELOADABLE = frozenset(setting.key for setting in settings() if setting.reloadable)
+_KEYS = [setting.key for setting in settings()]
+
+
+def sample() -> str:
+    """A commented file with every key at its default: conf/broker.conf."""
+    parts = [
+        "# Settings of a headrace broker: key=value, one a line; the rest has its default.",
+        "# Made from the table in broker/headrace_broker/config.py by conf/generate.py.",
+    ]
+    for setting in settings():
+        notes = [setting.type, setting.unit, "reloadable" if setting.reloadable else ""]
+        parts.append(f"\n# {setting.explanation} ({', '.join(filter(None, notes))})")
+        parts.append(f"#{setting.key}={setting.default or ''}")
+    return "\n".join(parts) + "\n"
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def load_config(path: Path) -> tuple[BrokerConfig, list[str]]:
+    """Read a file of settings; touches nothing else.
+
+    Returns the settings, and warnings about keys that the peer knows and this broker does not need.
+    Raises ConfigError naming file, line, key and what was expected.
+    """
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{path}: can't read settings: {error}"]) from error
+    values, places = parse_properties(text, str(path))
+    warnings, problems = [], []
+    for key in list(values):
+        if key in _KEYS:
+            continue
+        value = values.pop(key)
+        if key in WITHOUT_EFFECT or EXPECTED_VALUES.get(key) == value:
+            warnings.append(f"{places[key]}: {key} has no effect in this broker")
+        else:
+            problems.append(f"{places[key]}: {_not_ours(key, value)}")
+    if problems:
+        raise ConfigError(problems)
+    config = _validate(values, places)
+    config.check_paths()
+    return config, warnings
+
+
+def parse_properties(text: str, place: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Values by key, and where each key stands: ``place:line``.
+
+    Lines are ``key=value``; empty ones and those that begin with # or ! are skipped.
+    Raises ConfigError for other lines, for keys that stand twice and for lines that go on.
+    """
+    values: dict[str, str] = {}
+    places: dict[str, str] = {}
+    problems = []
+    for number, line in enumerate(text.splitlines(), 1):
+        content = line.strip()
+        if not content or content[0] in "#!":
+            continue
+        here = f"{place}:{number}"
+        key, equals, value = (part.strip() for part in content.partition("="))
+        if not equals or not key:
+            problems.append(f"{here}: expected key=value, found {content[:60]!r}")
+        elif content.endswith("\\"):
+            problems.append(f"{here}: {key} goes on in the next line: write it in one line")
+        elif key in values:
+            problems.append(f"{here}: {key} was set at {places[key]}: keep one of them")
+        else:
+            values[key], places[key] = value, here
+    if problems:
+        raise ConfigError(problems)
+    return values, places
+
+
+def _validate(values: Mapping[str, str], places: Mapping[str, str]) -> BrokerConfig:
+    try:
+        return BrokerConfig.model_validate(values)
+    except ValidationError as errors:
+        raise ConfigError([_problem(error, places) for error in errors.errors()]) from None
+
+
+def _problem(error: Any, places: Mapping[str, str]) -> str:
+    reason = str(error["msg"]).removeprefix("Value error, ")
+    if not error["loc"]:
+        key = reason.partition("=")[0]
+        return f"{places.get(key, key)}: {reason}"
+    key = error["loc"][0]
+    return f"{places.get(key, key)}: {key}={error['input']}: {reason}"
+
+
+def _not_ours(key: str, value: str) -> str:
+    if key in EXPECTED_VALUES:
+        expected = EXPECTED_VALUES[key]
+        return (
+            f"{key}={value} is not supported by this broker: expected {expected!r}, or leave it out"
+        )
+    nearest = difflib.get_close_matches(key, _KEYS, 1)
+    hint = f"did you mean {nearest[0]}?" if nearest else "see conf/broker.conf for all keys"
+    return f"unknown key {key}: {hint}"

@@ -1,0 +1,28 @@
+"""Which messages of a queue a consumer wants.
+
+The broker compares hashes only; consumers check the tag itself. Source: docs/protocol.md "Pull".
+"""
+
+from __future__ import annotations
+
+from headrace_protocol.codes import ResponseCode
+from headrace_protocol.errors import RequestError
+from headrace_protocol.message import tags_code
+
+TAG = "TAG"
+
+
+def wanted_tags(subscription: str | None, expression_type: str | None) -> frozenset[int] | None:
+    """Tags codes that a subscription lets through; None lets everything through.
+
+    Raises RequestError for a kind of expression that this broker does not evaluate.
+    """
+    if expression_type and expression_type != TAG:
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR,
+            f"The broker does not support consumer to filter message by {expression_type}; "
+            "subscribe by tag",
+        )
+    tags = [tag.strip() for tag in (subscription or "").split("||")]
+    wanted = frozenset(tags_code(tag) for tag in tags if tag)
+    return None if "*" in tags or not wanted else wanted

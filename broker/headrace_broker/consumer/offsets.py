@@ -1,0 +1,253 @@
+"""How far consumer groups have read: config/consumerOffset.json.
+
+The file holds every queue of every group, so a save encodes only what changed since the last one
+and joins it with the rest.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from headrace_broker.persistence import load_table, next_version
+from headrace_protocol import fastjson
+from headrace_protocol.bodies import ConsumerOffsetSerializeWrapper, DataVersion
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from headrace_broker.persistence import NowMs
+    from headrace_broker.store.config_file import ConfigFile
+
+_COMMITS_PER_VERSION = 500
+
+Key = tuple[str, str]  # topic, group
+Offsets = dict[int, int]  # queue id -> queue offset
+
+
+class _Table:
+    """Offsets by topic and group, with the text of each pair kept until it changes."""
+
+    def __init__(self, loaded: dict[str, Offsets]) -> None:
+        self.offsets: dict[Key, Offsets] = {_split(key): value for key, value in loaded.items()}
+        self.changed: set[Key] = set(self.offsets)
+        self._texts: dict[Key, str] = {}
+
+    def put(self, key: Key, queue_id: int, offset: int) -> None:
+        offsets = self.offsets.get(key)
+        if offsets is None:
+            offsets = self.offsets[key] = {}
+        if offsets.get(queue_id) != offset:
+            offsets[queue_id] = offset
+            self.changed.add(key)
+
+    def delete(self, key: Key) -> None:
+        if self.offsets.pop(key, None) is not None:
+            self.changed.add(key)
+
+    def text(self) -> str:
+        """The table as it stands in the file, below its name."""
+        for key in self.changed:
+            if key in self.offsets:
+                self._texts[key] = _pair_text(key, self.offsets[key])
+            else:
+                self._texts.pop(key, None)
+        self.changed.clear()
+        return "{\n\t\t" + ",\n\t\t".join(self._texts.values()) + "\n\t}" if self._texts else "{}"
+
+    def as_body(self) -> dict[str, Offsets]:
+        return {f"{topic}@{group}": offsets for (topic, group), offsets in self.offsets.items()}
+
+
+class ConsumerOffsets:
+    """Committed and pulled offsets of all groups, and resets that wait for the next pull."""
+
+    def __init__(self, file: ConfigFile, now_ms: NowMs) -> None:
+        """Load the table. Raises StoreFormatError when what is there can't be read."""
+        self._file = file
+        self._now_ms = now_ms
+        loaded = load_table(file, _parse) or ConsumerOffsetSerializeWrapper()
+        self.data_version: DataVersion = loaded.data_version
+        self._committed = _Table(loaded.offset_table)
+        self._pulled = _Table(loaded.pull_offset_table)
+        self._topics_of: defaultdict[str, set[str]] = defaultdict(set)
+        self._groups_of: defaultdict[str, set[str]] = defaultdict(set)
+        for key in self._committed.offsets:
+            self._remember(key)
+        self._resets: dict[Key, Offsets] = {}
+        self._commits = 0
+        self._is_dirty = False
+
+    # -- progress ----------------------------------------------------------------------------------
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
+        """Note that ``group`` has consumed the queue up to ``offset``, which may go back.
+
+        Returns False, and notes nothing, while a reset of the queue waits for the group.
+        """
+        key = (topic, group)
+        if self._resets and queue_id in self._resets.get(key, ()):
+            return False
+        self._put(key, queue_id, offset)
+        self._commits += 1
+        if self._commits % _COMMITS_PER_VERSION == 0:
+            self.data_version = next_version(self.data_version, self._now_ms())
+        return True
+
+    def commit_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Note that ``group`` has been given the messages before ``offset``."""
+        self._pulled.put((topic, group), queue_id, offset)
+        self._is_dirty = True
+
+    def query(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Where ``group`` goes on; None when it has committed nothing."""
+        offsets = self._committed.offsets.get((topic, group))
+        return None if offsets is None else offsets.get(queue_id)
+
+    def query_pull(self, group: str, topic: str, queue_id: int) -> int | None:
+        """How far ``group`` has pulled; None when it never did."""
+        offsets = self._pulled.offsets.get((topic, group))
+        return None if offsets is None else offsets.get(queue_id)
+
+    def offsets_of(self, group: str, topic: str) -> Offsets:
+        """Committed offsets by queue id, as a copy."""
+        return dict(self._committed.offsets.get((topic, group), {}))
+
+    def topics_of(self, group: str) -> set[str]:
+        """Topics of which ``group`` has committed something."""
+        return set(self._topics_of.get(group, ()))
+
+    def groups_of(self, topic: str) -> set[str]:
+        """Groups that have committed something of ``topic``."""
+        return set(self._groups_of.get(topic, ()))
+
+    # -- resets ------------------------------------------------------------------------------------
+
+    def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Let ``group`` go on at ``offset``: the next pull of the queue is told so."""
+        key = (topic, group)
+        self._put(key, queue_id, offset)
+        self._resets.setdefault(key, {})[queue_id] = offset
+
+    def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Where a pull must go on because of a reset; told once."""
+        if not self._resets:
+            return None
+        key = (topic, group)
+        resets = self._resets.get(key, {})
+        offset = resets.pop(queue_id, None)
+        if not resets:
+            self._resets.pop(key, None)
+        return offset
+
+    def clone(self, source_group: str, target_group: str, topic: str) -> None:
+        """Let ``target_group`` go on where ``source_group`` is."""
+        for queue_id, offset in self.offsets_of(source_group, topic).items():
+            self._put((topic, target_group), queue_id, offset)
+
+    # -- deletion ----------------------------------------------------------------------------------
+
+    def delete_topic(self, topic: str) -> None:
+        """Forget all groups' progress in ``topic``."""
+        keys = [key for table in self._tables() for key in table.offsets if key[0] == topic]
+        self._delete(keys)
+
+    def delete_group(self, group: str) -> None:
+        """Forget the progress of ``group``."""
+        keys = [key for table in self._tables() for key in table.offsets if key[1] == group]
+        self._delete(keys)
+
+    # -- file --------------------------------------------------------------------------------------
+
+    def wrapper(self) -> ConsumerOffsetSerializeWrapper:
+        """The table as bodies hold it."""
+        return ConsumerOffsetSerializeWrapper(
+            offset_table=self._committed.as_body(),
+            pull_offset_table=self._pulled.as_body(),
+            group_topic_map=self._group_topic_map(),
+            data_version=self.data_version,
+        )
+
+    def take_snapshot(self) -> bytes | None:
+        """The file's new content; None when nothing has changed since the last one."""
+        if not self._is_dirty:
+            return None
+        self._is_dirty = False
+        head = fastjson.dumps(
+            {"dataVersion": self.data_version, "groupTopicMap": self._group_topic_map()},
+            pretty=True,
+        ).decode()
+        return (
+            head.removesuffix("\n}")
+            + f',\n\t"offsetTable":{self._committed.text()}'
+            + f',\n\t"pullOffsetTable":{self._pulled.text()}\n}}'
+        ).encode()
+
+    def save_snapshot(self, snapshot: bytes) -> None:
+        """Write what ``take_snapshot`` gave; reads no table, so a thread may do it.
+
+        Raises OSError; what was not written will be in the next snapshot.
+        """
+        try:
+            self._file.save(snapshot)
+        except OSError:
+            self._is_dirty = True
+            raise
+
+    def persist(self) -> None:
+        """Write the file when something has changed."""
+        if (snapshot := self.take_snapshot()) is not None:
+            self.save_snapshot(snapshot)
+
+    def _group_topic_map(self) -> dict[str, list[str]]:
+        return {group: sorted(topics) for group, topics in self._topics_of.items()}
+
+    def _tables(self) -> Iterator[_Table]:
+        yield self._committed
+        yield self._pulled
+
+    def _put(self, key: Key, queue_id: int, offset: int) -> None:
+        if key not in self._committed.offsets:
+            self._remember(key)
+        self._committed.put(key, queue_id, offset)
+        self._is_dirty = True
+
+    def _remember(self, key: Key) -> None:
+        topic, group = key
+        self._topics_of[group].add(topic)
+        self._groups_of[topic].add(group)
+
+    def _delete(self, keys: list[Key]) -> None:
+        for key in keys:
+            topic, group = key
+            self._committed.delete(key)
+            self._pulled.delete(key)
+            self._resets.pop(key, None)
+            _discard(self._topics_of, group, topic)
+            _discard(self._groups_of, topic, group)
+            self._is_dirty = True
+
+
+def _discard(index: dict[str, set[str]], name: str, value: str) -> None:
+    values = index.get(name, set())
+    values.discard(value)
+    if not values:
+        index.pop(name, None)
+
+
+def _parse(data: bytes) -> ConsumerOffsetSerializeWrapper:
+    wrapper = ConsumerOffsetSerializeWrapper.decode(data)
+    for key in (*wrapper.offset_table, *wrapper.pull_offset_table):
+        if "@" not in key:
+            raise ValueError(f"offset table key {key!r}: expected topic@group")
+    return wrapper
+
+
+def _split(key: str) -> Key:
+    topic, _, group = key.partition("@")
+    return topic, group
+
+
+def _pair_text(key: Key, offsets: Offsets) -> str:
+    name = fastjson.dumps(f"{key[0]}@{key[1]}").decode()
+    return f"{name}:" + fastjson.dumps(offsets, pretty=True).decode().replace("\n", "\n\t\t")

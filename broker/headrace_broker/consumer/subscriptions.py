@@ -1,0 +1,149 @@
+"""Settings of consumer groups: config/subscriptionGroup.json."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Protocol
+
+from headrace_broker.persistence import load_table, next_version
+from headrace_protocol import fastjson
+from headrace_protocol.bodies import (
+    DataVersion,
+    SubscriptionGroupConfig,
+    SubscriptionGroupWrapper,
+)
+from headrace_protocol.codes import ResponseCode
+from headrace_protocol.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from headrace_broker.persistence import NowMs
+    from headrace_broker.store.config_file import ConfigFile
+
+GROUP_CHARS_MAX = 120
+_GROUP_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+TOOLS_CONSUMER = "TOOLS_CONSUMER"
+# The groups that the peer has from its first start on.
+_BUILT_IN = (
+    TOOLS_CONSUMER,
+    "FILTERSRV_CONSUMER",
+    "SELF_TEST_C_GROUP",
+    "CID_ONS-HTTP-PROXY",
+    "CID_ONSAPI_PULL",
+    "CID_ONSAPI_PERMISSION",
+    "CID_ONSAPI_OWNER",
+    "CID_RMQ_SYS_TRANS",
+)
+
+
+class GroupPolicy(Protocol):
+    """What the broker's settings say about groups; may change while it runs."""
+
+    auto_create_subscription_group: bool
+
+
+class SubscriptionGroups:
+    """All consumer groups of the broker; a config is replaced, never changed.
+
+    change_count: grows with every change, for those who keep what they looked up.
+    """
+
+    def __init__(self, policy: GroupPolicy, file: ConfigFile, now_ms: NowMs) -> None:
+        """Load the table. Raises StoreFormatError when what is there can't be read."""
+        self.change_count = 0
+        self._policy = policy
+        self._file = file
+        self._now_ms = now_ms
+        found = load_table(file, SubscriptionGroupWrapper.decode)
+        loaded = found or SubscriptionGroupWrapper()
+        self.data_version: DataVersion = loaded.data_version
+        self._forbidden = loaded.forbidden_table
+        self._groups = {name: SubscriptionGroupConfig(group_name=name) for name in _BUILT_IN}
+        self._groups.update(loaded.subscription_group_table)
+        if found is None:
+            self._changed()
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def all(self) -> Iterable[SubscriptionGroupConfig]:
+        """Every group."""
+        return self._groups.values()
+
+    def get(self, group: str) -> SubscriptionGroupConfig | None:
+        """A group; None when there is none of that name."""
+        return self._groups.get(group)
+
+    def get_or_create(self, group: str) -> SubscriptionGroupConfig:
+        """A group, made with the defaults when it is not there.
+
+        Raises RequestError when there is none and none may be made.
+        """
+        config = self._groups.get(group)
+        if config is None:
+            if not self._policy.auto_create_subscription_group:
+                raise _unknown(group)
+            config = SubscriptionGroupConfig(group_name=group)
+            self.put(config)
+        return config
+
+    def check_consumable(self, group: str) -> SubscriptionGroupConfig:
+        """A group that may consume; made when it is not there. Raises RequestError."""
+        config = self.get_or_create(group)
+        if not config.consume_enable:
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                f"subscription group no permission, {group}: consumeEnable is false, "
+                "set it to true with mqadmin updateSubGroup -s true",
+            )
+        return config
+
+    def put(self, config: SubscriptionGroupConfig) -> None:
+        """Create or replace a group. Raises RequestError for a name that can't be one."""
+        check_group_name(config.group_name)
+        self._groups[config.group_name] = config
+        self._changed()
+
+    def delete(self, group: str) -> bool:
+        """Forget a group; whether it was there."""
+        if self._groups.pop(group, None) is None:
+            return False
+        self._changed()
+        return True
+
+    def wrapper(self) -> SubscriptionGroupWrapper:
+        """The table as bodies and the file hold it."""
+        return SubscriptionGroupWrapper(
+            subscription_group_table=self._groups,
+            forbidden_table=self._forbidden,
+            data_version=self.data_version,
+        )
+
+    def _changed(self) -> None:
+        self.change_count += 1
+        self.data_version = next_version(self.data_version, self._now_ms())
+        self._file.save(fastjson.dumps(self.wrapper(), pretty=True))
+
+
+def check_group_name(group: str) -> None:
+    """Raise RequestError for a text that can't be a group's name."""
+    if len(group) > GROUP_CHARS_MAX:
+        raise RequestError(
+            ResponseCode.INVALID_PARAMETER,
+            f"group {group[:40]}... has {len(group)} characters: {GROUP_CHARS_MAX} is the most",
+        )
+    if not _GROUP_NAME.fullmatch(group):
+        raise RequestError(
+            ResponseCode.INVALID_PARAMETER,
+            f"group {group!r}: use only letters, digits, '%', '|', '_' and '-', and at least one",
+        )
+
+
+def _unknown(group: str) -> RequestError:
+    return RequestError(
+        ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+        f"subscription group [{group}] does not exist and autoCreateSubscriptionGroup is off: "
+        "create it with mqadmin updateSubGroup",
+    )

@@ -1,0 +1,193 @@
+"""What clients ask about themselves: heartbeats, members, queue locks and progress.
+
+Source: docs/protocol.md "Clients"; tests/broker/test_client_processor.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace_broker.consumer.filters import wanted_tags
+from headrace_broker.consumer.groups import Member
+from headrace_protocol.bodies import (
+    CheckClientRequestBody,
+    GetConsumerListByGroupResponseBody,
+    HeartbeatData,
+    LockBatchRequestBody,
+    LockBatchResponseBody,
+)
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.errors import RequestError
+from headrace_protocol.headers import (
+    ConsumerGroupHeader,
+    HeartbeatResponseHeader,
+    OffsetResponseHeader,
+    QueryConsumerOffsetHeader,
+    UnregisterClientHeader,
+    UpdateConsumerOffsetHeader,
+)
+from headrace_protocol.serving import Reply
+
+if TYPE_CHECKING:
+    from headrace_broker.consumer.groups import ConsumerManager, ProducerManager
+    from headrace_broker.consumer.locks import QueueLocks
+    from headrace_broker.consumer.offsets import ConsumerOffsets
+    from headrace_broker.consumer.subscriptions import SubscriptionGroups
+    from headrace_broker.persistence import NowMs
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.topics import TopicTable
+    from headrace_protocol.bodies import ConsumerData
+    from headrace_protocol.serving import Registry, Request
+
+# We never tell a client that its subscriptions are unchanged, so it always sends them.
+_HEARTBEAT_REPLY = HeartbeatResponseHeader(is_support_heart_beat_v2=True, is_sub_change=True)
+
+
+class ClientProcessor:
+    """Serves clients about themselves."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        topics: TopicTable,
+        groups: SubscriptionGroups,
+        consumers: ConsumerManager,
+        producers: ProducerManager,
+        offsets: ConsumerOffsets,
+        locks: QueueLocks,
+        now_ms: NowMs,
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._consumers = consumers
+        self._producers = producers
+        self._offsets = offsets
+        self._locks = locks
+        self._now_ms = now_ms
+
+    def register(self, registry: Registry) -> None:
+        """Serve these codes."""
+        registry.route(RequestCode.HEART_BEAT, self.heartbeat)
+        registry.route(RequestCode.UNREGISTER_CLIENT, self.unregister)
+        registry.route(RequestCode.CHECK_CLIENT_CONFIG, self.check_client_config)
+        registry.route(RequestCode.GET_CONSUMER_LIST_BY_GROUP, self.consumer_list)
+        registry.route(RequestCode.LOCK_BATCH_MQ, self.lock)
+        registry.route(RequestCode.UNLOCK_BATCH_MQ, self.unlock)
+        registry.route(RequestCode.QUERY_CONSUMER_OFFSET, self.query_offset)
+        registry.route(RequestCode.UPDATE_CONSUMER_OFFSET, self.update_offset)
+
+    # -- who is there ------------------------------------------------------------------------------
+
+    def heartbeat(self, request: Request) -> Reply:
+        """HEART_BEAT: a client is alive, and this is what it does.
+
+        A group that can't be does not keep the client's other groups from being served.
+        """
+        data = HeartbeatData.decode(request.body)
+        command = request.command
+        member = Member(request.channel, data.client_id, command.language, command.version)
+        now_ms = self._now_ms()
+        for producer in data.producer_data_set:
+            self._producers.heartbeat(member, producer.group_name, now_ms)
+        refused: RequestError | None = None
+        for consumer in data.consumer_data_set:
+            try:
+                self._prepare_group(consumer)
+            except RequestError as error:
+                refused = error
+                continue
+            self._consumers.heartbeat(
+                member, consumer, now_ms, with_subscriptions=not data.without_sub
+            )
+        if refused is not None:
+            raise refused
+        return Reply(_HEARTBEAT_REPLY)
+
+    def _prepare_group(self, consumer: ConsumerData) -> None:
+        group = self._groups.get_or_create(consumer.group_name)
+        self._topics.create_retry_topic(group.group_name, group.retry_queue_nums)
+
+    def unregister(self, request: Request) -> Reply:
+        """UNREGISTER_CLIENT: also from clients that are gone already."""
+        header = request.header(UnregisterClientHeader)
+        if header.producer_group:
+            self._producers.unregister(header.producer_group, request.channel)
+        if header.consumer_group:
+            self._consumers.unregister(header.consumer_group, request.channel)
+        return Reply()
+
+    def check_client_config(self, request: Request) -> Reply:
+        """CHECK_CLIENT_CONFIG: whether the broker evaluates such a subscription."""
+        subscription = CheckClientRequestBody.decode(request.body).subscription_data
+        wanted_tags(subscription.sub_string, subscription.expression_type)
+        return Reply()
+
+    def consumer_list(self, request: Request) -> Reply:
+        """GET_CONSUMER_LIST_BY_GROUP: client ids of the members."""
+        group = request.header(ConsumerGroupHeader).consumer_group
+        members = self._consumers.members(group)
+        if not members:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"no consumer for this group, {group}: no member has sent a heartbeat",
+            )
+        body = GetConsumerListByGroupResponseBody(
+            consumer_id_list=[member.client_id for member in members]
+        )
+        return Reply(body=(body.encode(),))
+
+    # -- queue locks -------------------------------------------------------------------------------
+
+    def lock(self, request: Request) -> Reply:
+        """LOCK_BATCH_MQ: take or renew locks."""
+        body = LockBatchRequestBody.decode(request.body)
+        held = self._locks.lock(body.consumer_group, body.client_id, body.mq_set, self._now_ms())
+        return Reply(body=(LockBatchResponseBody(lock_ok_mq_set=held).encode(),))
+
+    def unlock(self, request: Request) -> Reply:
+        """UNLOCK_BATCH_MQ: give locks back."""
+        body = LockBatchRequestBody.decode(request.body)
+        self._locks.unlock(body.consumer_group, body.client_id, body.mq_set)
+        return Reply()
+
+    # -- progress ----------------------------------------------------------------------------------
+
+    def query_offset(self, request: Request) -> Reply:
+        """QUERY_CONSUMER_OFFSET: where a group goes on.
+
+        A group that has committed nothing begins with the first message of a young queue; of an
+        older one it must choose itself.
+        """
+        header = request.header(QueryConsumerOffsetHeader)
+        offset = self._offsets.query(header.consumer_group, header.topic, header.queue_id)
+        if offset is None:
+            is_wanted = header.set_zero_if_not_found is not False
+            if not is_wanted or not self._store.is_young(header.topic, header.queue_id):
+                raise RequestError(
+                    ResponseCode.QUERY_NOT_FOUND,
+                    f"Not found: group {header.consumer_group} has committed nothing of "
+                    f"{header.topic} queue {header.queue_id}, choose where to begin",
+                )
+            offset = 0
+        return Reply(OffsetResponseHeader(offset=offset))
+
+    def update_offset(self, request: Request) -> Reply:
+        """UPDATE_CONSUMER_OFFSET: how far a group has consumed."""
+        header = request.header(UpdateConsumerOffsetHeader)
+        group, topic = header.consumer_group, header.topic
+        if self._groups.get(group) is None:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"Group {group} not exist! Send a heartbeat first, or create the group",
+            )
+        self._topics.expect(topic)
+        if header.queue_id < 0 or header.commit_offset < 0:
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"commit of group {group}, topic {topic}: queue {header.queue_id} and offset "
+                f"{header.commit_offset} must not be negative",
+            )
+        if self._offsets.commit(group, topic, header.queue_id, header.commit_offset):
+            return Reply()
+        return Reply(remark="Offset has been previously reset")

@@ -1,0 +1,137 @@
+"""Looking up messages and offsets.
+
+Source: docs/protocol.md "Queries"; tests/broker/test_query_processor.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from headrace_broker.processors.queues import checked_queue
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.errors import RequestError
+from headrace_protocol.headers import (
+    GetEarliestMsgStoretimeHeader,
+    GetMaxOffsetHeader,
+    GetMinOffsetHeader,
+    OffsetResponseHeader,
+    QueryMessageHeader,
+    QueryMessageResponseHeader,
+    SearchOffsetHeader,
+    TimestampResponseHeader,
+    ViewMessageHeader,
+)
+from headrace_protocol.serving import Reply
+
+if TYPE_CHECKING:
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.store.reader import IndexType
+    from headrace_broker.topics import TopicTable
+    from headrace_protocol.serving import Registry, Request
+
+_UNIQUE_KEY_COUNT_MAX = 32
+_INDEX_TYPES: dict[str | None, IndexType | None] = {
+    None: None,
+    "": None,
+    "K": "K",
+    "U": "U",
+    "T": "T",
+}
+_BOUNDARIES: dict[str, Literal["LOWER", "UPPER"]] = {"LOWER": "LOWER", "UPPER": "UPPER"}
+
+
+class QueryProcessor:
+    """Answers where messages are."""
+
+    def __init__(self, store: MessageStore, topics: TopicTable) -> None:
+        self._store = store
+        self._topics = topics
+
+    def register(self, registry: Registry) -> None:
+        """Serve these codes."""
+        registry.route(RequestCode.QUERY_MESSAGE, self.query_message)
+        registry.route(RequestCode.VIEW_MESSAGE_BY_ID, self.view_message)
+        registry.route(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, self.search_offset)
+        registry.route(RequestCode.GET_MAX_OFFSET, self.max_offset)
+        registry.route(RequestCode.GET_MIN_OFFSET, self.min_offset)
+        registry.route(RequestCode.GET_EARLIEST_MSG_STORETIME, self.earliest_store_time)
+
+    def query_message(self, request: Request) -> Reply:
+        """QUERY_MESSAGE: records by key."""
+        header = request.header(QueryMessageHeader)
+        try:
+            index_type = _INDEX_TYPES[header.index_type]
+        except KeyError:
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"indexType {header.index_type!r}: expected K (keys), U (unique key) or T (tags)",
+            ) from None
+        is_unique = bool(header.unique_key_query)
+        physical_offsets = self._store.query_index(
+            header.topic,
+            header.key,
+            _UNIQUE_KEY_COUNT_MAX if is_unique else header.max_num,
+            header.begin_timestamp,
+            header.end_timestamp,
+            "U" if is_unique else index_type,
+        )
+        records = [self._store.record_at(offset) for offset in physical_offsets]
+        found = tuple(record for record in records if record is not None)
+        if not found:
+            raise RequestError(
+                ResponseCode.QUERY_NOT_FOUND,
+                f"can not find message of topic {header.topic} with key {header.key}, maybe time "
+                "range not correct",
+            )
+        timestamp, physical_offset = self._store.index_end()
+        return Reply(
+            QueryMessageResponseHeader(
+                index_last_update_timestamp=timestamp,
+                index_last_update_phyoffset=physical_offset,
+            ),
+            found,
+        )
+
+    def view_message(self, request: Request) -> Reply:
+        """VIEW_MESSAGE_BY_ID: the record at a physical offset."""
+        physical_offset = request.header(ViewMessageHeader).offset
+        record = self._store.record_at(physical_offset)
+        if record is None:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"can not find message by the offset, {physical_offset}: it has expired, or the "
+                "id is of another broker",
+            )
+        return Reply(body=(record,))
+
+    def search_offset(self, request: Request) -> Reply:
+        """SEARCH_OFFSET_BY_TIMESTAMP: the queue offset for a store time."""
+        header = request.header(SearchOffsetHeader)
+        boundary = _BOUNDARIES.get((header.boundary_type or "LOWER").upper())
+        if boundary is None:
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"boundaryType {header.boundary_type!r}: expected LOWER or UPPER",
+            )
+        queue = checked_queue(self._store, self._topics, header.topic, header.queue_id)
+        offset = self._store.offset_by_time(queue, header.timestamp, boundary) if queue else 0
+        return Reply(OffsetResponseHeader(offset=offset))
+
+    def max_offset(self, request: Request) -> Reply:
+        """GET_MAX_OFFSET: just after the newest message."""
+        header = request.header(GetMaxOffsetHeader)
+        queue = checked_queue(self._store, self._topics, header.topic, header.queue_id)
+        return Reply(OffsetResponseHeader(offset=self._store.max_offset(queue) if queue else 0))
+
+    def min_offset(self, request: Request) -> Reply:
+        """GET_MIN_OFFSET: the oldest message."""
+        header = request.header(GetMinOffsetHeader)
+        queue = checked_queue(self._store, self._topics, header.topic, header.queue_id)
+        return Reply(OffsetResponseHeader(offset=self._store.min_offset(queue) if queue else 0))
+
+    def earliest_store_time(self, request: Request) -> Reply:
+        """GET_EARLIEST_MSG_STORETIME: when the oldest message was stored; -1 if there is none."""
+        header = request.header(GetEarliestMsgStoretimeHeader)
+        queue = checked_queue(self._store, self._topics, header.topic, header.queue_id)
+        timestamp = self._store.earliest_store_time(queue) if queue else None
+        return Reply(TimestampResponseHeader(timestamp=-1 if timestamp is None else timestamp))

@@ -1,0 +1,38 @@
+"""Queues as requests name them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace_protocol.codes import ResponseCode
+from headrace_protocol.errors import RequestError
+
+if TYPE_CHECKING:
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.store.store_queue import StoreQueue
+    from headrace_broker.topics import TopicTable
+
+
+def checked_queue(
+    store: MessageStore, topics: TopicTable, topic: str, queue_id: int
+) -> StoreQueue | None:
+    """A queue of a topic; None when nothing was ever written to it.
+
+    Queues that a topic has no more but that still hold messages are found.
+    Raises RequestError when there is no such topic or queue.
+    """
+    config = topics.expect(topic)
+    queue = store.find_queue(topic, queue_id)
+    count = max(config.read_queue_nums, config.write_queue_nums)
+    if queue is None and not 0 <= queue_id < count:
+        raise RequestError(
+            ResponseCode.INVALID_PARAMETER,
+            f"queue {queue_id} of topic {topic}: there are {count}, ask for the route again",
+        )
+    return queue
+
+
+def store_time(store: MessageStore, queue: StoreQueue | None, queue_offset: int) -> int:
+    """When a message was stored, in ms; 0 when it is not there."""
+    timestamp = store.store_time_at(queue, queue_offset) if queue else None
+    return timestamp or 0

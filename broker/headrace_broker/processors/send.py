@@ -1,0 +1,341 @@
+"""SEND_MESSAGE (10), SEND_MESSAGE_V2 (310) and SEND_BATCH_MESSAGE (320).
+
+The hot path of the broker. What can be known per queue is looked up once and kept until topics
+change; what remains per message is: decode the header, look at its properties, append, fill in a
+reply's template. Source: docs/protocol.md "Send".
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from headrace_broker.store.errors import RecordTooLarge, StoreBusy, StoreNotWritable
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.errors import RequestError
+from headrace_protocol.frame import frame_prefix
+from headrace_protocol.header_codecs import SerializeType
+from headrace_protocol.headers import (
+    SendMessageHeader,
+    SendMessageHeaderV2,
+    SendMessageResponseHeader,
+)
+from headrace_protocol.message import (
+    MULTI_TAGS,
+    PROPERTIES_BYTES_MAX,
+    TRANSACTION_MASK,
+    encode_offset_message_id,
+    tags_code,
+)
+from headrace_protocol.serving import Reply
+
+if TYPE_CHECKING:
+    from headrace_broker.config import BrokerConfig
+    from headrace_broker.statistics import BrokerStatistics
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.store.store_queue import StoreQueue
+    from headrace_broker.topics import TopicTable
+    from headrace_protocol.message import UniqKeyGenerator
+    from headrace_protocol.serving import Registry, Request
+
+_SendHeader = SendMessageHeader | SendMessageHeaderV2
+
+_TAGS_KEPT = 10_000
+_RETRY_PREFIX = "%RETRY%"
+
+# Properties are searched as they came, with a separator put before the first: no map is built.
+_TAGS = "\x02TAGS\x01"
+_UNIQ_KEY = "\x02UNIQ_KEY\x01"
+_WAIT = "\x02WAIT\x01"
+# What asks for a service other than "store it now", or must not come from a client.
+_SPECIAL = re.compile(
+    "\x02(DELAY|TIMER_DELIVER_MS|TIMER_DELAY_SEC|TIMER_DELAY_MS|TRAN_MSG|POP_CK|CLUSTER"
+    "|MSG_REGION|TRACE_ON)\x01([^\x02]*)"
+)
+_NOT_SERVED = {
+    "DELAY": "delayed messages",
+    "TIMER_DELIVER_MS": "messages with a delivery time",
+    "TIMER_DELAY_SEC": "messages with a delivery time",
+    "TIMER_DELAY_MS": "messages with a delivery time",
+    "TRAN_MSG": "transactional messages",
+}
+
+_REPLY = (
+    b'{"code":0,"extFields":{"queueId":"%d","transactionId":"%b","msgId":"%b",'
+    b'"TRACE_ON":"true","MSG_REGION":"DefaultRegion","queueOffset":"%d"},"flag":1,'
+    b'"language":"PYTHON","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":513}'
+)
+
+
+class _Target(NamedTuple):
+    """A queue that may be written to, with what its topic adds to each record."""
+
+    queue: StoreQueue
+    sys_flag: int
+
+
+# Properties as the log holds them, tags code, UNIQ_KEY, whether the answer waits for the disk.
+_Stored = tuple[bytes, int, str, bool]
+
+
+class SendProcessor:
+    """Stores what producers send."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        topics: TopicTable,
+        uniq_keys: UniqKeyGenerator,
+        statistics: BrokerStatistics,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._topics = topics
+        self._uniq_keys = uniq_keys
+        self._statistics = statistics
+        self._targets: dict[tuple[str, int], _Target] = {}
+        self._targets_change = -1
+        self._tags_codes: dict[str, int] = {}
+        # What the peer adds to every message that did not come in a batch.
+        self._added = (
+            "MSG_REGION\x01DefaultRegion\x02TRACE_ON\x01true\x02"
+            f"CLUSTER\x01{config.broker_cluster_name}\x02"
+        )
+
+    def register(self, registry: Registry) -> None:
+        """Serve the three ways of sending."""
+        registry.route(RequestCode.SEND_MESSAGE, self.send)
+        registry.route(RequestCode.SEND_MESSAGE_V2, self.send_v2)
+        registry.route(RequestCode.SEND_BATCH_MESSAGE, self.send_v2)
+
+    def send(self, request: Request) -> Reply | None:
+        """SEND_MESSAGE: the long names."""
+        return self._store_request(request, request.header(SendMessageHeader))
+
+    def send_v2(self, request: Request) -> Reply | None:
+        """SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE; the field, not the code, tells which."""
+        return self._store_request(request, request.header(SendMessageHeaderV2))
+
+    def _store_request(self, request: Request, header: _SendHeader) -> Reply | None:
+        target = self._target(request, header)
+        if not request.body:
+            raise RequestError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"a message to {header.topic} without a body: send one",
+            )
+        try:
+            if header.batch:
+                return self._store_batch(request, header, target)
+            return self._store_one(request, header, target)
+        except RecordTooLarge as error:
+            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from None
+        except StoreBusy as error:
+            raise RequestError(ResponseCode.SYSTEM_BUSY, str(error)) from None
+        except StoreNotWritable as error:
+            raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, str(error)) from None
+
+    def _store_one(self, request: Request, header: _SendHeader, target: _Target) -> Reply | None:
+        properties, code, uniq_key, waits = self._stored_properties(header)
+        queue = target.queue
+        queue_offset = queue.next_offset
+        physical_offset = self._store.append(
+            queue,
+            request.body,
+            properties,
+            code,
+            header.flag,
+            header.sys_flag | target.sys_flag,
+            header.born_timestamp,
+            request.channel.host_bytes,
+            header.reconsume_times or 0,
+        )
+        self._statistics.put(queue.topic, 1, len(request.body))
+        message_id = encode_offset_message_id(self._store.store_host, physical_offset)
+        return self._answer(request, queue, queue_offset, message_id, uniq_key, waits)
+
+    def _store_batch(self, request: Request, header: _SendHeader, target: _Target) -> Reply | None:
+        if header.topic.startswith(_RETRY_PREFIX):
+            raise RequestError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"a batch to the retry topic {header.topic}: send its messages one by one",
+            )
+        queue = target.queue
+        queue_offset, physical_offsets = self._store.append_batch(
+            queue,
+            request.body,
+            header.sys_flag | target.sys_flag,
+            header.born_timestamp,
+            request.channel.host_bytes,
+            header.reconsume_times or 0,
+        )
+        self._statistics.put(queue.topic, len(physical_offsets), len(request.body))
+        store_host = self._store.store_host
+        message_ids = ",".join(
+            encode_offset_message_id(store_host, offset) for offset in physical_offsets
+        )
+        _, _, uniq_key, waits = self._stored_properties(header)
+        return self._answer(request, queue, queue_offset, message_ids, uniq_key, waits)
+
+    # -- answers -----------------------------------------------------------------------------------
+
+    def _answer(
+        self,
+        request: Request,
+        queue: StoreQueue,
+        queue_offset: int,
+        message_id: str,
+        uniq_key: str,
+        waits: bool,
+    ) -> Reply | None:
+        opaque = request.command.opaque
+        is_sync = waits and self._config.is_sync_flush
+        if is_sync or request.serialize_type != SerializeType.JSON or not uniq_key.isalnum():
+            reply = Reply(
+                SendMessageResponseHeader(
+                    msg_id=message_id,
+                    queue_id=queue.queue_id,
+                    queue_offset=queue_offset,
+                    transaction_id=uniq_key,
+                )
+            )
+            if not is_sync:
+                return reply
+            self._store.when_flushed(
+                self._store.max_physical_offset, _FlushedReply(request, reply).answer
+            )
+        elif not request.command.is_oneway:
+            header = _REPLY % (
+                queue.queue_id,
+                uniq_key.encode(),
+                message_id.encode(),
+                queue_offset,
+                opaque,
+            )
+            request.channel.write(frame_prefix(SerializeType.JSON, len(header), 0) + header)
+        return None
+
+    # -- properties --------------------------------------------------------------------------------
+
+    def _stored_properties(self, header: _SendHeader) -> _Stored:
+        """The properties to store for a message that came alone.
+
+        WAIT is for the broker and not stored; UNIQ_KEY is made when it is missing.
+        """
+        properties = "\x02" + (header.properties or "")
+        if properties[-1] != "\x02":
+            properties += "\x02"
+        if special := _SPECIAL.search(properties):
+            properties = _without_special(properties, special)
+        wait, properties = _take(properties, _WAIT)
+        uniq_key = _find(properties, _UNIQ_KEY)
+        if not uniq_key:
+            uniq_key = self._uniq_keys.next()
+            properties += f"UNIQ_KEY\x01{uniq_key}\x02"
+        tags = _find(properties, _TAGS)
+        stored = (properties[1:] + self._added).encode()
+        if len(stored) > PROPERTIES_BYTES_MAX:
+            raise RequestError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"properties of {len(stored)} bytes to {header.topic}: {PROPERTIES_BYTES_MAX} is "
+                "the most, put what is larger into the body",
+            )
+        return stored, self._tags_code(tags) if tags else 0, uniq_key, wait != "false"
+
+    def _tags_code(self, tags: str) -> int:
+        code = self._tags_codes.get(tags)
+        if code is None:
+            if len(self._tags_codes) >= _TAGS_KEPT:
+                self._tags_codes.clear()
+            code = self._tags_codes[tags] = tags_code(tags)
+        return code
+
+    # -- targets -----------------------------------------------------------------------------------
+
+    def _target(self, request: Request, header: _SendHeader) -> _Target:
+        if self._targets_change != self._topics.change_count:
+            self._targets.clear()
+            self._targets_change = self._topics.change_count
+        target = self._targets.get((header.topic, header.queue_id))
+        if target is None:
+            target = self._find_target(request, header)
+            if header.queue_id >= 0:
+                self._targets[header.topic, header.queue_id] = target
+        if header.sys_flag & TRANSACTION_MASK:
+            raise _not_served("transactional messages", header.topic)
+        return target
+
+    def _find_target(self, request: Request, header: _SendHeader) -> _Target:
+        topic = self._topics.create_on_send(
+            header.topic,
+            header.default_topic,
+            header.default_topic_queue_nums,
+            request.channel.address,
+        )
+        self._topics.check_writable(topic)
+        queue_count = max(topic.write_queue_nums, topic.read_queue_nums)
+        queue_id = header.queue_id
+        if queue_id < 0:
+            queue_id = random.randrange(topic.write_queue_nums)
+        if queue_id >= queue_count:
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"queue {queue_id} of topic {topic.topic_name} on broker "
+                f"{self._config.broker_name}: there are {queue_count}, ask for the route again",
+            )
+        sys_flag = MULTI_TAGS if topic.topic_filter_type == "MULTI_TAG" else 0
+        return _Target(self._store.queue(topic.topic_name, queue_id), sys_flag)
+
+
+class _FlushedReply:
+    """An answer that waits for the disk."""
+
+    __slots__ = ("_reply", "_request")
+
+    def __init__(self, request: Request, reply: Reply) -> None:
+        self._request = request
+        self._reply = reply
+
+    def answer(self, is_flushed: bool) -> None:
+        if not is_flushed:
+            self._reply.code = ResponseCode.FLUSH_DISK_TIMEOUT
+            self._reply.remark = "stored, but not known to be on disk"
+        self._request.reply(self._reply)
+
+
+def _find(properties: str, key: str) -> str:
+    start = properties.find(key)
+    if start < 0:
+        return ""
+    start += len(key)
+    return properties[start : properties.index("\x02", start)]
+
+
+def _take(properties: str, key: str) -> tuple[str, str]:
+    """The value of a property, and the properties without it."""
+    start = properties.find(key)
+    if start < 0:
+        return "", properties
+    value_start = start + len(key)
+    end = properties.index("\x02", value_start)
+    return properties[value_start:end], properties[:start] + properties[end:]
+
+
+def _without_special(properties: str, special: re.Match[str]) -> str:
+    """Refuse what asks for a service that is not there; drop what the broker itself sets."""
+    found: re.Match[str] | None = special
+    while found:
+        key, value = found.groups()
+        if key in _NOT_SERVED and value not in {"0", "false"}:
+            raise _not_served(_NOT_SERVED[key], f"property {key}={value}")
+        properties = properties[: found.start()] + properties[found.end() :]
+        found = _SPECIAL.search(properties)
+    return properties
+
+
+def _not_served(what: str, place: str) -> RequestError:
+    return RequestError(
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+        f"{what} are not served by this broker ({place}): send without, nothing was stored",
+    )

@@ -1,0 +1,196 @@
+"""Tells the nameservers that this broker is there and what topics it has.
+
+One connection per nameserver stays open: when it breaks, the nameserver drops the broker at once.
+Source: docs/protocol.md "Registration".
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+
+from headrace_protocol.bodies import (
+    BrokerMemberGroup,
+    GetBrokerMemberGroupResponseBody,
+    RegisterBrokerBody,
+    TopicConfigSerializeWrapper,
+)
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.drivers.aio import AsyncConnection, open_stream
+from headrace_protocol.drivers.errors import ConnectFailed, HeadraceError
+from headrace_protocol.headers import (
+    GetBrokerMemberGroupHeader,
+    RegisterBrokerHeader,
+    UnregisterBrokerHeader,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from headrace_broker.config import BrokerConfig
+    from headrace_broker.topics import TopicTable
+    from headrace_protocol.drivers.network import Network
+
+log = structlog.get_logger("headrace.broker.registration")
+
+_TIMEOUT_MS = 6000
+_RETRY_S = 2.0
+_CRC_MASK = 0x7FFFFFFF
+
+
+class IdentityTaken(Exception):
+    """Another broker that is alive has this name and id."""
+
+    def __init__(self, config: BrokerConfig, other_address: str, nameserver: str) -> None:
+        super().__init__(
+            f"broker {config.broker_name} with id {config.broker_id} already runs at "
+            f"{other_address} (says nameserver {nameserver}): give this one another brokerName or "
+            "brokerId, or stop the other"
+        )
+
+
+class Registration:
+    """Keeps one broker registered with all nameservers.
+
+    address: where clients reach the broker.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        nameservers: Iterable[str],
+        network: Network,
+        topics: TopicTable,
+        address: str,
+        ha_address: str,
+    ) -> None:
+        self._config = config
+        self._nameservers = list(nameservers)
+        self._network = network
+        self._topics = topics
+        self._address = address
+        self._ha_address = ha_address
+        self._changed = trio.Event()
+        self._connections: dict[str, AsyncConnection] = {}
+
+    def topics_changed(self) -> None:
+        """Register again now instead of at the next period."""
+        changed, self._changed = self._changed, trio.Event()
+        changed.set()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Stay registered until cancelled; started after the first try with each nameserver.
+
+        Raises IdentityTaken.
+        """
+        async with trio.open_nursery() as nursery:
+            tried = {nameserver: trio.Event() for nameserver in self._nameservers}
+            for nameserver, event in tried.items():
+                nursery.start_soon(self._stay_registered, nameserver, event)
+            for event in tried.values():
+                await event.wait()
+            task_status.started()
+
+    async def unregister(self) -> None:
+        """Say goodbye, so that clients look elsewhere at once."""
+        header = UnregisterBrokerHeader(
+            broker_name=self._config.broker_name,
+            broker_addr=self._address,
+            cluster_name=self._config.broker_cluster_name,
+            broker_id=self._config.broker_id,
+        )
+        for nameserver, connection in self._connections.items():
+            try:
+                await connection.request(
+                    RequestCode.UNREGISTER_BROKER, header, timeout_ms=_TIMEOUT_MS
+                )
+            except HeadraceError as error:
+                log.warning("not unregistered", nameserver=nameserver, reason=str(error))
+
+    async def _stay_registered(self, nameserver: str, tried: trio.Event) -> None:
+        last_problem = ""
+        while True:
+            try:
+                await self._serve_connection(nameserver, tried)
+                last_problem = ""
+            except HeadraceError as error:
+                if str(error) != last_problem:
+                    log.error("not registered, trying on", nameserver=nameserver, reason=str(error))
+                    last_problem = str(error)
+            tried.set()
+            await trio.sleep(_RETRY_S)
+
+    async def _serve_connection(self, nameserver: str, tried: trio.Event) -> None:
+        stream = await open_stream(self._network.connect, nameserver)
+        connection = AsyncConnection(stream, nameserver)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connection.run)
+            try:
+                await self._check_identity(connection)
+                await self._register(connection)
+                self._connections[nameserver] = connection
+                log.info("registered", nameserver=nameserver, broker=self._address)
+                tried.set()
+                while True:
+                    changed = self._changed
+                    with trio.move_on_after(self._config.register_name_server_period / 1000):
+                        await changed.wait()
+                    await self._register(connection)
+            finally:
+                self._connections.pop(nameserver, None)
+                nursery.cancel_scope.cancel()
+
+    async def _register(self, connection: AsyncConnection) -> None:
+        body = self._body()
+        response = await connection.request(
+            RequestCode.REGISTER_BROKER,
+            RegisterBrokerHeader(
+                broker_name=self._config.broker_name,
+                broker_addr=self._address,
+                cluster_name=self._config.broker_cluster_name,
+                ha_server_addr=self._ha_address,
+                broker_id=self._config.broker_id,
+                compressed=False,
+                body_crc32=zlib.crc32(body) & _CRC_MASK,
+            ),
+            body,
+            timeout_ms=_TIMEOUT_MS,
+        )
+        response.expect()
+
+    def _body(self) -> bytes:
+        return RegisterBrokerBody(
+            topic_config_serialize_wrapper=TopicConfigSerializeWrapper(
+                topic_config_table=self._topics.registered(self._config.broker_permission),
+                data_version=self._topics.data_version,
+            )
+        ).encode()
+
+    async def _check_identity(self, connection: AsyncConnection) -> None:
+        """Refuse to take over from a broker that answers: two would split their clients."""
+        config = self._config
+        response = await connection.request(
+            RequestCode.GET_BROKER_MEMBER_GROUP,
+            GetBrokerMemberGroupHeader(
+                cluster_name=config.broker_cluster_name, broker_name=config.broker_name
+            ),
+            timeout_ms=_TIMEOUT_MS,
+        )
+        if response.command.code != ResponseCode.SUCCESS:
+            return
+        body = GetBrokerMemberGroupResponseBody.decode(response.body)
+        group = body.broker_member_group or BrokerMemberGroup()
+        other = group.broker_addrs.get(config.broker_id, self._address)
+        if other != self._address and await self._is_alive(other):
+            raise IdentityTaken(config, other, connection.address)
+
+    async def _is_alive(self, address: str) -> bool:
+        try:
+            stream = await open_stream(self._network.connect, address)
+        except ConnectFailed:
+            return False
+        await stream.aclose()
+        return True

@@ -1,0 +1,273 @@
+"""The broker daemon, put together: store, services, processors, server, registration."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+
+from headrace_broker.clock import SystemClock
+from headrace_broker.consumer.groups import ConsumerManager, ProducerManager
+from headrace_broker.consumer.locks import QueueLocks
+from headrace_broker.consumer.long_polling import LongPolling
+from headrace_broker.consumer.offsets import ConsumerOffsets
+from headrace_broker.consumer.subscriptions import SubscriptionGroups
+from headrace_broker.processors.client import ClientProcessor
+from headrace_broker.processors.pull import PullProcessor
+from headrace_broker.processors.query import QueryProcessor
+from headrace_broker.processors.send import SendProcessor
+from headrace_broker.registration import Registration
+from headrace_broker.statistics import BrokerStatistics
+from headrace_broker.store.config_file import ConfigFile
+from headrace_broker.store.message_store import MessageStore
+from headrace_broker.topics import TopicTable
+from headrace_protocol.drivers.network import TcpNetwork
+from headrace_protocol.drivers.server import RemotingServer, pack_host
+from headrace_protocol.message import UniqKeyGenerator
+from headrace_protocol.serving import Registry, Request
+
+if TYPE_CHECKING:
+    from headrace_broker.clock import Clock
+    from headrace_broker.config import BrokerConfig
+    from headrace_protocol.drivers.network import Listener, Network
+    from headrace_protocol.drivers.server import ServerChannel
+    from headrace_protocol.frame import Frame
+
+log = structlog.get_logger("headrace.broker")
+
+_EXPIRE_S = 10.0
+_STOP_TIMEOUT_S = 3.0
+_PRESSURE_TIMEOUT_S = 2.0
+_PRESSURE_LOOK_S = 0.01
+
+
+class Broker:
+    """One broker: a store, and everything that serves it.
+
+    network: where it listens and where its nameservers are.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        network: Network | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.config = config
+        self.address = ""
+        self._network = network or TcpNetwork()
+        self._clock = clock or SystemClock()
+
+    async def run(self, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled, then stop in order; started with the address when sends are taken.
+
+        Raises OSError (address), StoreError (directory), IdentityTaken; nothing is left open.
+        """
+        stop = trio.Event()
+        async with trio.open_nursery() as nursery:
+            try:
+                await nursery.start(self._run_shielded, stop)
+                task_status.started(self.address)
+                await trio.sleep_forever()
+            finally:
+                stop.set()
+
+    async def _run_shielded(
+        self, stop: trio.Event, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Serve until ``stop``; the order of stopping is kept even when the broker is cancelled."""
+        with trio.CancelScope(shield=True):
+            # The address first: a port in use must not cost a recovery.
+            listener = self._network.listen(self.config.bind_address, self.config.listen_port)
+            try:
+                store = await self._open_store(listener)
+                try:
+                    await self._serve(store, listener, stop, task_status)
+                finally:
+                    store.close()
+            finally:
+                listener.close()
+        log.info("stopped", broker=self.config.broker_name)
+
+    async def _open_store(self, listener: Listener) -> MessageStore:
+        host = self.config.broker_ip1 or listener.host
+        listener.host = host
+        self.address = listener.address
+        store = MessageStore(
+            self.config.store_settings(pack_host(host, listener.port)), clock=self._clock
+        )
+        report = await trio.to_thread.run_sync(store.load)
+        log.info("store open", path=str(self.config.store_path_root_dir), **report.as_log())
+        return store
+
+    async def _serve(
+        self,
+        store: MessageStore,
+        listener: Listener,
+        stop: trio.Event,
+        task_status: trio.TaskStatus[None],
+    ) -> None:
+        parts = _Parts(self.config, store, self._clock, self._network, listener)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(store.run)
+            nursery.start_soon(parts.statistics.run)
+            nursery.start_soon(parts.long_polling.run)
+            nursery.start_soon(parts.relieve_pressure)
+            nursery.start_soon(parts.expire_clients)
+            nursery.start_soon(parts.persist_offsets)
+            await nursery.start(self._network.serve, listener, parts.server)
+            await nursery.start(parts.registration.run)
+            log.info("serving", broker=self.config.broker_name, address=self.address)
+            task_status.started()
+            await stop.wait()
+            with trio.move_on_after(_STOP_TIMEOUT_S):
+                await parts.registration.unregister()
+            parts.long_polling.answer_all()
+            nursery.cancel_scope.cancel()
+        parts.offsets.persist()
+
+
+class _Parts:
+    """The services of a running broker; hands the server's frames to the processors."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        clock: Clock,
+        network: Network,
+        listener: Listener,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._config = config
+        folder = config.store_path_root_dir / "config"
+        self.statistics = BrokerStatistics()
+        self.long_polling = LongPolling()
+        self.server = RemotingServer(self)
+        now_ms = clock.now_ms
+        self.topics = TopicTable(config, ConfigFile(folder / "topics.json"), now_ms)
+        self.groups = SubscriptionGroups(
+            config, ConfigFile(folder / "subscriptionGroup.json"), now_ms
+        )
+        self.offsets = ConsumerOffsets(ConfigFile(folder / "consumerOffset.json"), now_ms)
+        self.consumers = ConsumerManager(self.groups)
+        self.producers = ProducerManager()
+        self.locks = QueueLocks()
+        self.registration = Registration(
+            config, config.nameservers, network, self.topics, listener.address, ha_address=""
+        )
+        self.topics.on_change = lambda _topic: self.registration.topics_changed()
+        self.registry = self._registry()
+        self._producers_of_batch: list[ServerChannel] = []
+        self._held_back: list[ServerChannel] = []
+        self._under_pressure = trio.Event()
+
+    def _registry(self) -> Registry:
+        registry = Registry(_log_unexpected)
+        now_ms = self._clock.now_ms
+        uniq_keys = UniqKeyGenerator(now_ms, os.getpid(), self._store.store_host[:-4])
+        for processor in (
+            SendProcessor(self._config, self._store, self.topics, uniq_keys, self.statistics),
+            PullProcessor(
+                self._config,
+                self._store,
+                self.topics,
+                self.groups,
+                self.consumers,
+                self.offsets,
+                self.long_polling,
+                self.statistics,
+            ),
+            QueryProcessor(self._store, self.topics),
+            ClientProcessor(
+                self._store,
+                self.topics,
+                self.groups,
+                self.consumers,
+                self.producers,
+                self.offsets,
+                self.locks,
+                now_ms,
+            ),
+        ):
+            processor.register(registry)
+        return registry
+
+    # -- frames ------------------------------------------------------------------------------------
+
+    def handle(self, channel: ServerChannel, frames: list[Frame]) -> None:
+        """See FrameHandler."""
+        store = self._store
+        store.begin_batch()
+        end = store.max_physical_offset
+        self.registry.handle(channel, frames)
+        if store.max_physical_offset != end:
+            self._producers_of_batch.append(channel)
+
+    def finish_batch(self) -> None:
+        """Dispatch what the batch stored, and answer the pulls that waited for it."""
+        producers, self._producers_of_batch = self._producers_of_batch, []
+        if producers:
+            self._dispatch()
+            if self._store.pressure():
+                self._hold_back(producers)
+
+    def _dispatch(self) -> None:
+        self.long_polling.arrived(self._store.dispatch())
+
+    def _hold_back(self, producers: list[ServerChannel]) -> None:
+        for channel in producers:
+            self.server.hold_back(channel, is_held_back=True)
+        self._held_back += producers
+        self._under_pressure.set()
+
+    def closed(self, channel: ServerChannel) -> None:
+        """Forget a client that is gone."""
+        self.consumers.channel_closed(channel)
+        self.producers.channel_closed(channel)
+
+    # -- services ----------------------------------------------------------------------------------
+
+    async def relieve_pressure(self) -> None:
+        """Let producers go on when dispatch has caught up, or when they have waited long enough.
+
+        Those that waited in vain fill the rest of the ring and then get SYSTEM_BUSY.
+        """
+        while True:
+            await self._under_pressure.wait()
+            with trio.move_on_after(_PRESSURE_TIMEOUT_S):
+                while self._store.pressure():
+                    await trio.sleep(_PRESSURE_LOOK_S)
+                    self._dispatch()
+            if stage := self._store.pressure():
+                log.warning("dispatch is behind, sends will be refused", stage=stage)
+            self._under_pressure = trio.Event()
+            held_back, self._held_back = self._held_back, []
+            for channel in held_back:
+                self.server.hold_back(channel, is_held_back=False)
+
+    async def expire_clients(self) -> None:
+        """Forget clients whose heartbeats stopped."""
+        while True:
+            await trio.sleep(_EXPIRE_S)
+            self.consumers.expire(self._clock.now_ms())
+            self.producers.expire(self._clock.now_ms())
+
+    async def persist_offsets(self) -> None:
+        """Write consumer offsets when they have changed."""
+        while True:
+            await trio.sleep(self._config.flush_consumer_offset_interval / 1000)
+            if (snapshot := self.offsets.take_snapshot()) is not None:
+                await trio.to_thread.run_sync(self.offsets.save_snapshot, snapshot)
+
+
+def _log_unexpected(request: Request, error: Exception) -> None:
+    log.error(
+        "request failed",
+        code=request.command.code,
+        client=request.channel.address,
+        exc_info=error,
+    )

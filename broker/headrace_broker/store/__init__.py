@@ -1,0 +1,1 @@
+"""The storage engine: knows files and numpy; knows no socket and no request."""

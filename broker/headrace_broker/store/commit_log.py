@@ -1,0 +1,351 @@
+"""The log of all records of all topics: append, and read by physical offset."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace_broker.store.blocks import BatchRecords, EncodedRecords
+from headrace_broker.store.errors import RecordTooLarge, StoreBusy, StoreNotWritable
+from headrace_broker.store.mapped_file_queue import MappedFileQueue
+from headrace_broker.store.ring import ROW, ROW_BYTES, Ring, Rows
+from headrace_protocol.message import (
+    BLANK_RECORD,
+    BORN_HOST_V6,
+    CRC_MASK,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    PROPERTIES_BYTES_MAX,
+    RECORD_BYTES_MIN,
+    RECORD_HEADS,
+    STORE_HOST_V6,
+    SYS_FLAG_AT,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from headrace_broker.clock import Clock
+    from headrace_broker.store.files import Files
+    from headrace_broker.store.mapped_file import MappedFile
+    from headrace_broker.store.settings import StoreSettings
+    from headrace_broker.store.store_queue import StoreQueue
+
+BLANK_BYTES: Final = 8
+NO_QUEUE_OFFSET: Final = 0x4  # set in PREPARED and ROLLBACK, clear in COMMIT
+_INT = struct.Struct(">i")
+_SHORT = struct.Struct(">h")
+_RECORD_PLACE = struct.Struct(">ii20xq")  # total size, magic, physical offset
+RECORD_MAGICS: Final = frozenset((MAGIC_V1, MAGIC_V2))
+RETRY_MS: Final = 1000
+
+
+class CommitLog:
+    """Appends at ``position`` of the last file in use; the loop's thread alone does.
+
+    ``append_end`` is where the fast path stops and looks up: half of the file (time to have the
+    next one made), its end, or -1 when appends are refused.
+    """
+
+    def __init__(self, settings: StoreSettings, seam: Files, ring: Ring, clock: Clock) -> None:
+        self.files = MappedFileQueue(
+            settings.root / "commitlog",
+            settings.commit_log_file_bytes,
+            seam,
+            "commit_log_file_bytes",
+        )
+        self.clock = clock
+        self.now_ms = 0
+        self.ring = ring
+        self.file_bytes = settings.commit_log_file_bytes
+        self.body_bytes_max = settings.body_bytes_max
+        self.store_host = settings.store_host
+        self.store_flag = STORE_HOST_V6 if len(settings.store_host) == 20 else 0
+        self.position = self.file_start = self.flushed_offset = 0
+        self.append_end = -1
+        self.refusal: StoreNotWritable | None = StoreNotWritable("not loaded", settings.root)
+        self.is_refusal_final = True
+        self.refused_ms = 0
+        self.on_half_full: Callable[[], None] = lambda: None
+        self._map: Any = None
+
+    # --- append ----------------------------------------------------------------------------
+
+    def append(
+        self,
+        queue: StoreQueue,
+        body: bytes | memoryview,
+        properties: bytes,
+        tags_code: int,
+        flag: int,
+        sys_flag: int,
+        born_timestamp: int,
+        born_host: bytes,
+        reconsume_times: int,
+        prepared_transaction_offset: int = 0,
+    ) -> int:
+        """Store one record; returns its physical offset.
+
+        The queue offset is ``queue.next_offset`` before the call. The store timestamp is that of
+        the last ``begin_batch``. Nothing is written when it raises.
+
+        Raises RecordTooLarge, StoreNotWritable, StoreBusy; struct.error when a number does not
+        fit its field.
+        """
+        ring = self.ring
+        if ring.written == ring.limit:
+            raise StoreBusy(ring.slow_stage())
+        body_bytes = len(body)
+        properties_bytes = len(properties)
+        sys_flag |= self.store_flag
+        if len(born_host) == 20:
+            sys_flag |= BORN_HOST_V6
+        head = RECORD_HEADS[sys_flag >> 4 & 3]
+        topic_field = queue.topic_field
+        size = head.size + body_bytes + len(topic_field) + 2 + properties_bytes
+        if self.position + size > self.append_end or size > self.body_bytes_max:
+            self._make_room(size, body_bytes, properties_bytes)
+        elif properties_bytes > PROPERTIES_BYTES_MAX:
+            raise RecordTooLarge("properties", properties_bytes, PROPERTIES_BYTES_MAX)
+        position = self.position
+        physical_offset = self.file_start + position
+        queue_offset = 0 if sys_flag & NO_QUEUE_OFFSET else queue.next_offset
+        now_ms = self.now_ms
+        end = position + size
+        self._map[position:end] = b"".join(
+            (
+                head.pack(
+                    0,  # the size comes last and makes it a record
+                    queue.magic,
+                    zlib.crc32(body) & CRC_MASK,
+                    queue.queue_id,
+                    flag,
+                    queue_offset,
+                    physical_offset,
+                    sys_flag,
+                    born_timestamp,
+                    born_host,
+                    now_ms,
+                    self.store_host,
+                    reconsume_times,
+                    prepared_transaction_offset,
+                    body_bytes,
+                ),
+                body,
+                topic_field,
+                _SHORT.pack(properties_bytes),
+                properties,
+            )
+        )
+        written = ring.written
+        ROW.pack_into(
+            ring.buffer,
+            (written & ring.mask) * ROW_BYTES,
+            physical_offset,
+            queue_offset,
+            tags_code,
+            now_ms,
+            size,
+            queue.key,
+            properties_bytes,
+            sys_flag,
+        )
+        _INT.pack_into(self._map, position, size)
+        ring.written = written + 1
+        self.position = end
+        if not sys_flag & NO_QUEUE_OFFSET:
+            queue.next_offset += 1
+        return physical_offset
+
+    def append_batch(
+        self,
+        queue: StoreQueue,
+        batch_body: bytes | memoryview,
+        sys_flag: int,
+        born_timestamp: int,
+        born_host: bytes,
+        reconsume_times: int,
+    ) -> tuple[int, list[int]]:
+        """Store each item of a batch body as a record: all of them in one file, or none.
+
+        Returns the first queue offset (they are consecutive) and the physical offsets.
+        Raises as ``append`` does, and CorruptRecord for a malformed or empty batch.
+        """
+        sys_flag |= self.store_flag | (BORN_HOST_V6 if len(born_host) == 20 else 0)
+        items = BatchRecords(bytes(batch_body), sys_flag, queue)
+        self._make_room_for_block(items.rows, items.total_bytes, len(batch_body))
+        items.place(queue.next_offset, self.max_offset, self.now_ms)
+        block = items.encode(born_timestamp, born_host, self.store_host, reconsume_times)
+        return self._write_block(queue, block, items.rows)
+
+    def append_records(self, queue: StoreQueue, block: memoryview) -> tuple[int, list[int]]:
+        """Store whole V1 records of one queue's topic, made by a producer of ours.
+
+        Lengths, magic numbers, topic and body CRCs are checked; queue id, offsets, store time
+        and store host are filled in. Returns and raises as ``append_batch`` does.
+        """
+        records = EncodedRecords(block, queue, self.store_host)
+        self._make_room_for_block(records.rows, len(block), 0)
+        records.place(queue.next_offset, self.max_offset, self.now_ms)
+        return self._write_block(queue, records.encode(), records.rows)
+
+    def _make_room_for_block(self, rows: Rows, block_bytes: int, body_bytes: int) -> None:
+        if self.ring.written + len(rows) > self.ring.limit:
+            raise StoreBusy(self.ring.slow_stage())
+        if self.position + block_bytes > self.append_end or body_bytes > self.body_bytes_max:
+            self._make_room(block_bytes, body_bytes, 0)
+
+    def _write_block(
+        self, queue: StoreQueue, block: memoryview, rows: Rows
+    ) -> tuple[int, list[int]]:
+        # The first record's size comes last: until then the block is not there.
+        position = self.position
+        self._map[position + 4 : position + len(block)] = block[4:]
+        self._map[position : position + 4] = block[:4]
+        self.ring.put(rows)
+        self.position += len(block)
+        first_queue_offset = queue.next_offset
+        queue.next_offset += len(rows)
+        return first_queue_offset, rows["physical_offset"].tolist()
+
+    # --- room ------------------------------------------------------------------------------
+
+    def _make_room(self, size: int, body_bytes: int, properties_bytes: int) -> None:
+        if body_bytes > self.body_bytes_max:
+            raise RecordTooLarge("body", body_bytes, self.body_bytes_max)
+        if properties_bytes > PROPERTIES_BYTES_MAX:
+            raise RecordTooLarge("properties", properties_bytes, PROPERTIES_BYTES_MAX)
+        if size > self.file_bytes - BLANK_BYTES:
+            raise RecordTooLarge("record", size, self.file_bytes - BLANK_BYTES)
+        while self.position + size > self.append_end:
+            self._advance()
+
+    def _advance(self) -> None:
+        self._check_refusal()
+        try:
+            if self.append_end < 0:
+                self._reopen()
+            elif self.append_end < self.file_bytes - BLANK_BYTES:
+                self.append_end = self.file_bytes - BLANK_BYTES
+                self.on_half_full()
+            else:
+                self._roll()
+        except OSError as error:
+            raise self.refuse(error.strerror or str(error), self.files.directory) from error
+
+    def _reopen(self) -> None:
+        if not self.files.files:
+            self.files.take()
+        last = self.files.files[-1]
+        last.allocate(self.file_bytes, self.file_bytes)
+        self._write_to(last, self.position)
+
+    def _roll(self) -> None:
+        # The next file first: if the disk is full, nothing has changed.
+        following = self.files.take()
+        if self.position < self.file_bytes:
+            remaining = self.file_bytes - self.position
+            BLANK_RECORD.pack_into(self._map, self.position, remaining, MAGIC_BLANK)
+        self._write_to(following, 0)
+
+    def _write_to(self, file: MappedFile, position: int) -> None:
+        self.file_start = file.start_offset
+        self.position = position
+        self._map = file.map
+        self.append_end = max(self.file_bytes // 2, RECORD_BYTES_MIN)
+
+    # --- refusing appends ------------------------------------------------------------------
+
+    def refuse(self, reason: str, path: Path, *, is_final: bool = False) -> StoreNotWritable:
+        """Stop appends: for good, or until one of them is tried again a second later."""
+        if not self.is_refusal_final:
+            self.refusal = StoreNotWritable(reason, path)
+            self.is_refusal_final = is_final
+            self.refused_ms = self.clock.now_ms()
+            self.append_end = -1
+        assert self.refusal is not None
+        return self.refusal
+
+    def accept(self) -> None:
+        """Take appends from now on; the next one opens the file."""
+        self.refusal = None
+        self.is_refusal_final = False
+
+    def resume(self) -> None:
+        """Take appends again unless they were stopped for good."""
+        if not self.is_refusal_final:
+            self.refusal = None
+
+    def _check_refusal(self) -> None:
+        if self.refusal is None:
+            return
+        if self.is_refusal_final or self.clock.now_ms() - self.refused_ms < RETRY_MS:
+            raise self.refusal
+        self.resume()
+
+    # --- position and reading --------------------------------------------------------------
+
+    def open_at(self, end_offset: int) -> None:
+        """Set where the log ends, after recovery; later files are gone already."""
+        last = self.files.files[-1] if self.files.files else None
+        self.file_start = last.start_offset if last else 0
+        self.position = end_offset - self.file_start
+        self.flushed_offset = end_offset
+        self.append_end = -1
+
+    @property
+    def min_offset(self) -> int:
+        """The first byte still there."""
+        return self.files.min_offset
+
+    @property
+    def max_offset(self) -> int:
+        """Just after the last record."""
+        return self.file_start + self.position
+
+    def record_at(self, physical_offset: int) -> memoryview | None:
+        """One whole record as a view; None if none begins there."""
+        file = self.files.find(physical_offset)
+        if file is None or physical_offset + RECORD_BYTES_MIN > self.max_offset:
+            return None
+        position = physical_offset - file.start_offset
+        if position + RECORD_BYTES_MIN > self.file_bytes:
+            return None
+        size, magic, stated_offset = _RECORD_PLACE.unpack_from(file.map, position)
+        end = position + size
+        is_record = magic in RECORD_MAGICS and stated_offset == physical_offset
+        if not is_record or size < RECORD_BYTES_MIN or file.start_offset + end > self.max_offset:
+            return None
+        return file.view[position:end] if end <= self.file_bytes else None
+
+    def slice(self, start: int, end: int) -> memoryview:
+        """Bytes of one file by physical offset, as a view."""
+        file = self.files.find(start)
+        assert file is not None
+        return file.view[start - file.start_offset : end - file.start_offset]
+
+    def store_timestamp_at(self, physical_offset: int) -> int | None:
+        """When the record there was stored; None if none is."""
+        record = self.record_at(physical_offset)
+        if record is None:
+            return None
+        (sys_flag,) = _INT.unpack_from(record, SYS_FLAG_AT)
+        at = 68 if sys_flag & BORN_HOST_V6 else 56
+        return int.from_bytes(record[at : at + 8], "big", signed=True)
+
+    def start_flush(self) -> tuple[int, Callable[[], None]]:
+        """The offset up to which a thread makes all durable by calling the function."""
+        end_offset = self.max_offset
+        files = self.files.files
+        first = self.files.find(self.flushed_offset)
+        dirty = files[files.index(first) :] if first and end_offset > self.flushed_offset else []
+        dirty = [file for file in dirty if file.start_offset < end_offset]
+
+        def flush() -> None:
+            for file in dirty:
+                file.sync()
+
+        return end_offset, flush

@@ -1,0 +1,283 @@
+"""One queue's index: fixed units that lead from queue offset to physical offset."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace_broker.store.mapped_file_queue import MappedFileQueue
+
+if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from headrace_broker.store.files import Files
+    from headrace_broker.store.mapped_file import MappedFile
+
+UNIT: Final = struct.Struct(">qiq")
+UNIT_BYTES: Final = UNIT.size
+UNIT_DTYPE: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+Units = npt.NDArray[Any]
+# Stands where a queue offset has no record: before the first one of a queue that starts late.
+BLANK_SIZE: Final = 0x7FFFFFFF
+ALLOCATE_STEP_BYTES: Final = 1 << 18
+WARM_FILES: Final = 3
+
+
+class ConsumeQueue:
+    """Units of 20 bytes in files of one length; ``max_offset`` is the next one to write.
+
+    ``map`` and ``position`` say where that is; up to ``room_end`` disk blocks back it. The
+    dispatcher writes there itself, ``put`` is for everything that needs a decision.
+    """
+
+    __slots__ = (
+        "_log_min_seen",
+        "_min_offset",
+        "file",
+        "files",
+        "flushed_offset",
+        "map",
+        "max_offset",
+        "position",
+        "room_end",
+    )
+
+    def __init__(self, directory: Path, file_bytes: int, seam: Files) -> None:
+        """directory: ``consumequeue/TOPIC/QUEUE_ID``, made with the first unit."""
+        self.files = MappedFileQueue(directory, file_bytes, seam, "consume_queue_file_bytes")
+        self.file: MappedFile | None = None
+        self.map: mmap.mmap | None = None
+        self.position = self.room_end = 0
+        self.max_offset = self.flushed_offset = 0
+        self._min_offset = 0
+        self._log_min_seen = -1
+
+    # --- writing ---------------------------------------------------------------------------
+
+    def put(self, queue_offset: int, physical_offset: int, size: int, tags_code: int) -> bool:
+        """Add one unit. False if the log says the same again; raises OSError on a full disk."""
+        if queue_offset < self.max_offset and not self._is_new_life(queue_offset, physical_offset):
+            return False
+        self._fill_to(queue_offset)
+        self._make_room()
+        assert self.map is not None
+        UNIT.pack_into(self.map, self.position, physical_offset, size, tags_code)
+        self.position += UNIT_BYTES
+        self.max_offset += 1
+        return True
+
+    def put_block(self, units: Units) -> int:
+        """Add units at ``max_offset``, as many as the file has room for; returns how many."""
+        self._make_room()
+        assert self.map is not None
+        count = min(len(units), (self.room_end - self.position) // UNIT_BYTES)
+        end = self.position + count * UNIT_BYTES
+        self.map[self.position : end] = units[:count].tobytes()
+        self.position = end
+        self.max_offset += count
+        return count
+
+    def _is_new_life(self, queue_offset: int, physical_offset: int) -> bool:
+        # A topic that was deleted and made again counts from 0, later in the log.
+        if queue_offset or physical_offset <= self.last_physical_offset:
+            return False
+        self.truncate(0)
+        return True
+
+    def _fill_to(self, queue_offset: int) -> None:
+        if queue_offset == self.max_offset:
+            return
+        if not self.files.files:
+            start = queue_offset * UNIT_BYTES // self.files.file_bytes * self.files.file_bytes
+            self.max_offset = self.flushed_offset = start // UNIT_BYTES
+        # Keeps physical offsets ascending, which searches rely on.
+        before = max(self.last_physical_offset, 0)
+        blank = np.array([(before, BLANK_SIZE, 0)], UNIT_DTYPE)
+        while self.max_offset < queue_offset:
+            self.put_block(np.repeat(blank, min(queue_offset - self.max_offset, 4096)))
+
+    def _make_room(self) -> None:
+        if self.position + UNIT_BYTES <= self.room_end:
+            return
+        if self.file is None or self.position == self.files.file_bytes:
+            start = self.max_offset * UNIT_BYTES
+            self._write_to(self.files.add(start, self._step(0)), 0)
+        else:
+            self.file.allocate(self.position + UNIT_BYTES, self._step(self.position))
+        assert self.file is not None
+        self.room_end = self.file.allocated_bytes - self.file.allocated_bytes % UNIT_BYTES
+
+    def _step(self, position: int) -> int:
+        # Most queues stay small: the first step is one page.
+        step = ALLOCATE_STEP_BYTES if position else 4096
+        return min(step, self.files.file_bytes - position)
+
+    def _write_to(self, file: MappedFile, position: int) -> None:
+        self.file = file
+        self.map = file.map
+        self.position = position
+        self.room_end = 0
+
+    # --- start, truncation, cleaning -------------------------------------------------------
+
+    def load(self, is_clean: bool) -> None:
+        """Find the files and where the units end. Raises StoreFormatError.
+
+        After a clean stop the end is searched for; after a crash the last three files are read,
+        because a hole may have units after it that reached the disk first.
+        """
+        self.files.load()
+        files = self.files.files
+        if is_clean and files:
+            self._write_to(files[-1], self._used_units(files[-1]) * UNIT_BYTES)
+            self.max_offset = (files[-1].start_offset + self.position) // UNIT_BYTES
+        elif files:
+            self._end_at(self._unbroken_end(files[-WARM_FILES:]))
+        self.flushed_offset = self.max_offset
+
+    @staticmethod
+    def _used_units(file: MappedFile) -> int:
+        low, high = 0, file.file_bytes // UNIT_BYTES
+        while low < high:
+            middle = (low + high) // 2
+            if UNIT.unpack_from(file.map, middle * UNIT_BYTES)[1] > 0:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    @staticmethod
+    def _unbroken_end(files: list[MappedFile]) -> int:
+        for file in files:
+            units = np.frombuffer(file.view, UNIT_DTYPE)
+            used = (units["physical_offset"] >= 0) & (units["size"] > 0)
+            if not used.all():
+                return file.start_offset // UNIT_BYTES + int(used.argmin())
+        return files[-1].end_offset // UNIT_BYTES
+
+    def truncate(self, queue_offset: int) -> None:
+        """Forget the units from ``queue_offset`` on."""
+        if queue_offset >= self.max_offset:
+            return
+        self._end_at(max(queue_offset, self.files.min_offset // UNIT_BYTES))
+
+    def _end_at(self, queue_offset: int) -> None:
+        self.max_offset = queue_offset
+        self.flushed_offset = min(self.flushed_offset, queue_offset)
+        self._log_min_seen = -1
+        end = queue_offset * UNIT_BYTES
+        self.files.delete_from(end)
+        self.file = self.map = None
+        self.position = self.room_end = 0
+        if self.files.files:
+            last = self.files.files[-1]
+            position = end - last.start_offset
+            self._write_to(last, position)
+            if np.frombuffer(last.view, np.uint8, offset=position).any():
+                last.clear_from(position)
+
+    def truncate_from_physical(self, physical_offset: int) -> None:
+        """Forget the units that point at or past ``physical_offset``."""
+        self.truncate(self.first_at_or_after(physical_offset))
+
+    def delete_files_below(self, log_min_offset: int) -> int:
+        """Remove files whose last unit points below the log's first byte; returns how many."""
+        count = 0
+        for file in self.files.files[:-1]:
+            if UNIT.unpack_from(file.map, file.file_bytes - UNIT_BYTES)[0] >= log_min_offset:
+                break
+            count += 1
+        self.files.delete_first(count)
+        return count
+
+    def delete(self) -> None:
+        """Remove every file and the folder."""
+        self.files.delete_from(0)
+        if self.files.directory.exists():
+            self.files.directory.rmdir()
+        self.file = self.map = None
+        self.position = self.room_end = self.max_offset = self.flushed_offset = 0
+
+    def dirty_bytes(self) -> int:
+        """Bytes written since the last flush began."""
+        return (self.max_offset - self.flushed_offset) * UNIT_BYTES
+
+    def start_flush(self) -> Callable[[], None]:
+        """What a thread has to do to make all units so far durable."""
+        first = self.files.find(self.flushed_offset * UNIT_BYTES)
+        files = self.files.files[self.files.files.index(first) :] if first else []
+        self.flushed_offset = self.max_offset
+
+        def flush() -> None:
+            for file in files:
+                file.sync()
+
+        return flush
+
+    # --- reading ---------------------------------------------------------------------------
+
+    def units_view(self, queue_offset: int, count_max: int) -> memoryview:
+        """Units from ``queue_offset`` on as raw bytes; the end of a file returns fewer."""
+        start = queue_offset * UNIT_BYTES
+        file = self.files.find(start)
+        count = min(count_max, self.max_offset - queue_offset)
+        if file is None or count <= 0:
+            return memoryview(b"")
+        position = start - file.start_offset
+        return file.view[position : min(position + count * UNIT_BYTES, file.file_bytes)]
+
+    def unit(self, queue_offset: int) -> tuple[int, int, int]:
+        """Physical offset, size and tags code of one unit, which must exist."""
+        physical_offset, size, tags_code = UNIT.unpack(self.units_view(queue_offset, 1))
+        return physical_offset, size, tags_code
+
+    def iter_units(self, queue_offset: int) -> Iterator[tuple[int, int, int]]:
+        """Units from ``queue_offset`` to the end."""
+        while queue_offset < self.max_offset:
+            view = self.units_view(queue_offset, 4096)
+            yield from UNIT.iter_unpack(view)
+            queue_offset += len(view) // UNIT_BYTES
+
+    @property
+    def last_physical_offset(self) -> int:
+        """Where the newest unit points; -1 without units."""
+        if self.max_offset * UNIT_BYTES <= self.files.min_offset or not self.files.files:
+            return -1
+        return self.unit(self.max_offset - 1)[0]
+
+    @property
+    def first_offset(self) -> int:
+        """The oldest unit on disk, whether or not its record still is."""
+        return self.files.min_offset // UNIT_BYTES if self.files.files else self.max_offset
+
+    def min_offset(self, log_min_offset: int) -> int:
+        """The oldest unit whose record is still in the log."""
+        if self._log_min_seen != log_min_offset:
+            found = self.first_at_or_after(log_min_offset)
+            self._min_offset = self._skip_blank(found)
+            # An empty answer is not kept: the next unit may be the first one.
+            self._log_min_seen = log_min_offset if self._min_offset < self.max_offset else -1
+        return self._min_offset
+
+    def first_at_or_after(self, physical_offset: int) -> int:
+        """The first unit that points at or past ``physical_offset``; max_offset if none does."""
+        low, high = self.first_offset, self.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            if self.unit(middle)[0] < physical_offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _skip_blank(self, queue_offset: int) -> int:
+        for _, size, _ in self.iter_units(queue_offset):
+            if size != BLANK_SIZE:
+                break
+            queue_offset += 1
+        return queue_offset

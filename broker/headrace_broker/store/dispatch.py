@@ -1,0 +1,107 @@
+"""From the ring to the ConsumeQueues."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from headrace_broker.store.consume_queue import UNIT, UNIT_BYTES, UNIT_DTYPE, Units
+from headrace_broker.store.ring import ROW, ROW_BYTES, Ring, Rows
+from headrace_protocol.message import INNER_BATCH, TRANSACTION_PREPARED
+
+if TYPE_CHECKING:
+    from headrace_broker.store.consume_queue import ConsumeQueue
+    from headrace_broker.store.store_queue import StoreQueue
+
+# PREPARED and ROLLBACK records (they share this bit) and inner batches have no unit of their own.
+NOT_QUEUED: Final = TRANSACTION_PREPARED | INNER_BATCH
+# From here on the set-up of the numpy calls costs less than the loop (tests/bench/store_micro.py).
+BLOCK_ROWS: Final = 128
+
+
+class Dispatcher:
+    """Writes one unit per row to the queue that the row's key names."""
+
+    def __init__(self, ring: Ring, queues: list[StoreQueue]) -> None:
+        """queues: by queue_key; the store adds to it."""
+        self.ring = ring
+        self.queues = queues
+        self.cursor = ring.cursors[0]
+
+    def drain(self, confirmed_offset: int, touched: set[StoreQueue]) -> None:
+        """Take waiting rows of records that end by ``confirmed_offset``.
+
+        Queues that got units are added to ``touched``.
+
+        Raises OSError on a full disk. What was not taken is put again by the next call; units
+        that are there already are left alone.
+        """
+        while self.ring.written > self.cursor.taken:
+            waiting = self._confirmed(self.ring.waiting(self.cursor), confirmed_offset)
+            count = waiting.stop - waiting.start
+            if not count:
+                return
+            if count < BLOCK_ROWS:
+                self._put_each(waiting, touched)
+            else:
+                self.put_block(self.ring.rows[waiting], touched)
+            self.ring.take(self.cursor, count)
+
+    def _confirmed(self, waiting: slice, confirmed_offset: int) -> slice:
+        physical_offsets = self.ring.rows["physical_offset"]
+        if physical_offsets[waiting.stop - 1] < confirmed_offset:
+            return waiting
+        count = int(np.searchsorted(physical_offsets[waiting], confirmed_offset))
+        return slice(waiting.start, waiting.start + count)
+
+    def _put_each(self, waiting: slice, touched: set[StoreQueue]) -> None:
+        buffer = memoryview(self.ring.buffer)
+        queues = self.queues
+        pack_into = UNIT.pack_into
+        for row in ROW.iter_unpack(buffer[waiting.start * ROW_BYTES : waiting.stop * ROW_BYTES]):
+            physical_offset, queue_offset, tags_code, _, size, queue_key, _, sys_flag = row
+            if sys_flag & NOT_QUEUED:
+                continue
+            queue = queues[queue_key]
+            consume_queue = queue.consume_queue
+            position = consume_queue.position
+            if queue_offset == consume_queue.max_offset and position < consume_queue.room_end:
+                pack_into(consume_queue.map, position, physical_offset, size, tags_code)
+                consume_queue.position = position + UNIT_BYTES
+                consume_queue.max_offset = queue_offset + 1
+            else:
+                consume_queue.put(queue_offset, physical_offset, size, tags_code)
+            touched.add(queue)
+
+    def put_block(self, rows: Rows, touched: set[StoreQueue]) -> None:
+        """Write the units of many rows: sorted by queue, one block for each."""
+        rows = rows[(rows["sys_flag"] & NOT_QUEUED) == 0]
+        if not len(rows):
+            return
+        rows = rows[np.argsort(rows["queue_key"], kind="stable")]
+        keys, queue_offsets = rows["queue_key"], rows["queue_offset"]
+        units = np.empty(len(rows), UNIT_DTYPE)
+        for name in UNIT_DTYPE.names or ():
+            units[name] = rows[name]
+        changes = np.diff(keys) != 0
+        is_unbroken = bool(((np.diff(queue_offsets) == 1) | changes).all())
+        starts = [0, *(np.flatnonzero(changes) + 1).tolist()]
+        for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
+            queue = self.queues[int(keys[start])]
+            first = int(queue_offsets[start])
+            if is_unbroken and first == queue.consume_queue.max_offset:
+                _put_run(queue.consume_queue, units[start:end])
+            else:
+                _put_units(queue.consume_queue, queue_offsets[start:end].tolist(), units[start:end])
+            touched.add(queue)
+
+
+def _put_run(consume_queue: ConsumeQueue, units: Units) -> None:
+    while len(units):
+        units = units[consume_queue.put_block(units) :]
+
+
+def _put_units(consume_queue: ConsumeQueue, queue_offsets: list[int], units: Units) -> None:
+    for queue_offset, unit in zip(queue_offsets, units.tolist(), strict=True):
+        consume_queue.put(queue_offset, *unit)

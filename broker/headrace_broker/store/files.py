@@ -1,0 +1,60 @@
+"""The seam between the store and the operating system; tests put a faulty one in its place."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Files:
+    """What the store asks of a file system. All raise OSError."""
+
+    def open(self, path: Path, flags: int = os.O_RDWR) -> int:
+        """A descriptor; missing files are made when ``flags`` say so."""
+        return os.open(path, flags | os.O_CLOEXEC, 0o644)
+
+    def close(self, descriptor: int) -> None:
+        """Give a descriptor back."""
+        os.close(descriptor)
+
+    def allocate(self, descriptor: int, position: int, byte_count: int) -> None:
+        """Back a range with disk blocks, so that a mapped write to it cannot fail."""
+        os.posix_fallocate(descriptor, position, byte_count)
+
+    def truncate(self, descriptor: int, byte_count: int) -> None:
+        """Set the length; what is added reads as zeros and has no blocks yet."""
+        os.ftruncate(descriptor, byte_count)
+
+    def write(self, descriptor: int, data: bytes, position: int) -> None:
+        """Write all of ``data``."""
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(descriptor, view, position)
+            view, position = view[written:], position + written
+
+    def fsync(self, descriptor: int) -> None:
+        """Data and metadata to disk."""
+        os.fsync(descriptor)
+
+    def fdatasync(self, descriptor: int) -> None:
+        """Data to disk; releases the interpreter lock, unlike mmap.flush."""
+        os.fdatasync(descriptor)
+
+    def fsync_directory(self, path: Path) -> None:
+        """Make names in a directory durable."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Put ``source`` in the place of ``target``."""
+        source.replace(target)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file; maps of it stay readable."""
+        path.unlink()

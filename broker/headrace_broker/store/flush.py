@@ -1,0 +1,224 @@
+"""Waiting for the disk: flush loops, group commit and the checkpoint."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING
+
+import trio
+
+from headrace_broker.store.checkpoint import INDEX_MARK_NAME, Checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace_broker.store.commit_log import CommitLog
+    from headrace_broker.store.consume_queue import ConsumeQueue
+    from headrace_broker.store.files import Files
+    from headrace_broker.store.indexer import Indexer
+    from headrace_broker.store.ring import Ring
+    from headrace_broker.store.settings import StoreSettings
+
+
+class Flusher:
+    """Owns what is known to be on disk: ``flushed_offset`` of the log, and the checkpoint.
+
+    A failed flush is not tried again (its pages may be gone): appends stop for good.
+    """
+
+    def __init__(
+        self,
+        settings: StoreSettings,
+        seam: Files,
+        ring: Ring,
+        commit_log: CommitLog,
+        indexer: Indexer,
+    ) -> None:
+        self.settings = settings
+        self.seam = seam
+        self.ring = ring
+        self.commit_log = commit_log
+        self.indexer = indexer
+        self.checkpoint_path = settings.root / "checkpoint"
+        self.checkpoint = Checkpoint()
+        self.dirty_queues: set[ConsumeQueue] = set()
+        self.longest_flush_ms = 0.0
+        self.on_flushed: Callable[[], None] = lambda: None
+        self._waiters: deque[tuple[int, Callable[[bool], None]]] = deque()
+        self._asked = trio.Event()
+        self._turn = trio.Lock()
+        self._threads = trio.CapacityLimiter(2)
+
+    # --- the log ---------------------------------------------------------------------------
+
+    def when_flushed(self, end_offset: int, callback: Callable[[bool], None]) -> None:
+        """Call back with True once the log is on disk up to ``end_offset``, False if it fails.
+
+        At once when it is known already, else from the group commit.
+        """
+        if self.commit_log.is_refusal_final:
+            callback(False)
+        elif end_offset <= self.commit_log.flushed_offset:
+            callback(True)
+        else:
+            self._waiters.append((end_offset, callback))
+            self.ask()
+
+    def ask(self) -> None:
+        """Have the log flushed as soon as the disk is free."""
+        self._asked.set()
+
+    async def run_group_commit(self) -> None:
+        """Flush when asked: one flush answers all that came before it began."""
+        while True:
+            await self._asked.wait()
+            self._asked = trio.Event()
+            await self.flush_log()
+            self._answer()
+            self.on_flushed()
+
+    def _answer(self) -> None:
+        # What was appended while the flush ran has asked anew.
+        is_failed = self.commit_log.is_refusal_final
+        flushed_offset = self.commit_log.flushed_offset
+        while self._waiters and (is_failed or self._waiters[0][0] <= flushed_offset):
+            self._waiters.popleft()[1](not is_failed)
+
+    async def run_log_flush(self) -> None:
+        """Flush at intervals what is worth it, and everything now and then."""
+        settings = self.settings
+        thorough_at = -math.inf
+        while True:
+            await trio.sleep(settings.flush_interval_ms / 1000)
+            dirty_bytes = self.commit_log.max_offset - self.commit_log.flushed_offset
+            is_thorough = trio.current_time() >= thorough_at
+            if is_thorough:
+                thorough_at = trio.current_time() + settings.flush_thorough_interval_ms / 1000
+            if dirty_bytes >= (1 if is_thorough else settings.flush_least_bytes):
+                await self.flush_log()
+
+    async def flush_log(self) -> None:
+        """Bring the log to disk in a thread."""
+        async with self._turn:
+            if self.commit_log.is_refusal_final:
+                return
+            end_offset, flush = self.commit_log.start_flush()
+            store_ms = self.commit_log.now_ms
+            if await self._in_thread(flush):
+                self._log_flushed(end_offset, store_ms)
+
+    def _log_flushed(self, end_offset: int, store_ms: int) -> None:
+        if end_offset > self.commit_log.flushed_offset:
+            self.commit_log.flushed_offset = end_offset
+            self.checkpoint = self.checkpoint._replace(physic_msg_timestamp=store_ms)
+
+    async def _in_thread(self, flush: Callable[[], None]) -> bool:
+        started_at = trio.current_time()
+        try:
+            await trio.to_thread.run_sync(flush, limiter=self._threads)
+        except OSError as error:
+            self._fail(error)
+            return False
+        self.longest_flush_ms = max(
+            self.longest_flush_ms, (trio.current_time() - started_at) * 1000
+        )
+        return True
+
+    def _fail(self, error: OSError) -> None:
+        reason = f"a flush failed, so messages may be lost: {error.strerror or error}"
+        self.commit_log.refuse(reason, self.settings.root, is_final=True)
+
+    # --- ConsumeQueues, index, checkpoint --------------------------------------------------
+
+    async def run_queue_flush(self) -> None:
+        """Flush queues with enough new units at intervals, everything now and then."""
+        settings = self.settings
+        thorough_at = trio.current_time() + settings.queue_flush_thorough_interval_ms / 1000
+        while True:
+            await trio.sleep(settings.queue_flush_interval_ms / 1000)
+            if trio.current_time() >= thorough_at:
+                thorough_at = trio.current_time() + settings.queue_flush_thorough_interval_ms / 1000
+                await self.flush_thoroughly()
+            elif not self.commit_log.is_refusal_final:
+                await self._flush_full_index_files()
+                await self._flush_queues(settings.queue_flush_least_bytes)
+
+    async def flush_thoroughly(self) -> None:
+        """Bring everything to disk, then say so in the checkpoint."""
+        if self.commit_log.is_refusal_final:
+            return
+        flush, finish = self._start_thorough_flush()
+        await self.flush_log()
+        if await self._in_thread(flush):
+            finish()
+
+    def flush_now(self) -> None:
+        """The same without threads, for start and stop. Raises OSError."""
+        self.flush_log_now()
+        flush, finish = self._start_thorough_flush()
+        try:
+            flush()
+        except OSError as error:
+            self._fail(error)
+            raise
+        finish()
+
+    def flush_log_now(self) -> None:
+        """Bring the log to disk without a thread. Raises OSError."""
+        end_offset, flush = self.commit_log.start_flush()
+        try:
+            flush()
+        except OSError as error:
+            self._fail(error)
+            raise
+        self._log_flushed(end_offset, self.commit_log.now_ms)
+
+    def _start_thorough_flush(self) -> tuple[Callable[[], None], Callable[[], None]]:
+        newest = self.ring.before(self.indexer.ring.cursors[0])
+        flushes = [consume_queue.start_flush() for consume_queue in self.dirty_queues]
+        self.dirty_queues.clear()
+        index_files = self.indexer.index_files
+        mark = index_files.mark()
+        full, self.indexer.full_files = self.indexer.full_files, []
+        synced = [*full, *index_files.files[-1:]]
+
+        def flush() -> None:
+            _call_all(flushes)
+            for index_file in synced:
+                index_file.file.sync()
+
+        def finish() -> None:
+            if newest is not None:
+                physical_offset, store_ms = newest
+                self.checkpoint = self.checkpoint._replace(
+                    logics_msg_timestamp=store_ms, logics_physical_offset=physical_offset
+                )
+            if full:
+                self._index_flushed(full[-1].header.end_timestamp)
+            self.checkpoint.save(self.checkpoint_path, self.seam)
+            if mark is not None:
+                mark.save(self.settings.root / INDEX_MARK_NAME, self.seam)
+
+        return flush, finish
+
+    async def _flush_queues(self, least_bytes: int) -> None:
+        due = [queue for queue in self.dirty_queues if queue.dirty_bytes() >= least_bytes]
+        if due:
+            flushes = [queue.start_flush() for queue in due]
+            self.dirty_queues.difference_update(due)
+            await self._in_thread(lambda: _call_all(flushes))
+
+    async def _flush_full_index_files(self) -> None:
+        full, self.indexer.full_files = self.indexer.full_files, []
+        for index_file in full:
+            if await self._in_thread(index_file.file.sync):
+                self._index_flushed(index_file.header.end_timestamp)
+
+    def _index_flushed(self, end_timestamp: int) -> None:
+        self.checkpoint = self.checkpoint._replace(index_msg_timestamp=end_timestamp)
+
+
+def _call_all(flushes: list[Callable[[], None]]) -> None:
+    for flush in flushes:
+        flush()

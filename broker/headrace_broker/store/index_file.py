@@ -1,0 +1,293 @@
+"""Hash files that lead from a key to the records that carry it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import struct
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace_broker.store.checkpoint import IndexMark
+from headrace_broker.store.errors import StoreFormatError
+from headrace_broker.store.mapped_file import MappedFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from headrace_broker.store.files import Files
+    from headrace_broker.store.settings import StoreSettings
+
+HEADER: Final = struct.Struct(">qqqqii")
+HEADER_BYTES: Final = HEADER.size
+SLOT_BYTES: Final = 4
+ENTRY_DTYPE: Final = np.dtype(
+    [("key_hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")]
+)
+ENTRY_BYTES: Final = ENTRY_DTYPE.itemsize
+ALLOCATE_STEP_BYTES: Final = 1 << 20
+REBUILD_ENTRIES: Final = 1 << 19
+Array = npt.NDArray[Any]
+
+
+class IndexHeader(NamedTuple):
+    """The file's first 40 bytes; ``index_count`` is the next entry's number, from 1 on."""
+
+    begin_timestamp: int
+    end_timestamp: int
+    begin_physical_offset: int
+    end_physical_offset: int
+    hash_slot_count: int
+    index_count: int
+
+
+class IndexFile:
+    """Slots lead to the newest entry of their hashes, each entry to the one before it."""
+
+    def __init__(self, file: MappedFile, slot_count: int, entry_count: int) -> None:
+        self.file = file
+        self.slot_count = slot_count
+        self.entry_count = entry_count
+        self.entries_at = HEADER_BYTES + slot_count * SLOT_BYTES
+
+    @property
+    def slots(self) -> Array:
+        """Entry numbers by slot, a view of the file."""
+        return np.frombuffer(self.file.view, ">i4", self.slot_count, HEADER_BYTES)
+
+    @property
+    def entries(self) -> Array:
+        """Entries by number, a view of the file; number 0 is never used."""
+        return np.frombuffer(self.file.view, ENTRY_DTYPE, self.entry_count, self.entries_at)
+
+    @property
+    def header(self) -> IndexHeader:
+        """As it stands in the file."""
+        return IndexHeader(*HEADER.unpack_from(self.file.map, 0))
+
+    @header.setter
+    def header(self, header: IndexHeader) -> None:
+        HEADER.pack_into(self.file.map, 0, *header)
+
+    @property
+    def is_full(self) -> bool:
+        """No entry fits any more."""
+        return self.header.index_count >= self.entry_count
+
+    def put(self, key_hashes: Array, physical_offsets: Array, timestamps: Array) -> int:
+        """Add entries in log order, as many as fit; returns how many. Raises OSError."""
+        header = self.header
+        first = header.index_count
+        count = min(len(key_hashes), self.entry_count - first)
+        end = self.entries_at + (first + count) * ENTRY_BYTES
+        self.file.allocate(end, ALLOCATE_STEP_BYTES)
+        key_hashes, timestamps = key_hashes[:count], timestamps[:count]
+        entries = np.empty(count, ENTRY_DTYPE)
+        entries["key_hash"] = key_hashes
+        entries["physical_offset"] = physical_offsets[:count]
+        entries["seconds"] = _seconds(timestamps, header)
+        entries["previous"], new_slots = self._link(key_hashes % self.slot_count, first)
+        self.file.map[end - count * ENTRY_BYTES : end] = entries.tobytes()
+        first_put = first <= 1
+        self.header = IndexHeader(
+            int(timestamps[0]) if first_put else header.begin_timestamp,
+            int(timestamps[-1]),
+            int(physical_offsets[0]) if first_put else header.begin_physical_offset,
+            int(physical_offsets[count - 1]),
+            header.hash_slot_count + new_slots,
+            first + count,
+        )
+        return count
+
+    def _link(self, slots: Array, first: int) -> tuple[Array, int]:
+        """Put numbers ``first``... at the head of their slots; returns what stood there before.
+
+        Entries of one slot within the block point to each other. Also returns how many slots
+        were empty.
+        """
+        order = np.argsort(slots, kind="stable")
+        ordered = slots[order]
+        is_first = np.ones(len(slots), bool)
+        is_first[1:] = ordered[1:] != ordered[:-1]
+        in_file = self.slots[ordered[is_first]].astype(np.int32)
+        in_file[(in_file <= 0) | (in_file > first)] = 0
+        before = np.empty(len(slots), np.int32)
+        before[1:] = order[:-1] + first
+        before[is_first] = in_file
+        previous = np.empty(len(slots), np.int32)
+        previous[order] = before
+        is_last = np.append(is_first[1:], True)
+        self.slots[ordered[is_last]] = order[is_last] + first
+        return previous, int((in_file == 0).sum())
+
+    def find(self, key_hash: int) -> Iterator[int]:
+        """Physical offsets of the entries with this hash, newest first."""
+        count = self.header.index_count
+        number = int(self.slots[key_hash % self.slot_count])
+        entries = self.entries
+        # A link leads to an older entry; one that does not is damage and ends the walk.
+        while 0 < number < count:
+            stored_hash, physical_offset, _, previous = entries[number].tolist()
+            if stored_hash == key_hash:
+                yield physical_offset
+            number, count = previous, number
+
+    def truncate(self, index_count: int, end_timestamp: int) -> None:
+        """Keep the entries below ``index_count`` and build the slots anew from them."""
+        header = self.header
+        end = self.entries_at + index_count * ENTRY_BYTES
+        self.file.clear_from(end)
+        self.file.allocate(end, ALLOCATE_STEP_BYTES)
+        self.slots[:] = 0
+        used = 0
+        for first in range(1, index_count, REBUILD_ENTRIES):
+            hashes = self.entries["key_hash"][first : min(first + REBUILD_ENTRIES, index_count)]
+            used += self._link(hashes.astype(np.int32) % self.slot_count, first)[1]
+        self.header = header._replace(
+            end_timestamp=end_timestamp,
+            end_physical_offset=int(self.entries["physical_offset"][index_count - 1]),
+            hash_slot_count=used,
+            index_count=index_count,
+        )
+
+
+def _seconds(timestamps: Array, header: IndexHeader) -> Array:
+    # The first entry of a file counts from what the file was seeded with, all others from the
+    # first; a new store's file is seeded with 0, which means "no time".
+    base = np.full(len(timestamps), header.begin_timestamp, np.int64)
+    if header.index_count <= 1:
+        base[1:] = timestamps[0]
+    seconds = np.clip((timestamps - base) // 1000, 0, 0x7FFFFFFF)
+    return np.where(base > 0, seconds, 0)
+
+
+class IndexFiles:
+    """The folder ``index/``: the last file takes entries, all answer queries."""
+
+    def __init__(self, settings: StoreSettings, seam: Files) -> None:
+        self.directory = settings.root / "index"
+        self.slot_count = settings.index_slot_count
+        self.entry_count = settings.index_entry_count
+        self.file_bytes = (
+            HEADER_BYTES + self.slot_count * SLOT_BYTES + self.entry_count * ENTRY_BYTES
+        )
+        self.seam = seam
+        self.files: list[IndexFile] = []
+
+    def load(self) -> None:
+        """Find the files. Raises StoreFormatError."""
+        for path in sorted(path for path in self.directory.glob("*") if path.is_file()):
+            self._check(path)
+            self.files.append(self._open(MappedFile(path, self.file_bytes, self.seam)))
+
+    def _check(self, path: Path) -> None:
+        if not (len(path.name) == 17 and path.name.isascii() and path.name.isdigit()):
+            raise StoreFormatError(path, "no index file has this name", "move it out of the store")
+        length = path.stat().st_size
+        if length != self.file_bytes:
+            raise StoreFormatError(
+                path,
+                f"has {length} bytes, but index_slot_count {self.slot_count} and"
+                f" index_entry_count {self.entry_count} make {self.file_bytes}",
+                "set them to the values the store was made with, or remove the index folder to"
+                " lose the index",
+            )
+
+    def _open(self, file: MappedFile) -> IndexFile:
+        return IndexFile(file, self.slot_count, self.entry_count)
+
+    def recover(self, index_msg_timestamp: int, mark: IndexMark | None) -> None:
+        """Keep what a crash cannot have damaged: finished files, and entries up to the mark."""
+        for number, index_file in enumerate(self.files):
+            if index_file.header.end_timestamp <= index_msg_timestamp:
+                continue
+            kept = number
+            if mark and mark.index_count > 1 and mark.file_name == index_file.file.path.name:
+                index_file.truncate(mark.index_count, mark.end_timestamp)
+                kept += 1
+            self.delete(self.files[kept:])
+            return
+
+    def mark(self) -> IndexMark | None:
+        """Where the last file stands; true on disk once that file was synced after the call."""
+        if not self.files:
+            return None
+        header = self.files[-1].header
+        return IndexMark(self.files[-1].file.path.name, header.index_count, header.end_timestamp)
+
+    @property
+    def end_physical_offset(self) -> int:
+        """The newest record indexed; -1 if none is."""
+        if not self.files or self.files[-1].header.index_count <= 1:
+            return -1
+        return self.files[-1].header.end_physical_offset
+
+    def put(
+        self, key_hashes: Array, physical_offsets: Array, timestamps: Array, now_ms: int
+    ) -> list[IndexFile]:
+        """Add entries in log order; returns the files that became full. Raises OSError."""
+        full = []
+        while len(key_hashes):
+            last = self._last_with_room(now_ms)
+            count = last.put(key_hashes, physical_offsets, timestamps)
+            key_hashes, physical_offsets = key_hashes[count:], physical_offsets[count:]
+            timestamps = timestamps[count:]
+            if last.is_full:
+                full.append(last)
+        return full
+
+    def _last_with_room(self, now_ms: int) -> IndexFile:
+        if not self.files or self.files[-1].is_full:
+            self.files.append(self._create(now_ms))
+        return self.files[-1]
+
+    def _create(self, now_ms: int) -> IndexFile:
+        entries_at = HEADER_BYTES + self.slot_count * SLOT_BYTES
+        allocate_bytes = min(entries_at + ALLOCATE_STEP_BYTES, self.file_bytes)
+        file = self._open(
+            MappedFile.create(self._new_path(now_ms), self.file_bytes, self.seam, allocate_bytes)
+        )
+        seed = IndexHeader(0, 0, 0, 0, 0, 1)
+        if self.files:
+            before = self.files[-1].header
+            time, place = before.end_timestamp, before.end_physical_offset
+            seed = IndexHeader(time, time, place, place, 0, 1)
+        file.header = seed
+        return file
+
+    def _new_path(self, now_ms: int) -> Path:
+        # Names must ascend, also when the clock does not.
+        latest = self.files[-1].file.path.name if self.files else ""
+        while True:
+            name = _local_time_name(now_ms)
+            if name > latest and not (self.directory / name).exists():
+                return self.directory / name
+            now_ms += 1
+
+    def find(self, key_hash: int) -> Iterator[int]:
+        """Physical offsets of entries with this hash, newest first."""
+        for file in reversed(self.files):
+            yield from file.find(key_hash)
+
+    def delete_below(self, log_min_offset: int) -> int:
+        """Remove files with nothing at or past ``log_min_offset``, but not the last."""
+        count = 0
+        for file in self.files[:-1]:
+            if file.header.end_physical_offset >= log_min_offset:
+                break
+            count += 1
+        self.delete(self.files[:count])
+        return count
+
+    def delete(self, files: list[IndexFile]) -> None:
+        """Remove some of the files."""
+        for file in files:
+            file.file.delete()
+            self.files.remove(file)
+
+
+def _local_time_name(now_ms: int) -> str:
+    local = dt.datetime.fromtimestamp(now_ms // 1000).astimezone()
+    return f"{local:%Y%m%d%H%M%S}{now_ms % 1000:03d}"

@@ -1,0 +1,136 @@
+"""One file of fixed length, mapped when first touched."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from headrace_broker.store.files import Files
+
+
+class MappedFile:
+    """Full length from the start, zero-filled; ``allocated_bytes`` of it have disk blocks.
+
+    Writing a hole of a full disk through a map kills the process, so writers stay below
+    ``allocated_bytes`` and ask ``allocate`` for more, which fails by exception.
+    """
+
+    __slots__ = (
+        "_is_name_durable",
+        "_map",
+        "_view",
+        "allocated_bytes",
+        "file_bytes",
+        "files",
+        "path",
+        "start_offset",
+    )
+
+    def __init__(self, path: Path, file_bytes: int, files: Files) -> None:
+        """Describe an existing file; nothing is opened yet."""
+        self.path = path
+        self.file_bytes = file_bytes
+        self.files = files
+        self.start_offset = int(path.name)
+        self.allocated_bytes = 0
+        self._is_name_durable = True
+        self._map: mmap.mmap | None = None
+        self._view: memoryview | None = None
+
+    @classmethod
+    def create(cls, path: Path, file_bytes: int, files: Files, allocate_bytes: int) -> MappedFile:
+        """Make the file with its first ``allocate_bytes`` backed by blocks.
+
+        Raises OSError; then no file is left behind.
+        """
+        file = cls(path, file_bytes, files)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = files.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        try:
+            files.truncate(descriptor, file_bytes)
+            files.allocate(descriptor, 0, allocate_bytes)
+        except OSError:
+            files.unlink(path)
+            raise
+        finally:
+            files.close(descriptor)
+        file.allocated_bytes = allocate_bytes
+        file._is_name_durable = False
+        return file
+
+    @property
+    def end_offset(self) -> int:
+        """The offset just after the file."""
+        return self.start_offset + self.file_bytes
+
+    @property
+    def map(self) -> mmap.mmap:
+        """The mapping: slices are copies, slice assignment writes."""
+        if self._map is None:
+            with self._descriptor() as descriptor:
+                self._map = mmap.mmap(descriptor, self.file_bytes)
+        return self._map
+
+    @property
+    def view(self) -> memoryview:
+        """The mapping: slices are views that keep it alive, also after the file is deleted."""
+        if self._view is None:
+            self._view = memoryview(self.map)
+        return self._view
+
+    def allocate(self, end: int, step_bytes: int) -> None:
+        """Back the file with blocks up to ``end`` or a step further. Raises OSError."""
+        target = min(max(end, self.allocated_bytes + step_bytes), self.file_bytes)
+        if target > self.allocated_bytes:
+            with self._descriptor() as descriptor:
+                self.files.allocate(descriptor, self.allocated_bytes, target - self.allocated_bytes)
+            self.allocated_bytes = target
+
+    def clear_from(self, position: int) -> None:
+        """Zero everything from ``position`` on.
+
+        What stood there could be taken for records once new ones end just before it. Cutting and
+        growing the file gives the zeros without writing them.
+        """
+        with self._descriptor() as descriptor:
+            self.files.truncate(descriptor, position)
+            self.files.truncate(descriptor, self.file_bytes)
+        self.allocated_bytes = min(self.allocated_bytes, position)
+
+    def sync(self) -> None:
+        """All that was written, to disk; a deleted file has nothing to keep. Raises OSError."""
+        try:
+            descriptor = self.files.open(self.path)
+        except FileNotFoundError:
+            return
+        try:
+            self.files.fdatasync(descriptor)
+        finally:
+            self.files.close(descriptor)
+        if not self._is_name_durable:
+            self._sync_names()
+
+    def _sync_names(self) -> None:
+        # The folder may be new too: consumequeue/TOPIC/QUEUE is made with its first file.
+        for directory in list(self.path.parents)[:3]:
+            self.files.fsync_directory(directory)
+        self._is_name_durable = True
+
+    def delete(self) -> None:
+        """Remove the file; views already handed out stay readable."""
+        self.files.unlink(self.path)
+        self._map = self._view = None
+
+    @contextmanager
+    def _descriptor(self) -> Iterator[int]:
+        descriptor = self.files.open(self.path)
+        try:
+            yield descriptor
+        finally:
+            self.files.close(descriptor)

@@ -1,0 +1,123 @@
+"""Files of one length, each named by its first offset, as one address space."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from headrace_broker.store.errors import StoreFormatError
+from headrace_broker.store.mapped_file import MappedFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headrace_broker.store.files import Files
+
+
+class MappedFileQueue:
+    """``files`` is ordered and without gaps. The position of the last byte is the owner's."""
+
+    __slots__ = ("_making", "_prepared", "directory", "file_bytes", "files", "seam", "setting")
+
+    def __init__(self, directory: Path, file_bytes: int, seam: Files, setting: str) -> None:
+        """setting: the name of the setting that ``file_bytes`` came from, for messages."""
+        self.directory = directory
+        self.file_bytes = file_bytes
+        self.seam = seam
+        self.setting = setting
+        self.files: list[MappedFile] = []
+        self._prepared: MappedFile | None = None
+        self._making = threading.Lock()
+
+    def load(self) -> None:
+        """Find the files. Raises StoreFormatError for what is not one of them."""
+        paths = sorted(path for path in self.directory.glob("*") if path.is_file())
+        if paths and not paths[-1].stat().st_size:
+            self.seam.unlink(paths.pop())
+        for path in paths:
+            self._check(path)
+            self.files.append(MappedFile(path, self.file_bytes, self.seam))
+        for before, after in zip(self.files, self.files[1:], strict=False):
+            if before.end_offset != after.start_offset:
+                raise StoreFormatError(
+                    after.path,
+                    f"follows {before.path.name} with a gap",
+                    "put the missing file back or move the later ones away",
+                )
+
+    def _check(self, path: Path) -> None:
+        if not (len(path.name) == 20 and path.name.isascii() and path.name.isdigit()):
+            raise StoreFormatError(
+                path, "no file of a store has this name", "move it out of the store's directory"
+            )
+        length = path.stat().st_size
+        if length != self.file_bytes:
+            raise StoreFormatError(
+                path,
+                f"has {length} bytes, but {self.setting} is {self.file_bytes}",
+                f"set {self.setting} to the size the store was made with",
+            )
+
+    @property
+    def min_offset(self) -> int:
+        """Where the first file begins; 0 without files."""
+        return self.files[0].start_offset if self.files else 0
+
+    def find(self, offset: int) -> MappedFile | None:
+        """The file that holds ``offset``."""
+        files = self.files
+        if not files or offset < files[0].start_offset:
+            return None
+        index = (offset - files[0].start_offset) // self.file_bytes
+        return files[index] if index < len(files) else None
+
+    def prepare(self) -> None:
+        """Make the file after the last one, wholly allocated; may run in a thread.
+
+        Raises OSError.
+        """
+        with self._making:
+            if self._prepared is None:
+                self._prepared = self._make(self._next_offset(), self.file_bytes)
+
+    def take(self) -> MappedFile:
+        """Append the prepared file, or one made now. Raises OSError."""
+        self.prepare()
+        assert self._prepared is not None
+        self.files.append(self._prepared)
+        self._prepared = None
+        return self.files[-1]
+
+    def add(self, start_offset: int, allocate_bytes: int) -> MappedFile:
+        """Append a file that starts at ``start_offset``. Raises OSError."""
+        assert not self.files or start_offset == self._next_offset()
+        self.files.append(self._make(start_offset, allocate_bytes))
+        return self.files[-1]
+
+    def drop_prepared(self) -> None:
+        """Remove the file made ahead, so that a clean stop leaves no empty one."""
+        with self._making:
+            if self._prepared is not None:
+                self._prepared.delete()
+                self._prepared = None
+
+    def delete_from(self, offset: int) -> list[MappedFile]:
+        """Remove the files that start at or after ``offset``; returns them."""
+        return self._delete([file for file in self.files if file.start_offset >= offset])
+
+    def delete_first(self, count: int) -> list[MappedFile]:
+        """Remove the oldest files; returns them."""
+        return self._delete(self.files[:count])
+
+    def _delete(self, files: list[MappedFile]) -> list[MappedFile]:
+        for file in files:
+            file.delete()
+            self.files.remove(file)
+        return files
+
+    def _next_offset(self) -> int:
+        return self.files[-1].end_offset if self.files else 0
+
+    def _make(self, start_offset: int, allocate_bytes: int) -> MappedFile:
+        path = self.directory / f"{start_offset:020d}"
+        return MappedFile.create(path, self.file_bytes, self.seam, allocate_bytes)

@@ -1,0 +1,401 @@
+"""The store as the rest of the broker sees it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import trio
+
+from headrace_broker.clock import SystemClock
+from headrace_broker.store.checkpoint import INDEX_MARK_NAME, Checkpoint, IndexMark
+from headrace_broker.store.cleaner import Cleaner
+from headrace_broker.store.commit_log import CommitLog
+from headrace_broker.store.consume_queue import ConsumeQueue
+from headrace_broker.store.dispatch import Dispatcher
+from headrace_broker.store.errors import StoreError, StoreFormatError
+from headrace_broker.store.files import Files
+from headrace_broker.store.flush import Flusher
+from headrace_broker.store.index_file import IndexFiles
+from headrace_broker.store.indexer import Indexer
+from headrace_broker.store.lock import StoreLock
+from headrace_broker.store.reader import Reader
+from headrace_broker.store.recovery import Recovery, RecoveryReport, plan_recovery
+from headrace_broker.store.ring import Ring
+from headrace_broker.store.store_queue import StoreQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from headrace_broker.clock import Clock
+    from headrace_broker.store.reader import IndexType
+    from headrace_broker.store.settings import StoreSettings
+
+# What a store's directory holds; anything else alone is somebody's other folder.
+STORE_NAMES = frozenset(("commitlog", "consumequeue", "config", "checkpoint", "lock", "index"))
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatistics:
+    """A snapshot for the monitor; offsets are physical."""
+
+    min_offset: int
+    max_offset: int
+    flushed_offset: int
+    dispatch_behind_rows: int
+    index_behind_rows: int
+    ring_fill: float
+    slow_stage: str | None
+    longest_flush_ms: float
+    disk_ratio: float
+    refusal: str | None
+    queue_count: int
+
+
+class MessageStore:
+    """A store directory: load() first, then run() in a nursery, close() last.
+
+    The loop's thread is the only one to call in; nothing here awaits but run().
+    """
+
+    def __init__(
+        self, settings: StoreSettings, clock: Clock | None = None, files: Files | None = None
+    ) -> None:
+        """Touches nothing on disk."""
+        self.settings = settings
+        self.root = settings.root
+        self.clock = clock or SystemClock()
+        self.seam = files or Files()
+        self.queues: list[StoreQueue] = []
+        self._names: dict[tuple[str, int], StoreQueue] = {}
+        self._topics: dict[str, dict[int, StoreQueue]] = {}
+        self._batch_topics: frozenset[str] = frozenset()
+        self.ring = Ring(settings.ring_rows, ("consumequeue", "index"))
+        self.commit_log = CommitLog(settings, self.seam, self.ring, self.clock)
+        self.index_files = IndexFiles(settings, self.seam)
+        self.dispatcher = Dispatcher(self.ring, self.queues)
+        self.indexer = Indexer(self.ring, self.commit_log, self.index_files, self.queues)
+        self.reader = Reader(self.commit_log, self.index_files)
+        self.flusher = Flusher(settings, self.seam, self.ring, self.commit_log, self.indexer)
+        self.cleaner = Cleaner(settings, self.commit_log, self.index_files, self._names.values())
+        self.flusher.on_flushed = self._dispatch_unasked
+        self.lock = StoreLock(settings.root)
+        self._index_asked = trio.Event()
+        self._file_asked = trio.Event()
+        self.commit_log.on_half_full = self._ask_for_file
+        # Called with the queues that get units outside the caller's own dispatch().
+        self.on_touched: Callable[[set[StoreQueue]], None] = lambda _: None
+        # The hot path, without a call in between.
+        self.append = self.commit_log.append
+        self.append_batch = self.commit_log.append_batch
+        self.record_at = self.commit_log.record_at
+        self.get = self.reader.get
+        self.offset_by_time = self.reader.offset_by_time
+        self.store_time_at = self.reader.store_time_at
+        self.when_flushed = self.flusher.when_flushed
+
+    # --- start and stop --------------------------------------------------------------------
+
+    def load(self) -> RecoveryReport:
+        """Lock the directory, read what is there and bring it in order.
+
+        Raises StoreLocked, StoreFormatError, or StoreError when the disk says no; nothing was
+        changed in the first two cases.
+        """
+        self._check_directory()
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self.lock.acquire()
+            return self._load_locked()
+        except OSError as error:
+            self.lock.release()
+            reason = error.strerror or str(error)
+            raise StoreError(f"store {self.root} cannot be opened: {reason}") from error
+        except StoreError:
+            self.lock.release()
+            raise
+
+    def _check_directory(self) -> None:
+        if not self.root.exists():
+            return
+        if not self.root.is_dir():
+            raise StoreFormatError(self.root, "is a file", "name a directory")
+        names = {path.name for path in self.root.iterdir()} - {"lost+found"}
+        if names and not names & STORE_NAMES:
+            raise StoreFormatError(
+                self.root,
+                f"is no store: it holds {', '.join(sorted(names)[:3])}",
+                "name an empty directory or that of a store",
+            )
+
+    def _load_locked(self) -> RecoveryReport:
+        abort = self.root / "abort"
+        is_clean = not abort.exists()
+        self.commit_log.files.load()
+        self._load_queues(is_clean=is_clean)
+        self.index_files.load()
+        self.flusher.checkpoint = Checkpoint.load(self.flusher.checkpoint_path)
+        abort.write_text(str(os.getpid()))
+        report = self._recover(is_clean=is_clean)
+        self.begin_batch()
+        self.commit_log.accept()
+        return report
+
+    def _load_queues(self, *, is_clean: bool) -> None:
+        batch_directory = self.root / "batchconsumequeue"
+        self._batch_topics = frozenset(path.name for path in batch_directory.glob("*"))
+        for directory in sorted((self.root / "consumequeue").glob("*/*")):
+            if not directory.name.isdigit():
+                raise StoreFormatError(
+                    directory, "is no queue id", "move it out of the store's directory"
+                )
+            queue = self.queue(directory.parent.name, int(directory.name))
+            queue.consume_queue.load(is_clean)
+            queue.next_offset = queue.consume_queue.max_offset
+
+    def _recover(self, *, is_clean: bool) -> RecoveryReport:
+        recovery = Recovery(
+            self.commit_log,
+            self.dispatcher,
+            self.indexer,
+            self.queue,
+            self._batch_topics,
+            self.settings.delay_levels_ms,
+        )
+        checkpoint = self.flusher.checkpoint
+        if not is_clean:
+            mark = IndexMark.load(self.root / INDEX_MARK_NAME)
+            self.index_files.recover(checkpoint.index_msg_timestamp, mark)
+        plan = plan_recovery(
+            is_clean=is_clean,
+            files=recovery.first_records(),
+            newest_unit=max(
+                (queue.consume_queue.last_physical_offset for queue in self.queues), default=-1
+            ),
+            index_end=self.index_files.end_physical_offset,
+            checkpoint=checkpoint,
+            files_max=self.settings.recover_files_max,
+        )
+        return recovery.run(plan, is_clean=is_clean)
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Flush, index, clean and make files ahead until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.flusher.run_group_commit)
+            nursery.start_soon(self.flusher.run_log_flush)
+            nursery.start_soon(self.flusher.run_queue_flush)
+            nursery.start_soon(self.cleaner.run)
+            nursery.start_soon(self._run_index)
+            nursery.start_soon(self._run_next_file)
+            nursery.start_soon(self._run_heal)
+            task_status.started()
+
+    def close(self) -> None:
+        """Finish dispatch, bring all to disk and unlock; nothing if it is not loaded.
+
+        The abort file stays when something could not be brought to disk. Raises OSError.
+        """
+        try:
+            if self.commit_log.is_refusal_final:
+                return
+            self._finish_dispatch()
+            self.commit_log.files.drop_prepared()
+            self.flusher.flush_now()
+            if self.commit_log.refusal is None:
+                (self.root / "abort").unlink()
+        finally:
+            self.commit_log.refuse("closed", self.root, is_final=True)
+            self.lock.release()
+
+    # --- queues ----------------------------------------------------------------------------
+
+    def queue(self, topic: str, queue_id: int) -> StoreQueue:
+        """The queue, made in memory when it is new; its folder comes with its first message.
+
+        Raises ValueError for a topic that cannot be a folder's name.
+        """
+        queue = self._names.get((topic, queue_id))
+        return queue if queue is not None else self._add_queue(topic, queue_id)
+
+    def find_queue(self, topic: str, queue_id: int) -> StoreQueue | None:
+        """The queue if it exists."""
+        return self._names.get((topic, queue_id))
+
+    def queues_of(self, topic: str) -> list[StoreQueue]:
+        """All queues of a topic that exist, by queue id."""
+        return [queue for _, queue in sorted(self._topics.get(topic, {}).items())]
+
+    def _add_queue(self, topic: str, queue_id: int) -> StoreQueue:
+        if topic in {"", ".", ".."} or "/" in topic or "\0" in topic or queue_id < 0:
+            raise ValueError(f"no queue can be named {topic!r}/{queue_id}")
+        directory = self.root / "consumequeue" / topic / str(queue_id)
+        consume_queue = ConsumeQueue(directory, self.settings.consume_queue_file_bytes, self.seam)
+        queue = StoreQueue(topic, queue_id, len(self.queues), consume_queue)
+        self.queues.append(queue)
+        self._names[topic, queue_id] = queue
+        self._topics.setdefault(topic, {})[queue_id] = queue
+        return queue
+
+    def delete_topic(self, topic: str) -> None:
+        """Remove the topic's ConsumeQueues; its records stay in the log without a way to them.
+
+        The queues' objects must not be used afterwards. Raises OSError.
+        """
+        self._finish_dispatch()
+        for queue_id, queue in self._topics.pop(topic, {}).items():
+            del self._names[topic, queue_id]
+            self.flusher.dirty_queues.discard(queue.consume_queue)
+            queue.consume_queue.delete()
+        directory = self.root / "consumequeue" / topic
+        if directory.exists():
+            directory.rmdir()
+        # A start after a crash must not read back to where the topic still was.
+        self.flusher.flush_now()
+
+    def min_offset(self, queue: StoreQueue) -> int:
+        """The oldest queue offset whose record is still in the log."""
+        return queue.consume_queue.min_offset(self.commit_log.min_offset)
+
+    def max_offset(self, queue: StoreQueue) -> int:
+        """Just after the newest queue offset that can be read."""
+        return queue.consume_queue.max_offset
+
+    def earliest_store_time(self, queue: StoreQueue) -> int | None:
+        """Store time of the oldest record; None when the queue is empty."""
+        return self.reader.store_time_at(queue, self.min_offset(queue))
+
+    # --- the batch of requests -------------------------------------------------------------
+
+    @property
+    def store_host(self) -> bytes:
+        """The host that records get; offset message ids begin with it."""
+        return self.settings.store_host
+
+    @property
+    def max_physical_offset(self) -> int:
+        """Just after the last record."""
+        return self.commit_log.max_offset
+
+    @property
+    def now_ms(self) -> int:
+        """The store timestamp that records get."""
+        return self.commit_log.now_ms
+
+    def begin_batch(self) -> None:
+        """Read the clock for the records of the batch that begins."""
+        self.commit_log.now_ms = self.clock.now_ms()
+
+    def dispatch(self) -> set[StoreQueue]:
+        """Write the units of what was appended; returns the queues that got some.
+
+        A full disk refuses further appends; what is left over is written by a later call.
+        """
+        touched: set[StoreQueue] = set()
+        try:
+            self.dispatcher.drain(self._confirmed_offset(), touched)
+        except OSError as error:
+            self._refuse(error, self.root / "consumequeue")
+        self.flusher.dirty_queues.update([queue.consume_queue for queue in touched])
+        if self.indexer.waiting_count > self.ring.row_count // 2:
+            self.index_tick()
+        elif touched:
+            self._index_asked.set()
+        return touched
+
+    def _confirmed_offset(self) -> int:
+        """Up to where consumers may read: with sync flush, what is on disk."""
+        if self.settings.flush == "async":
+            return self.commit_log.max_offset
+        if self.commit_log.flushed_offset < self.commit_log.max_offset:
+            self.flusher.ask()
+        return self.commit_log.flushed_offset
+
+    def _dispatch_unasked(self) -> None:
+        touched = self.dispatch()
+        if touched:
+            self.on_touched(touched)
+
+    def index_tick(self) -> None:
+        """Index what was appended."""
+        try:
+            self.indexer.drain()
+        except OSError as error:
+            self._refuse(error, self.index_files.directory)
+
+    def _finish_dispatch(self) -> None:
+        if self.settings.flush == "sync":
+            self.flusher.flush_log_now()
+        self.dispatch()
+        self.index_tick()
+
+    def _refuse(self, error: OSError, path: Path) -> None:
+        self.commit_log.refuse(error.strerror or str(error), path)
+
+    def query_index(
+        self,
+        topic: str,
+        key: str,
+        max_count: int,
+        begin_ms: int,
+        end_ms: int,
+        index_type: IndexType | None = None,
+    ) -> list[int]:
+        """As ``Reader.query_index``, with everything appended so far indexed first."""
+        self.index_tick()
+        return self.reader.query_index(topic, key, max_count, begin_ms, end_ms, index_type)
+
+    # --- loops -----------------------------------------------------------------------------
+
+    async def _run_index(self) -> None:
+        while True:
+            await self._index_asked.wait()
+            await trio.sleep(self.settings.index_tick_ms / 1000)
+            self._index_asked = trio.Event()
+            self.index_tick()
+
+    def _ask_for_file(self) -> None:
+        self._file_asked.set()
+
+    async def _run_next_file(self) -> None:
+        if not self.commit_log.files.files:
+            self._file_asked.set()
+        while True:
+            await self._file_asked.wait()
+            self._file_asked = trio.Event()
+            try:
+                await trio.to_thread.run_sync(self.commit_log.files.prepare)
+            except OSError:
+                continue  # the append that needs the file tries again and says why it cannot
+
+    async def _run_heal(self) -> None:
+        while True:
+            await trio.sleep(1)
+            if self.commit_log.refusal is not None:
+                self._dispatch_unasked()
+                self.index_tick()
+
+    # --- monitor ---------------------------------------------------------------------------
+
+    def pressure(self) -> str | None:
+        """The slow stage once the ring is 80 % full, else None."""
+        return self.ring.pressure()
+
+    def statistics(self) -> StoreStatistics:
+        """Where the store stands."""
+        disk = os.statvfs(self.root)
+        refusal = self.commit_log.refusal
+        return StoreStatistics(
+            min_offset=self.commit_log.min_offset,
+            max_offset=self.commit_log.max_offset,
+            flushed_offset=self.commit_log.flushed_offset,
+            dispatch_behind_rows=self.ring.written - self.dispatcher.cursor.taken,
+            index_behind_rows=self.indexer.waiting_count,
+            ring_fill=self.ring.fill,
+            slow_stage=self.ring.pressure(),
+            longest_flush_ms=self.flusher.longest_flush_ms,
+            disk_ratio=1 - disk.f_bavail / disk.f_blocks if disk.f_blocks else 0.0,
+            refusal=str(refusal) if refusal else None,
+            queue_count=len(self._names),
+        )

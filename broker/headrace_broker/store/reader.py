@@ -1,0 +1,222 @@
+"""Reads by queue offset, by time and by key."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+from headrace_broker.store.consume_queue import BLANK_SIZE, UNIT, UNIT_BYTES
+from headrace_broker.store.index_keys import TAGS_MARK
+from headrace_protocol.message import (
+    TAGS,
+    UNIQ_KEY,
+    CorruptRecord,
+    decode_record,
+    index_key_hash,
+)
+
+if TYPE_CHECKING:
+    from headrace_broker.store.commit_log import CommitLog
+    from headrace_broker.store.index_file import IndexFiles
+    from headrace_broker.store.store_queue import StoreQueue
+    from headrace_protocol.message import StoredMessage
+
+# One pull looks at this many bytes of units at most, so that a rare tag does not stop the loop.
+SCAN_BYTES: Final = 16_000
+QUERY_COUNT_MAX: Final = 64
+IndexType = Literal["K", "U", "T"]
+
+
+class GetStatus(enum.Enum):
+    """How a read ended; the names go over the wire."""
+
+    FOUND = enum.auto()
+    NO_MATCHED_MESSAGE = enum.auto()
+    MESSAGE_WAS_REMOVING = enum.auto()
+    NO_MESSAGE_IN_QUEUE = enum.auto()
+    OFFSET_TOO_SMALL = enum.auto()
+    OFFSET_OVERFLOW_ONE = enum.auto()
+    OFFSET_OVERFLOW_BADLY = enum.auto()
+
+
+class GetResult(NamedTuple):
+    """What a read found: ``buffers`` are views of the log, whole records back to back."""
+
+    status: GetStatus
+    buffers: list[memoryview]
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs
+    body_bytes: int
+    next_offset: int
+    min_offset: int
+    max_offset: int
+
+
+class Reader:
+    """Reads of a commit log through its ConsumeQueues and index."""
+
+    def __init__(self, commit_log: CommitLog, index_files: IndexFiles) -> None:
+        self.commit_log = commit_log
+        self.index_files = index_files
+
+    # --- by queue offset -------------------------------------------------------------------
+
+    def get(
+        self,
+        queue: StoreQueue,
+        queue_offset: int,
+        count_max: int,
+        bytes_max: int,
+        tags: frozenset[int] | None,
+    ) -> GetResult:
+        """Records from ``queue_offset`` on, at least one if any matches.
+
+        count_max, bytes_max: where to stop; the first record is returned whatever its size.
+        tags: tags codes wanted, or None for all.
+
+        ``next_offset`` is where to read on. Neighbours in the log share one buffer.
+        """
+        consume_queue = queue.consume_queue
+        log_min_offset = self.commit_log.files.min_offset
+        min_offset = consume_queue.min_offset(log_min_offset)
+        max_offset = consume_queue.max_offset
+        if not min_offset <= queue_offset < max_offset:
+            status, next_offset = _outside(queue_offset, min_offset, max_offset)
+            return GetResult(status, [], 0, 0, next_offset, min_offset, max_offset)
+        units = consume_queue.units_view(queue_offset, max(SCAN_BYTES // UNIT_BYTES, count_max))
+        runs, count, body_bytes, seen = _select(
+            units, count_max, bytes_max, tags, log_min_offset, self.commit_log.file_bytes
+        )
+        next_offset = queue_offset + seen
+        if not count:
+            status = GetStatus.NO_MATCHED_MESSAGE if tags else GetStatus.MESSAGE_WAS_REMOVING
+            return GetResult(status, [], 0, 0, next_offset, min_offset, max_offset)
+        buffers = [self.commit_log.slice(start, end) for start, end in runs]
+        return GetResult(
+            GetStatus.FOUND, buffers, count, body_bytes, next_offset, min_offset, max_offset
+        )
+
+    # --- by time ---------------------------------------------------------------------------
+
+    def offset_by_time(
+        self, queue: StoreQueue, timestamp_ms: int, boundary: Literal["LOWER", "UPPER"] = "LOWER"
+    ) -> int:
+        """The queue offset for a store time.
+
+        LOWER: the first record stored at or after it; max_offset when all are older.
+        UPPER: the last one stored at or before it; 0 when all are newer.
+        """
+        consume_queue = queue.consume_queue
+        min_offset = consume_queue.min_offset(self.commit_log.min_offset)
+        limit_ms = timestamp_ms if boundary == "LOWER" else timestamp_ms + 1
+        low, high = min_offset, consume_queue.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            store_ms = self.store_time_at(queue, middle)
+            # A unit without record belongs to the past.
+            if store_ms is None or store_ms < limit_ms:
+                low = middle + 1
+            else:
+                high = middle
+        if boundary == "LOWER":
+            return low
+        return low - 1 if low > min_offset else 0
+
+    def store_time_at(self, queue: StoreQueue, queue_offset: int) -> int | None:
+        """When the record at a queue offset was stored; None if it is not there."""
+        consume_queue = queue.consume_queue
+        if not consume_queue.first_offset <= queue_offset < consume_queue.max_offset:
+            return None
+        return self.commit_log.store_timestamp_at(consume_queue.unit(queue_offset)[0])
+
+    # --- by key ----------------------------------------------------------------------------
+
+    def query_index(
+        self,
+        topic: str,
+        key: str,
+        max_count: int,
+        begin_ms: int,
+        end_ms: int,
+        index_type: IndexType | None = None,
+    ) -> list[int]:
+        """Physical offsets of records of ``topic`` with ``key``, newest first.
+
+        begin_ms, end_ms: store time, both included.
+        index_type: K for KEYS, U for UNIQ_KEY, T for TAGS; None for either of the first two.
+
+        Each record is read, so different keys with one hash do not mix.
+        """
+        found: list[int] = []
+        text = TAGS_MARK + key if index_type == "T" else key
+        for physical_offset in self.index_files.find(index_key_hash(topic, text)):
+            message = self._message_at(physical_offset)
+            # The same entry may stand twice after a recovery.
+            if message is None or physical_offset in found:
+                continue
+            if message.store_timestamp < begin_ms:
+                break
+            is_wanted = message.store_timestamp <= end_ms and message.topic == topic
+            if is_wanted and _has_key(message, key, index_type):
+                found.append(physical_offset)
+            if len(found) >= min(max_count, QUERY_COUNT_MAX):
+                break
+        return found
+
+    def _message_at(self, physical_offset: int) -> StoredMessage | None:
+        record = self.commit_log.record_at(physical_offset)
+        try:
+            return decode_record(record) if record is not None else None
+        except CorruptRecord:
+            return None
+
+
+def _outside(queue_offset: int, min_offset: int, max_offset: int) -> tuple[GetStatus, int]:
+    """Status and where to read on, for an offset that no unit has."""
+    if max_offset == 0 or (min_offset == max_offset and queue_offset < max_offset):
+        return GetStatus.NO_MESSAGE_IN_QUEUE, max_offset
+    if queue_offset < min_offset:
+        return GetStatus.OFFSET_TOO_SMALL, min_offset
+    if queue_offset == max_offset:
+        return GetStatus.OFFSET_OVERFLOW_ONE, queue_offset
+    return GetStatus.OFFSET_OVERFLOW_BADLY, max_offset
+
+
+def _select(
+    units: memoryview,
+    count_max: int,
+    bytes_max: int,
+    tags: frozenset[int] | None,
+    log_min_offset: int,
+    file_bytes: int,
+) -> tuple[list[tuple[int, int]], int, int, int]:
+    """Ranges of the log, record count, byte count and units looked at."""
+    runs = []
+    count = body_bytes = seen = 0
+    start = end = -1
+    for physical_offset, size, tags_code in UNIT.iter_unpack(units):
+        if tags is not None and tags_code not in tags:
+            seen += 1
+            continue
+        if size == BLANK_SIZE or physical_offset < log_min_offset:
+            seen += 1
+            continue
+        if count and (count >= count_max or body_bytes + size > bytes_max):
+            break
+        if physical_offset != end or not end % file_bytes:
+            if count:
+                runs.append((start, end))
+            start = physical_offset
+        end = physical_offset + size
+        count += 1
+        body_bytes += size
+        seen += 1
+    if count:
+        runs.append((start, end))
+    return runs, count, body_bytes, seen
+
+
+def _has_key(message: StoredMessage, key: str, index_type: IndexType | None) -> bool:
+    if index_type == "T":
+        return message.properties.get(TAGS) == key
+    is_uniq_key = index_type != "K" and message.properties.get(UNIQ_KEY) == key
+    return is_uniq_key or (index_type != "U" and key in message.keys)

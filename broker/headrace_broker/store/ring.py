@@ -1,0 +1,101 @@
+"""The bounded ring between the commit log and all that is built from it.
+
+The append path already holds what the indexes need, so it leaves one row per record here and
+nobody reads the log again. Each taker (ConsumeQueues, IndexFile, ...) has its own cursor; rows
+are overwritten only after all have taken them.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+# Native byte order: the rows never leave the process.
+ROW: Final = struct.Struct("=qqqqiiii")
+ROW_BYTES: Final = ROW.size
+ROW_DTYPE: Final = np.dtype(
+    [
+        ("physical_offset", "i8"),
+        ("queue_offset", "i8"),
+        ("tags_code", "i8"),
+        ("store_timestamp", "i8"),
+        ("size", "i4"),
+        ("queue_key", "i4"),
+        ("properties_size", "i4"),
+        ("sys_flag", "i4"),
+    ]
+)
+Rows = npt.NDArray[Any]
+PRESSURE_PERCENT: Final = 80
+
+
+class Cursor:
+    """How many rows a taker has taken since the start."""
+
+    __slots__ = ("stage", "taken")
+
+    def __init__(self, stage: str) -> None:
+        self.stage = stage
+        self.taken = 0
+
+
+class Ring:
+    """``written`` rows so far; row n stands at ``n & mask`` until ``limit`` lets it go."""
+
+    __slots__ = ("buffer", "cursors", "limit", "mask", "row_count", "rows", "written")
+
+    def __init__(self, row_count: int, stages: tuple[str, ...]) -> None:
+        """row_count: a power of two."""
+        self.row_count = row_count
+        self.mask = row_count - 1
+        self.buffer = bytearray(row_count * ROW_BYTES)
+        self.rows: Rows = np.frombuffer(self.buffer, ROW_DTYPE)
+        self.written = 0
+        self.limit = row_count
+        self.cursors = [Cursor(stage) for stage in stages]
+
+    def put(self, rows: Rows) -> None:
+        """Add a block of rows, which must fit."""
+        count = len(rows)
+        assert self.written + count <= self.limit
+        start = self.written & self.mask
+        first = min(count, self.row_count - start)
+        self.rows[start : start + first] = rows[:first]
+        self.rows[: count - first] = rows[first:]
+        self.written += count
+
+    def waiting(self, cursor: Cursor) -> slice:
+        """Where the rows stand that the cursor has not taken, up to the ring's seam."""
+        start = cursor.taken & self.mask
+        return slice(start, min(start + self.written - cursor.taken, self.row_count))
+
+    def take(self, cursor: Cursor, count: int) -> None:
+        """Let ``count`` rows go."""
+        cursor.taken += count
+        self.limit = min(cursor.taken for cursor in self.cursors) + self.row_count
+
+    def before(self, cursor: Cursor) -> tuple[int, int] | None:
+        """Physical offset and store timestamp of the newest row that the cursor has taken."""
+        if not cursor.taken:
+            return None
+        row = self.rows[cursor.taken - 1 & self.mask]
+        return int(row["physical_offset"]), int(row["store_timestamp"])
+
+    @property
+    def fill(self) -> float:
+        """Share of the ring that holds rows somebody has still to take."""
+        return 1 - (self.limit - self.written) / self.row_count
+
+    def slow_stage(self) -> str:
+        """The stage that is furthest behind."""
+        return min(self.cursors, key=lambda cursor: cursor.taken).stage
+
+    def pressure(self) -> str | None:
+        """The slow stage once the ring is 80 % full; producers should then be slowed."""
+        free = self.limit - self.written
+        if free * 100 > self.row_count * (100 - PRESSURE_PERCENT):
+            return None
+        return self.slow_stage()

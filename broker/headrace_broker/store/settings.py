@@ -1,0 +1,59 @@
+"""What a store is told; the defaults are the peer's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from headrace_protocol.message import encode_host
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SECOND_MS = 1000
+_MINUTE_MS = 60 * _SECOND_MS
+_HOUR_MS = 60 * _MINUTE_MS
+
+DELAY_LEVELS_MS = (
+    *(seconds * _SECOND_MS for seconds in (1, 5, 10, 30)),
+    *(minutes * _MINUTE_MS for minutes in (*range(1, 11), 20, 30)),
+    *(hours * _HOUR_MS for hours in (1, 2)),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSettings:
+    """Sizes must be those the directory was made with; load() checks them."""
+
+    root: Path
+    commit_log_file_bytes: int = 1 << 30
+    consume_queue_file_bytes: int = 300_000 * 20
+    index_slot_count: int = 5_000_000
+    index_entry_count: int = 20_000_000
+
+    store_host: bytes = encode_host("127.0.0.1", 10911)
+    body_bytes_max: int = 4 << 20
+    delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS
+
+    flush: Literal["async", "sync"] = "async"
+    flush_interval_ms: int = 500
+    flush_least_bytes: int = 4 * 4096
+    flush_thorough_interval_ms: int = 10_000
+    queue_flush_interval_ms: int = 1000
+    queue_flush_least_bytes: int = 2 * 4096
+    queue_flush_thorough_interval_ms: int = 60_000
+
+    ring_rows: int = 1 << 17
+    index_tick_ms: int = 10
+    retention_ms: int = 72 * _HOUR_MS
+    clean_interval_ms: int = 10_000
+    clean_files_max: int = 10
+    recover_files_max: int = 10
+
+    def __post_init__(self) -> None:
+        if self.ring_rows & (self.ring_rows - 1):
+            raise ValueError(f"ring_rows {self.ring_rows} is not a power of two")
+        if self.consume_queue_file_bytes % 20:
+            raise ValueError(
+                f"consume_queue_file_bytes {self.consume_queue_file_bytes} is no multiple of 20"
+            )

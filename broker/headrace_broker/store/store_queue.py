@@ -1,0 +1,41 @@
+"""A queue as the broker holds it: one interned object per (topic, queue id)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from headrace_broker.store.index_keys import index_prefixes
+from headrace_protocol.message import topic_field
+
+if TYPE_CHECKING:
+    from headrace_broker.store.consume_queue import ConsumeQueue
+
+
+class StoreQueue:
+    """``next_offset`` is the next queue offset to assign; ``waiting`` belongs to the broker."""
+
+    __slots__ = (
+        "consume_queue",
+        "index_prefixes",
+        "key",
+        "magic",
+        "next_offset",
+        "queue_id",
+        "topic",
+        "topic_field",
+        "waiting",
+    )
+
+    def __init__(self, topic: str, queue_id: int, key: int, consume_queue: ConsumeQueue) -> None:
+        """key: the queue's number in the rows of the ring."""
+        self.topic = topic
+        self.queue_id = queue_id
+        self.key = key
+        self.consume_queue = consume_queue
+        self.magic, self.topic_field = topic_field(topic)
+        self.index_prefixes = index_prefixes(topic)
+        self.next_offset = 0
+        self.waiting: list[Any] = []
+
+    def __repr__(self) -> str:
+        return f"<StoreQueue {self.topic}/{self.queue_id} next_offset={self.next_offset}>"

@@ -1,0 +1,331 @@
+"""The broker's topics: config/topics.json.
+
+Source: docs/protocol.md "Topics"; tests/broker/test_topics.py.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headrace_broker.persistence import load_table, next_version
+from headrace_protocol import fastjson
+from headrace_protocol.bodies import (
+    PERM_INHERIT,
+    PERM_READ,
+    PERM_WRITE,
+    DataVersion,
+    TopicConfig,
+    TopicConfigSerializeWrapper,
+)
+from headrace_protocol.codes import ResponseCode
+from headrace_protocol.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from headrace_broker.config import BrokerConfig
+    from headrace_broker.persistence import NowMs
+    from headrace_broker.store.config_file import ConfigFile
+
+RETRY_PREFIX = "%RETRY%"
+DLQ_PREFIX = "%DLQ%"
+DEFAULT_TOPIC = "TBW102"
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+
+QUEUE_NUMS_MAX = 65_536
+_TOPIC_CHARS_MAX = 127
+_RETRY_TOPIC_CHARS_MAX = 255
+_TOPIC_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+_SYSTEM_PREFIX = "rmq_sys_"
+_PERM_ALL = PERM_READ | PERM_WRITE | PERM_INHERIT
+
+# Topics whose records mean something to the broker: clients can't send to them.
+_NOT_FOR_CLIENTS = frozenset(
+    {
+        SCHEDULE_TOPIC,
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC",
+        "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+    }
+)
+_DELAY_LEVELS = 18
+
+
+def _system_topics(config: BrokerConfig) -> dict[str, TopicConfig]:
+    """The topics that the peer has from its first start on."""
+    cluster, broker = config.broker_cluster_name, config.broker_name
+    topics = [
+        _topic("SELF_TEST_TOPIC", 1),
+        _topic("BenchmarkTest", 1024),
+        _topic(cluster, 16, _PERM_ALL if config.cluster_topic_enable else PERM_INHERIT),
+        _topic(broker, 1, _PERM_ALL if config.broker_topic_enable else PERM_INHERIT),
+        _topic("OFFSET_MOVED_EVENT", 1),
+        _topic(SCHEDULE_TOPIC, _DELAY_LEVELS),
+        _topic(f"{cluster}_REPLY_TOPIC", 1),
+        _topic(f"rmq_sys_REVIVE_LOG_{cluster}", 8),
+        _topic(f"rmq_sys_SYNC_BROKER_MEMBER_{broker}", 1, PERM_INHERIT),
+        _topic("RMQ_SYS_TRANS_HALF_TOPIC", 1),
+        _topic("RMQ_SYS_TRANS_OP_HALF_TOPIC", 1),
+        _topic("RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC", 1),
+        _topic("RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC", 1),
+        _topic("rmq_sys_wheel_timer", 1),
+    ]
+    if config.auto_create_topic_enable:
+        topics.append(_topic(DEFAULT_TOPIC, config.default_topic_queue_nums, _PERM_ALL))
+    return {topic.topic_name: topic for topic in topics}
+
+
+def _topic(name: str, queue_nums: int, perm: int = PERM_READ | PERM_WRITE) -> TopicConfig:
+    return TopicConfig(
+        topic_name=name, read_queue_nums=queue_nums, write_queue_nums=queue_nums, perm=perm
+    )
+
+
+class TopicTable:
+    """All topics of the broker; a config is replaced, never changed.
+
+    change_count: grows with every change, for those who keep what they looked up.
+    on_change: called after every change, with the topic that was put, or None when one went.
+    """
+
+    def __init__(self, config: BrokerConfig, file: ConfigFile, now_ms: NowMs) -> None:
+        """Load the table. Raises StoreFormatError when what is there can't be read."""
+        self.change_count = 0
+        self.on_change: Callable[[TopicConfig | None], None] = lambda _topic: None
+        self._config = config
+        self._file = file
+        self._now_ms = now_ms
+        found = load_table(file, TopicConfigSerializeWrapper.decode)
+        loaded = found or TopicConfigSerializeWrapper()
+        self.data_version: DataVersion = loaded.data_version
+        self._topics = _system_topics(config)
+        self._system_names = frozenset(self._topics) | _NOT_FOR_CLIENTS | {DEFAULT_TOPIC}
+        self._topics.update(loaded.topic_config_table)
+        if found is None:
+            self._changed(None)
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    # -- look-ups ----------------------------------------------------------------------------------
+
+    def get(self, topic: str) -> TopicConfig | None:
+        """A topic; None when there is none of that name."""
+        return self._topics.get(topic)
+
+    def all(self) -> Iterable[TopicConfig]:
+        """Every topic."""
+        return self._topics.values()
+
+    def expect(self, topic: str) -> TopicConfig:
+        """A topic that must be there. Raises RequestError."""
+        config = self._topics.get(topic)
+        if config is None:
+            raise self._unknown(topic)
+        return config
+
+    def is_system(self, topic: str) -> bool:
+        """Whether a topic belongs to the broker rather than to its users."""
+        return topic in self._system_names or topic.startswith(_SYSTEM_PREFIX)
+
+    def check_writable(self, topic: TopicConfig) -> None:
+        """Raise RequestError when clients may not send to ``topic``."""
+        name = topic.topic_name
+        if not self._config.broker_permission & PERM_WRITE:
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self._config.broker_name}] sending message is forbidden: its "
+                "brokerPermission has no write bit, send to another broker",
+            )
+        if name in _NOT_FOR_CLIENTS:
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                f"Sending message to topic[{name}] is forbidden: the broker itself writes it, "
+                "send to a topic of your own",
+            )
+        if not topic.perm & PERM_WRITE:
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                f"the topic[{name}] sending message is forbidden: its perm is {topic.perm}, "
+                f"give it {topic.perm | PERM_WRITE} with mqadmin updateTopicPerm",
+            )
+
+    def check_readable(self, topic: str) -> TopicConfig:
+        """A topic that may be read. Raises RequestError."""
+        if not self._config.broker_permission & PERM_READ:
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self._config.broker_name}] pulling message is forbidden: its "
+                "brokerPermission has no read bit, read from another broker",
+            )
+        config = self.expect(topic)
+        if not config.perm & PERM_READ:
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                f"the topic[{topic}] pulling message is forbidden: its perm is {config.perm}, "
+                f"give it {config.perm | PERM_READ} with mqadmin updateTopicPerm",
+            )
+        return config
+
+    def registered(self, broker_permission: int) -> dict[str, TopicConfig]:
+        """The table as nameservers are told it: a broker hands on only what it allows itself."""
+        allowed = broker_permission | ~(PERM_READ | PERM_WRITE)
+        if not ~allowed:
+            return self._topics
+        return {
+            name: msgspec.structs.replace(topic, perm=topic.perm & allowed)
+            for name, topic in self._topics.items()
+        }
+
+    def wrapper(self) -> TopicConfigSerializeWrapper:
+        """The table as bodies hold it."""
+        return TopicConfigSerializeWrapper(
+            topic_config_table=self._topics, data_version=self.data_version
+        )
+
+    # -- changes -----------------------------------------------------------------------------------
+
+    def put(self, topic: TopicConfig) -> None:
+        """Create or replace a topic. Raises RequestError for a config that can't be one."""
+        self.put_all([topic])
+
+    def put_all(self, topics: list[TopicConfig]) -> None:
+        """Create or replace topics, all or none. Raises RequestError."""
+        for topic in topics:
+            _check_config(topic)
+        changed = [topic for topic in topics if self._topics.get(topic.topic_name) != topic]
+        for topic in changed:
+            self._topics[topic.topic_name] = topic
+        if changed:
+            self._changed(changed[-1])
+
+    def delete(self, topic: str) -> bool:
+        """Forget a topic; whether it was there."""
+        if self._topics.pop(topic, None) is None:
+            return False
+        self._changed(None)
+        return True
+
+    def create_on_send(
+        self, topic: str, default_topic: str, queue_nums: int, remote: str
+    ) -> TopicConfig:
+        """The topic of a message; made when it is not there and ``default_topic`` passes itself on.
+
+        queue_nums: how many queues the sender wishes; it gets no more than the default topic has.
+        remote: address of the sender, for the error.
+
+        Raises RequestError when there is none and none may be made.
+        """
+        known = self._topics.get(topic)
+        if known is not None:
+            return known
+        check_topic_name(topic)
+        if topic.startswith(RETRY_PREFIX):
+            return self._create(_topic(topic, 1))
+        default = self._topics.get(default_topic)
+        if default is None or not self._is_inherited(default):
+            raise self._unknown(topic)
+        if queue_nums < 1:
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"topic {topic} does not exist and {remote} wishes it with {queue_nums} queues: "
+                "at least 1 (defaultTopicQueueNums of the producer)",
+            )
+        return self._create(
+            TopicConfig(
+                topic_name=topic,
+                read_queue_nums=min(queue_nums, default.write_queue_nums),
+                write_queue_nums=min(queue_nums, default.write_queue_nums),
+                perm=default.perm & ~PERM_INHERIT,
+                topic_filter_type=default.topic_filter_type,
+                topic_sys_flag=default.topic_sys_flag,
+            )
+        )
+
+    def create_retry_topic(self, group: str, queue_nums: int = 1) -> TopicConfig:
+        """The topic of messages that a group shall get again; made when it is not there."""
+        return self._create(_topic(RETRY_PREFIX + group, queue_nums))
+
+    def create_dlq_topic(self, group: str) -> TopicConfig:
+        """The topic of messages that a group has given up; made when it is not there."""
+        return self._create(_topic(DLQ_PREFIX + group, 1))
+
+    def _is_inherited(self, default: TopicConfig) -> bool:
+        if default.topic_name == DEFAULT_TOPIC and not self._config.auto_create_topic_enable:
+            return False
+        return bool(default.perm & PERM_INHERIT)
+
+    def _create(self, topic: TopicConfig) -> TopicConfig:
+        known = self._topics.get(topic.topic_name)
+        if known is None:
+            self.put(topic)
+        return known or topic
+
+    def _changed(self, topic: TopicConfig | None) -> None:
+        self.change_count += 1
+        self.data_version = next_version(self.data_version, self._now_ms())
+        table = {"dataVersion": self.data_version, "topicConfigTable": self._topics}
+        self._file.save(fastjson.dumps(table, pretty=True))
+        self.on_change(topic)
+
+    def _unknown(self, topic: str) -> RequestError:
+        return RequestError(
+            ResponseCode.TOPIC_NOT_EXIST,
+            f"topic[{topic}] not exist on broker {self._config.broker_name}: create it with "
+            f"`headrace topic create {topic}`",
+        )
+
+
+def check_topic_name(topic: str) -> None:
+    """Raise RequestError for a text that can't be a topic's name."""
+    if not _TOPIC_NAME.fullmatch(topic):
+        raise RequestError(
+            ResponseCode.INVALID_PARAMETER,
+            f"topic {topic[:_TOPIC_CHARS_MAX]!r}: use only letters, digits, '%', '|', '_' and "
+            "'-', and at least one",
+        )
+    is_retry = topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+    chars_max = _RETRY_TOPIC_CHARS_MAX if is_retry else _TOPIC_CHARS_MAX
+    if len(topic) > chars_max:
+        raise RequestError(
+            ResponseCode.INVALID_PARAMETER,
+            f"topic {topic[:40]}... has {len(topic)} characters: {chars_max} is the most",
+        )
+
+
+def _check_config(topic: TopicConfig) -> None:
+    check_topic_name(topic.topic_name)
+    for name, queue_nums in (
+        ("readQueueNums", topic.read_queue_nums),
+        ("writeQueueNums", topic.write_queue_nums),
+    ):
+        if not 0 <= queue_nums <= QUEUE_NUMS_MAX:
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"topic {topic.topic_name}: {name} {queue_nums}, expected 0 to {QUEUE_NUMS_MAX}",
+            )
+    if not 0 <= topic.perm <= 15:
+        raise RequestError(
+            ResponseCode.INVALID_PARAMETER,
+            f"topic {topic.topic_name}: perm {topic.perm}, expected 2 write, 4 read or 6 both",
+        )
+
+
+def shrink_warning(topic: TopicConfig) -> str | None:
+    """What a user should know about queues that are written but not read."""
+    unread = topic.write_queue_nums - topic.read_queue_nums
+    if unread <= 0:
+        return None
+    return (
+        f"topic {topic.topic_name} writes {topic.write_queue_nums} queues and reads "
+        f"{topic.read_queue_nums}: messages in queues {topic.read_queue_nums} to "
+        f"{topic.write_queue_nums - 1} reach no consumer. To shrink a topic, lower the write "
+        "queues first and the read queues when the rest is consumed"
+    )

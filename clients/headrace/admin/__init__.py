@@ -1,0 +1,1 @@
+"""Looking after topics, groups and brokers."""

@@ -1,0 +1,42 @@
+"""The command ``headrace``: its nouns and verbs are in ``commands``."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from headrace.admin import failures
+from headrace.admin.commands import (
+    bench,
+    broker,
+    cluster,
+    consume,
+    demo,
+    dev,
+    doctor,
+    group,
+    message,
+    nameserver,
+    send,
+    topic,
+)
+
+app = typer.Typer(
+    name="headrace",
+    help="A message broker of the RocketMQ family, and tools for any cluster of that family.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+for noun in (topic, message, group):
+    app.add_typer(noun.app)
+for verb in (dev, demo, nameserver, broker, send, consume, cluster, doctor, bench):
+    app.command()(getattr(verb, verb.__name__.rpartition(".")[2]))
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    try:
+        app()
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - what is not expected goes on
+        sys.exit(failures.report(error))

@@ -1,0 +1,433 @@
+"""Admin: what an operator asks and changes, over all brokers of a nameserver."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+
+from headrace.consumer.start import Start, check_start, timestamp_ms
+from headrace.errors import BrokerError, ConfigurationError, RouteNotFound
+from headrace.instance import ClientInstance
+from headrace.messages import ReceivedMessage, check_group, check_topic
+from headrace_protocol.bodies import (
+    MASTER_ID,
+    PERM_READ,
+    PERM_WRITE,
+    ClusterInfo,
+    ConsumerConnection,
+    ConsumeStats,
+    GroupList,
+    KVTable,
+    MessageQueue,
+    ResetOffsetBody,
+    SubscriptionGroupConfig,
+    SubscriptionGroupWrapper,
+    TopicConfigAndQueueMapping,
+    TopicList,
+    TopicOffset,
+    TopicStatsTable,
+)
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.drivers.aio import Connect, connect_tcp
+from headrace_protocol.headers import (
+    ConsumerGroupHeader,
+    CreateTopicHeader,
+    DeleteSubscriptionGroupHeader,
+    DeleteTopicHeader,
+    GetAllSubscriptionGroupHeader,
+    GetConsumeStatsHeader,
+    GetTopicConfigHeader,
+    GetTopicStatsHeader,
+    QueryMessageHeader,
+    QueryTopicConsumeByWhoHeader,
+    ResetOffsetHeader,
+    TopicInNamesrvHeader,
+    ViewMessageHeader,
+)
+from headrace_protocol.message import (
+    UNIQ_KEY,
+    StoredMessage,
+    decode_host,
+    decode_offset_message_id,
+    decode_records,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from headrace_protocol.drivers.response import Response
+
+_SYSTEM_TOPICS = frozenset(
+    {
+        "BenchmarkTest",
+        "OFFSET_MOVED_EVENT",
+        "SCHEDULE_TOPIC_XXXX",
+        "SELF_TEST_TOPIC",
+        "TBW102",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+    }
+)
+_SYSTEM_PREFIXES = ("%RETRY%", "%DLQ%", "RMQ_SYS_", "rmq_sys_")
+_SYSTEM_GROUPS = ("CID_ONSAPI_", "CID_RMQ_SYS_", "CID_SYS_")
+_SYSTEM_GROUP_NAMES = frozenset(
+    {"CID_ONS-HTTP-PROXY", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "TOOLS_CONSUMER"}
+)
+_TIMESTAMP_MAX = 2**63 - 1
+
+
+class BrokerNode(msgspec.Struct, frozen=True, order=True):
+    """One broker process; broker_id 0 is the master of its name."""
+
+    cluster: str
+    broker_name: str
+    broker_id: int
+    address: str
+
+
+class QueueLag(msgspec.Struct, frozen=True, order=True):
+    """How far a group is behind in one queue.
+
+    committed_offset: -1 if the group has committed nothing there. last_timestamp_ms: store time of
+    the last message consumed, 0 if unknown.
+    """
+
+    queue: MessageQueue
+    committed_offset: int
+    max_offset: int
+    last_timestamp_ms: int
+
+    @property
+    def lag(self) -> int:
+        """Messages that are not consumed yet."""
+        return self.max_offset - max(self.committed_offset, 0)
+
+
+class Admin:
+    """Looks at and changes topics, groups and brokers; use it in an ``async with`` block.
+
+    Changes go to the masters of all brokers that the nameserver knows, or of one ``broker`` name.
+    Raises NameserverUnavailable, ConnectFailed, RequestTimeout, BrokerError (the broker's refusal).
+    """
+
+    def __init__(
+        self,
+        *,
+        nameserver: str | Sequence[str] | None = None,
+        connect: Connect = connect_tcp,
+    ) -> None:
+        self._instance = ClientInstance(nameserver, connect=connect)
+
+    async def __aenter__(self) -> Self:
+        await self._instance.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._instance.stop()
+
+    # -- cluster and brokers -----------------------------------------------------------------------
+
+    async def cluster(self) -> list[BrokerNode]:
+        """All brokers that the nameserver knows, sorted."""
+        self._instance.check_open("Admin")
+        response = await self._instance.ask_nameserver(RequestCode.GET_BROKER_CLUSTER_INFO)
+        info = response.expect().decode(ClusterInfo)
+        return sorted(
+            BrokerNode(broker.cluster, broker.broker_name, broker_id, address)
+            for broker in info.broker_addr_table.values()
+            for broker_id, address in broker.broker_addrs.items()
+        )
+
+    async def runtime_info(self, address: str) -> dict[str, str]:
+        """What a broker says about itself: version, rates, offsets, times; all text."""
+        response = await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO)
+        return response.decode(KVTable).table
+
+    async def broker_config(self, address: str) -> dict[str, str]:
+        """A broker's settings."""
+        response = await self._ask(address, RequestCode.GET_BROKER_CONFIG)
+        lines = str(response.body, "utf-8").splitlines()
+        pairs = (line.partition("=") for line in lines if "=" in line)
+        return {name.strip(): value.strip() for name, _, value in pairs}
+
+    async def update_broker_config(self, address: str, settings: Mapping[str, str]) -> None:
+        """Change settings of a running broker; it refuses those that it reads only at its start."""
+        for name, value in settings.items():
+            if not name or {"\n", "\r", "="} & set(name) or {"\n", "\r"} & set(value):
+                raise ConfigurationError(f"setting {name!r} = {value!r}: one line, a name, no '='")
+        text = "".join(f"{name}={value}\n" for name, value in settings.items())
+        await self._ask(address, RequestCode.UPDATE_BROKER_CONFIG, None, text.encode())
+
+    # -- topics ------------------------------------------------------------------------------------
+
+    async def create_topic(
+        self,
+        topic: str,
+        *,
+        queues: int = 4,
+        read_queues: int | None = None,
+        perm: int = PERM_READ | PERM_WRITE,
+        attributes: Mapping[str, str] | None = None,
+        broker: str | None = None,
+    ) -> None:
+        """Make a topic, or change one that exists.
+
+        queues: to write, on each broker. read_queues: the same number unless told otherwise.
+        attributes: e.g. ``{"cleanup.policy": "COMPACTION"}``; those left out stay as they are.
+        """
+        check_topic(topic)
+        header = CreateTopicHeader(
+            topic=topic,
+            default_topic="TBW102",
+            read_queue_nums=queues if read_queues is None else read_queues,
+            write_queue_nums=queues,
+            perm=perm,
+            topic_filter_type="SINGLE_TAG",
+            topic_sys_flag=0,
+            order=False,
+            attributes=",".join(f"+{name}={value}" for name, value in (attributes or {}).items()),
+        )
+        for master in await self._masters(broker):
+            await self._ask(master.address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        self._instance.doubt_route(topic)
+
+    async def delete_topic(self, topic: str) -> None:
+        """Delete a topic and its messages everywhere. Raises RouteNotFound if there is none."""
+        self._instance.check_open("Admin")
+        await self._instance.fetch_route(topic)
+        for master in await self._masters():
+            header = DeleteTopicHeader(topic=topic)
+            await self._ask(master.address, RequestCode.DELETE_TOPIC_IN_BROKER, header)
+        for nameserver in self._instance.nameservers:
+            in_nameserver = TopicInNamesrvHeader(topic=topic)
+            await self._ask(nameserver, RequestCode.DELETE_TOPIC_IN_NAMESRV, in_nameserver)
+        self._instance.doubt_route(topic)
+
+    async def topics(self, *, system: bool = False) -> list[str]:
+        """Names of all topics, sorted; the brokers' own ones too with ``system``."""
+        self._instance.check_open("Admin")
+        code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
+        names = (await self._instance.ask_nameserver(code)).expect().decode(TopicList).topic_list
+        if system:
+            return sorted(names)
+        return sorted(set(names) - _SYSTEM_TOPICS - await self._cluster_topics() - _special(names))
+
+    async def _cluster_topics(self) -> set[str]:
+        """The topics that brokers name after themselves and their cluster."""
+        nodes = await self.cluster()
+        clusters = {node.cluster for node in nodes}
+        replies = {f"{cluster}_REPLY_TOPIC" for cluster in clusters}
+        return clusters | replies | {node.broker_name for node in nodes}
+
+    async def topic(self, topic: str) -> dict[str, TopicConfigAndQueueMapping]:
+        """A topic's settings by broker name. Raises RouteNotFound."""
+        header = GetTopicConfigHeader(topic=topic)
+        return {
+            broker_name: (await self._ask(address, RequestCode.GET_TOPIC_CONFIG, header)).decode(
+                TopicConfigAndQueueMapping
+            )
+            for broker_name, address in (await self._topic_masters(topic)).items()
+        }
+
+    async def topic_stats(self, topic: str) -> dict[MessageQueue, TopicOffset]:
+        """How far each queue reaches, sorted by queue. Raises RouteNotFound."""
+        stats: dict[MessageQueue, TopicOffset] = {}
+        header = GetTopicStatsHeader(topic=topic)
+        for address in (await self._topic_masters(topic)).values():
+            response = await self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, header)
+            stats |= response.decode(TopicStatsTable).offset_table
+        return dict(sorted(stats.items()))
+
+    # -- groups ------------------------------------------------------------------------------------
+
+    async def create_group(self, config: SubscriptionGroupConfig) -> None:
+        """Make a consumer group, or change one that exists."""
+        check_group(config.group_name)
+        for master in await self._masters():
+            code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+            await self._ask(master.address, code, None, config.encode())
+
+    async def delete_group(self, group: str) -> None:
+        """Delete a consumer group and its progress."""
+        header = DeleteSubscriptionGroupHeader(group_name=group, clean_offset=True)
+        for master in await self._masters():
+            await self._ask(master.address, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+
+    async def groups(self, *, system: bool = False) -> list[SubscriptionGroupConfig]:
+        """All consumer groups, sorted by name; the brokers' own ones too with ``system``."""
+        groups: dict[str, SubscriptionGroupConfig] = {}
+        code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+        for master in await self._masters():
+            response = await self._ask(master.address, code, GetAllSubscriptionGroupHeader())
+            groups |= response.decode(SubscriptionGroupWrapper).subscription_group_table
+        return [group for name, group in sorted(groups.items()) if system or not _is_own(name)]
+
+    async def topic_groups(self, topic: str) -> list[str]:
+        """Names of the groups that have consumed a topic, sorted."""
+        names: set[str] = set()
+        header = QueryTopicConsumeByWhoHeader(topic=topic)
+        for address in (await self._topic_masters(topic)).values():
+            response = await self._ask(address, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header)
+            names.update(response.decode(GroupList).group_list)
+        return sorted(names)
+
+    async def lag(self, group: str, topic: str | None = None) -> list[QueueLag]:
+        """How far a group is behind, per queue that it has a position in; sorted."""
+        lags = []
+        header = GetConsumeStatsHeader(consumer_group=group, topic=topic)
+        for master in await self._masters():
+            response = await self._ask(master.address, RequestCode.GET_CONSUME_STATS, header)
+            lags += [
+                QueueLag(queue, offset.consumer_offset, offset.broker_offset, offset.last_timestamp)
+                for queue, offset in response.decode(ConsumeStats).offset_table.items()
+            ]
+        return sorted(lags)
+
+    async def reset_offsets(self, group: str, topic: str, to: Start) -> dict[MessageQueue, int]:
+        """Move a group to "first", "last", a datetime or milliseconds since 1970.
+
+        Members that are running go on from there with their next pull. Returns the new offsets.
+        """
+        check_start(to)
+        points = {"first": 0, "last": -1}
+        timestamp = points[to] if isinstance(to, str) else timestamp_ms(to)
+        header = ResetOffsetHeader(topic=topic, group=group, timestamp=timestamp, is_force=True)
+        offsets: dict[MessageQueue, int] = {}
+        for address in (await self._topic_masters(topic)).values():
+            code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
+            offsets |= (await self._ask(address, code, header)).decode(ResetOffsetBody).offset_table
+        return dict(sorted(offsets.items()))
+
+    async def members(self, group: str) -> dict[str, ConsumerConnection]:
+        """The consumers of a group that are connected, by broker name; empty if none are."""
+        members = {}
+        header = ConsumerGroupHeader(consumer_group=group)
+        for master in await self._masters():
+            code = RequestCode.GET_CONSUMER_CONNECTION_LIST
+            try:
+                response = await self._ask(master.address, code, header)
+            except BrokerError as error:
+                if error.code != ResponseCode.CONSUMER_NOT_ONLINE:
+                    raise
+            else:
+                members[master.broker_name] = response.decode(ConsumerConnection)
+        return members
+
+    # -- messages ----------------------------------------------------------------------------------
+
+    async def query_by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        max_count: int = 32,
+        begin_ms: int = 0,
+        end_ms: int = _TIMESTAMP_MAX,
+    ) -> list[ReceivedMessage]:
+        """Messages with a key, oldest first.
+
+        max_count: most messages per broker. begin_ms, end_ms: store time, ms since 1970.
+        """
+        header = QueryMessageHeader(
+            topic=topic,
+            key=key,
+            max_num=max_count,
+            begin_timestamp=begin_ms,
+            end_timestamp=end_ms,
+            unique_key_query=False,
+        )
+        return await self._query(header, lambda stored: key in stored.keys)
+
+    async def message(self, message_id: str, topic: str | None = None) -> ReceivedMessage | None:
+        """One message by its broker's id or, with ``topic``, by its producer's; None if gone."""
+        master = await self._master_in(message_id)
+        if master:
+            _, physical_offset = decode_offset_message_id(message_id)
+            view = ViewMessageHeader(offset=physical_offset, topic=topic)
+            try:
+                response = await self._ask(master.address, RequestCode.VIEW_MESSAGE_BY_ID, view)
+            except BrokerError:
+                return None
+            stored = decode_records(response.body)[0]
+            return ReceivedMessage.from_stored(stored, master.broker_name)
+        if topic is None:
+            raise ConfigurationError(
+                f"{message_id} names no broker of this nameserver; a producer's id needs its topic"
+            )
+        header = QueryMessageHeader(
+            topic=topic,
+            key=message_id,
+            max_num=32,
+            begin_timestamp=0,
+            end_timestamp=_TIMESTAMP_MAX,
+            unique_key_query=True,
+        )
+        found = await self._query(header, lambda stored: stored.properties[UNIQ_KEY] == message_id)
+        return found[0] if found else None
+
+    async def _query(
+        self, header: QueryMessageHeader, matches: Callable[[StoredMessage], bool]
+    ) -> list[ReceivedMessage]:
+        found = []
+        for broker_name, address in (await self._topic_masters(header.topic)).items():
+            response = await self._instance.request(address, RequestCode.QUERY_MESSAGE, header)
+            if response.command.code == ResponseCode.QUERY_NOT_FOUND:
+                continue
+            # The index knows only hashes of keys.
+            found += [
+                ReceivedMessage.from_stored(stored, broker_name)
+                for stored in decode_records(response.expect().body)
+                if matches(stored)
+            ]
+        return sorted(found, key=lambda message: message.store_timestamp_ms)
+
+    async def _master_in(self, message_id: str) -> BrokerNode | None:
+        """The master that an offset message id leads to; None for ids of another kind."""
+        try:
+            host, port = decode_host(decode_offset_message_id(message_id)[0])
+        except ValueError:
+            return None
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return next((node for node in await self.cluster() if node.address == address), None)
+
+    # -- whom to ask -------------------------------------------------------------------------------
+
+    async def _ask(
+        self, address: str, code: int, header: msgspec.Struct | None = None, body: bytes = b""
+    ) -> Response:
+        self._instance.check_open("Admin")
+        return (await self._instance.request(address, code, header, body)).expect()
+
+    async def _masters(self, broker: str | None = None) -> list[BrokerNode]:
+        masters = [
+            node
+            for node in await self.cluster()
+            if node.broker_id == MASTER_ID and broker in {None, node.broker_name}
+        ]
+        if not masters:
+            which = f"broker named {broker}" if broker else "broker"
+            raise ConfigurationError(
+                f"no {which} is registered at {'; '.join(self._instance.nameservers)}: start one, "
+                "or ask another nameserver"
+            )
+        return masters
+
+    async def _topic_masters(self, topic: str) -> dict[str, str]:
+        """Addresses of the masters that have a topic, by broker name."""
+        self._instance.check_open("Admin")
+        check_topic(topic)
+        route = await self._instance.route(topic)
+        masters = {
+            name: address for name in sorted(route.brokers) if (address := route.master(name))
+        }
+        if not masters:
+            raise RouteNotFound(topic, "none of its brokers has a master now")
+        return masters
+
+
+def _special(topics: Sequence[str]) -> set[str]:
+    return {topic for topic in topics if topic.startswith(_SYSTEM_PREFIXES)}
+
+
+def _is_own(group: str) -> bool:
+    return group in _SYSTEM_GROUP_NAMES or group.startswith(_SYSTEM_GROUPS)

@@ -1,0 +1,34 @@
+"""``headrace broker``: the daemon that keeps messages."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def broker(
+    config: Annotated[
+        Path, typer.Option("--config", "-c", help="File of lines key=value; see conf/broker.conf.")
+    ],
+    check_config: Annotated[
+        bool, typer.Option("--check-config", help="Read the file, say what is wrong, and end.")
+    ] = False,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Run a broker until SIGINT (Ctrl-C) or SIGTERM."""
+    import trio
+
+    from headrace_broker.config import load_config
+    from headrace_broker.main import run_broker
+    from headrace_protocol.drivers.logs import configure_logs
+
+    settings, warnings = load_config(config)
+    for warning in warnings:
+        sys.stderr.write(f"headrace: {warning}\n")
+    if check_config:
+        return
+    configure_logs(log_level)
+    trio.run(run_broker, settings)

@@ -1,0 +1,49 @@
+"""``headrace cluster``: the brokers that the nameserver knows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from headrace.admin.options import Json, Nameserver
+from headrace.admin.output import print_rows
+
+if TYPE_CHECKING:
+    from headrace.admin.client import Admin, BrokerNode
+
+
+def cluster(as_json: Json = False, nameserver: Nameserver = None) -> None:
+    """List the brokers with their rates."""
+    import trio
+
+    from headrace.admin.client import Admin
+
+    async def run() -> list[dict[str, Any]]:
+        async with Admin(nameserver=nameserver) as admin:
+            return [await _row(admin, node) for node in await admin.cluster()]
+
+    empty = "no broker has registered: start one with `headrace broker` or `headrace dev`"
+    print_rows(trio.run(run), as_json=as_json, empty=empty)
+
+
+async def _row(admin: Admin, node: BrokerNode) -> dict[str, Any]:
+    from headrace.errors import HeadraceError
+
+    try:
+        info, problem = await admin.runtime_info(node.address), None
+    except HeadraceError as error:
+        info, problem = {}, str(error)
+    return {
+        "cluster": node.cluster,
+        "broker": node.broker_name,
+        "id": node.broker_id,
+        "address": node.address,
+        "version": info.get("brokerVersionDesc"),
+        "in_per_second": _rate(info.get("putTps")),
+        "out_per_second": _rate(info.get("getTransferredTps")),
+        "problem": problem,
+    }
+
+
+def _rate(rates: str | None) -> float | None:
+    """The first of several rates, which is that of the last ten seconds."""
+    return float(rates.split()[0]) if rates else None

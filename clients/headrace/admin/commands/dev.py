@@ -1,0 +1,58 @@
+"""``headrace dev``: a nameserver and a broker in one process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def dev(
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Keep the messages here; else in a temporary folder, gone at the end."),
+    ] = None,
+    nameserver_port: Annotated[int, typer.Option(help="0 takes any free port.")] = 9876,
+    broker_port: Annotated[int, typer.Option(help="0 takes any free port.")] = 10911,
+    host: Annotated[
+        str, typer.Option(help="Listen here; 0.0.0.0 lets other machines in.")
+    ] = "127.0.0.1",
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
+) -> None:
+    """Run a nameserver and a broker until SIGINT (Ctrl-C) or SIGTERM.
+
+    Prints one line when it accepts sends: ready nameserver=HOST:PORT broker=HOST:PORT data=DIR
+    """
+    import trio
+
+    from headrace_protocol.drivers.logs import configure_logs
+
+    configure_logs(log_level)
+    trio.run(_run, data, host, nameserver_port, broker_port)
+
+
+async def _run(data: Path | None, host: str, nameserver_port: int, broker_port: int) -> None:
+    import signal
+
+    import trio
+
+    from headrace.embedded import run_daemons
+    from headrace_protocol.drivers.network import TcpNetwork
+
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with run_daemons(
+            data,
+            network=TcpNetwork(),
+            host=host,
+            nameserver_port=nameserver_port,
+            broker_port=broker_port,
+        ) as running:
+            sys.stdout.write(
+                f"ready nameserver={running.nameserver} broker={running.broker} "
+                f"data={running.data}\n"
+            )
+            sys.stdout.flush()
+            async for _ in signals:
+                break

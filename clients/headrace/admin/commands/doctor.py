@@ -1,0 +1,124 @@
+"""``headrace doctor``: whether every server is there, and is what it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, NamedTuple
+
+import typer
+
+from headrace.admin.failures import FAILED
+from headrace.admin.options import Json, Nameserver
+from headrace.admin.output import print_rows
+
+if TYPE_CHECKING:
+    from headrace.admin.probe import Role
+    from headrace_protocol.bodies import BrokerData, ClusterInfo
+
+
+class Check(NamedTuple):
+    """One line of the diagnosis; problem is None when all is well."""
+
+    role: str
+    name: str
+    address: str
+    problem: str | None
+
+
+def doctor(as_json: Json = False, nameserver: Nameserver = None) -> None:
+    """Connect to each nameserver and each registered broker and say which fails and why.
+
+    Tells what else listens on a wrong port: HTTP, HTTP/2, TLS. The exit code is 1 if anything
+    is wrong.
+    """
+    import trio
+
+    from headrace.config import resolve_nameservers
+
+    checks = trio.run(_check_all, resolve_nameservers(nameserver))
+    rows = [
+        {
+            "role": check.role,
+            "name": check.name,
+            "address": check.address,
+            "ok": check.problem is None,
+            "problem": check.problem,
+        }
+        for check in checks
+    ]
+    print_rows(rows, as_json=as_json, empty="nothing to check")
+    if any(check.problem for check in checks):
+        raise typer.Exit(FAILED)
+
+
+async def _check_all(nameservers: Sequence[str]) -> list[Check]:
+    from headrace.admin.probe import Role
+    from headrace_protocol.bodies import ClusterInfo
+
+    checks: list[Check] = []
+    clusters: dict[str, ClusterInfo] = {}
+    for address in nameservers:
+        problem, body = await _examine(address, Role.NAMESERVER)
+        if problem is None:
+            clusters[address] = ClusterInfo.decode(body)
+            problem = _registration_problem(clusters[address], clusters)
+        checks.append(Check("nameserver", "-", address, problem))
+    brokers = {
+        (broker.broker_name, broker_id, address): loopback
+        for nameserver, cluster in clusters.items()
+        for broker, broker_id, address, loopback in _brokers(cluster, nameserver)
+    }
+    for (name, broker_id, address), loopback in sorted(brokers.items()):
+        problem, _ = await _examine(address, Role.BROKER)
+        checks.append(Check("broker", f"{name}:{broker_id}", address, problem or loopback))
+    return checks
+
+
+async def _examine(address: str, role: Role) -> tuple[str | None, bytes]:
+    from headrace.admin.probe import examine
+
+    return await examine(address, role)
+
+
+def _registration_problem(cluster: ClusterInfo, clusters: dict[str, ClusterInfo]) -> str | None:
+    """What is wrong with what a nameserver knows, compared with those asked before it."""
+    names = cluster.broker_addr_table.keys()
+    if not names:
+        return (
+            "no broker has registered here: start one with this address as its namesrvAddr, and "
+            "look at its log"
+        )
+    for other, other_cluster in clusters.items():
+        missing = other_cluster.broker_addr_table.keys() - names
+        if missing:
+            return (
+                f"{', '.join(sorted(missing))} registered at {other} but not here: give every "
+                "broker all nameservers in its namesrvAddr"
+            )
+    return None
+
+
+def _brokers(
+    cluster: ClusterInfo, nameserver: str
+) -> Iterator[tuple[BrokerData, int, str, str | None]]:
+    for broker in cluster.broker_addr_table.values():
+        for broker_id, address in broker.broker_addrs.items():
+            yield broker, broker_id, address, _loopback_problem(address, nameserver)
+
+
+def _loopback_problem(address: str, nameserver: str) -> str | None:
+    if _is_loopback(address) and not _is_loopback(nameserver):
+        return (
+            "it registered a loopback address, which leads other machines to themselves: set its "
+            "brokerIP1 to an address that clients reach"
+        )
+    return None
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

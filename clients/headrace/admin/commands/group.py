@@ -1,0 +1,122 @@
+"""``headrace group``: consumer groups, how far behind they are, and moving them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.admin.failures import NotFound
+from headrace.admin.options import Json, Nameserver
+from headrace.admin.output import print_rows, time_text
+from headrace.admin.places import parse_place
+from headrace.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from headrace.admin.client import Admin, QueueLag
+    from headrace_protocol.bodies import MessageQueue
+
+app = typer.Typer(name="group", help="Look at and move consumer groups.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
+
+
+@app.command("list")
+def list_groups(
+    system: Annotated[bool, typer.Option(help="The brokers' own groups too.")] = False,
+    as_json: Json = False,
+    nameserver: Nameserver = None,
+) -> None:
+    """List the groups with their members that are connected and their lag over all topics."""
+    import trio
+
+    from headrace.admin.client import Admin
+
+    async def run() -> list[dict[str, Any]]:
+        async with Admin(nameserver=nameserver) as admin:
+            groups = await admin.groups(system=system)
+            return [await _group_row(admin, group.group_name) for group in groups]
+
+    print_rows(trio.run(run), as_json=as_json, empty="no groups yet: a consumer's start makes one")
+
+
+async def _group_row(admin: Admin, group: str) -> dict[str, Any]:
+    members = await admin.members(group)
+    lags = await admin.lag(group)
+    ids = {client.client_id for found in members.values() for client in found.connection_set}
+    return {
+        "group": group,
+        "members": len(ids),
+        "topics": sorted({lag.queue.topic for lag in lags if not lag.queue.topic.startswith("%")}),
+        "lag": sum(lag.lag for lag in lags),
+    }
+
+
+@app.command()
+def lag(
+    group: Name,
+    topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
+    as_json: Json = False,
+    nameserver: Nameserver = None,
+) -> None:
+    """Show how far a group is behind in each queue that it has a position in."""
+    import trio
+
+    from headrace.admin.client import Admin
+
+    async def run() -> list[QueueLag]:
+        async with Admin(nameserver=nameserver) as admin:
+            lags = await admin.lag(group, topic)
+            if not lags and group not in {known.group_name for known in await admin.groups()}:
+                raise NotFound(f"there is no group {group}; see `headrace group list`")
+            return lags
+
+    rows = [_lag_row(lag) for lag in trio.run(run)]
+    print_rows(rows, as_json=as_json, empty=f"group {group} has committed nothing yet")
+
+
+def _lag_row(lag: QueueLag) -> dict[str, Any]:
+    return {
+        "topic": lag.queue.topic,
+        "broker": lag.queue.broker_name,
+        "queue": lag.queue.queue_id,
+        "committed_offset": lag.committed_offset,
+        "max_offset": lag.max_offset,
+        "lag": lag.lag,
+        "last_consumed": time_text(lag.last_timestamp_ms),
+    }
+
+
+@app.command()
+def reset(
+    group: Name,
+    topic: Annotated[str, typer.Argument(help="The topic to move in.")],
+    to: Annotated[
+        str, typer.Option(help="earliest, latest, a time (2026-11-21T06:00) or an age (15m).")
+    ],
+    as_json: Json = False,
+    nameserver: Nameserver = None,
+) -> None:
+    """Move a group to another place in a topic; running members go on from there."""
+    import trio
+
+    from headrace.admin.client import Admin
+
+    place = parse_place(to)
+    if isinstance(place, int):
+        raise ConfigurationError(f"--to {to}: queues have offsets of their own; give a time")
+
+    async def run() -> dict[MessageQueue, int]:
+        async with Admin(nameserver=nameserver) as admin:
+            return await admin.reset_offsets(group, topic, place)
+
+    rows = [
+        {
+            "topic": queue.topic,
+            "broker": queue.broker_name,
+            "queue": queue.queue_id,
+            "queue_offset": offset,
+        }
+        for queue, offset in trio.run(run).items()
+    ]
+    print_rows(rows, as_json=as_json, empty=f"group {group} has no position in {topic}")

@@ -1,0 +1,93 @@
+"""``headrace message``: find messages by id or key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.admin.failures import NotFound
+from headrace.admin.messages import message_record, printable
+from headrace.admin.options import Json, Nameserver
+from headrace.admin.output import print_record, print_rows, time_text
+from headrace.admin.places import milliseconds, parse_time
+
+if TYPE_CHECKING:
+    from headrace.messages import ReceivedMessage
+
+app = typer.Typer(name="message", help="Find messages by id or key.", no_args_is_help=True)
+
+_TIMESTAMP_MS_MAX = 2**63 - 1
+_PREVIEW_BYTES = 60
+
+
+@app.command()
+def get(
+    message_id: Annotated[
+        str, typer.Argument(help="The broker's id (offset_message_id), or the producer's.")
+    ],
+    topic: Annotated[str | None, typer.Option(help="Needed for a producer's id.")] = None,
+    as_json: Json = False,
+    nameserver: Nameserver = None,
+) -> None:
+    """Show one message."""
+    import trio
+
+    from headrace.admin.client import Admin
+
+    async def run() -> ReceivedMessage | None:
+        async with Admin(nameserver=nameserver) as admin:
+            return await admin.message(message_id, topic)
+
+    message = trio.run(run)
+    if message is None:
+        raise NotFound(f"there is no message {message_id}: it never was, or it has expired")
+    record = message_record(message)
+    if not as_json and "body" in record:
+        record["body"] = printable(message.body)
+    print_record(record, as_json=as_json)
+
+
+@app.command()
+def query(
+    topic: Annotated[str, typer.Argument(help="Where to look.")],
+    key: Annotated[str, typer.Argument(help="The key that messages were sent with.")],
+    count: Annotated[int, typer.Option("--max", min=1, help="Most messages per broker.")] = 32,
+    since: Annotated[str | None, typer.Option(help="A time or an age: 2026-11-21, 2h.")] = None,
+    until: Annotated[str | None, typer.Option(help="A time or an age.")] = None,
+    as_json: Json = False,
+    nameserver: Nameserver = None,
+) -> None:
+    """List the messages with a key, oldest first."""
+    import trio
+
+    from headrace.admin.client import Admin
+
+    begin_ms = milliseconds(parse_time(since)) if since else 0
+    end_ms = milliseconds(parse_time(until)) if until else _TIMESTAMP_MS_MAX
+
+    async def run() -> list[ReceivedMessage]:
+        async with Admin(nameserver=nameserver) as admin:
+            return await admin.query_by_key(
+                topic, key, max_count=count, begin_ms=begin_ms, end_ms=end_ms
+            )
+
+    found = trio.run(run)
+    if as_json:
+        print_rows([message_record(message) for message in found], as_json=True, empty="")
+    elif found:
+        print_rows([_short(message) for message in found], as_json=False, empty="")
+    if not found:
+        raise NotFound(f"no message of {topic} has the key {key}")
+
+
+def _short(message: ReceivedMessage) -> dict[str, object]:
+    return {
+        "broker": message.queue.broker_name,
+        "queue": message.queue.queue_id,
+        "queue_offset": message.queue_offset,
+        "store_time": time_text(message.store_timestamp_ms),
+        "tag": message.tag or None,
+        "offset_message_id": message.offset_message_id,
+        "body": printable(message.body[:_PREVIEW_BYTES]),
+    }

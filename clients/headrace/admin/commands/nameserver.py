@@ -1,0 +1,35 @@
+"""``headrace nameserver``: the daemon that knows which broker has which topic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def nameserver(
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="File of lines key=value.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Instead of the file's listenPort.")] = None,
+    check_config: Annotated[
+        bool, typer.Option("--check-config", help="Read the file, say what is wrong, and end.")
+    ] = False,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Run a nameserver until SIGINT (Ctrl-C) or SIGTERM."""
+    import msgspec
+    import trio
+
+    from headrace_nameserver.config import NameServerConfig, load_config
+    from headrace_nameserver.main import run_nameserver
+    from headrace_protocol.drivers.logs import configure_logs
+
+    settings = load_config(config) if config else NameServerConfig()
+    if check_config:
+        return
+    if port is not None:
+        settings = msgspec.structs.replace(settings, listen_port=port)
+    configure_logs(log_level)
+    trio.run(run_nameserver, settings)

@@ -1,0 +1,229 @@
+"""``headrace send``: messages from an argument, a file or standard input."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
+
+import typer
+
+from headrace.admin.options import Json, Nameserver
+from headrace.admin.output import print_record
+from headrace.admin.rows import BadRow, Columns, RowFormat, format_of, read_messages
+from headrace.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import trio
+
+    from headrace.messages import Message, SendResult
+
+_CHUNK_BYTES = 256 * 1024
+# No broker takes so much as one message: what follows is not read.
+_LINE_BYTES_MAX = 16 * 1024 * 1024
+_IN_FLIGHT = 2000
+
+Batch = list["Message"]
+
+
+def send(
+    topic: Annotated[str, typer.Argument(help="Where to.")],
+    body: Annotated[
+        str | None,
+        typer.Argument(help="One message's text. Without it messages are read, one a line."),
+    ] = None,
+    key: Annotated[str, typer.Option(help="Key of the message in the argument.")] = "",
+    tag: Annotated[str, typer.Option(help="Tag of the message in the argument.")] = "",
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="Read this file; - is standard input.")
+    ] = None,
+    row_format: Annotated[
+        RowFormat | None,
+        typer.Option("--format", help="What a line is. Else the file's name tells: .csv, .ndjson."),
+    ] = None,
+    key_column: Annotated[
+        str | None, typer.Option(help="Column or field that is the key; empty ones are no key.")
+    ] = None,
+    tag_column: Annotated[str | None, typer.Option(help="Column or field that is the tag.")] = None,
+    body_column: Annotated[
+        str | None, typer.Option(help="Column or field that is the body; else the row, as JSON.")
+    ] = None,
+    as_json: Json = False,
+    nameserver: Nameserver = None,
+) -> None:
+    """Send one message, or each line or row of a file or of standard input."""
+    import trio
+
+    if body is not None:
+        if file or row_format or key_column or tag_column or body_column:
+            raise ConfigurationError("a BODY and options for files: send one or the other")
+        result = trio.run(_send_one, nameserver, topic, body.encode(), key, tag)
+        print_record(_sent(result), as_json=as_json)
+        return
+    if key or tag:
+        raise ConfigurationError("--key and --tag are for a BODY; rows have --key-column")
+    columns = Columns(key_column, tag_column, body_column)
+    with _open(file) as source:
+        row_format = row_format or format_of(source.name)
+        if row_format is RowFormat.LINES and columns.names():
+            raise ConfigurationError("lines have no columns: say --format csv or --format ndjson")
+        with _progress(source) as advance:
+            stream = _Stream(source, row_format, topic, columns, advance)
+            started = time.monotonic()
+            trio.run(stream.send, nameserver)
+            seconds = time.monotonic() - started
+    summary = {
+        "topic": topic,
+        "messages": stream.sent,
+        "seconds": round(seconds, 3),
+        "messages_per_second": round(stream.sent / seconds, 1),
+    }
+    print_record(summary, as_json=as_json)
+    if stream.bad_row:
+        raise BadRow(
+            stream.bad_row.place,
+            f"{stream.bad_row.reason}. The {stream.sent} messages before it were sent, "
+            "nothing after it",
+        )
+
+
+async def _send_one(
+    nameserver: str | None, topic: str, body: bytes, key: str, tag: str
+) -> SendResult:
+    from headrace.messages import Message
+    from headrace.producer.producer import Producer
+
+    async with Producer(nameserver=nameserver) as producer:
+        return await producer.send(Message(topic, body, key=key, tag=tag))
+
+
+def _sent(result: SendResult) -> dict[str, Any]:
+    return {
+        "topic": result.queue.topic,
+        "broker": result.queue.broker_name,
+        "queue": result.queue.queue_id,
+        "queue_offset": result.queue_offset,
+        "message_id": result.message_id,
+        "offset_message_id": result.offset_message_id,
+    }
+
+
+class _Source(NamedTuple):
+    name: str
+    file: BinaryIO
+    file_bytes: int | None
+
+
+@contextmanager
+def _open(path: Path | None) -> Iterator[_Source]:
+    if path is None or path == Path("-"):
+        yield _Source("standard input", sys.stdin.buffer, None)
+        return
+    with path.open("rb") as file:
+        yield _Source(str(path), file, path.stat().st_size)
+
+
+class _Stream:
+    """Rows on their way to the broker: read in a thread, sent by a pipeline.
+
+    sent: messages that were stored, once ``send`` is done. bad_row: what ended it early.
+    """
+
+    def __init__(
+        self,
+        source: _Source,
+        row_format: RowFormat,
+        topic: str,
+        columns: Columns,
+        advance: Callable[[int], None],
+    ) -> None:
+        self.sent = 0
+        self.bad_row: BadRow | None = None
+        self._source = source
+        self._row_format = row_format
+        self._topic = topic
+        self._columns = columns
+        self._advance = advance
+
+    async def send(self, nameserver: str | None) -> None:
+        """Send all messages up to the first bad row."""
+        import trio
+
+        from headrace.producer.producer import Producer
+
+        batches_in, batches_out = trio.open_memory_channel["Batch"](2)
+        async with Producer(nameserver=nameserver) as producer, trio.open_nursery() as nursery:
+            nursery.start_soon(self._read, batches_in)
+            async with producer.pipeline(max_in_flight=_IN_FLIGHT) as pipeline:
+                async for batch in batches_out:
+                    for message in batch:
+                        await pipeline.send(message)
+                    self.sent += len(batch)
+
+    async def _read(self, batches: trio.MemorySendChannel[Batch]) -> None:
+        import trio
+
+        async with batches:
+            # A read of standard input cannot be interrupted, only left behind.
+            await trio.to_thread.run_sync(self._read_in_thread, batches, abandon_on_cancel=True)
+
+    def _read_in_thread(self, batches: trio.MemorySendChannel[Batch]) -> None:
+        import trio
+
+        batch: Batch = []
+
+        def hand_over() -> None:
+            nonlocal batch
+            if batch:
+                trio.from_thread.run(batches.send, batch)
+                batch = []
+
+        lines = self._lines(before_read=hand_over)
+        rows = read_messages(lines, self._source.name, self._row_format, self._topic, self._columns)
+        try:
+            for message in rows:
+                batch.append(message)
+        except BadRow as error:
+            self.bad_row = error
+        hand_over()
+
+    def _lines(self, before_read: Callable[[], None]) -> Iterator[bytes]:
+        """Lines without their ends; what is there is handed over before waiting for more."""
+        rest = b""
+        while True:
+            before_read()
+            data = self._source.file.read1(_CHUNK_BYTES)  # type: ignore[attr-defined]
+            self._advance(len(data))
+            if not data:
+                break
+            *lines, rest = (rest + data).split(b"\n")
+            yield from lines
+            if len(rest) > _LINE_BYTES_MAX:
+                break
+        if rest:
+            yield rest
+
+
+def _progress(source: _Source) -> AbstractContextManager[Callable[[int], None]]:
+    if source.file_bytes and sys.stderr.isatty():
+        return _progress_bar(source.name, source.file_bytes)
+    return nullcontext(lambda _bytes: None)
+
+
+@contextmanager
+def _progress_bar(name: str, file_bytes: int) -> Iterator[Callable[[int], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(name, total=file_bytes)
+        yield lambda byte_count: progress.advance(task, byte_count)

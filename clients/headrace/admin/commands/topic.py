@@ -1,0 +1,164 @@
+"""``headrace topic``: make, list, look at and delete topics."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.admin.failures import NotFound
+from headrace.admin.options import Json, Nameserver
+from headrace.admin.output import print_json, print_record, print_rows, time_text
+from headrace.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from headrace_protocol.bodies import MessageQueue, TopicConfigAndQueueMapping, TopicOffset
+
+app = typer.Typer(name="topic", help="Make, list, look at and delete topics.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The topic.")]
+
+_PERMS = {"r": 4, "w": 2, "rw": 6}
+
+
+@app.command()
+def create(
+    name: Name,
+    queues: Annotated[int, typer.Option(min=1, help="Queues on each broker.")] = 4,
+    perm: Annotated[str, typer.Option(help="rw, r or w.")] = "rw",
+    attribute: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="e.g. message.type=FIFO; may be repeated."),
+    ] = None,
+    broker: Annotated[str | None, typer.Option(help="Only on the broker of this name.")] = None,
+    as_json: Json = False,
+    nameserver: Nameserver = None,
+) -> None:
+    """Make a topic, or change one that exists."""
+    import trio
+
+    from headrace.admin.client import Admin
+
+    if perm not in _PERMS:
+        raise ConfigurationError(f"perm {perm!r}: write rw, r or w")
+    attributes = _attributes(attribute or [])
+
+    async def run() -> None:
+        async with Admin(nameserver=nameserver) as admin:
+            await admin.create_topic(
+                name, queues=queues, perm=_PERMS[perm], attributes=attributes, broker=broker
+            )
+
+    trio.run(run)
+    print_record({"topic": name, "queues": queues, "perm": perm}, as_json=as_json)
+
+
+@app.command("list")
+def list_topics(
+    system: Annotated[bool, typer.Option(help="The brokers' own topics too.")] = False,
+    as_json: Json = False,
+    nameserver: Nameserver = None,
+) -> None:
+    """List the topics that the nameserver knows."""
+    import trio
+
+    from headrace.admin.client import Admin
+
+    async def run() -> list[str]:
+        async with Admin(nameserver=nameserver) as admin:
+            return await admin.topics(system=system)
+
+    rows = [{"topic": name} for name in trio.run(run)]
+    print_rows(rows, as_json=as_json, empty="no topics yet: headrace topic create NAME")
+
+
+@app.command()
+def describe(name: Name, as_json: Json = False, nameserver: Nameserver = None) -> None:
+    """Show where a topic is, how far its queues reach and which groups read it."""
+    import trio
+
+    from headrace.admin.client import Admin
+
+    async def run() -> dict[str, Any]:
+        async with Admin(nameserver=nameserver) as admin:
+            configs = await admin.topic(name)
+            stats = await admin.topic_stats(name)
+            return {
+                "topic": name,
+                "brokers": [_broker_row(broker, config) for broker, config in configs.items()],
+                "queues": [_queue_row(queue, offset) for queue, offset in stats.items()],
+                "groups": await admin.topic_groups(name),
+            }
+
+    description = trio.run(run)
+    if as_json:
+        print_json(description)
+        return
+    print_rows(description["brokers"], as_json=False, empty="on no broker")
+    print_rows(description["queues"], as_json=False, empty="no queues")
+    print_rows(
+        [{"group": group} for group in description["groups"]],
+        as_json=False,
+        empty="no group has read it",
+    )
+    for broker in description["brokers"]:
+        if broker["write_queues"] > broker["read_queues"]:
+            sys.stderr.write(
+                f"headrace: {broker['broker']} writes {broker['write_queues']} queues but reads "
+                f"{broker['read_queues']}: what goes into the others is not consumed\n"
+            )
+
+
+@app.command()
+def delete(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    nameserver: Nameserver = None,
+) -> None:
+    """Delete a topic and all its messages."""
+    import trio
+
+    from headrace.admin.client import Admin
+
+    if not yes and sys.stdin.isatty():
+        typer.confirm(f"Delete topic {name} and all its messages?", abort=True)
+
+    async def run() -> None:
+        async with Admin(nameserver=nameserver) as admin:
+            if name not in await admin.topics(system=True):
+                raise NotFound(f"there is no topic {name}; see `headrace topic list`")
+            await admin.delete_topic(name)
+
+    trio.run(run)
+
+
+def _attributes(pairs: list[str]) -> dict[str, str]:
+    attributes = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not (key and equals and value):
+            raise ConfigurationError(f"attribute {pair!r}: write KEY=VALUE")
+        attributes[key] = value
+    return attributes
+
+
+def _broker_row(broker: str, config: TopicConfigAndQueueMapping) -> dict[str, Any]:
+    return {
+        "broker": broker,
+        "write_queues": config.write_queue_nums,
+        "read_queues": config.read_queue_nums,
+        "perm": "".join(letter for letter in "rw" if config.perm & _PERMS[letter]) or "none",
+        "attributes": config.attributes,
+    }
+
+
+def _queue_row(queue: MessageQueue, offset: TopicOffset) -> dict[str, Any]:
+    return {
+        "broker": queue.broker_name,
+        "queue": queue.queue_id,
+        "min_offset": offset.min_offset,
+        "max_offset": offset.max_offset,
+        "messages": offset.max_offset - offset.min_offset,
+        "last_message": time_text(offset.last_update_timestamp),
+    }

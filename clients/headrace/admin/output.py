@@ -1,0 +1,96 @@
+"""What commands print: tables for eyes, tab-separated columns for pipes, JSON when asked."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+Row = Mapping[str, Any]
+
+
+def print_rows(rows: Sequence[Row], *, as_json: bool, empty: str) -> None:
+    """Print rows that have the same keys, which are the JSON names and the headings.
+
+    empty: what to say, on standard error, when there are none.
+    """
+    if as_json:
+        print_json(list(rows))
+    elif not rows:
+        sys.stderr.write(f"{empty}\n")
+    elif sys.stdout.isatty():
+        _print_table(rows)
+    else:
+        _write_line(rows[0])
+        for row in rows:
+            _write_line(map(_cell, row.values()))
+
+
+def print_record(record: Row, *, as_json: bool) -> None:
+    """Print one thing: a line for each of its values."""
+    if as_json:
+        print_json(record)
+        return
+    width = max(map(len, record)) if sys.stdout.isatty() else 0
+    for name, value in record.items():
+        gap = " " * (width - len(name) + 2) if width else "\t"
+        sys.stdout.write(f"{_heading(name)}{gap}{_cell(value)}\n")
+
+
+def print_json_line(record: Row) -> None:
+    """Print one of a stream of things, one JSON object a line."""
+    sys.stdout.buffer.write(msgspec.json.encode(record) + b"\n")
+
+
+def time_text(timestamp_ms: int) -> str | None:
+    """Milliseconds since 1970 as ISO 8601 in UTC; None for 0 and less, which mean never."""
+    if timestamp_ms <= 0:
+        return None
+    time = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def print_json(value: object) -> None:
+    """Print one JSON value, indented."""
+    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+
+
+def _write_line(cells: Iterable[str]) -> None:
+    sys.stdout.write("\t".join(cells) + "\n")
+
+
+def _heading(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={part}" for name, part in value.items())
+    return str(value)
+
+
+def _print_table(rows: Sequence[Row]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name, value in rows[0].items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        table.add_column(_heading(name), justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        # Names of topics and groups are data: brackets in them are no markup.
+        table.add_row(*(Text(_cell(value)) for value in row.values()))
+    Console().print(table)

@@ -1,0 +1,44 @@
+"""Places in a queue as people write them: earliest, latest, a queue offset, a time, an age."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+
+from headrace.errors import ConfigurationError
+
+# What a place means: either end, a queue offset, or a point in time.
+Place = Literal["first", "last"] | int | datetime
+
+HELP = "earliest, latest, a queue offset, a time (2026-11-21T06:00) or an age (90s, 15m, 2h, 1d)"
+
+_AGE = re.compile(r"(\d+)(s|m|h|d)")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+def parse_place(text: str) -> Place:
+    """Read a place; a time without a zone is local. Raises ConfigurationError."""
+    if text in {"earliest", "first"}:
+        return "first"
+    if text in {"latest", "last"}:
+        return "last"
+    if text.isascii() and text.isdigit():
+        return int(text)
+    return parse_time(text)
+
+
+def parse_time(text: str) -> datetime:
+    """Read a time or an age. Raises ConfigurationError."""
+    age = _AGE.fullmatch(text)
+    if age:
+        return datetime.now(UTC) - timedelta(**{_UNITS[age[2]]: int(age[1])})
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except ValueError:
+        raise ConfigurationError(f"{text!r} is no place in a queue: write {HELP}") from None
+
+
+def milliseconds(time: datetime) -> int:
+    """Milliseconds since 1970."""
+    return int(time.timestamp() * 1000)

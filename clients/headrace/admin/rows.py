@@ -1,0 +1,179 @@
+"""Messages out of lines, NDJSON and CSV: what ``headrace send`` reads."""
+
+from __future__ import annotations
+
+import csv
+import json
+from enum import StrEnum
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from headrace.errors import HeadraceError, InvalidMessage
+from headrace.messages import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+
+class RowFormat(StrEnum):
+    """How a file holds messages, one a line."""
+
+    LINES = "lines"
+    NDJSON = "ndjson"
+    CSV = "csv"
+
+
+_FORMATS = {
+    ".csv": RowFormat.CSV,
+    ".ndjson": RowFormat.NDJSON,
+    ".jsonl": RowFormat.NDJSON,
+}
+
+
+class BadRow(HeadraceError):
+    """A row that makes no message.
+
+    place: ``file:line`` or ``file:line:column``, from 1.
+    """
+
+    def __init__(self, place: str, reason: str) -> None:
+        super().__init__(f"{place}: {reason}")
+        self.place = place
+        self.reason = reason
+
+
+class Columns(NamedTuple):
+    """Which columns become what; without ``body`` the whole row does, as JSON."""
+
+    key: str | None = None
+    tag: str | None = None
+    body: str | None = None
+
+    def names(self) -> list[str]:
+        """The columns that every row must have."""
+        return [name for name in self if name is not None]
+
+
+def format_of(name: str) -> RowFormat:
+    """The format that a file name promises."""
+    return _FORMATS.get(PurePath(name).suffix.lower(), RowFormat.LINES)
+
+
+def read_messages(
+    lines: Iterable[bytes], name: str, row_format: RowFormat, topic: str, columns: Columns
+) -> Iterator[Message]:
+    """A message for each row of ``lines``; blank lines are skipped, since no broker takes them.
+
+    name: what to call the file in errors. Raises BadRow at the first row that makes none.
+    """
+    readers = {RowFormat.LINES: _lines, RowFormat.NDJSON: _ndjson, RowFormat.CSV: _csv}
+    for place, body, key, tag in readers[row_format](lines, name, columns):
+        message = Message(topic, body, key=key, tag=tag)
+        try:
+            message.check()
+        except InvalidMessage as error:
+            raise BadRow(place, str(error)) from error
+        yield message
+
+
+# Place, body, key, tag.
+_Row = tuple[str, bytes, str, str]
+
+
+def _decoded(lines: Iterable[bytes], name: str) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(lines, 1):
+        try:
+            yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            # The line up to the bad byte is good: its length in characters is the column.
+            column = len(line[: error.start].decode()) + 1
+            raise BadRow(
+                f"{name}:{number}:{column}",
+                f"byte 0x{line[error.start]:02x} is not UTF-8; convert the file "
+                "(e.g. iconv -t UTF-8)",
+            ) from error
+
+
+def _lines(lines: Iterable[bytes], name: str, columns: Columns) -> Iterator[_Row]:
+    assert not columns.names(), "lines have no columns"
+    for number, line in enumerate(lines, 1):
+        body = line.rstrip(b"\r\n")
+        if body:
+            yield f"{name}:{number}", body, "", ""
+
+
+def _ndjson(lines: Iterable[bytes], name: str, columns: Columns) -> Iterator[_Row]:
+    for number, line in _decoded(lines, name):
+        text = line.strip()
+        if not text:
+            continue
+        try:
+            row = json.loads(text)
+        except json.JSONDecodeError as error:
+            column = error.colno + len(line) - len(line.lstrip())
+            raise BadRow(f"{name}:{number}:{column}", f"no JSON: {error.msg}") from error
+        yield _select(f"{name}:{number}", text.encode(), row, columns)
+
+
+def _select(place: str, whole: bytes, row: Any, columns: Columns) -> _Row:
+    wanted = columns.names()
+    if wanted and not isinstance(row, dict):
+        raise BadRow(place, f"no object, so it has no field {wanted[0]!r}")
+    for field in wanted:
+        if field not in row:
+            raise BadRow(place, f"no field {field!r}; it has {', '.join(row) or 'none'}")
+    body = _field(row, columns.body).encode() if columns.body else whole
+    return place, body, _field(row, columns.key), _field(row, columns.tag)
+
+
+def _field(row: Mapping[str, Any], name: str | None) -> str:
+    """A field as text: null means none, and what is no text keeps its JSON form."""
+    value = row[name] if name is not None else None
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _csv(lines: Iterable[bytes], name: str, columns: Columns) -> Iterator[_Row]:
+    reader = csv.reader((line for _, line in _decoded(lines, name)), strict=True)
+    header = _next_row(reader, name)
+    if header is None:
+        raise BadRow(f"{name}:1", "no header line; CSV begins with the names of the columns")
+    _check_header(header, name, columns)
+    first_line = reader.line_num + 1
+    while (row := _next_row(reader, name)) is not None:
+        place = f"{name}:{first_line}"
+        first_line = reader.line_num + 1
+        if not row:
+            continue
+        if len(row) != len(header):
+            raise _uneven(place, header, row)
+        fields = dict(zip(header, row, strict=True))
+        yield _select(place, msgspec.json.encode(fields), fields, columns)
+
+
+def _next_row(reader: Any, name: str) -> list[str] | None:
+    try:
+        return next(reader, None)
+    except csv.Error as error:
+        raise BadRow(f"{name}:{reader.line_num}", f"no CSV: {error}") from error
+
+
+def _check_header(header: list[str], name: str, columns: Columns) -> None:
+    for wanted in columns.names():
+        if wanted not in header:
+            raise BadRow(f"{name}:1", f"no column {wanted!r}; there are {', '.join(header)}")
+    doubles = {column for column in header if header.count(column) > 1}
+    if doubles:
+        raise BadRow(f"{name}:1", f"two columns are called {min(doubles)!r}: rename one")
+
+
+def _uneven(place: str, header: list[str], row: list[str]) -> BadRow:
+    problem = f"{len(row)} fields, but the header names {len(header)}"
+    if len(row) < len(header):
+        return BadRow(
+            f"{place}:{len(row) + 1}", f"{problem}: column {header[len(row)]!r} is absent"
+        )
+    return BadRow(f"{place}:{len(header) + 1}", f"{problem}: is a comma in a value without quotes?")

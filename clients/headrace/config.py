@@ -1,0 +1,70 @@
+"""Where the nameservers are: argument, then environment, then the user's config file."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.errors import ConfigurationError
+from headrace_protocol.drivers.address import split_address
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NAMESERVER_VARIABLE = "HEADRACE_NAMESERVER"
+NAMESERVER_DEFAULT = "127.0.0.1:9876"
+_KNOWN_KEYS = {"nameserver"}
+
+
+def config_file() -> Path:
+    """The user's config file, whether it exists or not."""
+    return Path.home() / ".config" / "headrace.toml"
+
+
+def resolve_nameservers(argument: str | Sequence[str] | None = None) -> tuple[str, ...]:
+    """Addresses to try in turn.
+
+    argument: ``host:port``, several with ``;`` between them, or a sequence of them. Without it
+    HEADRACE_NAMESERVER counts, then ``nameserver`` in ~/.config/headrace.toml, then this machine.
+
+    Raises ConfigurationError naming the place of a wrong address.
+    """
+    if argument is not None:
+        return _addresses(argument, "the nameserver argument")
+    variable = os.environ.get(NAMESERVER_VARIABLE)
+    if variable:
+        return _addresses(variable, f"the environment variable {NAMESERVER_VARIABLE}")
+    path = config_file()
+    if path.exists():
+        configured = _read(path).get("nameserver")
+        if configured is not None:
+            return _addresses(configured, str(path))
+    return (NAMESERVER_DEFAULT,)
+
+
+def _read(path: Path) -> dict[str, str | list[str]]:
+    try:
+        settings = tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+    unknown = settings.keys() - _KNOWN_KEYS
+    if unknown:
+        raise ConfigurationError(
+            f"{path}: unknown key {min(unknown)!r}; known: {', '.join(sorted(_KNOWN_KEYS))}"
+        )
+    return settings
+
+
+def _addresses(value: str | Sequence[str], place: str) -> tuple[str, ...]:
+    parts = value.split(";") if isinstance(value, str) else value
+    addresses = tuple(part.strip() for part in parts if part.strip())
+    if not addresses:
+        raise ConfigurationError(f"{place} names no nameserver: write HOST:PORT[;HOST:PORT...]")
+    try:
+        for address in addresses:
+            split_address(address)
+    except ValueError as error:
+        raise ConfigurationError(f"{place}: {error}") from error
+    return addresses

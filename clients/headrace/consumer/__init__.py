@@ -1,0 +1,1 @@
+"""Receiving: queues by hand, or a group that shares them."""

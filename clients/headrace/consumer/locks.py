@@ -1,0 +1,53 @@
+"""Locks that a group's member takes on queues, so that nobody else of the group works on them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from headrace_protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
+from headrace_protocol.codes import RequestCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from headrace.instance import ClientInstance
+    from headrace_protocol.bodies import MessageQueue
+
+
+class QueueLocks:
+    """Asks the brokers of the queues; they forget a lock that is not renewed for 60 s."""
+
+    def __init__(self, instance: ClientInstance, group: str) -> None:
+        self._instance = instance
+        self._group = group
+
+    async def lock(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
+        """Take or renew locks; returns the queues that are ours now."""
+        locked: set[MessageQueue] = set()
+        for address, part in (await self._by_broker(queues)).items():
+            response = await self._instance.request(
+                address, RequestCode.LOCK_BATCH_MQ, None, self._body(part)
+            )
+            locked.update(response.expect().decode(LockBatchResponseBody).lock_ok_mq_set)
+        return locked
+
+    async def unlock(self, queues: Iterable[MessageQueue]) -> None:
+        """Give locks back."""
+        for address, part in (await self._by_broker(queues)).items():
+            response = await self._instance.request(
+                address, RequestCode.UNLOCK_BATCH_MQ, None, self._body(part)
+            )
+            response.expect()
+
+    async def _by_broker(self, queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:
+        by_broker = defaultdict(list)
+        for queue in queues:
+            address = await self._instance.broker_address(queue.topic, queue.broker_name)
+            by_broker[address].append(queue)
+        return by_broker
+
+    def _body(self, queues: list[MessageQueue]) -> bytes:
+        return LockBatchRequestBody(
+            consumer_group=self._group, client_id=self._instance.client_id, mq_set=queues
+        ).encode()

@@ -1,0 +1,91 @@
+"""Offsets that a broker knows: a group's progress, and where queues begin and end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.headers import (
+    GetMaxOffsetHeader,
+    GetMinOffsetHeader,
+    OffsetResponseHeader,
+    QueryConsumerOffsetHeader,
+    SearchOffsetHeader,
+    UpdateConsumerOffsetHeader,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import msgspec
+
+    from headrace.instance import ClientInstance
+    from headrace_protocol.bodies import MessageQueue
+    from headrace_protocol.drivers.response import Response
+
+
+class OffsetStore:
+    """Asks the master of a queue's broker; raises what ``ClientInstance.request`` raises."""
+
+    def __init__(self, instance: ClientInstance) -> None:
+        self._instance = instance
+
+    async def committed(self, group: str, queue: MessageQueue) -> int | None:
+        """The offset that ``group`` goes on from; None if it has committed none."""
+        header = QueryConsumerOffsetHeader(
+            consumer_group=group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            # Without it a broker answers 0 for a young queue, whatever start the group asked for.
+            set_zero_if_not_found=False,
+        )
+        response = await self._ask(queue, RequestCode.QUERY_CONSUMER_OFFSET, header)
+        if response.command.code == ResponseCode.QUERY_NOT_FOUND:
+            return None
+        return _offset(response)
+
+    async def commit(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
+        """Store progress and wait until the brokers have it."""
+        for queue, offset in offsets.items():
+            header = _commit_header(group, queue, offset)
+            response = await self._ask(queue, RequestCode.UPDATE_CONSUMER_OFFSET, header)
+            response.expect()
+
+    async def commit_oneway(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
+        """Store progress without waiting for an answer."""
+        for queue, offset in offsets.items():
+            header = _commit_header(group, queue, offset)
+            address = await self._instance.broker_address(queue.topic, queue.broker_name)
+            connection = await self._instance.connection(address)
+            connection.oneway(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        """Offset of the oldest message there still is."""
+        header = GetMinOffsetHeader(topic=queue.topic, queue_id=queue.queue_id)
+        return _offset(await self._ask(queue, RequestCode.GET_MIN_OFFSET, header))
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        """Offset that the next message will get."""
+        header = GetMaxOffsetHeader(topic=queue.topic, queue_id=queue.queue_id)
+        return _offset(await self._ask(queue, RequestCode.GET_MAX_OFFSET, header))
+
+    async def offset_at(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """Offset of the first message stored at ``timestamp_ms`` (since 1970) or later."""
+        header = SearchOffsetHeader(
+            topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms
+        )
+        return _offset(await self._ask(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header))
+
+    async def _ask(self, queue: MessageQueue, code: int, header: msgspec.Struct) -> Response:
+        address = await self._instance.broker_address(queue.topic, queue.broker_name)
+        return await self._instance.request(address, code, header)
+
+
+def _commit_header(group: str, queue: MessageQueue, offset: int) -> UpdateConsumerOffsetHeader:
+    return UpdateConsumerOffsetHeader(
+        consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset
+    )
+
+
+def _offset(response: Response) -> int:
+    return response.expect().header(OffsetResponseHeader).offset

@@ -1,0 +1,182 @@
+"""PullConsumer: queues chosen by hand, offsets moved by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+import anyio
+
+from headrace.consumer.fetcher import Fetcher
+from headrace.consumer.inbox import Inbox
+from headrace.consumer.offset_store import OffsetStore
+from headrace.consumer.process_queue import Delivery, Limits, ProcessQueue
+from headrace.consumer.start import Start, check_start, start_offset
+from headrace.consumer.subscription import ALL, Subscription
+from headrace.errors import ConfigurationError
+from headrace.instance import ClientInstance
+from headrace.messages import check_group
+from headrace_protocol.drivers.aio import Connect, connect_tcp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from anyio.abc import TaskGroup
+
+    from headrace.messages import MessageBatch
+    from headrace_protocol.bodies import MessageQueue
+
+_READER_GROUP = "headrace_reader"
+
+
+class PullConsumer:
+    """Reads queues that you assign, from offsets that you choose; use it in ``async with``.
+
+    group: whose progress ``committed`` and ``commit`` mean; without it those two are errors.
+    start: where an assigned queue begins unless the group has committed or you ``seek``: "first",
+        "last", a datetime or milliseconds since 1970.
+    queue_messages_max, queue_bytes_max: how much of each queue is fetched ahead.
+
+    Nothing is committed unless you say so, and no queue is taken away.
+    """
+
+    def __init__(
+        self,
+        group: str | None = None,
+        *,
+        nameserver: str | Sequence[str] | None = None,
+        start: Start = "first",
+        queue_messages_max: int = 10_000,
+        queue_bytes_max: int = 16 * 1024 * 1024,
+        connect: Connect = connect_tcp,
+    ) -> None:
+        check_group(group or _READER_GROUP)
+        check_start(start)
+        if queue_messages_max < 1 or queue_bytes_max < 1:
+            raise ConfigurationError("queue_messages_max and queue_bytes_max must be at least 1")
+        self.group = group
+        self._start = start
+        self._limits = Limits(queue_messages_max, queue_bytes_max)
+        self._instance = ClientInstance(nameserver, connect=connect)
+        self._offsets = OffsetStore(self._instance)
+        self._inbox = Inbox()
+        self._fetcher = Fetcher(self._instance, group or _READER_GROUP, self._inbox)
+        self._process_queues: dict[MessageQueue, ProcessQueue] = {}
+        self._polled: Delivery | None = None
+        self._tasks: TaskGroup | None = None
+
+    async def __aenter__(self) -> Self:
+        self._tasks = await self._instance.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._instance.stop()
+
+    # -- which queues, from where ------------------------------------------------------------------
+
+    async def queues(self, topic: str) -> Sequence[MessageQueue]:
+        """The queues of ``topic`` that can be read now. Raises RouteNotFound."""
+        self._instance.check_open("PullConsumer")
+        return (await self._instance.route(topic)).read_queues
+
+    async def assign(self, queues: Iterable[MessageQueue], tags: str = ALL) -> None:
+        """Read these queues, and no others, from now on.
+
+        tags: ``"*"`` or ``"a || b"``: what to let through.
+        Queues that were assigned before keep their position.
+        """
+        self._instance.check_open("PullConsumer")
+        wanted = set(queues)
+        for queue in self._process_queues.keys() - wanted:
+            self._process_queues.pop(queue).drop()
+        for queue in sorted(wanted - self._process_queues.keys()):
+            await self._add(queue, Subscription(queue.topic, tags))
+
+    async def _add(self, queue: MessageQueue, subscription: Subscription) -> None:
+        committed = await self._offsets.committed(self.group, queue) if self.group else None
+        offset = committed
+        if offset is None:
+            offset = await start_offset(self._start, queue, self._offsets)
+        process_queue = ProcessQueue(queue, self._limits, offset, committed)
+        self._process_queues[queue] = process_queue
+        assert self._tasks is not None
+        self._tasks.start_soon(self._fetcher.run, process_queue, subscription)
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Go on from ``offset`` in an assigned queue; one that does not exist is corrected."""
+        self._process_queue(queue).reset(offset)
+
+    async def seek_to(self, start: Start) -> None:
+        """Go to "first", "last" or a point in time in all assigned queues."""
+        check_start(start)
+        for queue in self._process_queues:
+            self.seek(queue, await start_offset(start, queue, self._offsets))
+
+    def position(self, queue: MessageQueue) -> int:
+        """Offset after the last message of an assigned queue that ``poll`` returned."""
+        process_queue = self._process_queue(queue)
+        polled = self._polled
+        if polled and polled.process_queue is process_queue and polled.is_wanted:
+            return polled.batch.next_offset
+        return process_queue.processed_offset
+
+    def _process_queue(self, queue: MessageQueue) -> ProcessQueue:
+        try:
+            return self._process_queues[queue]
+        except KeyError:
+            raise ConfigurationError(f"{queue} is not assigned: call assign first") from None
+
+    # -- reading and committing --------------------------------------------------------------------
+
+    async def poll(self, *, timeout_ms: float | None = None) -> MessageBatch | None:
+        """The next messages of any assigned queue, from one queue, in order.
+
+        timeout_ms: return None when none came within it; without it, wait for ever.
+        """
+        self._instance.check_open("PullConsumer")
+        if not self._process_queues:
+            raise ConfigurationError("poll: no queue is assigned, so nothing would ever come")
+        self._finish_polled()
+        with anyio.move_on_after(None if timeout_ms is None else timeout_ms / 1000):
+            self._polled = await self._inbox.take()
+            return self._polled.batch
+        return None
+
+    async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
+        """Store progress for the group, and wait for it.
+
+        offsets: next offset to read by queue; without it, the positions of all assigned queues.
+        """
+        group = self._check_group()
+        if offsets is None:
+            offsets = {queue: self.position(queue) for queue in self._process_queues}
+        await self._offsets.commit(group, offsets)
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """The offset that the group goes on from; None if it has committed none."""
+        return await self._offsets.committed(self._check_group(), queue)
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        """Offset of the oldest message there still is."""
+        self._instance.check_open("PullConsumer")
+        return await self._offsets.min_offset(queue)
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        """Offset that the next message will get."""
+        self._instance.check_open("PullConsumer")
+        return await self._offsets.max_offset(queue)
+
+    async def offset_at(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """Offset of the first message stored at ``timestamp_ms`` (since 1970) or later."""
+        self._instance.check_open("PullConsumer")
+        return await self._offsets.offset_at(queue, timestamp_ms)
+
+    def _finish_polled(self) -> None:
+        if self._polled:
+            self._inbox.finished(self._polled)
+            self._polled = None
+
+    def _check_group(self) -> str:
+        self._instance.check_open("PullConsumer")
+        if self.group is None:
+            raise ConfigurationError("progress belongs to a group: PullConsumer(group=...)")
+        return self.group

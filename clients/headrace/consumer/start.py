@@ -1,0 +1,48 @@
+"""Where a group begins that has committed nothing yet."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING, Literal
+
+from headrace.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from headrace.consumer.offset_store import OffsetStore
+    from headrace_protocol.bodies import MessageQueue
+
+Start = Literal["first", "last"] | dt.datetime | int
+
+
+def check_start(start: Start) -> None:
+    """Raise ConfigurationError unless ``start`` is one."""
+    if isinstance(start, dt.datetime) and start.tzinfo is None:
+        raise ConfigurationError(f"start={start}: without a time zone it is no point in time")
+    if not (start in {"first", "last"} or isinstance(start, dt.datetime | int)):
+        raise ConfigurationError(
+            f"start={start!r}: 'first', 'last', a datetime or milliseconds since 1970"
+        )
+
+
+async def start_offset(start: Start, queue: MessageQueue, offsets: OffsetStore) -> int:
+    """The offset that ``start`` means in ``queue``."""
+    if start == "first":
+        return await offsets.min_offset(queue)
+    if start == "last":
+        return await offsets.max_offset(queue)
+    return await offsets.offset_at(queue, timestamp_ms(start))
+
+
+def timestamp_ms(start: Start) -> int:
+    """A start that is a point in time, in milliseconds since 1970."""
+    if isinstance(start, dt.datetime):
+        return int(start.timestamp() * 1000)
+    assert isinstance(start, int)
+    return start
+
+
+def consume_from_where(start: Start) -> str:
+    """The peer's word for ``start``, for heartbeats."""
+    if isinstance(start, str):
+        return f"CONSUME_FROM_{start.upper()}_OFFSET"
+    return "CONSUME_FROM_TIMESTAMP"

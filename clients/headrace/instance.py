@@ -1,0 +1,306 @@
+"""What every client stands on: connections, routes, heartbeats, and answers to brokers.
+
+One instance belongs to one Producer, consumer or Admin and lives as long as its block.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import anyio
+
+from headrace.config import resolve_nameservers
+from headrace.errors import (
+    ClientClosed,
+    ConnectFailed,
+    ConnectionLost,
+    HeadraceError,
+    NameserverUnavailable,
+    NoQueue,
+    RequestTimeout,
+    RouteNotFound,
+)
+from headrace.route import TopicRoute
+from headrace.tasks import Background
+from headrace_protocol.bodies import ConsumerData, HeartbeatData, ProducerData, TopicRouteData
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.connection import Body, RequestReceived
+from headrace_protocol.drivers.aio import AsyncConnection, Connect, connect_tcp, open_stream
+from headrace_protocol.headers import GetRouteInfoHeader, UnregisterClientHeader
+
+if TYPE_CHECKING:
+    import msgspec
+    from anyio.abc import TaskGroup
+
+    from headrace_protocol.drivers.response import Response
+
+REQUEST_TIMEOUT_MS = 5000
+HEARTBEAT_INTERVAL_S = 30.0
+ROUTE_INTERVAL_S = 30.0
+_GOODBYE_S = 3.0
+
+RequestHandler = Callable[[AsyncConnection, RequestReceived], None]
+
+
+def local_ip() -> str:
+    """The address that other machines would see; no packet is sent to find it out."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("10.255.255.255", 1))
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
+class ClientInstance:
+    """Connections to nameservers and brokers, shared by the parts of one client.
+
+    client_id: ``ip@pid#nanoseconds``; members of a group are told apart by it.
+    producer_group: announced to brokers when not None.
+    consumers: what the heartbeats say about consumer groups; filled by consumers.
+    handlers: what to do about requests that brokers make, by code; filled by consumers.
+    """
+
+    def __init__(
+        self,
+        nameserver: str | Sequence[str] | None = None,
+        *,
+        connect: Connect = connect_tcp,
+        producer_group: str | None = None,
+    ) -> None:
+        self.nameservers = resolve_nameservers(nameserver)
+        self.client_id = f"{local_ip()}@{os.getpid()}#{time.time_ns()}"
+        self.producer_group = producer_group
+        self.consumers: list[ConsumerData] = []
+        self.handlers: dict[int, RequestHandler] = {}
+        self._connect = connect
+        self._connections: dict[str, AsyncConnection] = {}
+        self._connecting: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
+        self._routes: dict[str, TopicRoute] = {}
+        self._fetching: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
+        self._background = Background()
+        self._tasks: TaskGroup | None = None
+
+    # -- life --------------------------------------------------------------------------------------
+
+    async def start(self) -> TaskGroup:
+        """Begin; returns the task group for the client's own tasks."""
+        self._tasks = await self._background.start()
+        self._tasks.start_soon(self._heartbeat_regularly)
+        self._tasks.start_soon(self._refresh_routes_regularly)
+        return self._tasks
+
+    async def stop(self) -> None:
+        """Say goodbye to the brokers, within a deadline, and end all tasks."""
+        try:
+            with anyio.move_on_after(_GOODBYE_S, shield=True):
+                await self._unregister()
+        finally:
+            self._tasks = None
+            await self._background.stop()
+
+    def check_open(self, what: str) -> None:
+        """Raise ClientClosed unless started and not stopped."""
+        if self._tasks is None:
+            raise ClientClosed(what)
+
+    # -- connections -------------------------------------------------------------------------------
+
+    async def request(
+        self,
+        address: str,
+        code: int,
+        header: msgspec.Struct | None = None,
+        body: Body = b"",
+        *,
+        timeout_ms: float = REQUEST_TIMEOUT_MS,
+    ) -> Response:
+        """Ask the server at ``address``. Raises ConnectFailed, ConnectionLost, RequestTimeout."""
+        connection = await self.connection(address)
+        return await connection.request(code, header, body, timeout_ms=timeout_ms)
+
+    def open_connection(self, address: str) -> AsyncConnection | None:
+        """The connection to ``address`` if there is one now."""
+        connection = self._connections.get(address)
+        return connection if connection and connection.is_open else None
+
+    async def connection(self, address: str) -> AsyncConnection:
+        """The connection to ``address``, opened if need be. Raises ConnectFailed."""
+        connection = self.open_connection(address)
+        if connection:
+            return connection
+        async with self._connecting[address]:
+            return self.open_connection(address) or await self._open(address)
+
+    async def _open(self, address: str) -> AsyncConnection:
+        if self._tasks is None:
+            raise ClientClosed("the client")
+        stream = await open_stream(self._connect, address)
+        connection = AsyncConnection(stream, address, self._on_request)
+        self._connections[address] = connection
+        self._tasks.start_soon(connection.run)
+        if address not in self.nameservers:
+            # A broker knows the members of a group by the connections that they spoke on.
+            self._heartbeat(connection)
+        return connection
+
+    def _on_request(self, connection: AsyncConnection, request: RequestReceived) -> None:
+        handler = self.handlers.get(request.command.code)
+        if handler:
+            handler(connection, request)
+        elif not request.command.is_oneway:
+            connection.respond(
+                request,
+                ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+                remark=f"this client does not answer request type {request.command.code}",
+            )
+
+    # -- nameservers and routes --------------------------------------------------------------------
+
+    async def ask_nameserver(
+        self, code: int, header: msgspec.Struct | None = None, body: Body = b""
+    ) -> Response:
+        """Ask one nameserver after the other until one answers. Raises NameserverUnavailable."""
+        failures: dict[str, Exception] = {}
+        for address in self.nameservers:
+            try:
+                response = await self.request(address, code, header, body)
+            except (ConnectFailed, ConnectionLost, RequestTimeout) as error:
+                failures[address] = error
+            else:
+                self._prefer(address)
+                return response
+        raise NameserverUnavailable(failures)
+
+    def _prefer(self, address: str) -> None:
+        if address != self.nameservers[0]:
+            others = (other for other in self.nameservers if other != address)
+            self.nameservers = (address, *others)
+
+    async def route(self, topic: str) -> TopicRoute:
+        """The topic's route, from memory while nobody doubts it.
+
+        Raises RouteNotFound, NameserverUnavailable.
+        """
+        route = self._routes.get(topic)
+        if route and route.is_current:
+            return route
+        async with self._fetching[topic]:
+            route = self._routes.get(topic)
+            if route and route.is_current:
+                return route
+            return await self._refresh(topic)
+
+    def doubt_route(self, topic: str) -> None:
+        """Ask the nameserver before the topic's route is used again."""
+        route = self._routes.get(topic)
+        if route:
+            route.is_current = False
+
+    async def _refresh(self, topic: str) -> TopicRoute:
+        known = self._routes.get(topic)
+        try:
+            route = await self.fetch_route(topic)
+        except NameserverUnavailable:
+            # Brokers go on without their nameservers, and so can we.
+            if known is None:
+                raise
+            known.is_current = True
+            return known
+        if known and known.data == route.data:
+            known.fetched_at, known.is_current = route.fetched_at, True
+            return known
+        if known:
+            known.is_current = False
+        self._routes[topic] = route
+        return route
+
+    async def fetch_route(self, topic: str) -> TopicRoute:
+        """The topic's route as a nameserver says now. Raises RouteNotFound, ..."""
+        header = GetRouteInfoHeader(topic=topic, accept_standard_json_only=True)
+        response = await self.ask_nameserver(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+        if response.command.code == ResponseCode.TOPIC_NOT_EXIST:
+            raise RouteNotFound(topic, response.command.remark)
+        data = TopicRouteData.decode(response.expect().body)
+        return TopicRoute(topic, data, anyio.current_time())
+
+    async def broker_address(self, topic: str, broker_name: str, broker_id: int = 0) -> str:
+        """Address of a broker that serves ``topic``. Raises NoQueue when it is gone."""
+        address = (await self.route(topic)).address(broker_name, broker_id)
+        if address is None:
+            self.doubt_route(topic)
+            raise NoQueue(topic, f"use on broker {broker_name}")
+        return address
+
+    async def _refresh_routes_regularly(self) -> None:
+        while True:
+            await anyio.sleep(ROUTE_INTERVAL_S)
+            for topic in list(self._routes):
+                try:
+                    await self._refresh(topic)
+                except RouteNotFound:
+                    self._routes.pop(topic).is_current = False
+                except HeadraceError:
+                    break  # asked again by whoever needs it, or at the next turn
+
+    # -- heartbeats --------------------------------------------------------------------------------
+
+    async def heartbeat(self, addresses: Sequence[str]) -> None:
+        """Tell these brokers who we are and wait for their answers."""
+        body = self._heartbeat_body()
+        for address in addresses:
+            response = await self.request(address, RequestCode.HEART_BEAT, None, body)
+            response.expect()
+
+    async def _heartbeat_regularly(self) -> None:
+        while True:
+            await anyio.sleep(HEARTBEAT_INTERVAL_S)
+            for connection in self._broker_connections():
+                self._heartbeat(connection)
+
+    def _heartbeat(self, connection: AsyncConnection) -> None:
+        if self.producer_group or self.consumers:
+            connection.submit(RequestCode.HEART_BEAT, None, self._heartbeat_body(), _ignore)
+
+    def _heartbeat_body(self) -> bytes:
+        producers = [ProducerData(group_name=self.producer_group)] if self.producer_group else []
+        heartbeat = HeartbeatData(
+            client_id=self.client_id,
+            producer_data_set=producers,
+            consumer_data_set=self.consumers,
+        )
+        return heartbeat.encode(strict=True)
+
+    def _broker_connections(self) -> list[AsyncConnection]:
+        return [
+            connection
+            for address, connection in self._connections.items()
+            if connection.is_open and address not in self.nameservers
+        ]
+
+    async def _unregister(self) -> None:
+        headers = [
+            UnregisterClientHeader(client_id=self.client_id, consumer_group=consumer.group_name)
+            for consumer in self.consumers
+        ]
+        if self.producer_group:
+            headers.append(
+                UnregisterClientHeader(client_id=self.client_id, producer_group=self.producer_group)
+            )
+        for connection in self._broker_connections():
+            for header in headers:
+                try:
+                    await connection.request(
+                        RequestCode.UNREGISTER_CLIENT, header, timeout_ms=REQUEST_TIMEOUT_MS
+                    )
+                except HeadraceError:
+                    break  # the broker finds out by itself when the connection ends
+
+
+def _ignore(*_: object) -> None:
+    """A heartbeat's answer tells nothing: the next one is sent in any case."""

@@ -1,0 +1,1 @@
+"""Sending: one message, a batch, or a pipeline of them."""

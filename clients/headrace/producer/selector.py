@@ -1,0 +1,45 @@
+"""Which queue a message goes to."""
+
+from __future__ import annotations
+
+import zlib
+from itertools import count
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Sequence
+
+    from headrace_protocol.bodies import MessageQueue
+
+
+def queue_index(key: str, queue_count: int) -> int:
+    """The queue of a key: CRC-32 of its UTF-8 bytes, modulo the number of queues.
+
+    Stable over processes, machines and versions: whoever writes the same topic with this rule
+    keeps the messages of a key in order. Source: docs/clients.md "Keys and queues".
+    """
+    return zlib.crc32(key.encode()) % queue_count
+
+
+class QueueSelector:
+    """The writable queues of a topic, in order of broker name and queue id; not empty."""
+
+    def __init__(self, queues: Sequence[MessageQueue]) -> None:
+        assert queues
+        self.queues = queues
+        self._next = count()
+
+    def for_key(self, key: str) -> MessageQueue:
+        """The queue that all messages with ``key`` go to, as long as the queues are the same."""
+        return self.queues[queue_index(key, len(self.queues))]
+
+    def next(self, avoid: Container[str] = ()) -> MessageQueue:
+        """The next queue in turn, of a broker not in ``avoid`` if there is one."""
+        queues = self.queues
+        start = next(self._next)
+        if avoid:
+            for step in range(len(queues)):
+                queue = queues[(start + step) % len(queues)]
+                if queue.broker_name not in avoid:
+                    return queue
+        return queues[start % len(queues)]

@@ -1,0 +1,73 @@
+"""A topic's route: which queues it has and who serves them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace_protocol.bodies import (
+    MASTER_ID,
+    PERM_READ,
+    PERM_WRITE,
+    MessageQueue,
+    QueueData,
+    TopicRouteData,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class TopicRoute:
+    """What a nameserver said about a topic.
+
+    brokers: address by broker id (0 is the master) by broker name.
+    write_queues: on brokers with a master; read_queues: on any; both in the peer's order.
+    fetched_at: when it was last confirmed, on the event loop's clock in seconds.
+    is_current: False once it is doubted or replaced; ask the instance for it again then.
+    """
+
+    def __init__(self, topic: str, data: TopicRouteData, fetched_at: float) -> None:
+        self.topic = topic
+        self.data = data
+        self.fetched_at = fetched_at
+        self.is_current = True
+        self.brokers: Mapping[str, Mapping[int, str]] = {
+            broker.broker_name: broker.broker_addrs for broker in data.broker_datas
+        }
+        self.write_queues = tuple(
+            queue
+            for part in self._parts(PERM_WRITE)
+            if MASTER_ID in self.brokers[part.broker_name]
+            for queue in _queues(topic, part.broker_name, part.write_queue_nums)
+        )
+        self.read_queues = tuple(
+            queue
+            for part in self._parts(PERM_READ)
+            for queue in _queues(topic, part.broker_name, part.read_queue_nums)
+        )
+
+    def _parts(self, perm: int) -> list[QueueData]:
+        parts = [
+            part
+            for part in self.data.queue_datas
+            if part.perm & perm and self.brokers.get(part.broker_name)
+        ]
+        return sorted(parts, key=lambda part: part.broker_name)
+
+    def master(self, broker_name: str) -> str | None:
+        """Address of the broker's master, None if it has none now."""
+        return self.brokers.get(broker_name, {}).get(MASTER_ID)
+
+    def address(self, broker_name: str, broker_id: int = MASTER_ID) -> str | None:
+        """Address of one replica, or of any other when that one is gone."""
+        replicas = self.brokers.get(broker_name)
+        if not replicas:
+            return None
+        return replicas.get(broker_id) or replicas[min(replicas)]
+
+
+def _queues(topic: str, broker_name: str, count: int) -> list[MessageQueue]:
+    return [
+        MessageQueue(topic=topic, broker_name=broker_name, queue_id=queue_id)
+        for queue_id in range(count)
+    ]

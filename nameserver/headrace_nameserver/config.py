@@ -1,0 +1,77 @@
+"""Settings of a nameserver, and the file that they come from."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from headrace_nameserver.routes import BROKER_TIMEOUT_MS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
+class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
+    """What a nameserver can be told.
+
+    listen_port: 0 takes any free port.
+    kv_config_path: file that keeps key-value settings over restarts; None keeps them in memory.
+    broker_timeout_ms: silence after which a broker is dropped, unless it asks for its own limit.
+    support_acting_master: show a slave as master of a broker that has none and allows it.
+    order_message_enable: put the namespace ORDER_TOPIC_CONFIG into routes.
+    """
+
+    bind_address: str = "0.0.0.0"  # noqa: S104 - clients come from other machines
+    listen_port: Port = 9876
+    kv_config_path: str | None = None
+    broker_timeout_ms: Annotated[int, msgspec.Meta(ge=1)] = BROKER_TIMEOUT_MS
+    support_acting_master: bool = False
+    order_message_enable: bool = False
+
+
+class ConfigError(Exception):
+    """A file that cannot be used, with the place and the way out."""
+
+
+def load_config(path: Path) -> NameServerConfig:
+    """Read a file of lines ``key=value``; lines that begin with # are comments.
+
+    Raises ConfigError naming file, line and key.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: can't read settings: {error}") from error
+    settings: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if text and not text.startswith("#"):
+            key, value = _read_line(text, f"{path}:{number}")
+            settings[key] = value
+    return msgspec.convert(settings, NameServerConfig, strict=False)
+
+
+def _read_line(text: str, place: str) -> tuple[str, str]:
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not equals:
+        raise ConfigError(f"{place}: expected key=value, found {text!r}")
+    if key not in _KEYS:
+        raise ConfigError(f"{place}: unknown key {key!r}; {_known(key)}")
+    try:
+        msgspec.convert({key: value}, NameServerConfig, strict=False)
+    except msgspec.ValidationError as error:
+        reason = str(error).partition(" - at")[0]
+        raise ConfigError(f"{place}: {key} = {value!r}: {reason}") from error
+    return key, value
+
+
+def _known(key: str) -> str:
+    close = difflib.get_close_matches(key, _KEYS, 1)
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(_KEYS)}"
+
+
+_KEYS = NameServerConfig.__struct_encode_fields__

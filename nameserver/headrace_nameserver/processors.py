@@ -1,0 +1,319 @@
+"""Requests to a nameserver: each code one function from request to reply."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import structlog
+
+from headrace_nameserver.kv_config import ORDER_TOPIC_CONFIG
+from headrace_protocol.bodies import (
+    Body,
+    DataVersion,
+    GetBrokerMemberGroupResponseBody,
+    KVTable,
+    RegisterBrokerBody,
+    TopicList,
+    TopicRouteData,
+)
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.errors import RequestError
+from headrace_protocol.headers import (
+    AddWritePermOfBrokerResponseHeader,
+    BrokerHeartbeatHeader,
+    GetBrokerMemberGroupHeader,
+    GetKVConfigResponseHeader,
+    GetRouteInfoHeader,
+    GetRouteInfoResponseHeader,
+    GetTopicsByClusterHeader,
+    KVKeyHeader,
+    KVNamespaceHeader,
+    PutKVConfigHeader,
+    QueryDataVersionHeader,
+    QueryDataVersionResponseHeader,
+    RegisterBrokerHeader,
+    RegisterBrokerResponseHeader,
+    TopicInNamesrvHeader,
+    UnregisterBrokerHeader,
+    WipeWritePermOfBrokerResponseHeader,
+    WritePermOfBrokerHeader,
+)
+from headrace_protocol.serving import Reply, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace_nameserver.kv_config import KVConfig
+    from headrace_nameserver.routes import LostBroker, RouteTable
+    from headrace_protocol.serving import Registry
+
+log = structlog.get_logger("headrace.nameserver")
+
+# From these versions on, clients want routes as strict JSON (4.9.4) and brokers write static
+# topics into compressed registrations (5.0.0).
+_STRICT_JSON_VERSION = 401
+_MAPPINGS_VERSION = 413
+
+_CRC_MASK = 0x7FFFFFFF
+_LOST_NAMED_MAX = 3
+
+
+class NameServerProcessor:
+    """Answers from a route table and a key-value table.
+
+    now_ms: a clock that never goes back. wall_ms: ms since 1970, for what people read.
+    """
+
+    def __init__(
+        self,
+        table: RouteTable,
+        kv_config: KVConfig,
+        now_ms: Callable[[], int],
+        *,
+        order_message_enable: bool = False,
+        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._table = table
+        self._kv_config = kv_config
+        self._now_ms = now_ms
+        self._wall_ms = wall_ms
+        self._order_message_enable = order_message_enable
+
+    def register(self, registry: Registry) -> None:
+        """Serve all codes of a nameserver."""
+        for code, function in {
+            RequestCode.PUT_KV_CONFIG: self.put_kv_config,
+            RequestCode.GET_KV_CONFIG: self.get_kv_config,
+            RequestCode.DELETE_KV_CONFIG: self.delete_kv_config,
+            RequestCode.GET_KVLIST_BY_NAMESPACE: self.get_kv_list,
+            RequestCode.REGISTER_BROKER: self.register_broker,
+            RequestCode.UNREGISTER_BROKER: self.unregister_broker,
+            RequestCode.BROKER_HEARTBEAT: self.broker_heartbeat,
+            RequestCode.QUERY_DATA_VERSION: self.query_data_version,
+            RequestCode.GET_ROUTEINFO_BY_TOPIC: self.get_route,
+            RequestCode.GET_BROKER_CLUSTER_INFO: self.get_cluster_info,
+            RequestCode.GET_BROKER_MEMBER_GROUP: self.get_member_group,
+            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self.wipe_write_perm,
+            RequestCode.ADD_WRITE_PERM_OF_BROKER: self.add_write_perm,
+            RequestCode.DELETE_TOPIC_IN_NAMESRV: self.delete_topic,
+            RequestCode.REGISTER_TOPIC_IN_NAMESRV: self.register_topic,
+            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self.get_topics,
+            RequestCode.GET_TOPICS_BY_CLUSTER: self.get_topics_by_cluster,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self.get_system_topics,
+            RequestCode.GET_UNIT_TOPIC_LIST: self.get_unit_topics,
+            RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: self.get_unit_sub_topics,
+            RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self.get_unit_sub_ununit_topics,
+        }.items():
+            registry.route(code, function)
+
+    # -- brokers -----------------------------------------------------------------------------------
+
+    def register_broker(self, request: Request) -> Reply:
+        """REGISTER_BROKER (103)."""
+        header = request.header(RegisterBrokerHeader)
+        body = _register_body(header, request)
+        holder = self._table.holder(header.broker_name, header.broker_id)
+        master = self._table.register(header, body, request.channel, self._now_ms())
+        _log_change(header, holder)
+        order_topics = self._kv_config.namespace(ORDER_TOPIC_CONFIG)
+        return Reply(
+            RegisterBrokerResponseHeader(
+                ha_server_addr=master.ha_address if master else None,
+                master_addr=master.address if master else None,
+            ),
+            (KVTable(table=order_topics).encode(),) if order_topics else (),
+        )
+
+    def unregister_broker(self, request: Request) -> Reply:
+        """UNREGISTER_BROKER (104)."""
+        header = request.header(UnregisterBrokerHeader)
+        if self._table.unregister(header.broker_name, header.broker_addr, self._now_ms()):
+            log.info("broker unregistered", broker=header.broker_name, address=header.broker_addr)
+        return Reply()
+
+    def broker_heartbeat(self, request: Request) -> Reply:
+        """BROKER_HEARTBEAT (904)."""
+        self._table.heartbeat(request.header(BrokerHeartbeatHeader).broker_addr, self._now_ms())
+        return Reply()
+
+    def query_data_version(self, request: Request) -> Reply:
+        """QUERY_DATA_VERSION (322): tells a broker whether to register; else it is a heartbeat."""
+        address = request.header(QueryDataVersionHeader).broker_addr
+        ours = self._table.data_version(address)
+        changed = ours != DataVersion.decode(request.body)
+        if not changed:
+            self._table.heartbeat(address, self._now_ms())
+        return Reply(
+            QueryDataVersionResponseHeader(changed=changed), (ours.encode(),) if ours else ()
+        )
+
+    def get_cluster_info(self, request: Request) -> Reply:  # noqa: ARG002 - it asks for all
+        """GET_BROKER_CLUSTER_INFO (106)."""
+        return _body(self._table.cluster_info())
+
+    def get_member_group(self, request: Request) -> Reply:
+        """GET_BROKER_MEMBER_GROUP (901)."""
+        header = request.header(GetBrokerMemberGroupHeader)
+        group = self._table.member_group(header.cluster_name, header.broker_name)
+        return _body(GetBrokerMemberGroupResponseBody(broker_member_group=group))
+
+    def wipe_write_perm(self, request: Request) -> Reply:
+        """WIPE_WRITE_PERM_OF_BROKER (205)."""
+        name = request.header(WritePermOfBrokerHeader).broker_name
+        count = self._table.wipe_write_perm(name)
+        log.info("write permission wiped", broker=name, topics=count)
+        return Reply(WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count))
+
+    def add_write_perm(self, request: Request) -> Reply:
+        """ADD_WRITE_PERM_OF_BROKER (327)."""
+        name = request.header(WritePermOfBrokerHeader).broker_name
+        count = self._table.add_write_perm(name)
+        log.info("write permission given", broker=name, topics=count)
+        return Reply(AddWritePermOfBrokerResponseHeader(add_topic_count=count))
+
+    # -- topics ------------------------------------------------------------------------------------
+
+    def get_route(self, request: Request) -> Reply:
+        """GET_ROUTEINFO_BY_TOPIC (105)."""
+        header = request.header(GetRouteInfoHeader)
+        route = self._table.route(header.topic)
+        if route is None:
+            raise RequestError(ResponseCode.TOPIC_NOT_EXIST, self._why_no_route(header.topic))
+        if self._order_message_enable:
+            route.order_topic_conf = self._kv_config.get(ORDER_TOPIC_CONFIG, header.topic)
+        strict = (
+            request.command.version >= _STRICT_JSON_VERSION
+            or header.accept_standard_json_only is True
+        )
+        age_ms = self._table.route_age_ms(route, self._now_ms())
+        return Reply(
+            GetRouteInfoResponseHeader(route_age_millis=age_ms), (route.encode(strict=strict),)
+        )
+
+    def _why_no_route(self, topic: str) -> str:
+        lost = self._table.lost_brokers(topic)
+        if not lost:
+            return f"no route for topic {topic}: no broker has registered it"
+        named = [self._describe(broker) for broker in lost[:_LOST_NAMED_MAX]]
+        if len(lost) > _LOST_NAMED_MAX:
+            named.append(f"and {len(lost) - _LOST_NAMED_MAX} more")
+        return f"no route for topic {topic}: {'; '.join(named)}"
+
+    def _describe(self, lost: LostBroker) -> str:
+        age_ms = self._now_ms() - lost.since_ms
+        since = datetime.fromtimestamp((self._wall_ms() - age_ms) / 1000, UTC)
+        return (
+            f"broker {lost.name} ({lost.address}) {lost.cause} {age_ms // 1000} s ago "
+            f"(since {since:%Y-%m-%dT%H:%M:%SZ})"
+        )
+
+    def delete_topic(self, request: Request) -> Reply:
+        """DELETE_TOPIC_IN_NAMESRV (216)."""
+        header = request.header(TopicInNamesrvHeader)
+        self._table.delete_topic(header.topic, header.cluster_name or None)
+        log.info("topic deleted", topic=header.topic, cluster=header.cluster_name or "all")
+        return Reply()
+
+    def register_topic(self, request: Request) -> Reply:
+        """REGISTER_TOPIC_IN_NAMESRV (217)."""
+        header = request.header(TopicInNamesrvHeader)
+        route = TopicRouteData.decode(request.body)
+        self._table.register_topic(header.topic, route.queue_datas)
+        return Reply()
+
+    def get_topics(self, request: Request) -> Reply:  # noqa: ARG002 - it asks for all
+        """GET_ALL_TOPIC_LIST_FROM_NAMESERVER (206)."""
+        return _body(TopicList(topic_list=self._table.topics()))
+
+    def get_topics_by_cluster(self, request: Request) -> Reply:
+        """GET_TOPICS_BY_CLUSTER (224)."""
+        cluster = request.header(GetTopicsByClusterHeader).cluster
+        return _body(TopicList(topic_list=self._table.topics_of_cluster(cluster)))
+
+    def get_system_topics(self, request: Request) -> Reply:  # noqa: ARG002 - it asks for all
+        """GET_SYSTEM_TOPIC_LIST_FROM_NS (304)."""
+        topics, address = self._table.system_topics(), self._table.any_address()
+        return _body(TopicList(topic_list=topics, broker_addr=address))
+
+    def get_unit_topics(self, request: Request) -> Reply:  # noqa: ARG002 - it asks for all
+        """GET_UNIT_TOPIC_LIST (311)."""
+        return _body(TopicList(topic_list=self._table.unit_topics(unit=True)))
+
+    def get_unit_sub_topics(self, request: Request) -> Reply:  # noqa: ARG002 - it asks for all
+        """GET_HAS_UNIT_SUB_TOPIC_LIST (312)."""
+        return _body(TopicList(topic_list=self._table.unit_topics(unit_sub=True)))
+
+    def get_unit_sub_ununit_topics(self, request: Request) -> Reply:  # noqa: ARG002 - all
+        """GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST (313)."""
+        return _body(TopicList(topic_list=self._table.unit_topics(unit=False, unit_sub=True)))
+
+    # -- key-value table ---------------------------------------------------------------------------
+
+    def put_kv_config(self, request: Request) -> Reply:
+        """PUT_KV_CONFIG (100)."""
+        header = request.header(PutKVConfigHeader)
+        self._kv_config.put(header.namespace, header.key, header.value)
+        return Reply()
+
+    def get_kv_config(self, request: Request) -> Reply:
+        """GET_KV_CONFIG (101)."""
+        header = request.header(KVKeyHeader)
+        value = self._kv_config.get(header.namespace, header.key)
+        if value is None:
+            raise RequestError(
+                ResponseCode.QUERY_NOT_FOUND,
+                f"no value for key {header.key} in namespace {header.namespace}",
+            )
+        return Reply(GetKVConfigResponseHeader(value=value))
+
+    def delete_kv_config(self, request: Request) -> Reply:
+        """DELETE_KV_CONFIG (102)."""
+        header = request.header(KVKeyHeader)
+        self._kv_config.delete(header.namespace, header.key)
+        return Reply()
+
+    def get_kv_list(self, request: Request) -> Reply:
+        """GET_KVLIST_BY_NAMESPACE (219)."""
+        namespace = request.header(KVNamespaceHeader).namespace
+        table = self._kv_config.namespace(namespace)
+        if table is None:
+            raise RequestError(ResponseCode.QUERY_NOT_FOUND, f"nothing in namespace {namespace}")
+        return _body(KVTable(table=table))
+
+
+def _log_change(header: RegisterBrokerHeader, holder: str | None) -> None:
+    """holder: the address that was registered as this broker before."""
+    broker = {"broker": header.broker_name, "id": header.broker_id, "address": header.broker_addr}
+    if holder is None:
+        log.info("broker registered", **broker)
+    elif holder != header.broker_addr:
+        log.warning(
+            "broker moved: if both run, give one another brokerName or brokerId",
+            **broker,
+            old_address=holder,
+        )
+
+
+def _body(body: Body) -> Reply:
+    return Reply(body=(body.encode(),))
+
+
+def _register_body(header: RegisterBrokerHeader, request: Request) -> RegisterBrokerBody:
+    data = request.body
+    if not data:
+        return RegisterBrokerBody()
+    crc = zlib.crc32(data) & _CRC_MASK
+    if header.body_crc32 not in {0, crc}:
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR,
+            f"body of {len(data)} bytes has CRC {crc}, the header says {header.body_crc32}: it was "
+            "changed on its way",
+        )
+    if header.compressed:
+        return RegisterBrokerBody.decode_compressed(
+            data, has_mappings=request.command.version >= _MAPPINGS_VERSION
+        )
+    return RegisterBrokerBody.decode(data)

@@ -1,0 +1,112 @@
+"""The nameserver daemon, put together: table, processors, server, expiry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+
+from headrace_nameserver.kv_config import KVConfig
+from headrace_nameserver.processors import NameServerProcessor
+from headrace_nameserver.routes import RouteTable
+from headrace_protocol.codes import code_name
+from headrace_protocol.drivers.network import TcpNetwork
+from headrace_protocol.drivers.server import RemotingServer, ServerChannel
+from headrace_protocol.serving import Registry
+
+if TYPE_CHECKING:
+    from headrace_nameserver.config import NameServerConfig
+    from headrace_nameserver.routes import LiveBroker
+    from headrace_protocol.drivers.network import Network
+    from headrace_protocol.frame import Frame
+    from headrace_protocol.serving import Request
+
+log = structlog.get_logger("headrace.nameserver")
+
+# A broker that registers meanwhile may have set a shorter limit than all others.
+_EXPIRE_PERIOD_S = 1.0
+
+
+class NameServer:
+    """One nameserver; what it knows lasts as long as it does.
+
+    network: where it listens. address: host:port under which it is reached, once it runs.
+    Raises ConfigError for a key-value file that can't be read.
+    """
+
+    def __init__(self, config: NameServerConfig, network: Network | None = None) -> None:
+        self.config = config
+        self.address = ""
+        self._network = network or TcpNetwork()
+        self._table = RouteTable(
+            broker_timeout_ms=config.broker_timeout_ms,
+            support_acting_master=config.support_acting_master,
+        )
+        processor = NameServerProcessor(
+            self._table,
+            KVConfig(Path(config.kv_config_path) if config.kv_config_path else None),
+            _now_ms,
+            order_message_enable=config.order_message_enable,
+        )
+        self._registry = Registry(_log_unexpected)
+        processor.register(self._registry)
+
+    async def run(self, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled; started with the address. Raises OSError for the address."""
+        listener = self._network.listen(self.config.bind_address, self.config.listen_port)
+        self.address = listener.address
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._expire)
+                await nursery.start(self._network.serve, listener, RemotingServer(self))
+                log.info("serving", address=self.address)
+                task_status.started(self.address)
+        finally:
+            listener.close()
+
+    async def _expire(self) -> None:
+        while True:
+            await trio.sleep(self._until_expiry_s())
+            for broker in self._table.expire(_now_ms()):
+                _log_lost(broker, f"silent for {broker.timeout_ms} ms")
+                assert isinstance(broker.channel, ServerChannel)
+                broker.channel.close("its broker is silent")
+
+    def _until_expiry_s(self) -> float:
+        expiry_ms = self._table.next_expiry_ms()
+        if expiry_ms is None:
+            return _EXPIRE_PERIOD_S
+        return min(max(0, expiry_ms - _now_ms()) / 1000, _EXPIRE_PERIOD_S)
+
+    # -- frames ------------------------------------------------------------------------------------
+
+    def handle(self, channel: ServerChannel, frames: list[Frame]) -> None:
+        """See FrameHandler."""
+        self._registry.handle(channel, frames)
+
+    def finish_batch(self) -> None:
+        """See FrameHandler; every request was answered at once."""
+
+    def closed(self, channel: ServerChannel) -> None:
+        """Drop the brokers behind a connection: theirs stays open as long as they live."""
+        for broker in self._table.close_channel(channel, _now_ms()):
+            _log_lost(broker, "connection closed")
+
+
+def _now_ms() -> int:
+    return int(trio.current_time() * 1000)
+
+
+def _log_lost(broker: LiveBroker, reason: str) -> None:
+    log.warning("broker lost", broker=broker.name, address=broker.address, reason=reason)
+
+
+def _log_unexpected(request: Request, error: Exception) -> None:
+    log.error(
+        "request failed",
+        request=code_name(request.command.code),
+        client=request.channel.address,
+        exc_info=error,
+    )

@@ -1,0 +1,613 @@
+"""JSON bodies of requests and responses: one struct each, the wire's spelling set here.
+
+Every field has the peer's default, since the peer leaves out what is null; unknown fields are
+ignored. Source: docs/protocol.md "JSON bodies"; tests/protocol/test_bodies.py.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from headrace_protocol import fastjson
+from headrace_protocol.fastjson import MalformedJson
+from headrace_protocol.headers import Int32, Int64  # noqa: TC001 - msgspec reads annotations
+
+if TYPE_CHECKING:
+    from headrace_protocol.fastjson import Buffer
+
+MASTER_ID = 0
+
+PERM_INHERIT = 1
+PERM_WRITE = 2
+PERM_READ = 4
+
+
+class Body(msgspec.Struct, rename="camel", kw_only=True):
+    """What all bodies share."""
+
+    @classmethod
+    def decode(cls, data: Buffer) -> Self:
+        """Read a body. Raises MalformedJson naming the position or the field."""
+        if not data:
+            raise MalformedJson(f"an empty body instead of {cls.__name__}")
+        return fastjson.decode(data, cls)
+
+    def encode(self, *, strict: bool = False) -> bytes:
+        """Write it as the peer does; ``strict`` as JSON that any reader takes."""
+        return fastjson.dumps(self, strict=strict)
+
+
+# -- parts -----------------------------------------------------------------------------------------
+
+
+class DataVersion(Body):
+    """Which state of a table this is; equal versions mean equal tables.
+
+    timestamp: ms since 1970 of the last change.
+    """
+
+    state_version: Int64 = 0
+    timestamp: Int64 = 0
+    counter: Int64 = 0
+
+
+class MessageQueue(msgspec.Struct, rename="camel", frozen=True, order=True):
+    """One queue of a topic on one broker; a key of maps."""
+
+    topic: str
+    broker_name: str
+    queue_id: Int32
+
+
+class TopicConfig(Body):
+    """A topic on one broker.
+
+    perm: PERM_READ | PERM_WRITE | PERM_INHERIT. topic_filter_type: SINGLE_TAG or MULTI_TAG.
+    """
+
+    topic_name: str = ""
+    read_queue_nums: Int32 = 16
+    write_queue_nums: Int32 = 16
+    perm: Int32 = PERM_READ | PERM_WRITE
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_sys_flag: Int32 = 0
+    order: bool = False
+    attributes: dict[str, str] = {}
+
+
+class LogicQueueMappingItem(Body):
+    """Where a stretch of a static topic's queue lies; -1 means not decided.
+
+    bname: broker. queue_id: physical queue there. logic_offset: static offset of its start.
+    """
+
+    gen: Int32 = 0
+    queue_id: Int32 = 0
+    bname: str = ""
+    logic_offset: Int64 = -1
+    start_offset: Int64 = 0
+    end_offset: Int64 = -1
+    time_of_start: Int64 = -1
+    time_of_end: Int64 = -1
+
+
+class TopicQueueMappingInfo(Body):
+    """Which queues of a static topic a broker leads.
+
+    curr_id_map: static queue id -> physical queue id on broker ``bname``.
+    """
+
+    topic: str = ""
+    scope: str = "__global__"
+    total_queues: Int32 = 0
+    bname: str = ""
+    epoch: Int64 = 0
+    dirty: bool = False
+    curr_id_map: dict[Int32, Int32] = {}
+
+
+class TopicQueueMappingDetail(TopicQueueMappingInfo):
+    """The same with the history of each queue: the body of UPDATE_AND_CREATE_STATIC_TOPIC (513)."""
+
+    hosted_queues: dict[Int32, list[LogicQueueMappingItem]] = {}
+
+
+class SubscriptionGroupConfig(Body):
+    """A consumer group on one broker: the body of UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200)."""
+
+    group_name: str = ""
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    consume_message_orderly: bool = False
+    retry_queue_nums: Int32 = 1
+    retry_max_times: Int32 = 16
+    group_retry_policy: dict[str, Any] = msgspec.field(
+        default_factory=lambda: {"type": "CUSTOMIZED"}
+    )
+    broker_id: Int64 = MASTER_ID
+    which_broker_when_consume_slowly: Int64 = 1
+    notify_consumer_ids_changed_enable: bool = True
+    group_sys_flag: Int32 = 0
+    consume_timeout_minute: Int32 = 15
+    subscription_data_set: list[dict[str, Any]] | None = None
+    attributes: dict[str, str] = {}
+
+
+class SubscriptionData(Body):
+    """What a group wants of a topic.
+
+    sub_string: the expression. code_set: Java hashes of ``tags_set``; both empty means all.
+    sub_version: ms since 1970; the newest wins.
+    """
+
+    topic: str = ""
+    sub_string: str = ""
+    expression_type: str = "TAG"
+    tags_set: list[str] = []
+    code_set: list[Int32] = []
+    sub_version: Int64 = 0
+    class_filter_mode: bool = False
+
+
+# -- nameserver ------------------------------------------------------------------------------------
+
+
+class QueueData(Body):
+    """The queues of a topic on one broker."""
+
+    broker_name: str = ""
+    read_queue_nums: Int32 = 0
+    write_queue_nums: Int32 = 0
+    perm: Int32 = 0
+    topic_sys_flag: Int32 = 0
+
+
+class BrokerData(Body):
+    """A broker name and the addresses behind it.
+
+    broker_addrs: broker id -> "host:port"; id 0 is the master.
+    """
+
+    cluster: str = ""
+    broker_name: str = ""
+    broker_addrs: dict[Int64, str] = {}
+    enable_acting_master: bool = False
+    zone_name: str | None = None
+
+
+class TopicRouteData(Body):
+    """Where a topic lives: the answer to GET_ROUTEINFO_BY_TOPIC (105).
+
+    order_topic_conf: "broker:queues;..." for strictly ordered topics.
+    """
+
+    order_topic_conf: str | None = None
+    queue_datas: list[QueueData] = []
+    broker_datas: list[BrokerData] = []
+    filter_server_table: dict[str, list[str]] = {}
+    topic_queue_mapping_by_broker: dict[str, TopicQueueMappingInfo] | None = None
+
+
+class ClusterInfo(Body):
+    """All brokers: the answer to GET_BROKER_CLUSTER_INFO (106)."""
+
+    broker_addr_table: dict[str, BrokerData] = {}
+    cluster_addr_table: dict[str, list[str]] = {}
+
+
+class TopicList(Body):
+    """Names of topics: the answer to 206, 224, 304 and 311 to 313."""
+
+    topic_list: list[str] = []
+    broker_addr: str | None = None
+
+
+class KVTable(Body):
+    """Text by name: the answer to 28, 103 and 219."""
+
+    table: dict[str, str] = {}
+
+
+class BrokerMemberGroup(Body):
+    """The addresses behind one broker name."""
+
+    cluster: str = ""
+    broker_name: str = ""
+    broker_addrs: dict[Int64, str] = {}
+
+
+class GetBrokerMemberGroupResponseBody(Body):
+    """The answer to GET_BROKER_MEMBER_GROUP (901)."""
+
+    broker_member_group: BrokerMemberGroup | None = None
+
+
+class KVConfigSerializeWrapper(Body):
+    """The file kvConfig.json: namespace -> key -> value."""
+
+    config_table: dict[str, dict[str, str]] = {}
+
+
+class TopicConfigSerializeWrapper(Body):
+    """Topics of a broker with their version: in 103's request, the answer to 21."""
+
+    topic_config_table: dict[str, TopicConfig] = {}
+    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
+    mapping_data_version: DataVersion = msgspec.field(default_factory=DataVersion)
+    topic_queue_mapping_detail_map: dict[str, TopicQueueMappingDetail] = {}
+    topic_queue_mapping_info_map: dict[str, TopicQueueMappingInfo] = {}
+
+
+class RegisterBrokerBody(Body):
+    """What a broker tells a nameserver: the body of REGISTER_BROKER (103)."""
+
+    topic_config_serialize_wrapper: TopicConfigSerializeWrapper = msgspec.field(
+        default_factory=TopicConfigSerializeWrapper
+    )
+    filter_server_list: list[str] = []
+
+    def encode_compressed(self) -> bytes:
+        """The form for a header with compressed=true; order and topic_sys_flag are lost."""
+        wrapper = self.topic_config_serialize_wrapper
+        topics = [_topic_text(topic) for topic in wrapper.topic_config_table.values()]
+        mappings = [info.encode() for info in wrapper.topic_queue_mapping_info_map.values()]
+        blocks = b"".join(
+            (
+                _block(wrapper.data_version.encode()),
+                _INT.pack(len(topics)),
+                *map(_block, topics),
+                _block(fastjson.dumps(self.filter_server_list)),
+                _INT.pack(len(mappings)),
+                *map(_block, mappings),
+            )
+        )
+        return zlib.compress(blocks)
+
+    @classmethod
+    def decode_compressed(cls, data: Buffer, *, has_mappings: bool) -> RegisterBrokerBody:
+        """Read the form of a header with compressed=true.
+
+        has_mappings: whether the sender's version (>= 413) writes static topics at the end.
+        Raises MalformedJson for what is not this form.
+        """
+        try:
+            return _read_compressed(_Blocks(_inflate(data)), has_mappings=has_mappings)
+        except (zlib.error, struct.error, UnicodeDecodeError) as error:
+            raise MalformedJson(f"compressed register body: {error}") from error
+
+
+# A cluster of 100 000 topics registers in some 6 MB; what inflates to more is a bomb.
+_INFLATED_BYTES_MAX = 32 * 1024 * 1024
+_INT = struct.Struct(">i")
+
+
+def _inflate(data: Buffer) -> bytes:
+    inflater = zlib.decompressobj()
+    inflated = inflater.decompress(data, _INFLATED_BYTES_MAX)
+    if inflater.unconsumed_tail:
+        raise MalformedJson(f"compressed register body: over {_INFLATED_BYTES_MAX} bytes inflated")
+    if not inflater.eof:
+        raise MalformedJson("compressed register body: the end is missing")
+    return inflated
+
+
+class _Blocks(io.BytesIO):
+    def number(self) -> int:
+        (number,) = _INT.unpack(self.read(_INT.size))
+        return int(number)
+
+    def block(self) -> bytes:
+        block_bytes = self.number()
+        block = self.read(max(block_bytes, 0))
+        if len(block) != block_bytes:
+            raise MalformedJson(
+                f"compressed register body: a block of {block_bytes} bytes, found {len(block)}"
+            )
+        return block
+
+
+def _block(data: bytes) -> bytes:
+    return _INT.pack(len(data)) + data
+
+
+def _read_compressed(blocks: _Blocks, *, has_mappings: bool) -> RegisterBrokerBody:
+    data_version = DataVersion.decode(blocks.block())
+    topics = [_read_topic(blocks.block().decode()) for _ in range(blocks.number())]
+    filter_servers = fastjson.decode(blocks.block(), list[str])
+    mapping_count = blocks.number() if has_mappings else 0
+    mappings = [TopicQueueMappingInfo.decode(blocks.block()) for _ in range(mapping_count)]
+    return RegisterBrokerBody(
+        filter_server_list=filter_servers,
+        topic_config_serialize_wrapper=TopicConfigSerializeWrapper(
+            data_version=data_version,
+            topic_config_table={topic.topic_name: topic for topic in topics},
+            topic_queue_mapping_info_map={info.topic: info for info in mappings},
+        ),
+    )
+
+
+def _topic_text(topic: TopicConfig) -> bytes:
+    attributes = fastjson.dumps(topic.attributes).decode()
+    return (
+        f"{topic.topic_name} {topic.read_queue_nums} {topic.write_queue_nums} {topic.perm} "
+        f"{topic.topic_filter_type} {attributes}"
+    ).encode()
+
+
+# attributes came later than the rest.
+_TOPIC_TEXT_FIELDS = (
+    "topicName",
+    "readQueueNums",
+    "writeQueueNums",
+    "perm",
+    "topicFilterType",
+    "attributes",
+)
+
+
+def _read_topic(text: str) -> TopicConfig:
+    parts = text.split(" ", 5)
+    fields: dict[str, Any] = dict(zip(_TOPIC_TEXT_FIELDS, parts, strict=False))
+    try:
+        if len(parts) < len(_TOPIC_TEXT_FIELDS) - 1:
+            raise MalformedJson(f"expected {' '.join(_TOPIC_TEXT_FIELDS)}")
+        fields["attributes"] = fastjson.loads(fields.get("attributes", "{}").encode())
+        return msgspec.convert(fields, TopicConfig, strict=False)
+    except msgspec.MsgspecError as error:
+        raise MalformedJson(f"compressed register body: topic {text!r}: {error}") from error
+
+
+# -- clients ---------------------------------------------------------------------------------------
+
+
+class ProducerData(Body):
+    """A producer group in a heartbeat."""
+
+    group_name: str = ""
+
+
+class ConsumerData(Body):
+    """A consumer group in a heartbeat.
+
+    consume_type: CONSUME_ACTIVELY, CONSUME_PASSIVELY or CONSUME_POP. message_model: CLUSTERING or
+    BROADCASTING. consume_from_where: CONSUME_FROM_LAST_OFFSET, _FIRST_OFFSET or _TIMESTAMP.
+    """
+
+    group_name: str = ""
+    consume_type: str = "CONSUME_PASSIVELY"
+    message_model: str = "CLUSTERING"
+    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    subscription_data_set: list[SubscriptionData] = []
+    unit_mode: bool = False
+
+
+class HeartbeatData(Body):
+    """What a client is and wants: the body of HEART_BEAT (34).
+
+    heartbeat_fingerprint: 0, or in the second form of heartbeats a hash of the subscriptions;
+    without_sub then tells that they are left out, as unchanged.
+    """
+
+    client_id: str = msgspec.field(name="clientID", default="")
+    producer_data_set: list[ProducerData] = []
+    consumer_data_set: list[ConsumerData] = []
+    heartbeat_fingerprint: Int32 = 0
+    without_sub: bool = False
+
+
+class CheckClientRequestBody(Body):
+    """The body of CHECK_CLIENT_CONFIG (46)."""
+
+    client_id: str = ""
+    group: str = ""
+    namespace: str | None = None
+    subscription_data: SubscriptionData = msgspec.field(default_factory=SubscriptionData)
+
+
+class GetConsumerListByGroupResponseBody(Body):
+    """The members of a group: the answer to 38."""
+
+    consumer_id_list: list[str] = []
+
+
+class LockBatchRequestBody(Body):
+    """Queues that a client wants for itself, or gives back: the body of 41 and 42."""
+
+    consumer_group: str = ""
+    client_id: str = ""
+    only_this_broker: bool = False
+    mq_set: list[MessageQueue] = []
+
+
+class LockBatchResponseBody(Body):
+    """The queues that it got: the answer to 41."""
+
+    lock_ok_mq_set: list[MessageQueue] = msgspec.field(name="lockOKMQSet", default=[])
+
+
+class QueryAssignmentRequestBody(Body):
+    """The body of QUERY_ASSIGNMENT (400)."""
+
+    topic: str = ""
+    consumer_group: str = ""
+    client_id: str = ""
+    strategy_name: str = ""
+    message_model: str = "CLUSTERING"
+
+
+class MessageQueueAssignment(Body):
+    """A queue and how to read it, "PULL" or "POP"."""
+
+    message_queue: MessageQueue
+    mode: str = "PULL"
+    attachments: dict[str, str] | None = None
+
+
+class QueryAssignmentResponseBody(Body):
+    """The answer to 400."""
+
+    message_queue_assignments: list[MessageQueueAssignment] = []
+
+
+class SetMessageRequestModeRequestBody(Body):
+    """How a group reads a topic: the body of SET_MESSAGE_REQUEST_MODE (401)."""
+
+    topic: str = ""
+    consumer_group: str = ""
+    mode: str = "PULL"
+    pop_share_queue_num: Int32 = 0
+
+
+# -- admin -----------------------------------------------------------------------------------------
+
+
+class TopicConfigAndQueueMapping(TopicConfig):
+    """The answer to GET_TOPIC_CONFIG (351)."""
+
+    mapping_detail: TopicQueueMappingDetail | None = None
+
+
+class CreateTopicListRequestBody(Body):
+    """The body of UPDATE_AND_CREATE_TOPIC_LIST (18)."""
+
+    topic_config_list: list[TopicConfig] = []
+
+
+class SubscriptionGroupWrapper(Body):
+    """Groups of a broker with their version: the answer to 201, and subscriptionGroup.json."""
+
+    subscription_group_table: dict[str, SubscriptionGroupConfig] = {}
+    forbidden_table: dict[str, dict[str, Int32]] = {}
+    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
+
+
+class TopicOffset(Body):
+    """How far a queue reaches; last_update_timestamp: store time of its last message, in ms."""
+
+    min_offset: Int64 = 0
+    max_offset: Int64 = 0
+    last_update_timestamp: Int64 = 0
+
+
+class TopicStatsTable(Body):
+    """The answer to GET_TOPIC_STATS_INFO (202)."""
+
+    offset_table: dict[MessageQueue, TopicOffset] = {}
+    topic_put_tps: float = 0.0
+
+
+class OffsetWrapper(Body):
+    """How far a group has read a queue.
+
+    broker_offset: max offset of the queue. last_timestamp: store time of the last message
+    consumed, in ms.
+    """
+
+    broker_offset: Int64 = 0
+    consumer_offset: Int64 = 0
+    pull_offset: Int64 = 0
+    last_timestamp: Int64 = 0
+
+
+class ConsumeStats(Body):
+    """The answer to GET_CONSUME_STATS (208)."""
+
+    offset_table: dict[MessageQueue, OffsetWrapper] = {}
+    consume_tps: float = 0.0
+
+
+class ResetOffsetBody(Body):
+    """Where each queue was reset to: the answer to 222, the body of 220."""
+
+    offset_table: dict[MessageQueue, Int64] = {}
+
+
+class GroupList(Body):
+    """Groups that consume a topic: the answer to 300."""
+
+    group_list: list[str] = []
+
+
+class ClientConnection(Body):
+    """A client in a list of connections; language by name, version as in its frames."""
+
+    client_id: str = ""
+    client_addr: str = ""
+    language: str = ""
+    version: Int32 = 0
+
+
+class ProducerConnection(Body):
+    """The answer to GET_PRODUCER_CONNECTION_LIST (204)."""
+
+    connection_set: list[ClientConnection] = []
+
+
+class ConsumerConnection(Body):
+    """The answer to GET_CONSUMER_CONNECTION_LIST (203)."""
+
+    connection_set: list[ClientConnection] = []
+    subscription_table: dict[str, SubscriptionData] = {}
+    consume_type: str = ""
+    message_model: str = ""
+    consume_from_where: str = ""
+
+
+class ConsumerOffsetSerializeWrapper(Body):
+    """Progress of all groups: the answer to 43, and consumerOffset.json.
+
+    offset_table, pull_offset_table: "topic@group" -> queue id -> offset.
+    """
+
+    offset_table: dict[str, dict[Int32, Int64]] = {}
+    pull_offset_table: dict[str, dict[Int32, Int64]] = {}
+    group_topic_map: dict[str, list[str]] = {}
+    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
+
+
+class TopicQueueMappingSerializeWrapper(Body):
+    """Static topics of a broker: topicQueueMapping.json."""
+
+    topic_queue_mapping_info_map: dict[str, TopicQueueMappingDetail] = {}
+    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
+
+
+# -- looking into queues ---------------------------------------------------------------------------
+
+
+class QueueTimeSpan(Body):
+    """Where a group stands in a queue, in store times (ms)."""
+
+    message_queue: MessageQueue
+    min_time_stamp: Int64 = 0
+    max_time_stamp: Int64 = 0
+    consume_time_stamp: Int64 = 0
+    delay_time: Int64 = 0
+
+
+class QueryConsumeTimeSpanBody(Body):
+    """The answer to QUERY_CONSUME_TIME_SPAN (303)."""
+
+    consume_time_span_set: list[QueueTimeSpan] = []
+
+
+class ConsumeQueueData(Body):
+    """A unit of a ConsumeQueue."""
+
+    physic_offset: Int64 = 0
+    physic_size: Int32 = 0
+    tags_code: Int64 = 0
+
+
+class QueryConsumeQueueResponseBody(Body):
+    """The answer to QUERY_CONSUME_QUEUE (321)."""
+
+    queue_data: list[ConsumeQueueData] = []
+    min_queue_index: Int64 = 0
+    max_queue_index: Int64 = 0

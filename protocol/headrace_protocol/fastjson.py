@@ -1,0 +1,383 @@
+"""The JSON dialect of the peer's bodies and config files, read leniently and written exactly.
+
+Beyond JSON it has integer keys without quotes, ``{0:"10.0.0.1:10911"}``, and objects as keys,
+``{{"brokerName":"a","queueId":0,"topic":"T"}:5}``; its readers also take single quotes and bare
+names. Most texts are plain JSON, so that is tried first; the parser here reads the rest.
+Source: docs/protocol.md "JSON bodies"; tests/protocol/test_fastjson.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import json.encoder
+import math
+import re
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import Any, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+Buffer = bytes | bytearray | memoryview
+
+# The peer's deepest body has eight levels; what nests deeper wants to exhaust our stack.
+DEPTH_MAX = 64
+
+
+class MalformedJson(msgspec.DecodeError, ValueError):
+    """Text that is not JSON in the peer's dialect, or not the body that was expected.
+
+    position: character where it stopped making sense; None when the text reads well but holds the
+    wrong things.
+    """
+
+    def __init__(self, reason: str, position: int | None = None) -> None:
+        super().__init__(reason if position is None else f"{reason} at character {position}")
+        self.position = position
+
+
+class ObjectKey(Mapping[str, Any]):
+    """An object in the place of a map's key: a mapping that does not change, so it can be one."""
+
+    __slots__ = ("_fields", "_hash")
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self._fields = dict(fields)
+        self._hash = hash(frozenset(self._fields.items()))
+
+    def __getitem__(self, name: str) -> Any:
+        return self._fields[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ObjectKey) and self._fields == other._fields
+
+    def __repr__(self) -> str:
+        return f"ObjectKey({self._fields!r})"
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def loads(data: Buffer) -> Any:
+    """The value of a text: dicts, lists, str, int, float, bool and None.
+
+    Keys of dicts are str, int (written without quotes) or ObjectKey; of equal keys the last wins.
+    Raises MalformedJson naming the position.
+    """
+    try:
+        value = msgspec.json.decode(data)
+    except _NOT_PLAIN:
+        return _Parser(data).parse()
+    _check_depth(value, 1)
+    return value
+
+
+def decode(data: Buffer, value_type: type[T]) -> T:
+    """The value of a text as ``value_type``, which msgspec must know how to convert to.
+
+    As lenient as the peer: fields unknown to the type and nulls are left out, numbers and booleans
+    may be quoted. Raises MalformedJson naming the position, or the field that is of a wrong type.
+    """
+    try:
+        return msgspec.json.decode(data, type=value_type, strict=False)
+    except _NOT_PLAIN:
+        value = _without_nulls(_Parser(data).parse())
+    try:
+        return msgspec.convert(value, value_type, strict=False, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise MalformedJson(str(error)) from error
+
+
+# What msgspec raises for text that is not plain JSON of the type, however deep it nests.
+_NOT_PLAIN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def _check_depth(value: Any, depth: int) -> None:
+    if isinstance(value, dict):
+        children = value.values()
+    elif isinstance(value, list):
+        children = value  # type: ignore[assignment]
+    else:
+        return
+    if depth > DEPTH_MAX:
+        raise MalformedJson(_too_deep())
+    for child in children:
+        _check_depth(child, depth + 1)
+
+
+def _too_deep() -> str:
+    return f"more than {DEPTH_MAX} levels of nesting"
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value
+
+
+_SPACE = re.compile(r"[ \t\r\n\f\b]*")
+_NUMBER = re.compile(r"-?\d+(?P<fraction>\.\d+)?(?P<exponent>[eE][+-]?\d+)?", re.ASCII)
+_NAME = re.compile(r"[^\W\d][\w$.-]*|\$[\w$.-]*")
+# Quoted text up to its quote; a backslash takes the next character with it. Possessive, since
+# text without its closing quote would otherwise take exponential time.
+_QUOTED = {
+    '"': re.compile(r'"((?:[^"\\]++|\\.)*+)"', re.DOTALL),
+    "'": re.compile(r"'((?:[^'\\]++|\\.)*+)'", re.DOTALL),
+}
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
+_ESCAPED = {
+    '"': '"', "'": "'", "\\": "\\", "/": "/",
+    "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v",
+}  # fmt: skip
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_WORDS = {"true": True, "false": False, "null": None}
+
+
+class _Parser:
+    """Recursive descent over the text; ``position`` is the next character to look at."""
+
+    def __init__(self, data: Buffer) -> None:
+        try:
+            self.text = str(data, "utf-8")
+        except UnicodeDecodeError as error:
+            before = bytes(data[: error.start]).decode()
+            raise MalformedJson(f"not UTF-8 ({error.reason})", len(before)) from error
+        self.position = 0
+
+    def parse(self) -> Any:
+        value = self.value(1)
+        if self.peek():
+            raise self.unexpected("the end")
+        return value
+
+    def peek(self) -> str:
+        """Skip space and return the next character, "" at the end."""
+        match = _SPACE.match(self.text, self.position)
+        assert match is not None
+        self.position = match.end()
+        return self.text[self.position : self.position + 1]
+
+    def take(self, wanted: str) -> None:
+        if self.peek() != wanted:
+            raise self.unexpected(repr(wanted))
+        self.position += 1
+
+    def unexpected(self, wanted: str) -> MalformedJson:
+        found = self.text[self.position : self.position + 16]
+        what = repr(found) if found else "the end"
+        return MalformedJson(f"expected {wanted}, found {what}", self.position)
+
+    def value(self, depth: int) -> Any:
+        start = self.peek()
+        if start == "{":
+            return self.object(depth)
+        if start == "[":
+            return self.array(depth)
+        if start in _QUOTED:
+            return self.quoted(start)
+        if start == "-" or start.isdecimal():
+            return self.number()
+        return self.word()
+
+    def object(self, depth: int) -> dict[Any, Any]:
+        self.enter(depth)
+        fields: dict[Any, Any] = {}
+        while self.has_next(fields, "}"):
+            key = self.key(depth + 1)
+            self.take(":")
+            fields[key] = self.value(depth + 1)
+        return fields
+
+    def array(self, depth: int) -> list[Any]:
+        self.enter(depth)
+        items: list[Any] = []
+        while self.has_next(items, "]"):
+            items.append(self.value(depth + 1))
+        return items
+
+    def enter(self, depth: int) -> None:
+        if depth > DEPTH_MAX:
+            raise MalformedJson(_too_deep(), self.position)
+        self.position += 1
+
+    def has_next(self, so_far: dict[Any, Any] | list[Any], end: str) -> bool:
+        """Take the comma before the next item, or the end after the last one."""
+        if self.peek() == end:
+            self.position += 1
+            return False
+        if so_far:
+            self.take(",")
+        return True
+
+    def key(self, depth: int) -> str | int | ObjectKey:
+        start = self.peek()
+        if start in _QUOTED:
+            return self.quoted(start)
+        if start == "{":
+            return self.object_key(depth)
+        if start == "-" or start.isdecimal():
+            return self.integer_key()
+        return self.name()
+
+    def object_key(self, depth: int) -> ObjectKey:
+        position = self.position
+        try:
+            return ObjectKey(self.object(depth))
+        except TypeError:
+            raise MalformedJson("objects and arrays inside an object key", position) from None
+
+    def integer_key(self) -> int:
+        position = self.position
+        number = self.number()
+        if not isinstance(number, int):
+            raise MalformedJson("a key with a fraction", position)
+        return number
+
+    def name(self) -> str:
+        match = _NAME.match(self.text, self.position)
+        if match is None:
+            raise self.unexpected("a key")
+        self.position = match.end()
+        return match.group()
+
+    def word(self) -> bool | None:
+        match = _NAME.match(self.text, self.position)
+        if match is None or match.group() not in _WORDS:
+            raise self.unexpected("a value")
+        self.position = match.end()
+        return _WORDS[match.group()]
+
+    def number(self) -> int | float:
+        match = _NUMBER.match(self.text, self.position)
+        if match is None:
+            raise self.unexpected("a number")
+        try:
+            number: int | float
+            if match["fraction"] or match["exponent"]:
+                number = float(match.group())
+            else:
+                number = int(match.group())
+        except ValueError:  # Python's limit of digits
+            number = math.inf
+        if number in {math.inf, -math.inf}:
+            raise MalformedJson("a number out of range", self.position)
+        self.position = match.end()
+        return number
+
+    def quoted(self, quote: str) -> str:
+        match = _QUOTED[quote].match(self.text, self.position)
+        if match is None:
+            raise MalformedJson("text without its closing quote", self.position)
+        text = match[1]
+        if "\\" in text:
+            text = _ESCAPE.sub(self.unescape, text)
+            if _SURROGATE.search(text):
+                text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        self.position = match.end()
+        return text
+
+    def unescape(self, match: re.Match[str]) -> str:
+        if match[1]:
+            return chr(int(match[1], 16))
+        try:
+            return _ESCAPED[match[2]]
+        except KeyError:
+            position = self.position + 1 + match.start()
+            raise MalformedJson(f"unknown escape {match.group()!r}", position) from None
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def dumps(value: Any, *, strict: bool = False, pretty: bool = False) -> bytes:
+    """Write a value as the peer does.
+
+    value: dicts, lists, tuples, scalars, enums (by name) and msgspec structs, whose fields come in
+    alphabetical order. A dict's key may be text, int, ObjectKey or a struct. Fields that are None
+    are left out.
+    strict: JSON for any reader: keys sorted and quoted, only ASCII. Objects as keys, which JSON
+    has no form for, stay as they are.
+    pretty: as in config files: a tab per level, no space after the colon.
+    """
+    return _Writer(strict=strict, pretty=pretty).text(value, 0).encode()
+
+
+class _Writer:
+    def __init__(self, *, strict: bool, pretty: bool) -> None:
+        self.strict = strict
+        self.pretty = pretty
+        escape = json.encoder.encode_basestring_ascii if strict else json.encoder.encode_basestring
+        self.quote: Any = escape
+
+    def text(self, value: Any, level: int) -> str:
+        if isinstance(value, str):
+            return str(self.quote(value))
+        if isinstance(value, dict | ObjectKey):
+            return self.map(value, level)
+        if isinstance(value, list | tuple):
+            items = [self.text(item, level + 1) for item in value]
+            return self.block(items, "[", "]", level)
+        if isinstance(value, msgspec.Struct):
+            return self.struct(value, level)
+        return self.scalar(value)
+
+    def scalar(self, value: Any) -> str:
+        if value is None:
+            return "null"
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if isinstance(value, Enum):
+            return str(self.quote(value.name))
+        if isinstance(value, int):
+            return str(value)
+        if isinstance(value, float):
+            return repr(value) if math.isfinite(value) else "null"
+        raise TypeError(f"no JSON form for {type(value).__name__}")
+
+    def map(self, value: Mapping[Any, Any], level: int) -> str:
+        items = [(key, item) for key, item in value.items() if item is not None]
+        if self.strict:
+            items.sort(key=lambda pair: str(pair[0]))
+        fields = [f"{self.key(key)}:{self.text(item, level + 1)}" for key, item in items]
+        return self.block(fields, "{", "}", level)
+
+    def key(self, key: Any) -> str:
+        if isinstance(key, str):
+            return str(self.quote(key))
+        if isinstance(key, int):
+            return f'"{key}"' if self.strict else str(key)
+        return _Writer(strict=self.strict, pretty=False).text(key, 0)
+
+    def struct(self, value: msgspec.Struct, level: int) -> str:
+        fields = [
+            f'"{name}":{self.text(item, level + 1)}'
+            for name, attribute in _wire_fields(type(value))
+            if (item := getattr(value, attribute)) is not None
+        ]
+        return self.block(fields, "{", "}", level)
+
+    def block(self, parts: list[str], start: str, end: str, level: int) -> str:
+        if not parts or not self.pretty:
+            return f"{start}{','.join(parts)}{end}"
+        indent = "\n" + "\t" * (level + 1)
+        return f"{start}{indent}{f',{indent}'.join(parts)}{indent[:-1]}{end}"
+
+
+@functools.cache
+def _wire_fields(struct_type: type[msgspec.Struct]) -> list[tuple[str, str]]:
+    """Wire name and attribute of each field, in the peer's order."""
+    return sorted(
+        zip(struct_type.__struct_encode_fields__, struct_type.__struct_fields__, strict=True)
+    )

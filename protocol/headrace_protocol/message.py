@@ -1,0 +1,570 @@
+"""The message record: what a commit log stores, a pull returns and a client decodes.
+
+Byte tables are in docs/store-format.md; everything is big-endian and signed.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+import struct
+import zlib
+from functools import lru_cache
+from operator import mul
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+Buffer = bytes | bytearray | memoryview
+
+MAGIC_V1: Final = 0xDAA320A7 - (1 << 32)
+MAGIC_V2: Final = 0xDAA320AB - (1 << 32)
+MAGIC_BLANK: Final = 0xCBD43194 - (1 << 32)
+
+CRC_MASK: Final = 0x7FFFFFFF
+PROPERTIES_BYTES_MAX: Final = 0x7FFF
+TOPIC_BYTES_MAX_V1: Final = 0x7F
+
+# sysFlag bits
+COMPRESSED: Final = 0x1
+MULTI_TAGS: Final = 0x2
+TRANSACTION_PREPARED: Final = 0x4
+TRANSACTION_COMMIT: Final = 0x8
+TRANSACTION_ROLLBACK: Final = 0xC
+TRANSACTION_MASK: Final = 0xC
+BORN_HOST_V6: Final = 0x10
+STORE_HOST_V6: Final = 0x20
+NEED_UNWRAP: Final = 0x40
+INNER_BATCH: Final = 0x80
+COMPRESSION_MASK: Final = 0x700
+COMPRESSION_LZ4: Final = 0x100
+COMPRESSION_ZSTD: Final = 0x200
+COMPRESSION_ZLIB: Final = 0x300
+
+# property names
+KEYS: Final = "KEYS"
+TAGS: Final = "TAGS"
+WAIT: Final = "WAIT"
+DELAY: Final = "DELAY"
+UNIQ_KEY: Final = "UNIQ_KEY"
+CLUSTER: Final = "CLUSTER"
+RETRY_TOPIC: Final = "RETRY_TOPIC"
+ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
+REAL_TOPIC: Final = "REAL_TOPIC"
+REAL_QID: Final = "REAL_QID"
+POP_CK: Final = "POP_CK"
+MSG_REGION: Final = "MSG_REGION"
+TRACE_ON: Final = "TRACE_ON"
+
+KEY_SEPARATOR: Final = " "
+_NAME_VALUE_SEPARATOR: Final = "\x01"
+_PROPERTY_SEPARATOR: Final = "\x02"
+
+
+class CorruptRecord(ValueError):
+    """Bytes that should be a record (or a batch item) are not one."""
+
+    def __init__(self, position: int, reason: str) -> None:
+        super().__init__(f"no message record at byte {position}: {reason}")
+        self.position = position
+        self.reason = reason
+
+
+class CodecMissing(ValueError):
+    """A body is compressed by a codec whose package is not installed."""
+
+
+# --- record layout -------------------------------------------------------------------------
+
+
+def _head(born_host_bytes: int, store_host_bytes: int) -> struct.Struct:
+    return struct.Struct(f">iiiiiqqiq{born_host_bytes}sq{store_host_bytes}siqi")
+
+
+# Fields 1 to the body length, by the two IPv6 bits: RECORD_HEADS[sys_flag >> 4 & 3].
+RECORD_HEADS: Final = (_head(8, 8), _head(20, 8), _head(8, 20), _head(20, 20))
+RECORD_BYTES_MIN: Final = RECORD_HEADS[0].size + 1 + 2
+SYS_FLAG_AT: Final = 36
+_START = struct.Struct(">ii28xi")  # total size, magic, sysFlag
+_SHORT = struct.Struct(">h")
+BLANK_RECORD: Final = struct.Struct(">ii")
+
+
+def topic_field(topic: str) -> tuple[int, bytes]:
+    """Magic number and length-prefixed topic of the record version that can hold ``topic``."""
+    name = topic.encode()
+    if len(name) <= TOPIC_BYTES_MAX_V1:
+        return MAGIC_V1, bytes((len(name),)) + name
+    return MAGIC_V2, _SHORT.pack(len(name)) + name
+
+
+def host_flags(born_host: bytes, store_host: bytes) -> int:
+    """The sysFlag bits that say how long the two hosts are."""
+    return (BORN_HOST_V6 if len(born_host) == 20 else 0) | (
+        STORE_HOST_V6 if len(store_host) == 20 else 0
+    )
+
+
+def encode_record(
+    *,
+    topic: str,
+    queue_id: int,
+    body: bytes,
+    properties: bytes = b"",
+    flag: int = 0,
+    queue_offset: int = 0,
+    physical_offset: int = 0,
+    sys_flag: int = 0,
+    born_timestamp: int = 0,
+    born_host: bytes = bytes(8),
+    store_timestamp: int = 0,
+    store_host: bytes = bytes(8),
+    reconsume_times: int = 0,
+    prepared_transaction_offset: int = 0,
+) -> bytes:
+    """One whole record; V2 when the topic needs it.
+
+    body: as stored, so compressed when ``sys_flag`` says so.
+    properties: as ``encode_properties`` returns them.
+    born_host, store_host: as ``encode_host`` returns them; they set the IPv6 bits.
+
+    Raises ValueError when a part does not fit its length field.
+    """
+    if len(properties) > PROPERTIES_BYTES_MAX:
+        raise ValueError(f"properties have {len(properties)} bytes, more than 32767")
+    magic, topic_bytes = topic_field(topic)
+    sys_flag = sys_flag & ~0x30 | host_flags(born_host, store_host)
+    head = RECORD_HEADS[sys_flag >> 4 & 3]
+    size = head.size + len(body) + len(topic_bytes) + 2 + len(properties)
+    return b"".join(
+        (
+            head.pack(
+                size,
+                magic,
+                zlib.crc32(body) & CRC_MASK,
+                queue_id,
+                flag,
+                queue_offset,
+                physical_offset,
+                sys_flag,
+                born_timestamp,
+                born_host,
+                store_timestamp,
+                store_host,
+                reconsume_times,
+                prepared_transaction_offset,
+                len(body),
+            ),
+            body,
+            topic_bytes,
+            _SHORT.pack(len(properties)),
+            properties,
+        )
+    )
+
+
+class StoredMessage:
+    """A record taken apart. Body and properties are decoded when first asked for.
+
+    ``sys_flag`` and ``stored_body`` are as stored; ``body`` is decompressed.
+    """
+
+    __slots__ = (
+        "_body",
+        "_properties",
+        "body_crc",
+        "born_host",
+        "born_timestamp",
+        "flag",
+        "magic",
+        "physical_offset",
+        "prepared_transaction_offset",
+        "queue_id",
+        "queue_offset",
+        "raw_properties",
+        "reconsume_times",
+        "size",
+        "store_host",
+        "store_timestamp",
+        "stored_body",
+        "sys_flag",
+        "topic",
+    )
+
+    def __init__(
+        self,
+        head: tuple[int, int, int, int, int, int, int, int, int, bytes, int, bytes, int, int, int],
+        stored_body: bytes,
+        topic: str,
+        raw_properties: bytes,
+    ) -> None:
+        (
+            self.size,
+            self.magic,
+            self.body_crc,
+            self.queue_id,
+            self.flag,
+            self.queue_offset,
+            self.physical_offset,
+            self.sys_flag,
+            self.born_timestamp,
+            self.born_host,
+            self.store_timestamp,
+            self.store_host,
+            self.reconsume_times,
+            self.prepared_transaction_offset,
+            _,
+        ) = head
+        self.stored_body = stored_body
+        self.topic = topic
+        self.raw_properties = raw_properties
+        self._body: bytes | None = None
+        self._properties: dict[str, str] | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"<StoredMessage {self.topic}/{self.queue_id}@{self.queue_offset}"
+            f" physical_offset={self.physical_offset} body={len(self.stored_body)} bytes>"
+        )
+
+    @property
+    def body(self) -> bytes:
+        """The body as its producer gave it. Raises CodecMissing or CorruptRecord."""
+        if self._body is None:
+            self._body = decompress(self.stored_body, self.sys_flag)
+        return self._body
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """All properties, system ones too."""
+        if self._properties is None:
+            self._properties = decode_properties(self.raw_properties)
+        return self._properties
+
+    @property
+    def tags(self) -> str | None:
+        """The whole TAGS text."""
+        return self.properties.get(TAGS)
+
+    @property
+    def keys(self) -> list[str]:
+        """The index keys of the KEYS property."""
+        return split_keys(self.properties.get(KEYS, ""))
+
+    @property
+    def offset_message_id(self) -> str:
+        """The id that leads back to the record in its broker's log."""
+        return encode_offset_message_id(self.store_host, self.physical_offset)
+
+    @property
+    def message_id(self) -> str:
+        """The producer's id, or the broker's when the producer gave none."""
+        return self.properties.get(UNIQ_KEY) or self.offset_message_id
+
+    def encode(self) -> bytes:
+        """The record again, byte for byte."""
+        return encode_record(
+            topic=self.topic,
+            queue_id=self.queue_id,
+            body=self.stored_body,
+            properties=self.raw_properties,
+            flag=self.flag,
+            queue_offset=self.queue_offset,
+            physical_offset=self.physical_offset,
+            sys_flag=self.sys_flag,
+            born_timestamp=self.born_timestamp,
+            born_host=self.born_host,
+            store_timestamp=self.store_timestamp,
+            store_host=self.store_host,
+            reconsume_times=self.reconsume_times,
+            prepared_transaction_offset=self.prepared_transaction_offset,
+        )
+
+
+def decode_record(buffer: Buffer, position: int = 0) -> StoredMessage:
+    """The record at ``position``, its lengths and body CRC checked.
+
+    Raises CorruptRecord, also at an end-of-file (BLANK) record and for a cut record.
+    """
+    view = memoryview(buffer)
+    size, magic, sys_flag = _record_start(view, position)
+    end = position + size
+    head_struct = RECORD_HEADS[sys_flag >> 4 & 3]
+    body_at = position + head_struct.size
+    if body_at > end:
+        raise CorruptRecord(position, f"size {size} is smaller than the record's head")
+    head = head_struct.unpack_from(view, position)
+    topic_at = body_at + head[14]
+    prefix = 1 if magic == MAGIC_V1 else 2
+    if head[14] < 0 or topic_at + prefix > end:
+        raise CorruptRecord(position, f"body length {head[14]} exceeds record size {size}")
+    topic_bytes = view[topic_at] if prefix == 1 else _SHORT.unpack_from(view, topic_at)[0]
+    length_at = topic_at + prefix + topic_bytes
+    if topic_bytes < 0 or length_at + 2 > end:
+        raise CorruptRecord(position, f"topic length {topic_bytes} exceeds record size {size}")
+    if _SHORT.unpack_from(view, length_at)[0] != end - length_at - 2:
+        raise CorruptRecord(position, f"properties do not end with the record of {size} bytes")
+    body = view[body_at:topic_at]
+    if zlib.crc32(body) & CRC_MASK != head[2]:
+        raise CorruptRecord(position, "body CRC does not match")
+    topic = bytes(view[topic_at + prefix : length_at]).decode(errors="replace")
+    return StoredMessage(head, bytes(body), topic, bytes(view[length_at + 2 : end]))
+
+
+def _record_start(view: memoryview, position: int) -> tuple[int, int, int]:
+    remaining = len(view) - position
+    if remaining < RECORD_BYTES_MIN:
+        raise CorruptRecord(position, f"only {remaining} bytes are left")
+    size, magic, sys_flag = _START.unpack_from(view, position)
+    if magic not in {MAGIC_V1, MAGIC_V2}:
+        raise CorruptRecord(position, f"unknown magic number {magic & 0xFFFFFFFF:#010x}")
+    if not RECORD_BYTES_MIN <= size <= remaining:
+        raise CorruptRecord(position, f"size {size}, but {remaining} bytes are left")
+    return size, magic, sys_flag
+
+
+def decode_records(body: Buffer) -> list[StoredMessage]:
+    """All records of a pull's body. Raises CorruptRecord if anything else is in it."""
+    view = memoryview(body)
+    messages = []
+    position = 0
+    while position < len(view):
+        message = decode_record(view, position)
+        messages.append(message)
+        position += message.size
+    return messages
+
+
+# --- properties, keys and tags -------------------------------------------------------------
+
+
+def encode_properties(properties: Mapping[str, str]) -> bytes:
+    """``name 0x01 value 0x02`` for each entry, in the mapping's order."""
+    return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()]).encode()
+
+
+def decode_properties(raw: Buffer) -> dict[str, str]:
+    """The entries with a name and a value; the later of two with one name wins."""
+    properties = {}
+    for entry in str(raw, "utf-8", "replace").split(_PROPERTY_SEPARATOR):
+        name, _, value = entry.partition(_NAME_VALUE_SEPARATOR)
+        if name and value:
+            properties[name] = value
+    return properties
+
+
+def property_value(raw: bytes, name: bytes) -> bytes:
+    """One value without decoding the others; empty if it is missing."""
+    at = raw.rfind(b"\x02" + name + b"\x01") + 1
+    if not at and not raw.startswith(name + b"\x01"):
+        return b""
+    start = at + len(name) + 1
+    end = raw.find(b"\x02", start)
+    if end == start or start == len(raw):
+        # The parser drops empty values, so an earlier entry of this name counts.
+        return decode_properties(raw).get(name.decode(), "").encode()
+    return raw[start:end] if end >= 0 else raw[start:]
+
+
+def split_keys(keys: str) -> list[str]:
+    """The index keys in a KEYS text: parts between spaces, empty ones left out."""
+    return [key for key in keys.split(KEY_SEPARATOR) if key]
+
+
+@lru_cache(maxsize=1024)
+def _powers_of_31(count: int) -> tuple[int, ...]:
+    return tuple(pow(31, exponent, 1 << 32) for exponent in range(count - 1, -1, -1))
+
+
+def java_hash(text: str) -> int:
+    """Java's ``String.hashCode``: over UTF-16 units, wrapped to a signed 32-bit number."""
+    units: Sequence[int]
+    if text.isascii():
+        units = text.encode()
+    else:
+        raw = text.encode("utf-16-be", "surrogatepass")
+        units = struct.unpack(f">{len(raw) // 2}H", raw)
+    value: int = sum(map(mul, units, _powers_of_31(len(units)))) & 0xFFFFFFFF
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+@lru_cache(maxsize=4096)
+def tags_code(tags: str | None) -> int:
+    """What a ConsumeQueue unit keeps of the whole TAGS text; 0 without tags."""
+    return java_hash(tags) if tags else 0
+
+
+def tags_code_of(raw_properties: bytes) -> int:
+    """The tags code of a record with these properties."""
+    start = raw_properties.rfind(b"\x02TAGS\x01") + 6
+    if start == 5 and not raw_properties.startswith(b"TAGS\x01"):
+        return 0
+    end = raw_properties.find(b"\x02", start)
+    if end <= start:  # no value, or no separator at the end
+        return _tags_code_of_bytes(property_value(raw_properties, b"TAGS"))
+    return _tags_code_of_bytes(raw_properties[start:end])
+
+
+@lru_cache(maxsize=4096)
+def _tags_code_of_bytes(tags: bytes) -> int:
+    return java_hash(tags.decode(errors="replace"))
+
+
+def index_key_hash(topic: str, key: str) -> int:
+    """The key hash of an IndexFile entry: never negative."""
+    value = abs(java_hash(f"{topic}#{key}"))
+    return 0 if value == 1 << 31 else value
+
+
+# --- hosts and message ids -----------------------------------------------------------------
+
+
+def encode_host(ip: str, port: int) -> bytes:
+    """4 or 16 address bytes and the port as a 4-byte integer."""
+    return ipaddress.ip_address(ip).packed + port.to_bytes(4, "big")
+
+
+def decode_host(host: bytes) -> tuple[str, int]:
+    """Address text and port. Raises ValueError unless ``host`` has 8 or 20 bytes."""
+    return str(ipaddress.ip_address(host[:-4])), int.from_bytes(host[-4:], "big")
+
+
+def encode_offset_message_id(store_host: bytes, physical_offset: int) -> str:
+    """The 32 or 56 hex digits that name a record by broker address and log position."""
+    return (store_host + physical_offset.to_bytes(8, "big")).hex().upper()
+
+
+def decode_offset_message_id(message_id: str) -> tuple[bytes, int]:
+    """Store host and physical offset. Raises ValueError for anything but 32 or 56 hex digits."""
+    if len(message_id) not in {32, 56}:
+        raise ValueError(f"message id {message_id!r} is not 32 or 56 hex digits")
+    raw = bytes.fromhex(message_id)
+    return raw[:-8], int.from_bytes(raw[-8:], "big", signed=True)
+
+
+class UniqKeyGenerator:
+    """Makes UNIQ_KEYs: address, process, instance, time in the local month, counter."""
+
+    __slots__ = ("_counter", "_month_end_ms", "_month_start_ms", "_now_ms", "_prefix")
+
+    def __init__(self, now_ms: Callable[[], int], pid: int, ip: bytes, instance: int = 0) -> None:
+        """now_ms: wall clock; ip: 4 or 16 bytes; instance: tells two of one process apart."""
+        self._now_ms = now_ms
+        raw = ip + (pid & 0xFFFF).to_bytes(2, "big") + (instance & 0xFFFFFFFF).to_bytes(4, "big")
+        self._prefix = raw.hex().upper()
+        self._counter = 0
+        self._month_start_ms = self._month_end_ms = 0
+
+    def next(self) -> str:
+        """A new key of 32 (IPv4) or 56 characters."""
+        now_ms = self._now_ms()
+        if not self._month_start_ms <= now_ms < self._month_end_ms:
+            self._month_start_ms, self._month_end_ms = _local_month_ms(now_ms)
+        self._counter = (self._counter + 1) & 0xFFFF
+        return f"{self._prefix}{now_ms - self._month_start_ms & 0xFFFFFFFF:08X}{self._counter:04X}"
+
+
+def uniq_key_time_ms(uniq_key: str, now_ms: int) -> int:
+    """When a UNIQ_KEY was made, at most a month before ``now_ms``.
+
+    The key holds only the time since the month began (local time of its maker).
+    Raises ValueError if it is not a UNIQ_KEY.
+    """
+    if len(uniq_key) not in {32, 56}:
+        raise ValueError(f"UNIQ_KEY {uniq_key!r} has {len(uniq_key)} characters, not 32 or 56")
+    elapsed_ms = int(uniq_key[-12:-4], 16)
+    month_start_ms, _ = _local_month_ms(now_ms)
+    if month_start_ms + elapsed_ms > now_ms:
+        month_start_ms, _ = _local_month_ms(month_start_ms - 1)
+    return month_start_ms + elapsed_ms
+
+
+def _local_month_ms(now_ms: int) -> tuple[int, int]:
+    today = dt.datetime.fromtimestamp(now_ms / 1000).astimezone()
+    start = dt.datetime(today.year, today.month, 1)  # noqa: DTZ001 - local time is meant
+    following = (start + dt.timedelta(days=32)).replace(day=1)
+    return int(start.timestamp() * 1000), int(following.timestamp() * 1000)
+
+
+# --- compression ---------------------------------------------------------------------------
+
+
+def compress(body: bytes, level: int = 5) -> tuple[bytes, int]:
+    """The body compressed by ZLIB, and the sysFlag bits that say so."""
+    return zlib.compress(body, level), COMPRESSED | COMPRESSION_ZLIB
+
+
+def decompress(stored_body: bytes, sys_flag: int) -> bytes:
+    """The body before compression; itself when ``sys_flag`` says it is not compressed.
+
+    Raises CodecMissing naming the package to install, CorruptRecord if it does not decompress.
+    """
+    if not sys_flag & COMPRESSED:
+        return stored_body
+    compression = sys_flag & COMPRESSION_MASK
+    if compression == COMPRESSION_LZ4:
+        return _decompress_lz4(stored_body)
+    if compression == COMPRESSION_ZSTD:
+        return _decompress_zstd(stored_body)
+    try:
+        return zlib.decompress(stored_body)
+    except zlib.error as error:
+        raise CorruptRecord(0, f"ZLIB body does not decompress: {error}") from error
+
+
+def _decompress_lz4(stored_body: bytes) -> bytes:
+    try:
+        import lz4.frame
+    except ImportError as error:
+        raise CodecMissing("the body is LZ4-compressed: pip install lz4") from error
+    try:
+        return bytes(lz4.frame.decompress(stored_body))
+    except RuntimeError as error:
+        raise CorruptRecord(0, f"LZ4 body does not decompress: {error}") from error
+
+
+def _decompress_zstd(stored_body: bytes) -> bytes:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise CodecMissing("the body is ZSTD-compressed: pip install zstandard") from error
+    try:
+        # Java's stream writer leaves the size out of the frame, so no one-shot decompress().
+        return zstandard.ZstdDecompressor().decompressobj().decompress(stored_body)
+    except zstandard.ZstdError as error:
+        raise CorruptRecord(0, f"ZSTD body does not decompress: {error}") from error
+
+
+# --- batch body (codes 320 and 310 with batch=true) ----------------------------------------
+
+BATCH_ITEM_HEAD: Final = struct.Struct(">i8xii")  # size, 0, 0, flag, body length
+
+
+def encode_batch(items: Iterable[tuple[int, bytes, bytes]]) -> bytes:
+    """The batch body of (flag, body, properties) items."""
+    parts: list[bytes] = []
+    for flag, body, properties in items:
+        size = BATCH_ITEM_HEAD.size + len(body) + 2 + len(properties)
+        parts += (BATCH_ITEM_HEAD.pack(size, flag, len(body)), body)
+        parts += (_SHORT.pack(len(properties)), properties)
+    return b"".join(parts)
+
+
+def iter_batch(batch_body: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+    """(flag, body, properties) of each item. Raises CorruptRecord on any wrong length."""
+    position, end = 0, len(batch_body)
+    while position < end:
+        if end - position < BATCH_ITEM_HEAD.size + 2:
+            raise CorruptRecord(position, f"{end - position} bytes are no batch item")
+        size, flag, body_bytes = BATCH_ITEM_HEAD.unpack_from(batch_body, position)
+        body_at = position + BATCH_ITEM_HEAD.size
+        length_at = body_at + body_bytes
+        position_next = position + size
+        if body_bytes < 0 or position_next > end or length_at + 2 > position_next:
+            raise CorruptRecord(position, f"batch item size {size}, body length {body_bytes}")
+        (properties_bytes,) = _SHORT.unpack_from(batch_body, length_at)
+        if properties_bytes < 0 or length_at + 2 + properties_bytes != position_next:
+            raise CorruptRecord(position, f"batch item size {size}, properties {properties_bytes}")
+        yield flag, batch_body[body_at:length_at], batch_body[length_at + 2 : position_next]
+        position = position_next

@@ -1,0 +1,45 @@
+"""Places in a queue, as people write them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from headrace.admin.places import milliseconds, parse_place, parse_time
+from headrace.errors import ConfigurationError
+
+
+def test_ends_and_offsets() -> None:
+    assert parse_place("earliest") == parse_place("first") == "first"
+    assert parse_place("latest") == parse_place("last") == "last"
+    assert parse_place("0") == 0
+    assert parse_place("17") == 17
+
+
+def test_times_have_zones_or_are_local() -> None:
+    assert parse_place("2026-11-21T06:00:00Z") == datetime(2026, 11, 21, 6, tzinfo=UTC)
+    assert parse_time("2026-11-21T06:00:00+02:00") == datetime(2026, 11, 21, 4, tzinfo=UTC)
+    local = datetime(2026, 11, 21).astimezone()  # noqa: DTZ001 - local is what is meant
+    assert parse_time("2026-11-21") == local
+    assert milliseconds(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)) == 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "age"),
+    [
+        ("90s", timedelta(seconds=90)),
+        ("15m", timedelta(minutes=15)),
+        ("2h", timedelta(hours=2)),
+        ("1d", timedelta(days=1)),
+    ],
+)
+def test_ages_count_from_now(text: str, age: timedelta) -> None:
+    before = datetime.now(UTC)
+    assert before - age <= parse_time(text) <= datetime.now(UTC) - age
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-5", "3w", "2026-13-01", "¹"])
+def test_anything_else_names_what_can_be_written(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="earliest, latest, a queue offset, a time"):
+        parse_place(text)

@@ -1,0 +1,115 @@
+"""Lines, NDJSON and CSV become messages; what makes none is named by file, line and column."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.admin.rows import BadRow, Columns, RowFormat, format_of, read_messages
+
+
+def read(
+    text: str | bytes, row_format: RowFormat, columns: Columns | None = None
+) -> list[tuple[bytes, str, str]]:
+    data = text.encode() if isinstance(text, str) else text
+    lines = data.splitlines(keepends=True)
+    found = read_messages(lines, "in", row_format, "T", columns or Columns())
+    return [(message.body, message.key, message.tag) for message in found]
+
+
+def bad_row(text: str | bytes, row_format: RowFormat, columns: Columns | None = None) -> BadRow:
+    with pytest.raises(BadRow) as caught:
+        read(text, row_format, columns)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a.csv", RowFormat.CSV),
+        ("a.CSV", RowFormat.CSV),
+        ("a.ndjson", RowFormat.NDJSON),
+        ("a.jsonl", RowFormat.NDJSON),
+        ("a.txt", RowFormat.LINES),
+        ("standard input", RowFormat.LINES),
+    ],
+)
+def test_a_file_name_tells_the_format(name: str, expected: RowFormat) -> None:
+    assert format_of(name) is expected
+
+
+def test_each_line_is_a_body_and_blank_ones_are_skipped() -> None:
+    assert read(b"a\r\n\nb c\n\xff\nlast", RowFormat.LINES) == [
+        (b"a", "", ""),
+        (b"b c", "", ""),
+        (b"\xff", "", ""),
+        (b"last", "", ""),
+    ]
+
+
+def test_ndjson_keeps_the_line_as_it_is() -> None:
+    text = '{"id": 7, "kind":"x", "none": null}\n\n  {"id":"8","kind":"ü","none":1}\n'
+    found = read(text, RowFormat.NDJSON, Columns(key="id", tag="kind"))
+    assert found == [
+        (b'{"id": 7, "kind":"x", "none": null}', "7", "x"),
+        ('{"id":"8","kind":"ü","none":1}'.encode(), "8", "ü"),
+    ]
+    assert read(text, RowFormat.NDJSON, Columns(key="none"))[0][1] == ""
+
+
+def test_a_field_can_be_the_body() -> None:
+    text = '{"b":"text"}\n{"b":{"c":[1,"ü"]}}\n'
+    assert [body for body, _, _ in read(text, RowFormat.NDJSON, Columns(body="b"))] == [
+        b"text",
+        '{"c": [1, "ü"]}'.encode(),
+    ]
+
+
+def test_csv_rows_become_json_objects() -> None:
+    text = '\ufeffid,name\r\n1,"a, ""b"""\r\n2,"two\r\nlines"\r\n'
+    found = read(text, RowFormat.CSV, Columns(key="id"))
+    assert [(json.loads(body), key) for body, key, _ in found] == [
+        ({"id": "1", "name": 'a, "b"'}, "1"),
+        ({"id": "2", "name": "two\r\nlines"}, "2"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row_format", "text", "columns", "place", "words"),
+    [
+        (RowFormat.NDJSON, '{"a":1}\n{"a" 2}\n', Columns(), "in:2:6", "delimiter"),
+        (RowFormat.NDJSON, '\n  {"a":}\n', Columns(), "in:2:8", "no JSON"),
+        (RowFormat.NDJSON, '{"a":1}\n{"b":1}\n', Columns(key="a"), "in:2", "no field 'a'; it has b"),
+        (RowFormat.NDJSON, "3\n", Columns(key="a"), "in:1", "no object"),
+        (RowFormat.NDJSON, '{"a":""}\n', Columns(body="a"), "in:1", "0 bytes"),
+        (RowFormat.NDJSON, b'{"a":"\xc3\xbc\xff"}\n', Columns(), "in:1:8", "0xff is not UTF-8"),
+        (RowFormat.CSV, "", Columns(), "in:1", "no header line"),
+        (RowFormat.CSV, "a,b\n1,2\n", Columns(tag="c"), "in:1", "no column 'c'; there are a, b"),
+        (RowFormat.CSV, "a,a\n1,2\n", Columns(), "in:1", "two columns are called 'a'"),
+        (RowFormat.CSV, "a,b\n1,2\n1\n", Columns(), "in:3:2", "column 'b' is absent"),
+        (RowFormat.CSV, 'a,b\n"x\ny",2\n1,2,3\n', Columns(), "in:4:3", "without quotes?"),
+        (RowFormat.CSV, 'a,b\n1,2\n1,"2', Columns(), "in:3", "no CSV"),
+        (RowFormat.CSV, b"a,b\n1,2\n1,\xe4\n", Columns(), "in:3:3", "0xe4 is not UTF-8"),
+        (RowFormat.LINES, "ok\n" + "x" * (4 * 1024 * 1024 + 1), Columns(), "in:2", "4194305 bytes"),
+    ],
+)
+def test_a_bad_row_is_named_by_file_line_and_column(
+    row_format: RowFormat, text: str | bytes, columns: Columns, place: str, words: str
+) -> None:
+    error = bad_row(text, row_format, columns)
+    assert error.place == place
+    assert words in error.reason
+    assert str(error).startswith(f"{place}: ")
+
+
+@given(st.binary(), st.sampled_from(RowFormat))
+def test_any_bytes_are_messages_or_a_bad_row(data: bytes, row_format: RowFormat) -> None:
+    try:
+        messages = read(data, row_format)
+    except BadRow as error:
+        assert error.place.startswith("in:")
+    else:
+        assert all(body for body, _, _ in messages)

@@ -1,0 +1,25 @@
+package headrace.bench;
+
+/**
+ * One measurement, as the Python side orders it.
+ *
+ * @param work open, close, sync, async, batch, fill, drain_lite or drain_push
+ * @param bodyBytes size of each body
+ * @param threads senders of a sync or batch job
+ * @param inFlight most unanswered sends of an async job
+ * @param seconds length of a sending job's window
+ * @param messages how many a fill sends and a drain reads
+ * @param brokerPid process whose CPU time is charged
+ */
+public record Job(
+    String work,
+    String nameserver,
+    String topic,
+    String group,
+    int bodyBytes,
+    int threads,
+    int inFlight,
+    double seconds,
+    int messages,
+    long brokerPid) {
+}

@@ -1,0 +1,278 @@
+"""The two brokers that one suite runs against, and the Java that drives them.
+
+``running("apache")`` and ``running("headrace")`` start a nameserver and a broker on free
+loopback ports over a throw-away store, and stop them again. Both give the same ``Peer``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import random
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.conformance.probe import wait_for_route
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = Path(__file__).resolve().with_name("java")
+BUILD = ROOT / ".cache" / "java"
+HOST = "127.0.0.1"
+START_TIMEOUT_S = 60
+# Below Linux's ephemeral range, so that no outgoing connection takes a port we just found free.
+PORTS = range(20_000, 32_000)
+
+
+class PeerError(Exception):
+    """A tool is missing, a build failed or a daemon did not start."""
+
+
+def missing_tools() -> str:
+    """What this machine lacks for the Java side, as a sentence; empty when nothing."""
+    missing = [tool for tool in ("java", "javac", "mvn") if shutil.which(tool) is None]
+    if not missing:
+        return ""
+    return (
+        f"{', '.join(missing)} not found on PATH: the official Java client needs a JDK 17 or "
+        "newer and Maven (Debian: apt-get install openjdk-17-jdk-headless maven)"
+    )
+
+
+def java_build() -> Path:
+    """Folder with Apache's jars (``lib/``) and our programs (``classes/``); built when stale.
+
+    The first build takes Apache RocketMQ from Maven Central into Maven's own repository (some
+    130 MB, half a minute); later ones need no network.
+    """
+    if problem := missing_tools():
+        raise PeerError(problem)
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with (BUILD / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if _is_stale():
+            _build()
+    return BUILD
+
+
+def _is_stale() -> bool:
+    built = BUILD / "built"
+    sources = [PROJECT / "pom.xml", *PROJECT.glob("src/**/*.java")]
+    return not built.exists() or built.stat().st_mtime < max(s.stat().st_mtime for s in sources)
+
+
+def _build() -> None:
+    command = ["mvn", "--batch-mode", "--quiet", "compile"]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise PeerError(f"`{' '.join(command)}` in {PROJECT} failed:\n{done.stdout}{done.stderr}")
+    (BUILD / "built").touch()
+
+
+def driver_command(main: str, *, home: Path, codec: str = "JSON") -> list[str]:
+    """Start of the command line of one of our Java programs.
+
+    main: class below ``headrace``.
+    home: where the official client keeps the offsets of broadcasting consumers.
+    codec: the client's header codec, ``"JSON"`` or ``"ROCKETMQ"``.
+    """
+    build = java_build()
+    return [
+        "java",
+        f"-Duser.home={home}",
+        f"-Drocketmq.serialize.type={codec}",
+        # A consumer that misses its first rebalance tries again only after this; default 20 s.
+        "-Drocketmq.client.rebalance.waitInterval=5000",
+        "-Xmx1g",
+        *("-cp", f"{build / 'classes'}{os.pathsep}{build / 'lib'}/*"),
+        f"headrace.{main}",
+    ]
+
+
+@dataclass
+class Daemon:
+    """One process of a peer; its output is kept in a file."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @classmethod
+    def start(cls, command: Sequence[str], log: Path) -> Daemon:
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+            )
+        return cls(process, log)
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """First match of ``pattern`` in the output; PeerError when the process ends or hangs."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            ended = self.process.poll() is not None
+            if match := re.search(pattern, self.log.read_text(errors="replace")):
+                return match
+            if ended or time.monotonic() > deadline:
+                state = f"ended with {self.process.returncode}" if ended else "did not get ready"
+                raise PeerError(f"{self.process.args!r} {state}:\n{self.tail()}")
+            time.sleep(0.01)
+
+    def tail(self) -> str:
+        return self.log.read_text(errors="replace")[-4000:]
+
+    def kill(self) -> None:
+        """Ends it at once: Apache's broker takes 15 s to close a store that we throw away."""
+        self.process.kill()
+        self.process.wait()
+
+
+@dataclass
+class Peer:
+    """A running nameserver and broker; ``daemons`` by role, one only when they share a process."""
+
+    name: str
+    nameserver: str
+    broker: str
+    daemons: dict[str, Daemon]
+    started: float
+
+    @property
+    def broker_pid(self) -> int:
+        return self.daemons["broker"].process.pid
+
+    @property
+    def pids(self) -> list[int]:
+        return [daemon.process.pid for daemon in self.daemons.values()]
+
+
+@contextlib.contextmanager
+def running(name: str, directory: Path | None = None) -> Iterator[Peer]:
+    """A fresh ``"apache"`` or ``"headrace"``, ready for clients; stopped on leaving the block.
+
+    directory: where the throw-away folder is made; None for the system's temporary one.
+    """
+    home = Path(tempfile.mkdtemp(prefix=f"headrace-{name}-", dir=directory))
+    daemons: dict[str, Daemon] = {}
+    try:
+        peer = STARTERS[name](home, daemons)
+        wait_for_route(peer.nameserver, START_TIMEOUT_S)
+        yield peer
+    finally:
+        for daemon in reversed(daemons.values()):
+            daemon.kill()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _start_apache(home: Path, daemons: dict[str, Daemon]) -> Peer:
+    # The broker opens three: its own, the "fast" one two below and the replication one above.
+    first = free_ports(5)
+    nameserver, broker_port = f"{HOST}:{first}", first + 3
+    java_build()
+    started = time.monotonic()
+    daemons["nameserver"] = Daemon.start(
+        _apache_command("namesrv.NamesrvStartup", home, f"listenPort={first}\n", NAMESERVER_HEAP),
+        home / "nameserver.log",
+    )
+    daemons["nameserver"].wait_for("boot success")
+    settings = BROKER_SETTINGS.format(nameserver=nameserver, port=broker_port, home=home)
+    daemons["broker"] = Daemon.start(
+        _apache_command("broker.BrokerStartup", home, settings, BROKER_HEAP),
+        home / "broker.log",
+    )
+    daemons["broker"].wait_for("boot success")
+    return Peer("apache", nameserver, f"{HOST}:{broker_port}", daemons, started)
+
+
+def _apache_command(main: str, home: Path, settings: str, options: Sequence[str]) -> list[str]:
+    path = home / f"{main}.conf"
+    path.write_text(settings)
+    return [
+        "java",
+        f"-Duser.home={home}",
+        f"-Drocketmq.home.dir={home}",
+        *options,
+        *("-cp", f"{java_build() / 'lib'}/*"),
+        f"org.apache.rocketmq.{main}",
+        *("-c", str(path)),
+    ]
+
+
+BROKER_SETTINGS = f"""\
+brokerClusterName=DefaultCluster
+brokerName=broker-a
+brokerId=0
+brokerIP1={HOST}
+namesrvAddr={{nameserver}}
+listenPort={{port}}
+storePathRootDir={{home}}/store
+storePathCommitLog={{home}}/store/commitlog
+brokerRole=ASYNC_MASTER
+flushDiskType=ASYNC_FLUSH
+defaultTopicQueueNums=8
+waitTimeMillsInSendQueue=10000
+diskMaxUsedSpaceRatio=95
+"""
+
+# waitTimeMillsInSendQueue: the default drops one-way sends that waited 200 ms, which happens when
+# the machine is busy with something else.
+
+# The distribution's own start scripts, less their heaps of 8 and 4 GiB touched in advance.
+COLLECTOR = (
+    "-XX:+UseG1GC",
+    "-XX:G1HeapRegionSize=16m",
+    "-XX:G1ReservePercent=25",
+    "-XX:InitiatingHeapOccupancyPercent=30",
+    "-XX:SoftRefLRUPolicyMSPerMB=0",
+    "-XX:-OmitStackTraceInFastThrow",
+    "-XX:-UseLargePages",
+)
+NAMESERVER_HEAP = ("-Xms256m", "-Xmx256m", *COLLECTOR)
+BROKER_HEAP = ("-Xms2g", "-Xmx2g", *COLLECTOR)
+
+
+def _start_headrace(home: Path, daemons: dict[str, Daemon]) -> Peer:
+    first = free_ports(5)
+    command = [
+        str(Path(sys.executable).with_name("headrace")),
+        "dev",
+        *("--data", str(home / "store")),
+        *("--nameserver-port", str(first)),
+        *("--broker-port", str(first + 3)),
+    ]
+    if not Path(command[0]).exists():
+        raise PeerError(f"{command[0]} does not exist: run `make setup`")
+    started = time.monotonic()
+    daemons["broker"] = Daemon.start(command, home / "headrace.log")
+    ready = daemons["broker"].wait_for(r"ready nameserver=(\S+) broker=(\S+) data=")
+    return Peer("headrace", ready[1], ready[2], daemons, started)
+
+
+STARTERS = {"apache": _start_apache, "headrace": _start_headrace}
+
+
+def free_ports(count: int) -> int:
+    """First of ``count`` neighbouring ports that nobody listens on."""
+    while True:
+        first = random.randrange(PORTS.start, PORTS.stop - count)
+        if all(_is_free(first + step) for step in range(count)):
+            return first
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True

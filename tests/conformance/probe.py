@@ -1,0 +1,73 @@
+"""The few requests that show whether a peer is ready, written apart from the code under test."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+
+GET_ROUTEINFO_BY_TOPIC = 105
+SEND_MESSAGE_V2 = 310
+SUCCESS = 0
+# Every broker registers this template topic; a route for it means that clients can start.
+TEMPLATE_TOPIC = "TBW102"
+ATTEMPT_TIMEOUT_S = 3
+PAUSE_S = 0.005
+
+
+def wait_for_route(nameserver: str, timeout_s: float) -> None:
+    """Returns once the nameserver knows a broker; TimeoutError after ``timeout_s``."""
+    _retry(nameserver, _frame(GET_ROUTEINFO_BY_TOPIC, {"topic": TEMPLATE_TOPIC}), timeout_s)
+
+
+def wait_for_send(broker: str, timeout_s: float) -> None:
+    """Returns once the broker has stored a message; TimeoutError after ``timeout_s``."""
+    header = {
+        "a": "FIRST_SEND",
+        "b": "FIRST_SEND",
+        "c": TEMPLATE_TOPIC,
+        "d": "4",
+        "e": "0",
+        "f": "0",
+        "g": str(time.time_ns() // 1_000_000),
+        "h": "0",
+        "i": "",
+        "j": "0",
+        "m": "false",
+    }
+    _retry(broker, _frame(SEND_MESSAGE_V2, header, b"first"), timeout_s)
+
+
+def _retry(address: str, frame: bytes, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not _is_accepted(address, frame):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{address} did not answer with success within {timeout_s} s")
+        time.sleep(PAUSE_S)
+
+
+def _is_accepted(address: str, frame: bytes) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), ATTEMPT_TIMEOUT_S) as connection:
+            connection.sendall(frame)
+            return _response_code(connection) == SUCCESS
+    except OSError:
+        return False
+
+
+def _response_code(connection: socket.socket) -> int:
+    stream = connection.makefile("rb")
+    prefix = stream.read(8)
+    if len(prefix) < 8:
+        raise ConnectionResetError
+    _, mark = struct.unpack(">II", prefix)
+    header = json.loads(stream.read(mark & 0xFFFFFF))
+    return int(header["code"])
+
+
+def _frame(code: int, fields: dict[str, str], body: bytes = b"") -> bytes:
+    command = {"code": code, "extFields": fields, "flag": 0, "language": "JAVA", "opaque": 1}
+    header = json.dumps({**command, "serializeTypeCurrentRPC": "JSON", "version": 513}).encode()
+    return struct.pack(">II", 4 + len(header) + len(body), len(header)) + header + body

@@ -1,0 +1,134 @@
+"""The official Java client and mqadmin against a broker: ours, or with PEER=apache their own.
+
+``allow.txt`` lists what passes on headrace. A listed scenario that fails is a regression; one
+that passes unlisted belongs on the list, so the list only grows. ``FINDINGS.md`` says why the
+rest does not pass. Apache's own broker must pass everything: that run proves the scenarios.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.peer import driver_command, running
+
+PEER = os.environ.get("CONFORMANCE_PEER", "headrace")
+CODECS = ("JSON", "ROCKETMQ")
+SCENARIOS = (
+    "lite_pull_assign_seek",
+    "lite_pull_offset_for_timestamp",
+    "lite_pull_subscribe",
+    "lite_pull_tags",
+    "mqadmin_brokerStatus",
+    "mqadmin_clusterList",
+    "mqadmin_consumerConnection",
+    "mqadmin_consumerProgress",
+    "mqadmin_deleteTopic",
+    "mqadmin_getBrokerConfig",
+    "mqadmin_queryMsgById",
+    "mqadmin_queryMsgByKey",
+    "mqadmin_resetOffsetByTime",
+    "mqadmin_topicList",
+    "mqadmin_topicRoute",
+    "mqadmin_topicStatus",
+    "mqadmin_updateSubGroup",
+    "mqadmin_updateTopic",
+    "producer_async",
+    "producer_auto_created_topic",
+    "producer_batch",
+    "producer_big_body",
+    "producer_compressed_body",
+    "producer_one_way",
+    "producer_refused",
+    "producer_sync",
+    "producer_tags_keys_properties",
+    "producer_to_chosen_queue",
+    "push_broadcast",
+    "push_concurrently",
+    "push_delay_level",
+    "push_held_pull",
+    "push_orderly",
+    "push_retry",
+    "push_tags",
+    "push_two_members",
+    "query_by_key",
+    "query_offsets",
+    "transaction",
+    "view_by_offset_id",
+    "view_by_unique_id",
+)
+SUITE_TIMEOUT_S = 150
+ALLOW = Path(__file__).with_name("allow.txt")
+
+pytestmark = [
+    pytest.mark.conformance,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("conformance"),
+]
+
+
+@dataclass(frozen=True)
+class Result:
+    ok: bool
+    detail: str
+
+
+Results = dict[tuple[str, str], Result]
+
+
+@pytest.fixture(scope="session")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Every scenario in both codecs, run side by side by two JVMs on one fresh broker."""
+    with running(PEER) as peer:
+        suites = {
+            codec: start_suite(codec, peer.nameserver, tmp_path_factory.mktemp(codec))
+            for codec in CODECS
+        }
+        return {key: result for codec in CODECS for key, result in outcome(codec, suites[codec])}
+
+
+def start_suite(codec: str, nameserver: str, home: Path) -> subprocess.Popen[str]:
+    command = [*driver_command("conformance.Suite", home=home, codec=codec), nameserver]
+    with (home / "stderr").open("w") as errors:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+
+
+def outcome(codec: str, suite: subprocess.Popen[str]) -> list[tuple[tuple[str, str], Result]]:
+    try:
+        printed, _ = suite.communicate(timeout=SUITE_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        suite.kill()
+        printed, _ = suite.communicate()
+    lines = [json.loads(line) for line in printed.splitlines()]
+    return [((line["scenario"], codec), Result(line["ok"], line["detail"])) for line in lines]
+
+
+def allowed() -> set[tuple[str, str]]:
+    """(scenario, codec) of each line of the allow list; for Apache's own broker, all there are."""
+    if PEER == "apache":
+        return {(scenario, codec) for scenario in SCENARIOS for codec in CODECS}
+    lines = [line.partition("#")[0].split() for line in ALLOW.read_text().splitlines()]
+    return {(line[0], line[1]) for line in lines if line}
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_scenario(scenario: str, codec: str, results: Results):
+    result = results.get((scenario, codec), Result(ok=False, detail="no result"))
+    if (scenario, codec) in allowed():
+        assert result.ok, f"on {PEER}, in allow.txt, but failed: {result.detail}"
+    else:
+        assert not result.ok, f"passes on {PEER}: add `{scenario} {codec}` to {ALLOW.name}"
+
+
+def test_every_scenario_is_known(results: Results):
+    assert {scenario for scenario, _ in results} == set(SCENARIOS)
+
+
+def test_allow_list_names_scenarios():
+    assert allowed() <= {(scenario, codec) for scenario in SCENARIOS for codec in CODECS}

@@ -1,0 +1,365 @@
+"""The client drivers, trio, asyncio and blocking, against a scripted server on real sockets."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import anyio
+import pytest
+import trio
+import trio.testing
+
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.command import FLAG_ONEWAY
+from headrace_protocol.drivers.address import split_address
+from headrace_protocol.drivers.aio import AsyncConnection, connect_tcp, open_stream
+from headrace_protocol.drivers.blocking import BlockingConnection
+from headrace_protocol.drivers.errors import (
+    BrokerError,
+    ConnectFailed,
+    ConnectionLost,
+    MalformedAnswer,
+    RequestTimeout,
+)
+from headrace_protocol.drivers.network import MemoryByteStream, MemoryNetwork
+from headrace_protocol.header_codecs import SerializeType, encode_frame
+from headrace_protocol.headers import GetMinOffsetHeader, OffsetResponseHeader
+from headrace_protocol.serving import Reply
+from tests.support.scripted import close, scripted, scripted_in_thread
+
+CODE = RequestCode.GET_MIN_OFFSET
+HEADER = GetMinOffsetHeader(topic="T", queue_id=1)
+
+
+class AsyncFace:
+    """One request at a time over an AsyncConnection, as a blocking call."""
+
+    def __init__(self, backend):
+        self.backend = backend
+
+    def ask(self, address, *requests, timeout_ms=5000):
+        async def main():
+            stream = await open_stream(connect_tcp, address)
+            connection = AsyncConnection(stream, address)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(connection.run)
+                try:
+                    for code, header, body in requests:
+                        answers.append(
+                            await connection.request(code, header, body, timeout_ms=timeout_ms)
+                        )
+                except Exception as error:
+                    answers.append(error)
+                tasks.cancel_scope.cancel()
+
+        answers = []
+        anyio.run(main, backend=self.backend)
+        return answers
+
+
+class BlockingFace:
+    def ask(self, address, *requests, timeout_ms=5000):
+        answers = []
+        with BlockingConnection.connect(address) as connection:
+            try:
+                for code, header, body in requests:
+                    answers.append(connection.request(code, header, body, timeout_ms=timeout_ms))
+            except Exception as error:
+                answers.append(error)
+        return answers
+
+
+@pytest.fixture(params=["trio", "asyncio", "blocking"])
+def face(request):
+    return BlockingFace() if request.param == "blocking" else AsyncFace(request.param)
+
+
+@pytest.fixture
+def server():
+    with scripted_in_thread() as (script,):
+        yield script
+
+
+# -- one suite for all drivers ---------------------------------------------------------------------
+
+
+def test_requests_are_answered(face, server):
+    server.answer(CODE, lambda asked: Reply(OffsetResponseHeader(offset=7), (asked.body,)))
+    first, second = face.ask(server.address, (CODE, HEADER, b"a"), (CODE, HEADER, b"b" * 300_000))
+    assert first.expect().header(OffsetResponseHeader).offset == 7
+    assert bytes(first.body) == b"a"
+    assert bytes(second.body) == b"b" * 300_000
+
+
+def test_an_answer_of_several_megabytes_arrives_whole(face, server):
+    body = bytes(range(256)) * 20_000
+    server.answer(CODE, Reply(body=(body,)))
+    (answer,) = face.ask(server.address, (CODE, HEADER, b""))
+    assert bytes(answer.body) == body
+
+
+def test_a_refusal_is_a_response_until_a_success_is_expected(face, server):
+    server.answer(CODE, Reply(code=ResponseCode.TOPIC_NOT_EXIST, remark="no T here"))
+    (answer,) = face.ask(server.address, (CODE, HEADER, b""))
+    assert answer.expect(ResponseCode.TOPIC_NOT_EXIST) is answer
+    with pytest.raises(BrokerError) as caught:
+        answer.expect()
+    error = caught.value
+    assert (error.code, error.remark, error.address) == (17, "no T here", server.address)
+    assert (error.retryable, error.refresh_route) == (True, True)
+    assert "GET_MIN_OFFSET" in str(error)
+    assert "headrace topic create" in str(error)
+
+
+def test_an_answer_without_its_fields_is_malformed(face, server):
+    (answer,) = face.ask(server.address, (CODE, HEADER, b""))
+    with pytest.raises(MalformedAnswer, match="offset"):
+        answer.header(OffsetResponseHeader)
+
+
+def test_a_connection_that_ends_fails_what_waits(face, server):
+    server.answer(CODE, close)
+    (error,) = face.ask(server.address, (CODE, HEADER, b""))
+    assert isinstance(error, ConnectionLost)
+    assert error.retryable
+    assert server.address in str(error)
+
+
+def test_silence_is_a_timeout_that_names_request_and_server(face, server):
+    server.answer(CODE, None)
+    (error,) = face.ask(server.address, (CODE, HEADER, b""), timeout_ms=20)
+    assert isinstance(error, RequestTimeout)
+    assert "GET_MIN_OFFSET" in str(error)
+    assert server.address in str(error)
+
+
+def test_a_server_of_another_protocol_is_named(face):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve():
+            client, _ = listener.accept()
+            with client:
+                client.recv(1000)
+                client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        (error,) = face.ask(address, (CODE, HEADER, b""))
+        thread.join()
+    assert isinstance(error, ConnectionLost)
+    assert "HTTP" in str(error)
+
+
+def free_address():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_nobody_there_is_an_error_with_the_address(face):
+    address = free_address()
+    with pytest.raises(ConnectFailed, match=address):
+        face.ask(address, (CODE, HEADER, b""))
+
+
+# -- asynchronous ----------------------------------------------------------------------------------
+
+
+class Running:
+    """A connection to a scripted server, both in memory."""
+
+    def __init__(self, on_request=None):
+        self.on_request = on_request
+
+    async def __aenter__(self):
+        network = MemoryNetwork()
+        self._servers = scripted(network)
+        (self.server,) = await self._servers.__aenter__()
+        stream = await network.connect(self.server.address)
+        self.connection = AsyncConnection(stream, self.server.address, self.on_request)
+        self._nursery = trio.open_nursery()
+        nursery = await self._nursery.__aenter__()
+        nursery.start_soon(self.connection.run)
+        self.stop = nursery.cancel_scope.cancel
+        return self.server, self.connection
+
+    async def __aexit__(self, *error):
+        self.stop()
+        await self._nursery.__aexit__(*error)
+        await self._servers.__aexit__(*error)
+
+
+async def test_a_burst_of_requests_leaves_in_one_send():
+    ours, theirs = trio.testing.memory_stream_pair()
+    connection = AsyncConnection(MemoryByteStream(ours), "memory")
+    answers = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(connection.run)
+        await trio.testing.wait_all_tasks_blocked()
+        for _ in range(100):
+            connection.submit(CODE, HEADER, b"x", lambda *answer: answers.append(answer))
+        burst = await theirs.receive_some()
+        assert burst.count(b'"code":31') == 100
+        await theirs.aclose()
+    assert len(answers) == 100
+    assert all(isinstance(error, ConnectionLost) for _, _, error in answers)
+
+
+async def test_callbacks_come_once_and_in_the_order_of_the_answers():
+    async with Running() as (server, connection):
+        server.answer(CODE, lambda asked: Reply(body=(asked.body,)))
+        bodies = []
+        done = trio.Event()
+
+        def callback(_command, body, _error):
+            bodies.append(bytes(body))
+            if len(bodies) == 50:
+                done.set()
+
+        for number in range(50):
+            connection.submit(CODE, HEADER, b"%d" % number, callback)
+        await done.wait()
+        assert bodies == [b"%d" % number for number in range(50)]
+
+
+async def test_a_cancelled_request_leaves_the_connection_usable():
+    async with Running() as (server, connection):
+        server.answer(CODE, None, Reply(body=(b"second",)))
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await connection.request(CODE, HEADER, timeout_ms=1000)
+        answer = await connection.request(CODE, HEADER, timeout_ms=1000)
+        assert bytes(answer.body) == b"second"
+
+
+async def test_a_late_answer_goes_to_nobody(autojump_clock):
+    async with Running() as (server, connection):
+        server.answer(CODE, None)
+        with pytest.raises(RequestTimeout):
+            await connection.request(CODE, HEADER, timeout_ms=60_000)
+        late = server.last(CODE)
+        server.answer(CODE, Reply(body=(b"mine",)))
+        late.channel.write(encode_frame(0, 0, 1, flag=1))
+        answer = await connection.request(CODE, HEADER, timeout_ms=1000)
+        assert bytes(answer.body) == b"mine"
+        assert trio.current_time() >= 60
+
+
+async def test_requests_of_the_server_reach_the_handler_and_are_answered():
+    requests = []
+
+    def on_request(connection, request):
+        requests.append(request.command.code)
+        connection.respond(request, 0, body=b"info")
+
+    async with Running(on_request) as (server, connection):
+        await connection.request(CODE, HEADER, timeout_ms=1000)
+        channel = server.last(CODE).channel
+        channel.write(encode_frame(0, RequestCode.GET_CONSUMER_RUNNING_INFO, 9))
+        await trio.testing.wait_all_tasks_blocked()
+        assert requests == [RequestCode.GET_CONSUMER_RUNNING_INFO]
+
+
+async def test_a_connection_without_a_handler_ignores_notices():
+    async with Running() as (server, connection):
+        await connection.request(CODE, HEADER, timeout_ms=1000)
+        notice = encode_frame(0, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, 9, flag=FLAG_ONEWAY)
+        server.last(CODE).channel.write(notice)
+        await connection.request(CODE, HEADER, timeout_ms=1000)
+
+
+async def test_headers_become_msgpack_with_a_server_of_ours():
+    async with Running() as (_, connection):
+        await connection.request(CODE, HEADER, timeout_ms=1000)
+        await connection.request(CODE, HEADER, timeout_ms=1000)
+        assert connection._connection.serialize_type is SerializeType.MSGPACK
+
+
+async def test_a_closed_connection_refuses_requests_at_once():
+    running = Running()
+    async with running as (_, connection):
+        assert connection.is_open
+        running.stop()
+    assert not connection.is_open
+    with pytest.raises(ConnectionLost, match="this client closed it"):
+        await connection.request(CODE, HEADER, timeout_ms=1000)
+    with pytest.raises(ConnectionLost):
+        connection.oneway(CODE, HEADER)
+
+
+async def test_a_stream_that_breaks_while_writing_ends_the_connection():
+    ours, theirs = trio.testing.memory_stream_pair()
+    connection = AsyncConnection(MemoryByteStream(ours), "memory")
+    theirs.receive_stream.close()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(connection.run)
+        with pytest.raises(ConnectionLost):
+            await connection.request(CODE, HEADER, timeout_ms=1000)
+    assert not connection.is_open
+
+
+async def test_connecting_takes_a_limited_time(autojump_clock):
+    async def never(_address):
+        await trio.sleep_forever()
+
+    with pytest.raises(ConnectFailed, match="no answer within 5 s"):
+        await open_stream(never, "somewhere:1")
+
+
+# -- blocking --------------------------------------------------------------------------------------
+
+
+def test_blocking_requests_can_be_pipelined(server):
+    server.answer(CODE, lambda asked: Reply(body=(asked.body,)))
+    bodies = []
+    with BlockingConnection.connect(server.address) as connection:
+        for number in range(200):
+            body = b"%d" % number * 5000
+            connection.submit(CODE, HEADER, body, lambda answer: bodies.append(bytes(answer.body)))
+            connection.drain(100, timeout_ms=5000)
+        connection.drain(timeout_ms=5000)
+    assert bodies == [b"%d" % number * 5000 for number in range(200)]
+
+
+def test_blocking_oneway_requests_go_out_with_the_next_wait(server):
+    with BlockingConnection.connect(server.address) as connection:
+        connection.oneway(RequestCode.UPDATE_CONSUMER_OFFSET, HEADER)
+        connection.request(CODE, HEADER, timeout_ms=5000)
+    assert server.last(RequestCode.UPDATE_CONSUMER_OFFSET).is_oneway
+
+
+def test_a_closed_blocking_connection_refuses_requests(server):
+    connection = BlockingConnection.connect(server.address)
+    connection.close()
+    with pytest.raises(ConnectionLost):
+        connection.request(CODE, HEADER, timeout_ms=100)
+
+
+def test_drain_gives_up_in_time(server):
+    server.answer(CODE, None)
+    with BlockingConnection.connect(server.address) as connection:
+        connection.submit(CODE, HEADER, b"", lambda _answer: None)
+        with pytest.raises(RequestTimeout):
+            connection.drain(timeout_ms=20)
+
+
+# -- addresses -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:9876", ("127.0.0.1", 9876)),
+        ("broker.example:1", ("broker.example", 1)),
+        ("[::1]:10911", ("::1", 10911)),
+    ],
+)
+def test_addresses(text, address):
+    assert split_address(text) == address
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:0", "host:65536", "host:x"])
+def test_what_is_no_address(text):
+    with pytest.raises(ValueError, match="HOST:PORT"):
+        split_address(text)

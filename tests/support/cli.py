@@ -1,0 +1,60 @@
+"""Runs the command line in this process."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from headrace.admin import cli
+
+
+class Outcome(NamedTuple):
+    """What a command left behind."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    def json(self) -> Any:
+        """What it printed, as JSON."""
+        return json.loads(self.stdout)
+
+    def json_lines(self) -> list[Any]:
+        """What it printed, as one JSON value a line."""
+        return [json.loads(line) for line in self.stdout.splitlines()]
+
+    def rows(self) -> list[list[str]]:
+        """What it printed, as tab-separated columns, without the headings."""
+        return [line.split("\t") for line in self.stdout.splitlines()[1:]]
+
+
+def headrace(*arguments: str, stdin: bytes = b"") -> Outcome:
+    """Run ``headrace`` with these arguments."""
+    out, err = _Capture(), _Capture()
+    given = io.TextIOWrapper(io.BytesIO(stdin))
+    with (
+        redirect_stdout(out),
+        redirect_stderr(err),
+        patch.object(sys, "stdin", given),
+        patch.object(sys, "argv", ["headrace", *arguments]),
+    ):
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code
+    assert isinstance(code, int) or code is None
+    return Outcome(code or 0, out.text(), err.text())
+
+
+class _Capture(io.TextIOWrapper):
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO(), write_through=True)
+
+    def text(self) -> str:
+        data = self.buffer
+        assert isinstance(data, io.BytesIO)
+        return data.getvalue().decode()

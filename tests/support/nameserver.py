@@ -1,0 +1,138 @@
+"""A nameserver without sockets, and brokers that register with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from headrace_nameserver.kv_config import KVConfig
+from headrace_nameserver.processors import NameServerProcessor
+from headrace_nameserver.routes import RouteTable
+from headrace_protocol.bodies import (
+    DataVersion,
+    RegisterBrokerBody,
+    TopicConfig,
+    TopicConfigSerializeWrapper,
+)
+from headrace_protocol.command import FLAG_ONEWAY, VERSION, Command, header_fields
+from headrace_protocol.frame import FrameReader
+from headrace_protocol.header_codecs import SerializeType, decode_header, encode_frame
+from headrace_protocol.headers import RegisterBrokerHeader
+from headrace_protocol.serving import Registry
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import msgspec
+
+
+class MemoryChannel:
+    """A client's end of a connection: keeps what is written to it."""
+
+    address = "127.0.0.1:1"
+    host_bytes = b"\x7f\x00\x00\x01\x00\x00\x00\x01"
+
+    def __init__(self) -> None:
+        self.is_greeted = False
+        self.is_open = True
+        self.attachments: dict[str, Any] = {}
+        self.written = bytearray()
+
+    def write(self, *buffers: bytes | bytearray | memoryview) -> None:
+        for buffer in buffers:
+            self.written += buffer
+
+    def replies(self) -> list[tuple[Command, bytes]]:
+        """What was written since the last time."""
+        data, self.written = self.written, bytearray()
+        return [
+            (decode_header(serialize_type, header), bytes(body))
+            for serialize_type, header, body in FrameReader().feed(data)
+        ]
+
+
+@dataclass
+class NameServerUnderTest:
+    """Table and processors on a clock that the test sets."""
+
+    table: RouteTable = field(default_factory=RouteTable)
+    now_ms: int = 1_000_000
+    wall_ms: int = 1_700_000_000_000
+    order_message_enable: bool = False
+    kv_config_path: Path | None = None
+    unexpected: list[Exception] = field(default_factory=list)
+    channel: MemoryChannel = field(default_factory=MemoryChannel)
+
+    def __post_init__(self) -> None:
+        self.registry = Registry(lambda _, error: self.unexpected.append(error))
+        NameServerProcessor(
+            self.table,
+            KVConfig(self.kv_config_path),
+            lambda: self.now_ms,
+            order_message_enable=self.order_message_enable,
+            wall_ms=lambda: self.wall_ms,
+        ).register(self.registry)
+
+    def take(
+        self, data: bytes, channel: MemoryChannel | None = None
+    ) -> list[tuple[Command, bytes]]:
+        """The replies to frames."""
+        channel = channel or self.channel
+        self.registry.handle(channel, FrameReader().feed(data))
+        return channel.replies()
+
+    def ask(
+        self,
+        code: int,
+        header: msgspec.Struct | None = None,
+        body: bytes = b"",
+        *,
+        version: int = VERSION,
+        channel: MemoryChannel | None = None,
+    ) -> tuple[Command, bytes]:
+        """The one reply to a request."""
+        (reply,) = self.take(frame(code, header, body, version=version), channel)
+        return reply
+
+
+def frame(
+    code: int,
+    header: msgspec.Struct | None = None,
+    body: bytes = b"",
+    *,
+    version: int = VERSION,
+    oneway: bool = False,
+) -> bytes:
+    return (
+        encode_frame(
+            SerializeType.JSON,
+            code,
+            1,
+            flag=FLAG_ONEWAY if oneway else 0,
+            fields=header_fields(header),
+            body_bytes=len(body),
+            version=version,
+        )
+        + body
+    )
+
+
+def register_header(
+    name: str = "b0", broker_id: int = 0, address: str = "127.0.0.1:10911", **fields: Any
+) -> RegisterBrokerHeader:
+    fields.setdefault("cluster_name", "c0")
+    fields.setdefault("ha_server_addr", f"{address}-ha")
+    return RegisterBrokerHeader(
+        broker_name=name, broker_id=broker_id, broker_addr=address, **fields
+    )
+
+
+def register_body(*topics: TopicConfig | str, version: int = 1) -> RegisterBrokerBody:
+    """A registration of topics, given by name or whole."""
+    configs = [TopicConfig(topic_name=t) if isinstance(t, str) else t for t in topics]
+    return RegisterBrokerBody(
+        topic_config_serialize_wrapper=TopicConfigSerializeWrapper(
+            data_version=DataVersion(timestamp=5, counter=version),
+            topic_config_table={config.topic_name: config for config in configs},
+        )
+    )

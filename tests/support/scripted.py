@@ -1,0 +1,184 @@
+"""A server that answers by a script: for what no real broker does on demand.
+
+It is the daemons' own serving side with a test's answers, in memory (under a mock clock) or, for
+asyncio and blocking code, on a loopback socket in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import defaultdict, deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from headrace_protocol.bodies import BrokerData, QueueData, TopicRouteData
+from headrace_protocol.codes import RequestCode
+from headrace_protocol.drivers.network import MemoryNetwork, TcpNetwork
+from headrace_protocol.drivers.server import RemotingServer, ServerChannel
+from headrace_protocol.headers import SendMessageResponseHeader
+from headrace_protocol.serving import Registry, Reply, Request
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from headrace_protocol.drivers.network import Network
+    from headrace_protocol.frame import Frame
+
+Answer = Reply | None
+HOST = "127.0.0.1"
+
+
+@dataclass
+class Asked:
+    """One request as it arrived."""
+
+    code: int
+    ext: dict[str, str]
+    body: bytes
+    is_oneway: bool
+    channel: ServerChannel
+
+
+@dataclass
+class Scripted:
+    """``answers[code]`` are used up one by one; the last one stays. Codes without get 0.
+
+    An answer is a Reply, None (no answer ever), or a function of Asked that returns one.
+    """
+
+    address: str = ""
+    asked: list[Asked] = field(default_factory=list)
+    answers: dict[int, deque[Any]] = field(default_factory=lambda: defaultdict(deque))
+
+    def answer(self, code: int, *answers: Reply | None | Callable[[Asked], Answer]) -> None:
+        self.answers[code] = deque(answers)
+
+    def count(self, code: int) -> int:
+        return sum(asked.code == code for asked in self.asked)
+
+    def last(self, code: int) -> Asked:
+        return next(asked for asked in reversed(self.asked) if asked.code == code)
+
+    # -- FrameHandler --
+
+    def handle(self, channel: ServerChannel, frames: list[Frame]) -> None:
+        _EveryCode(self).handle(channel, frames)
+
+    def finish_batch(self) -> None:
+        """Nothing is put off."""
+
+    def closed(self, channel: ServerChannel) -> None:
+        """Nothing is kept per client."""
+
+    def serve(self, request: Request) -> Answer:
+        command = request.command
+        asked = Asked(
+            command.code,
+            command.ext(),
+            bytes(request.body),
+            command.is_oneway,
+            request.channel,  # type: ignore[arg-type]
+        )
+        self.asked.append(asked)
+        script = self.answers.get(command.code)
+        if not script:
+            return Reply()
+        answer = script.popleft() if len(script) > 1 else script[0]
+        return answer(asked) if callable(answer) else answer
+
+
+class _EveryCode(Registry):
+    def __init__(self, script: Scripted) -> None:
+        def unexpected(_request: Request, error: Exception) -> None:
+            raise error
+
+        super().__init__(unexpected)
+        self._functions = defaultdict(lambda: script.serve)
+        for code in RequestCode:
+            self._functions[code] = script.serve
+
+
+def close(asked: Asked) -> Answer:
+    """The answer that is none: the connection ends."""
+    asked.channel.close("")
+    return None
+
+
+def stored(queue_offset: int = 0) -> Callable[[Asked], Reply]:
+    """The answer to a send."""
+
+    def answer(asked: Asked) -> Reply:
+        header = SendMessageResponseHeader(
+            msg_id="0" * 32, queue_id=int(asked.ext["e"]), queue_offset=queue_offset
+        )
+        return Reply(header)
+
+    return answer
+
+
+def route(*brokers: Scripted, queues: int = 1, perm: int = 6) -> Reply:
+    """The route of a topic on ``brokers``, which are named broker-0, broker-1, ..."""
+    names = [f"broker-{number}" for number in range(len(brokers))]
+    data = TopicRouteData(
+        broker_datas=[
+            BrokerData(cluster="c", broker_name=name, broker_addrs={0: broker.address})
+            for name, broker in zip(names, brokers, strict=True)
+        ],
+        queue_datas=[
+            QueueData(broker_name=name, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
+            for name in names
+        ],
+    )
+    return Reply(body=(data.encode(strict=True),))
+
+
+@contextlib.asynccontextmanager
+async def scripted(network: Network, count: int = 1) -> AsyncIterator[list[Scripted]]:
+    """Run ``count`` scripted servers."""
+    scripts = [Scripted() for _ in range(count)]
+    async with trio.open_nursery() as nursery:
+        for script in scripts:
+            listener = network.listen(HOST, 0)
+            script.address = listener.address
+            await nursery.start(network.serve, listener, RemotingServer(script))
+        yield scripts
+        nursery.cancel_scope.cancel()
+
+
+@contextlib.contextmanager
+def scripted_in_thread(count: int = 1) -> Iterator[list[Scripted]]:
+    """Run ``count`` scripted servers on loopback sockets, in another thread."""
+    started: Future[tuple[list[Scripted], Callable[[], None]]] = Future()
+
+    async def serve() -> None:
+        async with scripted(TcpNetwork(), count) as scripts:
+            stop = trio.Event()
+            token = trio.lowlevel.current_trio_token()
+            started.set_result((scripts, lambda: token.run_sync_soon(stop.set)))
+            await stop.wait()
+
+    thread = threading.Thread(target=trio.run, args=(serve,))
+    thread.start()
+    scripts, stop = started.result()
+    try:
+        yield scripts
+    finally:
+        stop()
+        thread.join()
+
+
+@contextlib.asynccontextmanager
+async def scripted_cluster(
+    brokers: int = 1, *, queues: int = 1
+) -> AsyncIterator[tuple[Scripted, list[Scripted], MemoryNetwork]]:
+    """A nameserver that knows every topic on all of ``brokers`` scripted brokers, in memory."""
+    network = MemoryNetwork()
+    async with scripted(network, brokers + 1) as (nameserver, *masters):
+        nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, route(*masters, queues=queues))
+        for master in masters:
+            master.answer(RequestCode.SEND_MESSAGE_V2, stored())
+        yield nameserver, masters, network
