@@ -73,7 +73,7 @@ class BrokerConfig(BaseModel):
 
     # -- who it is
     broker_cluster_name: str = _setting("DefaultCluster", "cluster that the broker belongs to")
-    broker_name: str = _setting(_host_name, "name in routes, one per broker of the cluster")
+    broker_name: str = _setting(_host_name, "name in routes; by default this machine's name")
     broker_id: int = _setting(0, "0 is the master, the only role of this broker", ge=0, le=0)
 
     # -- where it is reached and whom it tells
@@ -109,7 +109,8 @@ class BrokerConfig(BaseModel):
 
     # -- where messages are kept
     store_path_root_dir: Path = _setting(
-        lambda: Path.home() / "store", "directory of the store; its parent must be there"
+        lambda: Path.home() / "store",
+        "directory of the store, by default ~/store; its parent must be there",
     )
     store_path_commit_log: Path | None = _setting(
         None, "must be commitlog inside storePathRootDir, which it is by default"
@@ -398,16 +399,21 @@ def _validate(values: Mapping[str, str], places: Mapping[str, str]) -> BrokerCon
     try:
         return BrokerConfig.model_validate(values)
     except ValidationError as errors:
-        raise ConfigError([_problem(error, places) for error in errors.errors()]) from None
+        found = [_problem(error, places) for error in errors.errors()]
+        order = list(places.values())
+        found.sort(key=lambda problem: order.index(problem[0]) if problem[0] in order else -1)
+        raise ConfigError([f"{place}: {reason}" for place, reason in found]) from None
 
 
-def _problem(error: Any, places: Mapping[str, str]) -> str:
+def _problem(error: Any, places: Mapping[str, str]) -> tuple[str, str]:
+    """Where a value stands, and what is wrong with it."""
     reason = str(error["msg"]).removeprefix("Value error, ")
-    if not error["loc"]:
+    if error["loc"]:
+        key = error["loc"][0]
+        reason = f"{key}={error['input']}: {reason}"
+    else:
         key = reason.partition("=")[0]
-        return f"{places.get(key, key)}: {reason}"
-    key = error["loc"][0]
-    return f"{places.get(key, key)}: {key}={error['input']}: {reason}"
+    return places.get(key, key), reason
 
 
 def _not_ours(key: str, value: str) -> str:

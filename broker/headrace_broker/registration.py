@@ -130,14 +130,16 @@ class Registration:
             nursery.start_soon(connection.run)
             try:
                 await self._check_identity(connection)
+                # Taken before each registration: a change made during one asks for the next.
+                changed = self._changed
                 await self._register(connection)
                 self._connections[nameserver] = connection
                 log.info("registered", nameserver=nameserver, broker=self._address)
                 tried.set()
                 while True:
-                    changed = self._changed
                     with trio.move_on_after(self._config.register_name_server_period / 1000):
                         await changed.wait()
+                    changed = self._changed
                     await self._register(connection)
             finally:
                 self._connections.pop(nameserver, None)

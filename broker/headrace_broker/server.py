@@ -14,6 +14,9 @@ from headrace_broker.consumer.locks import QueueLocks
 from headrace_broker.consumer.long_polling import LongPolling
 from headrace_broker.consumer.offsets import ConsumerOffsets
 from headrace_broker.consumer.subscriptions import SubscriptionGroups
+from headrace_broker.processors.admin_broker import AdminBrokerProcessor
+from headrace_broker.processors.admin_groups import AdminGroupsProcessor
+from headrace_broker.processors.admin_topics import AdminTopicsProcessor
 from headrace_broker.processors.client import ClientProcessor
 from headrace_broker.processors.pull import PullProcessor
 from headrace_broker.processors.query import QueryProcessor
@@ -146,6 +149,7 @@ class _Parts:
         folder = config.store_path_root_dir / "config"
         self.statistics = BrokerStatistics()
         self.long_polling = LongPolling()
+        store.on_touched = self.long_polling.arrived
         self.server = RemotingServer(self)
         now_ms = clock.now_ms
         self.topics = TopicTable(config, ConfigFile(folder / "topics.json"), now_ms)
@@ -191,6 +195,28 @@ class _Parts:
                 self.offsets,
                 self.locks,
                 now_ms,
+            ),
+            AdminTopicsProcessor(
+                self._config,
+                self._store,
+                self.topics,
+                self.offsets,
+                self.long_polling,
+                self.statistics,
+            ),
+            AdminGroupsProcessor(
+                self._config,
+                self._store,
+                self.topics,
+                self.groups,
+                self.consumers,
+                self.producers,
+                self.offsets,
+                self.statistics,
+                now_ms,
+            ),
+            AdminBrokerProcessor(
+                self._config, self._store, self.topics, self.offsets, self.statistics, now_ms
             ),
         ):
             processor.register(registry)

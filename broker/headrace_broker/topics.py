@@ -192,6 +192,12 @@ class TopicTable:
 
     # -- changes -----------------------------------------------------------------------------------
 
+    def permission_changed(self) -> None:
+        """The broker's own permission is another now: what was looked up no longer holds."""
+        self.change_count += 1
+        self.data_version = next_version(self.data_version, self._now_ms())
+        self.on_change(None)
+
     def put(self, topic: TopicConfig) -> None:
         """Create or replace a topic. Raises RequestError for a config that can't be one."""
         self.put_all([topic])
@@ -318,7 +324,7 @@ def _check_config(topic: TopicConfig) -> None:
         )
 
 
-def shrink_warning(topic: TopicConfig) -> str | None:
+def unread_warning(topic: TopicConfig) -> str | None:
     """What a user should know about queues that are written but not read."""
     unread = topic.write_queue_nums - topic.read_queue_nums
     if unread <= 0:

@@ -44,9 +44,9 @@ def resolve_nameservers(argument: str | Sequence[str] | None = None) -> tuple[st
     return (NAMESERVER_DEFAULT,)
 
 
-def _read(path: Path) -> dict[str, str | list[str]]:
+def _read(path: Path) -> dict[str, object]:
     try:
-        settings = tomllib.loads(path.read_text())
+        settings: dict[str, object] = tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{path}: {error}") from error
     unknown = settings.keys() - _KNOWN_KEYS
@@ -57,8 +57,10 @@ def _read(path: Path) -> dict[str, str | list[str]]:
     return settings
 
 
-def _addresses(value: str | Sequence[str], place: str) -> tuple[str, ...]:
+def _addresses(value: object, place: str) -> tuple[str, ...]:
     parts = value.split(";") if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
+        raise ConfigurationError(f"{place}: {value!r} is not text or a list of texts")
     addresses = tuple(part.strip() for part in parts if part.strip())
     if not addresses:
         raise ConfigurationError(f"{place} names no nameserver: write HOST:PORT[;HOST:PORT...]")

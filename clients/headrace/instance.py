@@ -43,6 +43,9 @@ REQUEST_TIMEOUT_MS = 5000
 HEARTBEAT_INTERVAL_S = 30.0
 ROUTE_INTERVAL_S = 30.0
 _GOODBYE_S = 3.0
+_NEW_ROUTE_S = 2.0
+_NEW_ROUTE_PAUSE_S = 0.01
+_NEW_TOPIC_PAUSES_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 
 RequestHandler = Callable[[AsyncConnection, RequestReceived], None]
 
@@ -196,6 +199,18 @@ class ClientInstance:
                 return route
             return await self._refresh(topic)
 
+    async def route_of_new(self, topic: str) -> TopicRoute:
+        """As ``route``, for readers of a topic that may have been made a moment ago.
+
+        Brokers tell nameservers of a new topic after they have told whoever made it.
+        """
+        for pause_s in _NEW_TOPIC_PAUSES_S:
+            try:
+                return await self.route(topic)
+            except RouteNotFound:
+                await anyio.sleep(pause_s)
+        return await self.route(topic)
+
     def doubt_route(self, topic: str) -> None:
         """Ask the nameserver before the topic's route is used again."""
         route = self._routes.get(topic)
@@ -228,6 +243,20 @@ class ClientInstance:
             raise RouteNotFound(topic, response.command.remark)
         data = TopicRouteData.decode(response.expect().body)
         return TopicRoute(topic, data, anyio.current_time())
+
+    async def wait_for_route(self, topic: str) -> None:
+        """Wait a little until the nameservers know a topic that a broker has just made.
+
+        Brokers tell them on their own time; who has made a topic wants to use it.
+        """
+        with anyio.move_on_after(_NEW_ROUTE_S):
+            while True:
+                try:
+                    await self.fetch_route(topic)
+                except RouteNotFound:
+                    await anyio.sleep(_NEW_ROUTE_PAUSE_S)
+                else:
+                    return
 
     async def broker_address(self, topic: str, broker_name: str, broker_id: int = 0) -> str:
         """Address of a broker that serves ``topic``. Raises NoQueue when it is gone."""

@@ -218,17 +218,45 @@ class MessageBatch(Sequence[ReceivedMessage]):
     __slots__ = ("_messages", "body_bytes", "next_offset", "queue", "queue_offset")
 
     def __init__(
-        self, queue: MessageQueue, queue_offset: int, next_offset: int, body: memoryview, delta: int
+        self,
+        queue: MessageQueue,
+        queue_offset: int,
+        next_offset: int,
+        messages: list[ReceivedMessage],
+        body_bytes: int,
     ) -> None:
         self.queue = queue
         self.queue_offset = queue_offset
         self.next_offset = next_offset
-        self.body_bytes = len(body)
-        self._messages = _split(queue, body, delta)
+        self.body_bytes = body_bytes
+        self._messages = messages
+
+    @classmethod
+    def decode(
+        cls,
+        queue: MessageQueue,
+        queue_offset: int,
+        next_offset: int,
+        body: memoryview,
+        offset_delta: int = 0,
+    ) -> Self:
+        """The records in a pull's body. Raises CorruptRecord.
+
+        offset_delta: goes onto the queue offset of each record.
+        """
+        messages = _split(queue, body, offset_delta)
+        return cls(queue, queue_offset, next_offset, messages, len(body))
 
     def keep(self, wanted: Callable[[ReceivedMessage], bool]) -> None:
         """Drop the messages that are not ``wanted``."""
         self._messages = [message for message in self._messages if wanted(message)]
+
+    def rest(self, offset: int) -> MessageBatch:
+        """What there is from ``offset`` on; itself when that is all."""
+        if offset <= self.queue_offset:
+            return self
+        messages = [message for message in self._messages if message.queue_offset >= offset]
+        return MessageBatch(self.queue, offset, self.next_offset, messages, self.body_bytes)
 
     def __len__(self) -> int:
         return len(self._messages)

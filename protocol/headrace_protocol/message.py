@@ -432,7 +432,7 @@ def decode_host(host: bytes) -> tuple[str, int]:
 
 def encode_offset_message_id(store_host: bytes, physical_offset: int) -> str:
     """The 32 or 56 hex digits that name a record by broker address and log position."""
-    return (store_host + physical_offset.to_bytes(8, "big")).hex().upper()
+    return (store_host + physical_offset.to_bytes(8, "big", signed=True)).hex().upper()
 
 
 def decode_offset_message_id(message_id: str) -> tuple[bytes, int]:

@@ -13,7 +13,7 @@ import msgspec
 
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, Command, header_fields
-from headrace_protocol.errors import RequestError
+from headrace_protocol.errors import LocalProtocolError, RequestError
 from headrace_protocol.header_codecs import (
     HEADRACE_MARK,
     SerializeType,
@@ -140,7 +140,14 @@ class Registry:
                 remark=f"{type(error).__name__}: {error} (see the log of this daemon)",
             )
         if reply is not None:
-            request.reply(reply)
+            _send(request, reply)
+
+
+def _send(request: Request, reply: Reply) -> None:
+    try:
+        request.reply(reply)
+    except LocalProtocolError as error:
+        request.reply(Reply(code=ResponseCode.SYSTEM_ERROR, remark=f"the answer: {error}"))
 
 
 def notice(code: RequestCode, header: msgspec.Struct | None = None) -> bytes:

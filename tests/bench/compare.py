@@ -42,7 +42,7 @@ class Length:
 
 
 FULL = Length(rounds=3, repeats=1, warm_up_s=5, seconds=4, drain_messages=1_000_000)
-SHORT = Length(rounds=1, repeats=2, warm_up_s=2.5, seconds=1, drain_messages=100_000)
+SHORT = Length(rounds=1, repeats=2, warm_up_s=3, seconds=1, drain_messages=100_000)
 
 SENDS: dict[str, dict[str, Any]] = {
     "sync-1": {"work": "sync", "threads": 1},
@@ -95,10 +95,11 @@ class Round:
     def load(self) -> None:
         self.job({"work": "open"})
         self.warm_up()
-        for body_bytes in BODY_BYTES:
-            for _ in range(self.length.repeats):
+        self.fill()
+        for number in range(self.length.repeats):
+            for body_bytes in BODY_BYTES:
                 self.sends(body_bytes)
-            self.drains(body_bytes)
+                self.drains(body_bytes, number)
         self.job({"work": "close"})
 
     def warm_up(self) -> None:
@@ -115,15 +116,18 @@ class Round:
                 report = self.job(send, f"SENDS_{body_bytes}", body_bytes)
                 self.keep(name, body_bytes, report)
 
-    def drains(self, body_bytes: int) -> None:
-        names = [name for name in DRAINS if name in self.only]
-        topic, messages = f"DRAIN_{body_bytes}", self.length.drain_messages
-        if names:
-            self.job({"work": "fill"}, topic, body_bytes, messages=messages)
-        for number in range(self.length.repeats):
-            for name in names:
-                drain = {**DRAINS[name], "group": f"{name}_{body_bytes}_{number}"}
-                report = self.job(drain, topic, body_bytes, messages=messages)
+    def fill(self) -> None:
+        if self.only & DRAINS.keys():
+            for body_bytes in BODY_BYTES:
+                messages = self.length.drain_messages
+                self.job({"work": "fill"}, f"DRAIN_{body_bytes}", body_bytes, messages=messages)
+
+    def drains(self, body_bytes: int, number: int) -> None:
+        for name, drain in DRAINS.items():
+            if name in self.only:
+                fresh = {**drain, "group": f"{name}_{body_bytes}_{number}"}
+                messages = self.length.drain_messages
+                report = self.job(fresh, f"DRAIN_{body_bytes}", body_bytes, messages=messages)
                 self.keep(name, body_bytes, report)
 
     def job(
@@ -195,12 +199,12 @@ def _process_status(pid: int) -> dict[str, int]:
 
 def compare(peers: list[str], length: Length, only: set[str], directory: Path) -> dict[str, Any]:
     results = {name: PeerResults() for name in peers}
-    with Driver(directory) as driver:
-        for number in range(length.rounds):
-            for name in peers:
-                say(f"round {number + 1} of {length.rounds}: {name}")
-                with running(name, directory) as peer:
-                    Round(peer, driver, length, only, results[name]).run()
+    for number in range(length.rounds):
+        for name in peers:
+            say(f"round {number + 1} of {length.rounds}: {name}")
+            # A new driver for each, so that none finds its client warmed up by the other.
+            with Driver(directory) as driver, running(name, directory) as peer:
+                Round(peer, driver, length, only, results[name]).run()
     return {
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release()}",

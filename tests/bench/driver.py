@@ -1,4 +1,4 @@
-"""The one JVM that loads every peer of a comparison with the official client."""
+"""The JVM that loads a peer with the official client."""
 
 from __future__ import annotations
 

@@ -38,7 +38,8 @@ def markdown(results: dict[str, Any]) -> str:
             for name in results["cases"]
             if any(key in report for peer in peers.values() for report in peer["cases"][name])
         ]
-        parts.append(_table([title, *_titles(peers)], rows))
+        if rows:
+            parts.append(_table([title, *_titles(peers)], rows))
     rows = [
         [title, *_cells([peer["daemons"] for peer in _named(peers)], key, 1, digits)]
         for key, title, digits in DAEMON_ROWS

@@ -82,7 +82,13 @@ def test_csv_rows_become_json_objects() -> None:
     [
         (RowFormat.NDJSON, '{"a":1}\n{"a" 2}\n', Columns(), "in:2:6", "delimiter"),
         (RowFormat.NDJSON, '\n  {"a":}\n', Columns(), "in:2:8", "no JSON"),
-        (RowFormat.NDJSON, '{"a":1}\n{"b":1}\n', Columns(key="a"), "in:2", "no field 'a'; it has b"),
+        (
+            RowFormat.NDJSON,
+            '{"a":1}\n{"b":1}\n',
+            Columns(key="a"),
+            "in:2",
+            "no field 'a'; it has b",
+        ),
         (RowFormat.NDJSON, "3\n", Columns(key="a"), "in:1", "no object"),
         (RowFormat.NDJSON, '{"a":""}\n', Columns(body="a"), "in:1", "0 bytes"),
         (RowFormat.NDJSON, b'{"a":"\xc3\xbc\xff"}\n', Columns(), "in:1:8", "0xff is not UTF-8"),

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from tests.conformance.peer import missing_tools
 
-# `make conformance` names the peer, so there a missing JDK is a failure, not a reason to pass by.
-DEMANDED = "CONFORMANCE_PEER" in os.environ
+MISSING = missing_tools()
 
-collect_ignore_glob = [] if DEMANDED or not missing_tools() else ["test_*.py"]
+# `make conformance` names the peer, so there a missing JDK is an error, not a reason to pass by.
+if MISSING and "CONFORMANCE_PEER" in os.environ:
+    raise pytest.UsageError(MISSING)
+
+collect_ignore_glob = ["test_*.py"] if MISSING else []
 
 
-def pytest_terminal_summary(terminalreporter):
-    if collect_ignore_glob:
-        terminalreporter.write_line(f"conformance tests not run: {missing_tools()}", yellow=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if MISSING:
+        terminalreporter.write_line(f"conformance tests not run: {MISSING}", yellow=True)

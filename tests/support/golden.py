@@ -1,4 +1,4 @@
-"""The stores, manifests and frames that a real Apache RocketMQ wrote; see tests/golden/README.md."""
+"""What a real Apache RocketMQ wrote: stores, manifests, frames (tests/golden/README.md)."""
 
 from __future__ import annotations
 

@@ -19,12 +19,14 @@ from headrace_protocol.bodies import BrokerData, QueueData, TopicRouteData
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.network import MemoryNetwork, TcpNetwork
 from headrace_protocol.drivers.server import RemotingServer, ServerChannel
+from headrace_protocol.header_codecs import decode_header
 from headrace_protocol.headers import SendMessageResponseHeader
 from headrace_protocol.serving import Registry, Reply, Request
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
+    from headrace_protocol.command import Command
     from headrace_protocol.drivers.network import Network
     from headrace_protocol.frame import Frame
 
@@ -52,9 +54,10 @@ class Scripted:
 
     address: str = ""
     asked: list[Asked] = field(default_factory=list)
+    responses: list[tuple[Command, bytes]] = field(default_factory=list)
     answers: dict[int, deque[Any]] = field(default_factory=lambda: defaultdict(deque))
 
-    def answer(self, code: int, *answers: Reply | None | Callable[[Asked], Answer]) -> None:
+    def answer(self, code: int, *answers: Reply | Callable[[Asked], Answer] | None) -> None:
         self.answers[code] = deque(answers)
 
     def count(self, code: int) -> int:
@@ -66,6 +69,10 @@ class Scripted:
     # -- FrameHandler --
 
     def handle(self, channel: ServerChannel, frames: list[Frame]) -> None:
+        for serialize_type, header, body in frames:
+            command = decode_header(serialize_type, header)
+            if command.is_response:
+                self.responses.append((command, bytes(body)))
         _EveryCode(self).handle(channel, frames)
 
     def finish_batch(self) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from headrace_protocol.serving import Channel
 
 MEMBER_LIFE_MS = 120_000
+_BROADCASTING = "BROADCASTING"
 
 
 class Member(msgspec.Struct):
@@ -190,6 +191,8 @@ class ConsumerManager:
         return subscription
 
     def _notify(self, group: str) -> None:
+        if self._groups[group].data.message_model == _BROADCASTING:
+            return  # each member reads all queues, whoever else is there
         settings = self._settings.get(group)
         if settings is None or settings.notify_consumer_ids_changed_enable:
             message = notice(

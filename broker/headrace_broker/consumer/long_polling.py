@@ -74,6 +74,13 @@ class LongPolling:
                 self._expire(tick)
             self._next_tick = now
 
+    def queue_gone(self, queue: StoreQueue) -> None:
+        """A queue will be deleted: nobody shall wait for it."""
+        waiting, queue.waiting = queue.waiting, []
+        for pull in waiting:
+            self._forget(pull)
+            pull.answer(False)
+
     def answer_all(self) -> None:
         """The broker stops: nobody shall wait for it."""
         for tick in list(self._due):

@@ -5,6 +5,7 @@ Source: docs/protocol.md "Clients"; tests/broker/test_client_processor.py.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from headrace_broker.consumer.filters import wanted_tags
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
     from headrace_broker.topics import TopicTable
     from headrace_protocol.bodies import ConsumerData
     from headrace_protocol.serving import Registry, Request
+
+# A queue that began within this part of the machine's memory counts as young, as with the peer.
+_MEMORY_RATIO = 0.4
+_MEMORY_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 # We never tell a client that its subscriptions are unchanged, so it always sends them.
 _HEARTBEAT_REPLY = HeartbeatResponseHeader(is_support_heart_beat_v2=True, is_sub_change=True)
@@ -163,7 +168,7 @@ class ClientProcessor:
         offset = self._offsets.query(header.consumer_group, header.topic, header.queue_id)
         if offset is None:
             is_wanted = header.set_zero_if_not_found is not False
-            if not is_wanted or not self._store.is_young(header.topic, header.queue_id):
+            if not is_wanted or not self._is_young(header.topic, header.queue_id):
                 raise RequestError(
                     ResponseCode.QUERY_NOT_FOUND,
                     f"Not found: group {header.consumer_group} has committed nothing of "
@@ -171,6 +176,15 @@ class ClientProcessor:
                 )
             offset = 0
         return Reply(OffsetResponseHeader(offset=offset))
+
+    def _is_young(self, topic: str, queue_id: int) -> bool:
+        """Whether the first message ever of a queue is there and likely in memory."""
+        store = self._store
+        queue = store.find_queue(topic, queue_id)
+        if queue is None or not store.max_offset(queue) or store.min_offset(queue) > 0:
+            return False
+        physical_offset, _, _ = queue.consume_queue.unit(0)
+        return store.max_physical_offset - physical_offset <= _MEMORY_BYTES * _MEMORY_RATIO
 
     def update_offset(self, request: Request) -> Reply:
         """UPDATE_CONSUMER_OFFSET: how far a group has consumed."""

@@ -103,7 +103,7 @@ class PullProcessor:
         header = request.header(PullMessageHeader)
         target = self._target(header)
         sys_flag = header.sys_flag
-        if sys_flag & _COMMIT_OFFSET:
+        if sys_flag & _COMMIT_OFFSET and header.commit_offset >= 0:
             self._offsets.commit(
                 header.consumer_group,
                 header.topic,

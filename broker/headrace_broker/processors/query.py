@@ -83,13 +83,13 @@ class QueryProcessor:
                 f"can not find message of topic {header.topic} with key {header.key}, maybe time "
                 "range not correct",
             )
-        timestamp, physical_offset = self._store.index_end()
-        return Reply(
-            QueryMessageResponseHeader(
-                index_last_update_timestamp=timestamp,
-                index_last_update_phyoffset=physical_offset,
-            ),
-            found,
+        return Reply(self._index_end(), found)
+
+    def _index_end(self) -> QueryMessageResponseHeader:
+        last = self._store.index_files.files[-1].header
+        return QueryMessageResponseHeader(
+            index_last_update_timestamp=last.end_timestamp,
+            index_last_update_phyoffset=last.end_physical_offset,
         )
 
     def view_message(self, request: Request) -> Reply:

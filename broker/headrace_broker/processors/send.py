@@ -22,9 +22,13 @@ from headrace_protocol.headers import (
     SendMessageResponseHeader,
 )
 from headrace_protocol.message import (
+    BORN_HOST_V6,
+    INNER_BATCH,
     MULTI_TAGS,
     PROPERTIES_BYTES_MAX,
+    STORE_HOST_V6,
     TRANSACTION_MASK,
+    CorruptRecord,
     encode_offset_message_id,
     tags_code,
 )
@@ -60,6 +64,10 @@ _NOT_SERVED = {
     "TIMER_DELAY_MS": "messages with a delivery time",
     "TRAN_MSG": "transactional messages",
 }
+
+_NOT_SERVED_FLAGS = TRANSACTION_MASK | INNER_BATCH
+# How long the hosts of a record are is for the broker to say.
+_FROM_CLIENTS = ~(BORN_HOST_V6 | STORE_HOST_V6)
 
 _REPLY = (
     b'{"code":0,"extFields":{"queueId":"%d","transactionId":"%b","msgId":"%b",'
@@ -131,6 +139,12 @@ class SendProcessor:
             return self._store_one(request, header, target)
         except RecordTooLarge as error:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from None
+        except CorruptRecord as error:
+            raise RequestError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the batch to {header.topic} is torn at byte {error.position}: {error.reason}; "
+                "nothing of it was stored, send whole messages",
+            ) from None
         except StoreBusy as error:
             raise RequestError(ResponseCode.SYSTEM_BUSY, str(error)) from None
         except StoreNotWritable as error:
@@ -146,7 +160,7 @@ class SendProcessor:
             properties,
             code,
             header.flag,
-            header.sys_flag | target.sys_flag,
+            header.sys_flag & _FROM_CLIENTS | target.sys_flag,
             header.born_timestamp,
             request.channel.host_bytes,
             header.reconsume_times or 0,
@@ -165,7 +179,7 @@ class SendProcessor:
         queue_offset, physical_offsets = self._store.append_batch(
             queue,
             request.body,
-            header.sys_flag | target.sys_flag,
+            header.sys_flag & _FROM_CLIENTS | target.sys_flag,
             header.born_timestamp,
             request.channel.host_bytes,
             header.reconsume_times or 0,
@@ -262,8 +276,10 @@ class SendProcessor:
             target = self._find_target(request, header)
             if header.queue_id >= 0:
                 self._targets[header.topic, header.queue_id] = target
-        if header.sys_flag & TRANSACTION_MASK:
-            raise _not_served("transactional messages", header.topic)
+        if header.sys_flag & _NOT_SERVED_FLAGS:
+            is_batch = header.sys_flag & INNER_BATCH
+            what = "inner batches" if is_batch else "transactional messages"
+            raise _not_served(what, f"sysFlag {header.sys_flag} to {header.topic}")
         return target
 
     def _find_target(self, request: Request, header: _SendHeader) -> _Target:

@@ -43,6 +43,8 @@ class Flusher:
         self.checkpoint_path = settings.root / "checkpoint"
         self.checkpoint = Checkpoint()
         self.dirty_queues: set[ConsumeQueue] = set()
+        # Physical offset and store timestamp of the last record that recovery dispatched.
+        self.newest_recovered: tuple[int, int] | None = None
         self.longest_flush_ms = 0.0
         self.on_flushed: Callable[[], None] = lambda: None
         self._waiters: deque[tuple[int, Callable[[bool], None]]] = deque()
@@ -104,14 +106,14 @@ class Flusher:
             if self.commit_log.is_refusal_final:
                 return
             end_offset, flush = self.commit_log.start_flush()
-            store_ms = self.commit_log.now_ms
+            newest = self.ring.last_of(self.ring.written)
             if await self._in_thread(flush):
-                self._log_flushed(end_offset, store_ms)
+                self._log_flushed(end_offset, newest)
 
-    def _log_flushed(self, end_offset: int, store_ms: int) -> None:
-        if end_offset > self.commit_log.flushed_offset:
-            self.commit_log.flushed_offset = end_offset
-            self.checkpoint = self.checkpoint._replace(physic_msg_timestamp=store_ms)
+    def _log_flushed(self, end_offset: int, newest: tuple[int, int] | None) -> None:
+        self.commit_log.flushed_offset = max(self.commit_log.flushed_offset, end_offset)
+        if newest is not None:
+            self.checkpoint = self.checkpoint._replace(physic_msg_timestamp=newest[1])
 
     async def _in_thread(self, flush: Callable[[], None]) -> bool:
         started_at = trio.current_time()
@@ -172,10 +174,10 @@ class Flusher:
         except OSError as error:
             self._fail(error)
             raise
-        self._log_flushed(end_offset, self.commit_log.now_ms)
+        self._log_flushed(end_offset, self.ring.last_of(self.ring.written))
 
     def _start_thorough_flush(self) -> tuple[Callable[[], None], Callable[[], None]]:
-        newest = self.ring.before(self.indexer.ring.cursors[0])
+        newest = self.ring.last_of(self.ring.cursors[0].taken) or self.newest_recovered
         flushes = [consume_queue.start_flush() for consume_queue in self.dirty_queues]
         self.dirty_queues.clear()
         index_files = self.indexer.index_files

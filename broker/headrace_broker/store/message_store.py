@@ -178,7 +178,15 @@ class MessageStore:
             checkpoint=checkpoint,
             files_max=self.settings.recover_files_max,
         )
-        return recovery.run(plan, is_clean=is_clean)
+        report = recovery.run(plan, is_clean=is_clean)
+        self.flusher.newest_recovered = recovery.newest
+        self._mark_dirty(recovery.touched)
+        if not is_clean:
+            self.flusher.flush_now()
+        return report
+
+    def _mark_dirty(self, queues: set[StoreQueue]) -> None:
+        self.flusher.dirty_queues.update([queue.consume_queue for queue in queues])
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Flush, index, clean and make files ahead until cancelled."""
@@ -297,7 +305,7 @@ class MessageStore:
             self.dispatcher.drain(self._confirmed_offset(), touched)
         except OSError as error:
             self._refuse(error, self.root / "consumequeue")
-        self.flusher.dirty_queues.update([queue.consume_queue for queue in touched])
+        self._mark_dirty(touched)
         if self.indexer.waiting_count > self.ring.row_count // 2:
             self.index_tick()
         elif touched:

@@ -200,7 +200,7 @@ def _select(
         if size == BLANK_SIZE or physical_offset < log_min_offset:
             seen += 1
             continue
-        if count and (count >= count_max or body_bytes + size > bytes_max):
+        if count and body_bytes + size > bytes_max:
             break
         if physical_offset != end or not end % file_bytes:
             if count:
@@ -210,6 +210,8 @@ def _select(
         count += 1
         body_bytes += size
         seen += 1
+        if count >= count_max:
+            break
     if count:
         runs.append((start, end))
     return runs, count, body_bytes, seen

@@ -211,7 +211,11 @@ class RecoveryReport:
 
 
 class Recovery:
-    """Reads the log by the plan and gives its rows to dispatcher and indexer."""
+    """Reads the log by the plan and gives its rows to dispatcher and indexer.
+
+    Then ``touched`` are the queues that got units, and ``newest`` is the physical offset and
+    store timestamp of the last record.
+    """
 
     def __init__(
         self,
@@ -222,8 +226,9 @@ class Recovery:
         batch_topics: frozenset[str],
         delay_levels_ms: tuple[int, ...],
     ) -> None:
-        """find_queue: the queue of a topic and queue id, made if missing.
+        """Nothing is read yet.
 
+        find_queue: the queue of a topic and queue id, made if missing.
         batch_topics: topics whose units are inner batches, which no plain ConsumeQueue holds.
         """
         self.commit_log = commit_log
@@ -233,6 +238,8 @@ class Recovery:
         self.batch_topics = batch_topics
         self.delay_levels_ms = delay_levels_ms
         self.record_count = self.unplaced_count = 0
+        self.newest: tuple[int, int] | None = None
+        self.touched: set[StoreQueue] = set()
         self._queues: dict[tuple[bytes, int], StoreQueue] = {}
 
     def first_records(self) -> list[FirstRecord]:
@@ -252,6 +259,7 @@ class Recovery:
         rows: list[tuple[int, ...]] = []
         for record in scan:
             self.record_count += 1
+            self.newest = (record.physical_offset, record.store_timestamp)
             if owner := self._queue(record):
                 rows.append(self._row(record, owner, plan))
             if len(rows) == _BLOCK_ROWS:
@@ -331,7 +339,7 @@ class Recovery:
     def _put(self, rows: list[tuple[int, ...]], plan: RecoveryPlan) -> None:
         block = np.array(rows, ROW_DTYPE)
         physical_offsets = block["physical_offset"]
-        self.dispatcher.put_block(block[physical_offsets >= plan.queues_from], set())
+        self.dispatcher.put_block(block[physical_offsets >= plan.queues_from], self.touched)
         self.indexer.put_block(block[physical_offsets >= plan.index_from])
 
     def _cut_log(self, end_offset: int, *, is_clean: bool) -> None:

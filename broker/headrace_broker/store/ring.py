@@ -77,11 +77,11 @@ class Ring:
         cursor.taken += count
         self.limit = min(cursor.taken for cursor in self.cursors) + self.row_count
 
-    def before(self, cursor: Cursor) -> tuple[int, int] | None:
-        """Physical offset and store timestamp of the newest row that the cursor has taken."""
-        if not cursor.taken:
+    def last_of(self, row_count: int) -> tuple[int, int] | None:
+        """Physical offset and store timestamp of the last of the first ``row_count`` rows."""
+        if not row_count:
             return None
-        row = self.rows[cursor.taken - 1 & self.mask]
+        row = self.rows[row_count - 1 & self.mask]
         return int(row["physical_offset"]), int(row["store_timestamp"])
 
     @property

@@ -189,6 +189,7 @@ class Admin:
         )
         for master in await self._masters(broker):
             await self._ask(master.address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        await self._instance.wait_for_route(topic)
         self._instance.doubt_route(topic)
 
     async def delete_topic(self, topic: str) -> None:
@@ -416,7 +417,7 @@ class Admin:
         """Addresses of the masters that have a topic, by broker name."""
         self._instance.check_open("Admin")
         check_topic(topic)
-        route = await self._instance.route(topic)
+        route = await self._instance.route_of_new(topic)
         masters = {
             name: address for name in sorted(route.brokers) if (address := route.master(name))
         }

@@ -92,8 +92,8 @@ def _expected() -> tuple[type[Exception], ...]:
 
 
 def _text(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error)
 
 

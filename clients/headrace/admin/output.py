@@ -34,10 +34,13 @@ def print_record(record: Row, *, as_json: bool) -> None:
     if as_json:
         print_json(record)
         return
-    width = max(map(len, record)) if sys.stdout.isatty() else 0
-    for name, value in record.items():
-        gap = " " * (width - len(name) + 2) if width else "\t"
-        sys.stdout.write(f"{_heading(name)}{gap}{_cell(value)}\n")
+    if sys.stdout.isatty():
+        width = max(map(len, record)) + 2
+        for name, value in record.items():
+            sys.stdout.write(f"{_heading(name):{width}}{_cell(value)}\n")
+    else:
+        for name, value in record.items():
+            _write_line((name, _cell(value)))
 
 
 def print_json_line(record: Row) -> None:
@@ -67,7 +70,7 @@ def _heading(name: str) -> str:
 
 
 def _cell(value: object) -> str:
-    if value is None:
+    if value is None or value in ([], {}):
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"

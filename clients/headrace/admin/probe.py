@@ -108,10 +108,10 @@ def _connect_problem(error: OSError) -> str:
     return f"{error.strerror or error}: no way to that machine from here"
 
 
-async def _ask(stream: trio.SocketStream, role: Role) -> ResponseReceived[None] | bytes:
+async def _ask(stream: trio.SocketStream, role: Role) -> ResponseReceived[Role] | bytes:
     """The answer to the role's request, or the bytes that came instead."""
-    connection: Connection[None] = Connection()
-    _, buffers = connection.request(role.value, waiter=None)
+    connection: Connection[Role] = Connection()
+    _, buffers = connection.request(role.value, waiter=role)
     received = b""
     with trio.move_on_after(ANSWER_TIMEOUT_S):
         try:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from headrace.errors import HeadraceError, InvalidMessage
-from headrace.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+
+    from headrace.messages import Message
 
 
 class RowFormat(StrEnum):
@@ -68,6 +69,8 @@ def read_messages(
 
     name: what to call the file in errors. Raises BadRow at the first row that makes none.
     """
+    from headrace.messages import Message
+
     readers = {RowFormat.LINES: _lines, RowFormat.NDJSON: _ndjson, RowFormat.CSV: _csv}
     for place, body, key, tag in readers[row_format](lines, name, columns):
         message = Message(topic, body, key=key, tag=tag)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from headrace.consumer.process_queue import ProcessQueue
     from headrace.consumer.subscription import Subscription
     from headrace.instance import ClientInstance
+    from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.drivers.response import Response
 
 _log = logging.getLogger("headrace.consumer")
@@ -71,14 +72,19 @@ class Fetcher:
                     await self._pull_once(process_queue, subscription)
 
     async def _pull_once(self, process_queue: ProcessQueue, subscription: Subscription) -> None:
+        offset = process_queue.pull_offset
         try:
-            result = await self._pull(process_queue, subscription)
+            result = await self._pull(process_queue, offset, subscription)
         except HeadraceError as error:
             await self._pause(process_queue, error)
         else:
-            self._take(process_queue, subscription, result)
+            # The answer may have been here already when a seek came.
+            if offset == process_queue.pull_offset:
+                self._take(process_queue, subscription, result)
 
-    async def _pull(self, process_queue: ProcessQueue, subscription: Subscription) -> PullResult:
+    async def _pull(
+        self, process_queue: ProcessQueue, offset: int, subscription: Subscription
+    ) -> PullResult:
         queue = process_queue.queue
         address = await self._instance.broker_address(
             queue.topic, queue.broker_name, process_queue.replica_id
@@ -87,8 +93,8 @@ class Fetcher:
             consumer_group=self._group,
             topic=queue.topic,
             queue_id=queue.queue_id,
-            queue_offset=process_queue.pull_offset,
-            max_msg_nums=PULL_MESSAGES_MAX,
+            queue_offset=offset,
+            max_msg_nums=min(process_queue.room, PULL_MESSAGES_MAX),
             max_msg_bytes=PULL_BYTES_MAX,
             sys_flag=_SYS_FLAG_SUSPEND | _SYS_FLAG_SUBSCRIPTION,
             commit_offset=0,
@@ -100,7 +106,7 @@ class Fetcher:
         response = await self._instance.request(
             address, RequestCode.PULL_MESSAGE, header, timeout_ms=_TIMEOUT_MS
         )
-        return _pull_result(process_queue, response)
+        return _pull_result(queue, offset, response)
 
     def _take(
         self, process_queue: ProcessQueue, subscription: Subscription, result: PullResult
@@ -141,13 +147,13 @@ class Fetcher:
         await anyio.sleep(_PAUSE_S)
 
 
-def _pull_result(process_queue: ProcessQueue, response: Response) -> PullResult:
+def _pull_result(queue: MessageQueue, offset: int, response: Response) -> PullResult:
     header = response.expect(*_KNOWN_CODES).header(PullMessageResponseHeader)
     found = response.command.code == ResponseCode.SUCCESS
     try:
-        batch = MessageBatch(
-            process_queue.queue,
-            process_queue.pull_offset,
+        batch = MessageBatch.decode(
+            queue,
+            offset,
             header.next_begin_offset,
             response.body if found else memoryview(b""),
             header.offset_delta or 0,

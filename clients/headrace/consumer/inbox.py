@@ -35,10 +35,13 @@ class Inbox:
         self._signal()
 
     async def take(self) -> Delivery:
-        """The next delivery, which is in this task's hand until it is ``finished``."""
+        """The next delivery, which is in this task's hand until it is ``finished``.
+
+        What this task left in the middle, by breaking out of a loop, comes first.
+        """
         await anyio.lowlevel.checkpoint()
         while True:
-            delivery = self._next()
+            delivery = self._left_by_this_task() or self._next()
             if delivery:
                 self._in_hand[delivery] = _Holder()
                 return delivery
@@ -46,13 +49,21 @@ class Inbox:
 
     def finished(self, delivery: Delivery) -> None:
         """Its task asks for more, so what was handed out of the delivery is processed."""
-        del self._in_hand[delivery]
+        self._in_hand.pop(delivery, None)
         if delivery.is_wanted:
             delivery.processed_all()
         else:
             delivery.processed_handed()
         if self._ordered:
             self._signal()
+
+    def _left_by_this_task(self) -> Delivery | None:
+        for delivery, holder in list(self._in_hand.items()):
+            if self._one_user or holder.is_this_task():
+                if delivery.is_wanted and delivery.handed_offset < delivery.batch.next_offset:
+                    return delivery
+                self.finished(delivery)
+        return None
 
     def is_in_hand(self, process_queue: ProcessQueue) -> bool:
         """Whether a batch of this queue is being worked on."""
@@ -69,7 +80,7 @@ class Inbox:
         After a time-out nobody knows how far the task got, so the messages come again.
         """
         for delivery, holder in list(self._in_hand.items()):
-            if self._one_user or holder.is_this_task_in_time():
+            if self._one_user or (holder.is_this_task() and holder.is_in_time()):
                 delivery.processed_handed()
 
     def _next(self) -> Delivery | None:
@@ -99,10 +110,11 @@ class _Holder:
         self._task_id = anyio.get_current_task().id
         self._deadline = anyio.current_effective_deadline()
 
-    def is_this_task_in_time(self) -> bool:
-        return (
-            self._task_id == anyio.get_current_task().id and anyio.current_time() < self._deadline
-        )
+    def is_this_task(self) -> bool:
+        return self._task_id == anyio.get_current_task().id
+
+    def is_in_time(self) -> bool:
+        return anyio.current_time() < self._deadline
 
 
 class BatchIterator:
@@ -116,16 +128,17 @@ class BatchIterator:
         return self
 
     async def __anext__(self) -> MessageBatch:
-        await self._advance()
-        assert self._delivery is not None
-        self._delivery.handed_offset = self._delivery.batch.next_offset
-        return self._delivery.batch
+        delivery = await self._advance()
+        batch = delivery.batch.rest(delivery.handed_offset)
+        delivery.handed_offset = batch.next_offset
+        return batch
 
-    async def _advance(self) -> None:
+    async def _advance(self) -> Delivery:
         if self._delivery:
             self._inbox.finished(self._delivery)
             self._delivery = None
         self._delivery = await self._inbox.take()
+        return self._delivery
 
 
 class MessageIterator(BatchIterator):
@@ -141,9 +154,8 @@ class MessageIterator(BatchIterator):
     async def __anext__(self) -> ReceivedMessage:  # type: ignore[override]
         # No await that waits while the batch lasts.
         while (message := self.next_of_batch()) is None:
-            await self._advance()
-            assert self._delivery is not None
-            self._messages = iter(self._delivery.batch)
+            delivery = await self._advance()
+            self._messages = iter(delivery.batch.rest(delivery.handed_offset))
         return message
 
     def next_of_batch(self) -> ReceivedMessage | None:

@@ -89,10 +89,11 @@ class ProcessQueue:
         return self._message_count
 
     @property
-    def is_full(self) -> bool:
-        """Whether pulling has to wait."""
-        limits = self._limits
-        return self._message_count >= limits.messages or self._body_bytes >= limits.body_bytes
+    def room(self) -> int:
+        """How many messages the next pull may bring; 0 makes it wait."""
+        if self._body_bytes >= self._limits.body_bytes:
+            return 0
+        return max(0, self._limits.messages - self._message_count)
 
     def add(self, batch: MessageBatch) -> Delivery:
         """Take what a pull brought."""
@@ -129,7 +130,7 @@ class ProcessQueue:
 
     async def wait_for_room(self) -> None:
         """Wait until another pull is allowed."""
-        while self.is_full:
+        while not self.room:
             self._room = self._room or anyio.Event()
             await self._room.wait()
 

@@ -86,6 +86,9 @@ class Pipeline:
         publication = self._sender.publication_now(message.topic)
         if publication is None:
             publication = await self._sender.publication(message.topic)
+            if not publication.route.is_current:
+                await self._send_first(message, outgoing)
+                return
         target = publication.target(message.key, self._sender.faults)
         connection = self._sender.instance.open_connection(target.address)
         if connection is None:
@@ -111,6 +114,10 @@ class Pipeline:
     async def _wait_for_progress(self) -> None:
         self._progress = self._progress or anyio.Event()
         await self._progress.wait()
+
+    async def _send_first(self, message: Message, outgoing: Outgoing) -> None:
+        """Wait for the message that makes its topic: the others need to know its queues."""
+        self._report(message, await self._outcome(message, outgoing, self._sender.retries + 1))
 
     def _start(self, sending: _Sending) -> None:
         sending.opaque = sending.connection.submit_encoded(
@@ -153,30 +160,35 @@ class Pipeline:
             self._finish(sending, error)
 
     async def _retry(self, sending: _Sending, error: HeadraceError) -> None:
-        sender, message = self._sender, sending.message
-        sender.note_failure(message.topic, sending.target, error)
-        try:
-            outcome: SendResult | HeadraceError = await sender.send(
-                message.topic,
-                sender.by_key(message.key),
-                sending.outgoing,
-                attempts=sender.retries,
-            )
-        except HeadraceError as last_error:
-            outcome = last_error
+        self._sender.note_failure(sending.message.topic, sending.target, error)
+        retries = self._sender.retries
+        outcome = await self._outcome(sending.message, sending.outgoing, retries)
         self._retrying.discard(sending)
         self._finish(sending, outcome)
+
+    async def _outcome(
+        self, message: Message, outgoing: Outgoing, attempts: int
+    ) -> SendResult | HeadraceError:
+        sender = self._sender
+        choose = sender.by_key(message.key)
+        try:
+            return await sender.send(message.topic, choose, outgoing, attempts=attempts)
+        except HeadraceError as error:
+            return error
 
     def _finish(self, sending: _Sending, outcome: SendResult | HeadraceError | None) -> None:
         self._bytes -= len(sending.outgoing.body)
         if self._progress:
             self._progress.set()
             self._progress = None
+        self._report(sending.message, outcome)
+
+    def _report(self, message: Message, outcome: SendResult | HeadraceError | None) -> None:
         if self._on_result:
             assert outcome is not None
-            self._on_result(sending.message, outcome)
+            self._on_result(message, outcome)
         elif isinstance(outcome, HeadraceError):
-            self._failures.append((sending.message, outcome))
+            self._failures.append((message, outcome))
 
     # -- deadlines ---------------------------------------------------------------------------------
 

@@ -124,13 +124,12 @@ class Producer:
         self, topic: str, queue: MessageQueue | None, messages: list[Message]
     ) -> list[SendResult]:
         sender = self._sender
-        if queue is None:
-            # All parts of the batch to one queue: their order is the messages'.
+        batches = _pack(messages, sender.new_message_id)
+        if queue is None and len(batches) > 1:
+            # All parts to one queue, so that their order is the messages'.
             queue = sender.by_key("")(await sender.publication(topic)).queue
-        return [
-            await sender.send(topic, sender.to_queue(queue), outgoing)
-            for outgoing in _pack(messages, sender.new_message_id)
-        ]
+        choose = sender.by_key("") if queue is None else sender.to_queue(queue)
+        return [await sender.send(topic, choose, batch) for batch in batches]
 
 
 def _pack(messages: list[Message], new_message_id: Callable[[], str]) -> list[Outgoing]:

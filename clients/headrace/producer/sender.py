@@ -120,8 +120,12 @@ class Sender:
         for attempt in range(1, attempts + 1):
             target = None
             try:
-                target = choose(await self.publication(topic))
-                return await self._send_to(target, outgoing)
+                publication = await self.publication(topic)
+                target = choose(publication)
+                result = await self._send_to(target, outgoing)
+                if not publication.route.is_current:
+                    await self.instance.wait_for_route(topic)
+                return result
             except HeadraceError as error:
                 if attempt == attempts or not error.retryable:
                     raise

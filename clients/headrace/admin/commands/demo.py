@@ -83,12 +83,12 @@ def _carrier_rows(ledger: Ledger) -> list[dict[str, Any]]:
             "carrier": names[code],
             "flights": delays.flights,
             "cancelled": delays.flights - delays.departed,
-            "departure_delay": delays.departure_minutes / max(delays.departed, 1),
-            "arrival_delay": delays.arrival_minutes / max(delays.arrived, 1),
+            "mean_departure_delay_min": delays.departure_minutes / max(delays.departed, 1),
+            "mean_arrival_delay_min": delays.arrival_minutes / max(delays.arrived, 1),
         }
         for code, delays in ledger.carriers.items()
     ]
-    return sorted(rows, key=lambda row: float(row["arrival_delay"]))
+    return sorted(rows, key=lambda row: float(row["mean_arrival_delay_min"]))
 
 
 async def _wait_for_signal(mq: Embedded) -> None:

@@ -70,8 +70,12 @@ final class Session {
     /** A topic with this many queues on every broker, made by request and known to all. */
     String createTopic(int queues) throws Exception {
         producer().createTopic("TBW102", topic(), queues, null);
-        Check.eventually(LIMIT, () -> knowsRoute(queues), "route of " + topic());
+        awaitRoute(queues);
         return topic();
+    }
+
+    void awaitRoute(int queues) throws Exception {
+        Check.eventually(LIMIT, () -> knowsRoute(queues), queues + " queues of " + topic());
     }
 
     private boolean knowsRoute(int queues) {

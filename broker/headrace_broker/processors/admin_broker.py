@@ -1,0 +1,178 @@
+"""The broker itself: how it is doing, its settings, and its tables for others to copy.
+
+Source: docs/protocol.md "Broker"; tests/broker/test_admin_broker.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from headrace_broker.config import RELOADABLE, ConfigError, parse_properties
+from headrace_broker.persistence import next_version
+from headrace_protocol import __version__
+from headrace_protocol.bodies import DataVersion, KVTable
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.errors import RequestError
+from headrace_protocol.headers import GetBrokerConfigResponseHeader
+from headrace_protocol.serving import Reply
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from headrace_broker.config import BrokerConfig
+    from headrace_broker.consumer.offsets import ConsumerOffsets
+    from headrace_broker.persistence import NowMs
+    from headrace_broker.statistics import BrokerStatistics
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.topics import TopicTable
+    from headrace_protocol.serving import Registry, Request
+
+log = structlog.get_logger("headrace.broker")
+
+_SECOND_MS = 1000
+# What the peer's tools show of its thread pools and timers; nothing waits in such a queue here.
+_NO_QUEUES = dict.fromkeys(
+    (
+        "sendThreadPoolQueueSize",
+        "pullThreadPoolQueueSize",
+        "queryThreadPoolQueueSize",
+        "ackThreadPoolQueueSize",
+        "sendThreadPoolQueueHeadWaitTimeMills",
+        "pullThreadPoolQueueHeadWaitTimeMills",
+        "queryThreadPoolQueueHeadWaitTimeMills",
+        "ackThreadPoolQueueHeadWaitTimeMills",
+        "pageCacheLockTimeMills",
+        "timerReadBehind",
+        "timerOffsetBehind",
+        "timerCongestNum",
+        "timerEnqueueTps",
+        "timerDequeueTps",
+    ),
+    "0",
+)
+
+
+class AdminBrokerProcessor:
+    """Serves requests about the broker as a whole."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        topics: TopicTable,
+        offsets: ConsumerOffsets,
+        statistics: BrokerStatistics,
+        now_ms: NowMs,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._topics = topics
+        self._offsets = offsets
+        self._statistics = statistics
+        self._now_ms = now_ms
+        self._started_ms = now_ms()
+        self._config_version = next_version(DataVersion(), self._started_ms)
+
+    def register(self, registry: Registry) -> None:
+        """Serve these codes."""
+        registry.route(RequestCode.GET_BROKER_RUNTIME_INFO, self.runtime_info)
+        registry.route(RequestCode.GET_BROKER_CONFIG, self.config)
+        registry.route(RequestCode.UPDATE_BROKER_CONFIG, self.update_config)
+        registry.route(RequestCode.GET_ALL_CONSUMER_OFFSET, self.all_consumer_offsets)
+
+    # -- how it is doing ---------------------------------------------------------------------------
+
+    def runtime_info(self, _request: Request) -> Reply:
+        """GET_BROKER_RUNTIME_INFO: numbers under the names that the peer's tools look for."""
+        table = {**_NO_QUEUES, **self._broker_info(), **self._message_info(), **self._store_info()}
+        return Reply(body=(KVTable(table=table).encode(),))
+
+    def _broker_info(self) -> dict[str, str]:
+        running_ms = self._now_ms() - self._started_ms
+        return {
+            "brokerVersionDesc": f"headrace {__version__}",
+            "brokerActive": "true",
+            "bootTimestamp": str(self._started_ms),
+            "runtime": _duration(running_ms),
+        }
+
+    def _message_info(self) -> dict[str, str]:
+        puts, gets = self._statistics.puts, self._statistics.gets
+        return {
+            "putTps": f"{puts.rate:.2f}",
+            "getTransferredTps": f"{gets.rate:.2f}",
+            "putMessageTimesTotal": str(puts.count),
+            "getMessageTransferredMsgCount": str(gets.count),
+            "putMessageSizeTotal": str(puts.body_bytes),
+        }
+
+    def _store_info(self) -> dict[str, str]:
+        store = self._store.statistics()
+        info = {
+            "commitLogMinOffset": str(store.min_offset),
+            "commitLogMaxOffset": str(store.max_offset),
+            "commitLogDiskRatio": f"{store.disk_ratio:.4f}",
+            "remainHowManyDataToFlush": f"{store.max_offset - store.flushed_offset} B",
+            "dispatchBehindMessages": str(store.dispatch_behind_rows),
+            "indexBehindMessages": str(store.index_behind_rows),
+            "queueCount": str(store.queue_count),
+            "refusesWrites": store.refusal or "no",
+        }
+        earliest_ms = self._store.commit_log.store_timestamp_at(store.min_offset)
+        if earliest_ms is not None:
+            info["earliestMessageTimeStamp"] = str(earliest_ms)
+        return info
+
+    # -- settings ----------------------------------------------------------------------------------
+
+    def config(self, _request: Request) -> Reply:
+        """GET_BROKER_CONFIG: every setting with its value, as in a file."""
+        lines = [f"{key}={value}\n" for key, value in self._config.as_text().items()]
+        header = GetBrokerConfigResponseHeader(version=self._config_version.encode().decode())
+        return Reply(header, ("".join(lines).encode(),))
+
+    def update_config(self, request: Request) -> Reply:
+        """UPDATE_BROKER_CONFIG: settings that a running broker can change, all or none."""
+        changes = _read_changes(request)
+        for key in changes:
+            if key not in RELOADABLE:
+                raise RequestError(
+                    ResponseCode.NO_PERMISSION,
+                    f"{key} can't change while the broker runs: set it in the broker's file and "
+                    f"start again; {', '.join(sorted(RELOADABLE))} can",
+                )
+        try:
+            self._config.update(changes)
+        except ConfigError as error:
+            raise RequestError(ResponseCode.INVALID_PARAMETER, str(error)) from None
+        self._config_version = next_version(self._config_version, self._now_ms())
+        if "brokerPermission" in changes:
+            self._topics.permission_changed()
+        log.info("settings changed", **changes, client=request.channel.address)
+        return Reply()
+
+    # -- tables ------------------------------------------------------------------------------------
+
+    def all_consumer_offsets(self, _request: Request) -> Reply:
+        """GET_ALL_CONSUMER_OFFSET: progress of all groups, for slaves."""
+        return Reply(body=(self._offsets.wrapper().encode(),))
+
+
+def _read_changes(request: Request) -> Mapping[str, str]:
+    try:
+        values, _ = parse_properties(str(request.body, "utf-8"), "body")
+    except (ConfigError, UnicodeDecodeError) as error:
+        raise RequestError(ResponseCode.INVALID_PARAMETER, str(error)) from None
+    if not values:
+        raise RequestError(ResponseCode.INVALID_PARAMETER, "nothing to change: send key=value")
+    return values
+
+
+def _duration(duration_ms: int) -> str:
+    seconds = duration_ms // _SECOND_MS
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"

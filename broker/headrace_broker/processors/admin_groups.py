@@ -1,0 +1,336 @@
+"""Consumer groups and producers: settings, members, progress and resets.
+
+Source: docs/protocol.md "Groups"; tests/broker/test_admin_groups.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from headrace_broker.processors.queues import checked_queue, store_time
+from headrace_protocol.bodies import (
+    ClientConnection,
+    ConsumeQueueData,
+    ConsumerConnection,
+    ConsumeStats,
+    GroupList,
+    MessageQueue,
+    OffsetWrapper,
+    ProducerConnection,
+    QueryConsumeQueueResponseBody,
+    QueryConsumeTimeSpanBody,
+    QueueTimeSpan,
+    ResetOffsetBody,
+    SubscriptionGroupConfig,
+    SubscriptionGroupWrapper,
+)
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.errors import RequestError
+from headrace_protocol.headers import (
+    CloneGroupOffsetHeader,
+    ConsumerGroupHeader,
+    DeleteSubscriptionGroupHeader,
+    GetAllSubscriptionGroupHeader,
+    GetAllSubscriptionGroupResponseHeader,
+    GetConsumeStatsHeader,
+    GetProducerConnectionListHeader,
+    QueryConsumeQueueHeader,
+    QueryConsumeTimeSpanHeader,
+    QueryTopicConsumeByWhoHeader,
+    ResetOffsetHeader,
+)
+from headrace_protocol.serving import Reply
+
+if TYPE_CHECKING:
+    from headrace_broker.config import BrokerConfig
+    from headrace_broker.consumer.groups import ConsumerManager, Member, ProducerManager
+    from headrace_broker.consumer.offsets import ConsumerOffsets
+    from headrace_broker.consumer.subscriptions import SubscriptionGroups
+    from headrace_broker.persistence import NowMs
+    from headrace_broker.statistics import BrokerStatistics
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.topics import TopicTable
+    from headrace_protocol.bodies import TopicConfig
+    from headrace_protocol.serving import Registry, Request
+
+log = structlog.get_logger("headrace.broker")
+
+_UNITS_MAX = 10_000
+
+
+class AdminGroupsProcessor:
+    """Serves requests about groups as a whole."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        topics: TopicTable,
+        groups: SubscriptionGroups,
+        consumers: ConsumerManager,
+        producers: ProducerManager,
+        offsets: ConsumerOffsets,
+        statistics: BrokerStatistics,
+        now_ms: NowMs,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._consumers = consumers
+        self._producers = producers
+        self._offsets = offsets
+        self._statistics = statistics
+        self._now_ms = now_ms
+
+    def register(self, registry: Registry) -> None:
+        """Serve these codes."""
+        registry.route(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, self.update_and_create)
+        registry.route(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self.all_configs)
+        registry.route(RequestCode.DELETE_SUBSCRIPTIONGROUP, self.delete)
+        registry.route(RequestCode.GET_CONSUMER_CONNECTION_LIST, self.consumer_connections)
+        registry.route(RequestCode.GET_PRODUCER_CONNECTION_LIST, self.producer_connections)
+        registry.route(RequestCode.GET_CONSUME_STATS, self.consume_stats)
+        registry.route(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, self.groups_of_topic)
+        registry.route(RequestCode.QUERY_CONSUME_TIME_SPAN, self.time_spans)
+        registry.route(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, self.reset_offset)
+        registry.route(RequestCode.CLONE_GROUP_OFFSET, self.clone_offset)
+        registry.route(RequestCode.QUERY_CONSUME_QUEUE, self.consume_queue)
+
+    # -- settings ----------------------------------------------------------------------------------
+
+    def update_and_create(self, request: Request) -> Reply:
+        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: one group, from the body."""
+        group = SubscriptionGroupConfig.decode(request.body)
+        self._groups.put(group)
+        log.info("group put", group=group.group_name, client=request.channel.address)
+        return Reply()
+
+    def all_configs(self, request: Request) -> Reply:
+        """GET_ALL_SUBSCRIPTIONGROUP_CONFIG: all groups, or a part of them by number."""
+        header = request.header(GetAllSubscriptionGroupHeader)
+        wrapper = self._groups.wrapper()
+        table = wrapper.subscription_group_table
+        start = header.group_seq or 0
+        end = start + header.max_group_num if header.max_group_num else None
+        body = SubscriptionGroupWrapper(
+            subscription_group_table=dict(list(table.items())[start:end]),
+            forbidden_table=wrapper.forbidden_table,
+            data_version=wrapper.data_version,
+        )
+        total = GetAllSubscriptionGroupResponseHeader(total_group_num=len(table))
+        return Reply(total, (body.encode(),))
+
+    def delete(self, request: Request) -> Reply:
+        """DELETE_SUBSCRIPTIONGROUP: the settings and, when asked to, the progress."""
+        header = request.header(DeleteSubscriptionGroupHeader)
+        self._groups.delete(header.group_name)
+        if header.clean_offset:
+            self._offsets.delete_group(header.group_name)
+        log.info("group deleted", group=header.group_name, client=request.channel.address)
+        return Reply()
+
+    # -- members -----------------------------------------------------------------------------------
+
+    def consumer_connections(self, request: Request) -> Reply:
+        """GET_CONSUMER_CONNECTION_LIST: who is in a group, and what it wants."""
+        name = request.header(ConsumerGroupHeader).consumer_group
+        group = self._consumers.group(name)
+        if group is None:
+            raise RequestError(
+                ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online"
+            )
+        body = ConsumerConnection(
+            connection_set=_connections(self._consumers.members(name)),
+            subscription_table=group.subscriptions,
+            consume_type=group.data.consume_type,
+            message_model=group.data.message_model,
+            consume_from_where=group.data.consume_from_where,
+        )
+        return Reply(body=(body.encode(),))
+
+    def producer_connections(self, request: Request) -> Reply:
+        """GET_PRODUCER_CONNECTION_LIST: who is in a producer group."""
+        name = request.header(GetProducerConnectionListHeader).producer_group
+        members = self._producers.members(name)
+        if not members:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the producer group[{name}] not exist: no member has sent a heartbeat",
+            )
+        return Reply(body=(ProducerConnection(connection_set=_connections(members)).encode(),))
+
+    # -- progress ----------------------------------------------------------------------------------
+
+    def consume_stats(self, request: Request) -> Reply:
+        """GET_CONSUME_STATS: how far a group is in each queue."""
+        header = request.header(GetConsumeStatsHeader)
+        group = header.consumer_group
+        names = {header.topic} if header.topic else self._offsets.topics_of(group)
+        topics = [
+            topic
+            for name in sorted(names)
+            if (topic := self._topics.get(name)) and self._is_wanted(group, name)
+        ]
+        body = ConsumeStats(
+            offset_table={
+                self._queue_key(topic, queue_id): self._progress(group, topic, queue_id)
+                for topic in topics
+                for queue_id in range(topic.read_queue_nums)
+            },
+            consume_tps=sum(self._statistics.group_rate(group, t.topic_name) for t in topics),
+        )
+        return Reply(body=(body.encode(),))
+
+    def _is_wanted(self, group: str, topic: str) -> bool:
+        """Whether a group still reads a topic, as far as its members tell."""
+        online = self._consumers.group(group)
+        return online is None or not online.subscriptions or topic in online.subscriptions
+
+    def _progress(self, group: str, topic: TopicConfig, queue_id: int) -> OffsetWrapper:
+        name = topic.topic_name
+        queue = self._store.find_queue(name, queue_id)
+        consumed = self._offsets.query(group, name, queue_id) or 0
+        return OffsetWrapper(
+            broker_offset=self._store.max_offset(queue) if queue else 0,
+            consumer_offset=consumed,
+            pull_offset=self._offsets.query_pull(group, name, queue_id) or 0,
+            last_timestamp=store_time(self._store, queue, consumed - 1),
+        )
+
+    def groups_of_topic(self, request: Request) -> Reply:
+        """QUERY_TOPIC_CONSUME_BY_WHO: who reads a topic now, or has read it."""
+        topic = request.header(QueryTopicConsumeByWhoHeader).topic
+        groups = self._consumers.groups_of_topic(topic) | self._offsets.groups_of(topic)
+        return Reply(body=(GroupList(group_list=sorted(groups)).encode(),))
+
+    def time_spans(self, request: Request) -> Reply:
+        """QUERY_CONSUME_TIME_SPAN: where a group stands in each queue, in store times."""
+        header = request.header(QueryConsumeTimeSpanHeader)
+        topic = self._topics.expect(header.topic)
+        spans = [
+            self._time_span(header.group, topic, queue_id)
+            for queue_id in range(topic.write_queue_nums)
+        ]
+        return Reply(body=(QueryConsumeTimeSpanBody(consume_time_span_set=spans).encode(),))
+
+    def _time_span(self, group: str, topic: TopicConfig, queue_id: int) -> QueueTimeSpan:
+        store, name = self._store, topic.topic_name
+        queue = store.find_queue(name, queue_id)
+        min_offset, max_offset = (
+            (store.min_offset(queue), store.max_offset(queue)) if queue else (0, 0)
+        )
+        consumed = self._offsets.query(group, name, queue_id)
+        if consumed is None:
+            consumed = min_offset
+        next_ms = store_time(store, queue, consumed)
+        return QueueTimeSpan(
+            message_queue=self._queue_key(topic, queue_id),
+            min_time_stamp=store_time(store, queue, min_offset),
+            max_time_stamp=store_time(store, queue, max_offset - 1),
+            consume_time_stamp=store_time(store, queue, consumed - 1),
+            delay_time=max(0, self._now_ms() - next_ms) if next_ms else 0,
+        )
+
+    # -- resets ------------------------------------------------------------------------------------
+
+    def reset_offset(self, request: Request) -> Reply:
+        """INVOKE_BROKER_TO_RESET_OFFSET: members are told at their next pull.
+
+        By time (-1: the end), of one queue or all; of one queue also to an offset.
+        """
+        header = request.header(ResetOffsetHeader)
+        topic = self._topics.expect(header.topic)
+        if self._groups.get(header.group) is None:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"Group {header.group} does not exist: look at `headrace group list`",
+            )
+        if header.queue_id >= 0:
+            targets = {header.queue_id: self._reset_target(header)}
+        else:
+            targets = {
+                queue_id: self._offset_by_time(topic.topic_name, queue_id, header.timestamp)
+                for queue_id in range(topic.read_queue_nums)
+            }
+        for queue_id, offset in targets.items():
+            self._offsets.reset(header.group, header.topic, queue_id, offset)
+        log.info("offsets reset", group=header.group, topic=header.topic, offsets=targets)
+        body = ResetOffsetBody(
+            offset_table={
+                self._queue_key(topic, queue_id): offset for queue_id, offset in targets.items()
+            }
+        )
+        return Reply(body=(body.encode(),))
+
+    def _reset_target(self, header: ResetOffsetHeader) -> int:
+        queue = checked_queue(self._store, self._topics, header.topic, header.queue_id)
+        if header.offset is None or header.offset < 0:
+            return self._offset_by_time(header.topic, header.queue_id, header.timestamp)
+        min_offset, max_offset = (
+            (self._store.min_offset(queue), self._store.max_offset(queue)) if queue else (0, 0)
+        )
+        if not min_offset <= header.offset <= max_offset:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"Target offset {header.offset} not in consume queue range "
+                f"[{min_offset}-{max_offset}] of topic {header.topic} queue {header.queue_id}",
+            )
+        return header.offset
+
+    def _offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        queue = self._store.find_queue(topic, queue_id)
+        if queue is None:
+            return 0
+        if timestamp_ms < 0:
+            return self._store.max_offset(queue)
+        return self._store.offset_by_time(queue, timestamp_ms)
+
+    def clone_offset(self, request: Request) -> Reply:
+        """CLONE_GROUP_OFFSET: let a group go on where another one is."""
+        header = request.header(CloneGroupOffsetHeader)
+        topics = {header.topic} if header.topic else self._offsets.topics_of(header.src_group)
+        for topic in topics:
+            self._offsets.clone(header.src_group, header.dest_group, topic)
+        return Reply()
+
+    # -- queues ------------------------------------------------------------------------------------
+
+    def consume_queue(self, request: Request) -> Reply:
+        """QUERY_CONSUME_QUEUE: units of a queue."""
+        header = request.header(QueryConsumeQueueHeader)
+        queue = self._store.find_queue(header.topic, header.queue_id)
+        if queue is None:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"{header.queue_id}@{header.topic} is not exist! Nothing was ever written to it",
+            )
+        min_offset, max_offset = self._store.min_offset(queue), self._store.max_offset(queue)
+        start = max(header.index, min_offset)
+        end = min(header.index + min(header.count, _UNITS_MAX), max_offset)
+        body = QueryConsumeQueueResponseBody(
+            queue_data=[
+                ConsumeQueueData(physic_offset=offset, physic_size=size, tags_code=tags_code)
+                for offset, size, tags_code in map(queue.consume_queue.unit, range(start, end))
+            ],
+            min_queue_index=min_offset,
+            max_queue_index=max_offset,
+        )
+        return Reply(body=(body.encode(),))
+
+    def _queue_key(self, topic: TopicConfig, queue_id: int) -> MessageQueue:
+        return MessageQueue(topic.topic_name, self._config.broker_name, queue_id)
+
+
+def _connections(members: list[Member]) -> list[ClientConnection]:
+    return [
+        ClientConnection(
+            client_id=member.client_id,
+            client_addr=member.channel.address,
+            language=member.language,
+            version=member.version,
+        )
+        for member in members
+    ]

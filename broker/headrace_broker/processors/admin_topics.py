@@ -1,0 +1,237 @@
+"""Creating, reading and deleting topics.
+
+Source: docs/protocol.md "Topics"; tests/broker/test_admin_topics.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from headrace_broker.processors.queues import store_time
+from headrace_broker.topic_attributes import apply_changes, parse_changes
+from headrace_broker.topics import check_topic_name, unread_warning
+from headrace_protocol.bodies import (
+    CreateTopicListRequestBody,
+    MessageQueue,
+    TopicConfig,
+    TopicConfigAndQueueMapping,
+    TopicConfigSerializeWrapper,
+    TopicOffset,
+    TopicStatsTable,
+)
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.errors import RequestError
+from headrace_protocol.headers import (
+    CreateTopicHeader,
+    DeleteTopicHeader,
+    GetAllTopicConfigHeader,
+    GetAllTopicConfigResponseHeader,
+    GetTopicConfigHeader,
+    GetTopicStatsHeader,
+)
+from headrace_protocol.serving import Reply
+
+if TYPE_CHECKING:
+    from headrace_broker.config import BrokerConfig
+    from headrace_broker.consumer.long_polling import LongPolling
+    from headrace_broker.consumer.offsets import ConsumerOffsets
+    from headrace_broker.statistics import BrokerStatistics
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.topics import TopicTable
+    from headrace_protocol.serving import Registry, Request
+
+log = structlog.get_logger("headrace.broker")
+
+_FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
+
+
+class AdminTopicsProcessor:
+    """Serves requests about topics as a whole."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        topics: TopicTable,
+        offsets: ConsumerOffsets,
+        long_polling: LongPolling,
+        statistics: BrokerStatistics,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._topics = topics
+        self._offsets = offsets
+        self._long_polling = long_polling
+        self._statistics = statistics
+
+    def register(self, registry: Registry) -> None:
+        """Serve these codes."""
+        registry.route(RequestCode.UPDATE_AND_CREATE_TOPIC, self.update_and_create)
+        registry.route(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, self.update_and_create_list)
+        registry.route(RequestCode.DELETE_TOPIC_IN_BROKER, self.delete)
+        registry.route(RequestCode.GET_ALL_TOPIC_CONFIG, self.all_configs)
+        registry.route(RequestCode.GET_TOPIC_CONFIG, self.config)
+        registry.route(RequestCode.GET_TOPIC_STATS_INFO, self.stats)
+
+    # -- changes -----------------------------------------------------------------------------------
+
+    def update_and_create(self, request: Request) -> Reply:
+        """UPDATE_AND_CREATE_TOPIC: one topic, from the header."""
+        header = request.header(CreateTopicHeader)
+        topic = TopicConfig(
+            topic_name=header.topic,
+            read_queue_nums=header.read_queue_nums,
+            write_queue_nums=header.write_queue_nums,
+            perm=header.perm,
+            topic_filter_type=header.topic_filter_type,
+            topic_sys_flag=header.topic_sys_flag or 0,
+            order=bool(header.order),
+            attributes=parse_changes(header.attributes or ""),
+        )
+        return self._put([topic], request)
+
+    def update_and_create_list(self, request: Request) -> Reply:
+        """UPDATE_AND_CREATE_TOPIC_LIST: all or none, from the body."""
+        topics = CreateTopicListRequestBody.decode(request.body).topic_config_list
+        if not topics:
+            raise RequestError(ResponseCode.INVALID_PARAMETER, "topicConfigList is empty")
+        return self._put(topics, request)
+
+    def _put(self, wanted: list[TopicConfig], request: Request) -> Reply:
+        """Put topics, whose attributes are changes still."""
+        topics = [self._merged(topic) for topic in wanted]
+        warnings = [warning for topic in topics for warning in self._warnings(topic)]
+        self._topics.put_all(topics)
+        for topic in topics:
+            log.info(
+                "topic put",
+                topic=topic.topic_name,
+                read_queues=topic.read_queue_nums,
+                write_queues=topic.write_queue_nums,
+                perm=topic.perm,
+                client=request.channel.address,
+            )
+        for warning in warnings:
+            log.warning("topic loses messages", reason=warning)
+        return Reply(remark="; ".join(warnings) or None)
+
+    def _merged(self, topic: TopicConfig) -> TopicConfig:
+        name = topic.topic_name
+        check_topic_name(name)
+        if self._topics.is_system(name):
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"The topic[{name}] is conflict with system topic: choose another name",
+            )
+        if topic.topic_filter_type not in _FILTER_TYPES:
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"topicFilterType {topic.topic_filter_type!r}: expected SINGLE_TAG or MULTI_TAG",
+            )
+        known = self._topics.get(name)
+        attributes = apply_changes(
+            known.attributes if known else {}, topic.attributes, is_new=known is None
+        )
+        return msgspec.structs.replace(topic, attributes=attributes)
+
+    def _warnings(self, topic: TopicConfig) -> list[str]:
+        warnings = [unread_warning(topic)]
+        known = self._topics.get(topic.topic_name)
+        if known and topic.read_queue_nums < known.read_queue_nums:
+            warnings.append(self._unconsumed_warning(topic, known.read_queue_nums))
+        return [warning for warning in warnings if warning]
+
+    def _unconsumed_warning(self, topic: TopicConfig, old_queue_nums: int) -> str | None:
+        """Which messages no consumer can reach once the topic has fewer queues to read."""
+        name = topic.topic_name
+        left = {
+            queue_id: group
+            for queue_id in range(topic.read_queue_nums, old_queue_nums)
+            for group in sorted(self._offsets.groups_of(name))
+            if self._is_unconsumed(name, queue_id, group)
+        }
+        if not left:
+            return None
+        queues = ", ".join(map(str, left))
+        groups = ", ".join(sorted(set(left.values())))
+        return (
+            f"queues {queues} of topic {name} hold messages that {groups} has not consumed and "
+            f"can't reach any more: set the read queues back to {old_queue_nums} until they are "
+            "consumed"
+        )
+
+    def _is_unconsumed(self, topic: str, queue_id: int, group: str) -> bool:
+        queue = self._store.find_queue(topic, queue_id)
+        if queue is None:
+            return False
+        consumed = self._offsets.query(group, topic, queue_id) or 0
+        return max(consumed, self._store.min_offset(queue)) < self._store.max_offset(queue)
+
+    def delete(self, request: Request) -> Reply:
+        """DELETE_TOPIC_IN_BROKER: the topic, its queues and what groups have read of it."""
+        name = request.header(DeleteTopicHeader).topic
+        if not name.strip():
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER, "The specified topic is blank: name the topic"
+            )
+        if self._topics.is_system(name):
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"The topic[{name}] is conflict with system topic: the broker needs it",
+            )
+        # The table first: what is not in it can't be written or read while the rest goes.
+        if self._topics.delete(name):
+            for queue in self._store.queues_of(name):
+                self._long_polling.queue_gone(queue)
+            self._store.delete_topic(name)
+            self._offsets.delete_topic(name)
+            log.info("topic deleted", topic=name, client=request.channel.address)
+        return Reply()
+
+    # -- reads -------------------------------------------------------------------------------------
+
+    def all_configs(self, request: Request) -> Reply:
+        """GET_ALL_TOPIC_CONFIG: all topics, or a part of them by number."""
+        header = request.header(GetAllTopicConfigHeader)
+        table = self._topics.wrapper().topic_config_table
+        start = header.topic_seq or 0
+        end = start + header.max_topic_num if header.max_topic_num else None
+        body = TopicConfigSerializeWrapper(
+            topic_config_table=dict(list(table.items())[start:end]),
+            data_version=self._topics.data_version,
+        )
+        return Reply(GetAllTopicConfigResponseHeader(total_topic_num=len(table)), (body.encode(),))
+
+    def config(self, request: Request) -> Reply:
+        """GET_TOPIC_CONFIG: one topic."""
+        topic = self._topics.expect(request.header(GetTopicConfigHeader).topic)
+        return Reply(body=(TopicConfigAndQueueMapping(**msgspec.structs.asdict(topic)).encode(),))
+
+    def stats(self, request: Request) -> Reply:
+        """GET_TOPIC_STATS_INFO: how far each queue reaches."""
+        topic = self._topics.expect(request.header(GetTopicStatsHeader).topic)
+        queue_nums = max(topic.read_queue_nums, topic.write_queue_nums)
+        body = TopicStatsTable(
+            offset_table={
+                MessageQueue(topic.topic_name, self._config.broker_name, queue_id): (
+                    self._queue_stats(topic.topic_name, queue_id)
+                )
+                for queue_id in range(queue_nums)
+            },
+            topic_put_tps=self._statistics.topic_rate(topic.topic_name),
+        )
+        return Reply(body=(body.encode(),))
+
+    def _queue_stats(self, topic: str, queue_id: int) -> TopicOffset:
+        queue = self._store.find_queue(topic, queue_id)
+        if queue is None:
+            return TopicOffset()
+        max_offset = self._store.max_offset(queue)
+        return TopicOffset(
+            min_offset=self._store.min_offset(queue),
+            max_offset=max_offset,
+            last_update_timestamp=store_time(self._store, queue, max_offset - 1),
+        )

@@ -1,0 +1,122 @@
+"""Writes the samples in conf/ and docs/configuration.md from the tables of settings.
+
+Run it after a change of a table: ``python -m conf.generate``. A test compares.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+from headrace_broker.config import sample, settings
+from headrace_nameserver.config import NameServerConfig
+
+ROOT = Path(__file__).parents[1]
+
+_CONFIGURATION = """\
+# Configuration
+
+Made by `python -m conf.generate` from the tables in the code; a test keeps it up to date.
+
+`headrace broker -c FILE` and `headrace nameserver -c FILE` read files of lines `key=value`. Empty
+lines and those that begin with `#` (for brokers also `!`) are skipped; what is left out has its
+default. A wrong key, value or path stops the daemon before it touches any other file, and is named
+with its line and with what was expected. Samples: [conf/broker.conf](../conf/broker.conf),
+[conf/nameserver.conf](../conf/nameserver.conf).
+
+## Broker
+
+Keys are those of Apache RocketMQ, so its `broker.conf` starts a headrace broker too. Keys that only
+tune the peer's threads, caches or optional services are accepted with a warning; keys that ask for
+what headrace does not have (a slave role, ACL, RocksDB, ...) are refused unless they have the
+peer's default. **Live** settings can be changed while the broker runs, with
+`mqadmin updateBrokerConfig` or any client that sends UPDATE_BROKER_CONFIG; that does not change the
+file.
+
+| key | type | default | live | meaning |
+|---|---|---|---|---|
+{broker_rows}
+
+Files of a store are as large as at its first start: the settings that say so can't change later.
+
+## Nameserver
+
+| key | default | meaning |
+|---|---|---|
+{nameserver_rows}
+"""
+
+
+def broker_conf() -> str:
+    """conf/broker.conf."""
+    return sample()
+
+
+def nameserver_conf() -> str:
+    """conf/nameserver.conf."""
+    parts = [
+        "# Settings of a headrace nameserver: key=value, one a line; the rest has its default.",
+        "# Made from headrace_nameserver/config.py by conf/generate.py.",
+    ]
+    for key, default, explanation in _nameserver_settings():
+        parts.append(f"\n# {explanation}\n#{key}={default}")
+    return "\n".join(parts) + "\n"
+
+
+def configuration_md() -> str:
+    """docs/configuration.md."""
+    broker_rows = [
+        f"| `{row.key}` | {f'{row.type}, {row.unit}' if row.unit else row.type} | "
+        f"{f'`{row.default}`' if row.default else ''} | {'yes' if row.reloadable else ''} | "
+        f"{row.explanation} |"
+        for row in settings()
+    ]
+    nameserver_rows = [
+        f"| `{key}` | {f'`{default}`' if default else ''} | {explanation} |"
+        for key, default, explanation in _nameserver_settings()
+    ]
+    return _CONFIGURATION.format(
+        broker_rows="\n".join(broker_rows), nameserver_rows="\n".join(nameserver_rows)
+    )
+
+
+def _nameserver_settings() -> list[tuple[str, str, str]]:
+    """Key, default and meaning, from the struct and its docstring."""
+    doc = inspect.getdoc(NameServerConfig) or ""
+    meanings = dict(line.split(": ", 1) for line in doc.splitlines() if ": " in line)
+    defaults = NameServerConfig()
+    return [
+        (
+            key,
+            _text(getattr(defaults, name)),
+            meanings.get(name, name.replace("_", " ")),
+        )
+        for key, name in zip(
+            NameServerConfig.__struct_encode_fields__,
+            NameServerConfig.__struct_fields__,
+            strict=True,
+        )
+    ]
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+FILES = {
+    "conf/broker.conf": broker_conf,
+    "conf/nameserver.conf": nameserver_conf,
+    "docs/configuration.md": configuration_md,
+}
+
+
+def main() -> None:
+    """Write all files."""
+    for path, make in FILES.items():
+        (ROOT / path).write_text(make())
+
+
+if __name__ == "__main__":
+    main()

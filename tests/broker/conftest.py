@@ -1,0 +1,21 @@
+"""Brokers for the tests of this folder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.broker import BrokerUnderTest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerUnderTest]:
+    broker = BrokerUnderTest(tmp_path)
+    yield broker
+    broker.close()
+    assert not broker.unexpected

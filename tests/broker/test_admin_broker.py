@@ -1,0 +1,140 @@
+"""The broker itself: how it is doing, and its settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from headrace_broker.config import RELOADABLE, parse_properties
+from headrace_protocol.bodies import ConsumerOffsetSerializeWrapper, DataVersion, KVTable
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.headers import GetBrokerConfigResponseHeader
+
+if TYPE_CHECKING:
+    from tests.support.broker import Answer, BrokerUnderTest
+
+
+def runtime_info(broker: BrokerUnderTest) -> dict[str, str]:
+    answer = broker.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    return KVTable.decode(answer.body).table
+
+
+# What mqadmin clusterList and brokerStatus take apart: numbers, the first of several, or a flag.
+NUMBERS = (
+    "sendThreadPoolQueueSize",
+    "pullThreadPoolQueueSize",
+    "sendThreadPoolQueueHeadWaitTimeMills",
+    "pullThreadPoolQueueHeadWaitTimeMills",
+    "ackThreadPoolQueueSize",
+    "ackThreadPoolQueueHeadWaitTimeMills",
+    "pageCacheLockTimeMills",
+    "timerReadBehind",
+    "timerOffsetBehind",
+    "timerCongestNum",
+    "timerEnqueueTps",
+    "timerDequeueTps",
+    "putTps",
+    "getTransferredTps",
+    "commitLogDiskRatio",
+    "bootTimestamp",
+)
+
+
+def test_the_peers_tools_find_what_they_look_for(broker: BrokerUnderTest) -> None:
+    info = runtime_info(broker)
+    for name in NUMBERS:
+        float(info[name].split(" ")[0])
+    assert info["brokerVersionDesc"].startswith("headrace ")
+    assert info["brokerActive"] == "true"
+    assert "earliestMessageTimeStamp" not in info
+
+
+def test_the_numbers_are_those_of_the_store(broker: BrokerUnderTest) -> None:
+    start_ms = broker.clock.ms
+    broker.create_topic("t")
+    broker.store_message("t", 0)
+    broker.store_message("t", 0)
+    broker.clock.ms = start_ms + (((2 * 24 + 3) * 60 + 4) * 60 + 5) * 1000
+    info = runtime_info(broker)
+    assert info["earliestMessageTimeStamp"] == str(start_ms)
+    assert info["commitLogMaxOffset"] == str(broker.store.max_physical_offset)
+    assert info["remainHowManyDataToFlush"] == f"{broker.store.max_physical_offset} B"
+    assert info["runtime"] == "[ 2 days, 3 hours, 4 minutes, 5 seconds ]"
+    assert info["refusesWrites"] == "no"
+
+
+def read_config(broker: BrokerUnderTest) -> tuple[dict[str, str], DataVersion]:
+    answer = broker.ask(RequestCode.GET_BROKER_CONFIG)
+    values, _ = parse_properties(answer.body.decode(), "body")
+    version = answer.command.header(GetBrokerConfigResponseHeader).version
+    return values, DataVersion.decode(version.encode())
+
+
+def update(broker: BrokerUnderTest, text: str) -> Answer:
+    return broker.ask(RequestCode.UPDATE_BROKER_CONFIG, body=text.encode())
+
+
+def test_settings_are_read_and_changed(broker: BrokerUnderTest) -> None:
+    values, version = read_config(broker)
+    assert values == broker.config.as_text()
+    assert values["brokerName"] == "broker-a"
+    answer = update(broker, "# by hand\nlongPollingEnable=false\nflushConsumerOffsetInterval=7\n")
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    assert not broker.config.long_polling_enable
+    assert broker.config.flush_consumer_offset_interval == 7
+    values, new_version = read_config(broker)
+    assert values["longPollingEnable"] == "false"
+    assert new_version.counter == version.counter + 1
+
+
+def test_another_permission_is_told_to_the_nameservers(broker: BrokerUnderTest) -> None:
+    told = []
+    broker.topics.on_change = told.append
+    before = broker.topics.change_count, broker.topics.data_version.counter
+    update(broker, "brokerPermission=4")
+    after = broker.topics.change_count, broker.topics.data_version.counter
+    assert told == [None]
+    assert after == (before[0] + 1, before[1] + 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "remark"),
+    [
+        ("listenPort=1", ResponseCode.NO_PERMISSION, "listenPort can't change while"),
+        ("traceOn=true", ResponseCode.NO_PERMISSION, "traceOn can't change while"),
+        ("colour=red", ResponseCode.NO_PERMISSION, "colour can't change while"),
+        ("brokerPermission=9", ResponseCode.INVALID_PARAMETER, "brokerPermission=9: Input"),
+        ("brokerPermission", ResponseCode.INVALID_PARAMETER, "body:1: expected key=value"),
+        ("", ResponseCode.INVALID_PARAMETER, "nothing to change"),
+    ],
+)
+def test_changes_that_are_refused(
+    broker: BrokerUnderTest, text: str, code: ResponseCode, remark: str
+) -> None:
+    before = broker.config.as_text()
+    answer = update(broker, f"longPollingEnable=false\n{text}" if text else "")
+    assert answer.code == code
+    assert remark.replace("body:1", "body:2") in answer.remark
+    assert broker.config.as_text() == before
+
+
+def test_text_that_is_none(broker: BrokerUnderTest) -> None:
+    answer = broker.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"\xff=\xff")
+    assert answer.code == ResponseCode.INVALID_PARAMETER
+
+
+def test_every_live_setting_can_be_set_to_what_it_is(broker: BrokerUnderTest) -> None:
+    values = broker.config.as_text()
+    text = "\n".join(f"{key}={values[key]}" for key in RELOADABLE)
+    assert update(broker, text).code == ResponseCode.SUCCESS
+    assert broker.config.as_text() == values
+
+
+def test_progress_for_slaves(broker: BrokerUnderTest) -> None:
+    broker.offsets.commit("g", "t", 1, 5)
+    answer = broker.ask(RequestCode.GET_ALL_CONSUMER_OFFSET)
+    body = ConsumerOffsetSerializeWrapper.decode(answer.body)
+    assert body.offset_table == {"t@g": {1: 5}}
+    assert body.group_topic_map == {"g": ["t"]}

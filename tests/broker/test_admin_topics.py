@@ -1,0 +1,241 @@
+"""Creating, reading and deleting topics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from headrace_protocol import fastjson
+from headrace_protocol.bodies import (
+    CreateTopicListRequestBody,
+    MessageQueue,
+    TopicConfig,
+    TopicConfigSerializeWrapper,
+    TopicOffset,
+    TopicStatsTable,
+)
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.headers import (
+    CreateTopicHeader,
+    DeleteTopicHeader,
+    GetAllTopicConfigHeader,
+    GetAllTopicConfigResponseHeader,
+    GetTopicConfigHeader,
+    GetTopicStatsHeader,
+    PullMessageHeader,
+)
+from tests.support.nameserver import MemoryChannel
+
+if TYPE_CHECKING:
+    from tests.support.broker import Answer, BrokerUnderTest
+
+
+def create(broker: BrokerUnderTest, topic: str = "t", **fields: object) -> Answer:
+    header = {
+        "topic": topic,
+        "read_queue_nums": 2,
+        "write_queue_nums": 2,
+        "perm": 6,
+        "topic_filter_type": "SINGLE_TAG",
+    }
+    return broker.ask(
+        RequestCode.UPDATE_AND_CREATE_TOPIC, CreateTopicHeader(**{**header, **fields})
+    )
+
+
+def test_a_topic_is_made_and_changed(broker: BrokerUnderTest) -> None:
+    answer = create(broker, attributes="+message.type=FIFO", order=True)
+    assert (answer.code, answer.remark) == (ResponseCode.SUCCESS, "")
+    answer = create(broker, read_queue_nums=3, write_queue_nums=3, perm=4)
+    assert (answer.code, answer.remark) == (ResponseCode.SUCCESS, "")
+    assert broker.topics.expect("t") == TopicConfig(
+        topic_name="t",
+        read_queue_nums=3,
+        write_queue_nums=3,
+        perm=4,
+        attributes={"message.type": "FIFO"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "remark"),
+    [
+        ({"topic": "a b"}, "use only letters"),
+        ({"topic": "TBW102"}, "conflict with system topic"),
+        ({"topic": "rmq_sys_mine"}, "conflict with system topic"),
+        ({"topic": "broker-a"}, "conflict with system topic"),
+        ({"read_queue_nums": -1}, "readQueueNums -1"),
+        ({"perm": 99}, "perm 99"),
+        ({"topic_filter_type": "BLOOM"}, "expected SINGLE_TAG or MULTI_TAG"),
+        ({"attributes": "+colour=red"}, "unknown key 'colour'"),
+        ({"attributes": "colour"}, "write +key=value to set"),
+    ],
+)
+def test_topics_that_cannot_be(
+    broker: BrokerUnderTest, fields: dict[str, object], remark: str
+) -> None:
+    before = list(broker.topics.all())
+    answer = create(broker, **fields)
+    assert answer.code == ResponseCode.INVALID_PARAMETER
+    assert remark in answer.remark
+    assert list(broker.topics.all()) == before
+
+
+def test_a_list_is_made_as_a_whole(broker: BrokerUnderTest) -> None:
+    def create_list(*topics: TopicConfig) -> Answer:
+        body = CreateTopicListRequestBody(topic_config_list=list(topics)).encode()
+        return broker.ask(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=body)
+
+    one = TopicConfig(topic_name="one", attributes={"+message.type": "FIFO"})
+    assert create_list(one, TopicConfig(topic_name="not one")).code != ResponseCode.SUCCESS
+    assert broker.topics.get("one") is None
+    assert create_list().code == ResponseCode.INVALID_PARAMETER
+    assert create_list(one, TopicConfig(topic_name="two")).code == ResponseCode.SUCCESS
+    assert broker.topics.expect("one").attributes == {"message.type": "FIFO"}
+    assert broker.topics.get("two")
+
+
+# -- fewer queues ----------------------------------------------------------------------------------
+
+
+def test_queues_are_taken_away_without_a_loss(broker: BrokerUnderTest) -> None:
+    create(broker, read_queue_nums=4, write_queue_nums=4)
+    broker.store_message("t", 3)
+    broker.offsets.commit("g", "t", 3, 0)
+    assert create(broker, read_queue_nums=4, write_queue_nums=2).remark == ""
+    broker.offsets.commit("g", "t", 3, 1)
+    assert create(broker, read_queue_nums=2, write_queue_nums=2).remark == ""
+
+
+def test_reading_queues_that_hold_messages_go_with_a_warning(broker: BrokerUnderTest) -> None:
+    create(broker, read_queue_nums=4, write_queue_nums=4)
+    broker.store_message("t", 3)
+    for group, offset in (("slow", 0), ("fast", 1)):
+        broker.offsets.commit(group, "t", 3, offset)
+        broker.offsets.commit(group, "t", 2, 0)
+    answer = create(broker, read_queue_nums=2, write_queue_nums=2)
+    assert answer.code == ResponseCode.SUCCESS
+    assert answer.remark.startswith("queues 3 of topic t hold messages that slow has not consumed")
+
+
+def test_queues_that_nobody_reads_are_warned_of(broker: BrokerUnderTest) -> None:
+    answer = create(broker, read_queue_nums=2, write_queue_nums=4)
+    assert answer.code == ResponseCode.SUCCESS
+    assert "messages in queues 2 to 3 reach no consumer" in answer.remark
+
+
+# -- deletion --------------------------------------------------------------------------------------
+
+
+def delete(broker: BrokerUnderTest, topic: str) -> Answer:
+    return broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicHeader(topic=topic))
+
+
+def test_a_deleted_topic_is_gone_with_all_that_was_known_of_it(broker: BrokerUnderTest) -> None:
+    create(broker)
+    broker.store_message("t", 0)
+    broker.offsets.commit("g", "t", 0, 1)
+    assert delete(broker, "t").code == ResponseCode.SUCCESS
+    assert broker.topics.get("t") is None
+    assert broker.store.queues_of("t") == []
+    assert broker.offsets.query("g", "t", 0) is None
+    assert delete(broker, "t").code == ResponseCode.SUCCESS
+    create(broker)
+    broker.store_message("t", 0)
+    assert broker.store.max_offset(broker.store.queue("t", 0)) == 1
+
+
+async def test_nobody_waits_for_a_deleted_topic(broker: BrokerUnderTest) -> None:
+    create(broker)
+    channel = MemoryChannel()
+    header = PullMessageHeader(
+        consumer_group="g",
+        topic="t",
+        queue_id=0,
+        queue_offset=0,
+        max_msg_nums=1,
+        sys_flag=2 | 4,
+        commit_offset=0,
+        suspend_timeout_millis=1000,
+        sub_version=0,
+        subscription="*",
+    )
+    broker.send(RequestCode.PULL_MESSAGE, header, channel=channel)
+    assert channel.replies() == []
+    delete(broker, "t")
+    ((command, _),) = channel.replies()
+    assert command.code == ResponseCode.PULL_NOT_FOUND
+    assert broker.long_polling.held_count == 0
+
+
+@pytest.mark.parametrize("topic", ["TBW102", "SCHEDULE_TOPIC_XXXX", " "])
+def test_topics_that_cannot_be_deleted(broker: BrokerUnderTest, topic: str) -> None:
+    assert delete(broker, topic).code == ResponseCode.INVALID_PARAMETER
+
+
+# -- reads -----------------------------------------------------------------------------------------
+
+
+def test_all_topics_at_once_and_in_parts(broker: BrokerUnderTest) -> None:
+    create(broker)
+
+    def read(**fields: int) -> dict[str, TopicConfig]:
+        answer = broker.ask(RequestCode.GET_ALL_TOPIC_CONFIG, GetAllTopicConfigHeader(**fields))
+        header = answer.command.header(GetAllTopicConfigResponseHeader)
+        wrapper = TopicConfigSerializeWrapper.decode(answer.body)
+        assert header.total_topic_num == len(broker.topics)
+        assert wrapper.data_version == broker.topics.data_version
+        return wrapper.topic_config_table
+
+    every = read()
+    assert every == {topic.topic_name: topic for topic in broker.topics.all()}
+    parts = [read(topic_seq=start, max_topic_num=10) for start in range(0, len(every), 10)]
+    assert [len(part) for part in parts] == [10, len(every) - 10]
+    assert parts[0] | parts[1] == every
+
+
+def test_one_topic(broker: BrokerUnderTest) -> None:
+    create(broker)
+    answer = broker.ask(RequestCode.GET_TOPIC_CONFIG, GetTopicConfigHeader(topic="t", logical=True))
+    assert answer.body == (
+        b'{"attributes":{},"order":false,"perm":6,"readQueueNums":2,'
+        b'"topicFilterType":"SINGLE_TAG","topicName":"t","topicSysFlag":0,"writeQueueNums":2}'
+    )
+
+
+def test_how_far_queues_reach(broker: BrokerUnderTest) -> None:
+    create(broker)
+    start_ms = broker.clock.ms
+    broker.store_message("t", 1)
+    broker.store_message("t", 1)
+    answer = broker.ask(RequestCode.GET_TOPIC_STATS_INFO, GetTopicStatsHeader(topic="t"))
+    table = fastjson.decode(answer.body, TopicStatsTable).offset_table
+    assert table == {
+        MessageQueue("t", "broker-a", 0): TopicOffset(),
+        MessageQueue("t", "broker-a", 1): TopicOffset(
+            max_offset=2, last_update_timestamp=start_ms + 1000
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    ("code", "header"),
+    [
+        (RequestCode.GET_TOPIC_CONFIG, GetTopicConfigHeader(topic="x")),
+        (RequestCode.GET_TOPIC_STATS_INFO, GetTopicStatsHeader(topic="x")),
+    ],
+)
+def test_topics_that_are_not_there(broker: BrokerUnderTest, code: int, header: object) -> None:
+    answer = broker.ask(code, header)
+    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+    assert "headrace topic create x" in answer.remark
+
+
+@pytest.mark.parametrize(
+    "code", [RequestCode.GET_TOPIC_CONFIG_LIST, RequestCode.GET_TOPIC_NAME_LIST]
+)
+def test_numbers_that_the_peer_does_not_serve(broker: BrokerUnderTest, code: int) -> None:
+    answer = broker.ask(code)
+    assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    assert answer.remark == f" request type {code} not supported"

@@ -1,0 +1,180 @@
+"""Settings: every wrong line is named with what was expected, before a file is touched."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from conf import generate
+from headrace_broker.apache_keys import EXPECTED_VALUES, WITHOUT_EFFECT
+from headrace_broker.config import (
+    BrokerConfig,
+    ConfigError,
+    load_config,
+    parse_properties,
+    settings,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    return tmp_path / "broker.conf"
+
+
+def problems(conf: Path, text: str) -> list[str]:
+    conf.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load_config(conf)
+    return [problem.removeprefix(f"{conf}:") for problem in error.value.problems]
+
+
+def test_a_file_of_the_peer_starts_this_broker(conf: Path, tmp_path: Path) -> None:
+    conf.write_text(
+        "# as conf/broker.conf of Apache RocketMQ\n"
+        "brokerClusterName = DefaultCluster\n"
+        "brokerName = broker-a\n"
+        "brokerId = 0\n"
+        "deleteWhen = 04\n"
+        "fileReservedTime = 48\n"
+        "brokerRole = ASYNC_MASTER\n"
+        "flushDiskType = SYNC_FLUSH\n"
+        "\n"
+        "! the other comment\n"
+        "namesrvAddr=127.0.0.1:9876; [::1]:9877\n"
+        f"storePathRootDir={tmp_path}/store\n"
+        f"storePathCommitLog={tmp_path}/store/commitlog\n"
+    )
+    config, warnings = load_config(conf)
+    assert config.nameservers == ["127.0.0.1:9876", "[::1]:9877"]
+    assert config.is_sync_flush
+    assert config.file_reserved_time == 48
+    assert warnings == [
+        f"{conf}:5: deleteWhen has no effect in this broker",
+        f"{conf}:7: brokerRole has no effect in this broker",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("brokerNam=a", "1: unknown key brokerNam: did you mean brokerName?"),
+        ("\nq=a", "2: unknown key q: see conf/broker.conf for all keys"),
+        ("listenPort=many", "1: listenPort=many: Input should be a valid integer"),
+        ("listenPort=65536", "1: listenPort=65536: Input should be less than or equal to 65535"),
+        ("brokerId=1", "1: brokerId=1: Input should be less than or equal to 0"),
+        ("flushDiskType=x", "1: flushDiskType=x: Input should be 'ASYNC_FLUSH' or 'SYNC_FLUSH'"),
+        ("brokerName=a b", "1: brokerName=a b: use only letters, digits"),
+        ("namesrvAddr=a", "1: namesrvAddr=a: 'a' is no address: write HOST:PORT"),
+        ("listenPort", "1: expected key=value, found 'listenPort'"),
+        ("=5", "1: expected key=value, found '=5'"),
+        ("brokerName=a\\\nb=c", "1: brokerName goes on in the next line: write it in one line"),
+        ("brokerRole=SLAVE", "1: brokerRole=SLAVE is not supported by this broker: expected"),
+        (
+            "storePathCommitLog=/elsewhere",
+            "1: storePathCommitLog=/elsewhere: expected",
+        ),
+    ],
+)
+def test_a_wrong_line_is_named(conf: Path, text: str, problem: str) -> None:
+    found = problems(conf, text)
+    assert found[0].startswith(problem), found
+
+
+def test_a_key_that_stands_twice_names_both_lines(conf: Path) -> None:
+    assert problems(conf, "listenPort=1\n\nlistenPort=2") == [
+        f"3: listenPort was set at {conf}:1: keep one of them"
+    ]
+
+
+def test_all_wrong_lines_are_named_at_once(conf: Path) -> None:
+    found = problems(conf, "maxMessageSize=0\nlistenPort=x\nautoCreateTopicEnable=maybe")
+    assert [problem[:2] for problem in found] == ["1:", "2:", "3:"]
+
+
+def test_no_file(conf: Path) -> None:
+    with pytest.raises(ConfigError, match=r"can't read settings: .*No such file"):
+        load_config(conf)
+
+
+def test_a_store_without_a_parent(conf: Path, tmp_path: Path) -> None:
+    conf.write_text(f"storePathRootDir={tmp_path}/a/b")
+    with pytest.raises(ConfigError, match=rf"{tmp_path}/a does not exist: make it first"):
+        load_config(conf)
+    (tmp_path / "a").write_text("")
+    with pytest.raises(ConfigError, match=rf"{tmp_path}/a is no directory"):
+        load_config(conf)
+    assert not (tmp_path / "a/b").exists()
+
+
+def test_a_store_where_this_user_may_not_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Root may write everywhere, so the answer of the system is given here.
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ConfigError, match="this user may not write to"):
+        BrokerConfig(store_path_root_dir=tmp_path).check_paths()
+
+
+def test_the_store_is_told_in_its_own_units(tmp_path: Path) -> None:
+    config = BrokerConfig(
+        store_path_root_dir=tmp_path,
+        mapped_file_size_consume_queue=2001,
+        flush_commit_log_least_pages=3,
+        file_reserved_time=2,
+        flush_disk_type="SYNC_FLUSH",
+    )
+    store = config.store_settings(b"12345678")
+    assert store.consume_queue_file_bytes == 2020
+    assert store.flush_least_bytes == 3 * 4096
+    assert store.retention_ms == 7_200_000
+    assert store.flush == "sync"
+    assert store.store_host == b"12345678"
+
+
+def test_an_update_is_checked_as_a_whole(tmp_path: Path) -> None:
+    config = BrokerConfig(store_path_root_dir=tmp_path)
+    config.update({"brokerPermission": "4", "autoCreateTopicEnable": "false"})
+    assert (config.broker_permission, config.auto_create_topic_enable) == (4, False)
+    with pytest.raises(ConfigError, match="brokerPermission=9"):
+        config.update({"autoCreateTopicEnable": "true", "brokerPermission": "9"})
+    assert not config.auto_create_topic_enable
+
+
+def test_settings_as_text_make_the_same_settings(tmp_path: Path) -> None:
+    config = BrokerConfig(store_path_root_dir=tmp_path, broker_name="b", long_polling_enable=False)
+    lines = "\n".join(f"{key}={value}" for key, value in config.as_text().items())
+    values, _ = parse_properties(lines, "text")
+    assert BrokerConfig.model_validate(values) == config
+
+
+def test_no_key_is_ours_and_only_the_peers() -> None:
+    keys = {setting.key for setting in settings()}
+    assert not keys & (WITHOUT_EFFECT | EXPECTED_VALUES.keys())
+    assert not WITHOUT_EFFECT & EXPECTED_VALUES.keys()
+
+
+def test_every_setting_is_explained() -> None:
+    assert all(setting.explanation for setting in settings())
+
+
+@pytest.mark.parametrize("path", sorted(generate.FILES))
+def test_samples_and_docs_are_up_to_date(path: str) -> None:
+    assert (generate.ROOT / path).read_text() == generate.FILES[path](), (
+        "run: python -m conf.generate"
+    )
+
+
+def test_the_sample_is_a_file_of_settings(conf: Path, tmp_path: Path) -> None:
+    lines = generate.broker_conf().splitlines()
+    wanted = [line[1:] for line in lines if line.startswith("#") and line[1:2].isalpha()]
+    set_lines = [line for line in wanted if not line.endswith("=")]
+    conf.write_text("\n".join([*set_lines, f"storePathRootDir={tmp_path}/store"]))
+    config, warnings = load_config(conf)
+    assert warnings == []
+    expected = BrokerConfig(store_path_root_dir=tmp_path / "store")
+    assert config == expected

@@ -1,0 +1,54 @@
+"""Changes of topic attributes."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace_broker.topic_attributes import apply_changes, parse_changes
+from headrace_protocol.codes import ResponseCode
+from headrace_protocol.errors import RequestError
+
+
+def test_changes_as_text() -> None:
+    assert parse_changes("") == {}
+    assert parse_changes("+a=1,-b,+c=x=y") == {"+a": "1", "-b": "", "+c": "x=y"}
+
+
+@pytest.mark.parametrize("text", ["a=1", "-a=1", "a", "+a", "+a=1,+a=2", "+a=1,-a"])
+def test_text_that_is_no_change(text: str) -> None:
+    with pytest.raises(RequestError, match="topic attributes") as error:
+        parse_changes(text)
+    assert error.value.code == ResponseCode.INVALID_PARAMETER
+
+
+def test_what_is_not_mentioned_stays() -> None:
+    current = {"cleanup.policy": "DELETE", "message.type": "FIFO", "reserve.time": "5"}
+    after = apply_changes(
+        current, parse_changes("+message.type=NORMAL,-reserve.time"), is_new=False
+    )
+    assert after == {"cleanup.policy": "DELETE", "message.type": "NORMAL"}
+    assert current["message.type"] == "FIFO"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_new", "match"),
+    [
+        ("+colour=red", True, "unknown key 'colour': known are queue.type"),
+        ("+cleanup.policy=COMPACTION", True, "this broker takes DELETE"),
+        ("+queue.type=BatchCQ", True, "this broker takes SimpleCQ"),
+        ("+cleanup.policy=DELETE", False, "can't change after a topic's creation"),
+        ("-message.type", True, "a new topic has nothing to delete"),
+        ("+message.type=MIXED", True, "UNSPECIFIED | NORMAL"),
+        ("+reserve.time=long", True, "a number of milliseconds"),
+        ("+reserve.time=9223372036854775808", True, "a number of milliseconds"),
+    ],
+)
+def test_changes_that_are_refused(text: str, is_new: bool, match: str) -> None:
+    with pytest.raises(RequestError) as error:
+        apply_changes({}, parse_changes(text), is_new=is_new)
+    assert match in error.value.remark
+
+
+def test_keys_without_a_sign_come_from_a_body() -> None:
+    with pytest.raises(RequestError, match=r"the key must begin with \+ or -"):
+        apply_changes({}, {"message.type": "NORMAL"}, is_new=True)

@@ -1,0 +1,207 @@
+"""Admin against a real broker."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+import headrace
+from headrace import Admin, Message, MessageQueue
+from headrace.errors import (
+    BrokerError,
+    ClientClosed,
+    ConfigurationError,
+    HeadraceError,
+    NameserverUnavailable,
+    RouteNotFound,
+)
+from headrace_protocol.bodies import SubscriptionGroupConfig
+
+
+@pytest.fixture
+async def mq():
+    async with headrace.embedded(memory=True) as running:
+        yield running
+
+
+@pytest.fixture
+async def admin(mq):
+    async with mq.admin() as admin:
+        yield admin
+
+
+async def send(mq, *messages):
+    async with mq.producer() as producer:
+        return [await producer.send(message) for message in messages]
+
+
+async def until(condition, wanted):
+    """Wait for what the broker does a moment after it has answered."""
+    with trio.fail_after(5):
+        while (found := await condition()) != wanted:
+            await trio.sleep(0.005)  # the broker dispatches in its own time
+    return found
+
+
+# -- cluster and brokers ---------------------------------------------------------------------------
+
+
+async def test_the_cluster_lists_its_brokers(mq, admin):
+    (node,) = await admin.cluster()
+    assert node.address == mq.broker
+    assert node.broker_id == 0
+    assert node.broker_name
+    assert node.cluster
+
+
+async def test_a_broker_tells_its_settings_and_its_state(mq, admin):
+    info = await admin.runtime_info(mq.broker)
+    assert info["brokerVersionDesc"]
+    assert (await admin.broker_config(mq.broker))["brokerName"]
+
+
+async def test_settings_can_be_changed_where_that_is_allowed(mq, admin):
+    with pytest.raises(BrokerError):
+        await admin.update_broker_config(mq.broker, {"storePathRootDir": "/elsewhere"})
+    with pytest.raises(ConfigurationError, match="one line"):
+        await admin.update_broker_config(mq.broker, {"a": "b\nc=d"})
+
+
+# -- topics ----------------------------------------------------------------------------------------
+
+
+async def test_topics_are_made_listed_described_changed_and_deleted(admin):
+    await admin.create_topic("T", queues=3)
+    assert await admin.topics() == ["T"]
+    assert {"T", "TBW102"} <= set(await admin.topics(system=True))
+    ((broker_name, config),) = (await admin.topic("T")).items()
+    assert (config.write_queue_nums, config.read_queue_nums, config.perm) == (3, 3, 6)
+    await admin.create_topic("T", queues=2, read_queues=3, perm=4, broker=broker_name)
+    config = (await admin.topic("T"))[broker_name]
+    assert (config.write_queue_nums, config.read_queue_nums, config.perm) == (2, 3, 4)
+    await admin.delete_topic("T")
+    assert await admin.topics() == []
+    with pytest.raises(RouteNotFound):
+        await admin.topic("T")
+
+
+async def test_topics_that_are_not_there(admin):
+    for call in (admin.topic, admin.topic_stats, admin.topic_groups, admin.delete_topic):
+        with pytest.raises(RouteNotFound, match="Missing"):
+            await call("Missing")
+
+
+async def test_bad_topics_and_brokers_are_refused(admin):
+    with pytest.raises(HeadraceError, match="no topic name"):
+        await admin.create_topic("bad topic")
+    with pytest.raises(ConfigurationError, match="broker named nobody"):
+        await admin.create_topic("T", broker="nobody")
+
+
+async def test_topic_stats_count_messages_by_queue(mq, admin):
+    await admin.create_topic("T", queues=2)
+    results = await send(mq, *[Message("T", b"x") for _ in range(6)])
+    queues = sorted({result.queue for result in results})
+
+    async def counts():
+        stats = await admin.topic_stats("T")
+        return {queue: offset.max_offset - offset.min_offset for queue, offset in stats.items()}
+
+    assert await until(counts, dict.fromkeys(queues, 3))
+
+
+# -- groups ----------------------------------------------------------------------------------------
+
+
+async def test_groups_are_made_listed_and_deleted(admin):
+    await admin.create_group(SubscriptionGroupConfig(group_name="g", retry_max_times=3))
+    (group,) = [group for group in await admin.groups() if group.group_name == "g"]
+    assert group.retry_max_times == 3
+    await admin.delete_group("g")
+    assert "g" not in {group.group_name for group in await admin.groups()}
+    with pytest.raises(ConfigurationError):
+        await admin.create_group(SubscriptionGroupConfig(group_name="my group"))
+
+
+async def test_lag_members_and_groups_of_a_topic(mq, admin):
+    await admin.create_topic("T", queues=1)
+    await send(mq, *[Message("T", b"%d" % n) for n in range(10)])
+    queue = MessageQueue("T", (await admin.cluster())[0].broker_name, 0)
+    assert await admin.members("g") == {}
+    async with mq.consumer("g", "T") as consumer:
+        async for message in consumer:
+            if message.body == b"3":
+                break
+        await consumer.commit()
+        (lag,) = await admin.lag("g", "T")
+        assert (lag.queue, lag.committed_offset, lag.max_offset, lag.lag) == (queue, 4, 10, 6)
+        assert lag.last_timestamp_ms > 0
+        ((_, connection),) = (await admin.members("g")).items()
+        assert len(connection.connection_set) == 1
+        assert set(connection.subscription_table) == {"T", "%RETRY%g"}
+        assert await admin.topic_groups("T") == ["g"]
+
+
+async def test_a_group_is_reset_to_first_last_and_a_time(mq, admin):
+    await admin.create_topic("T", queues=1)
+    (early,) = await send(mq, Message("T", b"early"))
+    await trio.sleep(0.005)
+    (late,) = await send(mq, Message("T", b"late"))
+    async with mq.consumer("g", "T") as consumer:
+        await anext(aiter(consumer))
+    queue = early.queue
+    stored = await admin.message(late.offset_message_id)
+    assert await admin.reset_offsets("g", "T", stored.store_timestamp_ms) == {queue: 1}
+    assert await admin.reset_offsets("g", "T", "last") == {queue: 2}
+    assert await admin.reset_offsets("g", "T", "first") == {queue: 0}
+    with pytest.raises(ConfigurationError):
+        await admin.reset_offsets("g", "T", "middle")
+
+
+# -- messages --------------------------------------------------------------------------------------
+
+
+async def test_messages_are_found_by_key_and_by_both_ids(mq, admin):
+    results = await send(
+        mq, Message("T", b"1", key="a b"), Message("T", b"2", key="b"), Message("T", b"3")
+    )
+
+    async def bodies(key):
+        return [message.body for message in await admin.query_by_key("T", key)]
+
+    await until(lambda: bodies("b"), [b"1", b"2"])
+    assert await bodies("a") == [b"1"]
+    assert await bodies("c") == []
+    found = await admin.message(results[2].offset_message_id)
+    assert (found.body, found.queue, found.queue_offset) == (
+        b"3",
+        results[2].queue,
+        results[2].queue_offset,
+    )
+    found = await admin.message(results[1].message_id, "T")
+    assert found.body == b"2"
+
+
+async def test_messages_that_are_not_there(mq, admin):
+    (result,) = await send(mq, Message("T", b"1"))
+    with pytest.raises(ConfigurationError, match="topic"):
+        await admin.message(result.message_id)
+    with pytest.raises(ConfigurationError, match="topic"):
+        await admin.message("what")
+    assert await admin.message("0" * 32, "T") is None
+    behind = result.offset_message_id[:-8] + "00FFFFFF"
+    assert await admin.message(behind) is None
+
+
+# -- wrong use -------------------------------------------------------------------------------------
+
+
+async def test_an_admin_outside_its_block_is_an_error():
+    with pytest.raises(ClientClosed, match="Admin"):
+        await Admin(nameserver="127.0.0.1:65001").topics()
+
+
+async def test_a_nameserver_that_is_not_there_is_named(mq):
+    async with Admin(nameserver="127.0.0.1:65001", connect=mq.connect) as admin:
+        with pytest.raises(NameserverUnavailable, match="127.0.0.1:65001"):
+            await admin.topics()

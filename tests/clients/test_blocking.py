@@ -1,0 +1,105 @@
+"""The clients without an event loop, against a real broker."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+import headrace
+from headrace import Message, blocking
+from headrace.errors import ClientClosed, InvalidMessage, RouteNotFound
+
+
+@pytest.fixture(scope="module")
+def mq():
+    with headrace.embedded() as running:
+        yield running
+
+
+def options(mq):
+    return {"nameserver": mq.nameserver}
+
+
+def produce(mq, topic, count):
+    with blocking.Admin(**options(mq)) as admin:
+        admin.create_topic(topic, queues=2)
+    with blocking.Producer(**options(mq)) as producer, producer.pipeline() as pipeline:
+        pipeline.send_all(Message(topic, b"%d" % number) for number in range(count))
+
+
+def test_sending_and_consuming(mq):
+    with blocking.Producer(**options(mq)) as producer:
+        assert producer.group == "headrace_producer"
+        result = producer.send(Message("Plain", b"hello", key="k"))
+        assert result.queue in producer.queues("Plain")
+        producer.send_many([Message("Plain", b"again", key="k")])
+    with blocking.Consumer("g", "Plain", start="first", **options(mq)) as consumer:
+        assert [message.body for message in islice(consumer, 2)] == [b"hello", b"again"]
+
+
+def test_what_was_processed_does_not_come_again(mq):
+    produce(mq, "Once", 100)
+    numbers = []
+    for _ in range(4):
+        with blocking.Consumer("g", "Once", start="first", **options(mq)) as consumer:
+            for message in consumer:
+                numbers.append(int(message.body))
+                if len(numbers) % 25 == 0:
+                    break
+    assert sorted(numbers) == list(range(100))
+
+
+def test_a_message_whose_handler_failed_comes_again(mq):
+    produce(mq, "Failed", 3)
+    with (
+        pytest.raises(KeyError),
+        blocking.Consumer("g", "Failed", start="first", **options(mq)) as consumer,
+    ):
+        for message in consumer:
+            first = message.body
+            raise KeyError
+    with blocking.Consumer("g", "Failed", start="first", **options(mq)) as consumer:
+        assert first in {message.body for message in islice(consumer, 3)}
+
+
+def test_batches_and_commits(mq):
+    produce(mq, "Batches", 50)
+    count = 0
+    with blocking.Consumer("g", "Batches", start="first", **options(mq)) as consumer:
+        assert sum(queue.topic == "Batches" for queue in consumer.assignment) == 2
+        for batch in consumer.batches():
+            count += len(batch)
+            if count == 50:
+                break
+        consumer.commit()
+    with blocking.Admin(**options(mq)) as admin:
+        assert sum(queue.lag for queue in admin.lag("g", "Batches")) == 0
+
+
+def test_queues_by_hand(mq):
+    produce(mq, "Pull", 20)
+    with blocking.PullConsumer(**options(mq)) as consumer:
+        queues = consumer.queues("Pull")
+        consumer.assign(queues[:1])
+        count = len(consumer.poll(timeout_ms=1000))
+        consumer.seek(queues[0], 0)
+        assert len(consumer.poll(timeout_ms=1000)) == count == consumer.max_offset(queues[0])
+        assert consumer.poll(timeout_ms=1) is None
+
+
+def test_errors_are_the_async_clients(mq):
+    with blocking.Producer(**options(mq)) as producer:
+        with pytest.raises(InvalidMessage):
+            producer.send(Message("T", b""))
+        with pytest.raises(InvalidMessage), producer.pipeline() as pipeline:
+            pipeline.send(Message("T", b""))
+    with pytest.raises(ClientClosed):
+        producer.send(Message("T", b"x"))
+    with (
+        pytest.raises(RouteNotFound),
+        blocking.Consumer("g", "Missing", **options(mq)),
+    ):
+        pass
+    with pytest.raises(AttributeError):
+        _ = producer.nonsense

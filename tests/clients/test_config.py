@@ -1,0 +1,71 @@
+"""Where the nameserver's address comes from, and how wrong ones are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.config import NAMESERVER_VARIABLE, resolve_nameservers
+from headrace.errors import ConfigurationError
+
+
+@pytest.fixture(autouse=True)
+def config(tmp_path, monkeypatch):
+    """A function that writes the user's config file."""
+    monkeypatch.delenv(NAMESERVER_VARIABLE, raising=False)
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+
+    def write(text):
+        path = tmp_path / ".config" / "headrace.toml"
+        path.parent.mkdir()
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_this_machine_without_any_setting():
+    assert resolve_nameservers() == ("127.0.0.1:9876",)
+
+
+def test_the_file_the_environment_and_the_argument_in_rising_order(config, monkeypatch):
+    config('nameserver = "file:1"')
+    assert resolve_nameservers() == ("file:1",)
+    monkeypatch.setenv(NAMESERVER_VARIABLE, "environment:2; other:3")
+    assert resolve_nameservers() == ("environment:2", "other:3")
+    assert resolve_nameservers("argument:4") == ("argument:4",)
+    assert resolve_nameservers(["a:5", "b:6"]) == ("a:5", "b:6")
+
+
+def test_a_list_in_the_file(config):
+    config('nameserver = ["a:1", "b:2"]')
+    assert resolve_nameservers() == ("a:1", "b:2")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("nameserver = 9 9", "line 1"),
+        ('name_server = "a:1"', "unknown key 'name_server'"),
+        ('nameserver = "a"', "HOST:PORT"),
+        ("nameserver = []", "names no nameserver"),
+        ("nameserver = 9876", "text or a list"),
+    ],
+)
+def test_a_wrong_file_is_named(config, text, reason):
+    path = config(text)
+    with pytest.raises(ConfigurationError, match=reason) as caught:
+        resolve_nameservers()
+    assert str(path) in str(caught.value)
+
+
+def test_a_wrong_environment_is_named(monkeypatch):
+    monkeypatch.setenv(NAMESERVER_VARIABLE, "host")
+    with pytest.raises(ConfigurationError, match=NAMESERVER_VARIABLE):
+        resolve_nameservers()
+
+
+def test_a_wrong_argument_is_named():
+    with pytest.raises(ConfigurationError, match="argument"):
+        resolve_nameservers("")

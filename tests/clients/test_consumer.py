@@ -1,0 +1,509 @@
+"""Consumers against a real broker: groups, progress, filters, positions."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import defaultdict
+
+import anyio
+import pytest
+import trio
+
+import headrace
+from headrace import Consumer, HeadraceError, Message, MessageQueue, PullConsumer
+from headrace.errors import ClientClosed, ConfigurationError, RouteNotFound
+
+
+@pytest.fixture
+async def mq():
+    async with headrace.embedded(memory=True) as running:
+        yield running
+
+
+async def produce(mq, count, topic="T", *, queues=4, first=0, tag=""):
+    """``count`` numbered messages, each tenth with one key."""
+    async with mq.admin() as admin:
+        await admin.create_topic(topic, queues=queues)
+    async with mq.producer() as producer, producer.pipeline() as pipeline:
+        for number in range(first, first + count):
+            await pipeline.send(Message(topic, b"%d" % number, key=f"k{number % 10}", tag=tag))
+
+
+async def take(consumer, count):
+    """The bodies of the next ``count`` messages, as numbers."""
+    numbers = []
+    async for message in consumer:
+        numbers.append(int(message.body))
+        if len(numbers) == count:
+            return numbers
+
+
+async def take_nothing(consumer):
+    with trio.move_on_after(0.1) as scope:
+        async for message in consumer:
+            raise AssertionError(f"nothing should come, but {message} did")
+    assert scope.cancelled_caught
+
+
+# -- reading in a group ----------------------------------------------------------------------------
+
+
+async def test_a_member_gets_every_message_in_the_order_of_its_key(mq):
+    await produce(mq, 500)
+    by_key = defaultdict(list)
+    async with mq.consumer("g", "T") as consumer:
+        assert [q for q in consumer.assignment if q.topic == "T"] == [
+            MessageQueue("T", q.broker_name, n) for n, q in enumerate(consumer.assignment[-4:])
+        ]
+        count = 0
+        async for message in consumer:
+            assert (message.topic, message.key) == ("T", f"k{int(message.body) % 10}")
+            by_key[message.key].append(int(message.body))
+            count += 1
+            if count == 500:
+                break
+    assert by_key == {f"k{n}": list(range(n, 500, 10)) for n in range(10)}
+
+
+async def test_what_was_processed_does_not_come_again(mq):
+    await produce(mq, 100)
+    async with mq.consumer("g", "T") as consumer:
+        first = await take(consumer, 30)
+    async with mq.consumer("g", "T") as consumer:
+        second = await take(consumer, 70)
+        await take_nothing(consumer)
+    assert sorted(first + second) == list(range(100))
+
+
+async def test_a_message_whose_handler_failed_comes_again(mq):
+    await produce(mq, 10, queues=1)
+    with pytest.raises(KeyError, match="handler"):
+        async with mq.consumer("g", "T") as consumer:
+            async for message in consumer:
+                if message.body == b"4":
+                    raise KeyError("handler")
+    async with mq.consumer("g", "T") as consumer:
+        assert await take(consumer, 6) == [4, 5, 6, 7, 8, 9]
+
+
+async def test_a_message_whose_handler_ran_out_of_time_comes_again(mq):
+    await produce(mq, 10, queues=1)
+    async with mq.consumer("g", "T") as consumer:
+        with trio.move_on_after(0.1):
+            async for message in consumer:
+                if message.body == b"4":
+                    await trio.sleep_forever()
+    async with mq.consumer("g", "T") as consumer:
+        assert await take(consumer, 1) == [4]
+
+
+async def test_messages_of_another_task_that_is_cancelled_come_again(mq):
+    await produce(mq, 10, queues=1)
+
+    async def handle(consumer, task_status):
+        async for message in consumer:
+            if message.body == b"4":
+                task_status.started()
+                await trio.sleep_forever()
+
+    async with mq.consumer("g", "T") as consumer, trio.open_nursery() as nursery:
+        await nursery.start(lambda task_status: handle(consumer, task_status))
+        nursery.cancel_scope.cancel()
+    async with mq.consumer("g", "T") as consumer:
+        assert await take(consumer, 1) == [4]
+
+
+async def test_commit_now_counts_the_message_at_hand(mq):
+    await produce(mq, 10, queues=1)
+    with pytest.raises(KeyError):
+        async with mq.consumer("g", "T") as consumer:
+            async for message in consumer:
+                if message.body == b"4":
+                    await consumer.commit()
+                    raise KeyError
+    async with mq.consumer("g", "T") as consumer:
+        assert await take(consumer, 1) == [5]
+
+
+async def test_a_loop_goes_on_where_the_one_before_was_left(mq):
+    await produce(mq, 50, queues=1)
+    async with mq.consumer("g", "T") as consumer:
+        numbers = [await take(consumer, 5) for _ in range(4)]
+        async for batch in consumer.batches():
+            numbers.append([int(message.body) for message in batch])
+            break
+        assert await take_nothing(consumer) is None
+    assert numbers == [
+        [0, 1, 2, 3, 4],
+        [5, 6, 7, 8, 9],
+        [10, 11, 12, 13, 14],
+        [15, 16, 17, 18, 19],
+        list(range(20, 50)),
+    ]
+
+
+async def test_batches_come_from_one_queue_each_and_count_when_the_next_is_asked_for(mq):
+    await produce(mq, 200)
+    numbers = []
+    async with mq.consumer("g", "T") as consumer:
+        async for batch in consumer.batches():
+            assert {message.queue for message in batch} == {batch.queue}
+            assert [m.queue_offset for m in batch] == list(
+                range(batch.queue_offset, batch.next_offset)
+            )
+            assert batch[0].body == batch[:1][0].body
+            numbers += [int(message.body) for message in batch]
+            if len(numbers) == 200:
+                break
+    assert sorted(numbers) == list(range(200))
+    async with mq.consumer("g", "T") as consumer:
+        await take_nothing(consumer)
+
+
+async def test_several_tasks_share_one_consumer(mq):
+    await produce(mq, 300)
+    numbers = []
+    async with mq.consumer("g", "T") as consumer:
+
+        async def handle():
+            async for message in consumer:
+                numbers.append(int(message.body))
+                await trio.lowlevel.checkpoint()
+                if len(numbers) == 300:
+                    nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(handle)
+    assert sorted(numbers) == list(range(300))
+
+
+async def test_messages_that_arrive_while_waiting_are_delivered(mq):
+    await produce(mq, 1)
+    async with mq.consumer("g", "T") as consumer, mq.producer() as producer:
+        assert await take(consumer, 1) == [0]
+        for number in range(1, 4):
+            await producer.send(Message("T", b"%d" % number))
+            assert await take(consumer, 1) == [number]
+
+
+async def test_groups_do_not_disturb_each_other(mq):
+    await produce(mq, 20)
+    for group in ("g1", "g2"):
+        async with mq.consumer(group, "T") as consumer:
+            assert sorted(await take(consumer, 20)) == list(range(20))
+
+
+async def test_two_topics_with_their_own_tags(mq):
+    await produce(mq, 5, "A", tag="a")
+    await produce(mq, 5, "A", tag="b", first=100)
+    await produce(mq, 5, "B", first=200)
+    async with mq.consumer("g", {"A": "b || c", "B": "*"}) as consumer:
+        assert sorted(await take(consumer, 10)) == [*range(100, 105), *range(200, 205)]
+
+
+async def test_tags_with_equal_hashes_are_told_apart(mq):
+    await produce(mq, 3, queues=1, tag="Aa")
+    await produce(mq, 3, queues=1, tag="BB", first=10)
+    await produce(mq, 3, queues=1, first=20)
+    async with mq.consumer("g", {"T": "BB"}) as consumer:
+        assert await take(consumer, 3) == [10, 11, 12]
+    async with mq.admin() as admin:
+        assert {q.lag for q in await admin.lag("g", "T")} <= {0, 3}
+
+
+# -- members come and go ---------------------------------------------------------------------------
+
+
+async def test_members_share_the_queues_and_the_last_one_has_them_all(mq):
+    await produce(mq, 1)
+
+    def count(consumer):
+        return sum(queue.topic == "T" for queue in consumer.assignment)
+
+    async def until(consumer, wanted):
+        with trio.fail_after(5):
+            while count(consumer) != wanted:
+                await trio.sleep(0.005)
+
+    async with mq.consumer("g", "T", ordered=True) as first:
+        assert count(first) == 4
+        async with mq.consumer("g", "T", ordered=True) as second:
+            await until(first, 2)
+            await until(second, 2)
+            assert not set(first.assignment) & set(second.assignment)
+        await until(first, 4)
+
+
+@pytest.mark.slow
+async def test_an_ordered_group_hands_queues_over_without_doubles(mq):
+    await produce(mq, 400)
+    seen = []
+    second_has_some = trio.Event()
+
+    async def member(name):
+        async with mq.consumer("g", "T", ordered=True) as consumer:
+            async for message in consumer:
+                seen.append((message.key, int(message.body)))
+                if name == "second":
+                    second_has_some.set()
+                await trio.sleep(0.002)
+                if len(seen) >= 400:
+                    break
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(member, "first")
+        while len(seen) < 50:
+            await trio.sleep(0.002)
+        nursery.start_soon(member, "second")
+        await second_has_some.wait()
+    numbers = [number for _, number in seen]
+    assert sorted(numbers) == list(range(400))
+    for key in {key for key, _ in seen}:
+        of_key = [number for seen_key, number in seen if seen_key == key]
+        assert of_key == sorted(of_key)
+
+
+# -- where to begin --------------------------------------------------------------------------------
+
+
+async def test_last_means_only_what_comes_from_now_on(mq):
+    await produce(mq, 10)
+    async with mq.consumer("g", "T", start="last") as consumer, mq.producer() as producer:
+        await producer.send(Message("T", b"99"))
+        assert await take(consumer, 1) == [99]
+
+
+async def test_a_point_in_time(mq):
+    await produce(mq, 3, queues=1)
+    await trio.sleep(0.01)
+    moment = dt.datetime.now(dt.UTC)
+    await produce(mq, 3, queues=1, first=10)
+    async with mq.consumer("g", "T", start=moment) as consumer:
+        assert await take(consumer, 3) == [10, 11, 12]
+
+
+async def test_progress_beyond_the_end_is_corrected(mq):
+    await produce(mq, 5, queues=1)
+    async with PullConsumer("g", nameserver=mq.nameserver, connect=mq.connect) as consumer:
+        (queue,) = await consumer.queues("T")
+        await consumer.assign([queue])
+        await consumer.poll(timeout_ms=1000)
+        await consumer.commit({queue: 1000})
+        assert await consumer.committed(queue) == 1000
+    async with mq.consumer("g", "T") as consumer, mq.producer() as producer:
+        await trio.sleep(0.05)
+        await producer.send(Message("T", b"5"))
+        assert (await take(consumer, 1))[0] in range(6)
+
+
+async def test_resetting_a_group_reaches_its_running_members(mq):
+    await produce(mq, 20, queues=1)
+    async with mq.consumer("g", "T") as consumer, mq.producer() as producer:
+        assert await take(consumer, 20) == list(range(20))
+        await consumer.commit()
+        async with mq.admin() as admin:
+            assert set((await admin.reset_offsets("g", "T", "first")).values()) == {0}
+        # Members hear of it with their next pull, so end the one that waits.
+        await producer.send(Message("T", b"20"))
+        with trio.fail_after(5):
+            while await take(consumer, 1) != [0]:
+                pass
+            assert await take(consumer, 20) == list(range(1, 21))
+
+
+# -- queues by hand --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def reader(mq):
+    await produce(mq, 100, queues=2)
+    async with PullConsumer("g", nameserver=mq.nameserver, connect=mq.connect) as consumer:
+        yield consumer
+
+
+async def poll(consumer, count):
+    numbers = []
+    while len(numbers) < count:
+        batch = await consumer.poll(timeout_ms=2000)
+        assert batch, f"only {len(numbers)} of {count} came"
+        numbers += [int(message.body) for message in batch]
+    return numbers
+
+
+async def test_assigned_queues_are_read_from_the_start(reader):
+    queues = await reader.queues("T")
+    await reader.assign(queues)
+    assert sorted(await poll(reader, 100)) == list(range(100))
+    assert await reader.poll(timeout_ms=20) is None
+    assert [reader.position(q) for q in queues] == [await reader.max_offset(q) for q in queues]
+
+
+async def test_one_queue_only(reader):
+    queue = (await reader.queues("T"))[1]
+    await reader.assign([queue])
+    count = await reader.max_offset(queue)
+    assert len(await poll(reader, count)) == count < 100
+    assert await reader.poll(timeout_ms=20) is None
+
+
+async def test_seeking_goes_back_and_forth(reader):
+    queue = (await reader.queues("T"))[0]
+    await reader.assign([queue])
+    whole = await poll(reader, await reader.max_offset(queue))
+    reader.seek(queue, 7)
+    assert reader.position(queue) == 7
+    assert await poll(reader, len(whole) - 7) == whole[7:]
+    await reader.seek_to("first")
+    assert await poll(reader, len(whole)) == whole
+    await reader.seek_to("last")
+    assert await reader.poll(timeout_ms=20) is None
+
+
+async def test_seeking_interrupts_a_pull_that_waits(reader):
+    queue = (await reader.queues("T"))[0]
+    await reader.assign([queue])
+    await reader.seek_to("last")
+    assert await reader.poll(timeout_ms=50) is None
+    reader.seek(queue, 0)
+    batch = await reader.poll(timeout_ms=1000)
+    assert batch
+    assert batch.queue_offset == 0
+
+
+async def test_offsets_of_a_queue(reader):
+    queue = (await reader.queues("T"))[0]
+    assert await reader.min_offset(queue) == 0
+    assert await reader.offset_at(queue, 0) == 0
+    await reader.assign([queue])
+    last = (await reader.poll(timeout_ms=1000))[-1]
+    assert await reader.offset_at(queue, last.store_timestamp_ms) <= last.queue_offset
+    now = last.store_timestamp_ms + 1
+    assert await reader.offset_at(queue, now) == await reader.max_offset(queue)
+
+
+async def test_progress_is_committed_when_asked(mq, reader):
+    queues = await reader.queues("T")
+    await reader.assign(queues)
+    assert await reader.committed(queues[0]) is None
+    await poll(reader, 100)
+    await reader.commit()
+    assert await reader.committed(queues[0]) == await reader.max_offset(queues[0])
+    async with mq.consumer("g", "T") as consumer:
+        await take_nothing(consumer)
+
+
+async def test_queues_that_are_not_assigned_any_more_are_silent(mq, reader):
+    queues = await reader.queues("T")
+    await reader.assign(queues)
+    await poll(reader, 100)
+    await reader.assign(queues[:1])
+    async with mq.producer() as producer:
+        await producer.send(Message("T", b"1"), queue=queues[1])
+        await producer.send(Message("T", b"0"), queue=queues[0])
+    assert await poll(reader, 1) == [0]
+    with pytest.raises(ConfigurationError, match="not assigned"):
+        reader.seek(queues[1], 0)
+
+
+async def test_a_queue_is_fetched_ahead_only_so_far(mq):
+    await produce(mq, 100, queues=1)
+    async with PullConsumer(
+        nameserver=mq.nameserver, connect=mq.connect, queue_messages_max=10
+    ) as consumer:
+        await consumer.assign(await consumer.queues("T"))
+        for start in range(0, 100, 10):
+            batch = await consumer.poll(timeout_ms=1000)
+            assert [int(message.body) for message in batch] == list(range(start, start + 10))
+
+
+# -- messages --------------------------------------------------------------------------------------
+
+
+async def test_a_received_message_tells_all_about_itself(mq):
+    body = b"headrace " * 1000
+    async with mq.producer() as producer:
+        sent = await producer.send(
+            Message("T", body, key="k1 k2", tag="t", properties={"x": "ü", "y": "2"})
+        )
+    async with mq.consumer("g", "T") as consumer:
+        async for message in consumer:
+            break
+    assert message.body == body
+    assert (message.topic, message.key, message.tag) == ("T", "k1 k2", "t")
+    assert (message.properties["x"], message.properties["y"]) == ("ü", "2")
+    assert (message.queue, message.queue_offset) == (sent.queue, sent.queue_offset)
+    assert message.message_id == sent.message_id
+    assert message.offset_message_id == sent.offset_message_id
+    assert 0 < message.born_timestamp_ms <= message.store_timestamp_ms
+    assert message.reconsume_times == 0
+    assert "T/" in repr(message)
+
+
+# -- wrong use -------------------------------------------------------------------------------------
+
+
+async def test_a_missing_topic_is_an_error_on_entering(mq):
+    with pytest.raises(RouteNotFound, match="Missing"):
+        async with mq.consumer("g", "Missing"):
+            pass
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"group": "my group", "topics": "T"},
+        {"group": "g", "topics": {}},
+        {"group": "g", "topics": "bad topic"},
+        {"group": "g", "topics": "T", "start": "yesterday"},
+        {"group": "g", "topics": "T", "start": dt.datetime(2026, 1, 1)},  # noqa: DTZ001
+        {"group": "g", "topics": "T", "queue_messages_max": 0},
+    ],
+)
+def test_settings_that_cannot_work_are_refused_at_once(options):
+    with pytest.raises(HeadraceError):
+        Consumer(**options, nameserver="127.0.0.1:65001")
+
+
+async def test_consumers_outside_their_block_are_errors(mq):
+    with pytest.raises(ClientClosed):
+        await take(mq.consumer("g", "T"), 1)
+    reader = PullConsumer(nameserver=mq.nameserver)
+    with pytest.raises(ClientClosed):
+        await reader.queues("T")
+
+
+async def test_progress_needs_a_group(mq):
+    await produce(mq, 1)
+    async with PullConsumer(nameserver=mq.nameserver, connect=mq.connect) as consumer:
+        with pytest.raises(ConfigurationError, match="assigned"):
+            await consumer.poll()
+        with pytest.raises(ConfigurationError, match="group"):
+            await consumer.commit()
+
+
+# -- the other event loop --------------------------------------------------------------------------
+
+
+def test_the_same_under_asyncio():
+    async def main():
+        async with headrace.embedded() as mq:
+            async with mq.producer() as producer, producer.pipeline() as pipeline:
+                for number in range(100):
+                    await pipeline.send(Message("T", b"%d" % number))
+            async with mq.consumer("g", "T") as consumer:
+                first = await take(consumer, 40)
+            with pytest.raises(KeyError):
+                async with mq.consumer("g", "T") as consumer:
+                    first += await take(consumer, 30)
+                    raise KeyError
+            async with mq.consumer("g", "T") as consumer:
+                with anyio.fail_after(5):
+                    rest = await take(consumer, 31)
+            return first, rest
+
+    first, rest = anyio.run(main, backend="asyncio")
+    # The message at hand when the exception came is not processed, so it comes again.
+    assert set(first) | set(rest) == set(range(100))
+    assert len(set(first) & set(rest)) == 1

@@ -1,0 +1,289 @@
+"""What a group's member does when brokers fail, refuse, or ask: against scripted brokers."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import trio
+import trio.testing
+
+from headrace import Consumer, MessageQueue
+from headrace_protocol import fastjson
+from headrace_protocol.bodies import (
+    GetConsumerListByGroupResponseBody,
+    HeartbeatData,
+    LockBatchRequestBody,
+    LockBatchResponseBody,
+    ResetOffsetBody,
+)
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.command import FLAG_ONEWAY
+from headrace_protocol.header_codecs import encode_frame
+from headrace_protocol.headers import OffsetResponseHeader, PullMessageResponseHeader
+from headrace_protocol.message import encode_record
+from headrace_protocol.serving import Reply
+from tests.support.scripted import close, scripted_cluster
+
+PULL = RequestCode.PULL_MESSAGE
+COMMIT = RequestCode.UPDATE_CONSUMER_OFFSET
+NO_TOPIC = Reply(code=ResponseCode.TOPIC_NOT_EXIST)
+NOT_FOUND = Reply(code=ResponseCode.QUERY_NOT_FOUND)
+
+
+class Log:
+    """One queue with ``count`` messages, and a group of which only the asking client is a member.
+
+    Pulls past the end are not answered.
+    """
+
+    def __init__(self, nameserver, broker, count):
+        self.count = count
+        self.broker = broker
+        only_the_topic = nameserver.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC][0]
+        nameserver.answer(
+            RequestCode.GET_ROUTEINFO_BY_TOPIC,
+            lambda asked: only_the_topic if asked.ext["topic"] == "T" else NO_TOPIC,
+        )
+        broker.answer(RequestCode.GET_CONSUMER_LIST_BY_GROUP, self.members)
+        broker.answer(RequestCode.QUERY_CONSUMER_OFFSET, NOT_FOUND)
+        broker.answer(RequestCode.GET_MIN_OFFSET, Reply(OffsetResponseHeader(offset=0)))
+        broker.answer(PULL, self.pull)
+
+    def members(self, _asked):
+        client_id = HeartbeatData.decode(self.broker.last(RequestCode.HEART_BEAT).body).client_id
+        body = GetConsumerListByGroupResponseBody(consumer_id_list=[client_id])
+        return Reply(body=(body.encode(),))
+
+    def pull(self, asked):
+        start = int(asked.ext["queueOffset"])
+        end = min(self.count, start + int(asked.ext["maxMsgNums"]))
+        if start >= end:
+            return None
+        records = b"".join(
+            encode_record(topic="T", queue_id=0, body=b"%d" % offset, queue_offset=offset)
+            for offset in range(start, end)
+        )
+        return Reply(pulled(end, self.count), (records,))
+
+
+def pulled(next_offset, max_offset, replica_id=0):
+    return PullMessageResponseHeader(
+        suggest_which_broker_id=replica_id,
+        next_begin_offset=next_offset,
+        min_offset=0,
+        max_offset=max_offset,
+    )
+
+
+class Member:
+    """A consumer of a scripted log."""
+
+    def __init__(self, count=10, **options):
+        self.count = count
+        self.options = options
+
+    async def __aenter__(self):
+        self._cluster = scripted_cluster()
+        nameserver, (self.broker,), network = await self._cluster.__aenter__()
+        self.log = Log(nameserver, self.broker, self.count)
+        self.consumer = Consumer(
+            "g",
+            "T",
+            nameserver=nameserver.address,
+            connect=network.connect,
+            start="first",
+            **self.options,
+        )
+        return self
+
+    async def __aexit__(self, *error):
+        await self._cluster.__aexit__(*error)
+
+    async def take(self, count):
+        bodies = []
+        async for message in self.consumer:
+            bodies.append(int(message.body))
+            if len(bodies) == count:
+                return bodies
+
+    def committed(self):
+        return [
+            (int(asked.ext["commitOffset"]), asked.is_oneway)
+            for asked in self.broker.asked
+            if asked.code == COMMIT
+        ]
+
+    def push(self, code, fields, body=b"", *, oneway=True):
+        flag = FLAG_ONEWAY if oneway else 0
+        frame = encode_frame(0, code, 77, flag=flag, fields=fields, body_bytes=len(body))
+        self.broker.last(PULL).channel.write(frame + body)
+
+
+async def test_progress_is_committed_regularly_and_on_leaving(autojump_clock):
+    async with Member() as member, member.consumer:
+        await member.take(4)
+        await trio.sleep(6)
+        assert member.committed() == [(3, True)], "the message at hand is not processed yet"
+        await member.take(3)
+        await trio.sleep(5)
+        assert member.committed()[1:] == [(6, True)]
+        await trio.sleep(20)
+        assert len(member.committed()) == 2, "nothing new, nothing to commit"
+    assert member.committed()[2:] == [(7, False)]
+
+
+async def test_a_failed_commit_on_leaving_is_logged_and_not_raised(caplog):
+    async with Member() as member:
+        member.broker.answer(COMMIT, Reply(code=ResponseCode.SYSTEM_ERROR, remark="disk"))
+        with caplog.at_level(logging.WARNING):
+            async with member.consumer:
+                await member.take(1)
+    assert "will come again" in caplog.text
+    assert "disk" in caplog.text
+
+
+async def test_heartbeats_tell_the_subscription():
+    async with Member() as member, member.consumer:
+        heartbeat = HeartbeatData.decode(member.broker.last(RequestCode.HEART_BEAT).body)
+    (group,) = heartbeat.consumer_data_set
+    assert (group.group_name, group.consume_from_where) == ("g", "CONSUME_FROM_FIRST_OFFSET")
+    assert [s.topic for s in group.subscription_data_set] == ["T", "%RETRY%g"]
+    goodbye = member.broker.last(RequestCode.UNREGISTER_CLIENT).ext
+    assert goodbye == {"clientID": heartbeat.client_id, "consumerGroup": "g"}
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        close,
+        Reply(code=ResponseCode.SYSTEM_BUSY),
+        Reply(),
+        Reply(pulled(5, 10), (b"no record",)),
+        Reply(pulled(5, 10), (bytes(200),)),
+    ],
+    ids=["closed", "busy", "no header", "short body", "zeros"],
+)
+async def test_a_failed_pull_is_tried_again_and_nothing_is_lost(failure, autojump_clock, caplog):
+    async with Member() as member:
+        member.broker.answer(PULL, failure, member.log.pull)
+        with caplog.at_level(logging.WARNING):
+            async with member.consumer:
+                assert await member.take(10) == list(range(10))
+    assert "pull of T/broker-0/0 failed and will be tried again" in caplog.text
+
+
+async def test_an_offset_that_does_not_exist_is_corrected(caplog):
+    async with Member() as member:
+        moved = Reply(pulled(4, 10), code=ResponseCode.PULL_OFFSET_MOVED)
+        member.broker.answer(PULL, moved, member.log.pull)
+        with caplog.at_level(logging.WARNING):
+            async with member.consumer:
+                assert await member.take(6) == [4, 5, 6, 7, 8, 9]
+    assert "going on at 4" in caplog.text
+
+
+async def test_what_a_filter_skipped_counts_as_processed(autojump_clock):
+    async with Member() as member:
+        nothing = Reply(pulled(10, 10), code=ResponseCode.PULL_RETRY_IMMEDIATELY)
+        member.broker.answer(PULL, nothing, None)
+        async with member.consumer:
+            await trio.sleep(6)
+            assert member.committed() == [(10, True)]
+
+
+async def test_held_pulls_outlive_their_suspension(autojump_clock):
+    async with Member(count=0) as member:
+        async with member.consumer:
+            await trio.sleep(100)
+            member.log.count = 3
+            assert await member.take(3) == [0, 1, 2]
+
+
+async def test_a_reset_by_the_broker_takes_effect_at_once():
+    async with Member() as member, member.consumer:
+        assert await member.take(10) == list(range(10))
+        offsets = ResetOffsetBody(offset_table={MessageQueue("T", "broker-0", 0): 2})
+        member.push(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, {}, offsets.encode())
+        assert await member.take(8) == list(range(2, 10))
+
+
+async def test_administrators_can_ask_what_a_member_is_doing():
+    async with Member() as member, member.consumer:
+        await member.take(3)
+        member.push(RequestCode.GET_CONSUMER_RUNNING_INFO, {"consumerGroup": "g"}, oneway=False)
+        await trio.testing.wait_all_tasks_blocked()
+    ((command, body),) = member.broker.responses
+    assert (command.opaque, command.code) == (77, ResponseCode.SUCCESS)
+    info = fastjson.loads(body)
+    assert [s["topic"] for s in info["subscriptionSet"]] == ["T", "%RETRY%g"]
+    ((queue, state),) = info["mqTable"].items()
+    assert dict(queue) == {"topic": "T", "brokerName": "broker-0", "queueId": 0}
+    assert state["cachedMsgCount"] == 10
+    assert state["commitOffset"] == 2
+
+
+async def test_queues_without_their_lock_are_not_read(autojump_clock):
+    async with Member(ordered=True) as member:
+        lock = RequestCode.LOCK_BATCH_MQ
+
+        def granted(asked):
+            body = LockBatchResponseBody(
+                lock_ok_mq_set=LockBatchRequestBody.decode(asked.body).mq_set
+            )
+            return Reply(body=(body.encode(),))
+
+        refused = Reply(body=(LockBatchResponseBody().encode(),))
+        member.broker.answer(lock, refused, refused, granted)
+        async with member.consumer as consumer:
+            assert consumer.assignment == []
+            started = trio.current_time()
+            assert await member.take(10) == list(range(10))
+            assert 1 <= trio.current_time() - started <= 3, "tried again each second"
+            member.broker.answer(lock, refused)
+            await trio.sleep(25)
+            assert consumer.assignment == [], "a lock that is lost is a queue that is lost"
+            assert len(member.committed()) == 1
+    assert member.broker.count(RequestCode.UNLOCK_BATCH_MQ) == 0
+
+
+async def test_locks_are_given_back_on_leaving():
+    async with Member(ordered=True) as member:
+
+        def granted(asked):
+            return Reply(
+                body=(
+                    LockBatchResponseBody(
+                        lock_ok_mq_set=LockBatchRequestBody.decode(asked.body).mq_set
+                    ).encode(),
+                )
+            )
+
+        member.broker.answer(RequestCode.LOCK_BATCH_MQ, granted)
+        async with member.consumer:
+            await member.take(1)
+    unlocked = LockBatchRequestBody.decode(member.broker.last(RequestCode.UNLOCK_BATCH_MQ).body)
+    assert unlocked.mq_set == [MessageQueue("T", "broker-0", 0)]
+
+
+async def test_a_group_that_cannot_be_looked_up_keeps_its_queues(autojump_clock, caplog):
+    async with Member() as member, member.consumer as consumer:
+        await member.take(1)
+        busy = Reply(code=ResponseCode.SYSTEM_BUSY)
+        member.broker.answer(RequestCode.GET_CONSUMER_LIST_BY_GROUP, busy)
+        with caplog.at_level(logging.WARNING):
+            await trio.sleep(30)
+        assert consumer.assignment == [MessageQueue("T", "broker-0", 0)]
+    assert "keeps its queues" in caplog.text
+
+
+async def test_the_replica_that_the_broker_suggests_is_asked(autojump_clock):
+    async with Member() as member:
+        member.broker.answer(
+            PULL, lambda asked: Reply(pulled(10, 10, 1), member.log.pull(asked).body), None
+        )
+        async with member.consumer:
+            # The route knows no replica 1, so the one there is goes on to be asked.
+            assert await member.take(10) == list(range(10))
+            await trio.testing.wait_all_tasks_blocked()
+            assert member.broker.last(PULL).ext["queueOffset"] == "10"

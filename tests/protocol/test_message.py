@@ -1,0 +1,277 @@
+"""The record codec, properties, hashes, ids and batch bodies."""
+
+from __future__ import annotations
+
+import sys
+import zlib
+
+import lz4.frame
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace_protocol import message as m
+
+ASCII = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1)
+TEXT = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), min_size=1)
+HOSTS = st.binary(min_size=8, max_size=8) | st.binary(min_size=20, max_size=20)
+INT32 = st.integers(-(2**31), 2**31 - 1)
+INT64 = st.integers(-(2**63), 2**63 - 1)
+
+RECORDS = st.fixed_dictionaries(
+    {
+        "topic": ASCII.filter(lambda topic: len(topic) <= 255),
+        "queue_id": INT32,
+        "body": st.binary(max_size=300),
+        "properties": st.dictionaries(TEXT, TEXT, max_size=4).map(m.encode_properties),
+        "flag": INT32,
+        "queue_offset": INT64,
+        "physical_offset": INT64,
+        "sys_flag": st.integers(0, 0x7FF),
+        "born_timestamp": INT64,
+        "born_host": HOSTS,
+        "store_timestamp": INT64,
+        "store_host": HOSTS,
+        "reconsume_times": INT32,
+        "prepared_transaction_offset": INT64,
+    }
+)
+
+
+@settings(max_examples=50)
+@given(RECORDS)
+def test_a_record_comes_back(fields: dict[str, object]) -> None:
+    raw = m.encode_record(**fields)
+    message = m.decode_record(b"before" + raw + b"after", 6)
+    assert message.encode() == raw
+    assert message.size == len(raw)
+    assert message.stored_body == fields["body"]
+    assert message.raw_properties == fields["properties"]
+    for name in fields.keys() - {"body", "properties", "sys_flag"}:
+        assert getattr(message, name) == fields[name], name
+    assert (message.magic == m.MAGIC_V2) == (len(str(fields["topic"])) > 127)
+
+
+@settings(max_examples=50)
+@given(RECORDS, st.data())
+def test_a_cut_record_is_none(fields: dict[str, object], data: st.DataObject) -> None:
+    raw = m.encode_record(**fields)
+    with pytest.raises(m.CorruptRecord):
+        m.decode_record(raw[: data.draw(st.integers(0, len(raw) - 1))])
+
+
+@settings(max_examples=50)
+@given(RECORDS, st.data())
+def test_damage_gives_a_message_or_an_error(fields: dict[str, object], data: st.DataObject) -> None:
+    raw = bytearray(m.encode_record(**fields))
+    raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        assert m.decode_record(raw).size == len(raw)
+    except m.CorruptRecord as error:
+        assert error.position == 0
+
+
+def test_an_end_of_file_record_is_no_message() -> None:
+    raw = m.BLANK_RECORD.pack(200, m.MAGIC_BLANK) + bytes(192)
+    with pytest.raises(m.CorruptRecord, match="magic number 0xcbd43194"):
+        m.decode_record(raw)
+
+
+def test_several_records_are_read_back_to_back() -> None:
+    raw = [m.encode_record(topic="T", queue_id=n, body=b"x" * n) for n in range(3)]
+    assert [message.queue_id for message in m.decode_records(b"".join(raw))] == [0, 1, 2]
+    with pytest.raises(m.CorruptRecord) as caught:
+        m.decode_records(b"".join(raw)[:-1])
+    assert caught.value.position == len(raw[0]) + len(raw[1])
+
+
+def test_properties_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="32768 bytes, more than 32767"):
+        m.encode_record(topic="T", queue_id=0, body=b"", properties=b"x" * 32768)
+
+
+@given(st.dictionaries(TEXT, TEXT))
+def test_properties_come_back(properties: dict[str, str]) -> None:
+    assert m.decode_properties(m.encode_properties(properties)) == properties
+
+
+@pytest.mark.parametrize(
+    ("raw", "properties"),
+    [
+        (b"", {}),
+        (b"a\x01b", {"a": "b"}),
+        (b"a\x01\x02c\x01d\x02", {"c": "d"}),
+        (b"\x01b\x02", {}),
+        (b"ab\x02\x02", {}),
+        (b"a\x01b\x02a\x01c\x02", {"a": "c"}),
+        (b"a\x01b\x01c\x02", {"a": "b\x01c"}),
+    ],
+)
+def test_properties_by_the_peers_rules(raw: bytes, properties: dict[str, str]) -> None:
+    assert m.decode_properties(raw) == properties
+
+
+PIECES = st.sampled_from([b"TAGS", b"KEYS", b"X", b"\x01", b"\x02", b"a", "é".encode(), b""])
+
+
+@given(st.lists(PIECES).map(b"".join))
+def test_one_property_is_found_as_among_all(raw: bytes) -> None:
+    properties = m.decode_properties(raw)
+    assert m.property_value(raw, b"TAGS").decode() == properties.get("TAGS", "")
+    assert m.tags_code_of(raw) == m.tags_code(properties.get("TAGS"))
+
+
+def naive_hash(text: str) -> int:
+    value = 0
+    raw = text.encode("utf-16-be", "surrogatepass")
+    for at in range(0, len(raw), 2):
+        value = (31 * value + int.from_bytes(raw[at : at + 2], "big")) % 2**32
+    return value - 2**32 if value >= 2**31 else value
+
+
+@given(st.text())
+def test_the_hash_is_that_of_its_definition(text: str) -> None:
+    assert m.java_hash(text) == naive_hash(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("", 0), ("TagA", 2598919), ("polygenelubricants", -(2**31)), ("Aa", 2112), ("BB", 2112)],
+)
+def test_hashes_that_java_gives(text: str, value: int) -> None:
+    assert m.java_hash(text) == value
+
+
+def test_no_tags_have_code_0() -> None:
+    assert m.tags_code(None) == m.tags_code("") == 0
+
+
+def key_with_hash(topic: str, wanted: int) -> str:
+    """Seven characters from @ on, which are enough for any hash."""
+    rest = (wanted - naive_hash(f"{topic}#@@@@@@@")) % 2**32
+    digits = [rest // 31**place % 31 for place in range(6, -1, -1)]
+    return "".join(chr(ord("@") + digit) for digit in digits)
+
+
+@given(ASCII, INT32)
+def test_an_index_hash_is_never_negative(topic: str, value: int) -> None:
+    assert m.index_key_hash(topic, key_with_hash(topic, value)) == (
+        abs(value) if value > -(2**31) else 0
+    )
+
+
+def test_the_smallest_hash_has_no_positive_one() -> None:
+    assert m.index_key_hash("T", key_with_hash("T", -(2**31))) == 0
+
+
+@pytest.mark.parametrize(("ip", "port"), [("10.1.2.3", 10911), ("2001:db8::1", 65535)])
+def test_hosts_and_offset_message_ids_come_back(ip: str, port: int) -> None:
+    host = m.encode_host(ip, port)
+    assert m.decode_host(host) == (ip, port)
+    message_id = m.encode_offset_message_id(host, 123456789)
+    assert m.decode_offset_message_id(message_id) == (host, 123456789)
+
+
+def test_an_offset_message_id_as_the_peer_writes_it() -> None:
+    host = m.encode_host("127.0.0.1", 10911)
+    assert m.encode_offset_message_id(host, 1101304) == "7F00000100002A9F000000000010CDF8"
+
+
+@pytest.mark.parametrize("message_id", ["", "7F", "x" * 32])
+def test_a_wrong_message_id_is_refused(message_id: str) -> None:
+    with pytest.raises(ValueError, match=r"32 or 56|hexadecimal"):
+        m.decode_offset_message_id(message_id)
+
+
+def test_uniq_keys_differ_and_tell_their_time() -> None:
+    now_ms = 1_795_235_615_090
+    keys = m.UniqKeyGenerator(lambda: now_ms, 4711, bytes((127, 0, 0, 1)), 7)
+    first, second = keys.next(), keys.next()
+    assert first != second
+    assert first.startswith("7F000001" + f"{4711:04X}" + "00000007")
+    assert m.uniq_key_time_ms(first, now_ms + 1000) == now_ms
+    assert len(m.UniqKeyGenerator(lambda: now_ms, 1, bytes(16)).next()) == 56
+
+
+def test_a_uniq_key_of_last_month_tells_its_time() -> None:
+    month_ms = 31 * 24 * 3600 * 1000
+    made_ms = 1_795_235_615_090
+    key = m.UniqKeyGenerator(lambda: made_ms, 1, bytes(4)).next()
+    last_of_month = made_ms + 10 * 24 * 3600 * 1000
+    assert m.uniq_key_time_ms(key, last_of_month) == made_ms
+    assert abs(m.uniq_key_time_ms(key, made_ms + month_ms // 2) - made_ms) <= month_ms
+    with pytest.raises(ValueError, match="32 or 56"):
+        m.uniq_key_time_ms("7F", made_ms)
+
+
+def stored(body: bytes, sys_flag: int) -> m.StoredMessage:
+    return m.decode_record(m.encode_record(topic="T", queue_id=0, body=body, sys_flag=sys_flag))
+
+
+BODY = b"many words, many words, many words"
+
+
+@pytest.mark.parametrize(
+    ("body", "sys_flag"),
+    [
+        (BODY, 0),
+        m.compress(BODY),
+        (zlib.compress(BODY), m.COMPRESSED),
+        (lz4.frame.compress(BODY), m.COMPRESSED | m.COMPRESSION_LZ4),
+        (zstandard.compress(BODY), m.COMPRESSED | m.COMPRESSION_ZSTD),
+    ],
+)
+def test_a_body_is_decompressed(body: bytes, sys_flag: int) -> None:
+    assert stored(body, sys_flag).body == BODY
+    assert stored(body, sys_flag).stored_body == body
+
+
+@pytest.mark.parametrize("kind", [0, m.COMPRESSION_LZ4, m.COMPRESSION_ZSTD])
+def test_a_body_that_is_not_compressed_is_corrupt(kind: int) -> None:
+    with pytest.raises(m.CorruptRecord, match="does not decompress"):
+        _ = stored(BODY, m.COMPRESSED | kind).body
+
+
+@pytest.mark.parametrize(
+    ("kind", "package"), [(m.COMPRESSION_LZ4, "lz4"), (m.COMPRESSION_ZSTD, "zstandard")]
+)
+def test_a_missing_codec_names_its_package(
+    kind: int, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("lz4", "lz4.frame", "zstandard"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(m.CodecMissing, match=f"pip install {package}"):
+        _ = stored(BODY, m.COMPRESSED | kind).body
+
+
+def test_a_message_names_itself() -> None:
+    properties = m.encode_properties({"UNIQ_KEY": "U1", "KEYS": " a  b ", "TAGS": "t"})
+    raw = m.encode_record(topic="T", queue_id=3, body=b"", properties=properties, queue_offset=9)
+    message = m.decode_record(raw)
+    assert (message.keys, message.tags, message.message_id) == (["a", "b"], "t", "U1")
+    assert "T/3@9" in repr(message)
+    bare = m.decode_record(m.encode_record(topic="T", queue_id=3, body=b""))
+    assert bare.message_id == bare.offset_message_id == "0" * 32
+
+
+ITEMS = st.lists(st.tuples(INT32, st.binary(max_size=50), st.binary(max_size=50)))
+
+
+@given(ITEMS)
+def test_a_batch_comes_back(items: list[tuple[int, bytes, bytes]]) -> None:
+    assert list(m.iter_batch(m.encode_batch(items))) == items
+
+
+@given(ITEMS.filter(bool), st.data())
+def test_a_damaged_batch_gives_items_or_an_error(
+    items: list[tuple[int, bytes, bytes]], data: st.DataObject
+) -> None:
+    raw = bytearray(m.encode_batch(items))
+    raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
+    cut = bytes(raw[: data.draw(st.integers(0, len(raw)))])
+    try:
+        found = list(m.iter_batch(cut))
+    except m.CorruptRecord:
+        return
+    assert sum(18 + 4 + len(body) + len(rest) for _, body, rest in found) == len(cut)

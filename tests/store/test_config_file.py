@@ -1,0 +1,96 @@
+"""config/*.json: always one whole file, and never a damaged one taken for an empty one."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace_broker.store.config_file import ConfigFile, ConfigSource, is_whole
+from headrace_broker.store.errors import StoreFormatError
+from headrace_broker.store.files import Files
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OLD, NEW = b'{"a":1}', b'{\n\t"table":{0:1}\n}'
+
+
+class CrashingFiles(Files):
+    """Stops before the n-th step that changes what is on disk."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def _step(self) -> None:
+        if not self.steps:
+            raise InterruptedError
+        self.steps -= 1
+
+    def open(self, path: Path, flags: int = 0) -> int:
+        self._step()
+        return super().open(path, flags)
+
+    def write(self, descriptor: int, data: bytes, position: int) -> None:
+        self._step()
+        super().write(descriptor, data[: len(data) // 2], position)
+        self._step()
+        super().write(descriptor, data, position)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._step()
+        super().rename(source, target)
+
+
+def test_what_is_saved_comes_back(tmp_path: Path) -> None:
+    config = ConfigFile(tmp_path / "config" / "topics.json")
+    assert (config.load(), config.source) == (None, ConfigSource.MISSING)
+    for data in (OLD, NEW):
+        config.save(data)
+        assert (config.load(), config.source) == (data, ConfigSource.FILE)
+    assert config.backup_path.read_bytes() == OLD
+    assert sorted(path.name for path in config.path.parent.iterdir()) == [
+        "topics.json",
+        "topics.json.bak",
+    ]
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_a_crash_at_any_step_leaves_the_old_or_the_new(steps: int, tmp_path: Path) -> None:
+    path = tmp_path / "topics.json"
+    ConfigFile(path).save(OLD)
+    try:
+        ConfigFile(path, CrashingFiles(steps)).save(NEW)
+    except InterruptedError:
+        assert steps < 5
+    assert ConfigFile(path).load() == (NEW if steps == 5 else OLD)
+
+
+@pytest.mark.parametrize("damage", [b"", NEW[:-1], NEW[:9], b"\0" * 20])
+def test_the_backup_stands_in_for_a_damaged_file(damage: bytes, tmp_path: Path) -> None:
+    config = ConfigFile(tmp_path / "topics.json")
+    config.save(OLD)
+    config.save(NEW)
+    config.path.write_bytes(damage)
+    assert (config.load(), config.source) == (OLD, ConfigSource.BACKUP)
+    config.path.unlink()
+    assert (config.load(), config.source) == (OLD, ConfigSource.BACKUP)
+    config.backup_path.write_bytes(damage)
+    with pytest.raises(StoreFormatError, match=r"topics\.json: is cut.*put a good copy"):
+        config.load()
+
+
+TREES = st.recursive(
+    st.text() | st.integers() | st.none(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+)
+
+
+@given(st.dictionaries(st.text(), TREES, max_size=4), st.data())
+def test_no_beginning_of_a_text_is_whole(tree: dict[str, object], data: st.DataObject) -> None:
+    text = json.dumps(tree, ensure_ascii=data.draw(st.booleans())).encode()
+    assert is_whole(text)
+    assert not is_whole(text[: data.draw(st.integers(0, len(text) - 1))])

@@ -1,0 +1,178 @@
+"""ConsumeQueues, and the dispatcher's two ways to fill them."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace_broker.store import dispatch
+from headrace_broker.store.consume_queue import BLANK_SIZE, ConsumeQueue
+from headrace_broker.store.files import Files
+from headrace_protocol.message import INNER_BATCH, TRANSACTION_PREPARED
+from tests.support.stores import open_store, put, read_all
+
+
+def new_queue(folder: Path) -> ConsumeQueue:
+    return ConsumeQueue(folder / "consumequeue" / "T" / "0", 200, Files())
+
+
+def filled(folder: Path, count: int) -> ConsumeQueue:
+    queue = new_queue(folder)
+    for number in range(count):
+        assert queue.put(number, 100 * number, 100, number)
+    return queue
+
+
+def units(queue: ConsumeQueue) -> list[tuple[int, int, int]]:
+    return list(queue.iter_units(queue.first_offset))
+
+
+@pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 35])
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_units_come_back(count: int, is_clean: bool, tmp_path: Path) -> None:
+    wanted = units(filled(tmp_path, count))
+    assert wanted == [(100 * number, 100, number) for number in range(count)]
+    queue = new_queue(tmp_path)
+    queue.load(is_clean)
+    assert (queue.max_offset, units(queue)) == (count, wanted)
+    assert queue.last_physical_offset == 100 * (count - 1) if count else -1
+    assert queue.put(count, 10_000, 1, 1)
+    assert queue.unit(count) == (10_000, 1, 1)
+
+
+@given(st.integers(0, 35), st.integers(0, 40))
+@settings(max_examples=60, deadline=None)
+def test_truncation_forgets_the_rest(count: int, kept: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        queue = filled(Path(folder), count)
+        wanted = units(queue)[:kept]
+        queue.truncate(kept)
+        for is_clean in (True, False):
+            again = new_queue(Path(folder))
+            again.load(is_clean)
+            assert units(again) == units(queue) == wanted
+        for number in range(queue.max_offset, 35):
+            queue.put(number, 100 * number, 100, number)
+        assert units(queue) == [(100 * number, 100, number) for number in range(35)][:35]
+
+
+def test_truncation_by_physical_offset(tmp_path: Path) -> None:
+    queue = filled(tmp_path, 35)
+    queue.truncate_from_physical(10_000)
+    assert queue.max_offset == 35
+    queue.truncate_from_physical(1201)
+    assert queue.max_offset == 13
+    queue.truncate_from_physical(0)
+    assert queue.max_offset == 0
+    assert queue.last_physical_offset == -1
+
+
+def test_the_same_again_is_ignored(tmp_path: Path) -> None:
+    queue = filled(tmp_path, 3)
+    assert not queue.put(2, 200, 100, 2)
+    assert not queue.put(0, 0, 100, 0)
+    assert not queue.put(1, 900, 100, 9)
+    assert queue.max_offset == 3
+
+
+def test_a_gap_is_filled_with_blank_units(tmp_path: Path) -> None:
+    queue = filled(tmp_path, 3)
+    assert queue.put(14, 2000, 100, 0)
+    assert units(queue)[3:14] == [(200, BLANK_SIZE, 0)] * 11
+    assert queue.first_at_or_after(201) == 14
+
+
+def test_files_below_the_logs_first_byte_go(tmp_path: Path) -> None:
+    queue = filled(tmp_path, 35)
+    assert queue.min_offset(0) == 0
+    assert queue.min_offset(1901) == 20
+    assert queue.delete_files_below(900) == 0
+    assert queue.delete_files_below(901) == 1
+    assert queue.first_offset == 10
+    assert queue.min_offset(0) == 0 or queue.min_offset(901) == 10
+    assert queue.delete_files_below(1 << 40) == 2  # the last file stays
+    assert queue.min_offset(1 << 40) == 35
+    assert list((tmp_path / "consumequeue" / "T" / "0").iterdir())
+
+
+def test_a_flush_covers_what_was_written_before_it(tmp_path: Path) -> None:
+    queue = filled(tmp_path, 25)
+    assert queue.dirty_bytes() == 500
+    flush = queue.start_flush()
+    queue.put(25, 5000, 1, 1)
+    assert queue.dirty_bytes() == 20
+    flush()
+    queue.start_flush()()
+    assert queue.dirty_bytes() == 0
+
+
+# --- dispatch ------------------------------------------------------------------------------
+
+SENDS = st.lists(
+    st.tuples(
+        st.integers(0, 2), st.integers(0, 3), st.sampled_from([0, 0, 0, TRANSACTION_PREPARED])
+    ),
+    max_size=200,
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=30, deadline=None)
+@given(SENDS, st.lists(st.integers(1, 50), min_size=1, max_size=5))
+def test_rows_one_by_one_and_in_blocks_give_the_same_units(
+    sends: list[tuple[int, int, int]], steps: list[int]
+) -> None:
+    seen = []
+    for block_rows in (1, 1 << 30):
+        with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dispatch, "BLOCK_ROWS", block_rows)
+            store = open_store(Path(folder))
+            touched: list[set[tuple[str, int]]] = []
+            for number, (topic, queue_id, sys_flag) in enumerate(sends):
+                queue = store.queue(f"T{topic}", queue_id)
+                put(store, queue, b"", dispatch=False, sys_flag=sys_flag, TAGS=str(topic))
+                if number % steps[number % len(steps)] == 0:
+                    touched.append({(q.topic, q.queue_id) for q in store.dispatch()})
+            store.dispatch()
+            found = {
+                (q.topic, q.queue_id): list(q.consume_queue.iter_units(0)) for q in store.queues
+            }
+            assert all(
+                len(units) == q.next_offset
+                for q, units in ((store.queue(*name), units) for name, units in found.items())
+            )
+            seen.append((found, touched))
+            store.close()
+    assert seen[0] == seen[1]
+
+
+def test_a_block_with_gaps_and_repeats_is_put_one_by_one(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    queue = store.queue("T", 0)
+    for _ in range(6):
+        put(store, queue, dispatch=False)
+    rows = store.ring.rows[:6].copy()
+    rows["queue_offset"] = [0, 1, 1, 2, 5, 6]
+    rows["sys_flag"][3] = INNER_BATCH
+    touched: set[object] = set()
+    store.dispatcher.put_block(rows, touched)
+    places = rows["physical_offset"].tolist()
+    found = [unit[0] for unit in queue.consume_queue.iter_units(0) if unit[1] != BLANK_SIZE]
+    assert found == [places[0], places[1], places[4], places[5]]
+    assert touched == {queue}
+    store.close()
+
+
+def test_a_bulk_append_and_single_ones_mix(tmp_path: Path) -> None:
+    store = open_store(tmp_path, ring_rows=1024)
+    queue = store.queue("T", 0)
+    for round_count in (1, 200, 3, 500):
+        for _ in range(round_count):
+            put(store, queue, b"", dispatch=False)
+        store.dispatch()
+    assert [m.queue_offset for m in read_all(store, queue)] == list(range(704))
+    store.close()

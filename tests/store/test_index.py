@@ -1,0 +1,198 @@
+"""The index: hashes in blocks, chains, files that fill up, queries."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace_broker.store import index_keys
+from headrace_broker.store.files import Files
+from headrace_broker.store.index_file import IndexFiles
+from headrace_broker.store.index_keys import index_prefixes, key_hashes, record_keys
+from headrace_protocol.message import (
+    decode_properties,
+    encode_properties,
+    index_key_hash,
+    java_hash,
+)
+from tests.support.stores import SetClock, open_store, put, small_settings
+
+TOPICS = ["T", "a longer topic", "Thème"]
+NAMES = st.sampled_from(["UNIQ_KEY", "KEYS", "TAGS", "WAIT", "KEY", "KEYSX", "XTAGS", ""])
+VALUES = st.text(st.sampled_from("ab z_é😀\x7f")) | st.text(min_size=60, max_size=70)
+PROPERTIES = st.lists(st.tuples(NAMES, VALUES), max_size=6).map(
+    lambda entries: "".join(f"{name}\x01{value}\x02" for name, value in entries).encode()
+)
+ODD = st.sampled_from([b"", b"\x02", b"KEYS\x01", b"KEYS\x01a b", b"TAGS\x01\xff\xfe\x02", b"KEYS"])
+REGIONS = st.lists(st.tuples(st.sampled_from(TOPICS), PROPERTIES | ODD), min_size=1, max_size=20)
+
+
+def exact_hashes(regions: list[tuple[str, bytes]]) -> list[tuple[int, int]]:
+    return [
+        (number, index_key_hash(topic, key))
+        for number, (topic, region) in enumerate(regions)
+        for key in record_keys(decode_properties(region))
+    ]
+
+
+def block_hashes(regions: list[tuple[str, bytes]]) -> list[tuple[int, int]]:
+    prefixes = np.array([index_prefixes(topic) for topic, _ in regions], np.uint32)
+    numbers, hashes = key_hashes([r for _, r in regions], prefixes, lambda n: regions[n][0])
+    return list(zip(numbers.tolist(), hashes.tolist(), strict=True))
+
+
+@given(REGIONS)
+def test_hashes_of_a_block_are_those_of_its_records(regions: list[tuple[str, bytes]]) -> None:
+    assert block_hashes(regions) == exact_hashes(regions)
+
+
+def test_large_blocks_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    regions = [
+        ("T", encode_properties({"KEYS": f"{number} k", "x": "y" * 31_000 * (number % 5 == 0)}))
+        for number in range(60)
+    ]
+    assert sum(len(region) for _, region in regions) > index_keys._BLOCK_BYTES_MAX
+    assert block_hashes(regions) == exact_hashes(regions)
+
+
+def test_the_keys_of_a_record_in_the_peers_order() -> None:
+    properties = {"TAGS": "t u", "KEYS": " k1  k2 ", "UNIQ_KEY": "U"}
+    assert record_keys(properties) == ["U", "k1", "k2", "T#t u"]
+    assert record_keys({"KEYS": ""}) == []
+
+
+# --- files ---------------------------------------------------------------------------------
+
+ENTRIES = st.lists(st.tuples(st.integers(0, 25), st.integers(0, 3000)), max_size=70)
+
+
+@settings(max_examples=50, deadline=None)
+@given(ENTRIES, st.integers(1, 20))
+def test_chains_lead_to_all_entries_of_a_hash(entries: list[tuple[int, int]], block: int) -> None:
+    """Ten slots, so that hashes share them; files of 19 entries; any size of block."""
+    with tempfile.TemporaryDirectory() as folder:
+        index = IndexFiles(small_settings(Path(folder)), Files())
+        hashes = np.array([key_hash for key_hash, _ in entries], np.int32)
+        offsets = np.arange(len(entries)) * 100
+        times = np.cumsum([step for _, step in entries]).astype(np.int64) + 1_000_000
+        full = 0
+        for at in range(0, len(entries), block):
+            part = slice(at, at + block)
+            full += len(index.put(hashes[part], offsets[part], times[part], 1_700_000_000_000))
+        assert full == len(entries) // 19
+        again = IndexFiles(small_settings(Path(folder)), Files())
+        again.load()
+        for key_hash in range(26):
+            wanted = [n * 100 for n, (h, _) in enumerate(entries) if h == key_hash][::-1]
+            assert list(index.find(key_hash)) == wanted == list(again.find(key_hash))
+        for number, file in enumerate(index.files):
+            mine = slice(number * 19, number * 19 + 19)
+            header = file.header
+            assert header.index_count == len(hashes[mine]) + 1
+            assert header.hash_slot_count == len(set((hashes[mine] % 10).tolist()))
+            assert header.begin_timestamp == times[mine][0]
+            assert header.end_timestamp == times[mine][-1]
+            assert header.end_physical_offset == offsets[mine][-1]
+            stored = file.entries[2 : header.index_count]["seconds"].tolist()
+            assert stored == ((times[mine][1:] - times[mine][0]) // 1000).tolist()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 25), min_size=2, max_size=19), st.data())
+def test_a_truncated_file_is_as_if_the_rest_never_came(
+    hashes: list[int], data: st.DataObject
+) -> None:
+    kept = data.draw(st.integers(1, len(hashes)))
+    images = []
+    for count in (kept, len(hashes)):
+        with tempfile.TemporaryDirectory() as folder:
+            index = IndexFiles(small_settings(Path(folder)), Files())
+            values = np.array(hashes[:count], np.int32)
+            index.put(values, np.arange(count) * 9, np.arange(count) + 5000, 1)
+            if count > kept:
+                index.files[0].truncate(kept + 1, 5000 + kept - 1)
+            images.append(bytes(index.files[0].file.view))
+    assert images[0] == images[-1]
+
+
+def test_file_names_ascend_when_the_clock_does_not(tmp_path: Path) -> None:
+    index = IndexFiles(small_settings(tmp_path), Files())
+    for now_ms in (1_700_000_000_000, 1_600_000_000_000, 1_700_000_000_000):
+        index.put(np.zeros(19, np.int32), np.arange(19), np.arange(19), now_ms)
+    names = [file.file.path.name for file in index.files]
+    assert names == sorted(set(names))
+    assert all(len(name) == 17 for name in names)
+
+
+def test_a_broken_link_ends_the_walk(tmp_path: Path) -> None:
+    index = IndexFiles(small_settings(tmp_path), Files())
+    index.put(np.full(3, 7, np.int32), np.arange(3), np.arange(3), 1)
+    index.files[0].entries["previous"][2] = 3
+    assert list(index.find(7)) == [2, 1]
+
+
+# --- queries -------------------------------------------------------------------------------
+
+
+def test_queries_by_kind_of_key_and_time(tmp_path: Path) -> None:
+    clock = SetClock(10_000)
+    store = open_store(tmp_path, clock)
+    queue = store.queue("T", 0)
+    offsets = []
+    for _ in range(4):
+        offsets.append(put(store, queue, UNIQ_KEY=f"u{len(offsets)}", KEYS="k u0", TAGS="t"))
+        clock.ms += 1500
+
+    def query(key: str, *rest: object) -> list[int]:
+        return [offsets.index(found) for found in store.query_index("T", key, 9, *rest)]
+
+    always = (0, 1 << 62)
+    assert query("k", *always) == [3, 2, 1, 0]
+    assert query("u1", *always) == [1]
+    assert query("u0", *always) == [3, 2, 1, 0]  # a key of all, and the first one's UNIQ_KEY
+    assert query("u0", *always, "U") == [0]
+    assert query("u1", *always, "K") == []
+    assert query("t", *always) == []
+    assert query("t", *always, "T") == [3, 2, 1, 0]
+    assert query("k", 11_500, 13_000) == [2, 1]
+    assert query("k", 11_501, 12_999) == []
+    assert store.query_index("T", "k", 2, *always) == offsets[:1:-1]
+    assert store.query_index("Other", "k", 9, *always) == []
+    store.close()
+
+
+def test_keys_with_one_hash_do_not_mix(tmp_path: Path) -> None:
+    assert java_hash("T#Aa") == java_hash("T#BB")
+    store = open_store(tmp_path)
+    first = put(store, store.queue("T", 0), KEYS="Aa")
+    second = put(store, store.queue("T", 0), KEYS="BB")
+    assert store.query_index("T", "Aa", 9, 0, 1 << 62) == [first]
+    assert store.query_index("T", "BB", 9, 0, 1 << 62) == [second]
+    store.close()
+
+
+def test_an_entry_that_stands_twice_is_found_once(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    offset = put(store, store.queue("T", 0), KEYS="k k")
+    store.index_tick()
+    store.indexer.put_block(store.ring.rows[:1])
+    assert store.query_index("T", "k", 9, 0, 1 << 62) == [offset]
+    store.close()
+
+
+@pytest.mark.parametrize("rows", [1, 63, 64, 200])
+def test_rows_across_the_rings_seam_and_file_ends_are_indexed(rows: int, tmp_path: Path) -> None:
+    store = open_store(tmp_path, index_entry_count=500)
+    queue = store.queue("T", 0)
+    for number in range(rows):
+        put(store, queue, bytes(700), KEYS=str(number))
+        if number % 60 == 31:
+            store.index_tick()
+    for number in range(rows):
+        assert len(store.query_index("T", str(number), 9, 0, 1 << 62)) == 1
+    store.close()

@@ -1,0 +1,653 @@
+"""The store's face: what goes in comes out, limits, locks and a disk that fails."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace_broker.store.checkpoint import Checkpoint
+from headrace_broker.store.errors import (
+    RecordTooLarge,
+    StoreBusy,
+    StoreError,
+    StoreFormatError,
+    StoreLocked,
+    StoreNotWritable,
+)
+from headrace_broker.store.message_store import MessageStore
+from headrace_broker.store.reader import GetStatus
+from headrace_protocol.message import (
+    BORN_HOST_V6,
+    STORE_HOST_V6,
+    TRANSACTION_COMMIT,
+    TRANSACTION_PREPARED,
+    TRANSACTION_ROLLBACK,
+    decode_record,
+    encode_host,
+    tags_code,
+)
+from tests.support.stores import (
+    HOST,
+    FaultyFiles,
+    SetClock,
+    crash,
+    open_store,
+    put,
+    read_all,
+    small_settings,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MESSAGES = st.lists(
+    st.tuples(
+        st.sampled_from(["A", "B", "a topic with a longer name", "t" * 200]),
+        st.integers(0, 2),
+        st.binary(max_size=1500),
+        st.dictionaries(st.sampled_from(["KEYS", "TAGS", "x"]), st.text("abé", min_size=1)),
+    ),
+    max_size=60,
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None)
+@given(MESSAGES, st.integers(1, 12), st.booleans())
+def test_what_goes_in_comes_out(
+    messages: list[tuple[str, int, bytes, dict[str, str]]], batch: int, is_clean: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = open_store(Path(folder) / "store")
+        wanted: dict[tuple[str, int], list[tuple[bytes, dict[str, str]]]] = {}
+        for number, (topic, queue_id, body, properties) in enumerate(messages, 1):
+            put(store, store.queue(topic, queue_id), body, dispatch=False, **properties)
+            wanted.setdefault((topic, queue_id), []).append((body, properties))
+            if number % batch == 0:
+                store.dispatch()
+        store.dispatch()
+        for _ in range(2):
+            for name, sent in wanted.items():
+                found = read_all(store, store.queue(*name))
+                assert [(m.body, m.properties) for m in found] == sent
+                assert [m.queue_offset for m in found] == list(range(len(sent)))
+            store.close() if is_clean else crash(store)
+            store = open_store(Path(folder) / "store")
+        store.close()
+
+
+def test_a_record_holds_what_was_given(tmp_path: Path) -> None:
+    clock = SetClock(5000)
+    store = open_store(tmp_path, clock)
+    store.begin_batch()
+    queue = store.queue("T", 3)
+    first = store.append(queue, b"one", b"k\x01v\x02", 7, -1, 0, 17, HOST, 2, 99)
+    clock.ms = 6000
+    second = store.append(queue, b"two", b"", 0, 0, 0, 17, HOST, 0)
+    message = decode_record(store.record_at(first) or b"")
+    assert (message.topic, message.queue_id, message.queue_offset) == ("T", 3, 0)
+    assert (message.flag, message.born_timestamp, message.born_host) == (-1, 17, HOST)
+    assert (message.reconsume_times, message.prepared_transaction_offset) == (2, 99)
+    assert (message.store_host, message.raw_properties) == (store.store_host, b"k\x01v\x02")
+    assert message.store_timestamp == 5000
+    assert decode_record(store.record_at(second) or b"").store_timestamp == 5000
+    assert store.record_at(first + 1) is None
+    assert store.record_at(store.max_physical_offset) is None
+    assert store.record_at(1 << 40) is None
+    store.close()
+
+
+def test_ipv6_hosts(tmp_path: Path) -> None:
+    host = encode_host("2001:db8::7", 1234)
+    store = open_store(tmp_path, store_host=encode_host("::1", 10911))
+    queue = store.queue("T", 0)
+    store.append(queue, b"one", b"", 0, 0, 0, 1, host, 0)
+    store.append(queue, b"two", b"", 0, 0, 0, 1, HOST, 0)
+    store.dispatch()
+    one, two = read_all(store, queue)
+    assert one.sys_flag == BORN_HOST_V6 | STORE_HOST_V6
+    assert two.sys_flag == STORE_HOST_V6
+    assert (one.born_host, two.born_host) == (host, HOST)
+    assert store.offset_by_time(queue, 0) == 0
+    store.close()
+
+
+def test_transaction_halves_have_no_place_in_the_queue(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    queue = store.queue("T", 0)
+    for sys_flag in (TRANSACTION_PREPARED, TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, 0):
+        put(store, queue, b"%d" % sys_flag, sys_flag=sys_flag, KEYS="k")
+    for _ in range(2):
+        assert [m.body for m in read_all(store, store.queue("T", 0))] == [b"8", b"0"]
+        assert len(store.query_index("T", "k", 10, 0, 1 << 62)) == 3  # not the rolled back one
+        crash(store)
+        store = open_store(tmp_path)
+    store.close()
+
+
+# --- reading -------------------------------------------------------------------------------
+
+
+def test_the_status_tells_where_an_offset_lies(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    queue = store.queue("T", 0)
+
+    def status(offset: int) -> tuple[GetStatus, int]:
+        result = store.get(queue, offset, 32, 1 << 18, None)
+        return result.status, result.next_offset
+
+    assert status(0) == (GetStatus.NO_MESSAGE_IN_QUEUE, 0)
+    assert status(5) == (GetStatus.NO_MESSAGE_IN_QUEUE, 0)
+    for _ in range(3):
+        put(store, queue)
+    assert status(-1) == (GetStatus.OFFSET_TOO_SMALL, 0)
+    assert status(2) == (GetStatus.FOUND, 3)
+    assert status(3) == (GetStatus.OFFSET_OVERFLOW_ONE, 3)
+    assert status(4) == (GetStatus.OFFSET_OVERFLOW_BADLY, 3)
+    store.close()
+
+
+def test_a_pull_keeps_its_limits(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    queue = store.queue("T", 0)
+    for _ in range(9):
+        put(store, queue, bytes(100))
+    size = len(store.record_at(0) or b"")
+    assert store.get(queue, 0, 5, 1 << 18, None).count == 5
+    assert store.get(queue, 0, 5, 3 * size, None).count == 3
+    assert store.get(queue, 0, 5, 3 * size + 1, None).body_bytes == 3 * size
+    assert store.get(queue, 0, 5, 1, None).count == 1  # the first always
+    assert len(store.get(queue, 0, 5, 1 << 18, None).buffers) == 1  # neighbours are one view
+    store.close()
+
+
+def test_tags_choose_messages(tmp_path: Path) -> None:
+    store = open_store(tmp_path, consume_queue_file_bytes=20_000)
+    queue = store.queue("T", 0)
+    for number in range(10):
+        put(store, queue, b"%d" % number, TAGS="ab"[number % 2])
+    result = store.get(queue, 0, 3, 1 << 18, frozenset((tags_code("b"),)))
+    bodies = [decode_record(buffer).body for buffer in result.buffers]
+    assert (bodies, result.next_offset) == ([b"1", b"3", b"5"], 6)
+    missing = store.get(queue, 0, 3, 1 << 18, frozenset((tags_code("c"),)))
+    assert (missing.status, missing.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 10)
+    store.close()
+
+
+def test_a_rare_tag_is_looked_for_in_steps(tmp_path: Path) -> None:
+    store = open_store(
+        tmp_path, consume_queue_file_bytes=20_000, commit_log_file_bytes=1 << 20, ring_rows=1024
+    )
+    queue = store.queue("T", 0)
+    for _ in range(900):
+        put(store, queue, b"", dispatch=False)
+    store.dispatch()
+    result = store.get(queue, 0, 32, 1 << 18, frozenset((1,)))
+    assert (result.status, result.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 800)
+    store.close()
+
+
+def test_views_outlive_the_file(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    queue = store.queue("T", 0)
+    for number in range(20):
+        put(store, queue, b"%d" % number * 500)
+    result = store.get(queue, 0, 1, 1 << 18, None)
+    store.commit_log.files.delete_first(2)
+    assert decode_record(result.buffers[0]).body == b"0" * 500
+    assert store.min_offset(queue) > 0
+    assert store.get(queue, 0, 1, 1, None).status is GetStatus.OFFSET_TOO_SMALL
+    store.close()
+
+
+TIMES = st.lists(st.integers(0, 20), max_size=30).map(sorted)
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None)
+@given(TIMES, st.integers(-2, 22))
+def test_offsets_by_time_are_those_of_a_plain_search(times: list[int], wanted: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        clock = SetClock()
+        store = open_store(Path(folder), clock, consume_queue_file_bytes=60)
+        queue = store.queue("T", 0)
+        for time in times:
+            clock.ms = time
+            put(store, queue)
+        lower = next((n for n, time in enumerate(times) if time >= wanted), len(times))
+        upper = max((n for n, time in enumerate(times) if time <= wanted), default=0)
+        assert store.offset_by_time(queue, wanted, "LOWER") == lower
+        assert store.offset_by_time(queue, wanted, "UPPER") == upper
+        assert store.earliest_store_time(queue) == (times[0] if times else None)
+        store.close()
+
+
+# --- limits --------------------------------------------------------------------------------
+
+
+def test_parts_that_are_too_large_are_named(tmp_path: Path) -> None:
+    store = open_store(tmp_path, commit_log_file_bytes=1 << 17, body_bytes_max=5000)
+    queue = store.queue("T", 0)
+
+    def append(body_bytes: int, properties_bytes: int) -> None:
+        store.append(queue, bytes(body_bytes), bytes(properties_bytes), 0, 0, 0, 1, HOST, 0)
+
+    append(5000, 32767)
+    with pytest.raises(RecordTooLarge, match="body has 5001 bytes, more than 5000"):
+        append(5001, 0)
+    for body_bytes in (0, 5000):
+        with pytest.raises(RecordTooLarge, match="properties has 32768 bytes, more than 32767"):
+            append(body_bytes, 32768)
+    assert queue.next_offset == 1
+    store.close()
+    store = open_store(tmp_path / "small")
+    queue = store.queue("T", 0)
+    with pytest.raises(RecordTooLarge, match="record has 4090 bytes, more than 4088"):
+        append(3998, 0)
+    append(3996, 0)
+    store.close()
+
+
+def test_a_number_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    queue = store.queue("T", 0)
+    with pytest.raises(struct.error, match="format requires"):
+        store.append(queue, b"body", b"", 0, 1 << 40, 0, 1, HOST, 0)
+    assert queue.next_offset == store.max_physical_offset == 0
+    put(store, queue)
+    assert len(read_all(store, queue)) == 1
+    store.close()
+
+
+def test_a_full_ring_names_the_slow_stage(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    queue = store.queue("T", 0)
+    for number in range(64):
+        assert (store.pressure() is None) == (number < 52)
+        put(store, queue, dispatch=False)
+    with pytest.raises(StoreBusy, match="dispatch is behind: consumequeue"):
+        put(store, queue)
+    store.dispatch()
+    assert store.pressure() is None
+    put(store, queue)
+    assert len(read_all(store, queue)) == 65
+    store.close()
+
+
+@pytest.mark.parametrize("topic", ["", ".", "..", "a/b", "a\0b"])
+def test_a_topic_that_is_no_folder_name_is_refused(topic: str, tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    with pytest.raises(ValueError, match="no queue can be named"):
+        store.queue(topic, 0)
+    store.close()
+
+
+# --- directories ---------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_second_store_is_refused(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    put(store, store.queue("T", 0))
+    for _ in range(2):
+        with pytest.raises(StoreLocked, match=f"store {tmp_path} is in use by another store of"):
+            open_store(tmp_path)
+    command = (
+        "from pathlib import Path; from tests.support.stores import open_store;"
+        f"open_store(Path({str(tmp_path)!r}))"
+    )
+    other = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, check=False
+    )
+    assert "StoreLocked" in other.stderr
+    assert "in use by another broker (process" in other.stderr
+    assert (tmp_path / "lock").read_bytes() == b"lock"
+    store.close()
+    open_store(tmp_path).close()
+
+
+def test_a_foreign_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(StoreFormatError, match=r"is no store: it holds thesis\.tex; name an empty"):
+        open_store(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    with pytest.raises(StoreFormatError, match="is a file"):
+        open_store(tmp_path / "thesis.tex")
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="file/store cannot be opened: Not a directory"):
+        open_store(tmp_path / "file" / "store")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"commit_log_file_bytes": 8192}, "has 4096 bytes, but commit_log_file_bytes is 8192"),
+        ({"consume_queue_file_bytes": 400}, "has 200 bytes, but consume_queue_file_bytes is 400"),
+        ({"index_entry_count": 21}, "has 480 bytes, but index_slot_count 10 and index_entry_co"),
+    ],
+)
+def test_files_of_another_size_are_refused(
+    changes: dict[str, int], message: str, tmp_path: Path
+) -> None:
+    store = open_store(tmp_path)
+    put(store, store.queue("T", 0), KEYS="k")
+    store.close()
+    before = sorted(path for path in tmp_path.rglob("*"))
+    with pytest.raises(StoreFormatError, match=message):
+        open_store(tmp_path, **changes)
+    assert sorted(path for path in tmp_path.rglob("*")) == before
+    open_store(tmp_path).close()
+
+
+@pytest.mark.parametrize("name", ["commitlog/notes", "index/notes", "consumequeue/T/one"])
+def test_a_file_that_does_not_belong_is_named(name: str, tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    put(store, store.queue("T", 0), KEYS="k")
+    store.close()
+    (tmp_path / name).write_text("")
+    (tmp_path / name).write_text("x")
+    with pytest.raises(StoreFormatError, match=name.rsplit("/", maxsplit=1)[-1]):
+        open_store(tmp_path)
+
+
+def test_a_gap_in_the_log_is_named(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for _ in range(9):
+        put(store, store.queue("T", 0), bytes(1500))
+    store.close()
+    (tmp_path / "commitlog" / f"{4096:020d}").unlink()
+    with pytest.raises(StoreFormatError, match="follows 00000000000000000000 with a gap"):
+        open_store(tmp_path)
+
+
+def test_nothing_is_stored_before_load_or_after_close(tmp_path: Path) -> None:
+    store = MessageStore(small_settings(tmp_path / "store"))
+    with pytest.raises(StoreNotWritable, match="not loaded"):
+        put(store, store.queue("T", 0))
+    store.close()
+    assert not (tmp_path / "store").exists()
+    store.load()
+    store.close()
+    with pytest.raises(StoreNotWritable, match="closed"):
+        put(store, store.queue("T", 0))
+
+
+# --- topics --------------------------------------------------------------------------------
+
+
+def test_a_deleted_topic_is_gone_also_after_a_crash(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for number in range(30):
+        put(store, store.queue("Old", number % 2), b"old")
+        put(store, store.queue("Kept", 0), b"kept")
+    store.delete_topic("Old")
+    assert store.queues_of("Old") == []
+    assert store.find_queue("Old", 0) is None
+    assert not (tmp_path / "consumequeue" / "Old").exists()
+    store.delete_topic("Missing")
+    put(store, store.queue("Old", 0), b"new")
+    crash(store)
+    store = open_store(tmp_path)
+    assert [m.body for m in read_all(store, store.queue("Old", 0))] == [b"new"]
+    assert len(read_all(store, store.queue("Kept", 0))) == 30
+    store.close()
+
+
+def test_queues_are_interned_and_listed(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    queues = [store.queue("T", number) for number in (2, 0, 1)]
+    assert store.queue("T", 2) is queues[0] is store.find_queue("T", 2)
+    assert [queue.queue_id for queue in store.queues_of("T")] == [0, 1, 2]
+    assert store.find_queue("T", 3) is None
+    store.close()
+
+
+def test_statistics(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    put(store, store.queue("T", 0), dispatch=False)
+    statistics = store.statistics()
+    assert statistics.max_offset == store.max_physical_offset == len(store.record_at(0) or b"")
+    assert (statistics.flushed_offset, statistics.dispatch_behind_rows) == (0, 1)
+    assert statistics.ring_fill == 1 / 64
+    assert 0 < statistics.disk_ratio < 1
+    assert statistics.refusal is None
+    store.close()
+
+
+# --- a disk that fails ---------------------------------------------------------------------
+
+
+def test_a_full_disk_stops_sends_by_name_and_heals(tmp_path: Path) -> None:
+    files, clock = FaultyFiles(), SetClock()
+    store = open_store(tmp_path, clock, files)
+    queue = store.queue("T", 0)
+    put(store, queue, bytes(1000))
+    files.is_full = True
+    for _ in range(2):
+        put(store, queue, bytes(1000))
+    with pytest.raises(StoreNotWritable, match=r"No space left on device \(.*commitlog\)"):
+        put(store, queue, bytes(1000))
+    assert store.statistics().refusal is not None
+    assert len(read_all(store, queue)) == 3
+    files.is_full = False
+    with pytest.raises(StoreNotWritable, match="No space left"):
+        put(store, queue)  # not tried again at once
+    clock.ms += 1000
+    put(store, queue, bytes(1000))
+    assert len(read_all(store, queue)) == 4
+    store.close()
+    assert not (tmp_path / "abort").exists()
+
+
+def test_units_that_found_no_room_come_later(tmp_path: Path) -> None:
+    files, clock = FaultyFiles(), SetClock()
+    store = open_store(tmp_path, clock, files)
+    queue = store.queue("T", 0)
+    for _ in range(8):
+        put(store, queue)
+    files.is_full = True
+    for _ in range(5):
+        put(store, queue, dispatch=False)
+    assert store.dispatch() == {queue}
+    assert store.max_offset(queue) == 10
+    with pytest.raises(StoreNotWritable, match=r"No space left on device \(.*consumequeue\)"):
+        put(store, queue)
+    files.is_full = False
+    assert store.dispatch() == {queue}
+    assert [m.queue_offset for m in read_all(store, queue)] == list(range(13))
+    store.close()
+
+
+def test_an_index_without_room_does_not_stop_readers(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    store = open_store(tmp_path, files=files)
+    queue = store.queue("T", 0)
+    put(store, queue, KEYS="a")
+    files.is_full = True
+    assert store.query_index("T", "a", 9, 0, 1 << 62) == []
+    assert len(read_all(store, queue)) == 1
+    files.is_full = False
+    assert store.query_index("T", "a", 9, 0, 1 << 62) == [0]
+    store.close()
+
+
+async def test_a_failed_flush_stops_sends_for_good(tmp_path: Path) -> None:
+    files, clock = FaultyFiles(), SetClock()
+    store = open_store(tmp_path, clock, files, flush="sync")
+    queue = store.queue("T", 0)
+    answers: list[bool] = []
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        files.is_broken = True
+        put(store, queue)
+        done = trio.Event()
+        store.when_flushed(store.max_physical_offset, lambda ok: (answers.append(ok), done.set()))
+        await done.wait()
+        files.is_broken = False
+        clock.ms += 10_000
+        with pytest.raises(StoreNotWritable, match="a flush failed, so messages may be lost"):
+            put(store, queue)
+        store.when_flushed(store.max_physical_offset, answers.append)
+        nursery.cancel_scope.cancel()
+    assert answers == [False, False]
+    store.close()
+    assert (tmp_path / "abort").exists()
+    with pytest.raises(StoreNotWritable):
+        put(store, queue)
+
+
+# --- the running store ---------------------------------------------------------------------
+
+
+async def test_one_flush_answers_all_that_wait(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    store = open_store(tmp_path, files=files, flush="sync")
+    queue = store.queue("T", 0)
+    answers: list[bool] = []
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        arrived = trio.Event()
+        store.on_touched = lambda queues: arrived.set() if queue in queues else None
+        for _ in range(3):
+            put(store, queue)
+            store.when_flushed(store.max_physical_offset, answers.append)
+        assert (answers, store.max_offset(queue)) == ([], 0)  # not readable before it is safe
+        await arrived.wait()
+        assert answers == [True, True, True]
+        assert len(read_all(store, queue)) == 3
+        assert store.statistics().flushed_offset == store.max_physical_offset
+        store.when_flushed(store.max_physical_offset, answers.append)
+        assert len(answers) == 4  # at once: it is known already
+        nursery.cancel_scope.cancel()
+    assert len([path for path in files.synced if "commitlog" in path]) == 1
+    store.close()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    with trio.fail_after(5):
+        while not condition():
+            await trio.sleep(0.001)
+
+
+async def test_few_bytes_wait_for_the_thorough_flush(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    files = FaultyFiles()
+    store = open_store(tmp_path, files=files, flush_thorough_interval_ms=10_000_000)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        await trio.sleep(0.6)  # the first round is thorough
+        put(store, store.queue("T", 0))
+        await trio.sleep(50)
+        nursery.cancel_scope.cancel()
+    assert files.synced == []
+    store.close()
+    assert files.synced
+
+
+async def test_dirty_bytes_are_flushed_in_time(tmp_path: Path) -> None:
+    store = open_store(tmp_path, flush_interval_ms=1, flush_least_bytes=1)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        for _ in range(3):
+            put(store, store.queue("T", 0), bytes(2000))
+            await until(lambda: store.statistics().flushed_offset == store.max_physical_offset)
+        nursery.cancel_scope.cancel()
+    assert store.flusher.checkpoint.physic_msg_timestamp == store.now_ms
+    store.close()
+
+
+async def test_the_checkpoint_says_what_is_on_disk(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    store = open_store(
+        tmp_path, files=files, queue_flush_interval_ms=1, queue_flush_thorough_interval_ms=1
+    )
+    path = tmp_path / "checkpoint"
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        put(store, store.queue("T", 0), KEYS="k")
+        offset = put(store, store.queue("T", 0), KEYS="k")
+        store.index_tick()
+        await until(lambda: Checkpoint.load(path).logics_physical_offset == offset)
+        nursery.cancel_scope.cancel()
+    assert path.stat().st_size == 4096
+    checkpoint = Checkpoint.load(path)
+    assert checkpoint.logics_msg_timestamp == checkpoint.physic_msg_timestamp == store.now_ms
+    folders = {
+        Path(path).parent.parent.name + "/" + Path(path).parent.name for path in files.synced
+    }
+    assert {"T/0", f"{tmp_path.name}/commitlog", f"{tmp_path.name}/index"} <= folders
+    store.close()
+
+
+async def test_a_full_index_file_moves_the_checkpoint(tmp_path: Path) -> None:
+    store = open_store(tmp_path, queue_flush_interval_ms=1)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        for number in range(25):
+            put(store, store.queue("T", 0), KEYS=str(number))
+        await until(lambda: store.flusher.checkpoint.index_msg_timestamp == store.now_ms)
+        nursery.cancel_scope.cancel()
+    store.close()
+
+
+async def test_the_next_file_is_made_ahead(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    names = tmp_path / "commitlog"
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        await until(lambda: len(list(names.glob("*"))) == 1)
+        put(store, store.queue("T", 0), bytes(1000))
+        assert len(list(names.iterdir())) == 1
+        put(store, store.queue("T", 0), bytes(1000))
+        put(store, store.queue("T", 0), bytes(10))  # past the half
+        await until(lambda: len(list(names.iterdir())) == 2)
+        nursery.cancel_scope.cancel()
+    store.close()
+    assert len(list(names.iterdir())) == 1  # a clean stop leaves no empty file
+
+
+async def test_the_index_follows_by_itself(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        put(store, store.queue("T", 0), KEYS="k")
+        await until(lambda: not store.statistics().index_behind_rows)
+        nursery.cancel_scope.cancel()
+    assert store.reader.query_index("T", "k", 9, 0, 1 << 62) == [0]
+    store.close()
+
+
+async def test_a_full_disk_heals_without_a_send(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    files = FaultyFiles()
+    store = open_store(tmp_path, files=files)
+    queue = store.queue("T", 0)
+    touched: list[object] = []
+    store.on_touched = touched.extend
+    put(store, queue, dispatch=False)
+    files.is_full = True
+    assert store.dispatch() == set()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        await trio.sleep(5)
+        assert touched == []
+        files.is_full = False
+        await trio.sleep(2)
+        assert touched == [queue]
+        nursery.cancel_scope.cancel()
+    assert len(read_all(store, queue)) == 1
+    store.close()

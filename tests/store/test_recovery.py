@@ -1,0 +1,447 @@
+"""Clean and crash starts: nothing acknowledged as flushed is lost, nothing is invented."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace_broker.store.checkpoint import INDEX_MARK_NAME, Checkpoint, IndexMark
+from headrace_broker.store.files import Files
+from headrace_broker.store.recovery import FirstRecord, RecoveryPlan, plan_recovery
+from headrace_protocol.message import encode_properties, encode_record
+from tests.support.stores import HOST, SetClock, crash, open_store, put, read_all, small_settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headrace_broker.store.message_store import MessageStore
+
+
+def contents(store: MessageStore) -> dict[tuple[str, int], list[bytes]]:
+    return {
+        (queue.topic, queue.queue_id): [message.body for message in read_all(store, queue)]
+        for queue in store.queues
+        if queue.next_offset
+    }
+
+
+def image(root: Path) -> dict[str, bytes]:
+    kinds = ("commitlog", "consumequeue")
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for kind in kinds
+        for path in (root / kind).rglob("*")
+        if path.is_file()
+    }
+
+
+# --- the plan ------------------------------------------------------------------------------
+
+FILES = [FirstRecord(0, 1000), FirstRecord(100, 20_000), FirstRecord(200, 50_000)]
+NO_CHECKPOINT = Checkpoint()
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "queues_from"),
+    [
+        (NO_CHECKPOINT, 0),
+        (Checkpoint(logics_physical_offset=150), 150),
+        (Checkpoint(physic_msg_timestamp=23_000, logics_msg_timestamp=60_000), 100),
+        (Checkpoint(physic_msg_timestamp=22_999, logics_msg_timestamp=60_000), 0),
+        (Checkpoint(physic_msg_timestamp=60_000, logics_msg_timestamp=53_000), 200),
+    ],
+)
+def test_how_far_a_crash_start_goes_back(checkpoint: Checkpoint, queues_from: int) -> None:
+    plan = plan_recovery(
+        is_clean=False,
+        files=FILES,
+        newest_unit=290,
+        index_end=120,
+        checkpoint=checkpoint,
+        files_max=10,
+    )
+    assert plan == RecoveryPlan(min(queues_from, 120), queues_from, 120)
+
+
+def test_a_crash_start_goes_back_a_bounded_number_of_files() -> None:
+    plan = plan_recovery(
+        is_clean=False,
+        files=FILES,
+        newest_unit=290,
+        index_end=-1,
+        checkpoint=NO_CHECKPOINT,
+        files_max=2,
+    )
+    assert plan == RecoveryPlan(100, 100, 100)
+
+
+def test_a_clean_start_reads_from_the_newest_unit() -> None:
+    plan = plan_recovery(
+        is_clean=True,
+        files=FILES,
+        newest_unit=250,
+        index_end=240,
+        checkpoint=NO_CHECKPOINT,
+        files_max=10,
+    )
+    assert plan == RecoveryPlan(250, 251, 251)
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_an_empty_log_leaves_no_units(is_clean: bool) -> None:
+    plan = plan_recovery(
+        is_clean=is_clean,
+        files=[],
+        newest_unit=9,
+        index_end=9,
+        checkpoint=NO_CHECKPOINT,
+        files_max=10,
+    )
+    assert plan == RecoveryPlan(0, 0, 0)
+
+
+# --- cut and damaged tails -----------------------------------------------------------------
+
+
+def fill(root: Path, count: int = 24) -> tuple[MessageStore, list[int]]:
+    store = open_store(root)
+    ends = []
+    for number in range(count):
+        put(store, store.queue("AB"[number % 2], 0), b"%d" % number * 60, KEYS=str(number))
+        ends.append(store.max_physical_offset)
+    return store, ends
+
+
+@pytest.mark.slow
+def test_a_log_cut_anywhere_keeps_the_whole_records_before(tmp_path: Path) -> None:
+    store, ends = fill(tmp_path / "full", 28)
+    last_file = store.commit_log.files.files[-1].start_offset
+    crash(store)
+    for cut in range(ends[-3] - 1, ends[-1] + 1):
+        root = tmp_path / "cut"
+        shutil.copytree(tmp_path / "full", root)
+        with (root / "commitlog" / f"{last_file:020d}").open("r+b") as log:
+            log.truncate(cut - last_file)
+            log.truncate(4096)
+        store = open_store(root)
+        whole = sum(end <= cut for end in ends)
+        assert store.max_physical_offset == ends[whole - 1]
+        bodies = [b"%d" % number * 60 for number in range(whole)]
+        assert contents(store) == {("A", 0): bodies[::2], ("B", 0): bodies[1::2]}
+        assert len(store.query_index("A", str((whole - 1) // 2 * 2), 9, 0, 1 << 62)) == 1
+        crash(store)
+        shutil.rmtree(root)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_damage_in_the_last_record_loses_that_one_only(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    root = tmp_path_factory.mktemp("store")
+    store, ends = fill(root, 12)
+    # Size, magic, CRC, physical offset or the body.
+    places = [*range(12), *range(28, 36), *range(88, 88 + 120)]
+    at = ends[-2] + data.draw(st.sampled_from(places))
+    store.commit_log.files.files[0].map[at] ^= data.draw(st.integers(1, 255))
+    crash(store)
+    store = open_store(root)
+    assert store.max_physical_offset == ends[-2]
+    assert sum(map(len, contents(store).values())) == 11
+    store.close()
+
+
+def test_what_a_cut_left_behind_does_not_come_back(tmp_path: Path) -> None:
+    store, ends = fill(tmp_path, 5)
+    store.commit_log.files.files[0].map[ends[1] + 90] ^= 1
+    crash(store)
+    store = open_store(tmp_path)
+    assert store.max_physical_offset == ends[1]
+    put(store, store.queue("A", 0), b"2" * 60, KEYS="2")  # as long as the damaged one
+    assert store.max_physical_offset == ends[2]
+    crash(store)
+    store = open_store(tmp_path)
+    assert store.max_physical_offset == ends[2]
+    store.close()
+
+
+@pytest.mark.parametrize("hole", range(0, 11 * 20, 7))
+def test_a_queue_with_a_hole_is_made_anew(hole: int, tmp_path: Path) -> None:
+    store, _ = fill(tmp_path, 22)
+    wanted = contents(store)
+    crash(store)
+    path = tmp_path / "consumequeue" / "A" / "0" / f"{hole // 200 * 200:020d}"
+    with path.open("r+b") as file:
+        file.seek(hole % 200)
+        file.write(bytes(min(9, 200 - hole % 200)))
+    store = open_store(tmp_path)
+    assert contents(store) == wanted
+    store.close()
+
+
+@pytest.mark.parametrize("lost", ["consumequeue", "index", "checkpoint", INDEX_MARK_NAME])
+def test_what_is_lost_is_made_from_the_log(lost: str, tmp_path: Path) -> None:
+    store, _ = fill(tmp_path)
+    store.flusher.flush_now()
+    put(store, store.queue("A", 0), b"last", KEYS="last")
+    wanted = contents(store)
+    crash(store)
+    path = tmp_path / lost
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    store = open_store(tmp_path)
+    assert contents(store) == wanted
+    assert len(store.query_index("A", "last", 9, 0, 1 << 62)) == 1
+    assert len(store.query_index("A", "0", 9, 0, 1 << 62)) == 1
+    store.close()
+
+
+def test_queues_without_a_log_are_emptied(tmp_path: Path) -> None:
+    store, _ = fill(tmp_path, 3)
+    store.close()
+    shutil.rmtree(tmp_path / "commitlog")
+    store = open_store(tmp_path)
+    assert contents(store) == {}
+    put(store, store.queue("A", 0))
+    assert contents(store) == {("A", 0): [b"body"]}
+    store.close()
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_recovering_twice_changes_nothing(is_clean: bool, tmp_path: Path) -> None:
+    store, _ = fill(tmp_path)
+    store.close() if is_clean else crash(store)
+    images = []
+    for _ in range(2):
+        store = open_store(tmp_path)
+        store.close() if is_clean else crash(store)
+        images.append(image(tmp_path))
+    assert images[0] == images[1]
+
+
+def test_an_empty_file_at_the_end_is_dropped(tmp_path: Path) -> None:
+    store, ends = fill(tmp_path, 5)
+    crash(store)
+    made_ahead = tmp_path / "commitlog" / f"{4096:020d}"
+    for content in (b"", bytes(4096)):
+        made_ahead.write_bytes(content)
+        store = open_store(tmp_path)
+        assert store.max_physical_offset == ends[-1]
+        assert not made_ahead.exists()
+        crash(store)
+
+
+def test_a_log_that_ends_with_its_file_goes_on_in_the_next(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    queue = store.queue("T", 0)
+    put(store, queue, bytes(2000))
+    put(store, queue, bytes(3000))
+    assert store.commit_log.file_start == 4096
+    crash(store)
+    (tmp_path / "commitlog" / f"{4096:020d}").unlink()
+    store = open_store(tmp_path)
+    assert store.max_physical_offset == 4096
+    put(store, store.queue("T", 0), b"after")
+    assert [len(body) for body in contents(store)["T", 0]] == [2000, 5]
+    store.close()
+
+
+# --- records that need care ----------------------------------------------------------------
+
+
+def write_log(root: Path, records: list[dict[str, object]]) -> None:
+    (root / "commitlog").mkdir()
+    raw = b""
+    for fields in records:
+        raw += encode_record(
+            **{"queue_id": 0, "born_host": HOST, **fields, "physical_offset": len(raw)}
+        )
+    (root / "commitlog" / f"{0:020d}").write_bytes(raw.ljust(4096, b"\0"))
+
+
+def test_a_queue_offset_that_cannot_be_is_left_out(tmp_path: Path) -> None:
+    records = [{"topic": "T", "body": b"%d" % number, "queue_offset": number} for number in (0, 1)]
+    records.append({"topic": "T", "body": b"wrong", "queue_offset": 1 << 50})
+    records.append({"topic": "T", "body": b"2", "queue_offset": 2})
+    write_log(tmp_path, records)
+    store = open_store(tmp_path)
+    assert contents(store) == {("T", 0): [b"0", b"1", b"2"]}
+    store.close()
+
+
+def test_a_topic_that_cannot_be_is_left_out(tmp_path: Path) -> None:
+    topics = ["T", "../evil", "a/b", "T"]
+    write_log(
+        tmp_path,
+        [
+            {"topic": topic, "body": b"%d" % number, "queue_offset": number // 3}
+            for number, topic in enumerate(topics)
+        ],
+    )
+    store = open_store(tmp_path)
+    assert contents(store) == {("T", 0): [b"0", b"3"]}
+    store.close()
+
+
+def test_a_queue_that_starts_late_begins_with_blank_units(tmp_path: Path) -> None:
+    fillers = [{"topic": "U", "body": bytes(500), "queue_offset": n} for n in range(4)]
+    write_log(
+        tmp_path,
+        [*fillers, *({"topic": "T", "body": b"%d" % n, "queue_offset": n} for n in (13, 14, 17))],
+    )
+    store = open_store(tmp_path)
+    queue = store.queue("T", 0)
+    assert (store.min_offset(queue), store.max_offset(queue)) == (13, 18)
+    assert contents(store)["T", 0] == [b"13", b"14", b"17"]
+    unit = struct.Struct(">qiq")
+    first = (tmp_path / "consumequeue" / "T" / "0" / f"{200:020d}").read_bytes()
+    assert [unit.unpack_from(first, at * 20) for at in range(3)] == [(0, 0x7FFFFFFF, 0)] * 3
+    store.close()
+
+
+def test_a_topic_made_again_begins_anew(tmp_path: Path) -> None:
+    lives = [("old", 3), ("new", 2)]
+    write_log(
+        tmp_path,
+        [
+            {"topic": "T", "body": f"{life}{number}".encode(), "queue_offset": number}
+            for life, count in lives
+            for number in range(count)
+        ],
+    )
+    store = open_store(tmp_path)
+    assert contents(store) == {("T", 0): [b"new0", b"new1"]}
+    store.close()
+
+
+def test_scheduled_messages_get_their_due_time_as_tags_code(tmp_path: Path) -> None:
+    write_log(
+        tmp_path,
+        [
+            {
+                "topic": "SCHEDULE_TOPIC_XXXX",
+                "body": b"",
+                "queue_id": 2,
+                "queue_offset": number,
+                "store_timestamp": 1000,
+                "properties": encode_properties({"DELAY": level, "TAGS": "t"}),
+            }
+            for number, level in enumerate(["3", "99"])
+        ],
+    )
+    store = open_store(tmp_path)
+    queue = store.queue("SCHEDULE_TOPIC_XXXX", 2)
+    assert queue.consume_queue.unit(0)[2] == 1000 + 10_000
+    assert queue.consume_queue.unit(1)[2] == 1000 + 2 * 3600 * 1000
+    store.close()
+
+
+def test_topics_of_inner_batches_have_no_plain_queue(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for topic in ("Plain", "Batch"):
+        put(store, store.queue(topic, 0), KEYS="k")
+    store.close()
+    (tmp_path / "batchconsumequeue" / "Batch").mkdir(parents=True)
+    shutil.rmtree(tmp_path / "consumequeue")
+    shutil.rmtree(tmp_path / "index")
+    (tmp_path / "abort").write_text("1")
+    store = open_store(tmp_path)
+    assert list(contents(store)) == [("Plain", 0)]
+    assert len(store.query_index("Batch", "k", 9, 0, 1 << 62)) == 1
+    store.close()
+
+
+# --- index ---------------------------------------------------------------------------------
+
+
+def test_an_index_file_is_kept_up_to_its_mark(tmp_path: Path) -> None:
+    store, _ = fill(tmp_path, 30)
+    store.index_tick()
+    store.flusher.flush_now()
+    mark = IndexMark.load(tmp_path / INDEX_MARK_NAME)
+    assert mark is not None
+    assert mark.index_count == 30 - 19 + 1
+    put(store, store.queue("A", 0), KEYS="after")
+    store.index_tick()
+    crash(store)
+    store = open_store(tmp_path)
+    assert len(store.index_files.files) == 2
+    for number in range(30):
+        found = store.query_index("AB"[number % 2], str(number), 9, 0, 1 << 62)
+        assert len(found) == 1, number
+    assert len(store.query_index("A", "after", 9, 0, 1 << 62)) == 1
+    store.close()
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 37])
+def test_a_damaged_mark_is_no_mark(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "mark").write_bytes(data)
+    assert IndexMark.load(tmp_path / "mark") is None
+    mark = IndexMark("20261121043334916", 7, 1 << 40)
+    mark.save(tmp_path / "mark", Files())
+    assert IndexMark.load(tmp_path / "mark") == mark
+
+
+def test_a_cut_checkpoint_is_no_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    assert Checkpoint.load(path) == Checkpoint()
+    path.write_bytes(bytes(7))
+    assert Checkpoint.load(path) == Checkpoint()
+    Checkpoint(1, 2, 3, 4, 5, 6).save(path, Files())
+    assert Checkpoint.load(path) == (1, 2, 3, 4, 5, 6)
+
+
+# --- a killed process ----------------------------------------------------------------------
+
+WRITER = """
+import sys
+from pathlib import Path
+from tests.support.stores import open_store, put
+store = open_store(Path(sys.argv[1]), commit_log_file_bytes=1 << 16)
+queues = [store.queue("T", number) for number in range(3)]
+number = 0
+while True:
+    for queue in queues:
+        put(store, queue, b"%d" % number * 20, KEYS=str(number))
+        number += 1
+    sys.stdout.write(f"{number}\\n")
+    sys.stdout.flush()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lines", [1, 200])
+def test_a_killed_writer_loses_nothing_it_reported(lines: int, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(root)], stdout=subprocess.PIPE, text=True
+    ) as writer:
+        assert writer.stdout is not None
+        for _ in range(lines):
+            reported = int(writer.stdout.readline())
+        os.kill(writer.pid, signal.SIGKILL)
+    store = open_store(root, SetClock(), commit_log_file_bytes=1 << 16)
+    found = sorted(
+        int(m.properties["KEYS"]) for n in range(3) for m in read_all(store, store.queue("T", n))
+    )
+    assert found == list(range(len(found)))
+    assert len(found) >= reported
+    assert len(store.query_index("T", str(reported - 1), 9, 0, 1 << 62)) == 1
+    store.close()
+
+
+def test_the_smallest_settings_are_checked() -> None:
+    from pathlib import Path
+
+    with pytest.raises(ValueError, match="ring_rows 63 is not a power of two"):
+        small_settings(Path(), ring_rows=63)
+    with pytest.raises(ValueError, match="consume_queue_file_bytes 30 is no multiple of 20"):
+        small_settings(Path(), consume_queue_file_bytes=30)

@@ -1,0 +1,103 @@
+"""Small stores for tests: real files, a clock that is set, a disk that can be made to fail."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace_broker.store.files import Files
+from headrace_broker.store.message_store import MessageStore
+from headrace_broker.store.reader import GetStatus
+from headrace_broker.store.settings import StoreSettings
+from headrace_protocol.message import StoredMessage, decode_records, encode_properties, tags_code
+
+if TYPE_CHECKING:
+    from headrace_broker.clock import Clock
+    from headrace_broker.store.store_queue import StoreQueue
+
+HOST = bytes((10, 0, 0, 1)) + (4711).to_bytes(4, "big")
+
+
+class SetClock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self, ms: int = 1_700_000_000_000) -> None:
+        self.ms = ms
+
+    def now_ms(self) -> int:
+        return self.ms
+
+
+class FaultyFiles(Files):
+    """The real file system with a disk that can be full or broken."""
+
+    def __init__(self) -> None:
+        self.is_full = False
+        self.is_broken = False
+        self.synced: list[str] = []
+
+    def allocate(self, descriptor: int, position: int, byte_count: int) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().allocate(descriptor, position, byte_count)
+
+    def fdatasync(self, descriptor: int) -> None:
+        if self.is_broken:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        self.synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+
+
+def small_settings(root: Path, **changes: Any) -> StoreSettings:
+    sizes = {
+        "commit_log_file_bytes": 4096,
+        "consume_queue_file_bytes": 200,
+        "index_slot_count": 10,
+        "index_entry_count": 20,
+        "ring_rows": 64,
+    }
+    return StoreSettings(root=root, **{**sizes, **changes})
+
+
+def open_store(
+    root: Path, clock: Clock | None = None, files: Files | None = None, **changes: Any
+) -> MessageStore:
+    """A loaded store; the caller closes it, or crashes it."""
+    store = MessageStore(small_settings(root, **changes), clock or SetClock(), files)
+    store.load()
+    return store
+
+
+def crash(store: MessageStore) -> None:
+    """Let go of a store as a killed process would: what it wrote stays, nothing is finished."""
+    store.lock.release()
+
+
+def put(
+    store: MessageStore,
+    queue: StoreQueue,
+    body: bytes = b"body",
+    *,
+    dispatch: bool = True,
+    sys_flag: int = 0,
+    **properties: str,
+) -> int:
+    """Append one message and make it readable; returns its physical offset."""
+    store.begin_batch()
+    raw = encode_properties(properties)
+    code = tags_code(properties.get("TAGS"))
+    physical_offset = store.append(queue, body, raw, code, 0, sys_flag, 1, HOST, 0)
+    if dispatch:
+        store.dispatch()
+    return physical_offset
+
+
+def read_all(store: MessageStore, queue: StoreQueue) -> list[StoredMessage]:
+    """Everything a consumer gets from the queue's beginning on."""
+    messages: list[StoredMessage] = []
+    offset = store.min_offset(queue)
+    while (result := store.get(queue, offset, 7, 3000, None)).status is GetStatus.FOUND:
+        messages += [m for buffer in result.buffers for m in decode_records(buffer)]
+        offset = result.next_offset
+    return messages
