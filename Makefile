@@ -49,5 +49,8 @@ fuzz: setup ## read ten million spoiled frames: FRAMES=, SEED=, START=
 	$(BIN)/python -m tests.fuzz.run $(if $(FRAMES),--frames $(FRAMES)) $(if $(SEED),--seed $(SEED)) \
 		$(if $(START),--start $(START))
 
+sim: setup ## simulate a cluster whose connections break: N=, SEED=
+	$(BIN)/python -m tests.simulation.run $(if $(N),--count $(N)) $(if $(SEED),--seed $(SEED))
+
 clean: ## remove what the targets made
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache

@@ -20,7 +20,7 @@ from headrace_protocol.bodies import (
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.aio import AsyncConnection, open_stream
-from headrace_protocol.drivers.errors import ConnectFailed, HeadraceError
+from headrace_protocol.drivers.errors import ConnectFailed, ConnectionLost, HeadraceError
 from headrace_protocol.headers import (
     GetBrokerMemberGroupHeader,
     RegisterBrokerHeader,
@@ -28,7 +28,7 @@ from headrace_protocol.headers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from headrace_broker.config import BrokerConfig
     from headrace_broker.topics import TopicTable
@@ -74,12 +74,31 @@ class Registration:
         self._address = address
         self._ha_address = ha_address
         self._changed = trio.Event()
+        self._change_count = 0
         self._connections: dict[str, AsyncConnection] = {}
+        # How many changes each connected nameserver has been told, and who waits for how many.
+        self._told: dict[str, int] = {}
+        self._waiting: list[tuple[int, Callable[[], None]]] = []
 
     def topics_changed(self) -> None:
         """Register again now instead of at the next period."""
+        self._change_count += 1
         changed, self._changed = self._changed, trio.Event()
         changed.set()
+
+    def when_told(self, callback: Callable[[], None]) -> None:
+        """Call back when every nameserver within reach knows of all changes so far."""
+        self._waiting.append((self._change_count, callback))
+        self._call_told()
+
+    def _call_told(self) -> None:
+        told = min((self._told[each] for each in self._connections), default=self._change_count)
+        waiting, self._waiting = self._waiting, []
+        for change_count, callback in waiting:
+            if change_count <= told:
+                callback()
+            else:
+                self._waiting.append((change_count, callback))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Stay registered until cancelled; started after the first try with each nameserver.
@@ -124,28 +143,46 @@ class Registration:
             await trio.sleep(_RETRY_S)
 
     async def _serve_connection(self, nameserver: str, tried: trio.Event) -> None:
+        """Stay registered until the connection ends. Raises HeadraceError if it never was."""
         stream = await open_stream(self._network.connect, nameserver)
         connection = AsyncConnection(stream, nameserver)
+        problem: HeadraceError = ConnectionLost(nameserver, "the nameserver closed it")
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(connection.run)
+            nursery.start_soon(_run_connection, connection, nursery.cancel_scope)
             try:
-                await self._check_identity(connection)
-                # Taken before each registration: a change made during one asks for the next.
-                changed = self._changed
-                await self._register(connection)
-                self._connections[nameserver] = connection
-                log.info("registered", nameserver=nameserver, broker=self._address)
-                tried.set()
-                while True:
-                    with trio.move_on_after(self._config.register_name_server_period / 1000):
-                        await changed.wait()
-                    changed = self._changed
-                    await self._register(connection)
+                await self._register_again_and_again(connection, tried)
+            except HeadraceError as error:
+                # Raised in here it would leave the nursery inside a group.
+                problem = error
             finally:
-                self._connections.pop(nameserver, None)
+                was_registered = self._connections.pop(nameserver, None) is not None
+                self._call_told()
                 nursery.cancel_scope.cancel()
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if not was_registered:
+            raise problem
+        log.warning("registration lost", nameserver=nameserver, reason=str(problem))
+
+    async def _register_again_and_again(
+        self, connection: AsyncConnection, tried: trio.Event
+    ) -> None:
+        await self._check_identity(connection)
+        # Taken before each registration: a change made during one asks for the next.
+        changed = self._changed
+        await self._register(connection)
+        self._connections[connection.address] = connection
+        self._call_told()
+        log.info("registered", nameserver=connection.address, broker=self._address)
+        tried.set()
+        while True:
+            with trio.move_on_after(self._config.register_name_server_period / 1000):
+                await changed.wait()
+            changed = self._changed
+            await self._register(connection)
+            self._call_told()
 
     async def _register(self, connection: AsyncConnection) -> None:
+        change_count = self._change_count
         body = self._body()
         response = await connection.request(
             RequestCode.REGISTER_BROKER,
@@ -162,6 +199,7 @@ class Registration:
             timeout_ms=_TIMEOUT_MS,
         )
         response.expect()
+        self._told[connection.address] = change_count
 
     def _body(self) -> bytes:
         return RegisterBrokerBody(
@@ -196,3 +234,9 @@ class Registration:
             return False
         await stream.aclose()
         return True
+
+
+async def _run_connection(connection: AsyncConnection, scope: trio.CancelScope) -> None:
+    """The nameserver forgets us with the connection: when it ends, do not wait for the period."""
+    await connection.run()
+    scope.cancel()

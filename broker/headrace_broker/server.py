@@ -115,7 +115,7 @@ class Broker:
         parts = _Parts(self.config, store, self._clock, self._network, listener)
         async with trio.open_nursery() as nursery:
             await nursery.start(store.run)
-            nursery.start_soon(parts.statistics.run)
+            nursery.start_soon(parts.statistics.run, self._clock.now_ms)
             nursery.start_soon(parts.long_polling.run)
             nursery.start_soon(parts.relieve_pressure)
             nursery.start_soon(parts.expire_clients)
@@ -203,6 +203,7 @@ class _Parts:
                 self.offsets,
                 self.long_polling,
                 self.statistics,
+                self.registration.when_told,
             ),
             AdminGroupsProcessor(
                 self._config,

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections import deque
+from typing import TYPE_CHECKING
 
 import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _SAMPLE_S = 1.0
 _WINDOW_SAMPLES = 10
 
 
 class Counter:
-    """Messages and bytes since the broker started, with the rate of late."""
+    """Messages and bytes since the broker started, with the rate of late.
 
-    __slots__ = ("body_bytes", "count", "samples")
+    today_morning, yesterday_morning: the count at the last two midnights.
+    """
+
+    __slots__ = ("body_bytes", "count", "samples", "today_morning", "yesterday_morning")
 
     def __init__(self) -> None:
         self.count = 0
         self.body_bytes = 0
+        self.today_morning = self.yesterday_morning = 0
         self.samples: deque[tuple[float, int]] = deque(maxlen=_WINDOW_SAMPLES + 1)
 
     def add(self, count: int, body_bytes: int) -> None:
@@ -28,6 +37,10 @@ class Counter:
     def sample(self, now: float) -> None:
         """Remember how far the count is at ``now`` (seconds)."""
         self.samples.append((now, self.count))
+
+    def begin_day(self) -> None:
+        """It is midnight."""
+        self.yesterday_morning, self.today_morning = self.today_morning, self.count
 
     @property
     def rate(self) -> float:
@@ -73,17 +86,25 @@ class BrokerStatistics:
         counter = self.group_gets.get((group, topic))
         return counter.rate if counter else 0.0
 
-    async def run(self) -> None:
-        """Take samples until cancelled; what stood still in the whole window is dropped."""
+    async def run(self, now_ms: Callable[[], int]) -> None:
+        """Take samples until cancelled.
+
+        now_ms: the wall clock, which tells when a day begins.
+        """
+        today = _day(now_ms())
         while True:
+            if (day := _day(now_ms())) != today:
+                today = day
+                self.puts.begin_day()
+                self.gets.begin_day()
             now = trio.current_time()
             self.puts.sample(now)
             self.gets.sample(now)
-            _sample_active(self.topic_puts, now)
-            _sample_active(self.group_gets, now)
+            for counter in (*self.topic_puts.values(), *self.group_gets.values()):
+                counter.sample(now)
             await trio.sleep(_SAMPLE_S)
 
 
-def _sample_active(counters: dict, now: float) -> None:  # type: ignore[type-arg]
-    for counter in counters.values():
-        counter.sample(now)
+def _day(now_ms: int) -> dt.date:
+    """The date here: days begin at local midnight, as the peer's do."""
+    return dt.datetime.fromtimestamp(now_ms / 1000).astimezone().date()

@@ -42,11 +42,20 @@ class _Blocking(Generic[Client]):
         self._portal: BlockingPortal | None = None
 
     def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            self._portal = stack.enter_context(start_blocking_portal("trio"))
-            stack.enter_context(self._portal.wrap_async_context_manager(self._client))  # type: ignore[arg-type]
-            self._stack = stack.pop_all()
+        portal = start_blocking_portal("trio")
+        self._portal = self._stack.enter_context(portal)
+        try:
+            self._enter_client()
+        except BaseException:
+            self._portal = None
+            self._stack.close()
+            raise
         return self
+
+    def _enter_client(self) -> None:
+        assert self._portal is not None
+        client: Any = self._client
+        self._stack.enter_context(self._portal.wrap_async_context_manager(client))
 
     def __exit__(
         self,
@@ -54,7 +63,7 @@ class _Blocking(Generic[Client]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._portal, portal = None, self._portal
+        portal, self._portal = self._portal, None
         assert portal is not None
         self._stack.__exit__(error_type, error, traceback)
 
@@ -84,8 +93,7 @@ class Pipeline(_Blocking["AsyncPipeline"]):
         self._portal = portal
 
     def __enter__(self) -> Self:
-        assert self._portal is not None
-        self._stack.enter_context(self._portal.wrap_async_context_manager(self._client))
+        self._enter_client()
         return self
 
     def send_all(self, messages: Iterable[Message]) -> None:

@@ -21,7 +21,7 @@ import msgspec
 import trio
 
 from headrace.admin.rows import Columns, RowFormat, read_messages
-from headrace.errors import ConfigurationError, HeadraceError, RouteNotFound
+from headrace.errors import ConfigurationError, HeadraceError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -205,9 +205,7 @@ async def run_flights(mq: Embedded, view: View) -> Ledger:
 
 async def _create_topic(mq: Embedded) -> None:
     async with mq.admin() as admin:
-        try:
-            await admin.topic(TOPIC)
-        except RouteNotFound:
+        if TOPIC not in await admin.topics():
             await admin.create_topic(TOPIC, queues=QUEUES)
             return
     raise ConfigurationError(

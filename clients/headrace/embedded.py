@@ -6,11 +6,8 @@ their own, with a trio loop of their own.
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.errors import ConfigurationError
@@ -151,6 +148,8 @@ async def run_daemons(
     host: to listen on. nameserver_port, broker_port: 0 takes any free one.
     Raises OSError (address), StoreError (directory).
     """
+    from tempfile import TemporaryDirectory
+
     from headrace_broker.config import BrokerConfig
     from headrace_broker.server import Broker
     from headrace_nameserver.config import NameServerConfig
@@ -208,6 +207,10 @@ class _Thread:
     """The daemons on a trio loop of their own."""
 
     def __init__(self, run_daemons: Callable[[], AbstractAsyncContextManager[Embedded]]) -> None:
+        # Not at the top of the file: whoever imports headrace would pay for them.
+        import threading
+        from concurrent.futures import Future
+
         self._run_daemons = run_daemons
         self._started: Future[Embedded] = Future()
         self._thread = threading.Thread(target=self._run, name="headrace", daemon=True)
@@ -243,6 +246,11 @@ class _Thread:
         async with self._run_daemons() as running:
             stop = trio.Event()
             token = trio.lowlevel.current_trio_token()
-            self._stop = lambda: token.run_sync_soon(stop.set)
+
+            def stop_soon() -> None:
+                with suppress(trio.RunFinishedError):
+                    token.run_sync_soon(stop.set)
+
+            self._stop = stop_soon
             self._started.set_result(running)
             await stop.wait()

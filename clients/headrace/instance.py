@@ -5,6 +5,7 @@ One instance belongs to one Producer, consumer or Admin and lives as long as its
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import anyio
+import msgspec
 
 from headrace.config import resolve_nameservers
 from headrace.errors import (
@@ -34,10 +36,11 @@ from headrace_protocol.drivers.aio import AsyncConnection, Connect, connect_tcp,
 from headrace_protocol.headers import GetRouteInfoHeader, UnregisterClientHeader
 
 if TYPE_CHECKING:
-    import msgspec
     from anyio.abc import TaskGroup
 
     from headrace_protocol.drivers.response import Response
+
+_log = logging.getLogger("headrace.client")
 
 REQUEST_TIMEOUT_MS = 5000
 HEARTBEAT_INTERVAL_S = 30.0
@@ -45,7 +48,6 @@ ROUTE_INTERVAL_S = 30.0
 _GOODBYE_S = 3.0
 _NEW_ROUTE_S = 2.0
 _NEW_ROUTE_PAUSE_S = 0.01
-_NEW_TOPIC_PAUSES_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 
 RequestHandler = Callable[[AsyncConnection, RequestReceived], None]
 
@@ -154,14 +156,18 @@ class ClientInstance:
 
     def _on_request(self, connection: AsyncConnection, request: RequestReceived) -> None:
         handler = self.handlers.get(request.command.code)
-        if handler:
-            handler(connection, request)
-        elif not request.command.is_oneway:
-            connection.respond(
-                request,
-                ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-                remark=f"this client does not answer request type {request.command.code}",
-            )
+        try:
+            if handler:
+                handler(connection, request)
+                return
+            reason = f"this client does not answer request type {request.command.code}"
+            code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        except msgspec.MsgspecError as error:
+            reason = f"malformed request type {request.command.code}: {error}"
+            code = ResponseCode.INVALID_PARAMETER
+            _log.warning("%s sent a %s", connection.address, reason)
+        if not request.command.is_oneway:
+            connection.respond(request, code, remark=reason)
 
     # -- nameservers and routes --------------------------------------------------------------------
 
@@ -198,18 +204,6 @@ class ClientInstance:
             if route and route.is_current:
                 return route
             return await self._refresh(topic)
-
-    async def route_of_new(self, topic: str) -> TopicRoute:
-        """As ``route``, for readers of a topic that may have been made a moment ago.
-
-        Brokers tell nameservers of a new topic after they have told whoever made it.
-        """
-        for pause_s in _NEW_TOPIC_PAUSES_S:
-            try:
-                return await self.route(topic)
-            except RouteNotFound:
-                await anyio.sleep(pause_s)
-        return await self.route(topic)
 
     def doubt_route(self, topic: str) -> None:
         """Ask the nameserver before the topic's route is used again."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace_broker.consumer.offsets import ConsumerOffsets
@@ -147,6 +147,7 @@ ACTIONS = st.one_of(
 
 
 @pytest.mark.slow
+@settings(max_examples=40)
 @given(actions=st.lists(ACTIONS, max_size=30))
 def test_the_file_always_holds_the_table(
     actions: list[tuple[object, ...]], tmp_path_factory: pytest.TempPathFactory

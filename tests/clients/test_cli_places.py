@@ -20,7 +20,7 @@ def test_ends_and_offsets() -> None:
 def test_times_have_zones_or_are_local() -> None:
     assert parse_place("2026-11-21T06:00:00Z") == datetime(2026, 11, 21, 6, tzinfo=UTC)
     assert parse_time("2026-11-21T06:00:00+02:00") == datetime(2026, 11, 21, 4, tzinfo=UTC)
-    local = datetime(2026, 11, 21).astimezone()  # noqa: DTZ001 - local is what is meant
+    local = datetime(2026, 11, 21).astimezone()
     assert parse_time("2026-11-21") == local
     assert milliseconds(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)) == 1000
 

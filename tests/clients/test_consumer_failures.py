@@ -105,7 +105,8 @@ class Member:
         async for message in self.consumer:
             bodies.append(int(message.body))
             if len(bodies) == count:
-                return bodies
+                break
+        return bodies
 
     def committed(self):
         return [
@@ -193,11 +194,10 @@ async def test_what_a_filter_skipped_counts_as_processed(autojump_clock):
 
 
 async def test_held_pulls_outlive_their_suspension(autojump_clock):
-    async with Member(count=0) as member:
-        async with member.consumer:
-            await trio.sleep(100)
-            member.log.count = 3
-            assert await member.take(3) == [0, 1, 2]
+    async with Member(count=0) as member, member.consumer:
+        await trio.sleep(100)
+        member.log.count = 3
+        assert await member.take(3) == [0, 1, 2]
 
 
 async def test_a_reset_by_the_broker_takes_effect_at_once():
@@ -206,6 +206,19 @@ async def test_a_reset_by_the_broker_takes_effect_at_once():
         offsets = ResetOffsetBody(offset_table={MessageQueue("T", "broker-0", 0): 2})
         member.push(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, {}, offsets.encode())
         assert await member.take(8) == list(range(2, 10))
+
+
+async def test_requests_that_make_no_sense_are_answered_so_and_harm_nothing(caplog):
+    async with Member() as member, member.consumer:
+        await member.take(3)
+        member.push(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, {}, b"{nonsense", oneway=False)
+        member.push(RequestCode.CHECK_TRANSACTION_STATE, {}, oneway=False)
+        member.push(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, {}, b"")
+        assert await member.take(7) == list(range(3, 10))
+        await trio.testing.wait_all_tasks_blocked()
+    codes = [command.code for command, _ in member.broker.responses]
+    assert codes == [ResponseCode.INVALID_PARAMETER, ResponseCode.REQUEST_CODE_NOT_SUPPORTED]
+    assert "malformed request type 220" in caplog.text
 
 
 async def test_administrators_can_ask_what_a_member_is_doing():

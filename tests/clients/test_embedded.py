@@ -6,15 +6,19 @@ import asyncio
 import socket
 import threading
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
 
 import headrace
 from headrace import Message, blocking
-from headrace.embedded import Embedded
 from headrace.errors import ConfigurationError, ConnectFailed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headrace.embedded import Embedded
 
 pytest_plugins = ["pytester"]
 
@@ -88,7 +92,9 @@ async def test_a_named_folder_is_kept_and_opened_again(tmp_path: Path) -> None:
 async def test_a_folder_in_use_is_named_with_its_user(tmp_path: Path) -> None:
     async with headrace.embedded(tmp_path, memory=True):
         with pytest.RaisesGroup(
-            pytest.RaisesExc(Exception, match="in use by"), allow_unwrapped=True, flatten_subgroups=True
+            pytest.RaisesExc(Exception, match="in use by"),
+            allow_unwrapped=True,
+            flatten_subgroups=True,
         ):
             async with headrace.embedded(tmp_path, memory=True):
                 raise AssertionError("two brokers had one folder")
@@ -98,7 +104,9 @@ def test_what_keeps_a_thread_from_starting_is_raised(tmp_path: Path) -> None:
     with (
         headrace.embedded(tmp_path),
         pytest.RaisesGroup(
-            pytest.RaisesExc(Exception, match="in use by"), allow_unwrapped=True, flatten_subgroups=True
+            pytest.RaisesExc(Exception, match="in use by"),
+            allow_unwrapped=True,
+            flatten_subgroups=True,
         ),
     ):
         headrace.embedded(tmp_path).__enter__()

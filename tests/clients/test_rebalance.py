@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,8 +44,8 @@ def test_shares_are_neighbouring_and_the_first_members_get_more(
 
 @given(st.integers(0, 50), st.integers(1, 20))
 def test_every_queue_has_exactly_one_member(queue_count, member_count):
-    given_out = sum(shares(queue_count, member_count), [])
-    assert given_out == list(range(queue_count))
+    given_out = itertools.chain.from_iterable(shares(queue_count, member_count))
+    assert list(given_out) == list(range(queue_count))
 
 
 @given(st.permutations(queues(7)), st.permutations(["a", "b", "c"]))

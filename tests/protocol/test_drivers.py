@@ -19,6 +19,7 @@ from headrace_protocol.drivers.errors import (
     BrokerError,
     ConnectFailed,
     ConnectionLost,
+    HeadraceError,
     MalformedAnswer,
     RequestTimeout,
 )
@@ -49,7 +50,7 @@ class AsyncFace:
                         answers.append(
                             await connection.request(code, header, body, timeout_ms=timeout_ms)
                         )
-                except Exception as error:
+                except HeadraceError as error:
                     answers.append(error)
                 tasks.cancel_scope.cancel()
 
@@ -65,7 +66,7 @@ class BlockingFace:
             try:
                 for code, header, body in requests:
                     answers.append(connection.request(code, header, body, timeout_ms=timeout_ms))
-            except Exception as error:
+            except HeadraceError as error:
                 answers.append(error)
         return answers
 

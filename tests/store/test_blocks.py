@@ -42,7 +42,7 @@ def fields(messages: list[StoredMessage]) -> list[list[object]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(ITEMS, max_size=4), HOSTS, HOSTS)
 def test_a_batch_is_stored_as_its_items_would_be(
     batches: list[list[tuple[int, bytes, bytes]]], born_host: bytes, store_host: bytes
@@ -124,7 +124,7 @@ def encoded(items: list[tuple[int, bytes, bytes]], **changes: object) -> bytes:
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(ITEMS, max_size=4))
 def test_encoded_records_are_stored_as_single_ones_would_be(
     blocks: list[list[tuple[int, bytes, bytes]]],
@@ -173,7 +173,7 @@ def test_a_wrong_block_stores_nothing(block: bytes, reason: str, tmp_path: Path)
     store.close()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_any_damage_is_refused_or_harmless(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

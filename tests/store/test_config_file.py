@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace_broker.store.config_file import ConfigFile, ConfigSource, is_whole
@@ -89,6 +89,7 @@ TREES = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(st.text(), TREES, max_size=4), st.data())
 def test_no_beginning_of_a_text_is_whole(tree: dict[str, object], data: st.DataObject) -> None:
     text = json.dumps(tree, ensure_ascii=data.draw(st.booleans())).encode()

@@ -45,7 +45,7 @@ def test_units_come_back(count: int, is_clean: bool, tmp_path: Path) -> None:
 
 
 @given(st.integers(0, 35), st.integers(0, 40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_truncation_forgets_the_rest(count: int, kept: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         queue = filled(Path(folder), count)
@@ -121,7 +121,7 @@ SENDS = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(SENDS, st.lists(st.integers(1, 50), min_size=1, max_size=5))
 def test_rows_one_by_one_and_in_blocks_give_the_same_units(
     sends: list[tuple[int, int, int]], steps: list[int]

@@ -25,6 +25,7 @@ from tests.support.golden import (
     golden_store,
     manifest,
 )
+from tests.support.stores import FaultyFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,7 +71,7 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def opened(name: str, tmp_path: Path) -> Iterator[MessageStore]:
     root = copy_golden_store(name, tmp_path / "store")
-    store = MessageStore(golden_settings(root))
+    store = MessageStore(golden_settings(root), files=FaultyFiles())
     store.load()
     yield store
     store.close()
@@ -162,7 +163,7 @@ def test_every_index_query_of_the_manifest_answers(name: str, opened: MessageSto
 
 def test_a_clean_store_is_left_as_it_was(tmp_path: Path) -> None:
     root = copy_golden_store("clean", tmp_path / "store")
-    store = MessageStore(golden_settings(root))
+    store = MessageStore(golden_settings(root), files=FaultyFiles())
     assert store.load().is_clean
     assert (root / "abort").exists()
     store.close()
@@ -178,7 +179,7 @@ def test_recovering_twice_changes_nothing(name: str, tmp_path: Path) -> None:
     (root / "abort").write_text("1")
     seen = []
     for _ in range(2):
-        store = MessageStore(golden_settings(root))
+        store = MessageStore(golden_settings(root), files=FaultyFiles())
         report = store.load()
         offsets = [(q.topic, q.queue_id, q.next_offset) for q in store.queues if q.next_offset]
         store.lock.release()
@@ -193,7 +194,7 @@ def test_queues_built_from_the_log_are_those_of_the_peer(name: str, tmp_path: Pa
     for folder in (root / "consumequeue").iterdir():
         for path in folder.rglob("0*"):
             path.unlink() if path.is_file() else None
-    store = MessageStore(golden_settings(root))
+    store = MessageStore(golden_settings(root), files=FaultyFiles())
     store.load()
     store.close()
     built = consume_queue_units(root)
@@ -207,7 +208,7 @@ def test_the_index_built_from_the_log_is_that_of_the_peer(tmp_path: Path) -> Non
         path.unlink()
     (root / "checkpoint").unlink()
     (root / "abort").write_text("1")
-    store = MessageStore(golden_settings(root))
+    store = MessageStore(golden_settings(root), files=FaultyFiles())
     store.load()
     store.close()
     assert index_files(root) == wanted

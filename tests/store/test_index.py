@@ -71,7 +71,7 @@ def test_the_keys_of_a_record_in_the_peers_order() -> None:
 ENTRIES = st.lists(st.tuples(st.integers(0, 25), st.integers(0, 3000)), max_size=70)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(ENTRIES, st.integers(1, 20))
 def test_chains_lead_to_all_entries_of_a_hash(entries: list[tuple[int, int]], block: int) -> None:
     """Ten slots, so that hashes share them; files of 19 entries; any size of block."""

@@ -96,7 +96,9 @@ class BrokerUnderTest:
             ClientProcessor(
                 store, topics, groups, consumers, producers, offsets, self.locks, now_ms
             ),
-            AdminTopicsProcessor(config, store, topics, offsets, long_polling, statistics),
+            AdminTopicsProcessor(
+                config, store, topics, offsets, long_polling, statistics, lambda told: told()
+            ),
             AdminGroupsProcessor(
                 config,
                 store,

@@ -31,9 +31,10 @@ class SetClock:
 
 
 class FaultyFiles(Files):
-    """The real file system with a disk that can be full or broken."""
+    """The real file system with a disk that can be full or broken, and is never waited for."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.is_full = False
         self.is_broken = False
         self.synced: list[str] = []
@@ -47,6 +48,13 @@ class FaultyFiles(Files):
         if self.is_broken:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         self.synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+
+    def fsync(self, descriptor: int) -> None:
+        self.fdatasync(descriptor)
+
+    def fsync_directory(self, path: Path) -> None:
+        if not path.is_dir():
+            raise FileNotFoundError(path)
 
 
 def small_settings(root: Path, **changes: Any) -> StoreSettings:
@@ -64,7 +72,9 @@ def open_store(
     root: Path, clock: Clock | None = None, files: Files | None = None, **changes: Any
 ) -> MessageStore:
     """A loaded store; the caller closes it, or crashes it."""
-    store = MessageStore(small_settings(root, **changes), clock or SetClock(), files)
+    store = MessageStore(
+        small_settings(root, **changes), clock or SetClock(), files or FaultyFiles()
+    )
     store.load()
     return store
 

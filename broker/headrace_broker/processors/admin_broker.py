@@ -103,6 +103,13 @@ class AdminBrokerProcessor:
         return {
             "putTps": f"{puts.rate:.2f}",
             "getTransferredTps": f"{gets.rate:.2f}",
+            "msgPutTotalYesterdayMorning": str(puts.yesterday_morning),
+            "msgPutTotalTodayMorning": str(puts.today_morning),
+            "msgPutTotalTodayNow": str(puts.count),
+            "msgGetTotalYesterdayMorning": str(gets.yesterday_morning),
+            "msgGetTotalTodayMorning": str(gets.today_morning),
+            "msgGetTotalTodayNow": str(gets.count),
+            "putMessageAverageSize": f"{puts.body_bytes / max(puts.count, 1):.1f}",
             "putMessageTimesTotal": str(puts.count),
             "getMessageTransferredMsgCount": str(gets.count),
             "putMessageSizeTotal": str(puts.body_bytes),

@@ -5,6 +5,7 @@ Source: docs/protocol.md "Topics"; tests/broker/test_admin_topics.py.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -35,6 +36,8 @@ from headrace_protocol.headers import (
 from headrace_protocol.serving import Reply
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headrace_broker.config import BrokerConfig
     from headrace_broker.consumer.long_polling import LongPolling
     from headrace_broker.consumer.offsets import ConsumerOffsets
@@ -59,7 +62,10 @@ class AdminTopicsProcessor:
         offsets: ConsumerOffsets,
         long_polling: LongPolling,
         statistics: BrokerStatistics,
+        when_told: Callable[[Callable[[], None]], None],
     ) -> None:
+        """when_told: calls back once the nameservers know of the changes made so far."""
+        self._when_told = when_told
         self._config = config
         self._store = store
         self._topics = topics
@@ -78,7 +84,7 @@ class AdminTopicsProcessor:
 
     # -- changes -----------------------------------------------------------------------------------
 
-    def update_and_create(self, request: Request) -> Reply:
+    def update_and_create(self, request: Request) -> None:
         """UPDATE_AND_CREATE_TOPIC: one topic, from the header."""
         header = request.header(CreateTopicHeader)
         topic = TopicConfig(
@@ -91,14 +97,18 @@ class AdminTopicsProcessor:
             order=bool(header.order),
             attributes=parse_changes(header.attributes or ""),
         )
-        return self._put([topic], request)
+        self._reply_when_told(request, self._put([topic], request))
 
-    def update_and_create_list(self, request: Request) -> Reply:
+    def update_and_create_list(self, request: Request) -> None:
         """UPDATE_AND_CREATE_TOPIC_LIST: all or none, from the body."""
         topics = CreateTopicListRequestBody.decode(request.body).topic_config_list
         if not topics:
             raise RequestError(ResponseCode.INVALID_PARAMETER, "topicConfigList is empty")
-        return self._put(topics, request)
+        self._reply_when_told(request, self._put(topics, request))
+
+    def _reply_when_told(self, request: Request, reply: Reply) -> None:
+        # Whoever asks a nameserver next must see the change.
+        self._when_told(functools.partial(request.reply, reply))
 
     def _put(self, wanted: list[TopicConfig], request: Request) -> Reply:
         """Put topics, whose attributes are changes still."""
@@ -170,7 +180,7 @@ class AdminTopicsProcessor:
         consumed = self._offsets.query(group, topic, queue_id) or 0
         return max(consumed, self._store.min_offset(queue)) < self._store.max_offset(queue)
 
-    def delete(self, request: Request) -> Reply:
+    def delete(self, request: Request) -> None:
         """DELETE_TOPIC_IN_BROKER: the topic, its queues and what groups have read of it."""
         name = request.header(DeleteTopicHeader).topic
         if not name.strip():
@@ -189,7 +199,7 @@ class AdminTopicsProcessor:
             self._store.delete_topic(name)
             self._offsets.delete_topic(name)
             log.info("topic deleted", topic=name, client=request.channel.address)
-        return Reply()
+        self._reply_when_told(request, Reply())
 
     # -- reads -------------------------------------------------------------------------------------
 

@@ -8,11 +8,11 @@ reply's template. Source: docs/protocol.md "Send".
 from __future__ import annotations
 
 import random
-import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace_broker.store.errors import RecordTooLarge, StoreBusy, StoreNotWritable
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.command import VERSION
 from headrace_protocol.errors import RequestError
 from headrace_protocol.frame import frame_prefix
 from headrace_protocol.header_codecs import SerializeType
@@ -29,7 +29,6 @@ from headrace_protocol.message import (
     STORE_HOST_V6,
     TRANSACTION_MASK,
     CorruptRecord,
-    encode_offset_message_id,
     tags_code,
 )
 from headrace_protocol.serving import Reply
@@ -48,15 +47,7 @@ _SendHeader = SendMessageHeader | SendMessageHeaderV2
 _TAGS_KEPT = 10_000
 _RETRY_PREFIX = "%RETRY%"
 
-# Properties are searched as they came, with a separator put before the first: no map is built.
-_TAGS = "\x02TAGS\x01"
-_UNIQ_KEY = "\x02UNIQ_KEY\x01"
-_WAIT = "\x02WAIT\x01"
-# What asks for a service other than "store it now", or must not come from a client.
-_SPECIAL = re.compile(
-    "\x02(DELAY|TIMER_DELIVER_MS|TIMER_DELAY_SEC|TIMER_DELAY_MS|TRAN_MSG|POP_CK|CLUSTER"
-    "|MSG_REGION|TRACE_ON)\x01([^\x02]*)"
-)
+# What the properties of a message may ask of the broker, which is to store it now.
 _NOT_SERVED = {
     "DELAY": "delayed messages",
     "TIMER_DELIVER_MS": "messages with a delivery time",
@@ -64,16 +55,13 @@ _NOT_SERVED = {
     "TIMER_DELAY_MS": "messages with a delivery time",
     "TRAN_MSG": "transactional messages",
 }
+# What is for the broker, or added by it: not stored as it came.
+_DROPPED = frozenset({"WAIT", "POP_CK", "CLUSTER", "MSG_REGION", "TRACE_ON"})
+_NOTED = frozenset({"TAGS", "UNIQ_KEY", *_DROPPED, *_NOT_SERVED})
 
 _NOT_SERVED_FLAGS = TRANSACTION_MASK | INNER_BATCH
 # How long the hosts of a record are is for the broker to say.
 _FROM_CLIENTS = ~(BORN_HOST_V6 | STORE_HOST_V6)
-
-_REPLY = (
-    b'{"code":0,"extFields":{"queueId":"%d","transactionId":"%b","msgId":"%b",'
-    b'"TRACE_ON":"true","MSG_REGION":"DefaultRegion","queueOffset":"%d"},"flag":1,'
-    b'"language":"PYTHON","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":513}'
-)
 
 
 class _Target(NamedTuple):
@@ -98,7 +86,9 @@ class SendProcessor:
         uniq_keys: UniqKeyGenerator,
         statistics: BrokerStatistics,
     ) -> None:
-        self._config = config
+        self._broker_name = config.broker_name
+        self._is_sync_flush = config.is_sync_flush
+        self._store_host_hex = store.store_host.hex().upper()
         self._store = store
         self._topics = topics
         self._uniq_keys = uniq_keys
@@ -166,7 +156,8 @@ class SendProcessor:
             header.reconsume_times or 0,
         )
         self._statistics.put(queue.topic, 1, len(request.body))
-        message_id = encode_offset_message_id(self._store.store_host, physical_offset)
+        # As message.encode_offset_message_id writes it.
+        message_id = f"{self._store_host_hex}{physical_offset:016X}"
         return self._answer(request, queue, queue_offset, message_id, uniq_key, waits)
 
     def _store_batch(self, request: Request, header: _SendHeader, target: _Target) -> Reply | None:
@@ -185,10 +176,8 @@ class SendProcessor:
             header.reconsume_times or 0,
         )
         self._statistics.put(queue.topic, len(physical_offsets), len(request.body))
-        store_host = self._store.store_host
-        message_ids = ",".join(
-            encode_offset_message_id(store_host, offset) for offset in physical_offsets
-        )
+        store_host = self._store_host_hex
+        message_ids = ",".join([f"{store_host}{offset:016X}" for offset in physical_offsets])
         _, _, uniq_key, waits = self._stored_properties(header)
         return self._answer(request, queue, queue_offset, message_ids, uniq_key, waits)
 
@@ -203,8 +192,7 @@ class SendProcessor:
         uniq_key: str,
         waits: bool,
     ) -> Reply | None:
-        opaque = request.command.opaque
-        is_sync = waits and self._config.is_sync_flush
+        is_sync = waits and self._is_sync_flush
         if is_sync or request.serialize_type != SerializeType.JSON or not uniq_key.isalnum():
             reply = Reply(
                 SendMessageResponseHeader(
@@ -220,13 +208,14 @@ class SendProcessor:
                 self._store.max_physical_offset, _FlushedReply(request, reply).answer
             )
         elif not request.command.is_oneway:
-            header = _REPLY % (
-                queue.queue_id,
-                uniq_key.encode(),
-                message_id.encode(),
-                queue_offset,
-                opaque,
-            )
+            # What the general encoder would write, in one piece.
+            header = (
+                f'{{"code":0,"extFields":{{"queueId":"{queue.queue_id}",'
+                f'"transactionId":"{uniq_key}","msgId":"{message_id}","TRACE_ON":"true",'
+                f'"MSG_REGION":"DefaultRegion","queueOffset":"{queue_offset}"}},"flag":1,'
+                f'"language":"PYTHON","opaque":{request.command.opaque},'
+                f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
+            ).encode()
             request.channel.write(frame_prefix(SerializeType.JSON, len(header), 0) + header)
         return None
 
@@ -235,27 +224,41 @@ class SendProcessor:
     def _stored_properties(self, header: _SendHeader) -> _Stored:
         """The properties to store for a message that came alone.
 
-        WAIT is for the broker and not stored; UNIQ_KEY is made when it is missing.
+        They are looked through as text: most are none of the broker's business.
         """
-        properties = "\x02" + (header.properties or "")
-        if properties[-1] != "\x02":
-            properties += "\x02"
-        if special := _SPECIAL.search(properties):
-            properties = _without_special(properties, special)
-        wait, properties = _take(properties, _WAIT)
-        uniq_key = _find(properties, _UNIQ_KEY)
+        items = (header.properties or "").split("\x02")
+        uniq_key, tags_code, waits = "", 0, True
+        dropped: list[str] = []
+        for item in items:
+            name, _, value = item.partition("\x01")
+            if name not in _NOTED:
+                continue
+            if name == "UNIQ_KEY":
+                uniq_key = value
+            elif name == "TAGS":
+                tags_code = self._tags_code(value)
+            elif name == "WAIT":
+                waits = value != "false"
+                dropped.append(item)
+            elif name in _DROPPED:
+                dropped.append(item)
+            elif value not in {"", "0", "false"}:
+                raise _not_served(_NOT_SERVED[name], f"property {name}={value}")
+        for item in dropped:
+            items.remove(item)
+        if items[-1]:
+            items.append("")
         if not uniq_key:
             uniq_key = self._uniq_keys.next()
-            properties += f"UNIQ_KEY\x01{uniq_key}\x02"
-        tags = _find(properties, _TAGS)
-        stored = (properties[1:] + self._added).encode()
-        if len(stored) > PROPERTIES_BYTES_MAX:
+            items.insert(0, f"UNIQ_KEY\x01{uniq_key}")
+        properties = ("\x02".join(items) + self._added).encode()
+        if len(properties) > PROPERTIES_BYTES_MAX:
             raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL,
-                f"properties of {len(stored)} bytes to {header.topic}: {PROPERTIES_BYTES_MAX} is "
-                "the most, put what is larger into the body",
+                f"properties of {len(properties)} bytes to {header.topic}: {PROPERTIES_BYTES_MAX} "
+                "is the most, put what is larger into the body",
             )
-        return stored, self._tags_code(tags) if tags else 0, uniq_key, wait != "false"
+        return properties, tags_code, uniq_key, waits
 
     def _tags_code(self, tags: str) -> int:
         code = self._tags_codes.get(tags)
@@ -298,7 +301,7 @@ class SendProcessor:
             raise RequestError(
                 ResponseCode.INVALID_PARAMETER,
                 f"queue {queue_id} of topic {topic.topic_name} on broker "
-                f"{self._config.broker_name}: there are {queue_count}, ask for the route again",
+                f"{self._broker_name}: there are {queue_count}, ask for the route again",
             )
         sys_flag = MULTI_TAGS if topic.topic_filter_type == "MULTI_TAG" else 0
         return _Target(self._store.queue(topic.topic_name, queue_id), sys_flag)
@@ -318,36 +321,6 @@ class _FlushedReply:
             self._reply.code = ResponseCode.FLUSH_DISK_TIMEOUT
             self._reply.remark = "stored, but not known to be on disk"
         self._request.reply(self._reply)
-
-
-def _find(properties: str, key: str) -> str:
-    start = properties.find(key)
-    if start < 0:
-        return ""
-    start += len(key)
-    return properties[start : properties.index("\x02", start)]
-
-
-def _take(properties: str, key: str) -> tuple[str, str]:
-    """The value of a property, and the properties without it."""
-    start = properties.find(key)
-    if start < 0:
-        return "", properties
-    value_start = start + len(key)
-    end = properties.index("\x02", value_start)
-    return properties[value_start:end], properties[:start] + properties[end:]
-
-
-def _without_special(properties: str, special: re.Match[str]) -> str:
-    """Refuse what asks for a service that is not there; drop what the broker itself sets."""
-    found: re.Match[str] | None = special
-    while found:
-        key, value = found.groups()
-        if key in _NOT_SERVED and value not in {"0", "false"}:
-            raise _not_served(_NOT_SERVED[key], f"property {key}={value}")
-        properties = properties[: found.start()] + properties[found.end() :]
-        found = _SPECIAL.search(properties)
-    return properties
 
 
 def _not_served(what: str, place: str) -> RequestError:

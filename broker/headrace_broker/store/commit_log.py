@@ -321,11 +321,17 @@ class CommitLog:
             return None
         return file.view[position:end] if end <= self.file_bytes else None
 
-    def slice(self, start: int, end: int) -> memoryview:
-        """Bytes of one file by physical offset, as a view."""
-        file = self.files.find(start)
-        assert file is not None
-        return file.view[start - file.start_offset : end - file.start_offset]
+    def slices(self, runs: list[tuple[int, int]]) -> list[memoryview]:
+        """Bytes by physical offset, each run within one file, as views."""
+        views = []
+        base, file_end, view = 0, 0, memoryview(b"")
+        for start, end in runs:
+            if not base <= start < file_end:
+                file = self.files.find(start)
+                assert file is not None
+                base, file_end, view = file.start_offset, file.end_offset, file.view
+            views.append(view[start - base : end - base])
+        return views
 
     def store_timestamp_at(self, physical_offset: int) -> int | None:
         """When the record there was stored; None if none is."""
@@ -347,5 +353,6 @@ class CommitLog:
         def flush() -> None:
             for file in dirty:
                 file.sync()
+            self.files.seam.sync_names()
 
         return end_offset, flush

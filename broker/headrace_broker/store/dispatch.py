@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from headrace_broker.store.consume_queue import UNIT, UNIT_BYTES, UNIT_DTYPE, Units
-from headrace_broker.store.ring import ROW, ROW_BYTES, Ring, Rows
+from headrace_broker.store.ring import ROW, ROW_BYTES, Ring, Rows, select
 from headrace_protocol.message import INNER_BATCH, TRANSACTION_PREPARED
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # PREPARED and ROLLBACK records (they share this bit) and inner batches have no unit of their own.
 NOT_QUEUED: Final = TRANSACTION_PREPARED | INNER_BATCH
 # From here on the set-up of the numpy calls costs less than the loop (tests/bench/store_micro.py).
-BLOCK_ROWS: Final = 128
+BLOCK_ROWS: Final = 96
 
 
 class Dispatcher:
@@ -76,10 +76,10 @@ class Dispatcher:
 
     def put_block(self, rows: Rows, touched: set[StoreQueue]) -> None:
         """Write the units of many rows: sorted by queue, one block for each."""
-        rows = rows[(rows["sys_flag"] & NOT_QUEUED) == 0]
+        rows = select(rows, rows["sys_flag"] & NOT_QUEUED == 0)
         if not len(rows):
             return
-        rows = rows[np.argsort(rows["queue_key"], kind="stable")]
+        rows = rows.take(np.argsort(rows["queue_key"], kind="stable"))
         keys, queue_offsets = rows["queue_key"], rows["queue_offset"]
         units = np.empty(len(rows), UNIT_DTYPE)
         for name in UNIT_DTYPE.names or ():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
 
 class Files:
     """What the store asks of a file system. All raise OSError."""
+
+    def __init__(self) -> None:
+        self._changed_directories: set[Path] = set()
 
     def open(self, path: Path, flags: int = os.O_RDWR) -> int:
         """A descriptor; missing files are made when ``flags`` say so."""
@@ -50,6 +54,26 @@ class Files:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+    def make_directories(self, directory: Path) -> None:
+        """Make a folder and those above it; ``sync_names`` makes them durable."""
+        missing = directory
+        while not missing.exists():
+            self._changed_directories.add(missing.parent)
+            missing = missing.parent
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def create(self, path: Path) -> int:
+        """A descriptor of a new file; ``sync_names`` makes its name durable."""
+        descriptor = self.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        self._changed_directories.add(path.parent)
+        return descriptor
+
+    def sync_names(self) -> None:
+        """Make all new names durable: one fsync for each folder, in any thread."""
+        while self._changed_directories:
+            with suppress(FileNotFoundError):  # a topic may be deleted by now
+                self.fsync_directory(self._changed_directories.pop())
 
     def rename(self, source: Path, target: Path) -> None:
         """Put ``source`` in the place of ``target``."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import trio
 
-from headrace_broker.store.checkpoint import INDEX_MARK_NAME, Checkpoint
+from headrace_broker.store.checkpoint import INDEX_MARK_NAME, Checkpoint, IndexMark
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,21 +152,30 @@ class Flusher:
         """Bring everything to disk, then say so in the checkpoint."""
         if self.commit_log.is_refusal_final:
             return
-        flush, finish = self._start_thorough_flush()
+        work = self._start_thorough_flush()
         await self.flush_log()
-        if await self._in_thread(flush):
-            finish()
+        if await self._in_thread(work.run):
+            self.checkpoint = work.update(self.checkpoint)
+            # The old checkpoint stays true: all it costs is a longer recovery.
+            with suppress(OSError):
+                await trio.to_thread.run_sync(self._save, work, limiter=self._threads)
 
     def flush_now(self) -> None:
         """The same without threads, for start and stop. Raises OSError."""
         self.flush_log_now()
-        flush, finish = self._start_thorough_flush()
+        work = self._start_thorough_flush()
         try:
-            flush()
+            work.run()
         except OSError as error:
             self._fail(error)
             raise
-        finish()
+        self.checkpoint = work.update(self.checkpoint)
+        self._save(work)
+
+    def _save(self, work: _ThoroughFlush) -> None:
+        self.checkpoint.save(self.checkpoint_path, self.seam)
+        if work.mark is not None:
+            work.mark.save(self.settings.root / INDEX_MARK_NAME, self.seam)
 
     def flush_log_now(self) -> None:
         """Bring the log to disk without a thread. Raises OSError."""
@@ -176,51 +187,61 @@ class Flusher:
             raise
         self._log_flushed(end_offset, self.ring.last_of(self.ring.written))
 
-    def _start_thorough_flush(self) -> tuple[Callable[[], None], Callable[[], None]]:
-        newest = self.ring.last_of(self.ring.cursors[0].taken) or self.newest_recovered
-        flushes = [consume_queue.start_flush() for consume_queue in self.dirty_queues]
-        self.dirty_queues.clear()
+    def _start_thorough_flush(self) -> _ThoroughFlush:
         index_files = self.indexer.index_files
-        mark = index_files.mark()
         full, self.indexer.full_files = self.indexer.full_files, []
-        synced = [*full, *index_files.files[-1:]]
-
-        def flush() -> None:
-            _call_all(flushes)
-            for index_file in synced:
-                index_file.file.sync()
-
-        def finish() -> None:
-            if newest is not None:
-                physical_offset, store_ms = newest
-                self.checkpoint = self.checkpoint._replace(
-                    logics_msg_timestamp=store_ms, logics_physical_offset=physical_offset
-                )
-            if full:
-                self._index_flushed(full[-1].header.end_timestamp)
-            self.checkpoint.save(self.checkpoint_path, self.seam)
-            if mark is not None:
-                mark.save(self.settings.root / INDEX_MARK_NAME, self.seam)
-
-        return flush, finish
+        last = index_files.files[-1:]
+        queues, self.dirty_queues = self.dirty_queues, set()
+        return _ThoroughFlush(
+            syncs=[
+                *(queue.start_flush() for queue in queues),
+                *(index_file.file.sync for index_file in [*(file for file, _ in full), *last]),
+                self.seam.sync_names,
+            ],
+            newest=self.ring.last_of(self.ring.cursors[0].taken) or self.newest_recovered,
+            index_end_timestamp=full[-1][1] if full else None,
+            mark=index_files.mark(),
+        )
 
     async def _flush_queues(self, least_bytes: int) -> None:
+        # They stay dirty until the thorough flush, which alone moves the checkpoint.
         due = [queue for queue in self.dirty_queues if queue.dirty_bytes() >= least_bytes]
         if due:
-            flushes = [queue.start_flush() for queue in due]
-            self.dirty_queues.difference_update(due)
-            await self._in_thread(lambda: _call_all(flushes))
+            syncs = [queue.start_flush() for queue in due]
+            await self._in_thread(lambda: _call_all(syncs))
 
     async def _flush_full_index_files(self) -> None:
         full, self.indexer.full_files = self.indexer.full_files, []
-        for index_file in full:
+        for index_file, end_timestamp in full:
             if await self._in_thread(index_file.file.sync):
-                self._index_flushed(index_file.header.end_timestamp)
-
-    def _index_flushed(self, end_timestamp: int) -> None:
-        self.checkpoint = self.checkpoint._replace(index_msg_timestamp=end_timestamp)
+                self.checkpoint = self.checkpoint._replace(index_msg_timestamp=end_timestamp)
 
 
-def _call_all(flushes: list[Callable[[], None]]) -> None:
-    for flush in flushes:
-        flush()
+@dataclass(frozen=True, slots=True)
+class _ThoroughFlush:
+    """What was there when it began, and what the checkpoint may say once it has run."""
+
+    syncs: list[Callable[[], None]]
+    newest: tuple[int, int] | None
+    index_end_timestamp: int | None
+    mark: IndexMark | None
+
+    def run(self) -> None:
+        """Wait for the disk, in any thread. Raises OSError."""
+        _call_all(self.syncs)
+
+    def update(self, checkpoint: Checkpoint) -> Checkpoint:
+        """The checkpoint after it."""
+        if self.newest is not None:
+            physical_offset, store_ms = self.newest
+            checkpoint = checkpoint._replace(
+                logics_msg_timestamp=store_ms, logics_physical_offset=physical_offset
+            )
+        if self.index_end_timestamp is not None:
+            checkpoint = checkpoint._replace(index_msg_timestamp=self.index_end_timestamp)
+        return checkpoint
+
+
+def _call_all(syncs: list[Callable[[], None]]) -> None:
+    for sync in syncs:
+        sync()

@@ -226,8 +226,11 @@ class IndexFiles:
 
     def put(
         self, key_hashes: Array, physical_offsets: Array, timestamps: Array, now_ms: int
-    ) -> list[IndexFile]:
-        """Add entries in log order; returns the files that became full. Raises OSError."""
+    ) -> list[tuple[IndexFile, int]]:
+        """Add entries in log order. Raises OSError.
+
+        Returns the files that became full, each with its last entry's timestamp.
+        """
         full = []
         while len(key_hashes):
             last = self._last_with_room(now_ms)
@@ -235,7 +238,7 @@ class IndexFiles:
             key_hashes, physical_offsets = key_hashes[count:], physical_offsets[count:]
             timestamps = timestamps[count:]
             if last.is_full:
-                full.append(last)
+                full.append((last, last.header.end_timestamp))
         return full
 
     def _last_with_room(self, now_ms: int) -> IndexFile:
@@ -259,12 +262,8 @@ class IndexFiles:
 
     def _new_path(self, now_ms: int) -> Path:
         # Names must ascend, also when the clock does not.
-        latest = self.files[-1].file.path.name if self.files else ""
-        while True:
-            name = _local_time_name(now_ms)
-            if name > latest and not (self.directory / name).exists():
-                return self.directory / name
-            now_ms += 1
+        latest = int(self.files[-1].file.path.name) if self.files else 0
+        return self.directory / f"{max(int(_local_time_name(now_ms)), latest + 1):017d}"
 
     def find(self, key_hash: int) -> Iterator[int]:
         """Physical offsets of entries with this hash, newest first."""

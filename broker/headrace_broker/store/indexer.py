@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from headrace_broker.store.index_keys import key_hashes
+from headrace_broker.store.ring import select
 from headrace_protocol.message import TRANSACTION_MASK, TRANSACTION_ROLLBACK
 
 if TYPE_CHECKING:
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from headrace_broker.store.index_file import IndexFile, IndexFiles
     from headrace_broker.store.ring import Ring, Rows
     from headrace_broker.store.store_queue import StoreQueue
+
+BLOCK_ROWS_MAX: Final = 4096
 
 
 class Indexer:
@@ -28,7 +31,8 @@ class Indexer:
         self.commit_log = commit_log
         self.index_files = index_files
         self.queues = queues
-        self.full_files: list[IndexFile] = []
+        # Files to bring to disk, each with the store time of its last entry.
+        self.full_files: list[tuple[IndexFile, int]] = []
 
     @property
     def waiting_count(self) -> int:
@@ -38,14 +42,18 @@ class Indexer:
     def drain(self) -> None:
         """Index all waiting rows. Raises OSError on a full disk; call again later."""
         while self.waiting_count:
-            waiting = self.ring.waiting(self.cursor)
-            self.put_block(self.ring.rows[waiting])
-            self.ring.take(self.cursor, waiting.stop - waiting.start)
+            self.drain_block()
+
+    def drain_block(self) -> None:
+        """Index some waiting rows, which takes some milliseconds. Raises as ``drain``."""
+        rows = self.ring.rows[self.ring.waiting(self.cursor)][:BLOCK_ROWS_MAX]
+        self.put_block(rows)
+        self.ring.take(self.cursor, len(rows))
 
     def put_block(self, rows: Rows) -> None:
         """Index a block of rows in log order."""
-        rows = rows[(rows["sys_flag"] & TRANSACTION_MASK) != TRANSACTION_ROLLBACK]
-        rows = rows[rows["properties_size"] > 0]
+        is_indexed = rows["sys_flag"] & TRANSACTION_MASK != TRANSACTION_ROLLBACK
+        rows = select(rows, is_indexed & (rows["properties_size"] > 0))
         if not len(rows):
             return
         queues = self.queues

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -21,16 +20,7 @@ class MappedFile:
     ``allocated_bytes`` and ask ``allocate`` for more, which fails by exception.
     """
 
-    __slots__ = (
-        "_is_name_durable",
-        "_map",
-        "_view",
-        "allocated_bytes",
-        "file_bytes",
-        "files",
-        "path",
-        "start_offset",
-    )
+    __slots__ = ("_map", "_view", "allocated_bytes", "file_bytes", "files", "path", "start_offset")
 
     def __init__(self, path: Path, file_bytes: int, files: Files) -> None:
         """Describe an existing file; nothing is opened yet."""
@@ -39,7 +29,6 @@ class MappedFile:
         self.files = files
         self.start_offset = int(path.name)
         self.allocated_bytes = 0
-        self._is_name_durable = True
         self._map: mmap.mmap | None = None
         self._view: memoryview | None = None
 
@@ -50,8 +39,8 @@ class MappedFile:
         Raises OSError; then no file is left behind.
         """
         file = cls(path, file_bytes, files)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = files.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        files.make_directories(path.parent)
+        descriptor = files.create(path)
         try:
             files.truncate(descriptor, file_bytes)
             files.allocate(descriptor, 0, allocate_bytes)
@@ -61,7 +50,6 @@ class MappedFile:
         finally:
             files.close(descriptor)
         file.allocated_bytes = allocate_bytes
-        file._is_name_durable = False
         return file
 
     @property
@@ -113,14 +101,6 @@ class MappedFile:
             self.files.fdatasync(descriptor)
         finally:
             self.files.close(descriptor)
-        if not self._is_name_durable:
-            self._sync_names()
-
-    def _sync_names(self) -> None:
-        # The folder may be new too: consumequeue/TOPIC/QUEUE is made with its first file.
-        for directory in list(self.path.parents)[:3]:
-            self.files.fsync_directory(directory)
-        self._is_name_durable = True
 
     def delete(self) -> None:
         """Remove the file; views already handed out stay readable."""

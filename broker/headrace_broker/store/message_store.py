@@ -90,6 +90,7 @@ class MessageStore:
         # The hot path, without a call in between.
         self.append = self.commit_log.append
         self.append_batch = self.commit_log.append_batch
+        self.append_records = self.commit_log.append_records
         self.record_at = self.commit_log.record_at
         self.get = self.reader.get
         self.offset_by_time = self.reader.offset_by_time
@@ -307,8 +308,8 @@ class MessageStore:
             self._refuse(error, self.root / "consumequeue")
         self._mark_dirty(touched)
         if self.indexer.waiting_count > self.ring.row_count // 2:
-            self.index_tick()
-        elif touched:
+            self._index(self.indexer.drain_block)
+        if self.indexer.waiting_count:
             self._index_asked.set()
         return touched
 
@@ -326,9 +327,12 @@ class MessageStore:
             self.on_touched(touched)
 
     def index_tick(self) -> None:
-        """Index what was appended."""
+        """Index all that was appended."""
+        self._index(self.indexer.drain)
+
+    def _index(self, drain: Callable[[], None]) -> None:
         try:
-            self.indexer.drain()
+            drain()
         except OSError as error:
             self._refuse(error, self.index_files.directory)
 
@@ -361,7 +365,11 @@ class MessageStore:
             await self._index_asked.wait()
             await trio.sleep(self.settings.index_tick_ms / 1000)
             self._index_asked = trio.Event()
-            self.index_tick()
+            while self.indexer.waiting_count:
+                self._index(self.indexer.drain_block)
+                if self.commit_log.refusal is not None:
+                    break  # a full disk: the healing loop goes on with it
+                await trio.lowlevel.checkpoint()
 
     def _ask_for_file(self) -> None:
         self._file_asked.set()

@@ -88,9 +88,9 @@ class Reader:
         )
         next_offset = queue_offset + seen
         if not count:
-            status = GetStatus.NO_MATCHED_MESSAGE if tags else GetStatus.MESSAGE_WAS_REMOVING
+            status = _nothing_found(tags)
             return GetResult(status, [], 0, 0, next_offset, min_offset, max_offset)
-        buffers = [self.commit_log.slice(start, end) for start, end in runs]
+        buffers = self.commit_log.slices(runs)
         return GetResult(
             GetStatus.FOUND, buffers, count, body_bytes, next_offset, min_offset, max_offset
         )
@@ -168,6 +168,10 @@ class Reader:
             return decode_record(record) if record is not None else None
         except CorruptRecord:
             return None
+
+
+def _nothing_found(tags: frozenset[int] | None) -> GetStatus:
+    return GetStatus.MESSAGE_WAS_REMOVING if tags is None else GetStatus.NO_MATCHED_MESSAGE
 
 
 def _outside(queue_offset: int, min_offset: int, max_offset: int) -> tuple[GetStatus, int]:

@@ -84,7 +84,11 @@ def check_record(file: MappedFile, position: int) -> Record | None:
     length_at = topic_at + prefix + topic_bytes
     if topic_bytes < 0 or length_at + 2 > end:
         return None
-    if _SHORT.unpack_from(file.map, length_at)[0] != end - length_at - 2:
+    properties_bytes = end - length_at - 2
+    if _SHORT.unpack_from(file.map, length_at)[0] != properties_bytes:
+        return None
+    # No CRC covers the properties, but they end with a separator, and a torn tail with zeros.
+    if properties_bytes and not file.map[end - 1]:
         return None
     if physical_offset != file.start_offset + position or queue_id < 0 or queue_offset < 0:
         return None

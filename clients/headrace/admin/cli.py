@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
@@ -24,14 +25,26 @@ from headrace.admin.commands import (
 
 app = typer.Typer(
     name="headrace",
-    help="A message broker of the RocketMQ family, and tools for any cluster of that family.",
     no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
 )
 for noun in (topic, message, group):
     app.add_typer(noun.app)
 for verb in (dev, demo, nameserver, broker, send, consume, cluster, doctor, bench):
     app.command()(getattr(verb, verb.__name__.rpartition(".")[2]))
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Say which version this is.")] = False,
+) -> None:
+    """A message broker of the RocketMQ family, and tools for any cluster of that family."""
+    if version:
+        from headrace_protocol import __version__
+
+        sys.stdout.write(f"headrace {__version__}\n")
+        raise typer.Exit
 
 
 def main() -> None:

@@ -380,7 +380,7 @@ class Admin:
                 for stored in decode_records(response.expect().body)
                 if matches(stored)
             ]
-        return sorted(found, key=lambda message: message.store_timestamp_ms)
+        return sorted(found, key=lambda message: (message.store_timestamp_ms, message.queue_offset))
 
     async def _master_in(self, message_id: str) -> BrokerNode | None:
         """The master that an offset message id leads to; None for ids of another kind."""
@@ -417,7 +417,7 @@ class Admin:
         """Addresses of the masters that have a topic, by broker name."""
         self._instance.check_open("Admin")
         check_topic(topic)
-        route = await self._instance.route_of_new(topic)
+        route = await self._instance.route(topic)
         masters = {
             name: address for name in sorted(route.brokers) if (address := route.master(name))
         }

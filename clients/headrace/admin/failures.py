@@ -14,6 +14,7 @@ from headrace.errors import (
     ConnectFailed,
     ConnectionLost,
     HeadraceError,
+    InvalidMessage,
     NameserverUnavailable,
     RequestTimeout,
     RouteNotFound,
@@ -98,7 +99,7 @@ def _text(error: BaseException) -> str:
 
 
 def _exit_code(error: BaseException) -> int:
-    if isinstance(error, ConfigurationError):
+    if isinstance(error, ConfigurationError | InvalidMessage):
         return USAGE
     if isinstance(error, _NOT_FOUND):
         return NOT_FOUND

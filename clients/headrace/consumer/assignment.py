@@ -73,9 +73,6 @@ class Assignment:
     async def start(self, tasks: TaskGroup) -> None:
         """Take our first share, then keep it up to date in ``tasks``."""
         self._tasks = tasks
-        for subscription in self._subscriptions:
-            if not _is_retry(subscription.topic):
-                await self._instance.route_of_new(subscription.topic)
         complete = await self._rebalance()
         tasks.start_soon(self._rebalance_regularly, complete)
         tasks.start_soon(self._commit_regularly)

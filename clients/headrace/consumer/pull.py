@@ -76,7 +76,7 @@ class PullConsumer:
     async def queues(self, topic: str) -> Sequence[MessageQueue]:
         """The queues of ``topic`` that can be read now. Raises RouteNotFound."""
         self._instance.check_open("PullConsumer")
-        return (await self._instance.route_of_new(topic)).read_queues
+        return (await self._instance.route(topic)).read_queues
 
     async def assign(self, queues: Iterable[MessageQueue], tags: str = ALL) -> None:
         """Read these queues, and no others, from now on.

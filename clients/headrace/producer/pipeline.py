@@ -160,7 +160,7 @@ class Pipeline:
             self._finish(sending, error)
 
     async def _retry(self, sending: _Sending, error: HeadraceError) -> None:
-        self._sender.note_failure(sending.message.topic, sending.target, error)
+        self._sender.note_failure(sending.target, error)
         retries = self._sender.retries
         outcome = await self._outcome(sending.message, sending.outgoing, retries)
         self._retrying.discard(sending)

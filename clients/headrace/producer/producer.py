@@ -96,9 +96,11 @@ class Producer:
         """Send without asking whether it was stored: fast, and it may be lost."""
         self._instance.check_open("Producer")
         outgoing = self._sender.encode(message)
-        target = self._sender.by_key(message.key)(await self._sender.publication(message.topic))
+        publication = await self._sender.publication(message.topic)
+        target = self._sender.by_key(message.key)(publication)
         connection = await self._instance.connection(target.address)
         connection.send_soon(*target.single.oneway_frame(outgoing))
+        await self._sender.wait_for_topic(publication)
 
     def pipeline(
         self,

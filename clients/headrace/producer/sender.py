@@ -118,20 +118,31 @@ class Sender:
         """Try until it is stored. Raises the error of the last attempt."""
         attempts = self.retries + 1 if attempts is None else attempts
         for attempt in range(1, attempts + 1):
-            target = None
             try:
-                publication = await self.publication(topic)
-                target = choose(publication)
-                result = await self._send_to(target, outgoing)
-                if not publication.route.is_current:
-                    await self.instance.wait_for_route(topic)
-                return result
+                return await self._attempt(topic, choose, outgoing)
             except HeadraceError as error:
                 if attempt == attempts or not error.retryable:
                     raise
-                self.note_failure(topic, target, error)
+                if error.refresh_route:
+                    self.instance.doubt_route(topic)
             await anyio.sleep(_RETRY_PAUSE_S * attempt)
         raise AssertionError("there is at least one attempt")
+
+    async def _attempt(self, topic: str, choose: Choose, outgoing: Outgoing) -> SendResult:
+        publication = await self.publication(topic)
+        target = choose(publication)
+        try:
+            result = await self._send_to(target, outgoing)
+        except HeadraceError as error:
+            self.note_failure(target, error)
+            raise
+        await self.wait_for_topic(publication)
+        return result
+
+    async def wait_for_topic(self, publication: Publication) -> None:
+        """After a send: if it made its topic, wait until the nameservers know the topic."""
+        if not publication.route.is_current:
+            await self.instance.wait_for_route(publication.route.topic)
 
     async def _send_to(self, target: Target, outgoing: Outgoing) -> SendResult:
         template = target.batch if outgoing.is_batch else target.single
@@ -141,12 +152,12 @@ class Sender:
         )
         return send_result(target, outgoing, response)
 
-    def note_failure(self, topic: str, target: Target | None, error: HeadraceError) -> None:
+    def note_failure(self, target: Target, error: HeadraceError) -> None:
         """Avoid the broker that failed, and doubt the route if the error says so."""
-        if target:
+        if error.retryable:
             self.faults.failed(target.queue.broker_name)
         if error.refresh_route:
-            self.instance.doubt_route(topic)
+            self.instance.doubt_route(target.queue.topic)
 
 
 def now_ms() -> int:

@@ -145,6 +145,7 @@ class AsyncConnection:
         self._outgoing += buffers
         if self._something_to_send:
             self._something_to_send.set()
+            self._something_to_send = None
 
     def forget(self, opaque: int) -> None:
         """Stop waiting: the callback will not be called."""
@@ -188,7 +189,6 @@ class AsyncConnection:
                 if not self._outgoing:
                     self._something_to_send = anyio.Event()
                     await self._something_to_send.wait()
-                    self._something_to_send = None
                 buffers, self._outgoing = self._outgoing, []
                 await self._stream.send(b"".join(buffers))
         except _STREAM_ERRORS as error:

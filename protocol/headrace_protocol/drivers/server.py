@@ -110,8 +110,10 @@ class ServerChannel:
     def write(self, *buffers: Buffer) -> None:
         """Queue bytes; they leave at the end of the batch, or now when there is none."""
         if self.is_open:
-            self.out.extend(buffers)
-            added = sum(map(len, buffers))
+            added = 0
+            for buffer in buffers:
+                self.out.append(buffer)
+                added += len(buffer)
             self.out_bytes += added
             self._server.written(self, added)
 

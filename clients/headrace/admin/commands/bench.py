@@ -131,8 +131,6 @@ def _row(phase: str, work: _Work, seconds: float, latencies: Sequence[float]) ->
     return {
         "phase": phase,
         "messages": work.messages,
-        "body_bytes": work.body_bytes,
-        "in_flight": work.in_flight if latencies else None,
         "seconds": round(seconds, 3),
         "messages_per_second": round(per_second, 1),
         "mib_per_second": round(per_second * work.body_bytes / 2**20, 1),

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from headrace.errors import ConfigurationError
+
 
 def broker(
     config: Annotated[
@@ -21,11 +23,14 @@ def broker(
     """Run a broker until SIGINT (Ctrl-C) or SIGTERM."""
     import trio
 
-    from headrace_broker.config import load_config
+    from headrace_broker.config import ConfigError, load_config
     from headrace_broker.main import run_broker
     from headrace_protocol.drivers.logs import configure_logs
 
-    settings, warnings = load_config(config)
+    try:
+        settings, warnings = load_config(config)
+    except ConfigError as error:
+        raise ConfigurationError(str(error)) from error
     for warning in warnings:
         sys.stderr.write(f"headrace: {warning}\n")
     if check_config:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,6 +50,9 @@ def consume(
     """Print messages: bodies, one a line, or with --json all about each."""
     import trio
 
+    from headrace.messages import check_topic
+
+    check_topic(topic)
     place = parse_place(start)
     printer = _Printer(count, as_json=as_json)
     if group is None:
@@ -162,6 +166,7 @@ class _Member:
         self._tags = tags
         self._printer = printer
         self._follow = follow
+        self._is_interrupted = False
 
     async def run(self, nameserver: str | None) -> None:
         """Print until there is enough, or the group has nothing left of what there was."""
@@ -177,6 +182,7 @@ class _Member:
             ) as consumer,
             trio.open_nursery() as nursery,
         ):
+            nursery.start_soon(self._stop_at_signal, nursery.cancel_scope)
             if not self._follow:
                 nursery.start_soon(self._stop_at_end, consumer, offsets, nursery.cancel_scope)
             async for message in consumer:
@@ -185,6 +191,17 @@ class _Member:
                 if self._printer.is_done:
                     break
             nursery.cancel_scope.cancel()
+        if self._is_interrupted:
+            raise KeyboardInterrupt
+
+    async def _stop_at_signal(self, scope: trio.CancelScope) -> None:
+        """Leave the group in good order, so that what was printed is committed."""
+        import trio
+
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for _ in signals:
+                self._is_interrupted = True
+                scope.cancel()
 
     async def _stop_at_end(
         self, consumer: Consumer, offsets: PullConsumer, scope: trio.CancelScope

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from headrace.errors import ConfigurationError
+
 
 def nameserver(
     config: Annotated[
@@ -22,11 +24,14 @@ def nameserver(
     import msgspec
     import trio
 
-    from headrace_nameserver.config import NameServerConfig, load_config
+    from headrace_nameserver.config import ConfigError, NameServerConfig, load_config
     from headrace_nameserver.main import run_nameserver
     from headrace_protocol.drivers.logs import configure_logs
 
-    settings = load_config(config) if config else NameServerConfig()
+    try:
+        settings = load_config(config) if config else NameServerConfig()
+    except ConfigError as error:
+        raise ConfigurationError(str(error)) from error
     if check_config:
         return
     if port is not None:

@@ -159,8 +159,7 @@ class _Stream:
             nursery.start_soon(self._read, batches_in)
             async with producer.pipeline(max_in_flight=_IN_FLIGHT) as pipeline:
                 async for batch in batches_out:
-                    for message in batch:
-                        await pipeline.send(message)
+                    await pipeline.send_all(batch)
                     self.sent += len(batch)
 
     async def _read(self, batches: trio.MemorySendChannel[Batch]) -> None:

@@ -1,0 +1,102 @@
+"""Background tasks end with their block and leave the block's errors alone, on both loops."""
+
+from __future__ import annotations
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from headrace.tasks import Background
+
+
+class Client:
+    """A block with one background task."""
+
+    def __init__(self, task=anyio.sleep_forever):
+        self.task = task
+        self.background = Background()
+
+    async def __aenter__(self):
+        (await self.background.start()).start_soon(self.task)
+
+    async def __aexit__(self, *_):
+        await self.background.stop()
+
+
+@pytest.fixture(params=["trio", "asyncio"])
+def run(request):
+    return lambda main: anyio.run(main, backend=request.param)
+
+
+def test_the_task_ends_with_the_block(run):
+    ended = []
+
+    async def task():
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.append(True)
+
+    async def main():
+        async with Client(task):
+            await anyio.lowlevel.checkpoint()
+        assert ended == [True]
+
+    run(main)
+
+
+def test_an_error_of_the_block_comes_out_as_it_is(run):
+    async def main():
+        async with Client():
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        run(main)
+
+
+def test_a_time_limit_around_the_block_is_kept(run):
+    async def main():
+        with anyio.move_on_after(0.01) as scope:
+            async with Client():
+                await anyio.sleep_forever()
+        assert scope.cancelled_caught
+        await anyio.lowlevel.checkpoint()
+
+    run(main)
+
+
+def test_a_time_limit_inside_the_block_is_kept(run):
+    async def main():
+        async with Client():
+            with anyio.move_on_after(0.01) as scope:
+                await anyio.sleep_forever()
+            assert scope.cancelled_caught
+
+    run(main)
+
+
+def test_a_block_in_a_cancelled_task_group_ends(run):
+    async def client():
+        async with Client():
+            await anyio.sleep_forever()
+
+    async def main():
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(client)
+            await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_a_bug_in_a_task_ends_the_block_and_is_raised(run):
+    async def buggy():
+        raise ZeroDivisionError
+
+    async def main():
+        async with Client(buggy):
+            await anyio.sleep_forever()
+
+    with pytest.raises(ExceptionGroup) as caught:
+        run(main)
+    assert caught.group_contains(ZeroDivisionError)

@@ -1,0 +1,87 @@
+"""Daemons as users start them: processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HEADRACE = str(Path(sys.executable).with_name("headrace"))
+_READY = re.compile(r"ready nameserver=(\S+) broker=(\S+) data=(\S+)\n")
+_TIMEOUT_S = 30
+
+
+class Dev:
+    """A running ``headrace dev``.
+
+    nameserver, broker, data: what its line says.
+    """
+
+    def __init__(self, *arguments: str) -> None:
+        ports = ("--nameserver-port", "0", "--broker-port", "0")
+        self.process = subprocess.Popen(
+            [HEADRACE, "dev", *ports, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        ready = _READY.fullmatch(line)
+        if ready is None:
+            raise AssertionError((line, self.end()))
+        self.nameserver, self.broker = ready[1], ready[2]
+        self.data = Path(ready[3])
+
+    def end(self) -> tuple[int, str, str]:
+        """Wait for its end: exit code, the rest of its output, its errors."""
+        out, err = self.process.communicate(timeout=_TIMEOUT_S)
+        return self.process.returncode, out, err
+
+    def run(self, *arguments: str, stdin: str = "") -> str:
+        """Run another ``headrace`` command against it; returns what it printed."""
+        done = run(*arguments, stdin=stdin, nameserver=self.nameserver)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def json(self, *arguments: str) -> Any:
+        """What a command prints with --json."""
+        return json.loads(self.run(*arguments, "--json"))
+
+
+@contextmanager
+def dev(*arguments: str) -> Iterator[Dev]:
+    """A ``headrace dev`` for the length of a block, killed at its end if it still runs."""
+    running = Dev(*arguments)
+    try:
+        yield running
+    finally:
+        if running.process.poll() is None:
+            running.process.kill()
+            running.end()
+
+
+def run(
+    *arguments: str,
+    stdin: str = "",
+    nameserver: str = "127.0.0.1:1",
+    timeout_s: float = _TIMEOUT_S,
+) -> subprocess.CompletedProcess[str]:
+    """Run a ``headrace`` command to its end."""
+    return subprocess.run(
+        [HEADRACE, *arguments],
+        check=False,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env={**os.environ, "HEADRACE_NAMESERVER": nameserver},
+    )

@@ -1,0 +1,99 @@
+"""What ``deploy/`` holds works."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import run
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+ENVIRONMENT = {
+    **os.environ,
+    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+}
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody had a moment ago, the first and each ten after it."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            first = int(probe.getsockname()[1])
+        ports = [first + 10 * index for index in range(count)]
+        try:
+            for port in ports:
+                socket.create_server(("127.0.0.1", port)).close()
+        except (OSError, OverflowError):
+            continue
+        return ports
+
+
+@pytest.mark.slow
+def test_the_local_cluster_comes_up_and_goes_down(tmp_path: Path) -> None:
+    nameserver_port, broker_port, _ = free_ports(3)
+    cluster = subprocess.Popen(
+        [DEPLOY / "local-cluster", "2", tmp_path],
+        env={
+            **ENVIRONMENT,
+            "NAMESERVER_PORT": str(nameserver_port),
+            "BROKER_PORT": str(broker_port),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert cluster.stdout is not None
+        nameserver = f"127.0.0.1:{nameserver_port}"
+        line = cluster.stdout.readline()
+        assert line == f"ready nameserver={nameserver} brokers=2 data={tmp_path}\n"
+        assert run("doctor", nameserver=nameserver).returncode == 0
+        assert run("topic", "create", "t", "--queues", "2", nameserver=nameserver).returncode == 0
+        assert run("send", "t", stdin="1\n2\n3\n4\n", nameserver=nameserver).returncode == 0
+        printed = run("consume", "t", nameserver=nameserver).stdout
+        assert sorted(printed.split()) == ["1", "2", "3", "4"]
+    finally:
+        cluster.send_signal(signal.SIGTERM)
+        _, err = cluster.communicate(timeout=20)
+    assert (cluster.returncode, err) == (0, "")
+    for index in (0, 1):
+        # A clean stop takes the mark away.
+        assert (tmp_path / f"broker-{index}" / "checkpoint").exists()
+        assert not (tmp_path / f"broker-{index}" / "abort").exists()
+
+
+@pytest.mark.parametrize("unit", sorted(DEPLOY.glob("*.service")), ids=lambda path: path.name)
+def test_units_start_commands_that_there_are(unit: Path) -> None:
+    commands = [
+        line.partition("=")[2].split()
+        for line in unit.read_text().splitlines()
+        if line.startswith(("ExecStart=", "ExecStartPre="))
+    ]
+    assert len(commands) == 2
+    for program, daemon, *options in commands:
+        assert Path(program).name == "headrace"
+        help_text = run(daemon, "--help").stdout
+        assert all(option in help_text for option in options if option.startswith("--"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd on this machine")
+def test_systemd_reads_the_units(tmp_path: Path) -> None:
+    for unit in DEPLOY.glob("*.service"):
+        # The program and the user are made by the installation.
+        text = unit.read_text().replace("/opt/headrace/bin/headrace", "/bin/true")
+        (tmp_path / unit.name).write_text(text.replace("User=headrace\n", ""))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", *tmp_path.glob("*.service")],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert not [line for line in done.stderr.splitlines() if "headrace" in line], done.stderr

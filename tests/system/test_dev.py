@@ -1,0 +1,152 @@
+"""``headrace dev`` as its users meet it: a process, talked to by other processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.processes import HEADRACE, dev, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_cleanly(sign: signal.Signals) -> None:
+    with dev() as broker:
+        assert broker.data.is_dir()
+        broker.process.send_signal(sign)
+        # Standard output held the one line only, and there was nothing to warn of.
+        assert broker.end() == (0, "", "")
+        assert not broker.data.exists()
+
+
+def test_messages_outlive_a_restart_on_the_same_folder(tmp_path: Path) -> None:
+    lines = "".join(f"message {number}\n" for number in range(1000))
+    with dev("--data", str(tmp_path)) as broker:
+        broker.run("topic", "create", "t", "--queues", "1")
+        broker.run("send", "t", stdin=lines)
+        assert broker.run("consume", "t", "--group", "g", "--max", "600") == "".join(
+            f"message {number}\n" for number in range(600)
+        )
+        broker.process.terminate()
+        assert broker.end()[0] == 0
+    assert not (tmp_path / "abort").exists()
+    with dev("--data", str(tmp_path)) as broker:
+        assert broker.run("consume", "t") == lines
+        assert broker.run("consume", "t", "--group", "g").startswith("message 600\n")
+        assert broker.run("send", "t", "more", "--key", "k")
+        assert broker.run("message", "query", "t", "k").endswith("\tmore\n")
+
+
+def test_what_was_acknowledged_outlives_a_kill(tmp_path: Path) -> None:
+    lines = "".join(f"message {number}\n" for number in range(1000))
+    with dev("--data", str(tmp_path)) as broker:
+        broker.run("topic", "create", "t", "--queues", "1")
+        broker.run("send", "t", stdin=lines)
+        broker.process.kill()
+        assert broker.end()[0] == -signal.SIGKILL
+    assert (tmp_path / "abort").exists()
+    with dev("--data", str(tmp_path)) as broker:
+        assert broker.run("consume", "t") == lines
+
+
+def test_two_on_one_folder_is_refused_and_says_who_has_it(tmp_path: Path) -> None:
+    with dev("--data", str(tmp_path)) as first:
+        ports = ("--nameserver-port", "0", "--broker-port", "0")
+        second = run("dev", *ports, "--data", str(tmp_path))
+        assert (second.returncode, second.stdout) == (1, "")
+        assert second.stderr == (
+            f"headrace: store {tmp_path} is in use by another broker (process "
+            f"{first.process.pid}): stop it, or give this broker its own directory\n"
+        )
+        assert first.run("topic", "list") == ""
+
+
+@pytest.mark.parametrize("daemon", ["nameserver", "broker"])
+def test_a_port_in_use_is_named(daemon: str) -> None:
+    with dev() as first:
+        taken = first.nameserver if daemon == "nameserver" else first.broker
+        ports = {"nameserver": "0", "broker": "0", daemon: taken.rpartition(":")[2]}
+        second = run(
+            "dev", "--nameserver-port", ports["nameserver"], "--broker-port", ports["broker"]
+        )
+        assert second.returncode == 1
+        assert second.stderr.count("\n") == 1
+        assert f"can't listen on {taken}: Address already in use" in second.stderr
+
+
+def test_starting_and_stopping_costs_less_than_a_second_of_processor_time() -> None:
+    # Processor time, since tests share their machine; docs/performance.md has the wall clock.
+    with dev() as broker:
+        broker.run("send", "t", "first")
+        broker.process.terminate()
+        _, status, usage = os.wait4(broker.process.pid, 0)
+        broker.process.returncode = os.waitstatus_to_exitcode(status)
+        assert broker.end() == (0, "", "")
+    assert usage.ru_utime + usage.ru_stime < 1
+    assert usage.ru_maxrss < 100 * 1024
+
+
+def test_follow_prints_what_comes_until_it_is_interrupted() -> None:
+    with dev() as broker:
+        broker.run("topic", "create", "t")
+        reader = subprocess.Popen(
+            [HEADRACE, "consume", "t", "--follow", "--nameserver", broker.nameserver],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert reader.stdout is not None
+        for text in ("one", "two"):
+            broker.run("send", "t", text)
+            assert reader.stdout.readline() == f"{text}\n"
+        reader.send_signal(signal.SIGINT)
+        assert reader.communicate(timeout=10) == ("", "")
+        assert reader.returncode == 130
+
+
+def test_an_interrupted_member_has_committed_what_it_printed() -> None:
+    with dev() as broker:
+        broker.run("send", "t", stdin="one\n")
+        member = [HEADRACE, "consume", "t", "--follow", "--group", "g", "-n", broker.nameserver]
+        reader = subprocess.Popen(member, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "one\n"
+        reader.send_signal(signal.SIGINT)
+        assert reader.communicate(timeout=10) == ("", "")
+        assert reader.returncode == 130
+        assert sum(row["lag"] for row in broker.json("group", "lag", "g")) == 0
+
+
+def test_lines_typed_one_by_one_are_sent_at_once() -> None:
+    with dev() as broker:
+        broker.run("topic", "create", "t", "--queues", "1")
+        sender = subprocess.Popen(
+            [HEADRACE, "send", "t", "--nameserver", broker.nameserver],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert sender.stdin is not None
+        sender.stdin.write("typed\n")
+        sender.stdin.flush()
+        assert broker.run("consume", "t", "--follow", "--max", "1") == "typed\n"
+        sender.stdin.close()
+        assert sender.wait(timeout=10) == 0
+        assert sender.stdout is not None
+        sender.stdout.close()
+
+
+def test_a_reader_that_goes_away_ends_consume_quietly() -> None:
+    with dev() as broker:
+        broker.run("send", "t", stdin="x" * 1000 + "\n" + ("y" * 1000 + "\n") * 2000)
+        line = f"{HEADRACE} consume t --nameserver {broker.nameserver} | head -n 1 | wc -l"
+        done = subprocess.run(line, check=False, shell=True, capture_output=True, text=True)
+        assert (done.stdout.strip(), done.stderr) == ("1", "")
