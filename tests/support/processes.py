@@ -59,13 +59,13 @@ class Dev:
 
 @contextmanager
 def dev(*arguments: str) -> Iterator[Dev]:
-    """A ``headrace dev`` for the length of a block, killed at its end if it still runs."""
+    """A ``headrace dev`` for the length of a block."""
     running = Dev(*arguments)
     try:
         yield running
     finally:
         if running.process.poll() is None:
-            running.process.kill()
+            running.process.terminate()
             running.end()
 
 

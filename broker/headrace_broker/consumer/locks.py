@@ -36,7 +36,8 @@ class QueueLocks:
         """Give locks back; those that others hold stay."""
         locks = self._locks.get(group, {})
         for queue in queues:
-            if locks.get(queue, ("", 0))[0] == client_id:
+            owner = locks.get(queue)
+            if owner and owner[0] == client_id:
                 del locks[queue]
         if not locks:
             self._locks.pop(group, None)

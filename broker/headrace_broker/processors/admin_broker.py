@@ -122,6 +122,7 @@ class AdminBrokerProcessor:
             "commitLogMaxOffset": str(store.max_offset),
             "commitLogDiskRatio": f"{store.disk_ratio:.4f}",
             "remainHowManyDataToFlush": f"{store.max_offset - store.flushed_offset} B",
+            "dispatchBehindBytes": str(store.max_offset - store.dispatched_offset),
             "dispatchBehindMessages": str(store.dispatch_behind_rows),
             "indexBehindMessages": str(store.index_behind_rows),
             "queueCount": str(store.queue_count),

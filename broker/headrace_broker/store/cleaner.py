@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.store.commit_log import CommitLog
     from headrace_broker.store.index_file import IndexFiles
+    from headrace_broker.store.mapped_file import MappedFile
     from headrace_broker.store.settings import StoreSettings
     from headrace_broker.store.store_queue import StoreQueue
 
@@ -31,21 +32,22 @@ class Cleaner:
         self.queues = queues
 
     async def run(self) -> None:
-        """Clean at intervals."""
+        """Clean at intervals; removing a large file takes its time, so a thread does it."""
         while True:
             await trio.sleep(self.settings.clean_interval_ms / 1000)
-            self.clean()
+            expired = self.detach_expired()
+            if expired:
+                await trio.to_thread.run_sync(delete_files, expired)
 
-    def clean(self) -> int:
-        """Remove expired log files, oldest first and a bounded number; returns how many."""
-        count = self._expired_count()
-        if count:
-            self.commit_log.files.delete_first(count)
+    def detach_expired(self) -> list[MappedFile]:
+        """Let go of expired log files, oldest first and a bounded number, and what led to them."""
+        files = self.commit_log.files.detach_first(self._expired_count())
+        if files:
             log_min_offset = self.commit_log.min_offset
             for queue in self.queues:
-                queue.consume_queue.delete_files_below(log_min_offset)
-            self.index_files.delete_below(log_min_offset)
-        return count
+                files += queue.consume_queue.detach_below(log_min_offset)
+            files += self.index_files.detach_below(log_min_offset)
+        return files
 
     def _expired_count(self) -> int:
         limit_ms = self.commit_log.clock.now_ms() - self.settings.retention_ms
@@ -56,3 +58,9 @@ class Cleaner:
                 break
             count += 1
         return count
+
+
+def delete_files(files: list[MappedFile]) -> None:
+    """Remove files that the store has let go of. Raises OSError."""
+    for file in files:
+        file.delete()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 import zlib
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,13 +42,17 @@ _SHORT = struct.Struct(">h")
 _RECORD_PLACE = struct.Struct(">ii20xq")  # total size, magic, physical offset
 RECORD_MAGICS: Final = frozenset((MAGIC_V1, MAGIC_V2))
 RETRY_MS: Final = 1000
+PART_BYTES: Final = 4 << 20
+ZERO_BYTES: Final = 1 << 18
+ZERO_AHEAD_FILE_BYTES: Final = 1 << 26
 
 
 class CommitLog:
     """Appends at ``position`` of the last file in use; the loop's thread alone does.
 
-    ``append_end`` is where the fast path stops and looks up: half of the file (time to have the
-    next one made), its end, or -1 when appends are refused.
+    A file is written in parts. ``append_end`` is where the fast path stops and looks up: the end
+    of a part, or -1 when appends are refused. While one part is written, a thread brings the next
+    into memory (``make_ahead``), because a page fault costs more than a record.
     """
 
     def __init__(self, settings: StoreSettings, seam: Files, ring: Ring, clock: Clock) -> None:
@@ -69,8 +74,16 @@ class CommitLog:
         self.refusal: StoreNotWritable | None = StoreNotWritable("not loaded", settings.root)
         self.is_refusal_final = True
         self.refused_ms = 0
-        self.on_half_full: Callable[[], None] = lambda: None
+        # Large files are worth it; with sync flush each page would go to disk twice.
+        is_large = self.file_bytes >= ZERO_AHEAD_FILE_BYTES
+        self.is_zeroing_ahead = is_large and settings.flush == "async"
+        self.part_bytes = PART_BYTES if self.is_zeroing_ahead else self.file_bytes // 2
+        # Called when make_ahead has something to do.
+        self.on_part: Callable[[], None] = lambda: None
         self._map: Any = None
+        self._file: MappedFile | None = None
+        # Held to move ``append_end``, and to write zeros behind it.
+        self._part_lock = threading.Lock()
 
     # --- append ----------------------------------------------------------------------------
 
@@ -229,8 +242,7 @@ class CommitLog:
             if self.append_end < 0:
                 self._reopen()
             elif self.append_end < self.file_bytes - BLANK_BYTES:
-                self.append_end = self.file_bytes - BLANK_BYTES
-                self.on_half_full()
+                self._open_part(self.append_end)
             else:
                 self._roll()
         except OSError as error:
@@ -252,10 +264,40 @@ class CommitLog:
         self._write_to(following, 0)
 
     def _write_to(self, file: MappedFile, position: int) -> None:
+        with self._part_lock:
+            self._file = file
+            self.append_end = position
         self.file_start = file.start_offset
         self.position = position
         self._map = file.map
-        self.append_end = max(self.file_bytes // 2, RECORD_BYTES_MIN)
+        self._open_part(position)
+
+    def _open_part(self, position: int) -> None:
+        with self._part_lock:
+            part_end = (position // self.part_bytes + 1) * self.part_bytes
+            self.append_end = min(part_end, self.file_bytes - BLANK_BYTES)
+        self.on_part()
+
+    def make_ahead(self) -> None:
+        """In a thread: the next file once half of this one is used, and the next part.
+
+        Raises OSError.
+        """
+        if not self.files.files or self.append_end >= self.file_bytes // 2:
+            self.files.prepare(PART_BYTES if self.is_zeroing_ahead else 0)
+        if self.is_zeroing_ahead:
+            self._zero_next_part()
+
+    def _zero_next_part(self) -> None:
+        file, start = self._file, self.append_end
+        if file is None or start < 0:
+            return
+        for at in range(start, min(start + PART_BYTES, self.file_bytes), ZERO_BYTES):
+            with self._part_lock:
+                # Appends come no further than append_end, and that moves only under the lock.
+                if self._file is not file or at < self.append_end:
+                    return
+                file.zero(at, min(at + ZERO_BYTES, self.file_bytes))
 
     # --- refusing appends ------------------------------------------------------------------
 

@@ -185,15 +185,14 @@ class ConsumeQueue:
         """Forget the units that point at or past ``physical_offset``."""
         self.truncate(self.first_at_or_after(physical_offset))
 
-    def delete_files_below(self, log_min_offset: int) -> int:
-        """Remove files whose last unit points below the log's first byte; returns how many."""
+    def detach_below(self, log_min_offset: int) -> list[MappedFile]:
+        """Let go of files whose last unit points below the log's first byte."""
         count = 0
         for file in self.files.files[:-1]:
             if UNIT.unpack_from(file.map, file.file_bytes - UNIT_BYTES)[0] >= log_min_offset:
                 break
             count += 1
-        self.files.delete_first(count)
-        return count
+        return self.files.detach_first(count)
 
     def delete(self) -> None:
         """Remove every file and the folder."""

@@ -270,15 +270,15 @@ class IndexFiles:
         for file in reversed(self.files):
             yield from file.find(key_hash)
 
-    def delete_below(self, log_min_offset: int) -> int:
-        """Remove files with nothing at or past ``log_min_offset``, but not the last."""
+    def detach_below(self, log_min_offset: int) -> list[MappedFile]:
+        """Let go of files with nothing at or past ``log_min_offset``, but not of the last."""
         count = 0
         for file in self.files[:-1]:
             if file.header.end_physical_offset >= log_min_offset:
                 break
             count += 1
-        self.delete(self.files[:count])
-        return count
+        detached, self.files[:] = self.files[:count], self.files[count:]
+        return [index_file.file for index_file in detached]
 
     def delete(self, files: list[IndexFile]) -> None:
         """Remove some of the files."""

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from headrace_broker.store.ring import Ring, Rows
     from headrace_broker.store.store_queue import StoreQueue
 
-BLOCK_ROWS_MAX: Final = 4096
+# About two milliseconds, which is how long a request may have to wait for it.
+BLOCK_ROWS_MAX: Final = 2048
 
 
 class Indexer:

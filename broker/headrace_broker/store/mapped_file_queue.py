@@ -71,14 +71,15 @@ class MappedFileQueue:
         index = (offset - files[0].start_offset) // self.file_bytes
         return files[index] if index < len(files) else None
 
-    def prepare(self) -> None:
+    def prepare(self, zero_bytes: int = 0) -> None:
         """Make the file after the last one, wholly allocated; may run in a thread.
 
-        Raises OSError.
+        zero_bytes: how much of it is brought into memory. Raises OSError.
         """
         with self._making:
             if self._prepared is None:
                 self._prepared = self._make(self._next_offset(), self.file_bytes)
+                self._prepared.zero(0, zero_bytes)
 
     def take(self) -> MappedFile:
         """Append the prepared file, or one made now. Raises OSError."""
@@ -101,19 +102,15 @@ class MappedFileQueue:
                 self._prepared.delete()
                 self._prepared = None
 
-    def delete_from(self, offset: int) -> list[MappedFile]:
-        """Remove the files that start at or after ``offset``; returns them."""
-        return self._delete([file for file in self.files if file.start_offset >= offset])
+    def delete_from(self, offset: int) -> None:
+        """Remove the files that start at or after ``offset``."""
+        while self.files and self.files[-1].start_offset >= offset:
+            self.files.pop().delete()
 
-    def delete_first(self, count: int) -> list[MappedFile]:
-        """Remove the oldest files; returns them."""
-        return self._delete(self.files[:count])
-
-    def _delete(self, files: list[MappedFile]) -> list[MappedFile]:
-        for file in files:
-            file.delete()
-            self.files.remove(file)
-        return files
+    def detach_first(self, count: int) -> list[MappedFile]:
+        """Let go of the oldest files, for the caller to delete."""
+        detached, self.files[:] = self.files[:count], self.files[count:]
+        return detached
 
     def _next_offset(self) -> int:
         return self.files[-1].end_offset if self.files else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,7 @@ class StoreStatistics:
     min_offset: int
     max_offset: int
     flushed_offset: int
+    dispatched_offset: int
     dispatch_behind_rows: int
     index_behind_rows: int
     ring_fill: float
@@ -83,8 +85,8 @@ class MessageStore:
         self.flusher.on_flushed = self._dispatch_unasked
         self.lock = StoreLock(settings.root)
         self._index_asked = trio.Event()
-        self._file_asked = trio.Event()
-        self.commit_log.on_half_full = self._ask_for_file
+        self._ahead_asked = trio.Event()
+        self.commit_log.on_part = self._ask_ahead
         # Called with the queues that get units outside the caller's own dispatch().
         self.on_touched: Callable[[set[StoreQueue]], None] = lambda _: None
         # The hot path, without a call in between.
@@ -138,11 +140,21 @@ class MessageStore:
         self._load_queues(is_clean=is_clean)
         self.index_files.load()
         self.flusher.checkpoint = Checkpoint.load(self.flusher.checkpoint_path)
-        abort.write_text(str(os.getpid()))
+        self._write_abort(abort)
         report = self._recover(is_clean=is_clean)
         self.begin_batch()
         self.commit_log.accept()
         return report
+
+    def _write_abort(self, path: Path) -> None:
+        # On disk before anything else changes: without it a power cut would look like a clean stop.
+        descriptor = self.seam.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            self.seam.write(descriptor, str(os.getpid()).encode(), 0)
+            self.seam.fsync(descriptor)
+        finally:
+            self.seam.close(descriptor)
+        self.seam.fsync_directory(self.root)
 
     def _load_queues(self, *, is_clean: bool) -> None:
         batch_directory = self.root / "batchconsumequeue"
@@ -197,7 +209,7 @@ class MessageStore:
             nursery.start_soon(self.flusher.run_queue_flush)
             nursery.start_soon(self.cleaner.run)
             nursery.start_soon(self._run_index)
-            nursery.start_soon(self._run_next_file)
+            nursery.start_soon(self._run_ahead)
             nursery.start_soon(self._run_heal)
             task_status.started()
 
@@ -371,19 +383,17 @@ class MessageStore:
                     break  # a full disk: the healing loop goes on with it
                 await trio.lowlevel.checkpoint()
 
-    def _ask_for_file(self) -> None:
-        self._file_asked.set()
+    def _ask_ahead(self) -> None:
+        self._ahead_asked.set()
 
-    async def _run_next_file(self) -> None:
-        if not self.commit_log.files.files:
-            self._file_asked.set()
+    async def _run_ahead(self) -> None:
+        self._ahead_asked.set()
         while True:
-            await self._file_asked.wait()
-            self._file_asked = trio.Event()
-            try:
-                await trio.to_thread.run_sync(self.commit_log.files.prepare)
-            except OSError:
-                continue  # the append that needs the file tries again and says why it cannot
+            await self._ahead_asked.wait()
+            self._ahead_asked = trio.Event()
+            # The append that needs a file which could not be made tries again and says why.
+            with suppress(OSError):
+                await trio.to_thread.run_sync(self.commit_log.make_ahead)
 
     async def _run_heal(self) -> None:
         while True:
@@ -406,6 +416,7 @@ class MessageStore:
             min_offset=self.commit_log.min_offset,
             max_offset=self.commit_log.max_offset,
             flushed_offset=self.commit_log.flushed_offset,
+            dispatched_offset=self._dispatched_offset(),
             dispatch_behind_rows=self.ring.written - self.dispatcher.cursor.taken,
             index_behind_rows=self.indexer.waiting_count,
             ring_fill=self.ring.fill,
@@ -415,3 +426,10 @@ class MessageStore:
             refusal=str(refusal) if refusal else None,
             queue_count=len(self._names),
         )
+
+    def _dispatched_offset(self) -> int:
+        """Up to where queues know of the log."""
+        cursor = self.dispatcher.cursor
+        if cursor.taken == self.ring.written:
+            return self.commit_log.max_offset
+        return int(self.ring.rows["physical_offset"][cursor.taken & self.ring.mask])

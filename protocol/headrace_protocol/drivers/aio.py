@@ -56,7 +56,7 @@ async def open_stream(connect: Connect, address: str) -> ByteStream:
     except TimeoutError:
         raise ConnectFailed(address, f"no answer within {_CONNECT_TIMEOUT_S:g} s") from None
     except (OSError, ValueError, anyio.BrokenResourceError) as error:
-        raise ConnectFailed(address, error) from error
+        raise ConnectFailed(address, _cause(error)) from error
 
 
 class AsyncConnection:
