@@ -205,7 +205,7 @@ class TopicTable:
     def put_all(self, topics: list[TopicConfig]) -> None:
         """Create or replace topics, all or none. Raises RequestError."""
         for topic in topics:
-            _check_config(topic)
+            check_config(topic)
         changed = [topic for topic in topics if self._topics.get(topic.topic_name) != topic]
         for topic in changed:
             self._topics[topic.topic_name] = topic
@@ -306,7 +306,8 @@ def check_topic_name(topic: str) -> None:
         )
 
 
-def _check_config(topic: TopicConfig) -> None:
+def check_config(topic: TopicConfig) -> None:
+    """Raise RequestError for what can't be a topic's settings."""
     check_topic_name(topic.topic_name)
     for name, queue_nums in (
         ("readQueueNums", topic.read_queue_nums),

@@ -287,37 +287,37 @@ def decode_record(buffer: Buffer, position: int = 0) -> StoredMessage:
 
     Raises CorruptRecord, also at an end-of-file (BLANK) record and for a cut record.
     """
-    view = memoryview(buffer)
-    size, magic, sys_flag = _record_start(view, position)
+    data = buffer if isinstance(buffer, bytes) else bytes(buffer)
+    size, magic, sys_flag = _record_start(data, position)
     end = position + size
     head_struct = RECORD_HEADS[sys_flag >> 4 & 3]
     body_at = position + head_struct.size
     if body_at > end:
         raise CorruptRecord(position, f"size {size} is smaller than the record's head")
-    head = head_struct.unpack_from(view, position)
+    head = head_struct.unpack_from(data, position)
     topic_at = body_at + head[14]
     prefix = 1 if magic == MAGIC_V1 else 2
     if head[14] < 0 or topic_at + prefix > end:
         raise CorruptRecord(position, f"body length {head[14]} exceeds record size {size}")
-    topic_bytes = view[topic_at] if prefix == 1 else _SHORT.unpack_from(view, topic_at)[0]
+    topic_bytes = data[topic_at] if prefix == 1 else _SHORT.unpack_from(data, topic_at)[0]
     length_at = topic_at + prefix + topic_bytes
     if topic_bytes < 0 or length_at + 2 > end:
         raise CorruptRecord(position, f"topic length {topic_bytes} exceeds record size {size}")
-    if _SHORT.unpack_from(view, length_at)[0] != end - length_at - 2:
+    if _SHORT.unpack_from(data, length_at)[0] != end - length_at - 2:
         raise CorruptRecord(position, f"properties do not end with the record of {size} bytes")
-    body = view[body_at:topic_at]
+    body = data[body_at:topic_at]
     if zlib.crc32(body) & CRC_MASK != head[2]:
         raise CorruptRecord(position, "body CRC does not match")
-    topic = bytes(view[topic_at + prefix : length_at]).decode(errors="replace")
-    return StoredMessage(head, bytes(body), topic, bytes(view[length_at + 2 : end]))
+    topic = data[topic_at + prefix : length_at].decode(errors="replace")
+    return StoredMessage(head, body, topic, data[length_at + 2 : end])
 
 
-def _record_start(view: memoryview, position: int) -> tuple[int, int, int]:
-    remaining = len(view) - position
+def _record_start(data: bytes, position: int) -> tuple[int, int, int]:
+    remaining = len(data) - position
     if remaining < RECORD_BYTES_MIN:
         raise CorruptRecord(position, f"only {remaining} bytes are left")
-    size, magic, sys_flag = _START.unpack_from(view, position)
-    if magic not in {MAGIC_V1, MAGIC_V2}:
+    size, magic, sys_flag = _START.unpack_from(data, position)
+    if magic != MAGIC_V1 and magic != MAGIC_V2:
         raise CorruptRecord(position, f"unknown magic number {magic & 0xFFFFFFFF:#010x}")
     if not RECORD_BYTES_MIN <= size <= remaining:
         raise CorruptRecord(position, f"size {size}, but {remaining} bytes are left")
@@ -326,11 +326,11 @@ def _record_start(view: memoryview, position: int) -> tuple[int, int, int]:
 
 def decode_records(body: Buffer) -> list[StoredMessage]:
     """All records of a pull's body. Raises CorruptRecord if anything else is in it."""
-    view = memoryview(body)
+    data = bytes(body)
     messages = []
-    position = 0
-    while position < len(view):
-        message = decode_record(view, position)
+    position, end = 0, len(data)
+    while position < end:
+        message = decode_record(data, position)
         messages.append(message)
         position += message.size
     return messages

@@ -288,6 +288,7 @@ OTHERS = [
     bad(203, {"consumerGroup": "nobody"}, 206, "nobody"),
     bad(17, topic_fields(readQueueNums=-1), 29, "readQueueNums -1", "0 to"),
     bad(17, topic_fields(writeQueueNums=2**31 - 1), 29, "writeQueueNums 2147483647", "0 to"),
+    bad(17, topic_fields(topic=TOPIC, readQueueNums=-(2**31)), 29, "readQueueNums -2147483648"),
     bad(17, topic_fields(perm=99), 29, "perm 99", "6 both"),
     bad(17, topic_fields(topic="a b"), 29, "'a b'", "only letters"),
     bad(17, topic_fields(topic="TBW102"), 29, "TBW102", "another name"),

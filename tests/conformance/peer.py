@@ -135,6 +135,11 @@ class Daemon:
         self.process.kill()
         self.process.wait()
 
+    def stop(self) -> None:
+        """Ends it in order."""
+        self.process.terminate()
+        self.process.wait(START_TIMEOUT_S)
+
 
 @dataclass
 class Peer:
@@ -156,15 +161,16 @@ class Peer:
 
 
 @contextlib.contextmanager
-def running(name: str, directory: Path | None = None) -> Iterator[Peer]:
-    """A fresh ``"apache"`` or ``"headrace"``, ready for clients; stopped on leaving the block.
+def running(name: str, directory: Path | None = None, store: Path | None = None) -> Iterator[Peer]:
+    """A fresh ``"apache"`` or ``"headrace"``, ready for clients; killed on leaving the block.
 
     directory: where the throw-away folder is made; None for the system's temporary one.
+    store: the store's folder, which stays; None for one that goes with the rest.
     """
     home = Path(tempfile.mkdtemp(prefix=f"headrace-{name}-", dir=directory))
     daemons: dict[str, Daemon] = {}
     try:
-        peer = STARTERS[name](home, daemons)
+        peer = STARTERS[name](home, store or home / "store", daemons)
         wait_for_route(peer.nameserver, START_TIMEOUT_S)
         yield peer
     finally:
@@ -173,7 +179,7 @@ def running(name: str, directory: Path | None = None) -> Iterator[Peer]:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def _start_apache(home: Path, daemons: dict[str, Daemon]) -> Peer:
+def _start_apache(home: Path, store: Path, daemons: dict[str, Daemon]) -> Peer:
     # The broker opens three: its own, the "fast" one two below and the replication one above.
     first = free_ports(5)
     nameserver, broker_port = f"{HOST}:{first}", first + 3
@@ -184,7 +190,7 @@ def _start_apache(home: Path, daemons: dict[str, Daemon]) -> Peer:
         home / "nameserver.log",
     )
     daemons["nameserver"].wait_for("boot success")
-    settings = BROKER_SETTINGS.format(nameserver=nameserver, port=broker_port, home=home)
+    settings = BROKER_SETTINGS.format(nameserver=nameserver, port=broker_port, store=store)
     daemons["broker"] = Daemon.start(
         _apache_command("broker.BrokerStartup", home, settings, BROKER_HEAP),
         home / "broker.log",
@@ -214,8 +220,8 @@ brokerId=0
 brokerIP1={HOST}
 namesrvAddr={{nameserver}}
 listenPort={{port}}
-storePathRootDir={{home}}/store
-storePathCommitLog={{home}}/store/commitlog
+storePathRootDir={{store}}
+storePathCommitLog={{store}}/commitlog
 brokerRole=ASYNC_MASTER
 flushDiskType=ASYNC_FLUSH
 defaultTopicQueueNums=8
@@ -240,12 +246,12 @@ NAMESERVER_HEAP = ("-Xms256m", "-Xmx256m", *COLLECTOR)
 BROKER_HEAP = ("-Xms2g", "-Xmx2g", *COLLECTOR)
 
 
-def _start_headrace(home: Path, daemons: dict[str, Daemon]) -> Peer:
+def _start_headrace(home: Path, store: Path, daemons: dict[str, Daemon]) -> Peer:
     first = free_ports(5)
     command = [
         str(Path(sys.executable).with_name("headrace")),
         "dev",
-        *("--data", str(home / "store")),
+        *("--data", str(store)),
         *("--nameserver-port", str(first)),
         *("--broker-port", str(first + 3)),
     ]

@@ -173,6 +173,7 @@ def test_a_wrong_block_stores_nothing(block: bytes, reason: str, tmp_path: Path)
     store.close()
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_any_damage_is_refused_or_harmless(

@@ -89,6 +89,7 @@ TREES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.dictionaries(st.text(), TREES, max_size=4), st.data())
 def test_no_beginning_of_a_text_is_whole(tree: dict[str, object], data: st.DataObject) -> None:

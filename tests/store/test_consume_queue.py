@@ -45,6 +45,7 @@ def test_units_come_back(count: int, is_clean: bool, tmp_path: Path) -> None:
     assert queue.unit(count) == (10_000, 1, 1)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 35), st.integers(0, 40))
 @settings(max_examples=20, deadline=None)
 def test_truncation_forgets_the_rest(count: int, kept: int) -> None:

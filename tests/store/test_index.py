@@ -46,6 +46,7 @@ def block_hashes(regions: list[tuple[str, bytes]]) -> list[tuple[int, int]]:
     return list(zip(numbers.tolist(), hashes.tolist(), strict=True))
 
 
+@pytest.mark.slow
 @given(REGIONS)
 def test_hashes_of_a_block_are_those_of_its_records(regions: list[tuple[str, bytes]]) -> None:
     assert block_hashes(regions) == exact_hashes(regions)
@@ -71,6 +72,7 @@ def test_the_keys_of_a_record_in_the_peers_order() -> None:
 ENTRIES = st.lists(st.tuples(st.integers(0, 25), st.integers(0, 3000)), max_size=70)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(ENTRIES, st.integers(1, 20))
 def test_chains_lead_to_all_entries_of_a_hash(entries: list[tuple[int, int]], block: int) -> None:
@@ -102,6 +104,7 @@ def test_chains_lead_to_all_entries_of_a_hash(entries: list[tuple[int, int]], bl
             assert stored == ((times[mine][1:] - times[mine][0]) // 1000).tolist()
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 25), min_size=2, max_size=19), st.data())
 def test_a_truncated_file_is_as_if_the_rest_never_came(

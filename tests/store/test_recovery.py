@@ -142,6 +142,7 @@ def test_a_log_cut_anywhere_keeps_the_whole_records_before(tmp_path: Path) -> No
         shutil.rmtree(root)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_damage_in_the_last_record_loses_that_one_only(

@@ -13,7 +13,7 @@ import structlog
 
 from headrace_broker.processors.queues import store_time
 from headrace_broker.topic_attributes import apply_changes, parse_changes
-from headrace_broker.topics import check_topic_name, unread_warning
+from headrace_broker.topics import check_config, unread_warning
 from headrace_protocol.bodies import (
     CreateTopicListRequestBody,
     MessageQueue,
@@ -129,8 +129,8 @@ class AdminTopicsProcessor:
         return Reply(remark="; ".join(warnings) or None)
 
     def _merged(self, topic: TopicConfig) -> TopicConfig:
+        check_config(topic)
         name = topic.topic_name
-        check_topic_name(name)
         if self._topics.is_system(name):
             raise RequestError(
                 ResponseCode.INVALID_PARAMETER,
