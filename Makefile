@@ -28,7 +28,7 @@ demo: setup ## stream 336 776 flights through an embedded broker
 	$(BIN)/headrace demo
 
 test: setup ## run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 conformance: setup ## the official Java client against headrace, or PEER=apache
 	CONFORMANCE_PEER=$(or $(PEER),headrace) $(BIN)/python -m pytest tests/conformance

@@ -37,7 +37,7 @@ _HOMES = {
     "ReceivedMessage": "headrace.messages",
     "SendResult": "headrace.messages",
 }
-_MODULES = {"blocking", "errors"}
+_MODULES = ("blocking", "errors")
 
 __all__ = ["embedded", *_HOMES, *_MODULES]  # noqa: PLE0604 - names, as it should be
 

@@ -67,9 +67,10 @@ def test_damage_gives_a_message_or_an_error(fields: dict[str, object], data: st.
     raw = bytearray(m.encode_record(**fields))
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
     try:
-        assert m.decode_record(raw).size == len(raw)
-    except m.CorruptRecord as error:
-        assert error.position == 0
+        message = m.decode_record(raw)
+    except m.CorruptRecord:
+        return
+    assert message.size == len(raw)
 
 
 def test_an_end_of_file_record_is_no_message() -> None:

@@ -32,7 +32,9 @@ from headrace_protocol.message import (
     TRANSACTION_COMMIT,
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
+    CorruptRecord,
     decode_record,
+    encode_batch,
     encode_host,
     tags_code,
 )
@@ -132,6 +134,20 @@ def test_transaction_halves_have_no_place_in_the_queue(tmp_path: Path) -> None:
         assert len(store.query_index("T", "k", 10, 0, 1 << 62)) == 3  # not the rolled back one
         crash(store)
         store = open_store(tmp_path)
+    store.close()
+
+
+def test_senders_do_not_set_the_stores_flags(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    queue = store.queue("T", 0)
+    put(store, queue, sys_flag=0x7FF & ~TRANSACTION_ROLLBACK)
+    store.append_batch(queue, memoryview(encode_batch([(0, b"b", b"")])), 0xF0, 1, HOST, 0)
+    with pytest.raises(CorruptRecord, match="part of a transaction"):
+        store.append_batch(queue, memoryview(encode_batch([(0, b"b", b"")])), 4, 1, HOST, 0)
+    store.dispatch()
+    messages = read_all(store, queue)
+    assert [m.sys_flag for m in messages] == [0x703, 0]
+    assert [m.born_host for m in messages] == [HOST, HOST]
     store.close()
 
 

@@ -15,14 +15,17 @@ from headrace_protocol.message import (
     BLANK_RECORD,
     BORN_HOST_V6,
     CRC_MASK,
+    INNER_BATCH,
     MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
+    NEED_UNWRAP,
     PROPERTIES_BYTES_MAX,
     RECORD_BYTES_MIN,
     RECORD_HEADS,
     STORE_HOST_V6,
     SYS_FLAG_AT,
+    CorruptRecord,
 )
 
 if TYPE_CHECKING:
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 
 BLANK_BYTES: Final = 8
 NO_QUEUE_OFFSET: Final = 0x4  # set in PREPARED and ROLLBACK, clear in COMMIT
+# The store sets the host bits itself and has no inner batches.
+SENDERS_FLAGS: Final = ~(BORN_HOST_V6 | STORE_HOST_V6 | NEED_UNWRAP | INNER_BATCH)
 _INT = struct.Struct(">i")
 _SHORT = struct.Struct(">h")
 _RECORD_PLACE = struct.Struct(">ii20xq")  # total size, magic, physical offset
@@ -113,7 +118,7 @@ class CommitLog:
             raise StoreBusy(ring.slow_stage())
         body_bytes = len(body)
         properties_bytes = len(properties)
-        sys_flag |= self.store_flag
+        sys_flag = sys_flag & SENDERS_FLAGS | self.store_flag
         if len(born_host) == 20:
             sys_flag |= BORN_HOST_V6
         head = RECORD_HEADS[sys_flag >> 4 & 3]
@@ -187,7 +192,10 @@ class CommitLog:
         Returns the first queue offset (they are consecutive) and the physical offsets.
         Raises as ``append`` does, and CorruptRecord for a malformed or empty batch.
         """
-        sys_flag |= self.store_flag | (BORN_HOST_V6 if len(born_host) == 20 else 0)
+        if sys_flag & NO_QUEUE_OFFSET:
+            raise CorruptRecord(0, "a batch cannot be part of a transaction: send one by one")
+        sys_flag = sys_flag & SENDERS_FLAGS | self.store_flag
+        sys_flag |= BORN_HOST_V6 if len(born_host) == 20 else 0
         items = BatchRecords(bytes(batch_body), sys_flag, queue)
         self._make_room_for_block(items.rows, items.total_bytes, len(batch_body))
         items.place(queue.next_offset, self.max_offset, self.now_ms)
@@ -290,7 +298,8 @@ class CommitLog:
 
     def _zero_next_part(self) -> None:
         file, start = self._file, self.append_end
-        if file is None or start < 0:
+        # The last eight bytes may hold the end-of-file record.
+        if file is None or not 0 <= start < self.file_bytes - BLANK_BYTES:
             return
         for at in range(start, min(start + PART_BYTES, self.file_bytes), ZERO_BYTES):
             with self._part_lock:
