@@ -66,7 +66,8 @@ class Broker:
     async def run(self, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled, then stop in order; started with the address when sends are taken.
 
-        Raises OSError (address), StoreError (directory), IdentityTaken; nothing is left open.
+        Raises, in an ExceptionGroup, OSError (address), StoreError (directory) or IdentityTaken;
+        nothing is left open.
         """
         stop = trio.Event()
         async with trio.open_nursery() as nursery:

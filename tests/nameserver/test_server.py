@@ -12,12 +12,12 @@ import trio
 import trio.testing
 
 from headrace_nameserver.config import NameServerConfig
-from headrace_nameserver.main import run_nameserver
 from headrace_nameserver.server import NameServer
 from headrace_protocol.bodies import TopicRouteData
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.aio import AsyncConnection
 from headrace_protocol.drivers.network import MemoryNetwork, TcpNetwork
+from headrace_protocol.drivers.process import run_until_signal
 from headrace_protocol.headers import (
     BrokerHeartbeatHeader,
     GetRouteInfoHeader,
@@ -165,9 +165,8 @@ async def test_a_port_in_use_is_named() -> None:
 async def test_the_daemon_ends_on_a_signal() -> None:
     with structlog.testing.capture_logs() as logs, trio.fail_after(10):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(
-                run_nameserver, NameServerConfig(bind_address="127.0.0.1", listen_port=0)
-            )
+            config = NameServerConfig(bind_address="127.0.0.1", listen_port=0)
+            nursery.start_soon(run_until_signal, NameServer(config).run)
             await trio.testing.wait_all_tasks_blocked()
             signal.raise_signal(signal.SIGTERM)
     assert [entry["event"] for entry in logs] == ["serving"]

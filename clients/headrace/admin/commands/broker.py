@@ -24,8 +24,9 @@ def broker(
     import trio
 
     from headrace_broker.config import ConfigError, load_config
-    from headrace_broker.main import run_broker
+    from headrace_broker.server import Broker
     from headrace_protocol.drivers.logs import configure_logs
+    from headrace_protocol.drivers.process import run_until_signal
 
     try:
         settings, warnings = load_config(config)
@@ -36,4 +37,4 @@ def broker(
     if check_config:
         return
     configure_logs(log_level)
-    trio.run(run_broker, settings)
+    trio.run(run_until_signal, Broker(settings).run)

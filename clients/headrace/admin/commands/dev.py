@@ -28,8 +28,10 @@ def dev(
     import trio
 
     from headrace_protocol.drivers.logs import configure_logs
+    from headrace_protocol.drivers.process import raise_open_files_limit
 
     configure_logs(log_level)
+    raise_open_files_limit()
     trio.run(_run, data, host, nameserver_port, broker_port)
 
 

@@ -25,16 +25,18 @@ def nameserver(
     import trio
 
     from headrace_nameserver.config import ConfigError, NameServerConfig, load_config
-    from headrace_nameserver.main import run_nameserver
+    from headrace_nameserver.server import NameServer
     from headrace_protocol.drivers.logs import configure_logs
+    from headrace_protocol.drivers.process import run_until_signal
 
     try:
         settings = load_config(config) if config else NameServerConfig()
+        if port is not None:
+            settings = msgspec.structs.replace(settings, listen_port=port)
+        server = NameServer(settings)
     except ConfigError as error:
         raise ConfigurationError(str(error)) from error
     if check_config:
         return
-    if port is not None:
-        settings = msgspec.structs.replace(settings, listen_port=port)
     configure_logs(log_level)
-    trio.run(run_nameserver, settings)
+    trio.run(run_until_signal, server.run)
