@@ -5,16 +5,27 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+import pytest
 import structlog.testing
 import trio
 import trio.testing
 
 from headrace import Admin
 from headrace_broker.config import BrokerConfig
+from headrace_broker.registration import IdentityTaken
 from headrace_broker.server import Broker
 from headrace_nameserver.config import NameServerConfig
 from headrace_nameserver.server import NameServer
+from headrace_protocol.bodies import RegisterBrokerBody
+from headrace_protocol.codes import RequestCode
+from headrace_protocol.drivers.aio import AsyncConnection
 from headrace_protocol.drivers.network import MemoryNetwork
+from headrace_protocol.headers import (
+    CreateTopicHeader,
+    DeleteTopicHeader,
+    GetRouteInfoHeader,
+    RegisterBrokerHeader,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -38,6 +49,7 @@ async def run_broker(
     config = BrokerConfig(
         broker_name="broker-a",
         bind_address="127.0.0.1",
+        listen_port=0,
         namesrv_addr=NAMESERVER,
         store_path_root_dir=folder,
         mapped_file_size_commit_log=1024 * 1024,
@@ -74,3 +86,98 @@ async def test_a_nameserver_that_starts_again_hears_of_the_broker_at_once(
     assert events.count("registered") == events.count("registration lost") == 4
     # Once for each time that it was away, not once for each try.
     assert events.count("not registered, trying on") == 4
+
+
+async def test_two_brokers_with_one_identity_are_told_apart(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    network = MemoryNetwork()
+    async with trio.open_nursery() as nursery, nameserver(network):
+        address = await nursery.start(run_broker, network, tmp_path / "one")
+        with pytest.RaisesGroup(
+            pytest.RaisesExc(IdentityTaken, match=f"already runs at {address}.*another brokerName"),
+            flatten_subgroups=True,
+        ):
+            async with trio.open_nursery() as second:
+                await second.start(run_broker, network, tmp_path / "two")
+        assert await registered(network) == [address]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_broker_takes_over_the_name_of_one_that_is_dead(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    network = MemoryNetwork()
+    async with trio.open_nursery() as nursery, nameserver(network):
+        connection = AsyncConnection(await network.connect(NAMESERVER), NAMESERVER)
+        nursery.start_soon(connection.run)
+        header = RegisterBrokerHeader(
+            broker_name="broker-a",
+            broker_addr="127.0.0.9:1",
+            cluster_name="DefaultCluster",
+            broker_id=0,
+            ha_server_addr="",
+        )
+        body = RegisterBrokerBody().encode()
+        response = await connection.request(
+            RequestCode.REGISTER_BROKER, header, body, timeout_ms=1000
+        )
+        response.expect()
+        address = await nursery.start(run_broker, network, tmp_path)
+        assert await registered(network) == [address]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_topic_is_known_everywhere_when_its_making_is_answered(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    network = MemoryNetwork()
+    async with trio.open_nursery() as nursery, nameserver(network):
+        address = await nursery.start(run_broker, network, tmp_path)
+        broker = AsyncConnection(await network.connect(address), address)
+        known = AsyncConnection(await network.connect(NAMESERVER), NAMESERVER)
+        nursery.start_soon(broker.run)
+        nursery.start_soon(known.run)
+        for number in range(50):
+            topic = f"topic-{number}"
+            header = CreateTopicHeader(
+                topic=topic,
+                read_queue_nums=1,
+                write_queue_nums=1,
+                perm=6,
+                topic_filter_type="SINGLE_TAG",
+            )
+            made = await broker.request(
+                RequestCode.UPDATE_AND_CREATE_TOPIC, header, timeout_ms=1000
+            )
+            made.expect()
+            route = GetRouteInfoHeader(topic=topic)
+            found = await known.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, route, timeout_ms=1000)
+            found.expect()
+            gone = await broker.request(
+                RequestCode.DELETE_TOPIC_IN_BROKER,
+                DeleteTopicHeader(topic=topic),
+                timeout_ms=1000,
+            )
+            gone.expect()
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_topic_is_made_without_a_nameserver_too(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    network = MemoryNetwork()
+    async with trio.open_nursery() as nursery:
+        address = await nursery.start(run_broker, network, tmp_path)
+        broker = AsyncConnection(await network.connect(address), address)
+        nursery.start_soon(broker.run)
+        header = CreateTopicHeader(
+            topic="t",
+            read_queue_nums=1,
+            write_queue_nums=1,
+            perm=6,
+            topic_filter_type="SINGLE_TAG",
+        )
+        made = await broker.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header, timeout_ms=1000)
+        made.expect()
+        nursery.cancel_scope.cancel()
