@@ -690,3 +690,20 @@ async def test_a_full_disk_heals_without_a_send(
         nursery.cancel_scope.cancel()
     assert len(read_all(store, queue)) == 1
     store.close()
+
+
+def test_what_cannot_be_written_is_not_promised_and_not_lost(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    store = open_store(tmp_path, files=files)
+    queue = store.queue("T", 0)
+    put(store, queue, b"before")
+    files.is_unwritable = True
+    put(store, queue, b"kept", dispatch=False)
+    for _ in range(2):
+        with pytest.raises(StoreNotWritable, match=r"can't be written: .*commitlog"):
+            store.dispatch()
+    assert store.max_offset(queue) == 1
+    files.is_unwritable = False
+    store.dispatch()
+    assert [message.body for message in read_all(store, queue)] == [b"before", b"kept"]
+    store.close()

@@ -37,12 +37,18 @@ class FaultyFiles(Files):
         super().__init__()
         self.is_full = False
         self.is_broken = False
+        self.is_unwritable = False
         self.synced: list[str] = []
 
     def allocate(self, descriptor: int, position: int, byte_count: int) -> None:
         if self.is_full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         super().allocate(descriptor, position, byte_count)
+
+    def write(self, descriptor: int, data: bytes, position: int) -> None:
+        if self.is_unwritable:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().write(descriptor, data, position)
 
     def fdatasync(self, descriptor: int) -> None:
         if self.is_broken:

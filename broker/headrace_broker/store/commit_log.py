@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import struct
-import threading
 import zlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from headrace_broker.store.blocks import BatchRecords, EncodedRecords
 from headrace_broker.store.errors import RecordTooLarge, StoreBusy, StoreNotWritable
@@ -47,17 +46,18 @@ _SHORT = struct.Struct(">h")
 _RECORD_PLACE = struct.Struct(">ii20xq")  # total size, magic, physical offset
 RECORD_MAGICS: Final = frozenset((MAGIC_V1, MAGIC_V2))
 RETRY_MS: Final = 1000
-PART_BYTES: Final = 4 << 20
-ZERO_BYTES: Final = 1 << 18
-ZERO_AHEAD_FILE_BYTES: Final = 1 << 26
 
 
 class CommitLog:
     """Appends at ``position`` of the last file in use; the loop's thread alone does.
 
-    A file is written in parts. ``append_end`` is where the fast path stops and looks up: the end
-    of a part, or -1 when appends are refused. While one part is written, a thread brings the next
-    into memory (``make_ahead``), because a page fault costs more than a record.
+    Records are kept until ``write_out``, which brings all of a batch into the file by one call.
+    Written through the map they would cost a page fault and, at each flush, a TLB shoot-down per
+    page; readers do use the map. Nothing may be promised for a record, and nobody may read it,
+    before it is written out.
+
+    ``append_end`` is where the fast path stops and looks up: half of the file (time to have the
+    next one made), its end, or -1 when appends are refused.
     """
 
     def __init__(self, settings: StoreSettings, seam: Files, ring: Ring, clock: Clock) -> None:
@@ -79,16 +79,12 @@ class CommitLog:
         self.refusal: StoreNotWritable | None = StoreNotWritable("not loaded", settings.root)
         self.is_refusal_final = True
         self.refused_ms = 0
-        # Large files are worth it; with sync flush each page would go to disk twice.
-        is_large = self.file_bytes >= ZERO_AHEAD_FILE_BYTES
-        self.is_zeroing_ahead = is_large and settings.flush == "async"
-        self.part_bytes = PART_BYTES if self.is_zeroing_ahead else self.file_bytes // 2
-        # Called when make_ahead has something to do.
-        self.on_part: Callable[[], None] = lambda: None
-        self._map: Any = None
+        # Called when the next file should be made.
+        self.on_half_full: Callable[[], None] = lambda: None
         self._file: MappedFile | None = None
-        # Held to move ``append_end``, and to write zeros behind it.
-        self._part_lock = threading.Lock()
+        self._descriptor = -1
+        self._pending: list[bytes | memoryview] = []
+        self._pending_position = 0
 
     # --- append ----------------------------------------------------------------------------
 
@@ -132,11 +128,10 @@ class CommitLog:
         physical_offset = self.file_start + position
         queue_offset = 0 if sys_flag & NO_QUEUE_OFFSET else queue.next_offset
         now_ms = self.now_ms
-        end = position + size
-        self._map[position:end] = b"".join(
+        record = b"".join(
             (
                 head.pack(
-                    0,  # the size comes last and makes it a record
+                    size,
                     queue.magic,
                     zlib.crc32(body) & CRC_MASK,
                     queue.queue_id,
@@ -171,9 +166,9 @@ class CommitLog:
             properties_bytes,
             sys_flag,
         )
-        _INT.pack_into(self._map, position, size)
+        self._pending.append(record)
         ring.written = written + 1
-        self.position = end
+        self.position = position + size
         if not sys_flag & NO_QUEUE_OFFSET:
             queue.next_offset += 1
         return physical_offset
@@ -222,15 +217,32 @@ class CommitLog:
     def _write_block(
         self, queue: StoreQueue, block: memoryview, rows: Rows
     ) -> tuple[int, list[int]]:
-        # The first record's size comes last: until then the block is not there.
-        position = self.position
-        self._map[position + 4 : position + len(block)] = block[4:]
-        self._map[position : position + 4] = block[:4]
+        self._pending.append(block)
         self.ring.put(rows)
         self.position += len(block)
         first_queue_offset = queue.next_offset
         queue.next_offset += len(rows)
         return first_queue_offset, rows["physical_offset"].tolist()
+
+    def write_out(self) -> None:
+        """Bring what was appended into the file.
+
+        Raises StoreNotWritable when that fails: the caller must not promise what is not written.
+        It is kept, so the next call tries again.
+        """
+        if not self._pending:
+            return
+        assert self._file is not None
+        block = b"".join(self._pending)
+        try:
+            self.files.seam.write(self._descriptor, block, self._pending_position)
+        except OSError as error:
+            self._pending = [block]
+            raise self.refuse(
+                f"the log can't be written: {error.strerror or error}", self._file.path
+            ) from error
+        self._pending.clear()
+        self._pending_position += len(block)
 
     # --- room ------------------------------------------------------------------------------
 
@@ -250,7 +262,8 @@ class CommitLog:
             if self.append_end < 0:
                 self._reopen()
             elif self.append_end < self.file_bytes - BLANK_BYTES:
-                self._open_part(self.append_end)
+                self.append_end = self.file_bytes - BLANK_BYTES
+                self.on_half_full()
             else:
                 self._roll()
         except OSError as error:
@@ -265,48 +278,35 @@ class CommitLog:
 
     def _roll(self) -> None:
         # The next file first: if the disk is full, nothing has changed.
+        self.write_out()
         following = self.files.take()
         if self.position < self.file_bytes:
             remaining = self.file_bytes - self.position
-            BLANK_RECORD.pack_into(self._map, self.position, remaining, MAGIC_BLANK)
-        self._write_to(following, 0)
+            self._pending.append(BLANK_RECORD.pack(remaining, MAGIC_BLANK))
+        try:
+            self._write_to(following, 0)
+        except StoreNotWritable as error:
+            # The old file has no end and the new one no beginning: only a start sorts that out.
+            raise self.refuse(error.reason, error.path, is_final=True) from error
 
     def _write_to(self, file: MappedFile, position: int) -> None:
-        with self._part_lock:
-            self._file = file
-            self.append_end = position
+        self.write_out()
+        self.stop_writing()
+        self._descriptor = self.files.seam.open(file.path)
+        self._file = file
         self.file_start = file.start_offset
-        self.position = position
-        self._map = file.map
-        self._open_part(position)
+        self.position = self._pending_position = position
+        self.append_end = max(self.file_bytes // 2, RECORD_BYTES_MIN)
 
-    def _open_part(self, position: int) -> None:
-        with self._part_lock:
-            part_end = (position // self.part_bytes + 1) * self.part_bytes
-            self.append_end = min(part_end, self.file_bytes - BLANK_BYTES)
-        self.on_part()
+    def stop_writing(self) -> None:
+        """Give the file's descriptor back; all was written out, or refused."""
+        if self._descriptor >= 0:
+            self.files.seam.close(self._descriptor)
+            self._descriptor = -1
 
     def make_ahead(self) -> None:
-        """In a thread: the next file once half of this one is used, and the next part.
-
-        Raises OSError.
-        """
-        if not self.files.files or self.append_end >= self.file_bytes // 2:
-            self.files.prepare(PART_BYTES if self.is_zeroing_ahead else 0)
-        if self.is_zeroing_ahead:
-            self._zero_next_part()
-
-    def _zero_next_part(self) -> None:
-        file, start = self._file, self.append_end
-        # The last eight bytes may hold the end-of-file record.
-        if file is None or not 0 <= start < self.file_bytes - BLANK_BYTES:
-            return
-        for at in range(start, min(start + PART_BYTES, self.file_bytes), ZERO_BYTES):
-            with self._part_lock:
-                # Appends come no further than append_end, and that moves only under the lock.
-                if self._file is not file or at < self.append_end:
-                    return
-                file.zero(at, min(at + ZERO_BYTES, self.file_bytes))
+        """In a thread: the next file. Raises OSError."""
+        self.files.prepare()
 
     # --- refusing appends ------------------------------------------------------------------
 
@@ -359,6 +359,7 @@ class CommitLog:
 
     def record_at(self, physical_offset: int) -> memoryview | None:
         """One whole record as a view; None if none begins there."""
+        self.write_out()
         file = self.files.find(physical_offset)
         if file is None or physical_offset + RECORD_BYTES_MIN > self.max_offset:
             return None
@@ -395,6 +396,7 @@ class CommitLog:
 
     def start_flush(self) -> tuple[int, Callable[[], None]]:
         """The offset up to which a thread makes all durable by calling the function."""
+        self.write_out()
         end_offset = self.max_offset
         files = self.files.files
         first = self.files.find(self.flushed_offset)

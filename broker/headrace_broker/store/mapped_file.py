@@ -80,15 +80,6 @@ class MappedFile:
                 self.files.allocate(descriptor, self.allocated_bytes, target - self.allocated_bytes)
             self.allocated_bytes = target
 
-    def zero(self, start: int, end: int) -> None:
-        """Write zeros, which only a caller that knows the range to be unused may do.
-
-        Pages made by one large write cost a third of pages made by faults, and no writer of the
-        map waits for them. Raises OSError.
-        """
-        with self._descriptor() as descriptor:
-            self.files.write(descriptor, bytes(end - start), start)
-
     def clear_from(self, position: int) -> None:
         """Zero everything from ``position`` on.
 

@@ -71,15 +71,14 @@ class MappedFileQueue:
         index = (offset - files[0].start_offset) // self.file_bytes
         return files[index] if index < len(files) else None
 
-    def prepare(self, zero_bytes: int = 0) -> None:
+    def prepare(self) -> None:
         """Make the file after the last one, wholly allocated; may run in a thread.
 
-        zero_bytes: how much of it is brought into memory. Raises OSError.
+        Raises OSError.
         """
         with self._making:
             if self._prepared is None:
                 self._prepared = self._make(self._next_offset(), self.file_bytes)
-                self._prepared.zero(0, zero_bytes)
 
     def take(self) -> MappedFile:
         """Append the prepared file, or one made now. Raises OSError."""

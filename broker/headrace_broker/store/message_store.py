@@ -86,7 +86,7 @@ class MessageStore:
         self.lock = StoreLock(settings.root)
         self._index_asked = trio.Event()
         self._ahead_asked = trio.Event()
-        self.commit_log.on_part = self._ask_ahead
+        self.commit_log.on_half_full = self._ask_ahead
         # Called with the queues that get units outside the caller's own dispatch().
         self.on_touched: Callable[[set[StoreQueue]], None] = lambda _: None
         # The hot path, without a call in between.
@@ -228,6 +228,7 @@ class MessageStore:
                 (self.root / "abort").unlink()
         finally:
             self.commit_log.refuse("closed", self.root, is_final=True)
+            self.commit_log.stop_writing()
             self.lock.release()
 
     # --- queues ----------------------------------------------------------------------------
@@ -312,7 +313,9 @@ class MessageStore:
         """Write the units of what was appended; returns the queues that got some.
 
         A full disk refuses further appends; what is left over is written by a later call.
+        Raises StoreNotWritable when the records themselves can't be written.
         """
+        self.commit_log.write_out()
         touched: set[StoreQueue] = set()
         try:
             self.dispatcher.drain(self._confirmed_offset(), touched)
@@ -343,6 +346,7 @@ class MessageStore:
         self._index(self.indexer.drain)
 
     def _index(self, drain: Callable[[], None]) -> None:
+        self.commit_log.write_out()
         try:
             drain()
         except OSError as error:

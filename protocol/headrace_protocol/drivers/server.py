@@ -201,9 +201,13 @@ class RemotingServer:
         """Finish the batch and send its replies."""
         try:
             self._handler.finish_batch()
+        except BaseException:
+            # What the replies say may not be true; the server ends with the error.
+            self._dirty.clear()
+            raise
         finally:
             self._is_in_batch = False
-            self._flush_dirty()
+        self._flush_dirty()
 
     def written(self, channel: ServerChannel, added_bytes: int) -> None:
         """Account for what was queued on a channel."""
