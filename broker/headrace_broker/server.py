@@ -50,6 +50,7 @@ class Broker:
     """One broker: a store, and everything that serves it.
 
     network: where it listens and where its nameservers are.
+    owns_loop: see RemotingServer; for a process that is a broker and nothing else.
     """
 
     def __init__(
@@ -57,8 +58,12 @@ class Broker:
         config: BrokerConfig,
         network: Network | None = None,
         clock: Clock | None = None,
+        *,
+        owns_loop: bool = False,
     ) -> None:
         self.config = config
+        # With sync flush answers come from a thread, by way of the scheduler.
+        self._owns_loop = owns_loop and not config.is_sync_flush
         self.address = ""
         self._network = network or TcpNetwork()
         self._clock = clock or SystemClock()
@@ -113,7 +118,9 @@ class Broker:
         stop: trio.Event,
         task_status: trio.TaskStatus[None],
     ) -> None:
-        parts = _Parts(self.config, store, self._clock, self._network, listener)
+        parts = _Parts(
+            self.config, store, self._clock, self._network, listener, owns_loop=self._owns_loop
+        )
         async with trio.open_nursery() as nursery:
             await nursery.start(store.run)
             nursery.start_soon(parts.statistics.run, self._clock.now_ms)
@@ -143,6 +150,8 @@ class _Parts:
         clock: Clock,
         network: Network,
         listener: Listener,
+        *,
+        owns_loop: bool,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -151,7 +160,7 @@ class _Parts:
         self.statistics = BrokerStatistics()
         self.long_polling = LongPolling()
         store.on_touched = self.long_polling.arrived
-        self.server = RemotingServer(self)
+        self.server = RemotingServer(self, owns_loop=owns_loop)
         now_ms = clock.now_ms
         self.topics = TopicTable(config, ConfigFile(folder / "topics.json"), now_ms)
         self.groups = SubscriptionGroups(

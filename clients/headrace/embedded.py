@@ -142,10 +142,12 @@ async def run_daemons(
     host: str = LOOPBACK,
     nameserver_port: int = 0,
     broker_port: int = 0,
+    owns_loop: bool = False,
 ) -> AsyncIterator[Embedded]:
     """Run both daemons as tasks of the block, under trio; see ``embedded``.
 
     host: to listen on. nameserver_port, broker_port: 0 takes any free one.
+    owns_loop: the process does nothing else; see ``RemotingServer``.
     Raises OSError (address), StoreError (directory).
     """
     from tempfile import TemporaryDirectory
@@ -172,6 +174,7 @@ async def run_daemons(
                 **(_SMALL_FILES if data is None else {}),
             ),
             network,
+            owns_loop=owns_loop,
         )
         await _start(stack, broker.run)
         yield Embedded(nameserver.address, broker.address, folder, network.connect)

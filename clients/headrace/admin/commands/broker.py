@@ -37,4 +37,4 @@ def broker(
     if check_config:
         return
     configure_logs(log_level)
-    trio.run(run_until_signal, Broker(settings).run)
+    trio.run(run_until_signal, Broker(settings, owns_loop=True).run)

@@ -50,6 +50,7 @@ async def _run(data: Path | None, host: str, nameserver_port: int, broker_port: 
             host=host,
             nameserver_port=nameserver_port,
             broker_port=broker_port,
+            owns_loop=True,
         ) as running:
             sys.stdout.write(
                 f"ready nameserver={running.nameserver} broker={running.broker} "
