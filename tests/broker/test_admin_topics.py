@@ -25,7 +25,7 @@ from headrace_protocol.headers import (
     GetTopicStatsHeader,
     PullMessageHeader,
 )
-from tests.support.nameserver import MemoryChannel
+from tests.support.channel import MemoryChannel
 
 if TYPE_CHECKING:
     from tests.support.broker import Answer, BrokerUnderTest

@@ -29,7 +29,7 @@ from headrace_protocol.headers import (
     UpdateConsumerOffsetHeader,
 )
 from tests.support.broker import heartbeat
-from tests.support.nameserver import MemoryChannel
+from tests.support.channel import MemoryChannel
 
 if TYPE_CHECKING:
     from tests.support.broker import Answer, BrokerUnderTest

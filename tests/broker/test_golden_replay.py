@@ -11,7 +11,7 @@ from headrace_protocol import fastjson
 from headrace_protocol.codes import RequestCode
 from tests.support.broker import Answer
 from tests.support.golden_frames import golden_frames
-from tests.support.nameserver import MemoryChannel
+from tests.support.channel import MemoryChannel
 
 if TYPE_CHECKING:
     from tests.support.broker import BrokerUnderTest

@@ -19,7 +19,7 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import ConsumerGroupHeader
 from tests.broker.test_subscriptions import Policy
-from tests.support.nameserver import MemoryChannel
+from tests.support.channel import MemoryChannel
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,8 @@ from headrace_protocol.errors import RemoteProtocolError
 from tests.fuzz.corpus import Seed, corpus
 from tests.fuzz.mutations import below, framed, spoiled_inside
 from tests.support.broker import BrokerUnderTest
-from tests.support.nameserver import MemoryChannel, NameServerUnderTest
+from tests.support.channel import MemoryChannel
+from tests.support.nameserver import NameServerUnderTest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,21 +13,7 @@ from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import GetMinOffsetHeader, OffsetResponseHeader
 from headrace_protocol.serving import Registry, Reply, Request, notice
-
-
-class Channel:
-    address = "127.0.0.1:1"
-    host_bytes = b"\x7f\x00\x00\x01\x00\x00\x00\x01"
-
-    def __init__(self) -> None:
-        self.is_greeted = False
-        self.is_open = True
-        self.attachments: dict[str, Any] = {}
-        self.written = bytearray()
-
-    def write(self, *buffers: bytes | bytearray | memoryview) -> None:
-        for buffer in buffers:
-            self.written += buffer
+from tests.support.channel import MemoryChannel
 
 
 def offset(request: Request) -> Reply:
@@ -46,7 +32,7 @@ class Service:
         self.registry = Registry(lambda _, error: self.unexpected.append(str(error)))
         self.registry.route(RequestCode.GET_MIN_OFFSET, offset)
         self.registry.route(RequestCode.PULL_MESSAGE, self.hold)
-        self.channel = Channel()
+        self.channel = MemoryChannel()
 
     def hold(self, request: Request) -> None:
         self.held.append(request)

@@ -28,7 +28,7 @@ from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.message import UniqKeyGenerator
 from headrace_protocol.serving import Registry
-from tests.support.nameserver import MemoryChannel
+from tests.support.channel import MemoryChannel
 from tests.support.stores import SetClock, open_store, put
 
 if TYPE_CHECKING:

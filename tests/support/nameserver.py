@@ -16,39 +16,15 @@ from headrace_protocol.bodies import (
 )
 from headrace_protocol.command import FLAG_ONEWAY, VERSION, Command, header_fields
 from headrace_protocol.frame import FrameReader
-from headrace_protocol.header_codecs import SerializeType, decode_header, encode_frame
+from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import RegisterBrokerHeader
 from headrace_protocol.serving import Registry
+from tests.support.channel import MemoryChannel
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import msgspec
-
-
-class MemoryChannel:
-    """A client's end of a connection: keeps what is written to it."""
-
-    address = "127.0.0.1:1"
-    host_bytes = b"\x7f\x00\x00\x01\x00\x00\x00\x01"
-
-    def __init__(self) -> None:
-        self.is_greeted = False
-        self.is_open = True
-        self.attachments: dict[str, Any] = {}
-        self.written = bytearray()
-
-    def write(self, *buffers: bytes | bytearray | memoryview) -> None:
-        for buffer in buffers:
-            self.written += buffer
-
-    def replies(self) -> list[tuple[Command, bytes]]:
-        """What was written since the last time."""
-        data, self.written = self.written, bytearray()
-        return [
-            (decode_header(serialize_type, header), bytes(body))
-            for serialize_type, header, body in FrameReader().feed(data)
-        ]
 
 
 @dataclass
