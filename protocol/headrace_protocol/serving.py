@@ -95,6 +95,8 @@ class Request(msgspec.Struct, gc=False):
 
 # Returns the answer, or None when it has answered itself or holds the request to answer later.
 RequestFunction = Callable[[Request], Reply | None]
+# Serves requests of one client that came at once; hands on to ``Registry.serve`` what it can't.
+ReadyFunction = Callable[["Channel", "list[Frame]"], None]
 
 
 class Registry:
@@ -106,24 +108,51 @@ class Registry:
     def __init__(self, unexpected: Callable[[Request, Exception], None]) -> None:
         self._functions: dict[int, RequestFunction] = {}
         self._unexpected = unexpected
+        self._ready_start = b""
+        self._ready_function: ReadyFunction | None = None
 
     def route(self, code: RequestCode, function: RequestFunction) -> None:
         """Let ``function`` serve ``code``."""
         assert code not in self._functions, code
         self._functions[code] = function
 
+    def route_ready(self, header_start: bytes, function: ReadyFunction) -> None:
+        """Let ``function`` serve, many at a time, requests whose JSON header begins like this."""
+        self._ready_start = header_start
+        self._ready_function = function
+
     def handle(self, channel: Channel, frames: list[Frame]) -> None:
         """Serve what one client sent at once; every request is answered, one-way or held.
 
         Raises RemoteProtocolError for a header that can't be read: close the channel then.
         """
-        for serialize_type, header, body in frames:
-            command = decode_header(serialize_type, header)
-            if command.is_response:
+        function = self._ready_function
+        if function is None or not channel.is_greeted:
+            for frame in frames:
+                self.serve(channel, frame)
+            return
+        start, start_bytes = self._ready_start, len(self._ready_start)
+        ready: list[Frame] = []
+        for frame in frames:
+            if frame[1][:start_bytes] == start and frame[0] == SerializeType.JSON:
+                ready.append(frame)
                 continue
-            if not channel.is_greeted:
-                _greet(channel, command)
-            self._serve(Request(channel, serialize_type, command, body))
+            if ready:
+                function(channel, ready)
+                ready = []
+            self.serve(channel, frame)
+        if ready:
+            function(channel, ready)
+
+    def serve(self, channel: Channel, frame: Frame) -> None:
+        """Serve one frame. Raises RemoteProtocolError as ``handle``."""
+        serialize_type, header, body = frame
+        command = decode_header(serialize_type, header)
+        if command.is_response:
+            return
+        if not channel.is_greeted:
+            _greet(channel, command)
+        self._serve(Request(channel, serialize_type, command, body))
 
     def _serve(self, request: Request) -> None:
         try:

@@ -10,8 +10,8 @@ import pytest
 from headrace_protocol import fastjson
 from headrace_protocol.codes import RequestCode
 from tests.support.broker import Answer
-from tests.support.golden_frames import golden_frames
 from tests.support.channel import MemoryChannel
+from tests.support.golden_frames import golden_frames
 
 if TYPE_CHECKING:
     from tests.support.broker import BrokerUnderTest

@@ -10,13 +10,16 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from headrace_broker.store.errors import RecordTooLarge, StoreBusy, StoreNotWritable
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.command import VERSION
 from headrace_protocol.errors import RequestError
-from headrace_protocol.frame import frame_prefix
+from headrace_protocol.frame import LENGTH_BYTES, PREFIX
 from headrace_protocol.header_codecs import SerializeType
 from headrace_protocol.headers import (
+    Int32,
     SendMessageHeader,
     SendMessageHeaderV2,
     SendMessageResponseHeader,
@@ -39,8 +42,9 @@ if TYPE_CHECKING:
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.topics import TopicTable
+    from headrace_protocol.frame import Frame
     from headrace_protocol.message import UniqKeyGenerator
-    from headrace_protocol.serving import Registry, Request
+    from headrace_protocol.serving import Channel, Registry, Request
 
 _SendHeader = SendMessageHeader | SendMessageHeaderV2
 
@@ -62,6 +66,19 @@ _NOTED = frozenset({"TAGS", "UNIQ_KEY", *_DROPPED, *_NOT_SERVED})
 _NOT_SERVED_FLAGS = TRANSACTION_MASK | INNER_BATCH
 # How long the hosts of a record are is for the broker to say.
 _FROM_CLIENTS = ~(BORN_HOST_V6 | STORE_HOST_V6)
+
+
+class _SendCommand(msgspec.Struct, gc=False):
+    """A request of SEND_MESSAGE_V2, header and extension fields read in one pass."""
+
+    fields: SendMessageHeaderV2 = msgspec.field(name="extFields")
+    opaque: Int32 = 0
+    flag: Int32 = 0
+
+
+_decode_send = msgspec.json.Decoder(_SendCommand, strict=False).decode
+# How every client's JSON header of SEND_MESSAGE_V2 begins: the peer sorts its keys.
+_SEND_START = b'{"code":310,'
 
 
 class _Target(NamedTuple):
@@ -107,6 +124,64 @@ class SendProcessor:
         registry.route(RequestCode.SEND_MESSAGE, self.send)
         registry.route(RequestCode.SEND_MESSAGE_V2, self.send_v2)
         registry.route(RequestCode.SEND_BATCH_MESSAGE, self.send_v2)
+        if not self._is_sync_flush:
+            self._serve_one = registry.serve
+            registry.route_ready(_SEND_START, self.send_ready)
+
+    def send_ready(self, channel: Channel, frames: list[Frame]) -> None:
+        """Store messages that came at once, one each; what is not plain is served one by one."""
+        append = self._store.append
+        host_bytes = channel.host_bytes
+        store_host_hex = self._store_host_hex
+        targets = self._current_targets()
+        replies: list[bytes] = []
+        for frame in frames:
+            body = frame[2]
+            try:
+                command = _decode_send(frame[1])
+                header = command.fields
+                target = targets.get((header.topic, header.queue_id))
+                if (
+                    target is None
+                    or command.flag
+                    or header.batch
+                    or header.sys_flag & _NOT_SERVED_FLAGS
+                    or not body
+                ):
+                    self._serve_one(channel, frame)
+                    continue
+                properties, code, uniq_key, _ = self._stored_properties(header)
+                if not uniq_key.isalnum():
+                    self._serve_one(channel, frame)
+                    continue
+                queue = target.queue
+                queue_offset = queue.next_offset
+                physical_offset = append(
+                    queue,
+                    body,
+                    properties,
+                    code,
+                    header.flag,
+                    header.sys_flag & _FROM_CLIENTS | target.sys_flag,
+                    header.born_timestamp,
+                    host_bytes,
+                    header.reconsume_times or 0,
+                )
+            except Exception:  # noqa: BLE001
+                # Nothing was stored; served alone, it fails again and gets its answer.
+                self._serve_one(channel, frame)
+                continue
+            self._statistics.put(queue.topic, 1, len(body))
+            replies.append(
+                _reply(
+                    queue.queue_id,
+                    uniq_key,
+                    f"{store_host_hex}{physical_offset:016X}",
+                    queue_offset,
+                    command.opaque,
+                )
+            )
+        channel.write(*replies)
 
     def send(self, request: Request) -> Reply | None:
         """SEND_MESSAGE: the long names."""
@@ -208,15 +283,9 @@ class SendProcessor:
                 self._store.max_physical_offset, _FlushedReply(request, reply).answer
             )
         elif not request.command.is_oneway:
-            # What the general encoder would write, in one piece.
-            header = (
-                f'{{"code":0,"extFields":{{"queueId":"{queue.queue_id}",'
-                f'"transactionId":"{uniq_key}","msgId":"{message_id}","TRACE_ON":"true",'
-                f'"MSG_REGION":"DefaultRegion","queueOffset":"{queue_offset}"}},"flag":1,'
-                f'"language":"PYTHON","opaque":{request.command.opaque},'
-                f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
-            ).encode()
-            request.channel.write(frame_prefix(SerializeType.JSON, len(header), 0) + header)
+            request.channel.write(
+                _reply(queue.queue_id, uniq_key, message_id, queue_offset, request.command.opaque)
+            )
         return None
 
     # -- properties --------------------------------------------------------------------------------
@@ -270,11 +339,14 @@ class SendProcessor:
 
     # -- targets -----------------------------------------------------------------------------------
 
-    def _target(self, request: Request, header: _SendHeader) -> _Target:
+    def _current_targets(self) -> dict[tuple[str, int], _Target]:
         if self._targets_change != self._topics.change_count:
             self._targets.clear()
             self._targets_change = self._topics.change_count
-        target = self._targets.get((header.topic, header.queue_id))
+        return self._targets
+
+    def _target(self, request: Request, header: _SendHeader) -> _Target:
+        target = self._current_targets().get((header.topic, header.queue_id))
         if target is None:
             target = self._find_target(request, header)
             if header.queue_id >= 0:
@@ -321,6 +393,20 @@ class _FlushedReply:
             self._reply.code = ResponseCode.FLUSH_DISK_TIMEOUT
             self._reply.remark = "stored, but not known to be on disk"
         self._request.reply(self._reply)
+
+
+def _reply(queue_id: int, uniq_key: str, message_id: str, queue_offset: int, opaque: int) -> bytes:
+    """The answer to a send, as the general encoder would write it, in one piece.
+
+    uniq_key: letters and digits, or it would have to be escaped.
+    """
+    header = (
+        f'{{"code":0,"extFields":{{"queueId":"{queue_id}","transactionId":"{uniq_key}",'
+        f'"msgId":"{message_id}","TRACE_ON":"true","MSG_REGION":"DefaultRegion",'
+        f'"queueOffset":"{queue_offset}"}},"flag":1,"language":"PYTHON","opaque":{opaque},'
+        f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
+    ).encode()
+    return PREFIX.pack(len(header) + LENGTH_BYTES, len(header)) + header
 
 
 def _not_served(what: str, place: str) -> RequestError:
