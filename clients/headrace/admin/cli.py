@@ -51,5 +51,5 @@ def main() -> None:
     """Run the command line and exit."""
     try:
         app()
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - what is not expected goes on
+    except (Exception, BaseExceptionGroup, KeyboardInterrupt) as error:  # noqa: BLE001 - what is not expected goes on
         sys.exit(failures.report(error))

@@ -13,7 +13,7 @@ from headrace.admin.places import HELP, Place, parse_place
 from headrace.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     import trio
 
@@ -175,33 +175,32 @@ class _Member:
         from headrace.consumer.pull import PullConsumer
         from headrace.consumer.push import Consumer
 
-        async with (
-            PullConsumer(self._group, nameserver=nameserver) as offsets,
-            Consumer(
-                self._group, {self._topic: self._tags}, nameserver=nameserver, start=self._place
-            ) as consumer,
-            trio.open_nursery() as nursery,
-        ):
-            nursery.start_soon(self._stop_at_signal, nursery.cancel_scope)
-            if not self._follow:
-                nursery.start_soon(self._stop_at_end, consumer, offsets, nursery.cancel_scope)
-            async for message in consumer:
-                self._printer.print(message)
-                sys.stdout.flush()
-                if self._printer.is_done:
-                    break
-            nursery.cancel_scope.cancel()
+        # From here on a signal never cuts off what was printed from its commit.
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async with (
+                PullConsumer(self._group, nameserver=nameserver) as offsets,
+                Consumer(
+                    self._group, {self._topic: self._tags}, nameserver=nameserver, start=self._place
+                ) as consumer,
+                trio.open_nursery() as nursery,
+            ):
+                nursery.start_soon(self._stop_at_signal, signals, nursery.cancel_scope)
+                if not self._follow:
+                    nursery.start_soon(self._stop_at_end, consumer, offsets, nursery.cancel_scope)
+                async for message in consumer:
+                    self._printer.print(message)
+                    sys.stdout.flush()
+                    if self._printer.is_done:
+                        break
+                nursery.cancel_scope.cancel()
         if self._is_interrupted:
             raise KeyboardInterrupt
 
-    async def _stop_at_signal(self, scope: trio.CancelScope) -> None:
+    async def _stop_at_signal(self, signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
         """Leave the group in good order, so that what was printed is committed."""
-        import trio
-
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async for _ in signals:
-                self._is_interrupted = True
-                scope.cancel()
+        async for _ in signals:
+            self._is_interrupted = True
+            scope.cancel()
 
     async def _stop_at_end(
         self, consumer: Consumer, offsets: PullConsumer, scope: trio.CancelScope
