@@ -305,8 +305,9 @@ class CommitLog:
             self._descriptor = -1
 
     def make_ahead(self) -> None:
-        """In a thread: the next file. Raises OSError."""
-        self.files.prepare()
+        """In a thread: the next file, once half of this one is used. Raises OSError."""
+        if not self.files.files or self.append_end > self.file_bytes // 2:
+            self.files.prepare()
 
     # --- refusing appends ------------------------------------------------------------------
 
