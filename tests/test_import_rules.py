@@ -19,15 +19,18 @@ PACKAGES = {
 # Modules by prefix -> the modules that they may import, besides the standard library and
 # themselves. The longest matching prefix counts.
 MAY_IMPORT = {
-    "headrace_protocol": {"msgspec", "msgpack", "lz4", "zstandard"},
+    "headrace_protocol": {"msgspec", "msgpack", "lz4", "zstandard", "zlib_ng"},
+    "headrace_protocol.columns": {"headrace_protocol", "numpy", "zlib_ng"},
     "headrace_protocol.drivers": {"headrace_protocol", "trio", "anyio", "msgspec", "structlog"},
     "headrace_nameserver": {"headrace_protocol", "trio", "msgspec", "structlog", "pydantic"},
     "headrace_broker": {"headrace_protocol", "trio", "msgspec", "structlog", "pydantic", "numpy"},
     "headrace_broker.store": {
+        "headrace_protocol.columns",
         "headrace_protocol.message",
         "headrace_protocol.errors",
         "headrace_broker.clock",
         "numpy",
+        "zlib_ng",
     },
     "headrace_broker.consumer": {
         "headrace_protocol",
@@ -36,7 +39,16 @@ MAY_IMPORT = {
         "trio",
         "msgspec",
     },
-    "headrace": {"headrace_protocol", "anyio", "msgspec", "pydantic", "structlog"},
+    "headrace": {
+        "headrace_protocol",
+        "anyio",
+        "msgspec",
+        "pyarrow",
+        "pydantic",
+        "structlog",
+        "zlib_ng",
+    },
+    "headrace.producer.arrow": {"headrace", "headrace_protocol", "numpy", "pyarrow"},
     "headrace.admin": {"headrace_protocol", "headrace", "anyio", "msgspec", "typer", "rich"},
 }
 STORE_WITH_LOOP = {"flush", "dispatch", "cleaner", "message_store"}

@@ -70,14 +70,15 @@ class TopicConfig(Body):
     perm: PERM_READ | PERM_WRITE | PERM_INHERIT. topic_filter_type: SINGLE_TAG or MULTI_TAG.
     """
 
-    topic_name: str = ""
-    read_queue_nums: Int32 = 16
-    write_queue_nums: Int32 = 16
-    perm: Int32 = PERM_READ | PERM_WRITE
-    topic_filter_type: str = "SINGLE_TAG"
-    topic_sys_flag: Int32 = 0
-    order: bool = False
+    # In the order of their names, as they are written; see fastjson.
     attributes: dict[str, str] = {}
+    order: bool = False
+    perm: Int32 = PERM_READ | PERM_WRITE
+    read_queue_nums: Int32 = 16
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_name: str = ""
+    topic_sys_flag: Int32 = 0
+    write_queue_nums: Int32 = 16
 
 
 class LogicQueueMappingItem(Body):
@@ -242,6 +243,17 @@ class TopicConfigSerializeWrapper(Body):
     mapping_data_version: DataVersion = msgspec.field(default_factory=DataVersion)
     topic_queue_mapping_detail_map: dict[str, TopicQueueMappingDetail] = {}
     topic_queue_mapping_info_map: dict[str, TopicQueueMappingInfo] = {}
+
+    def with_table(self, table: fastjson.Written) -> fastjson.Written:
+        """The body with topics that were written already, in slices."""
+        body = {
+            "dataVersion": self.data_version,
+            "mappingDataVersion": self.mapping_data_version,
+            "topicConfigTable": table,
+            "topicQueueMappingDetailMap": self.topic_queue_mapping_detail_map,
+            "topicQueueMappingInfoMap": self.topic_queue_mapping_info_map,
+        }
+        return fastjson.Written(fastjson.dumps(body).decode())
 
 
 class RegisterBrokerBody(Body):
@@ -490,9 +502,9 @@ class SubscriptionGroupWrapper(Body):
 class TopicOffset(Body):
     """How far a queue reaches; last_update_timestamp: store time of its last message, in ms."""
 
-    min_offset: Int64 = 0
-    max_offset: Int64 = 0
     last_update_timestamp: Int64 = 0
+    max_offset: Int64 = 0
+    min_offset: Int64 = 0
 
 
 class TopicStatsTable(Body):
@@ -511,8 +523,8 @@ class OffsetWrapper(Body):
 
     broker_offset: Int64 = 0
     consumer_offset: Int64 = 0
-    pull_offset: Int64 = 0
     last_timestamp: Int64 = 0
+    pull_offset: Int64 = 0
 
 
 class ConsumeStats(Body):

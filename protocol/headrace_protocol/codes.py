@@ -108,6 +108,8 @@ class RequestCode(IntEnum):
 
     # Ours; never sent to a side that has not shown that it is ours too.
     HEADRACE_HELLO = 7_680_001
+    BULK_SEND = 7_680_002
+    BULK_PULL = 7_680_003
 
 
 class ResponseCode(IntEnum):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, Command, header_fields
-from headrace_protocol.frame import FrameReader
+from headrace_protocol.frame import Buffer, Frame, FrameReader
 from headrace_protocol.header_codecs import (
     HEADRACE_MARK,
     SerializeType,
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import msgspec
 
 Waiter = TypeVar("Waiter")
-Body = bytes | bytearray | memoryview
 
 _OPAQUE_MASK = 0x7FFFFFFF
 
@@ -43,15 +42,20 @@ class RequestReceived(NamedTuple):
     body: memoryview
 
 
+Event = ResponseReceived[Waiter] | RequestReceived
+
+
 class Connection(Generic[Waiter]):
     """Pairs the responses of one connection with what waits for them.
 
     serialize_type: header codec to begin with. With JSON, the first request says that we know
     MSGPACK; once a server of ours has answered that it does too, the headers are MSGPACK.
+    peer_is_headrace: whether the other side has shown that it is ours; known with its first answer.
     """
 
     def __init__(self, serialize_type: SerializeType = SerializeType.JSON) -> None:
         self.serialize_type = serialize_type
+        self.peer_is_headrace = serialize_type is SerializeType.MSGPACK
         self._reader = FrameReader()
         self._waiting: dict[int, Waiter] = {}
         self._last_opaque = 0
@@ -66,10 +70,10 @@ class Connection(Generic[Waiter]):
         self,
         code: int,
         header: msgspec.Struct | None = None,
-        body: Body = b"",
+        body: Buffer = b"",
         *,
         waiter: Waiter,
-    ) -> tuple[int, list[Body]]:
+    ) -> tuple[int, list[Buffer]]:
         """Encode a request and remember ``waiter`` until its response comes.
 
         Returns the opaque (for ``forget``) and the buffers to send, in order.
@@ -87,8 +91,8 @@ class Connection(Generic[Waiter]):
         return opaque
 
     def oneway(
-        self, code: int, header: msgspec.Struct | None = None, body: Body = b""
-    ) -> list[Body]:
+        self, code: int, header: msgspec.Struct | None = None, body: Buffer = b""
+    ) -> list[Buffer]:
         """Encode a request that gets no response; returns the buffers to send."""
         return self._encode(code, self._next_opaque(), FLAG_ONEWAY, header, body)
 
@@ -97,9 +101,9 @@ class Connection(Generic[Waiter]):
         request: RequestReceived,
         code: int,
         header: msgspec.Struct | None = None,
-        body: Body = b"",
+        body: Buffer = b"",
         remark: str | None = None,
-    ) -> list[Body]:
+    ) -> list[Buffer]:
         """Encode the response to a request of the other side, in the codec that it used."""
         frame = encode_frame(
             request.serialize_type,
@@ -116,22 +120,34 @@ class Connection(Generic[Waiter]):
         """Stop waiting (a time-out): the response, should it come, is dropped."""
         self._waiting.pop(opaque, None)
 
-    def receive_data(self, data: Body) -> list[ResponseReceived[Waiter] | RequestReceived]:
+    def receive_data(self, data: Buffer) -> list[Event[Waiter]]:
         """Take received bytes and return what they complete, in order.
 
         Raises RemoteProtocolError when they are not the remoting protocol: close then.
         """
-        events: list[ResponseReceived[Waiter] | RequestReceived] = []
-        for serialize_type, header, body in self._reader.feed(data):
+        return self._events(self._reader.feed(data))
+
+    def room(self) -> memoryview | None:
+        """Where a large frame goes on; see ``FrameReader.room``."""
+        return self._reader.room()
+
+    def received(self, count: int) -> list[Event[Waiter]]:
+        """As ``receive_data``, for ``count`` bytes that were received to the start of ``room``."""
+        return self._events(self._reader.received(count))
+
+    def _events(self, frames: list[Frame]) -> list[Event[Waiter]]:
+        events: list[Event[Waiter]] = []
+        for serialize_type, header, body in frames:
             command = decode_header(serialize_type, header)
             if command.is_response:
                 waiter = self._waiting.pop(command.opaque, None)
                 if waiter is not None:
-                    events.append(ResponseReceived(waiter, command, body))
+                    events.append(ResponseReceived(waiter, command, memoryview(body)))
             elif command.code == RequestCode.HEADRACE_HELLO:
                 self.serialize_type = SerializeType.MSGPACK
+                self.peer_is_headrace = True
             else:
-                events.append(RequestReceived(serialize_type, command, body))
+                events.append(RequestReceived(serialize_type, command, memoryview(body)))
         return events
 
     def abandon(self) -> list[Waiter]:
@@ -145,8 +161,8 @@ class Connection(Generic[Waiter]):
         return self._last_opaque
 
     def _encode(
-        self, code: int, opaque: int, flag: int, header: msgspec.Struct | None, body: Body
-    ) -> list[Body]:
+        self, code: int, opaque: int, flag: int, header: msgspec.Struct | None, body: Buffer
+    ) -> list[Buffer]:
         fields: dict[str, Any] | None = header_fields(header)
         if self._mark_next:
             self._mark_next = False

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 class ProtocolError(Exception):
     """The remoting protocol was broken."""
@@ -16,6 +21,17 @@ class RemoteProtocolError(ProtocolError):
 
     The connection is beyond repair: frame boundaries are lost.
     """
+
+
+class NotReady(Exception):
+    """What a request asks for must be fetched first.
+
+    fetch: does so, however long it takes, in any thread; then ask again.
+    """
+
+    def __init__(self, fetch: Callable[[], None]) -> None:
+        super().__init__("must be fetched first")
+        self.fetch = fetch
 
 
 class RequestError(Exception):

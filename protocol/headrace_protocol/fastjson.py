@@ -12,9 +12,10 @@ import functools
 import json.encoder
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from enum import Enum
-from typing import Any, TypeVar
+from itertools import islice
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
@@ -314,6 +315,28 @@ def dumps(value: Any, *, strict: bool = False, pretty: bool = False) -> bytes:
     return _Writer(strict=strict, pretty=pretty).text(value, 0).encode()
 
 
+class Written(msgspec.Struct):
+    """A value that was written already: ``dumps`` takes it as it is."""
+
+    text: str
+
+
+def dumps_sliced(items: Iterable[tuple[Any, Any]]) -> Generator[None, None, Written]:
+    """Write a map, for a caller that has other things to do in between.
+
+    Yields after each slice, which takes about a millisecond; returns the map.
+    """
+    remaining = iter(items)
+    parts = []
+    while table := dict(islice(remaining, _SLICE_ITEMS)):
+        parts.append(dumps(table)[1:-1].decode())
+        yield
+    return Written(f"{{{','.join(parts)}}}")
+
+
+_SLICE_ITEMS = 128
+
+
 class _Writer:
     def __init__(self, *, strict: bool, pretty: bool) -> None:
         self.strict = strict
@@ -329,6 +352,8 @@ class _Writer:
         if isinstance(value, list | tuple):
             items = [self.text(item, level + 1) for item in value]
             return self.block(items, "[", "]", level)
+        if isinstance(value, Written):
+            return value.text
         if isinstance(value, msgspec.Struct):
             return self.struct(value, level)
         return self.scalar(value)
@@ -361,6 +386,8 @@ class _Writer:
         return _Writer(strict=self.strict, pretty=False).text(key, 0)
 
     def struct(self, value: msgspec.Struct, level: int) -> str:
+        if not self.strict and not self.pretty and _is_plain(type(value)):
+            return msgspec.json.encode(value).decode()
         fields = [
             f'"{name}":{self.text(item, level + 1)}'
             for name, attribute in _wire_fields(type(value))
@@ -381,3 +408,15 @@ def _wire_fields(struct_type: type[msgspec.Struct]) -> list[tuple[str, str]]:
     return sorted(
         zip(struct_type.__struct_encode_fields__, struct_type.__struct_fields__, strict=True)
     )
+
+
+@functools.cache
+def _is_plain(struct_type: type[msgspec.Struct]) -> bool:
+    """Whether msgspec writes it byte for byte the same, in a twentieth of the time."""
+    hints = get_type_hints(struct_type)
+    fields = [hints[attribute] for _, attribute in _wire_fields(struct_type)]
+    names = struct_type.__struct_encode_fields__
+    return list(names) == sorted(names) and all(hint in _PLAIN_TYPES for hint in fields)
+
+
+_PLAIN_TYPES = (int, str, bool, float, dict[str, str])

@@ -34,9 +34,15 @@ _FOREIGN = (
 )
 
 
-# Serialize type, header, body, not yet decoded. Header and body are views of the bytes that were
-# fed in: they live as long as those do. A plain tuple, since there is one for every frame.
-Frame = tuple[int, memoryview, memoryview]
+# Serialize type, header, body, not yet decoded: bytes, or a view where copying would cost more than
+# views do. A plain tuple, since there is one for every frame.
+Buffer = bytes | bytearray | memoryview
+Frame = tuple[int, Buffer, Buffer]
+
+# From here on a view of the body is cheaper than a copy, and so is all that is done with it.
+_VIEW_BYTES = 16 * 1024
+# From here on it pays to receive a frame to where it stays.
+_IN_PLACE_BYTES = 64 * 1024
 
 
 def foreign_protocol(start: bytes) -> str | None:
@@ -64,52 +70,84 @@ class FrameReader:
     frame_bytes_max: largest frame taken, in bytes with its length field.
     """
 
-    __slots__ = ("_frame_bytes_max", "_missing", "_partial")
+    __slots__ = ("_frame_bytes_max", "_missing", "_partial", "_room")
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._frame_bytes_max = frame_bytes_max
         self._partial = bytearray()
         self._missing = 0
+        self._room: memoryview | None = None
 
     @property
     def partial_bytes(self) -> int:
         """Bytes held of a frame whose end has not come."""
         return len(self._partial)
 
-    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
+    def room(self) -> memoryview | None:
+        """Where the rest of a large frame belongs; None unless one has begun.
+
+        Receiving to the start of it saves a copy. Once it was asked for, the frame's bytes go there
+        and are told to ``received``; ``feed`` goes on after them.
+        """
+        if self._room is None and self._missing >= _IN_PLACE_BYTES:
+            have = len(self._partial)
+            whole = bytearray(have + self._missing)
+            whole[:have] = self._partial
+            self._partial, self._room = whole, memoryview(whole)[have:]
+        return self._room
+
+    def received(self, count: int) -> list[Frame]:
+        """The frame, if ``count`` bytes more at the start of ``room`` complete it."""
+        assert self._room is not None
+        frames: list[Frame] = []
+        self._missing -= count
+        self._room = self._room[count:] if self._missing else None
+        if not self._missing:
+            whole, self._partial = self._partial, bytearray()
+            self._cut(whole, frames)
+        return frames
+
+    def feed(self, data: Buffer) -> list[Frame]:
         """Take what was received and return the frames that are whole now.
 
-        The frames are views of ``data`` where they lie in it whole; a frame that came in pieces
-        has memory of its own.
+        Nothing in them refers to ``data``, which may be overwritten.
 
         Raises RemoteProtocolError when the bytes can't be frames; the reader is of no use then.
         """
-        view = memoryview(data)
         frames: list[Frame] = []
-        position = self._finish_partial(view, frames) if self._partial else 0
-        end = len(view)
-        while end - position >= PREFIX_BYTES:
-            length, mark = PREFIX.unpack_from(view, position)
-            header_end = PREFIX_BYTES + (mark & _HEADER_LENGTH_MASK)
-            frame_bytes = length + LENGTH_BYTES
-            if frame_bytes > self._frame_bytes_max or header_end > frame_bytes:
-                self._refuse(bytes(view[position : position + PREFIX_BYTES]))
-            frame_end = position + frame_bytes
-            if frame_end > end:
-                break
-            frames.append(
-                (
-                    mark >> 24,
-                    view[position + PREFIX_BYTES : position + header_end],
-                    view[position + header_end : frame_end],
-                )
-            )
-            position = frame_end
-        if position < end:
-            self._begin_partial(view[position:])
+        if self._partial:
+            view = memoryview(data)
+            data = view[self._finish_partial(view, frames) :]
+        rest = self._cut(bytes(data), frames)
+        if rest:
+            self._begin_partial(rest)
         return frames
 
-    def _begin_partial(self, rest: memoryview) -> None:
+    def _cut(self, data: bytes | bytearray, frames: list[Frame]) -> bytes | bytearray:
+        """Add the whole frames in ``data``; return the bytes after them."""
+        end = len(data)
+        position = 0
+        unpack = PREFIX.unpack_from
+        frame_bytes_max = self._frame_bytes_max
+        while end - position >= PREFIX_BYTES:
+            length, mark = unpack(data, position)
+            frame_end = position + LENGTH_BYTES + length
+            header_at = position + PREFIX_BYTES
+            body_at = header_at + (mark & _HEADER_LENGTH_MASK)
+            if length + LENGTH_BYTES > frame_bytes_max or body_at > frame_end:
+                self._refuse(bytes(data[position:header_at]))
+            if frame_end > end:
+                break
+            body: Buffer = (
+                data[body_at:frame_end]
+                if frame_end - body_at < _VIEW_BYTES
+                else memoryview(data)[body_at:frame_end]
+            )
+            frames.append((mark >> 24, data[header_at:body_at], body))
+            position = frame_end
+        return data[position:] if position else data
+
+    def _begin_partial(self, rest: bytes | bytearray) -> None:
         self._partial = bytearray(rest)
         self._missing = self._still_missing()
 
@@ -126,7 +164,7 @@ class FrameReader:
             self._missing = self._still_missing()
             if not self._missing:
                 whole, self._partial = self._partial, bytearray()
-                frames += FrameReader(self._frame_bytes_max).feed(whole)
+                self._cut(whole, frames)
         return position
 
     def _still_missing(self) -> int:

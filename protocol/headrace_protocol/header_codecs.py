@@ -22,6 +22,8 @@ from headrace_protocol.frame import frame_prefix
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from headrace_protocol.frame import Buffer
+
 
 class SerializeType(IntEnum):
     """The first byte of a frame's second word."""
@@ -49,7 +51,7 @@ _MALFORMED = (
 )
 
 
-def decode_header(serialize_type: int, header: memoryview) -> Command:
+def decode_header(serialize_type: int, header: Buffer) -> Command:
     """Read one header.
 
     Raises RemoteProtocolError for an unknown type or bytes that are no such header.
@@ -127,7 +129,7 @@ _SHORT = struct.Struct(">h")
 _INT = struct.Struct(">i")
 
 
-def _decode_rocketmq(header: memoryview) -> Command:
+def _decode_rocketmq(header: Buffer) -> Command:
     data = bytes(header)
     code, language, version, opaque, flag, remark_bytes = _FIXED.unpack_from(data)
     position = _FIXED.size + remark_bytes
@@ -190,11 +192,11 @@ def _entry(key: str, value: str) -> bytes:
 # -- MSGPACK ---------------------------------------------------------------------------------------
 
 
-def _decode_msgpack(header: memoryview) -> Command:
+def _decode_msgpack(header: Buffer) -> Command:
     return msgspec.convert(dict(zip(_MSGPACK_NAMES, _unpack_msgpack(header), strict=True)), Command)
 
 
-def _unpack_msgpack(header: memoryview) -> list[Any]:
+def _unpack_msgpack(header: Buffer) -> list[Any]:
     values = msgpack.unpackb(header)
     if not isinstance(values, list) or len(values) != len(_MSGPACK_NAMES):
         raise ValueError(f"not an array of {len(_MSGPACK_NAMES)} values")
@@ -209,7 +211,7 @@ def _encode_msgpack(command: Command) -> bytes:
 
 _MSGPACK_NAMES = ("code", "language", "version", "opaque", "flag", "remark", "ext_fields")
 
-_DECODERS: dict[int, Callable[[memoryview], Command]] = {
+_DECODERS: dict[int, Callable[[Buffer], Command]] = {
     SerializeType.JSON: _decode_json,
     SerializeType.ROCKETMQ: _decode_rocketmq,
     SerializeType.MSGPACK: _decode_msgpack,

@@ -7,7 +7,7 @@ Source: docs/protocol.md "Requests"; tests/protocol/test_golden_frames.py.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -90,6 +90,20 @@ class SendMessageResponseHeader(RequestHeader, kw_only=True, gc=False):
     trace_on: bool = msgspec.field(name="TRACE_ON", default=True)
 
 
+class BulkSendHeader(RequestHeader, kw_only=True, gc=False):
+    """BULK_SEND (7680002); the body holds ``count`` sizes and the records that have them.
+
+    default_topic, default_topic_queue_nums: as in SEND_MESSAGE.
+    """
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: Int32
+    queue_id: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+    count: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+
+
 # -- consumer <-> broker ---------------------------------------------------------------------------
 
 
@@ -118,6 +132,41 @@ class PullMessageResponseHeader(RequestHeader, kw_only=True, gc=False):
     offset_delta: Int64 | None = None
     topic_sys_flag: Int32 | None = None
     group_sys_flag: Int32 | None = None
+
+
+class BulkPullHeader(QueueHeader, kw_only=True, gc=False):
+    """BULK_PULL (7680003).
+
+    max_msg_nums, max_msg_bytes: records wanted, and their bytes.
+    subscription: always in the request itself.
+    """
+
+    consumer_group: str
+    queue_offset: Int64
+    max_msg_nums: Int32
+    max_msg_bytes: Int32
+    sys_flag: Int32
+    commit_offset: Int64
+    suspend_timeout_millis: Int64
+    subscription: str = "*"
+    expression_type: str | None = None
+
+
+class BulkPullResponseHeader(RequestHeader, kw_only=True, gc=False):
+    """How the body of a bulk pull is to be read; see ``columns.RecordColumns``.
+
+    layout: "log" for the log's bytes from ``first_physical_offset`` on, "gathered" for the
+    records back to back.
+    has_queue_offsets: the body has them; if not, they end, without gaps, at ``next_begin_offset``.
+    """
+
+    next_begin_offset: Int64
+    min_offset: Int64
+    max_offset: Int64
+    count: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
+    layout: Literal["log", "gathered"] = "log"
+    first_physical_offset: Int64 = 0
+    has_queue_offsets: bool = False
 
 
 class QueryConsumerOffsetHeader(QueueHeader, kw_only=True, gc=False):

@@ -23,6 +23,8 @@ MAGIC_V2: Final = 0xDAA320AB - (1 << 32)
 MAGIC_BLANK: Final = 0xCBD43194 - (1 << 32)
 
 CRC_MASK: Final = 0x7FFFFFFF
+# What readers decompress a body to unless they are told otherwise; producers send 4 MiB at most.
+BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 PROPERTIES_BYTES_MAX: Final = 0x7FFF
 TOPIC_BYTES_MAX_V1: Final = 0x7F
 
@@ -73,6 +75,16 @@ class CorruptRecord(ValueError):
 
 class CodecMissing(ValueError):
     """A body is compressed by a codec whose package is not installed."""
+
+
+class BodyTooLarge(ValueError):
+    """A compressed body is larger than its reader allows."""
+
+    def __init__(self, codec: str, stored_bytes: int, body_bytes_max: int) -> None:
+        super().__init__(
+            f"a {codec} body of {stored_bytes} bytes has more than {body_bytes_max} bytes when it "
+            "is decompressed: give the consumer a larger body_bytes_max if that is what was sent"
+        )
 
 
 # --- record layout -------------------------------------------------------------------------
@@ -495,45 +507,66 @@ def compress(body: bytes, level: int = 5) -> tuple[bytes, int]:
     return zlib.compress(body, level), COMPRESSED | COMPRESSION_ZLIB
 
 
-def decompress(stored_body: bytes, sys_flag: int) -> bytes:
+def decompress(stored_body: bytes, sys_flag: int, body_bytes_max: int = BODY_BYTES_MAX) -> bytes:
     """The body before compression; itself when ``sys_flag`` says it is not compressed.
 
-    Raises CodecMissing naming the package to install, CorruptRecord if it does not decompress.
+    Raises CodecMissing naming the package to install, BodyTooLarge for what has more than
+    ``body_bytes_max`` bytes then, CorruptRecord if it does not decompress.
     """
     if not sys_flag & COMPRESSED:
         return stored_body
-    compression = sys_flag & COMPRESSION_MASK
-    if compression == COMPRESSION_LZ4:
-        return _decompress_lz4(stored_body)
-    if compression == COMPRESSION_ZSTD:
-        return _decompress_zstd(stored_body)
+    codec, inflate = _CODECS.get(sys_flag & COMPRESSION_MASK, _ZLIB)
+    body = inflate(stored_body, body_bytes_max + 1)
+    if body is None:
+        raise CorruptRecord(0, f"{codec} body does not decompress: it is cut off")
+    if len(body) > body_bytes_max:
+        raise BodyTooLarge(codec, len(stored_body), body_bytes_max)
+    return body
+
+
+# Each stops at ``bytes_max``, so that a few bytes can't fill the memory. None: a body without its
+# end, which ZSTD's reader does not tell.
+
+
+def _inflate_zlib(stored_body: bytes, bytes_max: int) -> bytes | None:
+    inflater = zlib.decompressobj()
     try:
-        return zlib.decompress(stored_body)
+        body = inflater.decompress(stored_body, bytes_max)
     except zlib.error as error:
         raise CorruptRecord(0, f"ZLIB body does not decompress: {error}") from error
+    return body if inflater.eof or len(body) == bytes_max else None
 
 
-def _decompress_lz4(stored_body: bytes) -> bytes:
+def _inflate_lz4(stored_body: bytes, bytes_max: int) -> bytes | None:
     try:
         import lz4.frame
     except ImportError as error:
         raise CodecMissing("the body is LZ4-compressed: pip install lz4") from error
+    inflater = lz4.frame.LZ4FrameDecompressor()
     try:
-        return bytes(lz4.frame.decompress(stored_body))
+        body: bytes = inflater.decompress(stored_body, bytes_max)
     except RuntimeError as error:
         raise CorruptRecord(0, f"LZ4 body does not decompress: {error}") from error
+    return body if inflater.eof or len(body) == bytes_max else None
 
 
-def _decompress_zstd(stored_body: bytes) -> bytes:
+def _inflate_zstd(stored_body: bytes, bytes_max: int) -> bytes | None:
     try:
         import zstandard
     except ImportError as error:
         raise CodecMissing("the body is ZSTD-compressed: pip install zstandard") from error
     try:
         # Java's stream writer leaves the size out of the frame, so no one-shot decompress().
-        return zstandard.ZstdDecompressor().decompressobj().decompress(stored_body)
+        return zstandard.ZstdDecompressor().stream_reader(stored_body).read(bytes_max)
     except zstandard.ZstdError as error:
         raise CorruptRecord(0, f"ZSTD body does not decompress: {error}") from error
+
+
+_ZLIB = ("ZLIB", _inflate_zlib)
+_CODECS: dict[int, tuple[str, Callable[[bytes, int], bytes | None]]] = {
+    COMPRESSION_LZ4: ("LZ4", _inflate_lz4),
+    COMPRESSION_ZSTD: ("ZSTD", _inflate_zstd),
+}
 
 
 # --- batch body (codes 320 and 310 with batch=true) ----------------------------------------

@@ -6,14 +6,17 @@ Both daemons answer through it; ``drivers.server`` moves the bytes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+import functools
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from time import perf_counter
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
-from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.codes import RequestCode, ResponseCode, code_name
 from headrace_protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, Command, header_fields
-from headrace_protocol.errors import LocalProtocolError, RequestError
+from headrace_protocol.errors import LocalProtocolError, NotReady, RequestError
 from headrace_protocol.header_codecs import (
     HEADRACE_MARK,
     SerializeType,
@@ -22,10 +25,11 @@ from headrace_protocol.header_codecs import (
 )
 
 if TYPE_CHECKING:
-    from headrace_protocol.frame import Frame
+    from headrace_protocol.frame import Buffer, Frame
 
 Header = TypeVar("Header", bound=msgspec.Struct)
-Buffer = bytes | bytearray | memoryview
+
+_SLOW_S = 0.005
 
 
 class Channel(Protocol):
@@ -33,17 +37,18 @@ class Channel(Protocol):
 
     address: "host:port" of the client.
     host_bytes: the same as records hold it: 4 or 16 bytes of address, 4 of port, big-endian.
-    attachments: what the services remember about this client, by a name of their own.
     """
 
     address: str
     host_bytes: bytes
     is_greeted: bool
-    attachments: dict[str, Any]
 
     @property
     def is_open(self) -> bool:
         """Whether what is written can still reach the client."""
+
+    def charge(self, added_bytes: int) -> None:
+        """Count memory that is kept for the client, e.g. for a held request, or less of it."""
 
     def write(self, *buffers: Buffer) -> None:
         """Queue bytes; they are sent when the batch of requests at hand is done."""
@@ -62,15 +67,12 @@ class Reply(msgspec.Struct, gc=False):
 
 
 class Request(msgspec.Struct, gc=False):
-    """One request with the channel that it came from.
-
-    body: lives until the function that got the request returns.
-    """
+    """One request with the channel that it came from."""
 
     channel: Channel
     serialize_type: int
     command: Command
-    body: memoryview
+    body: Buffer
 
     def header(self, header_type: type[Header]) -> Header:
         """The extension fields; see ``Command.header``."""
@@ -95,6 +97,11 @@ class Request(msgspec.Struct, gc=False):
 
 # Returns the answer, or None when it has answered itself or holds the request to answer later.
 RequestFunction = Callable[[Request], Reply | None]
+# The same in slices: yields where others may have their turn.
+LongFunction = Callable[[Request], Generator[None, None, Reply | None]]
+# What must be done before a request can be served, and what is told of its OSError, if any.
+Fetch = Callable[[], None]
+Then = Callable[[OSError | None], None]
 # Serves requests of one client that came at once; hands on to ``Registry.serve`` what it can't.
 ReadyFunction = Callable[["Channel", "list[Frame]"], None]
 
@@ -103,11 +110,17 @@ class Registry:
     """Request codes and the functions that serve them.
 
     unexpected: told of an exception that no function should let out: request and exception.
+    run_long: takes work that shall run in slices; runs it to its end at once unless it is set.
+    run_fetch: takes a function for a thread, and one to call after it; calls both at once unless
+    it is set. on_slow: told of requests that took long: name of the code, seconds.
     """
 
     def __init__(self, unexpected: Callable[[Request, Exception], None]) -> None:
         self._functions: dict[int, RequestFunction] = {}
         self._unexpected = unexpected
+        self.run_long: Callable[[Iterator[None]], None] = deque[None](maxlen=0).extend
+        self.run_fetch: Callable[[Fetch, Then], None] = _fetch_now
+        self.on_slow: Callable[[str, float], None] = lambda _name, _seconds: None
         self._ready_start = b""
         self._ready_function: ReadyFunction | None = None
 
@@ -115,6 +128,10 @@ class Registry:
         """Let ``function`` serve ``code``."""
         assert code not in self._functions, code
         self._functions[code] = function
+
+    def route_long(self, code: RequestCode, function: LongFunction) -> None:
+        """Let ``function`` serve ``code`` in slices, since its work grows with some table."""
+        self.route(code, functools.partial(self._begin_long, function))
 
     def route_ready(self, header_start: bytes, function: ReadyFunction) -> None:
         """Let ``function`` serve, many at a time, requests whose JSON header begins like this."""
@@ -134,7 +151,7 @@ class Registry:
         start, start_bytes = self._ready_start, len(self._ready_start)
         ready: list[Frame] = []
         for frame in frames:
-            if frame[1][:start_bytes] == start and frame[0] == SerializeType.JSON:
+            if frame[1][:start_bytes] == start and not frame[0]:
                 ready.append(frame)
                 continue
             if ready:
@@ -155,21 +172,53 @@ class Registry:
         self._serve(Request(channel, serialize_type, command, body))
 
     def _serve(self, request: Request) -> None:
+        began = perf_counter()
+        code = request.command.code
         try:
-            function = self._functions.get(request.command.code)
-            reply = _unknown(request) if function is None else function(request)
-        except RequestError as error:
-            reply = Reply(code=error.code, remark=error.remark)
-        except msgspec.MsgspecError as error:
-            reply = Reply(code=ResponseCode.INVALID_PARAMETER, remark=_malformed(request, error))
+            reply = self._functions.get(code, _unknown)(request)
+        except NotReady as wait:
+            self.run_fetch(wait.fetch, functools.partial(self._fetched, request))
+            return
         except Exception as error:  # noqa: BLE001 - one bad request must not end the daemon
-            self._unexpected(request, error)
-            reply = Reply(
-                code=ResponseCode.SYSTEM_ERROR,
-                remark=f"{type(error).__name__}: {error} (see the log of this daemon)",
-            )
+            reply = self._failed(request, error)
         if reply is not None:
             _send(request, reply)
+        seconds = perf_counter() - began
+        if seconds > _SLOW_S:
+            self.on_slow(code_name(code), seconds)
+
+    def _fetched(self, request: Request, problem: OSError | None) -> None:
+        if problem is None:
+            self._serve(request)
+        else:
+            _send(request, self._failed(request, problem))
+
+    def _begin_long(self, function: LongFunction, request: Request) -> None:
+        self.run_long(self._serve_long(function, request))
+
+    def _serve_long(self, function: LongFunction, request: Request) -> Iterator[None]:
+        try:
+            reply = yield from function(request)
+        except Exception as error:  # noqa: BLE001 - as in _serve
+            reply = self._failed(request, error)
+        if reply is not None:
+            _send(request, reply)
+
+    def _failed(self, request: Request, error: Exception) -> Reply:
+        if isinstance(error, RequestError):
+            return Reply(code=error.code, remark=error.remark)
+        if isinstance(error, msgspec.MsgspecError):
+            return Reply(code=ResponseCode.INVALID_PARAMETER, remark=_malformed(request, error))
+        self._unexpected(request, error)
+        return Reply(
+            code=ResponseCode.SYSTEM_ERROR,
+            remark=f"{type(error).__name__}: {error} (see the log of this daemon)",
+        )
+
+
+def _fetch_now(fetch: Fetch, then: Then) -> None:
+    fetch()
+    then(None)
 
 
 def _send(request: Request, reply: Reply) -> None:

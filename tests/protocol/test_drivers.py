@@ -100,6 +100,23 @@ def test_an_answer_of_several_megabytes_arrives_whole(face, server):
     assert bytes(answer.body) == body
 
 
+def test_a_large_answer_that_is_cut_off_fails_what_waits(face):
+    def serve(listener):
+        accepted, _ = listener.accept()
+        with accepted:
+            accepted.recv(1000)
+            accepted.sendall(encode_frame(0, CODE, 1, flag=1, body_bytes=10_000_000))
+            accepted.sendall(bytes(5_000_000))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        (error,) = face.ask(f"127.0.0.1:{listener.getsockname()[1]}", (CODE, HEADER, b""))
+        thread.join()
+    assert isinstance(error, ConnectionLost)
+    assert error.retryable
+
+
 def test_a_refusal_is_a_response_until_a_success_is_expected(face, server):
     server.answer(CODE, Reply(code=ResponseCode.TOPIC_NOT_EXIST, remark="no T here"))
     (answer,) = face.ask(server.address, (CODE, HEADER, b""))
@@ -271,10 +288,76 @@ async def test_a_connection_without_a_handler_ignores_notices():
 
 
 async def test_headers_become_msgpack_with_a_server_of_ours():
-    async with Running() as (_, connection):
+    async with Running() as (server, connection):
+        server.is_headrace = True
         await connection.request(CODE, HEADER, timeout_ms=1000)
         await connection.request(CODE, HEADER, timeout_ms=1000)
         assert connection._connection.serialize_type is SerializeType.MSGPACK
+
+
+@pytest.mark.parametrize("ours", [True, False])
+async def test_the_first_answer_tells_of_what_kind_the_server_is(ours, autojump_clock):
+    async with Running() as (server, connection):
+        server.is_headrace = ours
+        await connection.greeted(1000)
+        assert trio.current_time() >= 1, "nobody has asked anything"
+        assert not connection.is_greeted
+        connection.submit(CODE, HEADER, b"", lambda *_: None)
+        await connection.greeted(1000)
+        assert connection.is_greeted
+        assert connection.peer_is_headrace == ours
+
+
+async def test_nobody_waits_for_the_greeting_of_a_connection_that_ended(autojump_clock):
+    running = Running()
+    async with running as (_, connection):
+        running.stop()
+    await connection.greeted(1000)
+    assert trio.current_time() < 1
+
+
+async def test_what_comes_before_the_writer_is_free_goes_into_one_write():
+    ours, theirs = trio.testing.memory_stream_pair()
+    connection = AsyncConnection(MemoryByteStream(ours), "memory")
+    waiting = []
+
+    def fill():
+        connection.send_soon(b"".join(waiting))
+        waiting.clear()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(connection.run)
+        await trio.testing.wait_all_tasks_blocked()
+        waiting.append(b"a")
+        connection.before_write(fill)
+        waiting.append(b"b")
+        connection.send_soon(b"!")
+        assert await theirs.receive_some() == b"!ab"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_fill_of_a_connection_that_ends_finds_it_closed():
+    found = []
+    async with Running() as (server, connection):
+        server.answer(CODE, close)
+
+        def fill_when_it_failed(*_):
+            connection.before_write(lambda: found.append(connection.is_open))
+
+        connection.submit(CODE, HEADER, b"", fill_when_it_failed)
+        await trio.testing.wait_all_tasks_blocked()
+    assert found == [False]
+
+
+async def test_large_bodies_arrive_between_small_ones():
+    async with Running() as (server, connection):
+        server.answer(CODE, lambda asked: Reply(body=(asked.body,)))
+        bodies = [b"%d" % n * size for n, size in enumerate((1, 100_000, 2, 300_000, 200_000, 3))]
+        found = []
+        for body in bodies:
+            connection.submit(CODE, HEADER, body, lambda _c, body, _e: found.append(bytes(body)))
+        await connection.request(CODE, HEADER, timeout_ms=1000)
+        assert found == bodies
 
 
 async def test_a_closed_connection_refuses_requests_at_once():

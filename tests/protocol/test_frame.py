@@ -67,6 +67,29 @@ def test_any_bytes_give_the_same_end_however_they_are_cut(data: bytes, cuts: lis
     assert read_in_pieces(data, cuts, limit=200) == read_in_pieces(data, [], limit=200)
 
 
+@given(
+    st.lists(st.integers(0, 200_000), max_size=5),
+    st.lists(st.integers(1, 150_000), min_size=1, max_size=8),
+)
+def test_frames_received_in_place_are_the_same(body_bytes: list[int], pieces: list[int]) -> None:
+    wanted = [(0, b"header", bytes([number]) * each) for number, each in enumerate(body_bytes)]
+    data = b"".join(frame(*each) for each in wanted)
+    reader, found, position = FrameReader(), [], 0
+    for piece in itertools.cycle(pieces):
+        if position == len(data):
+            break
+        room = reader.room()
+        if room is None:
+            found += read(reader, data[position : position + piece])
+            position += min(piece, len(data) - position)
+        else:
+            part = data[position : position + min(piece, len(room))]
+            room[: len(part)] = part
+            found += [(kind, bytes(h), bytes(b)) for kind, h, b in reader.received(len(part))]
+            position += len(part)
+    assert (found, reader.partial_bytes, reader.room()) == (wanted, 0, None)
+
+
 def test_a_frame_over_the_limit_is_refused_before_it_is_received() -> None:
     reader = FrameReader(frame_bytes_max=100)
     with pytest.raises(RemoteProtocolError, match="101 bytes is over the limit of 100"):

@@ -235,6 +235,29 @@ def test_a_body_that_is_not_compressed_is_corrupt(kind: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("codec", "body", "kind"),
+    [
+        ("ZLIB", zlib.compress(bytes(1_000_000)), 0),
+        ("LZ4", lz4.frame.compress(bytes(1_000_000)), m.COMPRESSION_LZ4),
+        ("ZSTD", zstandard.compress(bytes(1_000_000)), m.COMPRESSION_ZSTD),
+    ],
+)
+def test_a_body_is_decompressed_no_further_than_allowed(codec: str, body: bytes, kind: int) -> None:
+    sys_flag = m.COMPRESSED | kind
+    assert len(m.decompress(body, sys_flag, 1_000_000)) == 1_000_000
+    with pytest.raises(m.BodyTooLarge, match=f"{codec} body of {len(body)} bytes .* 999999"):
+        m.decompress(body, sys_flag, 999_999)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"), [(zlib.compress(BODY), 0), (lz4.frame.compress(BODY), m.COMPRESSION_LZ4)]
+)
+def test_a_compressed_body_without_its_end_is_corrupt(body: bytes, kind: int) -> None:
+    with pytest.raises(m.CorruptRecord, match="cut off"):
+        m.decompress(body[:-1], m.COMPRESSED | kind)
+
+
+@pytest.mark.parametrize(
     ("kind", "package"), [(m.COMPRESSION_LZ4, "lz4"), (m.COMPRESSION_ZSTD, "zstandard")]
 )
 def test_a_missing_codec_names_its_package(

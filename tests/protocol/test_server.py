@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import socket
-from contextlib import asynccontextmanager
+import time
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
+import structlog.testing
 import trio
 import trio.testing
 
+from headrace_protocol.drivers import server as module
 from headrace_protocol.drivers.network import MemoryNetwork, TcpNetwork
 from headrace_protocol.drivers.server import (
     RemotingServer,
@@ -24,7 +28,7 @@ from headrace_protocol.drivers.server import (
 from headrace_protocol.frame import FrameReader, frame_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from headrace_protocol.frame import Frame
 
@@ -184,10 +188,29 @@ async def test_over_the_budget_of_all_the_greediest_goes() -> None:
 
 async def test_one_client_too_many_is_refused() -> None:
     async with serving(ServerLimits(connections_max=2)) as (_, _, connect):
-        streams = [await connect() for _ in range(3)]
-        assert await until_closed(streams[2]) == b""
-        await streams[0].send_all(frame(b"in"))
-        assert await receive_frames(streams[0], 1) == [b"in"]
+        streams = [await connect() for _ in range(2)]
+        for stream in streams:
+            await stream.send_all(frame(b"in"))
+            assert await receive_frames(stream, 1) == [b"in"]
+        assert await until_closed(await connect()) == b""
+        await streams[0].send_all(frame(b"still in"))
+        assert await receive_frames(streams[0], 1) == [b"still in"]
+
+
+async def test_who_has_said_nothing_makes_room_for_others() -> None:
+    async with serving(ServerLimits(connections_max=3)) as (server, _, connect):
+        known = await connect()
+        await known.send_all(frame(b"known"))
+        assert await receive_frames(known, 1) == [b"known"]
+        silent = [await connect() for _ in range(50)]
+        late = await connect()
+        await late.send_all(frame(b"late"))
+        assert await receive_frames(late, 1) == [b"late"]
+        for stream in silent[:-1]:
+            assert await until_closed(stream) == b""
+        assert len(server.channels) == 3
+        await known.send_all(frame(b"still in"))
+        assert await receive_frames(known, 1) == [b"still in"]
 
 
 @asynccontextmanager
@@ -204,12 +227,17 @@ async def memory_client(
         nursery.cancel_scope.cancel()
 
 
-async def test_silent_clients_are_closed(autojump_clock: trio.testing.MockClock) -> None:
+@pytest.mark.parametrize(("first", "silence_s"), [(b"", 30), (frame(b"hello"), 120)])
+async def test_silent_clients_are_closed(
+    first: bytes, silence_s: float, autojump_clock: trio.testing.MockClock
+) -> None:
     async with memory_client() as (_, echo, stream):
         start = trio.current_time()
-        with pytest.raises(anyio.EndOfStream):
-            await stream.receive()
-        assert 120 <= trio.current_time() - start <= 126
+        await stream.send(first)
+        with pytest.raises(anyio.EndOfStream):  # noqa: PT012
+            while True:
+                await stream.receive()
+        assert silence_s <= trio.current_time() - start <= silence_s + 6
         assert len(echo.closed_channels) == 1
 
 
@@ -260,3 +288,161 @@ def test_a_port_in_use_is_named() -> None:
 def test_hosts_are_packed_as_records_hold_them() -> None:
     assert pack_host("127.0.0.2", 10911).hex() == "7f00000200002a9f"
     assert len(pack_host("::1", 1)) == 20
+
+
+# -- bad company -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Ledger(Echo):
+    """Notes whose frames are handled, in order; each takes its time."""
+
+    frame_s: float = 0.0
+    order: list[tuple[str, int]] = field(default_factory=list)
+
+    def handle(self, channel: ServerChannel, frames: list[Frame]) -> None:  # noqa: ARG002
+        names = {bytes(body[:5]).decode() for _, _, body in frames}
+        self.order += [(name, len(frames)) for name in names]
+        end = time.perf_counter() + self.frame_s * len(frames)
+        while time.perf_counter() < end:
+            pass
+
+
+@contextmanager
+def waiting_clients(*data: bytes) -> Iterator[tuple[socket.socket, list[socket.socket]]]:
+    """A listener that nobody serves yet, and clients that have sent what they could."""
+    listener = listen("127.0.0.1", 0)
+    clients = [socket.create_connection(listener.getsockname()) for _ in data]
+    try:
+        for client, sent in zip(clients, data, strict=True):
+            client.setblocking(False)
+            with suppress(BlockingIOError):
+                client.send(sent)
+        yield listener, clients
+    finally:
+        for client in clients:
+            client.close()
+        listener.close()
+
+
+async def serve_until(ledger: Ledger, listener: socket.socket, is_done: Callable[[], bool]) -> None:
+    async with trio.open_nursery() as nursery:
+        await nursery.start(RemotingServer(ledger).run, [listener])
+        with trio.fail_after(20):
+            while not is_done():  # noqa: ASYNC110 - the ledger tells nobody
+                await trio.sleep(0.001)
+        nursery.cancel_scope.cancel()
+
+
+async def test_floods_take_turns_and_nobody_waits_for_more_than_one_turn() -> None:
+    floods = [frame(b"%05d" % number + b"f" * 300) * 3000 for number in range(3)]
+    with waiting_clients(*floods) as (listener, clients):
+        ledger = Ledger()
+        seen: list[int] = []
+
+        def is_done() -> bool:
+            # Once all have been found to send much, somebody comes who sends little.
+            if len(ledger.order) >= 6 and not seen:
+                seen.append(len(ledger.order))
+                modest = socket.create_connection(clients[0].getpeername())
+                clients.append(modest)
+                modest.sendall(frame(b"small"))
+            for client, flood in zip(clients, floods, strict=False):
+                with suppress(BlockingIOError):
+                    client.send(flood)
+            return any(name == "small" for name, _ in ledger.order)
+
+        await serve_until(ledger, listener, is_done)
+    names = [name for name, _ in ledger.order]
+    place = names.index("small")
+    turns = names[3:place]
+    assert all(first != second for first, second in itertools.pairwise(turns))
+    counts = [count for name, count in ledger.order[3:] if name != "small"]
+    assert max(counts) * len(frame(b"00000" + b"f" * 300)) <= 80_000
+
+
+async def test_a_batch_that_takes_long_is_cut_and_goes_on_with_the_rest() -> None:
+    clients_count = 40
+    sent = [frame(b"%05d" % number) for number in range(clients_count)]
+    with waiting_clients(*sent) as (listener, _):
+        ledger = Ledger(frame_s=0.002)
+        await serve_until(ledger, listener, lambda: len(ledger.order) == clients_count)
+    assert sorted(name for name, _ in ledger.order) == [
+        f"{number:05d}" for number in range(clients_count)
+    ]
+    # Replies left after each batch: far from all were in one.
+    assert len(ledger.batches) >= clients_count * 0.002 / 0.005 / 2
+
+
+async def test_what_a_handler_keeps_for_a_client_counts() -> None:
+    @dataclass
+    class Keeper(Echo):
+        def handle(self, channel: ServerChannel, frames: list[Frame]) -> None:
+            for _, _, body in frames:
+                channel.charge(int(bytes(body)))
+            channel.write(frame(b"kept"))
+
+    limits = ServerLimits(total_bytes_max=1_000_000)
+    server = RemotingServer(Keeper(), limits)
+    network = TcpNetwork()
+    listener = network.listen("127.0.0.1", 0)
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(network.serve, listener, server)
+            modest = await trio.open_tcp_stream("127.0.0.1", listener.port)
+            greedy = await trio.open_tcp_stream("127.0.0.1", listener.port)
+            async with modest, greedy:
+                await modest.send_all(frame(b"300000"))
+                assert await receive_frames(modest, 1) == [b"kept"]
+                await modest.send_all(frame(b"-100000"))
+                assert await receive_frames(modest, 1) == [b"kept"]
+                assert server.held_bytes == 200_000
+                await greedy.send_all(frame(b"800001"))
+                await until_closed(greedy)
+                assert server.held_bytes == 200_000
+                await modest.send_all(frame(b"1"))
+                assert await receive_frames(modest, 1) == [b"kept"]
+            nursery.cancel_scope.cancel()
+    (warning,) = (line for line in logs if line["event"] == "client closed")
+    assert "800001 of requests that wait" in warning["reason"]
+    assert "over the limit of 1000000" in warning["reason"]
+
+
+async def test_those_turned_away_get_a_line_for_all_of_a_host(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    server = RemotingServer(Echo(), ServerLimits(half_frame_s=10))
+    network = MemoryNetwork()
+    listener = network.listen("127.0.0.1", 0)
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(network.serve, listener, server)
+            streams = [await network.connect(listener.address) for _ in range(500)]
+            half = await network.connect(listener.address)
+            await half.send(frame(b"half")[:-1])
+            await trio.sleep(20)
+            assert server.channels == set()
+            nursery.cancel_scope.cancel()
+        for stream in streams:
+            await stream.aclose()
+    lines = [(line["host"], line["count"], line["reason"]) for line in logs]
+    assert lines == [
+        ("127.0.0.1", 500, "connected, and no whole one within 10 s"),
+        ("127.0.0.1", 1, "half a frame, and no whole one within 10 s"),
+    ]
+
+
+async def test_refusals_name_the_host_and_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SWEEP_S", 0.05)
+    with structlog.testing.capture_logs() as logs:
+        async with serving(ServerLimits(connections_max=1)) as (_, _, connect):
+            known = await connect()
+            await known.send_all(frame(b"in"))
+            assert await receive_frames(known, 1) == [b"in"]
+            for _ in range(5):
+                assert await until_closed(await connect()) == b""
+            await trio.sleep(0.1)
+    refused = [line for line in logs if line["event"] == "clients turned away"]
+    assert sum(line["count"] for line in refused) == 5
+    assert {line["host"] for line in refused} == {"127.0.0.1"}
+    assert {line["reason"] for line in refused} == {"refused: connections_max = 1 are open"}

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.connection import Connection, RequestReceived, ResponseReceived
-from headrace_protocol.errors import RemoteProtocolError, RequestError
+from headrace_protocol.errors import NotReady, RemoteProtocolError, RequestError
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import GetMinOffsetHeader, OffsetResponseHeader
 from headrace_protocol.serving import Registry, Reply, Request, notice
 from tests.support.channel import MemoryChannel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
 
 
 def offset(request: Request) -> Reply:
@@ -129,3 +132,94 @@ def test_a_notice_reaches_the_client() -> None:
     (event,) = Connection[str]().receive_data(notice(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED))
     assert isinstance(event, RequestReceived)
     assert event.command.is_oneway
+
+
+# -- requests that take long -----------------------------------------------------------------------
+
+
+def counted(request: Request) -> Generator[None, None, Reply]:
+    """As ``offset``, in as many slices as the queue id says."""
+    for _ in range(request.header(GetMinOffsetHeader).queue_id):
+        yield
+    return offset(request)
+
+
+def long_service() -> tuple[Service, list[Iterator[None]]]:
+    service, works = Service(), []
+    service.registry = Registry(lambda _, error: service.unexpected.append(str(error)))
+    service.registry.route_long(RequestCode.GET_MIN_OFFSET, counted)
+    service.registry.run_long = works.append
+    return service, works
+
+
+def test_long_work_is_answered_at_its_end() -> None:
+    (service, works), connection = long_service(), Connection[str](SerializeType.JSON)
+    assert ask(service, connection, "t") == []
+    (work,) = works
+    assert sum(1 for _ in work) == 3
+    (event,) = connection.receive_data(bytes(service.channel.written))
+    assert event.command.header(OffsetResponseHeader).offset == 3
+
+
+@pytest.mark.parametrize(
+    ("topic", "code"),
+    [("missing", ResponseCode.TOPIC_NOT_EXIST), ("bug", ResponseCode.SYSTEM_ERROR)],
+)
+def test_errors_of_long_work_become_codes(topic: str, code: int) -> None:
+    (service, works), connection = long_service(), Connection[str](SerializeType.JSON)
+    ask(service, connection, topic)
+    list(works[0])
+    (event,) = connection.receive_data(bytes(service.channel.written))
+    assert event.command.code == code
+    assert service.unexpected == (["a bug"] if topic == "bug" else [])
+
+
+class Disk:
+    """What must be fetched from it before a request can be served."""
+
+    def __init__(self, fetches: int, problem: OSError | None = None) -> None:
+        self.missing = fetches
+        self.problem = problem
+
+    def offset(self, request: Request) -> Reply:
+        if self.missing:
+            raise NotReady(self.fetch)
+        return offset(request)
+
+    def fetch(self) -> None:
+        self.missing -= 1
+
+    def run(self, fetch: Callable[[], None], then: Callable[[OSError | None], None]) -> None:
+        fetch()
+        then(self.problem)
+
+
+@pytest.mark.parametrize("fetches", [0, 1, 5])
+@pytest.mark.parametrize("is_aside", [False, True])
+def test_what_must_be_fetched_is_served_then(fetches: int, is_aside: bool) -> None:
+    service, disk = Service(), Disk(fetches)
+    service.registry = Registry(lambda _, error: service.unexpected.append(str(error)))
+    service.registry.route(RequestCode.GET_MIN_OFFSET, disk.offset)
+    if is_aside:
+        service.registry.run_fetch = disk.run
+    (event,) = ask(service, Connection(SerializeType.JSON), "t")
+    assert event.command.header(OffsetResponseHeader).offset == 3
+    assert disk.missing == 0
+
+
+def test_what_can_not_be_fetched_is_told() -> None:
+    service, disk = Service(), Disk(1, OSError(5, "Input/output error"))
+    service.registry = Registry(lambda _, error: service.unexpected.append(str(error)))
+    service.registry.route(RequestCode.GET_MIN_OFFSET, disk.offset)
+    service.registry.run_fetch = disk.run
+    (event,) = ask(service, Connection(SerializeType.JSON), "t")
+    assert event.command.code == ResponseCode.SYSTEM_ERROR
+    assert "Input/output error" in event.command.remark
+
+
+def test_slow_requests_are_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace_protocol.serving._SLOW_S", 0.0)
+    service, slow = Service(), []
+    service.registry.on_slow = lambda name, seconds: slow.append((name, seconds > 0))
+    ask(service, Connection(SerializeType.JSON), "t")
+    assert slow == [("GET_MIN_OFFSET", True)]

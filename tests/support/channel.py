@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import decode_header
@@ -20,8 +20,11 @@ class MemoryChannel:
     def __init__(self) -> None:
         self.is_greeted = False
         self.is_open = True
-        self.attachments: dict[str, Any] = {}
+        self.charged_bytes = 0
         self.written = bytearray()
+
+    def charge(self, added_bytes: int) -> None:
+        self.charged_bytes += added_bytes
 
     def write(self, *buffers: bytes | bytearray | memoryview) -> None:
         for buffer in buffers:

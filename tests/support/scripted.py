@@ -21,6 +21,7 @@ from headrace_protocol.drivers.network import MemoryNetwork, TcpNetwork
 from headrace_protocol.drivers.server import RemotingServer, ServerChannel
 from headrace_protocol.header_codecs import decode_header
 from headrace_protocol.headers import SendMessageResponseHeader
+from headrace_protocol.message import decode_records, iter_batch
 from headrace_protocol.serving import Registry, Reply, Request
 
 if TYPE_CHECKING:
@@ -50,15 +51,34 @@ class Scripted:
     """``answers[code]`` are used up one by one; the last one stays. Codes without get 0.
 
     An answer is a Reply, None (no answer ever), or a function of Asked that returns one.
+
+    is_headrace: says so to clients; if not, they take it for one of Apache's.
     """
 
     address: str = ""
+    is_headrace: bool = False
     asked: list[Asked] = field(default_factory=list)
     responses: list[tuple[Command, bytes]] = field(default_factory=list)
     answers: dict[int, deque[Any]] = field(default_factory=lambda: defaultdict(deque))
 
     def answer(self, code: int, *answers: Reply | Callable[[Asked], Answer] | None) -> None:
         self.answers[code] = deque(answers)
+
+    def answer_sends(self, *answers: Reply | Callable[[Asked], Answer] | None) -> None:
+        """One script for all requests that send."""
+        script = deque(answers)
+        for code in SENDS:
+            self.answers[code] = script
+
+    @property
+    def sends(self) -> list[Asked]:
+        """The requests that sent messages."""
+        return [asked for asked in self.asked if asked.code in SENDS]
+
+    @property
+    def sent(self) -> list[bytes]:
+        """The bodies of all messages that were sent, stored or not."""
+        return [body for asked in self.sends for body in sent_bodies(asked)]
 
     def count(self, code: int) -> int:
         return sum(asked.code == code for asked in self.asked)
@@ -69,6 +89,7 @@ class Scripted:
     # -- FrameHandler --
 
     def handle(self, channel: ServerChannel, frames: list[Frame]) -> None:
+        channel.is_greeted = channel.is_greeted or not self.is_headrace
         for serialize_type, header, body in frames:
             command = decode_header(serialize_type, header)
             if command.is_response:
@@ -115,14 +136,48 @@ def close(asked: Asked) -> Answer:
     return None
 
 
+SENDS = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.BULK_SEND)
+
+
+def sent_bodies(asked: Asked) -> list[bytes]:
+    """The messages' bodies in any request that sends."""
+    if asked.code == RequestCode.SEND_BATCH_MESSAGE:
+        return [bytes(body) for _, body, _ in iter_batch(asked.body)]
+    if asked.code == RequestCode.BULK_SEND:
+        records = asked.body[4 * int(asked.ext["count"]) :]
+        return [stored.body for stored in decode_records(records)]
+    return [asked.body]
+
+
+def sent_queue(asked: Asked) -> int:
+    """The queue of any request that sends."""
+    return int(asked.ext["queueId" if asked.code == RequestCode.BULK_SEND else "e"])
+
+
 def stored(queue_offset: int = 0) -> Callable[[Asked], Reply]:
     """The answer to a send."""
 
     def answer(asked: Asked) -> Reply:
+        count = len(sent_bodies(asked)) if asked.code == RequestCode.SEND_BATCH_MESSAGE else 1
         header = SendMessageResponseHeader(
-            msg_id="0" * 32, queue_id=int(asked.ext["e"]), queue_offset=queue_offset
+            msg_id=",".join(["0" * 32] * count),
+            queue_id=sent_queue(asked),
+            queue_offset=queue_offset,
         )
         return Reply(header)
+
+    return answer
+
+
+def storing() -> Callable[[Asked], Reply]:
+    """Answers to sends, with the queue offsets that a broker would give."""
+    next_offsets: dict[int, int] = defaultdict(int)
+
+    def answer(asked: Asked) -> Reply:
+        queue_id = sent_queue(asked)
+        offset = next_offsets[queue_id]
+        next_offsets[queue_id] += len(sent_bodies(asked))
+        return stored(offset)(asked)
 
     return answer
 
@@ -180,12 +235,13 @@ def scripted_in_thread(count: int = 1) -> Iterator[list[Scripted]]:
 
 @contextlib.asynccontextmanager
 async def scripted_cluster(
-    brokers: int = 1, *, queues: int = 1
+    brokers: int = 1, *, queues: int = 1, headrace: bool = False
 ) -> AsyncIterator[tuple[Scripted, list[Scripted], MemoryNetwork]]:
     """A nameserver that knows every topic on all of ``brokers`` scripted brokers, in memory."""
     network = MemoryNetwork()
     async with scripted(network, brokers + 1) as (nameserver, *masters):
         nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, route(*masters, queues=queues))
         for master in masters:
-            master.answer(RequestCode.SEND_MESSAGE_V2, stored())
+            master.is_headrace = headrace
+            master.answer_sends(stored())
         yield nameserver, masters, network

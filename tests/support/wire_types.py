@@ -61,6 +61,8 @@ REQUEST_HEADERS: dict[int, type[msgspec.Struct]] = {
     Code.LITE_PULL_MESSAGE: headers.PullMessageHeader,
     Code.GET_BROKER_MEMBER_GROUP: headers.GetBrokerMemberGroupHeader,
     Code.BROKER_HEARTBEAT: headers.BrokerHeartbeatHeader,
+    Code.BULK_SEND: headers.BulkSendHeader,
+    Code.BULK_PULL: headers.BulkPullHeader,
 }
 
 RESPONSE_HEADERS: dict[int, type[msgspec.Struct]] = {
@@ -85,6 +87,8 @@ RESPONSE_HEADERS: dict[int, type[msgspec.Struct]] = {
     Code.QUERY_DATA_VERSION: headers.QueryDataVersionResponseHeader,
     Code.ADD_WRITE_PERM_OF_BROKER: headers.AddWritePermOfBrokerResponseHeader,
     Code.LITE_PULL_MESSAGE: headers.PullMessageResponseHeader,
+    Code.BULK_SEND: headers.SendMessageResponseHeader,
+    Code.BULK_PULL: headers.BulkPullResponseHeader,
 }
 
 REQUEST_BODIES: dict[int, type[Body]] = {

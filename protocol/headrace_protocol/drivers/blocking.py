@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
-from headrace_protocol.connection import Body, Connection, RequestReceived, ResponseReceived
+from headrace_protocol.connection import Connection, Event, RequestReceived
 from headrace_protocol.drivers.address import split_address
 from headrace_protocol.drivers.errors import ConnectFailed, ConnectionLost, RequestTimeout
 from headrace_protocol.drivers.response import Response
@@ -20,10 +20,12 @@ from headrace_protocol.errors import RemoteProtocolError
 if TYPE_CHECKING:
     import msgspec
 
+    from headrace_protocol.frame import Buffer
+
 ResponseCallback = Callable[[Response], None]
 _Waiter = tuple[int, ResponseCallback]
 
-RECEIVE_BYTES = 256 * 1024
+RECEIVE_BYTES = 64 * 1024
 
 
 class BlockingConnection:
@@ -54,6 +56,11 @@ class BlockingConnection:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return cls(sock, address)
 
+    @property
+    def peer_is_headrace(self) -> bool:
+        """Whether the other side is ours; known with its first answer."""
+        return self._connection.peer_is_headrace
+
     def __enter__(self) -> Self:
         return self
 
@@ -70,7 +77,7 @@ class BlockingConnection:
         self,
         code: int,
         header: msgspec.Struct | None = None,
-        body: Body = b"",
+        body: Buffer = b"",
         *,
         timeout_ms: float,
     ) -> Response:
@@ -90,7 +97,7 @@ class BlockingConnection:
         return answers[0]
 
     def submit(
-        self, code: int, header: msgspec.Struct | None, body: Body, callback: ResponseCallback
+        self, code: int, header: msgspec.Struct | None, body: Buffer, callback: ResponseCallback
     ) -> int:
         """Queue a request; ``callback`` gets its answer during a later call that waits."""
         self._last_code = code
@@ -98,7 +105,7 @@ class BlockingConnection:
         self._queue(buffers)
         return opaque
 
-    def oneway(self, code: int, header: msgspec.Struct | None = None, body: Body = b"") -> None:
+    def oneway(self, code: int, header: msgspec.Struct | None = None, body: Buffer = b"") -> None:
         """Queue a request that gets no answer; it goes out with the next call that waits."""
         self._queue(self._connection.oneway(code, header, body))
 
@@ -112,7 +119,7 @@ class BlockingConnection:
             if not self._move_bytes(deadline):
                 raise RequestTimeout(self.address, self._last_code, timeout_ms)
 
-    def _queue(self, buffers: list[Body]) -> None:
+    def _queue(self, buffers: list[Buffer]) -> None:
         if not self._is_open:
             raise ConnectionLost(self.address, "this client closed it")
         for buffer in buffers:
@@ -142,8 +149,15 @@ class BlockingConnection:
         remaining_ms = max(0.0, deadline - time.monotonic()) * 1000
         return next((event for _, event in self._poll.poll(remaining_ms)), 0)
 
-    def _receive(self) -> list[ResponseReceived[_Waiter] | RequestReceived]:
-        data = self._socket.recv(RECEIVE_BYTES)
-        if not data:
+    def _receive(self) -> list[Event[_Waiter]]:
+        room = self._connection.room()
+        if room is None:
+            data = self._socket.recv(RECEIVE_BYTES)
+            received = len(data)
+            events = self._connection.receive_data(data)
+        else:
+            received = self._socket.recv_into(room)
+            events = self._connection.received(received)
+        if not received:
             raise ConnectionResetError("the other side closed it")
-        return self._connection.receive_data(data)
+        return events

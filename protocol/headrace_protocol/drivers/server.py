@@ -13,9 +13,10 @@ import itertools
 import select
 import socket
 import struct
-from collections import deque
+from collections import Counter
 from dataclasses import dataclass
 from ipaddress import ip_address
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
@@ -25,16 +26,25 @@ from headrace_protocol.errors import RemoteProtocolError
 from headrace_protocol.frame import FRAME_BYTES_MAX, FrameReader
 
 if TYPE_CHECKING:
-    from headrace_protocol.frame import Frame
-    from headrace_protocol.serving import Buffer
+    from headrace_protocol.frame import Buffer, Frame
 
 log = structlog.get_logger("headrace.server")
 
 _RECEIVE_BYTES = 256 * 1024
+# What is read at once of somebody who sends much while others have something to say: a millisecond
+# of small messages.
+_SMALL_RECEIVE_BYTES = 64 * 1024
+_HEAVY_BYTES = 16 * 1024
+_COMPANY_S = 0.1
 _BUFFERS_PER_SEND = 1024  # IOV_MAX on Linux
 _BACKLOG = 1024
 _SWEEP_S = 5.0
 _ACCEPT_PAUSE_S = 1.0
+_ACCEPTED_AT_ONCE = 64
+_SWEPT_AT_ONCE = 200
+_REPORTED_AT_ONCE = 10
+# How long the replies of a batch may wait for the rest of it.
+_BATCH_S = 0.005
 # How long the server keeps others in its loop waiting; the least that epoll can wait.
 _BUSY_WAIT_S = 0.001
 _READ = select.EPOLLIN
@@ -46,9 +56,11 @@ class ServerLimits:
     """What a client, and all of them together, may hold.
 
     frame_bytes_max: largest frame. connection_bytes_max: replies that one client has not taken
-    before its requests are no longer read. total_bytes_max: unfinished frames and untaken replies
-    of all clients; above it the greediest client is closed. idle_s: silence before a client is
-    closed, as the peer does. half_frame_s: how long an unfinished frame may take.
+    before its requests are no longer read. total_bytes_max: unfinished frames, untaken replies and
+    held requests of all clients; above it the greediest client is closed. connections_max: a
+    client more takes the place of the oldest that has not said anything yet, or is refused when
+    there is none. idle_s: silence before a client is closed, as the peer does. half_frame_s: how
+    long an unfinished frame may take, and the first one from the start of the connection.
     """
 
     frame_bytes_max: int = FRAME_BYTES_MAX
@@ -78,13 +90,15 @@ class ServerChannel:
     __slots__ = (
         "_server",
         "address",
-        "attachments",
+        "charged_bytes",
         "host_bytes",
         "is_dirty",
         "is_greeted",
+        "is_heavy",
         "is_held_back",
         "is_open",
         "is_slow",
+        "is_stranger",
         "last_heard",
         "out",
         "out_bytes",
@@ -99,14 +113,27 @@ class ServerChannel:
         self.transport = transport
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.host_bytes = pack_host(host, port)
-        self.attachments: dict[str, Any] = {}
         self.reader = FrameReader(server.limits.frame_bytes_max)
-        self.out: deque[Buffer] = deque()
-        self.out_bytes = 0
-        self.partial_bytes = 0
+        self.out: list[Buffer] = []
+        self.out_bytes = self.partial_bytes = self.charged_bytes = 0
         self.partial_since = self.last_heard = trio.current_time()
         self.is_open = True
         self.is_dirty = self.is_greeted = self.is_slow = self.is_held_back = False
+        # Sends much at a time; see _SocketLoop.
+        self.is_heavy = False
+        # Until its first whole frame.
+        self.is_stranger = True
+
+    @property
+    def held_bytes(self) -> int:
+        """What the daemon keeps for this client."""
+        return self.out_bytes + self.partial_bytes + self.charged_bytes
+
+    def charge(self, added_bytes: int) -> None:
+        """Count memory that the handler keeps for this client, or less of it."""
+        if self.is_open:
+            self.charged_bytes += added_bytes
+            self._server.charged(added_bytes)
 
     def write(self, *buffers: Buffer) -> None:
         """Queue bytes; they leave at the end of the batch, or now when there is none."""
@@ -148,6 +175,10 @@ class RemotingServer:
         self.busy_wait_s = _BUSY_WAIT_S if owns_loop else 0.0
         self.held_bytes = 0
         self.channels: set[ServerChannel] = set()
+        # The oldest first.
+        self._strangers: dict[ServerChannel, None] = {}
+        # What was done to clients without a line in the log for each: why and to whom, how often.
+        self._turned_away: Counter[tuple[str, str]] = Counter()
         self._handler = handler
         self._dirty: list[ServerChannel] = []
         self._is_in_batch = False
@@ -204,11 +235,17 @@ class RemotingServer:
         try:
             frames = channel.reader.feed(data)
             if frames:
+                if channel.is_stranger:
+                    self._got_to_know(channel)
                 self._handler.handle(channel, frames)
         except RemoteProtocolError as error:
             self.close_channel(channel, str(error), is_fault=True)
             return
         self._count_partial(channel, progressed=bool(frames))
+
+    def _got_to_know(self, channel: ServerChannel) -> None:
+        channel.is_stranger = False
+        self._strangers.pop(channel, None)
 
     def end_batch(self) -> None:
         """Finish the batch and send its replies."""
@@ -254,6 +291,12 @@ class RemotingServer:
         if self.held_bytes > self.limits.total_bytes_max:
             self._close_greediest()
 
+    def charged(self, added_bytes: int) -> None:
+        """Account for what the handler keeps for a client."""
+        self.held_bytes += added_bytes
+        if self.held_bytes > self.limits.total_bytes_max:
+            self._close_greediest()
+
     def hold_back(self, channel: ServerChannel, *, is_held_back: bool) -> None:
         """Stop reading a client that asks for more than can be done now, or go on."""
         channel.is_held_back = is_held_back
@@ -265,7 +308,7 @@ class RemotingServer:
 
     def _count_partial(self, channel: ServerChannel, *, progressed: bool) -> None:
         partial_bytes = channel.reader.partial_bytes
-        if progressed or not channel.partial_bytes:
+        if progressed or not (channel.partial_bytes or channel.is_stranger):
             channel.partial_since = channel.last_heard
         self.held_bytes += partial_bytes - channel.partial_bytes
         channel.partial_bytes = partial_bytes
@@ -273,14 +316,13 @@ class RemotingServer:
             self._close_greediest()
 
     def _close_greediest(self) -> None:
-        greediest = max(
-            self.channels, key=lambda channel: channel.out_bytes + channel.partial_bytes
-        )
-        held = greediest.out_bytes + greediest.partial_bytes
+        greediest = max(self.channels, key=lambda channel: channel.held_bytes)
         self.close_channel(
             greediest,
             f"all clients hold {self.held_bytes} bytes, over the limit of "
-            f"{self.limits.total_bytes_max}; this one holds most, {held}",
+            f"{self.limits.total_bytes_max}; this one holds most, {greediest.held_bytes}: "
+            f"{greediest.out_bytes} of answers that it does not take, {greediest.partial_bytes} of "
+            f"an unfinished frame, {greediest.charged_bytes} of requests that wait",
             is_fault=True,
         )
 
@@ -290,7 +332,31 @@ class RemotingServer:
         """A new client."""
         channel = ServerChannel(self, transport, host, port)
         self.channels.add(channel)
+        self._strangers[channel] = None
         return channel
+
+    def has_room(self, host: str) -> bool:
+        """Whether one more client may come; the oldest stranger makes room for it."""
+        if len(self.channels) < self.limits.connections_max:
+            return True
+        reason = f"connections_max = {self.limits.connections_max} are open"
+        if self.close_oldest_stranger(reason):
+            return True
+        self._turned_away[host, f"refused: {reason}"] += 1
+        return False
+
+    def close_oldest_stranger(self, reason: str) -> bool:
+        """Cut off who has said nothing for longest; False when all have said something."""
+        oldest = next(iter(self._strangers), None)
+        if oldest is None:
+            return False
+        self._turn_away(oldest, f"said nothing yet: {reason}")
+        return True
+
+    def _turn_away(self, channel: ServerChannel, reason: str) -> None:
+        """Close one of possibly many: the log gets a line for all of a host."""
+        self._turned_away[channel.address.rpartition(":")[0], reason] += 1
+        self.close_channel(channel, "")
 
     def close_channel(self, channel: ServerChannel, reason: str, *, is_fault: bool = False) -> None:
         """Cut a client off; ``reason`` is logged when the client is to blame."""
@@ -298,7 +364,8 @@ class RemotingServer:
             return
         channel.is_open = False
         self.channels.discard(channel)
-        self.held_bytes -= channel.out_bytes + channel.partial_bytes
+        self._strangers.pop(channel, None)
+        self.held_bytes -= channel.held_bytes
         channel.out.clear()
         channel.transport.close()
         if is_fault:
@@ -309,19 +376,27 @@ class RemotingServer:
         while True:
             await trio.sleep(_SWEEP_S)
             now = trio.current_time()
-            for channel in list(self.channels):
+            for number, channel in enumerate(list(self.channels), 1):
                 self._close_if_silent(channel, now)
+                if not number % _SWEPT_AT_ONCE:
+                    await trio.lowlevel.checkpoint()
+            self._report_turned_away()
 
     def _close_if_silent(self, channel: ServerChannel, now: float) -> None:
-        half_frame_s = now - channel.partial_since
-        if channel.partial_bytes and half_frame_s > self.limits.half_frame_s:
-            self.close_channel(
-                channel,
-                f"{channel.partial_bytes} bytes of a frame, no end of it in {half_frame_s:.0f} s",
-                is_fault=True,
-            )
+        if channel.partial_bytes or channel.is_stranger:
+            if now - channel.partial_since > self.limits.half_frame_s:
+                self._turn_away(channel, self._unfinished(channel))
         elif now - channel.last_heard > self.limits.idle_s:
             self.close_channel(channel, "idle")
+
+    def _unfinished(self, channel: ServerChannel) -> str:
+        what = "half a frame" if channel.partial_bytes else "connected"
+        return f"{what}, and no whole one within {self.limits.half_frame_s:g} s"
+
+    def _report_turned_away(self) -> None:
+        turned_away, self._turned_away = self._turned_away, Counter()
+        for (host, reason), count in turned_away.most_common(_REPORTED_AT_ONCE):
+            log.warning("clients turned away", host=host, count=count, reason=reason)
 
 
 class _SocketLoop:
@@ -333,7 +408,12 @@ class _SocketLoop:
         self._listeners = {listener.fileno(): listener for listener in listeners}
         self._channels: dict[int, ServerChannel] = {}
         self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
+        self._small_buffer = self._buffer[:_SMALL_RECEIVE_BYTES]
         self._accept_again_at: float | None = None
+        # Events that a batch had no time for, and clients that send much, the next one first.
+        self._put_off: list[tuple[int, int]] = []
+        self._heavy: dict[int, ServerChannel] = {}
+        self._light_at = 0.0
         for listener in listeners:
             listener.setblocking(False)
             self.epoll.register(listener, _READ)
@@ -347,8 +427,10 @@ class _SocketLoop:
         others_at = trio.current_time()
         while True:
             # While clients are busy, looking again costs less than waiting through the scheduler.
-            events = self.epoll.poll(0) or self.epoll.poll(self._server.busy_wait_s)
-            if events:
+            events = self._put_off or self.epoll.poll(0)
+            if not (events or self._heavy):
+                events = self.epoll.poll(self._server.busy_wait_s)
+            if events or self._heavy:
                 self._handle(events)
                 if trio.current_time() - others_at < _BUSY_WAIT_S:
                     continue
@@ -369,10 +451,16 @@ class _SocketLoop:
                 self.epoll.modify(listener, _READ)
 
     def _handle(self, events: list[tuple[int, int]]) -> None:
+        """Serve those who send little as one batch, then one of those who send much as another.
+
+        What a batch has no time for comes first in the next, so nobody waits for ever.
+        """
         server = self._server
+        waiting = iter(events)
+        end = perf_counter() + _BATCH_S
         server.begin_batch()
         try:
-            for fd, mask in events:
+            for fd, mask in waiting:
                 channel = self._channels.get(fd)
                 if channel is None:
                     if fd in self._listeners:
@@ -381,21 +469,41 @@ class _SocketLoop:
                 if mask & _WRITE:
                     self._writable(channel)
                 if mask & ~_WRITE and channel.is_open:
-                    self._readable(channel)
+                    if channel.is_heavy:
+                        self._heavy[fd] = channel
+                        continue
+                    self._readable(channel, self._buffer)
+                    self._light_at = end
+                if perf_counter() > end:
+                    break
         finally:
             server.end_batch()
+        self._put_off = list(waiting)
+        if self._heavy and not self._put_off:
+            self._handle_heavy(end)
 
-    def _readable(self, channel: ServerChannel) -> None:
+    def _handle_heavy(self, now: float) -> None:
+        channel = self._heavy.pop(next(iter(self._heavy)))
+        is_alone = not self._heavy and now - self._light_at > _COMPANY_S
+        self._server.begin_batch()
+        try:
+            if channel.is_open:
+                self._readable(channel, self._buffer if is_alone else self._small_buffer)
+        finally:
+            self._server.end_batch()
+
+    def _readable(self, channel: ServerChannel, buffer: memoryview) -> None:
         transport = channel.transport
         assert isinstance(transport, _SocketTransport)
         try:
-            count = transport.socket.recv_into(self._buffer)
+            count = transport.socket.recv_into(buffer)
         except BlockingIOError:
             return
         except OSError:
             count = 0
         if count:
-            self._server.received(channel, self._buffer[:count])
+            channel.is_heavy = count >= _HEAVY_BYTES
+            self._server.received(channel, buffer[:count])
         else:
             self._server.close_channel(channel, "")
 
@@ -405,7 +513,7 @@ class _SocketLoop:
         self._server.sent(channel, before - channel.out_bytes)
 
     def _accept(self, listener: socket.socket) -> None:
-        while True:
+        for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 client, address = listener.accept()
             except BlockingIOError:
@@ -413,23 +521,21 @@ class _SocketLoop:
             except OSError as error:
                 self._accept_failed(error)
                 return
-            if len(self._channels) >= self._server.limits.connections_max:
-                log.warning(
-                    "connection refused",
-                    client=address[0],
-                    reason=f"connections_max = {self._server.limits.connections_max}",
-                )
+            if self._server.has_room(address[0]):
+                self._add(client, address)
+            else:
                 client.close()
-                continue
-            self._add(client, address)
 
     def _accept_failed(self, error: OSError) -> None:
-        if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}:
-            # The listener stays readable: look away for a while instead of spinning.
-            log.error("can't accept", reason=str(error), remedy="raise the limit of open files")
-            for fd in self._listeners:
-                self.epoll.modify(fd, 0)
-            self._accept_again_at = trio.current_time() + _ACCEPT_PAUSE_S
+        if error.errno not in {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}:
+            return
+        if self._server.close_oldest_stranger(f"{error.strerror}, raise the limit of open files"):
+            return
+        # The listener stays readable: look away for a while instead of spinning.
+        log.error("can't accept", reason=str(error), remedy="raise the limit of open files")
+        for fd in self._listeners:
+            self.epoll.modify(fd, 0)
+        self._accept_again_at = trio.current_time() + _ACCEPT_PAUSE_S
 
     def _add(self, client: socket.socket, address: Any) -> None:
         client.setblocking(False)
@@ -484,13 +590,13 @@ class _SocketTransport:
             self._epoll.modify(self.socket, mask)
 
 
-def _drop_sent(out: deque[Buffer], sent: int) -> None:
-    while sent:
-        first = out.popleft()
-        if len(first) > sent:
-            out.appendleft(memoryview(first)[sent:])
+def _drop_sent(out: list[Buffer], sent: int) -> None:
+    for count, buffer in enumerate(out):
+        if len(buffer) > sent:
+            out[: count + 1] = [memoryview(buffer)[sent:]]
             return
-        sent -= len(first)
+        sent -= len(buffer)
+    out.clear()
 
 
 class _StreamTransport:

@@ -1,0 +1,146 @@
+"""How long a daemon's loop was kept from its clients, and by what."""
+
+from __future__ import annotations
+
+import gc
+import os
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import structlog
+import trio
+
+if TYPE_CHECKING:
+    from trio.lowlevel import Task
+
+log = structlog.get_logger("headrace.watchdog")
+
+STALL_MS = 20.0
+_REPORT_S = 1.0
+_SCHEDULED_PATH = "/proc/thread-self/schedstat"
+_SCHEDULED_AGE_S = 0.001
+
+
+class Stall(NamedTuple):
+    """A stretch in which the loop did nothing else.
+
+    ms: how long, without what it waited for a core that other processes had. cpu_ms: how much of
+    it the loop's thread ran; the rest it waited, for a disk or for another thread of this process.
+    ran: the task, with the slow parts that are known.
+    """
+
+    ms: float
+    cpu_ms: float
+    ran: str
+
+
+_NO_STALL = Stall(0.0, 0.0, "")
+
+
+class Watchdog(trio.abc.Instrument):
+    """Times every step of every task of one trio loop, and the garbage collections in between.
+
+    A step of the server's task handles many requests, so this costs a microsecond or two for each
+    millisecond. longest: of all steps since the start. stall_count: those longer than STALL_MS.
+    longest_collection_ms: of all garbage collections.
+    """
+
+    def __init__(self) -> None:
+        self.longest = _NO_STALL
+        self.stall_count = 0
+        self.longest_collection_ms = 0.0
+        self._began = self._collection_began = 0.0
+        self._parts: list[str] = []
+        self._worst = _NO_STALL
+        self._scheduled_file = -1
+        self._scheduled = b""
+        self._scheduled_at = 0.0
+
+    def note(self, what: str, seconds: float) -> None:
+        """Something that the present step did took long."""
+        self._parts.append(f"{what} {seconds * 1000:.0f} ms")
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Watch this loop until cancelled; a stall is logged, at most one a second."""
+        self._scheduled_file = _open_scheduled()
+        self._begin_step()
+        trio.lowlevel.add_instrument(self)
+        gc.callbacks.append(self._collection)
+        task_status.started()
+        try:
+            while True:
+                await trio.sleep(_REPORT_S)
+                self._report()
+        finally:
+            gc.callbacks.remove(self._collection)
+            trio.lowlevel.remove_instrument(self)
+            os.close(self._scheduled_file)
+
+    def _report(self) -> None:
+        worst, self._worst = self._worst, _NO_STALL
+        if worst.ms:
+            log.warning(
+                "the loop stalled", ms=round(worst.ms), cpu_ms=round(worst.cpu_ms), ran=worst.ran
+            )
+
+    # -- called by trio and gc ---------------------------------------------------------------------
+
+    def before_task_step(self, task: Task) -> None:  # noqa: ARG002 - trio's signature
+        """A task goes on."""
+        self._begin_step()
+
+    def after_task_step(self, task: Task) -> None:
+        """It waits again."""
+        ms = (perf_counter() - self._began) * 1000
+        if ms > self.longest.ms or ms > STALL_MS:
+            self._stepped(task, ms)
+        if self._parts:
+            self._parts.clear()
+
+    def _begin_step(self) -> None:
+        self._began = perf_counter()
+        if self._began - self._scheduled_at > _SCHEDULED_AGE_S:
+            self._scheduled = os.pread(self._scheduled_file, 64, 0)
+            self._scheduled_at = self._began
+
+    def _stepped(self, task: Task, ms: float) -> None:
+        cpu_ms, waited_ms = self._since_begin()
+        stall = Stall(ms - waited_ms, cpu_ms, ", ".join((_short_name(task), *self._parts)))
+        self.longest = max(self.longest, stall)
+        if stall.ms > STALL_MS:
+            self.stall_count += 1
+            self._worst = max(self._worst, stall)
+
+    def _since_begin(self) -> tuple[float, float]:
+        """How long the thread ran, and waited for a core, since the step began, in ms."""
+        before = self._scheduled
+        self._scheduled = os.pread(self._scheduled_file, 64, 0)
+        now_ns, before_ns = _nanoseconds(self._scheduled), _nanoseconds(before)
+        return (now_ns[0] - before_ns[0]) / 1e6, (now_ns[1] - before_ns[1]) / 1e6
+
+    def _collection(self, phase: str, info: dict[str, Any]) -> None:
+        if phase == "start":
+            self._collection_began = perf_counter()
+            return
+        seconds = perf_counter() - self._collection_began
+        self.longest_collection_ms = max(self.longest_collection_ms, seconds * 1000)
+        if info["generation"]:
+            self.note(f"garbage collection {info['generation']}", seconds)
+
+
+def _short_name(task: Task) -> str:
+    """The name of the task's function with its class."""
+    return ".".join(task.name.split(".")[-2:])
+
+
+def _open_scheduled() -> int:
+    """A file with the thread's time on a core and waiting for one; empty where there is none."""
+    try:
+        return os.open(_SCHEDULED_PATH, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _nanoseconds(scheduled: bytes) -> tuple[int, int]:
+    numbers = scheduled.split()
+    return (int(numbers[0]), int(numbers[1])) if numbers else (0, 0)

@@ -1,0 +1,310 @@
+"""Records by the block are the records that the one-by-one codec writes and reads."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace_protocol.columns import (
+    QUEUE_OFFSET_DTYPE,
+    UNIT_DTYPE,
+    EncodedBlock,
+    RecordColumns,
+    encode_arrow,
+    encode_records,
+    encode_uniform,
+    split,
+)
+from headrace_protocol.headers import BulkPullResponseHeader
+from headrace_protocol.message import (
+    COMPRESSED,
+    COMPRESSION_ZLIB,
+    PROPERTIES_BYTES_MAX,
+    CorruptRecord,
+    StoredMessage,
+    decode_records,
+    encode_host,
+    encode_properties,
+    encode_record,
+)
+
+HOST = encode_host("10.0.0.1", 4711)
+HOST_V6 = encode_host("::1", 4711)
+PROPERTIES = st.dictionaries(
+    st.sampled_from(["TAGS", "KEYS", "x"]), st.text("ab\u00e9", min_size=1, max_size=4)
+).map(encode_properties)
+INT = st.integers(-(2**31), 2**31 - 1)
+LONG = st.integers(-(2**63), 2**63 - 1)
+
+
+def decoded(block: EncodedBlock) -> list[StoredMessage]:
+    messages = decode_records(block.data)
+    assert block.sizes.tolist() == [message.size for message in messages]
+    assert block.record_count == len(messages)
+    return messages
+
+
+# --- encoding ------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.binary(max_size=50), PROPERTIES, INT, LONG), min_size=1), st.data())
+def test_a_block_holds_what_single_records_would(
+    items: list[tuple[bytes, bytes, int, int]], data: st.DataObject
+) -> None:
+    topic = data.draw(st.text("abc\u00e9", min_size=1, max_size=60))
+    bodies, properties, flags, times = map(list, zip(*items, strict=True))
+    block = encode_records(
+        topic, bodies, properties, flag=flags, born_timestamp=times, born_host=HOST, sys_flag=1
+    )
+    expected = [
+        encode_record(
+            topic=topic,
+            queue_id=0,
+            body=body,
+            properties=raw,
+            flag=flag,
+            sys_flag=1,
+            born_timestamp=time,
+            born_host=HOST,
+        )
+        for body, raw, flag, time in items
+    ]
+    assert block.data == b"".join(expected)
+    assert block.sizes.tolist() == [len(record) for record in expected]
+    assert bytes(block.body[: 4 * len(items)]) == block.sizes.tobytes()
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.integers(0, 40).flatmap(
+        lambda size: st.lists(st.binary(min_size=size, max_size=size), min_size=1, max_size=5)
+    ),
+    PROPERTIES,
+)
+def test_each_way_to_give_the_bodies_makes_the_same_block(bodies: list[bytes], raw: bytes) -> None:
+    common: dict[str, Any] = {"born_timestamp": 7, "born_host": HOST, "flag": 3}
+    block = encode_records("T", bodies, raw, **common)
+    joined = b"".join(bodies)
+    values = np.frombuffer(joined, np.uint8).reshape(len(bodies), -1 if joined else 0)
+    ends = np.cumsum([0, *map(len, bodies)])
+    assert encode_uniform("T", values, raw, **common).body == block.body
+    assert encode_arrow("T", ends, joined, raw, **common).body == block.body
+    assert encode_records("T", bodies, [raw] * len(bodies), **common).body == block.body
+    assert encode_records("T", [memoryview(b) for b in bodies], raw, **common).body == block.body
+
+
+def test_rows_with_gaps_between_them_can_be_sent() -> None:
+    values = np.arange(60, dtype=np.uint8).reshape(5, 12)[::2, 3:7]
+    block = encode_uniform("T", values, b"", born_timestamp=0, born_host=HOST)
+    assert [message.stored_body for message in decoded(block)] == [row.tobytes() for row in values]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"topic": "t" * 128}, "topic t+ has more than 127 bytes"),
+        ({"bodies": []}, "no bodies"),
+        ({"properties": b"x" * (PROPERTIES_BYTES_MAX + 1)}, "properties have 32768 bytes"),
+        ({"properties": [b"x" * (PROPERTIES_BYTES_MAX + 1)]}, "properties have 32768 bytes"),
+        ({"properties": [b"", b""]}, "2 properties for 1 bodies"),
+        ({"born_host": HOST_V6}, "born host of 20 bytes"),
+    ],
+)
+def test_what_has_no_place_in_a_block_is_refused(changes: dict[str, Any], reason: str) -> None:
+    arguments = {"topic": "T", "bodies": [b"b"], "properties": b"", "born_host": HOST, **changes}
+    with pytest.raises(ValueError, match=reason):
+        encode_records(**arguments, born_timestamp=0)
+
+
+# --- decoding ------------------------------------------------------------------------------
+
+RECORDS = st.builds(
+    encode_record,
+    topic=st.sampled_from(["T", "t" * 127, "t" * 128, "t" * 200]),
+    queue_id=INT,
+    body=st.binary(max_size=20),
+    properties=PROPERTIES,
+    flag=INT,
+    queue_offset=LONG,
+    physical_offset=LONG,
+    sys_flag=st.sampled_from([0, 2, 4, 8]),
+    born_timestamp=LONG,
+    born_host=st.sampled_from([HOST, HOST_V6]),
+    store_timestamp=LONG,
+    store_host=st.sampled_from([HOST, HOST_V6]),
+    reconsume_times=INT,
+)
+NUMBERS = (
+    "physical_offset",
+    "queue_offset",
+    "size",
+    "magic",
+    "body_crc",
+    "queue_id",
+    "flag",
+    "sys_flag",
+    "born_timestamp",
+    "store_timestamp",
+    "reconsume_times",
+)
+
+
+def check_same(columns: RecordColumns, messages: list[StoredMessage], data: bytes) -> None:
+    assert len(columns) == len(messages)
+    for name in NUMBERS:
+        column = getattr(columns, name)
+        assert column.dtype.isnative
+        assert column.tolist() == [getattr(message, name) for message in messages], name
+    assert columns.stored_bodies() == [message.stored_body for message in messages]
+    assert columns.properties() == [message.raw_properties for message in messages]
+    topics = split(data, columns.topic_start, columns.topic_bytes)
+    assert [topic.decode(errors="replace") for topic in topics] == [m.topic for m in messages]
+    for index, message in enumerate(messages):
+        assert columns.message(index).stored_body == message.stored_body
+    columns.check_bodies()
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=50)
+@given(st.lists(RECORDS, max_size=6), st.integers(1, 3))
+def test_columns_hold_what_single_records_say(records: list[bytes], times: int) -> None:
+    data = b"".join(records * times)
+    columns = RecordColumns.from_records(data)
+    messages = decode_records(data)
+    check_same(columns, messages, data)
+    assert b"".join(map(columns.record, range(len(columns)))) == data
+    check_same(columns.select(slice(1, None, 2)), messages[1::2], data)
+    check_same(columns.select(np.arange(len(messages))[::-1]), messages[::-1], data)
+    topics = {message.topic for message in messages}
+    assert columns.has_topic("T") == (topics <= {"T"})
+    assert columns.has_topic("t" * 128) == (topics <= {"t" * 128})
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=200)
+@given(st.lists(RECORDS, min_size=1, max_size=3), st.integers(1, 3), st.data())
+def test_damage_is_found_or_harmless(records: list[bytes], times: int, data: st.DataObject) -> None:
+    damaged = bytearray(b"".join(records * times))
+    damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(1, 255))
+    damaged = damaged[: data.draw(st.integers(len(damaged) - 9, len(damaged)))]
+    try:
+        columns = RecordColumns.from_records(damaged)
+        columns.check_bodies()
+    except CorruptRecord:
+        with pytest.raises(CorruptRecord):
+            decode_records(damaged)
+    else:
+        check_same(columns, decode_records(damaged), bytes(damaged))
+
+
+def test_any_bytes_are_records_or_corrupt() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(2000):
+        data = rng.integers(0, 3, rng.integers(0, 400), np.uint8).tobytes()
+        try:
+            RecordColumns.from_records(data)
+        except CorruptRecord:
+            with pytest.raises(CorruptRecord):
+                decode_records(data)
+        else:
+            assert decode_records(data) == []
+
+
+def test_compressed_bodies_come_out_as_they_were_sent() -> None:
+    bodies = [zlib.compress(b"a" * 100), b"plain"]
+    flags = [COMPRESSED | COMPRESSION_ZLIB, 0]
+    block = encode_records("T", bodies, b"", born_timestamp=0, born_host=HOST, sys_flag=flags)
+    columns = RecordColumns.from_records(block.data)
+    assert columns.bodies() == [b"a" * 100, b"plain"]
+    assert columns.body(0) == b"a" * 100
+    assert columns.stored_bodies() == bodies
+
+
+def test_a_wrong_crc_is_named_by_its_position() -> None:
+    for body_bytes in (10, 1000):
+        good = encode_record(topic="T", queue_id=0, body=bytes(body_bytes))
+        bad = good[:100] + b"!" + good[101:] if body_bytes > 12 else good[:90] + b"!" + good[91:]
+        columns = RecordColumns.from_records(good + bad + good)
+        with pytest.raises(CorruptRecord, match="CRC") as caught:
+            columns.check_bodies()
+        assert caught.value.position == len(good)
+
+
+# --- the answer to BULK_PULL ---------------------------------------------------------------
+
+
+def bulk(
+    records: list[bytes], layout: Any, gaps: list[int]
+) -> tuple[BulkPullResponseHeader, bytes]:
+    """An answer as a broker makes it; ``gaps`` lie between the records in the log."""
+    units = np.zeros(len(records), UNIT_DTYPE)
+    at = 1000
+    for number, (record, gap) in enumerate(zip(records, gaps, strict=True)):
+        units[number] = (at, len(record), number * 7)
+        at += len(record) + gap
+    log = b"".join(record + b"?" * gap for record, gap in zip(records, gaps, strict=True))
+    header = BulkPullResponseHeader(
+        next_begin_offset=50,
+        min_offset=0,
+        max_offset=60,
+        count=len(records),
+        layout=layout,
+        first_physical_offset=1000,
+    )
+    return header, units.tobytes() + (log if layout == "log" else b"".join(records))
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=50)
+@given(st.lists(RECORDS, min_size=1, max_size=6), st.sampled_from(["log", "gathered"]), st.data())
+def test_both_layouts_hold_the_same_records(
+    records: list[bytes], layout: str, data: st.DataObject
+) -> None:
+    gaps = data.draw(st.lists(st.integers(0, 9), min_size=len(records), max_size=len(records)))
+    header, body = bulk(records, layout, gaps)
+    columns = RecordColumns.from_bulk(header, body)
+    assert [bytes(columns.record(index)) for index in range(len(columns))] == records
+    assert columns.queue_offset.tolist() == list(range(50 - len(records), 50))
+    assert (
+        columns.physical_offset.tolist()
+        == np.frombuffer(body, UNIT_DTYPE, len(records))["physical_offset"].tolist()
+    )
+    assert columns.tags_code is not None
+    assert columns.tags_code.tolist() == [number * 7 for number in range(len(records))]
+
+
+def test_queue_offsets_with_gaps_are_told() -> None:
+    record = encode_record(topic="T", queue_id=0, body=b"b")
+    header, body = bulk([record, record], "gathered", [0, 0])
+    header.has_queue_offsets = True
+    offsets = np.array([4, 9], QUEUE_OFFSET_DTYPE).tobytes()
+    columns = RecordColumns.from_bulk(header, body[:40] + offsets + body[40:])
+    assert columns.queue_offset.tolist() == [4, 9]
+    assert columns.bodies() == [b"b", b"b"]
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=200)
+@given(st.sampled_from(["log", "gathered"]), st.data())
+def test_a_damaged_answer_is_corrupt_or_harmless(layout: str, data: st.DataObject) -> None:
+    record = encode_record(topic="T", queue_id=0, body=b"body", properties=b"k\x01v\x02")
+    header, body = bulk([record] * 3, layout, [0, 0, 0])
+    damaged = bytearray(body)
+    for _ in range(data.draw(st.integers(0, 2))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(1, 255))
+    header.count = data.draw(st.sampled_from([0, 1, 3, 4, 2**31 - 1]))
+    header.first_physical_offset = data.draw(st.sampled_from([1000, 999, 0, -(2**63), 2**63 - 1]))
+    header.has_queue_offsets = data.draw(st.booleans())
+    try:
+        columns = RecordColumns.from_bulk(header, damaged)
+        columns.check_bodies()
+    except CorruptRecord:
+        return
+    for index in range(len(columns)):
+        assert columns.message(index).stored_body == columns.stored_bodies()[index]
