@@ -1,23 +1,34 @@
-"""What the broker's tables share: how they are read, and which state they are in."""
+"""What the tables of ``config/*.json`` share: reading them, and writing them off the loop."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
+import trio
 
 from headrace_broker.store.config_file import ConfigSource
 from headrace_broker.store.errors import StoreFormatError
+from headrace_protocol import fastjson
 from headrace_protocol.bodies import DataVersion
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import msgspec
+
     from headrace_broker.store.config_file import ConfigFile
 
 log = structlog.get_logger("headrace.broker")
 
 NowMs = Callable[[], int]
 Table = TypeVar("Table")
+Item = TypeVar("Item")
+
+_RETRY_S = 1.0
+_ITEMS_AT_ONCE = 20  # half a millisecond of structs
 
 
 def load_table(file: ConfigFile, parse: Callable[[bytes], Table]) -> Table | None:
@@ -43,3 +54,134 @@ def next_version(version: DataVersion, now_ms: int) -> DataVersion:
     return DataVersion(
         state_version=version.state_version, timestamp=now_ms, counter=version.counter + 1
     )
+
+
+# -- text ------------------------------------------------------------------------------------------
+
+
+def file_text(fields: Mapping[str, bytes]) -> bytes:
+    """A file as the peer writes it, of fields that are written already."""
+    lines = (b'"%s":%s' % (name.encode(), text) for name, text in fields.items())
+    return b"{\n\t" + b",\n\t".join(lines) + b"\n}"
+
+
+def field_text(value: Any, level: int = 1) -> bytes:
+    """A value as it stands in a file, that many levels deep."""
+    return fastjson.dumps(value, pretty=True).replace(b"\n", b"\n" + b"\t" * level)
+
+
+def table_text(lines: Iterable[bytes]) -> bytes:
+    """A field of a file that is a table, of entries that are written already."""
+    text = b",\n\t\t".join(lines)
+    return b"{\n\t\t" + text + b"\n\t}" if text else b"{}"
+
+
+class TableText:
+    """A table as it stands in its file; writes only the entries that are others than before."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, tuple[msgspec.Struct, bytes]] = {}
+
+    def text(self, table: Mapping[str, msgspec.Struct]) -> bytes:
+        """For one thread at a time; entries are replaced, never changed."""
+        entries = self._entries
+        for name in [name for name in entries if name not in table]:
+            del entries[name]
+        changed = [item for item in table.items() if entries.get(item[0], _NONE)[0] is not item[1]]
+        for name, value in with_breaks(changed):
+            entries[name] = value, fastjson.dumps(name) + b":" + field_text(value, 2)
+        return table_text(line for _, line in entries.values())
+
+
+_NONE = (None, b"")
+
+
+def with_breaks(items: Iterable[Item]) -> Iterable[Item]:
+    """The items; now and then the loop's thread gets the interpreter, else it waits 5 ms for it."""
+    for number, item in enumerate(items, 1):
+        if not number % _ITEMS_AT_ONCE:
+            time.sleep(0)
+        yield item
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+class SavedFile:
+    """A file that follows a table.
+
+    Before ``run`` and after it a change is written at once. While it runs a thread writes, and all
+    changes made meanwhile become the next write.
+
+    snapshot: called in the loop's thread; returns what gives the text in another one.
+    """
+
+    def __init__(self, file: ConfigFile, snapshot: Callable[[], Callable[[], bytes]]) -> None:
+        self._file = file
+        self._snapshot = snapshot
+        self._change_count = self._saved_count = 0
+        self._is_running = False
+        self._asked = trio.Event()
+        self._waiting: list[tuple[int, Callable[[OSError | None], None]]] = []
+
+    def changed(self) -> None:
+        """The table is another now. Raises OSError when it is written at once."""
+        self._change_count += 1
+        if self._is_running:
+            self._asked.set()
+        else:
+            self.finish()
+
+    def when_saved(self, callback: Callable[[OSError | None], None]) -> None:
+        """Call back once all changes so far are on disk, or with the error that keeps them."""
+        if self._saved_count == self._change_count:
+            callback(None)
+        else:
+            self._waiting.append((self._change_count, callback))
+
+    async def saved(self) -> None:
+        """Wait until all changes so far are on disk, or can't be brought there."""
+        is_saved = trio.Event()
+        self.when_saved(lambda _error: is_saved.set())
+        await is_saved.wait()
+
+    async def run(self) -> None:
+        """Write what changes until cancelled; what can't be written is tried again."""
+        self._is_running = True
+        try:
+            while True:
+                await self._asked.wait()
+                self._asked = trio.Event()
+                if not await self._save():
+                    self._asked.set()
+                    await trio.sleep(_RETRY_S)
+        finally:
+            self._is_running = False
+
+    def finish(self) -> None:
+        """Write now what is not yet written. Raises OSError."""
+        if self._saved_count != self._change_count:
+            self._file.save(self._snapshot()())
+            self._answer(self._change_count, None)
+
+    async def _save(self) -> bool:
+        count = self._change_count
+        text = self._snapshot()
+        problem = None
+        try:
+            await trio.to_thread.run_sync(lambda: self._file.save(text()))
+        except OSError as error:
+            log.error("not saved, trying on", path=str(self._file.path), reason=str(error))
+            problem = error
+        self._answer(count, problem)
+        return problem is None
+
+    def _answer(self, count: int, problem: OSError | None) -> None:
+        if problem is None:
+            self._saved_count = count
+        waiting, self._waiting = self._waiting, []
+        for wanted, callback in waiting:
+            if wanted <= count:
+                callback(problem)
+            else:
+                self._waiting.append((wanted, callback))

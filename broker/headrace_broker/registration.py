@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
+from headrace_protocol import fastjson
 from headrace_protocol.bodies import (
     BrokerMemberGroup,
     GetBrokerMemberGroupResponseBody,
-    RegisterBrokerBody,
     TopicConfigSerializeWrapper,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -183,7 +183,7 @@ class Registration:
 
     async def _register(self, connection: AsyncConnection) -> None:
         change_count = self._change_count
-        body = self._body()
+        body = await self._body()
         response = await connection.request(
             RequestCode.REGISTER_BROKER,
             RegisterBrokerHeader(
@@ -201,13 +201,22 @@ class Registration:
         response.expect()
         self._told[connection.address] = change_count
 
-    def _body(self) -> bytes:
-        return RegisterBrokerBody(
-            topic_config_serialize_wrapper=TopicConfigSerializeWrapper(
-                topic_config_table=self._topics.registered(self._config.broker_permission),
-                data_version=self._topics.data_version,
-            )
-        ).encode()
+    async def _body(self) -> bytes:
+        """All topics, as they are now; others go on while many are written."""
+        wrapper = TopicConfigSerializeWrapper(data_version=self._topics.data_version)
+        topics = list(self._topics.registered(self._config.broker_permission).items())
+        slices = fastjson.dumps_sliced(topics)
+        while True:
+            try:
+                next(slices)
+            except StopIteration as end:
+                return fastjson.dumps(
+                    {
+                        "filterServerList": [],
+                        "topicConfigSerializeWrapper": wrapper.with_table(end.value),
+                    }
+                )
+            await trio.lowlevel.checkpoint()
 
     async def _check_identity(self, connection: AsyncConnection) -> None:
         """Refuse to take over from a broker that answers: two would split their clients."""

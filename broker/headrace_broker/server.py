@@ -17,17 +17,20 @@ from headrace_broker.consumer.subscriptions import SubscriptionGroups
 from headrace_broker.processors.admin_broker import AdminBrokerProcessor
 from headrace_broker.processors.admin_groups import AdminGroupsProcessor
 from headrace_broker.processors.admin_topics import AdminTopicsProcessor
+from headrace_broker.processors.bulk import BulkProcessor
 from headrace_broker.processors.client import ClientProcessor
 from headrace_broker.processors.pull import PullProcessor
 from headrace_broker.processors.query import QueryProcessor
 from headrace_broker.processors.send import SendProcessor
 from headrace_broker.registration import Registration
+from headrace_broker.slices import Fetches, SlicedWork
 from headrace_broker.statistics import BrokerStatistics
 from headrace_broker.store.config_file import ConfigFile
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.topics import TopicTable
 from headrace_protocol.drivers.network import TcpNetwork
 from headrace_protocol.drivers.server import RemotingServer, pack_host
+from headrace_protocol.drivers.watchdog import Watchdog
 from headrace_protocol.message import UniqKeyGenerator
 from headrace_protocol.serving import Registry, Request
 
@@ -62,6 +65,7 @@ class Broker:
         owns_loop: bool = False,
     ) -> None:
         self.config = config
+        self._owns_process = owns_loop
         # With sync flush answers come from a thread, by way of the scheduler.
         self._owns_loop = owns_loop and not config.is_sync_flush
         self.address = ""
@@ -107,6 +111,7 @@ class Broker:
         store = MessageStore(
             self.config.store_settings(pack_host(host, listener.port)), clock=self._clock
         )
+        store.works_aside = self._owns_process
         report = await trio.to_thread.run_sync(store.load)
         log.info("store open", path=str(self.config.store_path_root_dir), **report.as_log())
         return store
@@ -122,7 +127,14 @@ class Broker:
             self.config, store, self._clock, self._network, listener, owns_loop=self._owns_loop
         )
         async with trio.open_nursery() as nursery:
+            if self._owns_process:
+                await nursery.start(parts.watchdog.run)
+                # Embedded, where tables are small and clocks may be a test's, no thread writes.
+                nursery.start_soon(parts.topics.saved.run)
+                nursery.start_soon(parts.groups.saved.run)
             await nursery.start(store.run)
+            nursery.start_soon(parts.sliced_work.run)
+            nursery.start_soon(parts.fetches.run)
             nursery.start_soon(parts.statistics.run, self._clock.now_ms)
             nursery.start_soon(parts.long_polling.run)
             nursery.start_soon(parts.relieve_pressure)
@@ -137,6 +149,8 @@ class Broker:
                 await parts.registration.unregister()
             parts.long_polling.answer_all()
             nursery.cancel_scope.cancel()
+        parts.topics.saved.finish()
+        parts.groups.saved.finish()
         parts.offsets.persist()
 
 
@@ -158,7 +172,11 @@ class _Parts:
         self._config = config
         folder = config.store_path_root_dir / "config"
         self.statistics = BrokerStatistics()
+        self.watchdog = Watchdog()
+        self.sliced_work = SlicedWork()
+        self.fetches = Fetches()
         self.long_polling = LongPolling()
+        self.long_polling.run_long = self.sliced_work.start
         store.on_touched = self.long_polling.arrived
         self.server = RemotingServer(self, owns_loop=owns_loop)
         now_ms = clock.now_ms
@@ -174,6 +192,8 @@ class _Parts:
             config, config.nameservers, network, self.topics, listener.address, ha_address=""
         )
         self.topics.on_change = lambda _topic: self.registration.topics_changed()
+        # With sync flush a message on disk is of use only with its topic.
+        store.flusher.others_saved = self.topics.saved.saved
         self.registry = self._registry()
         self._producers_of_batch: list[ServerChannel] = []
         self._held_back: list[ServerChannel] = []
@@ -181,20 +201,26 @@ class _Parts:
 
     def _registry(self) -> Registry:
         registry = Registry(_log_unexpected)
+        registry.run_long = self.sliced_work.start
+        registry.run_fetch = self.fetches.start
+        registry.on_slow = self.watchdog.note
         now_ms = self._clock.now_ms
         uniq_keys = UniqKeyGenerator(now_ms, os.getpid(), self._store.store_host[:-4])
+        sends = SendProcessor(self._config, self._store, self.topics, uniq_keys, self.statistics)
+        pulls = PullProcessor(
+            self._config,
+            self._store,
+            self.topics,
+            self.groups,
+            self.consumers,
+            self.offsets,
+            self.long_polling,
+            self.statistics,
+        )
         for processor in (
-            SendProcessor(self._config, self._store, self.topics, uniq_keys, self.statistics),
-            PullProcessor(
-                self._config,
-                self._store,
-                self.topics,
-                self.groups,
-                self.consumers,
-                self.offsets,
-                self.long_polling,
-                self.statistics,
-            ),
+            sends,
+            pulls,
+            BulkProcessor(self._store, sends, pulls, self.statistics),
             QueryProcessor(self._store, self.topics),
             ClientProcessor(
                 self._store,
@@ -227,7 +253,13 @@ class _Parts:
                 now_ms,
             ),
             AdminBrokerProcessor(
-                self._config, self._store, self.topics, self.offsets, self.statistics, now_ms
+                self._config,
+                self._store,
+                self.topics,
+                self.offsets,
+                self.statistics,
+                now_ms,
+                self.health,
             ),
         ):
             processor.register(registry)
@@ -263,8 +295,23 @@ class _Parts:
 
     def closed(self, channel: ServerChannel) -> None:
         """Forget a client that is gone."""
+        self.long_polling.channel_closed(channel)
         self.consumers.channel_closed(channel)
         self.producers.channel_closed(channel)
+
+    def health(self) -> dict[str, str]:
+        """What clients hold, and what kept them waiting; for the monitor."""
+        stall = self.watchdog.longest
+        return {
+            "connectionCount": str(len(self.server.channels)),
+            "heldPullCount": str(self.long_polling.held_count),
+            "heldBytes": str(self.server.held_bytes),
+            "longestLoopStallMs": f"{stall.ms:.1f}",
+            "longestLoopStallCpuMs": f"{stall.cpu_ms:.1f}",
+            "longestLoopStallRan": stall.ran,
+            "loopStallCount": str(self.watchdog.stall_count),
+            "longestGarbageCollectionMs": f"{self.watchdog.longest_collection_ms:.1f}",
+        }
 
     # -- services ----------------------------------------------------------------------------------
 
@@ -298,7 +345,10 @@ class _Parts:
         while True:
             await trio.sleep(self._config.flush_consumer_offset_interval / 1000)
             if (snapshot := self.offsets.take_snapshot()) is not None:
-                await trio.to_thread.run_sync(self.offsets.save_snapshot, snapshot)
+                try:
+                    await trio.to_thread.run_sync(self.offsets.save_snapshot, snapshot)
+                except OSError as error:
+                    log.error("offsets not saved, trying on", reason=str(error))
 
 
 def _log_unexpected(request: Request, error: Exception) -> None:

@@ -19,15 +19,24 @@ class Counter:
     """Messages and bytes since the broker started, with the rate of late.
 
     today_morning, yesterday_morning: the count at the last two midnights.
+    is_sampled: whether its samples differ, so that it has a rate.
     """
 
-    __slots__ = ("body_bytes", "count", "samples", "today_morning", "yesterday_morning")
+    __slots__ = (
+        "body_bytes",
+        "count",
+        "is_sampled",
+        "samples",
+        "today_morning",
+        "yesterday_morning",
+    )
 
     def __init__(self) -> None:
         self.count = 0
         self.body_bytes = 0
         self.today_morning = self.yesterday_morning = 0
-        self.samples: deque[tuple[float, int]] = deque(maxlen=_WINDOW_SAMPLES + 1)
+        self.is_sampled = False
+        self.samples: deque[tuple[float, int]] | None = None
 
     def add(self, count: int, body_bytes: int) -> None:
         """Count a batch."""
@@ -36,7 +45,20 @@ class Counter:
 
     def sample(self, now: float) -> None:
         """Remember how far the count is at ``now`` (seconds)."""
+        if self.samples is None:
+            self.samples = deque(maxlen=_WINDOW_SAMPLES + 1)
         self.samples.append((now, self.count))
+
+    def is_resting(self, now: float) -> bool:
+        """Sample; True, and no samples are kept, when the whole window shows no change."""
+        self.sample(now)
+        samples = self.samples
+        assert samples is not None
+        if len(samples) <= _WINDOW_SAMPLES or samples[0][1] != self.count:
+            return False
+        self.samples = None
+        self.is_sampled = False
+        return True
 
     def begin_day(self) -> None:
         """It is midnight."""
@@ -45,20 +67,24 @@ class Counter:
     @property
     def rate(self) -> float:
         """Messages a second over the window; 0 before the second sample."""
-        if len(self.samples) < 2:
+        if self.samples is None or len(self.samples) < 2:
             return 0.0
         (start, first), (end, last) = self.samples[0], self.samples[-1]
         return (last - first) / (end - start) if end > start else 0.0
 
 
 class BrokerStatistics:
-    """Counters of the broker as a whole, of topics written and of groups reading topics."""
+    """Counters of the broker as a whole, of topics written and of groups reading topics.
+
+    A topic where nothing happens costs nothing.
+    """
 
     def __init__(self) -> None:
         self.puts = Counter()
         self.gets = Counter()
         self.topic_puts: dict[str, Counter] = {}
         self.group_gets: dict[tuple[str, str], Counter] = {}
+        self._sampled: list[Counter] = []
 
     def put(self, topic: str, count: int, body_bytes: int) -> None:
         """Messages were stored."""
@@ -66,6 +92,8 @@ class BrokerStatistics:
         counter = self.topic_puts.get(topic)
         if counter is None:
             counter = self.topic_puts[topic] = Counter()
+        if not counter.is_sampled:
+            self._begin_sampling(counter)
         counter.add(count, body_bytes)
 
     def get(self, group: str, topic: str, count: int, body_bytes: int) -> None:
@@ -74,7 +102,20 @@ class BrokerStatistics:
         counter = self.group_gets.get((group, topic))
         if counter is None:
             counter = self.group_gets[group, topic] = Counter()
+        if not counter.is_sampled:
+            self._begin_sampling(counter)
         counter.add(count, body_bytes)
+
+    def _begin_sampling(self, counter: Counter) -> None:
+        counter.is_sampled = True
+        self._sampled.append(counter)
+
+    def sample(self) -> None:
+        """Take a sample of what changes."""
+        now = trio.current_time()
+        self.puts.sample(now)
+        self.gets.sample(now)
+        self._sampled = [counter for counter in self._sampled if not counter.is_resting(now)]
 
     def topic_rate(self, topic: str) -> float:
         """Messages a second stored of ``topic``."""
@@ -97,11 +138,7 @@ class BrokerStatistics:
                 today = day
                 self.puts.begin_day()
                 self.gets.begin_day()
-            now = trio.current_time()
-            self.puts.sample(now)
-            self.gets.sample(now)
-            for counter in (*self.topic_puts.values(), *self.group_gets.values()):
-                counter.sample(now)
+            self.sample()
             await trio.sleep(_SAMPLE_S)
 
 

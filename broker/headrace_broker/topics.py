@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from headrace_broker.persistence import load_table, next_version
-from headrace_protocol import fastjson
+from headrace_broker.persistence import (
+    SavedFile,
+    TableText,
+    field_text,
+    file_text,
+    load_table,
+    next_version,
+)
 from headrace_protocol.bodies import (
     PERM_INHERIT,
     PERM_READ,
@@ -92,6 +98,7 @@ class TopicTable:
     """All topics of the broker; a config is replaced, never changed.
 
     change_count: grows with every change, for those who keep what they looked up.
+    saved: the file, which follows the table.
     on_change: called after every change, with the topic that was put, or None when one went.
     """
 
@@ -100,7 +107,8 @@ class TopicTable:
         self.change_count = 0
         self.on_change: Callable[[TopicConfig | None], None] = lambda _topic: None
         self._config = config
-        self._file = file
+        self.saved = SavedFile(file, self._snapshot)
+        self._text = TableText()
         self._now_ms = now_ms
         found = load_table(file, TopicConfigSerializeWrapper.decode)
         loaded = found or TopicConfigSerializeWrapper()
@@ -277,9 +285,14 @@ class TopicTable:
     def _changed(self, topic: TopicConfig | None) -> None:
         self.change_count += 1
         self.data_version = next_version(self.data_version, self._now_ms())
-        table = {"dataVersion": self.data_version, "topicConfigTable": self._topics}
-        self._file.save(fastjson.dumps(table, pretty=True))
+        self.saved.changed()
         self.on_change(topic)
+
+    def _snapshot(self) -> Callable[[], bytes]:
+        topics, version = dict(self._topics), self.data_version
+        return lambda: file_text(
+            {"dataVersion": field_text(version), "topicConfigTable": self._text.text(topics)}
+        )
 
     def _unknown(self, topic: str) -> RequestError:
         return RequestError(

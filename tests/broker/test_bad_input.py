@@ -69,7 +69,7 @@ class Wire:
             try:
                 while True:
                     await self.receive()
-            except (anyio.EndOfStream, anyio.BrokenResourceError):
+            except (anyio.EndOfStream, anyio.BrokenResourceError, OSError):
                 pass
 
 

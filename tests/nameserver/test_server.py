@@ -181,6 +181,7 @@ async def test_a_silent_broker_is_noticed_when_its_timeout_ends(
     async with running(MemoryNetwork(), broker_timeout_ms=30_000) as cluster:
         broker, client = await cluster.connect(), await cluster.connect()
         await broker.register()
+        await client.route()  # who says nothing at all is not listened to for long
         await trio.sleep(20)
         heartbeat = BrokerHeartbeatHeader(
             cluster_name="c0", broker_addr="127.0.0.1:10911", broker_name="b0"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace_broker.store import index_keys
@@ -48,6 +48,7 @@ def block_hashes(regions: list[tuple[str, bytes]]) -> list[tuple[int, int]]:
 
 @pytest.mark.slow
 @given(REGIONS)
+@example([("T", b"KEYS\x01_\x02KEYS\x01 \x02")])
 def test_hashes_of_a_block_are_those_of_its_records(regions: list[tuple[str, bytes]]) -> None:
     assert block_hashes(regions) == exact_hashes(regions)
 

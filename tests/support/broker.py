@@ -14,6 +14,7 @@ from headrace_broker.consumer.subscriptions import SubscriptionGroups
 from headrace_broker.processors.admin_broker import AdminBrokerProcessor
 from headrace_broker.processors.admin_groups import AdminGroupsProcessor
 from headrace_broker.processors.admin_topics import AdminTopicsProcessor
+from headrace_broker.processors.bulk import BulkProcessor
 from headrace_broker.processors.client import ClientProcessor
 from headrace_broker.processors.pull import PullProcessor
 from headrace_broker.processors.query import QueryProcessor
@@ -87,11 +88,14 @@ class BrokerUnderTest:
         consumers, producers, offsets = self.consumers, self.producers, self.offsets
         statistics, long_polling = self.statistics, self.long_polling
         uniq_keys = UniqKeyGenerator(now_ms, 1, b"\x7f\x00\x00\x01")
+        sends = SendProcessor(config, store, topics, uniq_keys, statistics)
+        pulls = PullProcessor(
+            config, store, topics, groups, consumers, offsets, long_polling, statistics
+        )
         return (
-            SendProcessor(config, store, topics, uniq_keys, statistics),
-            PullProcessor(
-                config, store, topics, groups, consumers, offsets, long_polling, statistics
-            ),
+            sends,
+            pulls,
+            BulkProcessor(store, sends, pulls, statistics),
             QueryProcessor(store, topics),
             ClientProcessor(
                 store, topics, groups, consumers, producers, offsets, self.locks, now_ms

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from headrace_broker.store.store_queue import StoreQueue
+    from headrace_protocol.serving import Channel
+
+Key = TypeVar("Key")
 
 _TICK_S = 0.5
+# More of them than this are answered in slices.
+_AT_ONCE = 64
+# What one takes: itself, its request and its header. Measured (docs/performance.md "Growth").
+HELD_PULL_BYTES = 2048
 
 
 class HeldPull:
@@ -20,12 +28,15 @@ class HeldPull:
 
     answer: called with True to try again, with False when the deadline has come and something
     must be answered; returns whether it was answered.
+    channel: of the client that waits.
     """
 
-    __slots__ = ("answer", "queue", "tick")
+    __slots__ = ("answer", "channel", "is_over", "queue", "tick")
 
-    def __init__(self, answer: Callable[[bool], bool]) -> None:
+    def __init__(self, answer: Callable[[bool], bool], channel: Channel) -> None:
         self.answer = answer
+        self.channel = channel
+        self.is_over = False
         self.queue: StoreQueue
         self.tick: int
 
@@ -35,34 +46,39 @@ class LongPolling:
 
     Deadlines are kept by tick, so that an answered pull leaves nothing behind and a tick touches
     only what is due; queues where nothing arrives cost nothing.
+
+    run_long: runs work in slices; at once and to its end unless it is set.
     """
 
     def __init__(self) -> None:
-        self._due: dict[int, set[HeldPull]] = {}
+        self.held_count = 0
+        self.run_long: Callable[[Iterator[None]], None] = deque[None](maxlen=0).extend
+        self._due: dict[int, dict[HeldPull, None]] = {}
+        self._of_channels: dict[Channel, dict[HeldPull, None]] = {}
         self._next_tick = 0
-
-    @property
-    def held_count(self) -> int:
-        """Pulls that wait now."""
-        return sum(map(len, self._due.values()))
 
     def hold(self, queue: StoreQueue, pull: HeldPull, timeout_s: float) -> None:
         """Wait for the next message in ``queue``, about ``timeout_s`` at most."""
+        if not pull.channel.is_open:
+            return  # closed while what it had sent was served
         pull.queue = queue
         pull.tick = max(self._next_tick, _tick(trio.current_time() + timeout_s))
-        queue.waiting.append(pull)
-        self._due.setdefault(pull.tick, set()).add(pull)
+        self.held_count += 1
+        _wait(queue, pull)
+        self._due.setdefault(pull.tick, {})[pull] = None
+        self._of_channels.setdefault(pull.channel, {})[pull] = None
+        pull.channel.charge(HELD_PULL_BYTES)
 
     def arrived(self, queues: Iterable[StoreQueue]) -> None:
         """Messages were put into ``queues``: try their pulls again."""
         for queue in queues:
             if queue.waiting:
-                waiting, queue.waiting = queue.waiting, []
-                for pull in waiting:
-                    if pull.answer(True):
-                        self._forget(pull)
-                    else:
-                        queue.waiting.append(pull)
+                waiting, queue.waiting = queue.waiting, None
+                if len(waiting) <= _AT_ONCE:
+                    for pull in waiting:
+                        self._try(pull)
+                else:
+                    self.run_long(self._try_each(waiting))
 
     async def run(self) -> None:
         """Answer pulls whose deadline has come, until cancelled."""
@@ -71,31 +87,73 @@ class LongPolling:
             await trio.sleep(_TICK_S)
             now = _tick(trio.current_time())
             for tick in range(self._next_tick, now):
-                self._expire(tick)
+                if due := self._due.pop(tick, None):
+                    self.run_long(self._end_each(due))
             self._next_tick = now
 
     def queue_gone(self, queue: StoreQueue) -> None:
         """A queue will be deleted: nobody shall wait for it."""
-        waiting, queue.waiting = queue.waiting, []
-        for pull in waiting:
+        for pull in list(queue.waiting or ()):
+            self._end(pull)
+
+    def channel_closed(self, channel: Channel) -> None:
+        """Nobody waits any more for an answer on ``channel``."""
+        for pull in list(self._of_channels.get(channel, ())):
             self._forget(pull)
-            pull.answer(False)
 
     def answer_all(self) -> None:
         """The broker stops: nobody shall wait for it."""
-        for tick in list(self._due):
-            self._expire(tick)
+        for due in list(self._due.values()):
+            for pull in list(due):
+                self._end(pull)
 
-    def _expire(self, tick: int) -> None:
-        for pull in self._due.pop(tick, ()):
-            pull.queue.waiting.remove(pull)
+    def _try_each(self, pulls: Iterable[HeldPull]) -> Iterator[None]:
+        for pull in pulls:
+            self._try(pull)
+            yield
+
+    def _try(self, pull: HeldPull) -> None:
+        if pull.is_over:
+            return
+        if pull.answer(True):
+            self._forget(pull)
+        else:
+            _wait(pull.queue, pull)
+
+    def _end_each(self, pulls: Iterable[HeldPull]) -> Iterator[None]:
+        for pull in pulls:
+            self._end(pull)
+            yield
+
+    def _end(self, pull: HeldPull) -> None:
+        if not pull.is_over:
+            self._forget(pull)
             pull.answer(False)
 
     def _forget(self, pull: HeldPull) -> None:
-        due = self._due[pull.tick]
-        due.discard(pull)
-        if not due:
-            del self._due[pull.tick]
+        if pull.is_over:
+            return
+        pull.is_over = True
+        self.held_count -= 1
+        if pull.queue.waiting:
+            pull.queue.waiting.pop(pull, None)
+        _discard(self._due, pull.tick, pull)
+        _discard(self._of_channels, pull.channel, pull)
+        pull.channel.charge(-HELD_PULL_BYTES)
+
+
+def _wait(queue: StoreQueue, pull: HeldPull) -> None:
+    if queue.waiting is None:
+        queue.waiting = {}
+    queue.waiting[pull] = None
+
+
+def _discard(table: dict[Key, dict[HeldPull, None]], key: Key, pull: HeldPull) -> None:
+    pulls = table.get(key)
+    if pulls is not None:
+        pulls.pop(pull, None)
+        if not pulls:
+            del table[key]
 
 
 def _tick(time_s: float) -> int:

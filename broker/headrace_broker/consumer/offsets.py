@@ -1,7 +1,7 @@
 """How far consumer groups have read: config/consumerOffset.json.
 
-The file holds every queue of every group, so a save encodes only what changed since the last one
-and joins it with the rest.
+The file holds every queue of every group, so a save writes only what changed since the last one
+and joins it with the rest; all but the copying of what changed is done in a thread.
 """
 
 from __future__ import annotations
@@ -9,12 +9,19 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from headrace_broker.persistence import load_table, next_version
+from headrace_broker.persistence import (
+    field_text,
+    file_text,
+    load_table,
+    next_version,
+    table_text,
+    with_breaks,
+)
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import ConsumerOffsetSerializeWrapper, DataVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from headrace_broker.persistence import NowMs
     from headrace_broker.store.config_file import ConfigFile
@@ -31,7 +38,7 @@ class _Table:
     def __init__(self, loaded: dict[str, Offsets]) -> None:
         self.offsets: dict[Key, Offsets] = {_split(key): value for key, value in loaded.items()}
         self.changed: set[Key] = set(self.offsets)
-        self._texts: dict[Key, str] = {}
+        self._texts: dict[Key, bytes] = {}  # belongs to whoever saves
 
     def put(self, key: Key, queue_id: int, offset: int) -> None:
         offsets = self.offsets.get(key)
@@ -45,15 +52,20 @@ class _Table:
         if self.offsets.pop(key, None) is not None:
             self.changed.add(key)
 
-    def text(self) -> str:
-        """The table as it stands in the file, below its name."""
-        for key in self.changed:
-            if key in self.offsets:
-                self._texts[key] = _pair_text(key, self.offsets[key])
-            else:
+    def take_changes(self) -> dict[Key, Offsets | None]:
+        """What changed since the last call, as copies; None for what is gone."""
+        changed, self.changed = self.changed, set()
+        offsets = self.offsets
+        return {key: dict(offsets[key]) if key in offsets else None for key in changed}
+
+    def text(self, changes: dict[Key, Offsets | None]) -> bytes:
+        """The table as it stands in the file, below its name; for one thread at a time."""
+        for key, offsets in with_breaks(changes.items()):
+            if offsets is None:
                 self._texts.pop(key, None)
-        self.changed.clear()
-        return "{\n\t\t" + ",\n\t\t".join(self._texts.values()) + "\n\t}" if self._texts else "{}"
+            else:
+                self._texts[key] = _pair_text(key, offsets)
+        return table_text(self._texts.values())
 
     def as_body(self) -> dict[str, Offsets]:
         return {f"{topic}@{group}": offsets for (topic, group), offsets in self.offsets.items()}
@@ -168,28 +180,33 @@ class ConsumerOffsets:
             data_version=self.data_version,
         )
 
-    def take_snapshot(self) -> bytes | None:
-        """The file's new content; None when nothing has changed since the last one."""
+    def take_snapshot(self) -> Callable[[], bytes] | None:
+        """What gives the file's new content; None when nothing has changed since the last one.
+
+        It reads no table, so a thread may call it, but one snapshot after the other.
+        """
         if not self._is_dirty:
             return None
         self._is_dirty = False
-        head = fastjson.dumps(
-            {"dataVersion": self.data_version, "groupTopicMap": self._group_topic_map()},
-            pretty=True,
-        ).decode()
-        return (
-            head.removesuffix("\n}")
-            + f',\n\t"offsetTable":{self._committed.text()}'
-            + f',\n\t"pullOffsetTable":{self._pulled.text()}\n}}'
-        ).encode()
+        committed, pulled = self._committed.take_changes(), self._pulled.take_changes()
+        version = self.data_version
+        groups = {group: list(topics) for group, topics in self._topics_of.items()}
+        return lambda: file_text(
+            {
+                "dataVersion": field_text(version),
+                "groupTopicMap": _groups_text(groups),
+                "offsetTable": self._committed.text(committed),
+                "pullOffsetTable": self._pulled.text(pulled),
+            }
+        )
 
-    def save_snapshot(self, snapshot: bytes) -> None:
-        """Write what ``take_snapshot`` gave; reads no table, so a thread may do it.
+    def save_snapshot(self, snapshot: Callable[[], bytes]) -> None:
+        """Write what ``take_snapshot`` gave, in any thread.
 
         Raises OSError; what was not written will be in the next snapshot.
         """
         try:
-            self._file.save(snapshot)
+            self._file.save(snapshot())
         except OSError:
             self._is_dirty = True
             raise
@@ -248,6 +265,15 @@ def _split(key: str) -> Key:
     return topic, group
 
 
-def _pair_text(key: Key, offsets: Offsets) -> str:
+def _pair_text(key: Key, offsets: Offsets) -> bytes:
+    # The most frequent text of all, hence by hand.
     name = fastjson.dumps(f"{key[0]}@{key[1]}").decode()
-    return f"{name}:" + fastjson.dumps(offsets, pretty=True).decode().replace("\n", "\n\t\t")
+    pairs = ",\n\t\t\t".join([f"{queue_id}:{offset}" for queue_id, offset in offsets.items()])
+    return f"{name}:{{\n\t\t\t{pairs}\n\t\t}}".encode()
+
+
+def _groups_text(groups: dict[str, list[str]]) -> bytes:
+    return table_text(
+        fastjson.dumps(group) + b":" + field_text(sorted(topics), 2)
+        for group, topics in with_breaks(groups.items())
+    )

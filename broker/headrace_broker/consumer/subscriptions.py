@@ -5,8 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Protocol
 
-from headrace_broker.persistence import load_table, next_version
-from headrace_protocol import fastjson
+from headrace_broker.persistence import (
+    SavedFile,
+    TableText,
+    field_text,
+    file_text,
+    load_table,
+    next_version,
+)
 from headrace_protocol.bodies import (
     DataVersion,
     SubscriptionGroupConfig,
@@ -16,7 +22,7 @@ from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from headrace_broker.persistence import NowMs
     from headrace_broker.store.config_file import ConfigFile
@@ -48,13 +54,15 @@ class SubscriptionGroups:
     """All consumer groups of the broker; a config is replaced, never changed.
 
     change_count: grows with every change, for those who keep what they looked up.
+    saved: the file, which follows the table.
     """
 
     def __init__(self, policy: GroupPolicy, file: ConfigFile, now_ms: NowMs) -> None:
         """Load the table. Raises StoreFormatError when what is there can't be read."""
         self.change_count = 0
         self._policy = policy
-        self._file = file
+        self.saved = SavedFile(file, self._snapshot)
+        self._text = TableText()
         self._now_ms = now_ms
         found = load_table(file, SubscriptionGroupWrapper.decode)
         loaded = found or SubscriptionGroupWrapper()
@@ -124,7 +132,18 @@ class SubscriptionGroups:
     def _changed(self) -> None:
         self.change_count += 1
         self.data_version = next_version(self.data_version, self._now_ms())
-        self._file.save(fastjson.dumps(self.wrapper(), pretty=True))
+        self.saved.changed()
+
+    def _snapshot(self) -> Callable[[], bytes]:
+        groups, version = dict(self._groups), self.data_version
+        forbidden = field_text(self._forbidden)
+        return lambda: file_text(
+            {
+                "dataVersion": field_text(version),
+                "forbiddenTable": forbidden,
+                "subscriptionGroupTable": self._text.text(groups),
+            }
+        )
 
 
 def check_group_name(group: str) -> None:

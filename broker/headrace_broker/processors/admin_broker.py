@@ -11,7 +11,7 @@ import structlog
 
 from headrace_broker.config import RELOADABLE, ConfigError, parse_properties
 from headrace_broker.persistence import next_version
-from headrace_protocol import __version__
+from headrace_protocol import __version__, fastjson
 from headrace_protocol.bodies import DataVersion, KVTable
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
@@ -19,7 +19,7 @@ from headrace_protocol.headers import GetBrokerConfigResponseHeader
 from headrace_protocol.serving import Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Generator, Mapping
 
     from headrace_broker.config import BrokerConfig
     from headrace_broker.consumer.offsets import ConsumerOffsets
@@ -65,13 +65,16 @@ class AdminBrokerProcessor:
         offsets: ConsumerOffsets,
         statistics: BrokerStatistics,
         now_ms: NowMs,
+        health: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
+        """health: more numbers for the runtime info."""
         self._config = config
         self._store = store
         self._topics = topics
         self._offsets = offsets
         self._statistics = statistics
         self._now_ms = now_ms
+        self._health = health
         self._started_ms = now_ms()
         self._config_version = next_version(DataVersion(), self._started_ms)
 
@@ -80,13 +83,19 @@ class AdminBrokerProcessor:
         registry.route(RequestCode.GET_BROKER_RUNTIME_INFO, self.runtime_info)
         registry.route(RequestCode.GET_BROKER_CONFIG, self.config)
         registry.route(RequestCode.UPDATE_BROKER_CONFIG, self.update_config)
-        registry.route(RequestCode.GET_ALL_CONSUMER_OFFSET, self.all_consumer_offsets)
+        registry.route_long(RequestCode.GET_ALL_CONSUMER_OFFSET, self.all_consumer_offsets)
 
     # -- how it is doing ---------------------------------------------------------------------------
 
     def runtime_info(self, _request: Request) -> Reply:
         """GET_BROKER_RUNTIME_INFO: numbers under the names that the peer's tools look for."""
-        table = {**_NO_QUEUES, **self._broker_info(), **self._message_info(), **self._store_info()}
+        table = {
+            **_NO_QUEUES,
+            **self._broker_info(),
+            **self._message_info(),
+            **self._store_info(),
+            **self._health(),
+        }
         return Reply(body=(KVTable(table=table).encode(),))
 
     def _broker_info(self) -> dict[str, str]:
@@ -163,9 +172,18 @@ class AdminBrokerProcessor:
 
     # -- tables ------------------------------------------------------------------------------------
 
-    def all_consumer_offsets(self, _request: Request) -> Reply:
+    def all_consumer_offsets(self, _request: Request) -> Generator[None, None, Reply]:
         """GET_ALL_CONSUMER_OFFSET: progress of all groups, for slaves."""
-        return Reply(body=(self._offsets.wrapper().encode(),))
+        wrapper = self._offsets.wrapper()
+        body = {
+            "dataVersion": wrapper.data_version,
+            "groupTopicMap": (yield from fastjson.dumps_sliced(wrapper.group_topic_map.items())),
+            "offsetTable": (yield from fastjson.dumps_sliced(wrapper.offset_table.items())),
+            "pullOffsetTable": (
+                yield from fastjson.dumps_sliced(wrapper.pull_offset_table.items())
+            ),
+        }
+        return Reply(body=(fastjson.dumps(body),))
 
 
 def _read_changes(request: Request) -> Mapping[str, str]:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from headrace_broker.processors.queues import checked_queue, store_time
+from headrace_broker.processors.queues import checked_queue, not_saved, store_time
+from headrace_protocol import fastjson
 from headrace_protocol.bodies import (
     ClientConnection,
     ConsumeQueueData,
     ConsumerConnection,
-    ConsumeStats,
     GroupList,
     MessageQueue,
     OffsetWrapper,
@@ -24,7 +24,6 @@ from headrace_protocol.bodies import (
     QueueTimeSpan,
     ResetOffsetBody,
     SubscriptionGroupConfig,
-    SubscriptionGroupWrapper,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
@@ -44,6 +43,8 @@ from headrace_protocol.headers import (
 from headrace_protocol.serving import Reply
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from headrace_broker.config import BrokerConfig
     from headrace_broker.consumer.groups import ConsumerManager, Member, ProducerManager
     from headrace_broker.consumer.offsets import ConsumerOffsets
@@ -88,49 +89,54 @@ class AdminGroupsProcessor:
     def register(self, registry: Registry) -> None:
         """Serve these codes."""
         registry.route(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, self.update_and_create)
-        registry.route(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self.all_configs)
+        registry.route_long(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self.all_configs)
         registry.route(RequestCode.DELETE_SUBSCRIPTIONGROUP, self.delete)
         registry.route(RequestCode.GET_CONSUMER_CONNECTION_LIST, self.consumer_connections)
         registry.route(RequestCode.GET_PRODUCER_CONNECTION_LIST, self.producer_connections)
-        registry.route(RequestCode.GET_CONSUME_STATS, self.consume_stats)
+        registry.route_long(RequestCode.GET_CONSUME_STATS, self.consume_stats)
         registry.route(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, self.groups_of_topic)
-        registry.route(RequestCode.QUERY_CONSUME_TIME_SPAN, self.time_spans)
-        registry.route(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, self.reset_offset)
+        registry.route_long(RequestCode.QUERY_CONSUME_TIME_SPAN, self.time_spans)
+        registry.route_long(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, self.reset_offset)
         registry.route(RequestCode.CLONE_GROUP_OFFSET, self.clone_offset)
-        registry.route(RequestCode.QUERY_CONSUME_QUEUE, self.consume_queue)
+        registry.route_long(RequestCode.QUERY_CONSUME_QUEUE, self.consume_queue)
 
     # -- settings ----------------------------------------------------------------------------------
 
-    def update_and_create(self, request: Request) -> Reply:
+    def update_and_create(self, request: Request) -> None:
         """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: one group, from the body."""
         group = SubscriptionGroupConfig.decode(request.body)
         self._groups.put(group)
         log.info("group put", group=group.group_name, client=request.channel.address)
-        return Reply()
+        self._reply_when_saved(request)
 
-    def all_configs(self, request: Request) -> Reply:
+    def _reply_when_saved(self, request: Request) -> None:
+        self._groups.saved.when_saved(
+            lambda error: request.reply(not_saved(error) if error else Reply())
+        )
+
+    def all_configs(self, request: Request) -> Generator[None, None, Reply]:
         """GET_ALL_SUBSCRIPTIONGROUP_CONFIG: all groups, or a part of them by number."""
         header = request.header(GetAllSubscriptionGroupHeader)
         wrapper = self._groups.wrapper()
-        table = wrapper.subscription_group_table
+        groups = list(wrapper.subscription_group_table.items())
         start = header.group_seq or 0
         end = start + header.max_group_num if header.max_group_num else None
-        body = SubscriptionGroupWrapper(
-            subscription_group_table=dict(list(table.items())[start:end]),
-            forbidden_table=wrapper.forbidden_table,
-            data_version=wrapper.data_version,
-        )
-        total = GetAllSubscriptionGroupResponseHeader(total_group_num=len(table))
-        return Reply(total, (body.encode(),))
+        body = {
+            "dataVersion": wrapper.data_version,
+            "forbiddenTable": wrapper.forbidden_table,
+            "subscriptionGroupTable": (yield from fastjson.dumps_sliced(groups[start:end])),
+        }
+        total = GetAllSubscriptionGroupResponseHeader(total_group_num=len(groups))
+        return Reply(total, (fastjson.dumps(body),))
 
-    def delete(self, request: Request) -> Reply:
+    def delete(self, request: Request) -> None:
         """DELETE_SUBSCRIPTIONGROUP: the settings and, when asked to, the progress."""
         header = request.header(DeleteSubscriptionGroupHeader)
         self._groups.delete(header.group_name)
         if header.clean_offset:
             self._offsets.delete_group(header.group_name)
         log.info("group deleted", group=header.group_name, client=request.channel.address)
-        return Reply()
+        self._reply_when_saved(request)
 
     # -- members -----------------------------------------------------------------------------------
 
@@ -164,7 +170,7 @@ class AdminGroupsProcessor:
 
     # -- progress ----------------------------------------------------------------------------------
 
-    def consume_stats(self, request: Request) -> Reply:
+    def consume_stats(self, request: Request) -> Generator[None, None, Reply]:
         """GET_CONSUME_STATS: how far a group is in each queue."""
         header = request.header(GetConsumeStatsHeader)
         group = header.consumer_group
@@ -174,15 +180,15 @@ class AdminGroupsProcessor:
             for name in sorted(names)
             if (topic := self._topics.get(name)) and self._is_wanted(group, name)
         ]
-        body = ConsumeStats(
-            offset_table={
-                self._queue_key(topic, queue_id): self._progress(group, topic, queue_id)
-                for topic in topics
-                for queue_id in range(topic.read_queue_nums)
-            },
-            consume_tps=sum(self._statistics.group_rate(group, t.topic_name) for t in topics),
+        table = yield from fastjson.dumps_sliced(
+            (self._queue_key(topic, queue_id), self._progress(group, topic, queue_id))
+            for topic in topics
+            for queue_id in range(topic.read_queue_nums)
         )
-        return Reply(body=(body.encode(),))
+        consume_tps = sum(self._statistics.group_rate(group, t.topic_name) for t in topics)
+        return Reply(
+            body=(fastjson.dumps({"consumeTps": float(consume_tps), "offsetTable": table}),)
+        )
 
     def _is_wanted(self, group: str, topic: str) -> bool:
         """Whether a group still reads a topic, as far as its members tell."""
@@ -206,14 +212,14 @@ class AdminGroupsProcessor:
         groups = self._consumers.groups_of_topic(topic) | self._offsets.groups_of(topic)
         return Reply(body=(GroupList(group_list=sorted(groups)).encode(),))
 
-    def time_spans(self, request: Request) -> Reply:
+    def time_spans(self, request: Request) -> Generator[None, None, Reply]:
         """QUERY_CONSUME_TIME_SPAN: where a group stands in each queue, in store times."""
         header = request.header(QueryConsumeTimeSpanHeader)
         topic = self._topics.expect(header.topic)
-        spans = [
-            self._time_span(header.group, topic, queue_id)
-            for queue_id in range(topic.write_queue_nums)
-        ]
+        spans = []
+        for queue_id in range(topic.write_queue_nums):
+            spans.append(self._time_span(header.group, topic, queue_id))
+            yield
         return Reply(body=(QueryConsumeTimeSpanBody(consume_time_span_set=spans).encode(),))
 
     def _time_span(self, group: str, topic: TopicConfig, queue_id: int) -> QueueTimeSpan:
@@ -236,7 +242,7 @@ class AdminGroupsProcessor:
 
     # -- resets ------------------------------------------------------------------------------------
 
-    def reset_offset(self, request: Request) -> Reply:
+    def reset_offset(self, request: Request) -> Generator[None, None, Reply]:
         """INVOKE_BROKER_TO_RESET_OFFSET: members are told at their next pull.
 
         By time (-1: the end), of one queue or all; of one queue also to an offset.
@@ -248,13 +254,15 @@ class AdminGroupsProcessor:
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"Group {header.group} does not exist: look at `headrace group list`",
             )
+        targets = {}
         if header.queue_id >= 0:
-            targets = {header.queue_id: self._reset_target(header)}
+            targets[header.queue_id] = self._reset_target(header)
         else:
-            targets = {
-                queue_id: self._offset_by_time(topic.topic_name, queue_id, header.timestamp)
-                for queue_id in range(topic.read_queue_nums)
-            }
+            for queue_id in range(topic.read_queue_nums):
+                targets[queue_id] = self._offset_by_time(
+                    topic.topic_name, queue_id, header.timestamp
+                )
+                yield
         for queue_id, offset in targets.items():
             self._offsets.reset(header.group, header.topic, queue_id, offset)
         log.info("offsets reset", group=header.group, topic=header.topic, offsets=targets)
@@ -298,7 +306,7 @@ class AdminGroupsProcessor:
 
     # -- queues ------------------------------------------------------------------------------------
 
-    def consume_queue(self, request: Request) -> Reply:
+    def consume_queue(self, request: Request) -> Generator[None, None, Reply]:
         """QUERY_CONSUME_QUEUE: units of a queue."""
         header = request.header(QueryConsumeQueueHeader)
         queue = self._store.find_queue(header.topic, header.queue_id)
@@ -310,13 +318,14 @@ class AdminGroupsProcessor:
         min_offset, max_offset = self._store.min_offset(queue), self._store.max_offset(queue)
         start = max(header.index, min_offset)
         end = min(header.index + min(header.count, _UNITS_MAX), max_offset)
-        body = QueryConsumeQueueResponseBody(
-            queue_data=[
+        queue_data = []
+        for offset, size, tags_code in map(queue.consume_queue.unit, range(start, end)):
+            queue_data.append(
                 ConsumeQueueData(physic_offset=offset, physic_size=size, tags_code=tags_code)
-                for offset, size, tags_code in map(queue.consume_queue.unit, range(start, end))
-            ],
-            min_queue_index=min_offset,
-            max_queue_index=max_offset,
+            )
+            yield
+        body = QueryConsumeQueueResponseBody(
+            queue_data=queue_data, min_queue_index=min_offset, max_queue_index=max_offset
         )
         return Reply(body=(body.encode(),))
 

@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from headrace_broker.processors.queues import store_time
+from headrace_broker.processors.queues import not_saved, store_time
 from headrace_broker.topic_attributes import apply_changes, parse_changes
 from headrace_broker.topics import check_config, unread_warning
+from headrace_protocol import fastjson
 from headrace_protocol.bodies import (
     CreateTopicListRequestBody,
     MessageQueue,
     TopicConfig,
     TopicConfigAndQueueMapping,
-    TopicConfigSerializeWrapper,
     TopicOffset,
-    TopicStatsTable,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
@@ -36,7 +35,7 @@ from headrace_protocol.headers import (
 from headrace_protocol.serving import Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     from headrace_broker.config import BrokerConfig
     from headrace_broker.consumer.long_polling import LongPolling
@@ -76,11 +75,11 @@ class AdminTopicsProcessor:
     def register(self, registry: Registry) -> None:
         """Serve these codes."""
         registry.route(RequestCode.UPDATE_AND_CREATE_TOPIC, self.update_and_create)
-        registry.route(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, self.update_and_create_list)
-        registry.route(RequestCode.DELETE_TOPIC_IN_BROKER, self.delete)
-        registry.route(RequestCode.GET_ALL_TOPIC_CONFIG, self.all_configs)
+        registry.route_long(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, self.update_and_create_list)
+        registry.route_long(RequestCode.DELETE_TOPIC_IN_BROKER, self.delete)
+        registry.route_long(RequestCode.GET_ALL_TOPIC_CONFIG, self.all_configs)
         registry.route(RequestCode.GET_TOPIC_CONFIG, self.config)
-        registry.route(RequestCode.GET_TOPIC_STATS_INFO, self.stats)
+        registry.route_long(RequestCode.GET_TOPIC_STATS_INFO, self.stats)
 
     # -- changes -----------------------------------------------------------------------------------
 
@@ -97,22 +96,31 @@ class AdminTopicsProcessor:
             order=bool(header.order),
             attributes=parse_changes(header.attributes or ""),
         )
-        self._reply_when_told(request, self._put([topic], request))
+        self._reply_when_told(request, self._put([self._merged(topic)], request))
 
-    def update_and_create_list(self, request: Request) -> None:
+    def update_and_create_list(self, request: Request) -> Generator[None, None, None]:
         """UPDATE_AND_CREATE_TOPIC_LIST: all or none, from the body."""
         topics = CreateTopicListRequestBody.decode(request.body).topic_config_list
         if not topics:
             raise RequestError(ResponseCode.INVALID_PARAMETER, "topicConfigList is empty")
-        self._reply_when_told(request, self._put(topics, request))
+        merged = []
+        for topic in topics:
+            merged.append(self._merged(topic))
+            yield
+        self._reply_when_told(request, self._put(merged, request))
 
     def _reply_when_told(self, request: Request, reply: Reply) -> None:
-        # Whoever asks a nameserver next must see the change.
-        self._when_told(functools.partial(request.reply, reply))
+        """Answer once the change is on disk and nameservers, whom others ask, know of it."""
 
-    def _put(self, wanted: list[TopicConfig], request: Request) -> Reply:
-        """Put topics, whose attributes are changes still."""
-        topics = [self._merged(topic) for topic in wanted]
+        def saved(error: OSError | None) -> None:
+            if error is None:
+                self._when_told(functools.partial(request.reply, reply))
+            else:
+                request.reply(not_saved(error))
+
+        self._topics.saved.when_saved(saved)
+
+    def _put(self, topics: list[TopicConfig], request: Request) -> Reply:
         warnings = [warning for topic in topics for warning in self._warnings(topic)]
         self._topics.put_all(topics)
         for topic in topics:
@@ -129,6 +137,7 @@ class AdminTopicsProcessor:
         return Reply(remark="; ".join(warnings) or None)
 
     def _merged(self, topic: TopicConfig) -> TopicConfig:
+        """A topic whose attributes were changes still. Raises RequestError for what can't be."""
         check_config(topic)
         name = topic.topic_name
         if self._topics.is_system(name):
@@ -180,7 +189,7 @@ class AdminTopicsProcessor:
         consumed = self._offsets.query(group, topic, queue_id) or 0
         return max(consumed, self._store.min_offset(queue)) < self._store.max_offset(queue)
 
-    def delete(self, request: Request) -> None:
+    def delete(self, request: Request) -> Generator[None, None, None]:
         """DELETE_TOPIC_IN_BROKER: the topic, its queues and what groups have read of it."""
         name = request.header(DeleteTopicHeader).topic
         if not name.strip():
@@ -196,44 +205,43 @@ class AdminTopicsProcessor:
         if self._topics.delete(name):
             for queue in self._store.queues_of(name):
                 self._long_polling.queue_gone(queue)
-            self._store.delete_topic(name)
+            yield from self._store.delete_queues(name)
             self._offsets.delete_topic(name)
             log.info("topic deleted", topic=name, client=request.channel.address)
-        self._reply_when_told(request, Reply())
+        self._store.when_all_flushed(lambda: self._reply_when_told(request, Reply()))
 
     # -- reads -------------------------------------------------------------------------------------
 
-    def all_configs(self, request: Request) -> Reply:
+    def all_configs(self, request: Request) -> Generator[None, None, Reply]:
         """GET_ALL_TOPIC_CONFIG: all topics, or a part of them by number."""
         header = request.header(GetAllTopicConfigHeader)
-        table = self._topics.wrapper().topic_config_table
+        wrapper = self._topics.wrapper()
+        topics = list(wrapper.topic_config_table.items())
         start = header.topic_seq or 0
         end = start + header.max_topic_num if header.max_topic_num else None
-        body = TopicConfigSerializeWrapper(
-            topic_config_table=dict(list(table.items())[start:end]),
-            data_version=self._topics.data_version,
-        )
-        return Reply(GetAllTopicConfigResponseHeader(total_topic_num=len(table)), (body.encode(),))
+        body = wrapper.with_table((yield from fastjson.dumps_sliced(topics[start:end])))
+        total = GetAllTopicConfigResponseHeader(total_topic_num=len(topics))
+        return Reply(total, (body.text.encode(),))
 
     def config(self, request: Request) -> Reply:
         """GET_TOPIC_CONFIG: one topic."""
         topic = self._topics.expect(request.header(GetTopicConfigHeader).topic)
         return Reply(body=(TopicConfigAndQueueMapping(**msgspec.structs.asdict(topic)).encode(),))
 
-    def stats(self, request: Request) -> Reply:
+    def stats(self, request: Request) -> Generator[None, None, Reply]:
         """GET_TOPIC_STATS_INFO: how far each queue reaches."""
         topic = self._topics.expect(request.header(GetTopicStatsHeader).topic)
+        name = topic.topic_name
         queue_nums = max(topic.read_queue_nums, topic.write_queue_nums)
-        body = TopicStatsTable(
-            offset_table={
-                MessageQueue(topic.topic_name, self._config.broker_name, queue_id): (
-                    self._queue_stats(topic.topic_name, queue_id)
-                )
-                for queue_id in range(queue_nums)
-            },
-            topic_put_tps=self._statistics.topic_rate(topic.topic_name),
+        table = yield from fastjson.dumps_sliced(
+            (
+                MessageQueue(name, self._config.broker_name, queue_id),
+                self._queue_stats(name, queue_id),
+            )
+            for queue_id in range(queue_nums)
         )
-        return Reply(body=(body.encode(),))
+        body = {"offsetTable": table, "topicPutTps": self._statistics.topic_rate(name)}
+        return Reply(body=(fastjson.dumps(body),))
 
     def _queue_stats(self, topic: str, queue_id: int) -> TopicOffset:
         queue = self._store.find_queue(topic, queue_id)

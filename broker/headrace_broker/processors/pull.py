@@ -7,16 +7,22 @@ Source: docs/protocol.md "Pull".
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace_broker.consumer.filters import wanted_tags
 from headrace_broker.consumer.long_polling import HeldPull
-from headrace_broker.store.reader import GetStatus
+from headrace_broker.store.reader import GetResult, GetStatus
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.errors import RequestError
+from headrace_protocol.errors import NotReady, RequestError
 from headrace_protocol.frame import frame_prefix
 from headrace_protocol.header_codecs import SerializeType
-from headrace_protocol.headers import PullMessageHeader, PullMessageResponseHeader
+from headrace_protocol.headers import (
+    BulkPullHeader,
+    PullMessageHeader,
+    PullMessageResponseHeader,
+)
 from headrace_protocol.serving import Reply
 
 if TYPE_CHECKING:
@@ -27,7 +33,6 @@ if TYPE_CHECKING:
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
     from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.message_store import MessageStore
-    from headrace_broker.store.reader import GetResult
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.topics import TopicTable
     from headrace_protocol.serving import Registry, Request
@@ -51,6 +56,7 @@ _CODES = {
     GetStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
     GetStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
     GetStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
+    GetStatus.OFFSET_RESET: ResponseCode.PULL_OFFSET_MOVED,
 }
 
 _FOUND = (
@@ -61,7 +67,13 @@ _FOUND = (
 )
 
 
-class _Target(NamedTuple):
+PullHeader = PullMessageHeader | BulkPullHeader
+Get = Callable[[], GetResult]
+# Returns as a request's function does.
+AnswerResult = Callable[[ResponseCode, GetResult], Reply | None]
+
+
+class Target(NamedTuple):
     """A queue that a group may read, and the tags it wants."""
 
     queue: StoreQueue
@@ -90,7 +102,7 @@ class PullProcessor:
         self._offsets = offsets
         self._long_polling = long_polling
         self._statistics = statistics
-        self._targets: dict[tuple[object, ...], _Target] = {}
+        self._targets: dict[tuple[object, ...], Target] = {}
         self._targets_change: tuple[int, int, int] = (-1, -1, -1)
 
     def register(self, registry: Registry) -> None:
@@ -101,41 +113,12 @@ class PullProcessor:
     def pull(self, request: Request) -> Reply | None:
         """Answer with records, or hold the request until some arrive."""
         header = request.header(PullMessageHeader)
-        target = self._target(header)
-        sys_flag = header.sys_flag
-        if sys_flag & _COMMIT_OFFSET and header.commit_offset >= 0:
-            self._offsets.commit(
-                header.consumer_group,
-                header.topic,
-                header.queue_id,
-                header.commit_offset,
-            )
-        if (reset := self._take_reset(header, target)) is not None:
-            return reset
-        result = self._get(header, target)
-        if sys_flag & _SUSPEND and _is_held(result.status, header.queue_offset):
-            self._hold(request, header, target)
-            return None
-        return self._answer(request, header, result)
+        is_in_request = header.sys_flag & _SUBSCRIPTION
+        target = self.target(header, header.subscription if is_in_request else header.sub_version)
+        get, answer = partial(self._get, header, target), partial(_answer, request)
+        return self.serve(request, header, target, get, answer)
 
-    def _take_reset(self, header: PullMessageHeader, target: _Target) -> Reply | None:
-        """Send a group elsewhere when somebody has reset its offset."""
-        offset = self._offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
-        if offset is None:
-            return None
-        queue = target.queue
-        return Reply(
-            PullMessageResponseHeader(
-                suggest_which_broker_id=0,
-                next_begin_offset=offset,
-                min_offset=self._store.min_offset(queue),
-                max_offset=self._store.max_offset(queue),
-            ),
-            code=ResponseCode.PULL_OFFSET_MOVED,
-            remark="OFFSET_RESET",
-        )
-
-    def _get(self, header: PullMessageHeader, target: _Target) -> GetResult:
+    def _get(self, header: PullMessageHeader, target: Target) -> GetResult:
         bytes_max = min(max(header.max_msg_bytes or 0, _BODY_BYTES), _BODY_BYTES_MAX)
         return self._store.get(
             target.queue,
@@ -145,63 +128,97 @@ class PullProcessor:
             target.tags,
         )
 
-    def _hold(self, request: Request, header: PullMessageHeader, target: _Target) -> None:
+    # -- any pull ----------------------------------------------------------------------------------
+
+    def serve(
+        self,
+        request: Request,
+        header: PullHeader,
+        target: Target,
+        get: Get,
+        answer: AnswerResult,
+    ) -> Reply | None:
+        """Do what a pull's header asks: commit, read, answer or hold.
+
+        get: reads from ``header.queue_offset`` on. answer: tells the client what was found.
+        """
+        if header.sys_flag & _COMMIT_OFFSET and header.commit_offset >= 0:
+            self._offsets.commit(
+                header.consumer_group,
+                header.topic,
+                header.queue_id,
+                header.commit_offset,
+            )
+        result = self._take_reset(header, target.queue) or get()
+        if header.sys_flag & _SUSPEND and _is_held(result.status, header.queue_offset):
+            self._hold(request, header, target.queue, get, answer)
+            return None
+        return self._answer(header, result, answer)
+
+    def _take_reset(self, header: PullHeader, queue: StoreQueue) -> GetResult | None:
+        """Send a group elsewhere when somebody has reset its offset."""
+        offset = self._offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
+        if offset is None:
+            return None
+        min_offset, max_offset = self._store.min_offset(queue), self._store.max_offset(queue)
+        return GetResult(GetStatus.OFFSET_RESET, [], 0, 0, offset, min_offset, max_offset)
+
+    def _hold(
+        self,
+        request: Request,
+        header: PullHeader,
+        queue: StoreQueue,
+        get: Get,
+        answer: AnswerResult,
+    ) -> None:
         timeout_ms = (
             min(max(header.suspend_timeout_millis, 0), _SUSPEND_TIMEOUT_MS_MAX)
             if self._config.long_polling_enable
             else _SHORT_POLL_MS
         )
 
-        def answer(may_wait: bool) -> bool:
+        def try_again(may_wait: bool) -> bool:
             if not request.channel.is_open:
                 return True
-            result = self._get(header, target)
+            try:
+                result = get()
+            except NotReady:
+                # It waited so long that the disk must be asked: the client asks again for that.
+                result = self._nothing_yet(header, queue)
+                may_wait = False
             if may_wait and result.status is not GetStatus.FOUND:
                 # Nothing for this filter: it looks further on from here next time.
                 if result.status is GetStatus.NO_MATCHED_MESSAGE:
                     header.queue_offset = result.next_offset
                 return False
-            if (reply := self._answer(request, header, result)) is not None:
+            if (reply := self._answer(header, result, answer)) is not None:
                 request.reply(reply)
             return True
 
-        self._long_polling.hold(target.queue, HeldPull(answer), timeout_ms / 1000)
+        pull = HeldPull(try_again, request.channel)
+        self._long_polling.hold(queue, pull, timeout_ms / 1000)
 
-    def _answer(
-        self, request: Request, header: PullMessageHeader, result: GetResult
-    ) -> Reply | None:
-        status = result.status
-        if status is GetStatus.FOUND:
+    def _nothing_yet(self, header: PullHeader, queue: StoreQueue) -> GetResult:
+        min_offset, max_offset = self._store.min_offset(queue), self._store.max_offset(queue)
+        status, offset = GetStatus.NO_MATCHED_MESSAGE, header.queue_offset
+        return GetResult(status, [], 0, 0, offset, min_offset, max_offset)
+
+    def _answer(self, header: PullHeader, result: GetResult, answer: AnswerResult) -> Reply | None:
+        if result.status is GetStatus.FOUND:
             group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
             self._statistics.get(group, topic, result.count, result.body_bytes)
             self._offsets.commit_pull(group, topic, queue_id, result.next_offset)
-            if request.serialize_type == SerializeType.JSON:
-                frame = _FOUND % (
-                    result.next_offset,
-                    result.max_offset,
-                    result.min_offset,
-                    request.command.opaque,
-                )
-                prefix = frame_prefix(SerializeType.JSON, len(frame), result.body_bytes)
-                request.channel.write(prefix + frame, *result.buffers)
-                return None
-        return Reply(
-            PullMessageResponseHeader(
-                suggest_which_broker_id=0,
-                next_begin_offset=result.next_offset,
-                min_offset=result.min_offset,
-                max_offset=result.max_offset,
-                topic_sys_flag=0,
-                group_sys_flag=0,
-            ),
-            tuple(result.buffers),
-            _code(status, header.queue_offset),
-            status.name,
-        )
+        return answer(_code(result.status, header.queue_offset), result)
 
     # -- targets -----------------------------------------------------------------------------------
 
-    def _target(self, header: PullMessageHeader) -> _Target:
+    def target(self, header: PullHeader, wanted: str | int | None) -> Target:
+        """The queue that a group may read, with the tags that it wants.
+
+        wanted: tags, or the version of the subscription that the group's heartbeats told.
+
+        Raises RequestError.
+        """
         change = (
             self._topics.change_count,
             self._groups.change_count,
@@ -210,20 +227,19 @@ class PullProcessor:
         if change != self._targets_change or len(self._targets) > _TARGETS_KEPT:
             self._targets.clear()
             self._targets_change = change
-        has_subscription = header.sys_flag & _SUBSCRIPTION
         key = (
             header.consumer_group,
             header.topic,
             header.queue_id,
-            header.subscription if has_subscription else header.sub_version,
+            wanted,
             header.expression_type,
         )
         target = self._targets.get(key)
         if target is None:
-            target = self._targets[key] = self._find_target(header)
+            target = self._targets[key] = self._find_target(header, wanted)
         return target
 
-    def _find_target(self, header: PullMessageHeader) -> _Target:
+    def _find_target(self, header: PullHeader, wanted: str | int | None) -> Target:
         self._groups.check_consumable(header.consumer_group)
         topic = self._topics.check_readable(header.topic)
         if not 0 <= header.queue_id < topic.read_queue_nums:
@@ -234,15 +250,41 @@ class PullProcessor:
                 "ask for the route again",
             )
         queue = self._store.queue(header.topic, header.queue_id)
-        return _Target(queue, self._wanted_tags(header))
+        return Target(queue, self._wanted_tags(header, wanted))
 
-    def _wanted_tags(self, header: PullMessageHeader) -> frozenset[int] | None:
-        if header.sys_flag & _SUBSCRIPTION:
-            return wanted_tags(header.subscription, header.expression_type)
+    def _wanted_tags(self, header: PullHeader, wanted: str | int | None) -> frozenset[int] | None:
+        if not isinstance(wanted, int):
+            return wanted_tags(wanted, header.expression_type)
         subscription = self._consumers.subscription_for_pull(
-            header.consumer_group, header.topic, header.sub_version
+            header.consumer_group, header.topic, wanted
         )
         return wanted_tags(subscription.sub_string, subscription.expression_type)
+
+
+def _answer(request: Request, code: ResponseCode, result: GetResult) -> Reply | None:
+    if code == ResponseCode.SUCCESS and request.serialize_type == SerializeType.JSON:
+        frame = _FOUND % (
+            result.next_offset,
+            result.max_offset,
+            result.min_offset,
+            request.command.opaque,
+        )
+        prefix = frame_prefix(SerializeType.JSON, len(frame), result.body_bytes)
+        request.channel.write(prefix + frame, *result.buffers)
+        return None
+    return Reply(
+        PullMessageResponseHeader(
+            suggest_which_broker_id=0,
+            next_begin_offset=result.next_offset,
+            min_offset=result.min_offset,
+            max_offset=result.max_offset,
+            topic_sys_flag=0,
+            group_sys_flag=0,
+        ),
+        tuple(result.buffers),
+        code,
+        result.status.name,
+    )
 
 
 def _is_held(status: GetStatus, queue_offset: int) -> bool:
@@ -250,6 +292,7 @@ def _is_held(status: GetStatus, queue_offset: int) -> bool:
 
 
 def _code(status: GetStatus, queue_offset: int) -> ResponseCode:
+    """What a read from ``queue_offset`` that ended so is answered with."""
     if status is GetStatus.NO_MESSAGE_IN_QUEUE:
         return ResponseCode.PULL_OFFSET_MOVED if queue_offset else ResponseCode.PULL_NOT_FOUND
     return _CODES[status]

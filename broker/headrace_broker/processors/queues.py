@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
+from headrace_protocol.serving import Reply
 
 if TYPE_CHECKING:
     from headrace_broker.store.message_store import MessageStore
@@ -36,3 +37,12 @@ def store_time(store: MessageStore, queue: StoreQueue | None, queue_offset: int)
     """When a message was stored, in ms; 0 when it is not there."""
     timestamp = store.store_time_at(queue, queue_offset) if queue else None
     return timestamp or 0
+
+
+def not_saved(error: OSError) -> Reply:
+    """The answer to a change of a table that could not be brought to disk."""
+    return Reply(
+        code=ResponseCode.SYSTEM_ERROR,
+        remark=f"the change holds until this broker stops, but can't be saved: {error}; "
+        "it is tried again, make room on the disk",
+    )

@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from headrace_broker.store.errors import RecordTooLarge, StoreBusy, StoreNotWritable
+from headrace_broker.store.errors import (
+    RecordTooLarge,
+    StoreBusy,
+    StoreError,
+    StoreNotWritable,
+)
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.command import VERSION
 from headrace_protocol.errors import RequestError
 from headrace_protocol.frame import LENGTH_BYTES, PREFIX
-from headrace_protocol.header_codecs import SerializeType
 from headrace_protocol.headers import (
     Int32,
+    Int64,
     SendMessageHeader,
     SendMessageHeaderV2,
     SendMessageResponseHeader,
@@ -37,19 +42,26 @@ from headrace_protocol.message import (
 from headrace_protocol.serving import Reply
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from headrace_broker.config import BrokerConfig
     from headrace_broker.statistics import BrokerStatistics
+    from headrace_broker.store.commit_log import PlainMessage
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.topics import TopicTable
+    from headrace_protocol.columns import Array
     from headrace_protocol.frame import Frame
+    from headrace_protocol.headers import BulkSendHeader
     from headrace_protocol.message import UniqKeyGenerator
     from headrace_protocol.serving import Channel, Registry, Request
 
 _SendHeader = SendMessageHeader | SendMessageHeaderV2
 
 _TAGS_KEPT = 10_000
-_RETRY_PREFIX = "%RETRY%"
+_TAILS_KEPT = 1000
+_TAIL_CHARS_MAX = 1024
+RETRY_PREFIX = "%RETRY%"
 
 # What the properties of a message may ask of the broker, which is to store it now.
 _NOT_SERVED = {
@@ -63,15 +75,34 @@ _NOT_SERVED = {
 _DROPPED = frozenset({"WAIT", "POP_CK", "CLUSTER", "MSG_REGION", "TRACE_ON"})
 _NOTED = frozenset({"TAGS", "UNIQ_KEY", *_DROPPED, *_NOT_SERVED})
 
+_NOT_SERVED_MARKS = [f"\x02{name}\x01".encode() for name in _NOT_SERVED]
+_REFUSALS: dict[type[StoreError], ResponseCode] = {
+    RecordTooLarge: ResponseCode.MESSAGE_ILLEGAL,
+    StoreBusy: ResponseCode.SYSTEM_BUSY,
+    StoreNotWritable: ResponseCode.SERVICE_NOT_AVAILABLE,
+}
 _NOT_SERVED_FLAGS = TRANSACTION_MASK | INNER_BATCH
 # How long the hosts of a record are is for the broker to say.
 _FROM_CLIENTS = ~(BORN_HOST_V6 | STORE_HOST_V6)
 
 
+class _SendFields(msgspec.Struct, gc=False, kw_only=True):
+    """What a plain message needs of SendMessageHeaderV2."""
+
+    topic: str = msgspec.field(name="b")
+    queue_id: Int32 = msgspec.field(name="e")
+    sys_flag: Int32 = msgspec.field(name="f")
+    born_timestamp: Int64 = msgspec.field(name="g")
+    flag: Int32 = msgspec.field(name="h")
+    properties: str = msgspec.field(name="i")
+    reconsume_times: Int32 = msgspec.field(name="j", default=0)
+    batch: bool = msgspec.field(name="m", default=False)
+
+
 class _SendCommand(msgspec.Struct, gc=False):
     """A request of SEND_MESSAGE_V2, header and extension fields read in one pass."""
 
-    fields: SendMessageHeaderV2 = msgspec.field(name="extFields")
+    fields: _SendFields = msgspec.field(name="extFields")
     opaque: Int32 = 0
     flag: Int32 = 0
 
@@ -79,6 +110,10 @@ class _SendCommand(msgspec.Struct, gc=False):
 _decode_send = msgspec.json.Decoder(_SendCommand, strict=False).decode
 # How every client's JSON header of SEND_MESSAGE_V2 begins: the peer sorts its keys.
 _SEND_START = b'{"code":310,'
+
+
+class _NotPlainError(Exception):
+    """A message that the fast way leaves to the general one."""
 
 
 class _Target(NamedTuple):
@@ -113,6 +148,8 @@ class SendProcessor:
         self._targets: dict[tuple[str, int], _Target] = {}
         self._targets_change = -1
         self._tags_codes: dict[str, int] = {}
+        # What stood behind a UNIQ_KEY: as it is stored, and its tags code.
+        self._tails: dict[str, tuple[str, int]] = {}
         # What the peer adds to every message that did not come in a batch.
         self._added = (
             "MSG_REGION\x01DefaultRegion\x02TRACE_ON\x01true\x02"
@@ -130,58 +167,73 @@ class SendProcessor:
 
     def send_ready(self, channel: Channel, frames: list[Frame]) -> None:
         """Store messages that came at once, one each; what is not plain is served one by one."""
-        append = self._store.append
-        host_bytes = channel.host_bytes
-        store_host_hex = self._store_host_hex
+        messages: list[PlainMessage] = []
+        answers: list[tuple[int, str, int]] = []
+        plain: list[Frame] = []
         targets = self._current_targets()
-        replies: list[bytes] = []
         for frame in frames:
-            body = frame[2]
             try:
                 command = _decode_send(frame[1])
                 header = command.fields
-                target = targets.get((header.topic, header.queue_id))
-                if (
-                    target is None
-                    or command.flag
-                    or header.batch
-                    or header.sys_flag & _NOT_SERVED_FLAGS
-                    or not body
-                ):
-                    self._serve_one(channel, frame)
-                    continue
-                properties, code, uniq_key, _ = self._stored_properties(header)
-                if not uniq_key.isalnum():
-                    self._serve_one(channel, frame)
-                    continue
-                queue = target.queue
-                queue_offset = queue.next_offset
-                physical_offset = append(
+                queue, sys_flag = targets[header.topic, header.queue_id]
+                if command.flag or header.batch or header.sys_flag & _NOT_SERVED_FLAGS:
+                    raise _NotPlainError  # noqa: TRY301 - no call more for each message
+                properties, code, uniq_key = self._plain_properties(header.properties)
+                body = frame[2]
+                if not body:
+                    raise _NotPlainError  # noqa: TRY301
+            except (_NotPlainError, KeyError, msgspec.MsgspecError, UnicodeError):
+                # Stored in the order in which they came.
+                self._store_plain(channel, plain, messages, answers)
+                self._serve_one(channel, frame)
+                messages, answers, plain = [], [], []
+                targets = self._current_targets()
+                continue
+            messages.append(
+                (
                     queue,
                     body,
                     properties,
                     code,
                     header.flag,
-                    header.sys_flag & _FROM_CLIENTS | target.sys_flag,
+                    header.sys_flag | sys_flag,
                     header.born_timestamp,
-                    host_bytes,
-                    header.reconsume_times or 0,
-                )
-            except Exception:  # noqa: BLE001
-                # Nothing was stored; served alone, it fails again and gets its answer.
-                self._serve_one(channel, frame)
-                continue
-            self._statistics.put(queue.topic, 1, len(body))
-            replies.append(
-                _reply(
-                    queue.queue_id,
-                    uniq_key,
-                    f"{store_host_hex}{physical_offset:016X}",
-                    queue_offset,
-                    command.opaque,
+                    header.reconsume_times,
                 )
             )
-        channel.write(*replies)
+            answers.append((queue.queue_id, uniq_key, command.opaque))
+            plain.append(frame)
+        self._store_plain(channel, plain, messages, answers)
+
+    def _store_plain(
+        self,
+        channel: Channel,
+        frames: list[Frame],
+        messages: list[PlainMessage],
+        answers: list[tuple[int, str, int]],
+    ) -> None:
+        """Store and answer; what the log has no room for goes the general way, which makes some."""
+        while messages:
+            places = self._store.append_each(messages, channel.host_bytes)
+            stored = len(places)
+            if stored:
+                self._count(messages[:stored])
+                channel.write(_replies(self._store_host_hex, answers, places))
+            if stored == len(messages):
+                return
+            self._serve_one(channel, frames[stored])
+            rest = stored + 1
+            frames, messages, answers = frames[rest:], messages[rest:], answers[rest:]
+
+    def _count(self, messages: list[PlainMessage]) -> None:
+        topic, count, body_bytes = messages[0][0].topic, 0, 0
+        for message in messages:
+            if message[0].topic is not topic:
+                self._statistics.put(topic, count, body_bytes)
+                topic, count, body_bytes = message[0].topic, 0, 0
+            count += 1
+            body_bytes += len(message[1])
+        self._statistics.put(topic, count, body_bytes)
 
     def send(self, request: Request) -> Reply | None:
         """SEND_MESSAGE: the long names."""
@@ -192,7 +244,8 @@ class SendProcessor:
         return self._store_request(request, request.header(SendMessageHeaderV2))
 
     def _store_request(self, request: Request, header: _SendHeader) -> Reply | None:
-        target = self._target(request, header)
+        target = self.target(request, header)
+        _check_flags(header)
         if not request.body:
             raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL,
@@ -202,21 +255,11 @@ class SendProcessor:
             if header.batch:
                 return self._store_batch(request, header, target)
             return self._store_one(request, header, target)
-        except RecordTooLarge as error:
-            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from None
-        except CorruptRecord as error:
-            raise RequestError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"the batch to {header.topic} is torn at byte {error.position}: {error.reason}; "
-                "nothing of it was stored, send whole messages",
-            ) from None
-        except StoreBusy as error:
-            raise RequestError(ResponseCode.SYSTEM_BUSY, str(error)) from None
-        except StoreNotWritable as error:
-            raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, str(error)) from None
+        except (StoreError, CorruptRecord) as error:
+            raise refusal(error, header.topic) from None
 
     def _store_one(self, request: Request, header: _SendHeader, target: _Target) -> Reply | None:
-        properties, code, uniq_key, waits = self._stored_properties(header)
+        properties, code, uniq_key, waits = self._stored_properties(header.properties or "")
         queue = target.queue
         queue_offset = queue.next_offset
         physical_offset = self._store.append(
@@ -236,7 +279,7 @@ class SendProcessor:
         return self._answer(request, queue, queue_offset, message_id, uniq_key, waits)
 
     def _store_batch(self, request: Request, header: _SendHeader, target: _Target) -> Reply | None:
-        if header.topic.startswith(_RETRY_PREFIX):
+        if header.topic.startswith(RETRY_PREFIX):
             raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"a batch to the retry topic {header.topic}: send its messages one by one",
@@ -251,9 +294,8 @@ class SendProcessor:
             header.reconsume_times or 0,
         )
         self._statistics.put(queue.topic, len(physical_offsets), len(request.body))
-        store_host = self._store_host_hex
-        message_ids = ",".join([f"{store_host}{offset:016X}" for offset in physical_offsets])
-        _, _, uniq_key, waits = self._stored_properties(header)
+        message_ids = _message_ids(self._store_host_hex, physical_offsets)
+        _, _, uniq_key, waits = self._stored_properties(header.properties or "")
         return self._answer(request, queue, queue_offset, message_ids, uniq_key, waits)
 
     # -- answers -----------------------------------------------------------------------------------
@@ -267,36 +309,83 @@ class SendProcessor:
         uniq_key: str,
         waits: bool,
     ) -> Reply | None:
-        is_sync = waits and self._is_sync_flush
-        if is_sync or request.serialize_type != SerializeType.JSON or not uniq_key.isalnum():
-            reply = Reply(
-                SendMessageResponseHeader(
-                    msg_id=message_id,
-                    queue_id=queue.queue_id,
-                    queue_offset=queue_offset,
-                    transaction_id=uniq_key,
-                )
+        reply = Reply(
+            SendMessageResponseHeader(
+                msg_id=message_id,
+                queue_id=queue.queue_id,
+                queue_offset=queue_offset,
+                transaction_id=uniq_key,
             )
-            if not is_sync:
-                return reply
-            self._store.when_flushed(
-                self._store.max_physical_offset, _FlushedReply(request, reply).answer
-            )
-        elif not request.command.is_oneway:
-            request.channel.write(
-                _reply(queue.queue_id, uniq_key, message_id, queue_offset, request.command.opaque)
-            )
+        )
+        return self.stored(request, reply) if waits else reply
+
+    def stored(self, request: Request, reply: Reply) -> Reply | None:
+        """The answer once all that was appended is safe: with sync flush, on disk."""
+        if not self._is_sync_flush:
+            return reply
+        self._store.when_flushed(
+            self._store.max_physical_offset, _FlushedReply(request, reply).answer
+        )
         return None
 
     # -- properties --------------------------------------------------------------------------------
 
-    def _stored_properties(self, header: _SendHeader) -> _Stored:
+    def _plain_properties(self, properties: str) -> tuple[bytes, int, str]:
+        """Properties to store, tags code and UNIQ_KEY, for the fast way.
+
+        What follows the UNIQ_KEY is mostly the same from message to message, so it is looked
+        through once; before it stands at most KEYS, as the peer's clients order them.
+        """
+        keys, _, rest = properties.partition("UNIQ_KEY\x01")
+        uniq_key, _, tail = rest.partition("\x02")
+        known = self._tails.get(tail)
+        if known is None or not _is_plain_start(keys, uniq_key):
+            return self._learn_properties(properties, tail)
+        stored_tail, code = known
+        return f"{keys}UNIQ_KEY\x01{uniq_key}\x02{stored_tail}".encode(), code, uniq_key
+
+    def _learn_properties(self, properties: str, tail: str) -> tuple[bytes, int, str]:
+        try:
+            stored, code, uniq_key, _ = self._stored_properties(properties)
+        except RequestError:
+            raise _NotPlainError from None
+        if not (uniq_key.isalnum() and uniq_key.isascii()):
+            raise _NotPlainError
+        if "UNIQ_KEY" not in tail and len(tail) <= _TAIL_CHARS_MAX:
+            self._learn_tail(tail)
+        return stored, code, uniq_key
+
+    def _learn_tail(self, tail: str) -> None:
+        if len(self._tails) >= _TAILS_KEPT:
+            self._tails.clear()
+        items, code, _, _ = self._look_through(tail)
+        self._tails[tail] = "\x02".join(items) + self._added, code
+
+    def _stored_properties(self, properties: str) -> _Stored:
         """The properties to store for a message that came alone.
 
         They are looked through as text: most are none of the broker's business.
         """
-        items = (header.properties or "").split("\x02")
-        uniq_key, tags_code, waits = "", 0, True
+        items, code, uniq_key, waits = self._look_through(properties)
+        if not uniq_key:
+            uniq_key = self._uniq_keys.next()
+            items.insert(0, f"UNIQ_KEY\x01{uniq_key}")
+        stored = ("\x02".join(items) + self._added).encode()
+        if len(stored) > PROPERTIES_BYTES_MAX:
+            raise RequestError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"properties of {len(stored)} bytes: {PROPERTIES_BYTES_MAX} "
+                "is the most, put what is larger into the body",
+            )
+        return stored, code, uniq_key, waits
+
+    def _look_through(self, properties: str) -> tuple[list[str], int, str, bool]:
+        """What is kept of properties, ending with "", and what they tell.
+
+        Tags code, UNIQ_KEY, whether the answer waits for the disk.
+        """
+        items = properties.split("\x02")
+        uniq_key, code, waits = "", 0, True
         dropped: list[str] = []
         for item in items:
             name, _, value = item.partition("\x01")
@@ -305,7 +394,7 @@ class SendProcessor:
             if name == "UNIQ_KEY":
                 uniq_key = value
             elif name == "TAGS":
-                tags_code = self._tags_code(value)
+                code = self._tags_code(value)
             elif name == "WAIT":
                 waits = value != "false"
                 dropped.append(item)
@@ -315,19 +404,16 @@ class SendProcessor:
                 raise _not_served(_NOT_SERVED[name], f"property {name}={value}")
         for item in dropped:
             items.remove(item)
-        if items[-1]:
+        if items[-1:] != [""]:
             items.append("")
-        if not uniq_key:
-            uniq_key = self._uniq_keys.next()
-            items.insert(0, f"UNIQ_KEY\x01{uniq_key}")
-        properties = ("\x02".join(items) + self._added).encode()
-        if len(properties) > PROPERTIES_BYTES_MAX:
-            raise RequestError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"properties of {len(properties)} bytes to {header.topic}: {PROPERTIES_BYTES_MAX} "
-                "is the most, put what is larger into the body",
-            )
-        return properties, tags_code, uniq_key, waits
+        return items, code, uniq_key, waits
+
+    def check_properties(self, properties: Iterable[bytes]) -> None:
+        """Raise RequestError if they ask for what this broker does not serve."""
+        text = b"\x02" + b"\x02".join(properties)
+        if any(mark in text for mark in _NOT_SERVED_MARKS):
+            for raw in properties:
+                self._look_through(raw.decode(errors="replace"))
 
     def _tags_code(self, tags: str) -> int:
         code = self._tags_codes.get(tags)
@@ -345,19 +431,19 @@ class SendProcessor:
             self._targets_change = self._topics.change_count
         return self._targets
 
-    def _target(self, request: Request, header: _SendHeader) -> _Target:
+    def target(self, request: Request, header: _SendHeader | BulkSendHeader) -> _Target:
+        """The queue that a producer writes to; its topic is made if that may be.
+
+        Raises RequestError.
+        """
         target = self._current_targets().get((header.topic, header.queue_id))
         if target is None:
             target = self._find_target(request, header)
             if header.queue_id >= 0:
                 self._targets[header.topic, header.queue_id] = target
-        if header.sys_flag & _NOT_SERVED_FLAGS:
-            is_batch = header.sys_flag & INNER_BATCH
-            what = "inner batches" if is_batch else "transactional messages"
-            raise _not_served(what, f"sysFlag {header.sys_flag} to {header.topic}")
         return target
 
-    def _find_target(self, request: Request, header: _SendHeader) -> _Target:
+    def _find_target(self, request: Request, header: _SendHeader | BulkSendHeader) -> _Target:
         topic = self._topics.create_on_send(
             header.topic,
             header.default_topic,
@@ -379,6 +465,24 @@ class SendProcessor:
         return _Target(self._store.queue(topic.topic_name, queue_id), sys_flag)
 
 
+def _check_flags(header: _SendHeader) -> None:
+    if header.sys_flag & _NOT_SERVED_FLAGS:
+        is_batch = header.sys_flag & INNER_BATCH
+        what = "inner batches" if is_batch else "transactional messages"
+        raise _not_served(what, f"sysFlag {header.sys_flag} to {header.topic}")
+
+
+def refusal(error: StoreError | CorruptRecord, topic: str) -> RequestError:
+    """What a producer is told when the store has not taken its messages."""
+    if isinstance(error, CorruptRecord):
+        return RequestError(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"the batch to {topic} is torn at byte {error.position}: {error.reason}; "
+            "nothing of it was stored, send whole messages",
+        )
+    return RequestError(_REFUSALS.get(type(error), ResponseCode.SYSTEM_ERROR), str(error))
+
+
 class _FlushedReply:
     """An answer that waits for the disk."""
 
@@ -395,18 +499,43 @@ class _FlushedReply:
         self._request.reply(self._reply)
 
 
-def _reply(queue_id: int, uniq_key: str, message_id: str, queue_offset: int, opaque: int) -> bytes:
-    """The answer to a send, as the general encoder would write it, in one piece.
+def _message_ids(store_host_hex: str, physical_offsets: Array) -> str:
+    """Offset message ids, joined by commas."""
+    digits = physical_offsets.astype(">i8").tobytes().hex(",", 8).upper()
+    return store_host_hex + digits.replace(",", f",{store_host_hex}")
 
-    uniq_key: letters and digits, or it would have to be escaped.
+
+def _is_plain_start(keys: str, uniq_key: str) -> bool:
+    """Whether before the UNIQ_KEY is nothing but KEYS, and it can stand in a reply as it is."""
+    return (not keys or (keys.startswith("KEYS\x01") and keys.find("\x02") == len(keys) - 1)) and (
+        uniq_key.isalnum() and uniq_key.isascii()
+    )
+
+
+def _replies(
+    store_host_hex: str, answers: list[tuple[int, str, int]], places: list[tuple[int, int]]
+) -> bytes:
+    """The answers to sends, as the general encoder would write them, in one piece.
+
+    answers: queue id, UNIQ_KEY (letters and digits, or it would have to be escaped), opaque.
     """
-    header = (
-        f'{{"code":0,"extFields":{{"queueId":"{queue_id}","transactionId":"{uniq_key}",'
-        f'"msgId":"{message_id}","TRACE_ON":"true","MSG_REGION":"DefaultRegion",'
-        f'"queueOffset":"{queue_offset}"}},"flag":1,"language":"PYTHON","opaque":{opaque},'
-        f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
-    ).encode()
-    return PREFIX.pack(len(header) + LENGTH_BYTES, len(header)) + header
+    parts: list[str] = []
+    for (queue_id, uniq_key, opaque), (physical_offset, queue_offset) in zip(
+        answers, places, strict=False
+    ):
+        header = (
+            f'{{"code":0,"extFields":{{"queueId":"{queue_id}","transactionId":"{uniq_key}",'
+            f'"msgId":"{store_host_hex}{physical_offset:016X}","TRACE_ON":"true",'
+            f'"MSG_REGION":"DefaultRegion","queueOffset":"{queue_offset}"}},"flag":1,'
+            f'"language":"PYTHON","opaque":{opaque},'
+            f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
+        )
+        parts += (_PREFIXES[len(header)], header)
+    return "".join(parts).encode("latin-1")
+
+
+# The eight bytes before a JSON header without body, by its length.
+_PREFIXES = [PREFIX.pack(length + LENGTH_BYTES, length).decode("latin-1") for length in range(1024)]
 
 
 def _not_served(what: str, place: str) -> RequestError:

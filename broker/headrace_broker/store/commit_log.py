@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import struct
-import zlib
 from typing import TYPE_CHECKING, Final
 
-from headrace_broker.store.blocks import BatchRecords, EncodedRecords
+from zlib_ng.zlib_ng import crc32
+
+from headrace_broker.store.batch_records import BatchRecords
 from headrace_broker.store.errors import RecordTooLarge, StoreBusy, StoreNotWritable
 from headrace_broker.store.mapped_file_queue import MappedFileQueue
+from headrace_broker.store.page_cache import HOT_BYTES, PageCache
 from headrace_broker.store.ring import ROW, ROW_BYTES, Ring, Rows
 from headrace_protocol.message import (
     BLANK_RECORD,
@@ -24,18 +26,24 @@ from headrace_protocol.message import (
     RECORD_HEADS,
     STORE_HOST_V6,
     SYS_FLAG_AT,
+    Buffer,
     CorruptRecord,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from headrace_broker.clock import Clock
+    from headrace_broker.store.encoded_records import EncodedRecords
     from headrace_broker.store.files import Files
     from headrace_broker.store.mapped_file import MappedFile
     from headrace_broker.store.settings import StoreSettings
     from headrace_broker.store.store_queue import StoreQueue
+    from headrace_protocol.columns import Array
+
+# Queue, body, properties, tags code, flag, sysFlag, born timestamp, reconsume times.
+PlainMessage = tuple["StoreQueue", Buffer, bytes, int, int, int, int, int]
 
 BLANK_BYTES: Final = 8
 NO_QUEUE_OFFSET: Final = 0x4  # set in PREPARED and ROLLBACK, clear in COMMIT
@@ -67,6 +75,7 @@ class CommitLog:
             seam,
             "commit_log_file_bytes",
         )
+        self.page_cache = PageCache(seam)
         self.clock = clock
         self.now_ms = 0
         self.ring = ring
@@ -83,7 +92,7 @@ class CommitLog:
         self.on_half_full: Callable[[], None] = lambda: None
         self._file: MappedFile | None = None
         self._descriptor = -1
-        self._pending: list[bytes | memoryview] = []
+        self._pending: list[Buffer] = []
         self._pending_position = 0
 
     # --- append ----------------------------------------------------------------------------
@@ -91,7 +100,7 @@ class CommitLog:
     def append(
         self,
         queue: StoreQueue,
-        body: bytes | memoryview,
+        body: Buffer,
         properties: bytes,
         tags_code: int,
         flag: int,
@@ -133,7 +142,7 @@ class CommitLog:
                 head.pack(
                     size,
                     queue.magic,
-                    zlib.crc32(body) & CRC_MASK,
+                    crc32(body) & CRC_MASK,
                     queue.queue_id,
                     flag,
                     queue_offset,
@@ -173,15 +182,98 @@ class CommitLog:
             queue.next_offset += 1
         return physical_offset
 
+    def append_each(
+        self, messages: Sequence[PlainMessage], born_host: bytes
+    ) -> list[tuple[int, int]]:
+        """Store messages, one record each, until one is not for this fast way.
+
+        Returns physical and queue offset of those that were stored, which may be fewer than
+        given: what did not fit the file, the ring or the size limits is for ``append`` to
+        place or to refuse. Everything that ``append`` looks up for each message is looked up once.
+        """
+        ring, buffer, mask = self.ring, self.ring.buffer, self.ring.mask
+        written, limit = ring.written, ring.limit
+        flags = self.store_flag | (BORN_HOST_V6 if len(born_host) == 20 else 0)
+        head = RECORD_HEADS[flags >> 4 & 3]
+        pack_head, pack_short, pack_row = head.pack, _SHORT.pack, ROW.pack_into
+        overhead = head.size + 2
+        store_host, now_ms = self.store_host, self.now_ms
+        position, file_start = self.position, self.file_start
+        append_end, body_bytes_max = self.append_end, self.body_bytes_max
+        places: list[tuple[int, int]] = []
+        put, put_place = self._pending.append, places.append
+        try:
+            for queue, body, properties, code, flag, sys_flag, born_ms, reconsume_times in messages:
+                body_bytes = len(body)
+                properties_bytes = len(properties)
+                topic_field = queue.topic_field
+                size = overhead + body_bytes + len(topic_field) + properties_bytes
+                if (
+                    position + size > append_end
+                    or size > body_bytes_max
+                    or properties_bytes > PROPERTIES_BYTES_MAX
+                    or written == limit
+                ):
+                    break
+                physical_offset = file_start + position
+                queue_offset = queue.next_offset
+                sys_flag = sys_flag & SENDERS_FLAGS | flags  # noqa: PLW2901 - the store's bits
+                record = b"".join(
+                    (
+                        pack_head(
+                            size,
+                            queue.magic,
+                            crc32(body) & CRC_MASK,
+                            queue.queue_id,
+                            flag,
+                            queue_offset,
+                            physical_offset,
+                            sys_flag,
+                            born_ms,
+                            born_host,
+                            now_ms,
+                            store_host,
+                            reconsume_times,
+                            0,
+                            body_bytes,
+                        ),
+                        body,
+                        topic_field,
+                        pack_short(properties_bytes),
+                        properties,
+                    )
+                )
+                pack_row(
+                    buffer,
+                    (written & mask) * ROW_BYTES,
+                    physical_offset,
+                    queue_offset,
+                    code,
+                    now_ms,
+                    size,
+                    queue.key,
+                    properties_bytes,
+                    sys_flag,
+                )
+                put(record)
+                put_place((physical_offset, queue_offset))
+                queue.next_offset = queue_offset + 1
+                written += 1
+                position += size
+        finally:
+            ring.written = written
+            self.position = position
+        return places
+
     def append_batch(
         self,
         queue: StoreQueue,
-        batch_body: bytes | memoryview,
+        batch_body: Buffer,
         sys_flag: int,
         born_timestamp: int,
         born_host: bytes,
         reconsume_times: int,
-    ) -> tuple[int, list[int]]:
+    ) -> tuple[int, Array]:
         """Store each item of a batch body as a record: all of them in one file, or none.
 
         Returns the first queue offset (they are consecutive) and the physical offsets.
@@ -191,22 +283,25 @@ class CommitLog:
             raise CorruptRecord(0, "a batch cannot be part of a transaction: send one by one")
         sys_flag = sys_flag & SENDERS_FLAGS | self.store_flag
         sys_flag |= BORN_HOST_V6 if len(born_host) == 20 else 0
-        items = BatchRecords(bytes(batch_body), sys_flag, queue)
+        items = BatchRecords(batch_body, sys_flag, queue)
         self._make_room_for_block(items.rows, items.total_bytes, len(batch_body))
         items.place(queue.next_offset, self.max_offset, self.now_ms)
         block = items.encode(born_timestamp, born_host, self.store_host, reconsume_times)
-        return self._write_block(queue, block, items.rows)
+        return self._write_block(queue, block, items.rows), items.rows["physical_offset"]
 
-    def append_records(self, queue: StoreQueue, block: memoryview) -> tuple[int, list[int]]:
-        """Store whole V1 records of one queue's topic, made by a producer of ours.
+    def append_records(self, records: EncodedRecords) -> tuple[int, int]:
+        """Store records that a producer encoded: all of them in one file, or none.
 
-        Lengths, magic numbers, topic and body CRCs are checked; queue id, offsets, store time
-        and store host are filled in. Returns and raises as ``append_batch`` does.
+        Returns the first one's queue offset, from which they count up, and physical offset, from
+        which they lie back to back. Raises as ``append`` does.
         """
-        records = EncodedRecords(block, queue, self.store_host)
-        self._make_room_for_block(records.rows, len(block), 0)
-        records.place(queue.next_offset, self.max_offset, self.now_ms)
-        return self._write_block(queue, records.encode(), records.rows)
+        assert not self.store_flag, "encoded records have no room for an IPv6 store host"
+        queue, rows = records.queue, records.rows
+        self._make_room_for_block(rows, records.total_bytes, records.body_bytes_max)
+        physical_offset = self.max_offset
+        block = records.complete(physical_offset, self.now_ms, self.store_host)
+        queue_offset = self._write_block(queue, block, rows)
+        return queue_offset, physical_offset
 
     def _make_room_for_block(self, rows: Rows, block_bytes: int, body_bytes: int) -> None:
         if self.ring.written + len(rows) > self.ring.limit:
@@ -214,15 +309,13 @@ class CommitLog:
         if self.position + block_bytes > self.append_end or body_bytes > self.body_bytes_max:
             self._make_room(block_bytes, body_bytes, 0)
 
-    def _write_block(
-        self, queue: StoreQueue, block: memoryview, rows: Rows
-    ) -> tuple[int, list[int]]:
+    def _write_block(self, queue: StoreQueue, block: Buffer, rows: Rows) -> int:
         self._pending.append(block)
         self.ring.put(rows)
         self.position += len(block)
         first_queue_offset = queue.next_offset
         queue.next_offset += len(rows)
-        return first_queue_offset, rows["physical_offset"].tolist()
+        return first_queue_offset
 
     def write_out(self) -> None:
         """Bring what was appended into the file.
@@ -233,7 +326,8 @@ class CommitLog:
         if not self._pending:
             return
         assert self._file is not None
-        block = b"".join(self._pending)
+        pending = self._pending
+        block = pending[0] if len(pending) == 1 else b"".join(pending)
         try:
             self.files.seam.write(self._descriptor, block, self._pending_position)
         except OSError as error:
@@ -375,7 +469,12 @@ class CommitLog:
         return file.view[position:end] if end <= self.file_bytes else None
 
     def slices(self, runs: list[tuple[int, int]]) -> list[memoryview]:
-        """Bytes by physical offset, each run within one file, as views."""
+        """Bytes by physical offset, each run within one file, as views.
+
+        Raises NotReady for old bytes that the disk must give first.
+        """
+        if runs[0][0] < self.max_offset - HOT_BYTES:
+            self._check_cached(runs)
         views = []
         base, file_end, view = 0, 0, memoryview(b"")
         for start, end in runs:
@@ -385,6 +484,12 @@ class CommitLog:
                 base, file_end, view = file.start_offset, file.end_offset, file.view
             views.append(view[start - base : end - base])
         return views
+
+    def _check_cached(self, runs: list[tuple[int, int]]) -> None:
+        for start, end in runs:
+            file = self.files.find(start)
+            assert file is not None
+            self.page_cache.check(file, start - file.start_offset, end - file.start_offset)
 
     def store_timestamp_at(self, physical_offset: int) -> int | None:
         """When the record there was stored; None if none is."""

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace_broker.store.mapped_file_queue import MappedFileQueue
+from headrace_protocol.columns import UNIT_DTYPE
 
 if TYPE_CHECKING:
     import mmap
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 UNIT: Final = struct.Struct(">qiq")
 UNIT_BYTES: Final = UNIT.size
-UNIT_DTYPE: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 Units = npt.NDArray[Any]
 # Stands where a queue offset has no record: before the first one of a queue that starts late.
 BLANK_SIZE: Final = 0x7FFFFFFF
@@ -32,7 +32,8 @@ class ConsumeQueue:
     """Units of 20 bytes in files of one length; ``max_offset`` is the next one to write.
 
     ``map`` and ``position`` say where that is; up to ``room_end`` disk blocks back it. The
-    dispatcher writes there itself, ``put`` is for everything that needs a decision.
+    dispatcher writes there itself, ``put`` is for everything that needs a decision, and that is
+    everything while there is no map.
     """
 
     __slots__ = (
@@ -104,13 +105,30 @@ class ConsumeQueue:
     def _make_room(self) -> None:
         if self.position + UNIT_BYTES <= self.room_end:
             return
+        if self.map is None and self.file is not None:
+            self._map_for_writing(self.file)
+            if self.position + UNIT_BYTES <= self.room_end:
+                return
         if self.file is None or self.position == self.files.file_bytes:
             start = self.max_offset * UNIT_BYTES
             self._write_to(self.files.add(start, self._step(0)), 0)
         else:
             self.file.allocate(self.position + UNIT_BYTES, self._step(self.position))
         assert self.file is not None
-        self.room_end = self.file.allocated_bytes - self.file.allocated_bytes % UNIT_BYTES
+        self._map_for_writing(self.file)
+
+    def _map_for_writing(self, file: MappedFile) -> None:
+        if self.map is None:
+            self.files.seam.map_budget.mapped(self)
+        self.map = file.map
+        self.room_end = file.allocated_bytes - file.allocated_bytes % UNIT_BYTES
+
+    def unmap(self) -> None:
+        """Give all maps up until they are needed again."""
+        self.map = None
+        self.room_end = 0
+        for file in self.files.files:
+            file.unmap()
 
     def _step(self, position: int) -> int:
         # Most queues stay small: the first step is one page.
@@ -119,7 +137,7 @@ class ConsumeQueue:
 
     def _write_to(self, file: MappedFile, position: int) -> None:
         self.file = file
-        self.map = file.map
+        self.map = None
         self.position = position
         self.room_end = 0
 
@@ -227,6 +245,8 @@ class ConsumeQueue:
         count = min(count_max, self.max_offset - queue_offset)
         if file is None or count <= 0:
             return memoryview(b"")
+        if not file.is_mapped:
+            self.files.seam.map_budget.mapped(self)
         position = start - file.start_offset
         return file.view[position : min(position + count * UNIT_BYTES, file.file_bytes)]
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from headrace_broker.store.consume_queue import UNIT, UNIT_BYTES, UNIT_DTYPE, Units
+from headrace_broker.store.consume_queue import UNIT, UNIT_BYTES, Units
 from headrace_broker.store.ring import ROW, ROW_BYTES, Ring, Rows, select
+from headrace_protocol.columns import UNIT_DTYPE
 from headrace_protocol.message import INNER_BATCH, TRANSACTION_PREPARED
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 NOT_QUEUED: Final = TRANSACTION_PREPARED | INNER_BATCH
 # From here on the set-up of the numpy calls costs less than the loop (tests/bench/store_micro.py).
 BLOCK_ROWS: Final = 96
+# What is sorted in vain when too many of its queues are new; larger blocks save nothing.
+BLOCK_ROWS_MAX: Final = 2048
 
 
 class Dispatcher:
@@ -28,25 +32,36 @@ class Dispatcher:
         self.ring = ring
         self.queues = queues
         self.cursor = ring.cursors[0]
+        # How many queues may get their first file in one drain, each in half a millisecond.
+        self.new_files_max = sys.maxsize
+        self._new_files = 0
 
-    def drain(self, confirmed_offset: int, touched: set[StoreQueue]) -> None:
-        """Take waiting rows of records that end by ``confirmed_offset``.
+    def drain(self, confirmed_offset: int | None, touched: set[StoreQueue]) -> bool:
+        """Take waiting rows, all or those of records that end by ``confirmed_offset``.
 
-        Queues that got units are added to ``touched``.
+        Queues that got units are added to ``touched``. Returns False when it stopped because of
+        ``new_files_max``.
 
         Raises OSError on a full disk. What was not taken is put again by the next call; units
         that are there already are left alone.
         """
+        self._new_files = 0
         while self.ring.written > self.cursor.taken:
-            waiting = self._confirmed(self.ring.waiting(self.cursor), confirmed_offset)
+            waiting = self.ring.waiting(self.cursor)
+            waiting = slice(waiting.start, min(waiting.stop, waiting.start + BLOCK_ROWS_MAX))
+            if confirmed_offset is not None:
+                waiting = self._confirmed(waiting, confirmed_offset)
             count = waiting.stop - waiting.start
             if not count:
-                return
-            if count < BLOCK_ROWS:
-                self._put_each(waiting, touched)
-            else:
-                self.put_block(self.ring.rows[waiting], touched)
-            self.ring.take(self.cursor, count)
+                return True
+            if count >= BLOCK_ROWS and self.put_block(self.ring.rows[waiting], touched):
+                self.ring.take(self.cursor, count)
+                continue
+            taken = self._put_each(waiting, touched)
+            self.ring.take(self.cursor, taken)
+            if taken < count:
+                return False
+        return True
 
     def _confirmed(self, waiting: slice, confirmed_offset: int) -> slice:
         physical_offsets = self.ring.rows["physical_offset"]
@@ -55,11 +70,13 @@ class Dispatcher:
         count = int(np.searchsorted(physical_offsets[waiting], confirmed_offset))
         return slice(waiting.start, waiting.start + count)
 
-    def _put_each(self, waiting: slice, touched: set[StoreQueue]) -> None:
+    def _put_each(self, waiting: slice, touched: set[StoreQueue]) -> int:
+        """Returns how many rows were put, up to the first that needs a file too many."""
         buffer = memoryview(self.ring.buffer)
         queues = self.queues
         pack_into = UNIT.pack_into
-        for row in ROW.iter_unpack(buffer[waiting.start * ROW_BYTES : waiting.stop * ROW_BYTES]):
+        rows = ROW.iter_unpack(buffer[waiting.start * ROW_BYTES : waiting.stop * ROW_BYTES])
+        for number, row in enumerate(rows):
             physical_offset, queue_offset, tags_code, _, size, queue_key, _, sys_flag = row
             if sys_flag & NOT_QUEUED:
                 continue
@@ -71,30 +88,46 @@ class Dispatcher:
                 consume_queue.position = position + UNIT_BYTES
                 consume_queue.max_offset = queue_offset + 1
             else:
+                if consume_queue.file is None:
+                    if self._new_files == self.new_files_max:
+                        return number
+                    self._new_files += 1
                 consume_queue.put(queue_offset, physical_offset, size, tags_code)
             touched.add(queue)
+        return int(waiting.stop - waiting.start)
 
-    def put_block(self, rows: Rows, touched: set[StoreQueue]) -> None:
-        """Write the units of many rows: sorted by queue, one block for each."""
+    def put_block(self, rows: Rows, touched: set[StoreQueue]) -> bool:
+        """Write the units of many rows: sorted by queue, one block for each.
+
+        Returns False, and writes none, when too many of them need files first.
+        """
         rows = select(rows, rows["sys_flag"] & NOT_QUEUED == 0)
         if not len(rows):
-            return
-        rows = rows.take(np.argsort(rows["queue_key"], kind="stable"))
-        keys, queue_offsets = rows["queue_key"], rows["queue_offset"]
+            return True
+        keys = rows["queue_key"]
+        if (keys != keys[0]).any():
+            rows = rows.take(np.argsort(keys, kind="stable"))
+            keys = rows["queue_key"]
+        queue_offsets = rows["queue_offset"]
         units = np.empty(len(rows), UNIT_DTYPE)
         for name in UNIT_DTYPE.names or ():
             units[name] = rows[name]
-        changes = np.diff(keys) != 0
-        is_unbroken = bool(((np.diff(queue_offsets) == 1) | changes).all())
+        changes = keys[1:] != keys[:-1]
+        is_unbroken = bool(((queue_offsets[1:] - queue_offsets[:-1] == 1) | changes).all())
         starts = [0, *(np.flatnonzero(changes) + 1).tolist()]
-        for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
-            queue = self.queues[int(keys[start])]
+        queues = [self.queues[key] for key in keys[starts].tolist()]
+        new_files = sum(queue.consume_queue.file is None for queue in queues)
+        if self._new_files + new_files > self.new_files_max:
+            return False
+        self._new_files += new_files
+        for queue, start, end in zip(queues, starts, [*starts[1:], len(rows)], strict=True):
             first = int(queue_offsets[start])
             if is_unbroken and first == queue.consume_queue.max_offset:
                 _put_run(queue.consume_queue, units[start:end])
             else:
                 _put_units(queue.consume_queue, queue_offsets[start:end].tolist(), units[start:end])
             touched.add(queue)
+        return True
 
 
 def _put_run(consume_queue: ConsumeQueue, units: Units) -> None:

@@ -6,8 +6,12 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from headrace_broker.store.map_budget import MapBudget
+
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from headrace_broker.store.mapped_file import MappedFile
 
 
 class Files:
@@ -15,6 +19,7 @@ class Files:
 
     def __init__(self) -> None:
         self._changed_directories: set[Path] = set()
+        self.map_budget = MapBudget()
 
     def open(self, path: Path, flags: int = os.O_RDWR) -> int:
         """A descriptor; missing files are made when ``flags`` say so."""
@@ -32,7 +37,7 @@ class Files:
         """Set the length; what is added reads as zeros and has no blocks yet."""
         os.ftruncate(descriptor, byte_count)
 
-    def write(self, descriptor: int, data: bytes, position: int) -> None:
+    def write(self, descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:
         """Write all of ``data``."""
         view = memoryview(data)
         while view:
@@ -74,6 +79,10 @@ class Files:
         while self._changed_directories:
             with suppress(FileNotFoundError):  # a topic may be deleted by now
                 self.fsync_directory(self._changed_directories.pop())
+
+    def is_cached(self, file: MappedFile, start: int, end: int) -> bool:
+        """Whether a range of a mapped file can be read without the disk."""
+        return file.is_resident(start, end)
 
     def rename(self, source: Path, target: Path) -> None:
         """Put ``source`` in the place of ``target``."""

@@ -13,7 +13,7 @@ import trio
 from headrace_broker.store.checkpoint import INDEX_MARK_NAME, Checkpoint, IndexMark
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from headrace_broker.store.commit_log import CommitLog
     from headrace_broker.store.consume_queue import ConsumeQueue
@@ -49,8 +49,12 @@ class Flusher:
         self.newest_recovered: tuple[int, int] | None = None
         self.longest_flush_ms = 0.0
         self.on_flushed: Callable[[], None] = lambda: None
+        # Waits for what must be on disk, beside the log, before a flush is told.
+        self.others_saved: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
         self._waiters: deque[tuple[int, Callable[[bool], None]]] = deque()
         self._asked = trio.Event()
+        self._all_waiters: list[Callable[[], None]] = []
+        self._all_asked = trio.Event()
         self._turn = trio.Lock()
         self._threads = trio.CapacityLimiter(2)
 
@@ -79,6 +83,7 @@ class Flusher:
             await self._asked.wait()
             self._asked = trio.Event()
             await self.flush_log()
+            await self.others_saved()
             self._answer()
             self.on_flushed()
 
@@ -147,6 +152,21 @@ class Flusher:
             elif not self.commit_log.is_refusal_final:
                 await self._flush_full_index_files()
                 await self._flush_queues(settings.queue_flush_least_bytes)
+
+    def when_all_flushed(self, callback: Callable[[], None]) -> None:
+        """Call back once everything up to now is on disk, or can't be brought there."""
+        self._all_waiters.append(callback)
+        self._all_asked.set()
+
+    async def run_asked(self) -> None:
+        """Flush everything when asked."""
+        while True:
+            await self._all_asked.wait()
+            self._all_asked = trio.Event()
+            waiters, self._all_waiters = self._all_waiters, []
+            await self.flush_thoroughly()
+            for callback in waiters:
+                callback()
 
     async def flush_thoroughly(self) -> None:
         """Bring everything to disk, then say so in the checkpoint."""

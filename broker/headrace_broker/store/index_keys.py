@@ -114,8 +114,10 @@ class _Block:
         self.text = np.frombuffer(b"\x02" + joined + b"\x02" + bytes(_PADDING_BYTES), np.uint8)
 
     def hashes(self, prefixes: Array, topic_of: Callable[[int], str]) -> tuple[Array, Array]:
-        values = self._split_keys(self._find_values())
+        values = self._find_values()
+        # Before keys are split: of a property given twice one may have no part.
         is_slow = self._slow_numbers(values)
+        values = self._split_keys(values)
         if is_slow.any():
             values = _Values(*(column[~is_slow[values.number]] for column in values))
         hashes = self._slice_hashes(values, prefixes)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from headrace_broker.store.ring import Ring, Rows
     from headrace_broker.store.store_queue import StoreQueue
 
-# About two milliseconds, which is how long a request may have to wait for it.
-BLOCK_ROWS_MAX: Final = 2048
+# About a millisecond, which is how long a request may have to wait for it.
+BLOCK_ROWS_MAX: Final = 1024
 
 
 class Indexer:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from headrace_broker.store.page_cache import is_resident
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from headrace_broker.store.files import Files
+
+_BLOCK_BYTES = 512  # what st_blocks counts
 
 
 class MappedFile:
@@ -20,7 +26,16 @@ class MappedFile:
     ``allocated_bytes`` and ask ``allocate`` for more, which fails by exception.
     """
 
-    __slots__ = ("_map", "_view", "allocated_bytes", "file_bytes", "files", "path", "start_offset")
+    __slots__ = (
+        "_address",
+        "_map",
+        "_view",
+        "allocated_bytes",
+        "file_bytes",
+        "files",
+        "path",
+        "start_offset",
+    )
 
     def __init__(self, path: Path, file_bytes: int, files: Files) -> None:
         """Describe an existing file; nothing is opened yet."""
@@ -31,6 +46,7 @@ class MappedFile:
         self.allocated_bytes = 0
         self._map: mmap.mmap | None = None
         self._view: memoryview | None = None
+        self._address = 0
 
     @classmethod
     def create(cls, path: Path, file_bytes: int, files: Files, allocate_bytes: int) -> MappedFile:
@@ -63,6 +79,10 @@ class MappedFile:
         if self._map is None:
             with self._descriptor() as descriptor:
                 self._map = mmap.mmap(descriptor, self.file_bytes)
+                if os.fstat(descriptor).st_blocks * _BLOCK_BYTES < self.file_bytes:
+                    # Read-ahead would fill the hole with pages of zeros: with 8 MiB of it, the
+                    # first unit of a queue cost milliseconds.
+                    self._map.madvise(mmap.MADV_RANDOM)
         return self._map
 
     @property
@@ -71,6 +91,26 @@ class MappedFile:
         if self._view is None:
             self._view = memoryview(self.map)
         return self._view
+
+    def is_resident(self, start: int, end: int) -> bool:
+        """Whether a range, which begins with a page, is in memory."""
+        if not self._address:
+            self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+        return is_resident(self._address + start, end - start)
+
+    def touch(self) -> None:
+        """Map the file and its first page."""
+        self.map[0:1] = self.map[0:1]
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether it has a map now."""
+        return self._map is not None
+
+    def unmap(self) -> None:
+        """Give the map up; it ends with the last view of it, and is made again when needed."""
+        self._map = self._view = None
+        self._address = 0
 
     def allocate(self, end: int, step_bytes: int) -> None:
         """Back the file with blocks up to ``end`` or a step further. Raises OSError."""
@@ -105,7 +145,7 @@ class MappedFile:
     def delete(self) -> None:
         """Remove the file; views already handed out stay readable."""
         self.files.unlink(self.path)
-        self._map = self._view = None
+        self.unmap()
 
     @contextmanager
     def _descriptor(self) -> Iterator[int]:

@@ -17,7 +17,15 @@ if TYPE_CHECKING:
 class MappedFileQueue:
     """``files`` is ordered and without gaps. The position of the last byte is the owner's."""
 
-    __slots__ = ("_making", "_prepared", "directory", "file_bytes", "files", "seam", "setting")
+    __slots__ = (
+        "_making",
+        "_prepared",
+        "directory",
+        "file_bytes",
+        "files",
+        "seam",
+        "setting",
+    )
 
     def __init__(self, directory: Path, file_bytes: int, seam: Files, setting: str) -> None:
         """setting: the name of the setting that ``file_bytes`` came from, for messages."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,15 +28,19 @@ from headrace_broker.store.ring import Ring
 from headrace_broker.store.store_queue import StoreQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from headrace_broker.clock import Clock
+    from headrace_broker.store.encoded_records import EncodedRecords
     from headrace_broker.store.reader import IndexType
     from headrace_broker.store.settings import StoreSettings
 
 # What a store's directory holds; anything else alone is somebody's other folder.
 STORE_NAMES = frozenset(("commitlog", "consumequeue", "config", "checkpoint", "lock", "index"))
+
+# Some ten milliseconds of files for queues that get their first message.
+NEW_FILES_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +89,21 @@ class MessageStore:
         self.cleaner = Cleaner(settings, self.commit_log, self.index_files, self._names.values())
         self.flusher.on_flushed = self._dispatch_unasked
         self.lock = StoreLock(settings.root)
+        self._dispatch_asked = trio.Event()
         self._index_asked = trio.Event()
         self._ahead_asked = trio.Event()
         self.commit_log.on_half_full = self._ask_ahead
+        # While it runs a thread flushes what was asked for.
+        self.works_aside = False
         # Called with the queues that get units outside the caller's own dispatch().
         self.on_touched: Callable[[set[StoreQueue]], None] = lambda _: None
         # The hot path, without a call in between.
         self.append = self.commit_log.append
+        self.append_each = self.commit_log.append_each
         self.append_batch = self.commit_log.append_batch
-        self.append_records = self.commit_log.append_records
         self.record_at = self.commit_log.record_at
         self.get = self.reader.get
+        self.get_bulk = self.reader.get_bulk
         self.offset_by_time = self.reader.offset_by_time
         self.store_time_at = self.reader.store_time_at
         self.when_flushed = self.flusher.when_flushed
@@ -142,6 +151,8 @@ class MessageStore:
         self.flusher.checkpoint = Checkpoint.load(self.flusher.checkpoint_path)
         self._write_abort(abort)
         report = self._recover(is_clean=is_clean)
+        for queue in self.queues:
+            queue.consume_queue.unmap()
         self.begin_batch()
         self.commit_log.accept()
         return report
@@ -204,6 +215,9 @@ class MessageStore:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Flush, index, clean and make files ahead until cancelled."""
         async with trio.open_nursery() as nursery:
+            if self.works_aside:
+                nursery.start_soon(self.flusher.run_asked)
+            nursery.start_soon(self._run_dispatch)
             nursery.start_soon(self.flusher.run_group_commit)
             nursery.start_soon(self.flusher.run_log_flush)
             nursery.start_soon(self.flusher.run_queue_flush)
@@ -261,20 +275,40 @@ class MessageStore:
         return queue
 
     def delete_topic(self, topic: str) -> None:
+        """``delete_queues`` at once, and on disk. Raises OSError."""
+        for _ in self.delete_queues(topic):
+            pass
+        self.flusher.flush_now()
+
+    def delete_queues(self, topic: str) -> Iterator[None]:
         """Remove the topic's ConsumeQueues; its records stay in the log without a way to them.
 
-        The queues' objects must not be used afterwards. Raises OSError.
+        Yields after each. The queues' objects must not be used afterwards. Until all is flushed a
+        start after a crash may read back to where the topic still was. Raises OSError.
         """
         self._finish_dispatch()
-        for queue_id, queue in self._topics.pop(topic, {}).items():
-            del self._names[topic, queue_id]
-            self.flusher.dirty_queues.discard(queue.consume_queue)
+        for queue in self.queues_of(topic):
+            self._forget_queue(queue)
             queue.consume_queue.delete()
-        directory = self.root / "consumequeue" / topic
-        if directory.exists():
-            directory.rmdir()
-        # A start after a crash must not read back to where the topic still was.
-        self.flusher.flush_now()
+            yield
+        with suppress(OSError):  # it may have new queues by now, or never had any
+            (self.root / "consumequeue" / topic).rmdir()
+
+    def _forget_queue(self, queue: StoreQueue) -> None:
+        del self._names[queue.topic, queue.queue_id]
+        queues = self._topics[queue.topic]
+        del queues[queue.queue_id]
+        if not queues:
+            del self._topics[queue.topic]
+        self.flusher.dirty_queues.discard(queue.consume_queue)
+
+    def when_all_flushed(self, callback: Callable[[], None]) -> None:
+        """Call back once everything up to now is on disk. Raises OSError when that is at once."""
+        if self.works_aside:
+            self.flusher.when_all_flushed(callback)
+        else:
+            self.flusher.flush_now()
+            callback()
 
     def min_offset(self, queue: StoreQueue) -> int:
         """The oldest queue offset whose record is still in the log."""
@@ -309,16 +343,32 @@ class MessageStore:
         """Read the clock for the records of the batch that begins."""
         self.commit_log.now_ms = self.clock.now_ms()
 
+    def append_records(self, records: EncodedRecords) -> tuple[int, int]:
+        """As ``CommitLog.append_records``; a block may need much of the ring."""
+        self._make_ring_room(len(records.rows))
+        return self.commit_log.append_records(records)
+
+    def _make_ring_room(self, row_count: int) -> None:
+        ring = self.ring
+        if ring.written + row_count > ring.limit:
+            self._dispatch_unasked()
+        while ring.written + row_count > ring.limit and self.indexer.waiting_count:
+            self._index(self.indexer.drain_block)
+            if self.commit_log.refusal is not None:
+                return
+
     def dispatch(self) -> set[StoreQueue]:
         """Write the units of what was appended; returns the queues that got some.
 
+        While the store runs, the units of very many new queues at once are written a moment later.
         A full disk refuses further appends; what is left over is written by a later call.
         Raises StoreNotWritable when the records themselves can't be written.
         """
         self.commit_log.write_out()
         touched: set[StoreQueue] = set()
         try:
-            self.dispatcher.drain(self._confirmed_offset(), touched)
+            if not self.dispatcher.drain(self._confirmed_offset(), touched):
+                self._dispatch_asked.set()
         except OSError as error:
             self._refuse(error, self.root / "consumequeue")
         self._mark_dirty(touched)
@@ -328,10 +378,10 @@ class MessageStore:
             self._index_asked.set()
         return touched
 
-    def _confirmed_offset(self) -> int:
-        """Up to where consumers may read: with sync flush, what is on disk."""
+    def _confirmed_offset(self) -> int | None:
+        """Up to where consumers may read, None for all: with sync flush, what is on disk."""
         if self.settings.flush == "async":
-            return self.commit_log.max_offset
+            return None
         if self.commit_log.flushed_offset < self.commit_log.max_offset:
             self.flusher.ask()
         return self.commit_log.flushed_offset
@@ -355,7 +405,9 @@ class MessageStore:
     def _finish_dispatch(self) -> None:
         if self.settings.flush == "sync":
             self.flusher.flush_log_now()
+        new_files_max, self.dispatcher.new_files_max = self.dispatcher.new_files_max, sys.maxsize
         self.dispatch()
+        self.dispatcher.new_files_max = new_files_max
         self.index_tick()
 
     def _refuse(self, error: OSError, path: Path) -> None:
@@ -375,6 +427,18 @@ class MessageStore:
         return self.reader.query_index(topic, key, max_count, begin_ms, end_ms, index_type)
 
     # --- loops -----------------------------------------------------------------------------
+
+    async def _run_dispatch(self) -> None:
+        """Give new queues their files by and by: a thousand at once would stop the loop."""
+        self.dispatcher.new_files_max = NEW_FILES_AT_ONCE
+        try:
+            while True:
+                await self._dispatch_asked.wait()
+                self._dispatch_asked = trio.Event()
+                await trio.lowlevel.checkpoint()
+                self._dispatch_unasked()
+        finally:
+            self.dispatcher.new_files_max = sys.maxsize
 
     async def _run_index(self) -> None:
         while True:

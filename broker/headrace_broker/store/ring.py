@@ -7,6 +7,7 @@ are overwritten only after all have taken them.
 
 from __future__ import annotations
 
+import mmap
 import struct
 from typing import Any, Final
 
@@ -56,7 +57,8 @@ class Ring:
         """row_count: a power of two."""
         self.row_count = row_count
         self.mask = row_count - 1
-        self.buffer = bytearray(row_count * ROW_BYTES)
+        # Six megabytes that take no memory before they are used.
+        self.buffer = mmap.mmap(-1, row_count * ROW_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.rows: Rows = np.frombuffer(self.buffer, ROW_DTYPE)
         self.written = 0
         self.limit = row_count
@@ -68,8 +70,10 @@ class Ring:
         assert self.written + count <= self.limit
         start = self.written & self.mask
         first = min(count, self.row_count - start)
-        self.rows[start : start + first] = rows[:first]
-        self.rows[: count - first] = rows[first:]
+        # As bytes, which numpy would copy field by field.
+        data, split = rows.tobytes(), first * ROW_BYTES
+        self.buffer[start * ROW_BYTES : (start + first) * ROW_BYTES] = data[:split]
+        self.buffer[: len(data) - split] = data[split:]
         self.written += count
 
     def waiting(self, cursor: Cursor) -> slice:
@@ -80,7 +84,7 @@ class Ring:
     def take(self, cursor: Cursor, count: int) -> None:
         """Let ``count`` rows go."""
         cursor.taken += count
-        self.limit = min(cursor.taken for cursor in self.cursors) + self.row_count
+        self.limit = min([cursor.taken for cursor in self.cursors]) + self.row_count
 
     def last_of(self, row_count: int) -> tuple[int, int] | None:
         """Physical offset and store timestamp of the last of the first ``row_count`` rows."""

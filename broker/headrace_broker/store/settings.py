@@ -44,7 +44,7 @@ class StoreSettings:
     queue_flush_thorough_interval_ms: int = 60_000
 
     ring_rows: int = 1 << 17
-    index_tick_ms: int = 50  # each block has a fixed cost of some 0.25 ms
+    index_tick_ms: int = 100  # each block has a fixed cost of some 0.25 ms
     retention_ms: int = 72 * _HOUR_MS
     clean_interval_ms: int = 10_000
     clean_files_max: int = 10

@@ -35,7 +35,7 @@ class StoreQueue:
         self.magic, self.topic_field = topic_field(topic)
         self.index_prefixes = index_prefixes(topic)
         self.next_offset = 0
-        self.waiting: list[Any] = []
+        self.waiting: dict[Any, None] | None = None
 
     def __repr__(self) -> str:
         return f"<StoreQueue {self.topic}/{self.queue_id} next_offset={self.next_offset}>"

@@ -1,0 +1,131 @@
+"""BULK_SEND and BULK_PULL: whole records, many at a time, between headrace and its own clients.
+
+Nothing here is done per record but in C. Source: docs/protocol.md "Bulk".
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from headrace_broker.processors.send import RETRY_PREFIX, refusal
+from headrace_broker.store.encoded_records import EncodedRecords
+from headrace_broker.store.errors import StoreError
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.errors import RequestError
+from headrace_protocol.headers import (
+    BulkPullHeader,
+    BulkPullResponseHeader,
+    BulkSendHeader,
+    SendMessageResponseHeader,
+)
+from headrace_protocol.message import CorruptRecord, encode_offset_message_id
+from headrace_protocol.serving import Reply
+
+if TYPE_CHECKING:
+    from headrace_broker.processors.pull import PullProcessor, Target
+    from headrace_broker.processors.send import SendProcessor
+    from headrace_broker.statistics import BrokerStatistics
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.store.reader import GetResult
+    from headrace_protocol.serving import Registry, Request
+
+# Half of the dispatch ring.
+_COUNT_MAX = 65_536
+_RECORDS_BYTES_MAX = 8 * 1024 * 1024
+
+
+class BulkProcessor:
+    """Stores and hands out blocks of records, by the rules of single ones."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        sends: SendProcessor,
+        pulls: PullProcessor,
+        statistics: BrokerStatistics,
+    ) -> None:
+        self._store = store
+        self._sends = sends
+        self._pulls = pulls
+        self._statistics = statistics
+
+    def register(self, registry: Registry) -> None:
+        """Serve both."""
+        registry.route(RequestCode.BULK_SEND, self.send)
+        registry.route(RequestCode.BULK_PULL, self.pull)
+
+    # -- BULK_SEND ---------------------------------------------------------------------------------
+
+    def send(self, request: Request) -> Reply | None:
+        """Store all records of a block, or none."""
+        header = request.header(BulkSendHeader)
+        self._check(header)
+        target = self._sends.target(request, header)
+        try:
+            records = EncodedRecords(target.queue, header.count, request.body, target.sys_flag)
+            self._sends.check_properties(records.distinct_properties)
+            queue_offset, physical_offset = self._store.append_records(records)
+        except (StoreError, CorruptRecord) as error:
+            raise refusal(error, header.topic) from None
+        self._statistics.put(header.topic, header.count, records.body_bytes)
+        answer = SendMessageResponseHeader(
+            msg_id=encode_offset_message_id(self._store.store_host, physical_offset),
+            queue_id=header.queue_id,
+            queue_offset=queue_offset,
+        )
+        return self._sends.stored(request, Reply(answer))
+
+    def _check(self, header: BulkSendHeader) -> None:
+        if len(self._store.store_host) != 8:
+            raise RequestError(
+                ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+                "blocks of records are not served by a broker with an IPv6 address: "
+                "send the messages one by one",
+            )
+        if header.topic.startswith(RETRY_PREFIX):
+            raise RequestError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"a batch to the retry topic {header.topic}: send its messages one by one",
+            )
+        if header.count > _COUNT_MAX:
+            raise RequestError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"a batch of {header.count} messages: {_COUNT_MAX} is the most, send smaller ones",
+            )
+
+    # -- BULK_PULL ---------------------------------------------------------------------------------
+
+    def pull(self, request: Request) -> Reply | None:
+        """Answer with records and where they lie, or hold the request until some arrive."""
+        header = request.header(BulkPullHeader)
+        target = self._pulls.target(header, header.subscription)
+        return self._pulls.serve(
+            request, header, target, partial(self._get, header, target), _found
+        )
+
+    def _get(self, header: BulkPullHeader, target: Target) -> GetResult:
+        return self._store.get_bulk(
+            target.queue,
+            header.queue_offset,
+            min(max(header.max_msg_nums, 1), _COUNT_MAX),
+            min(header.max_msg_bytes, _RECORDS_BYTES_MAX),
+            target.tags,
+        )
+
+
+def _found(code: ResponseCode, result: GetResult) -> Reply:
+    return Reply(
+        BulkPullResponseHeader(
+            next_begin_offset=result.next_offset,
+            min_offset=result.min_offset,
+            max_offset=result.max_offset,
+            count=result.count,
+            layout=result.layout,
+            first_physical_offset=result.first_physical_offset,
+            has_queue_offsets=result.has_queue_offsets,
+        ),
+        tuple(result.buffers),
+        code,
+        result.status.name,
+    )

@@ -1,0 +1,235 @@
+"""The items of a batch request as records of one queue, converted column by column."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from headrace_broker.store.ring import ROW, ROW_DTYPE
+from headrace_protocol.columns import HEAD_DTYPES, checksums
+from headrace_protocol.message import BATCH_ITEM_HEAD, RECORD_HEADS, CorruptRecord, tags_code_of
+
+if TYPE_CHECKING:
+    from headrace_broker.store.store_queue import StoreQueue
+    from headrace_protocol.columns import Array, Buffer
+
+_HEAD_BYTES: Final = BATCH_ITEM_HEAD.size
+_FLAG_AT, _BODY_BYTES_AT = 12, 16
+_INT = np.dtype(">i4")
+_SHORT = np.dtype(">i2")
+_LEAST_BYTES: Final = _HEAD_BYTES + _SHORT.itemsize
+_TAGS = b"TAGS\x01"
+# Fills in the heads of records with these bodies.
+Fill = Callable[["Array", list[bytes]], None]
+
+
+class BatchRecords:
+    """Records yet to be placed; ``rows`` are theirs in the dispatch ring."""
+
+    def __init__(self, batch_body: Buffer, sys_flag: int, queue: StoreQueue) -> None:
+        """Raises CorruptRecord for a malformed or empty batch."""
+        data = batch_body if isinstance(batch_body, bytes) else bytes(batch_body)
+        self._queue = queue
+        self._items = items = _Table.of(data) or _Items(data)
+        self._sys_flag = sys_flag
+        self._head = RECORD_HEADS[sys_flag >> 4 & 3]
+        self._overhead = self._head.size + len(queue.topic_field) - _HEAD_BYTES
+        row = ROW.pack(0, 0, 0, 0, 0, queue.key, 0, sys_flag)
+        self.rows = _repeated(row, items.count, ROW_DTYPE)
+        self.rows["size"] = items.sizes + self._overhead
+        self.rows["properties_size"] = items.properties_bytes
+        self.rows["tags_code"] = _tags_codes(items)
+        self.total_bytes = len(data) + self._overhead * items.count
+
+    def place(self, queue_offset: int, physical_offset: int, now_ms: int) -> None:
+        """Assign consecutive offsets, from those of the first record on, and the time."""
+        ordinals = np.arange(self._items.count)
+        starts = self._items.starts + ordinals * self._overhead
+        self.rows["physical_offset"] = starts + physical_offset
+        self.rows["queue_offset"] = ordinals + queue_offset
+        self.rows["store_timestamp"] = self._now_ms = now_ms
+
+    def encode(
+        self, born_timestamp: int, born_host: bytes, store_host: bytes, reconsume_times: int
+    ) -> bytes | bytearray:
+        """All records back to back."""
+        queue = self._queue
+        head = self._head.pack(
+            0,
+            queue.magic,
+            0,
+            queue.queue_id,
+            0,
+            0,
+            0,
+            self._sys_flag,
+            born_timestamp,
+            born_host,
+            self._now_ms,
+            store_host,
+            reconsume_times,
+            0,
+            0,
+        )
+        dtype = HEAD_DTYPES[self._sys_flag >> 4 & 3]
+        return self._items.encode(head, dtype, self._fill, queue.topic_field)
+
+    def _fill(self, heads: Array, bodies: list[bytes]) -> None:
+        """What is of each record alone."""
+        items, rows = self._items, self.rows
+        heads["size"] = rows["size"]
+        heads["queue_offset"] = rows["queue_offset"]
+        heads["physical_offset"] = rows["physical_offset"]
+        heads["body_crc"] = checksums(bodies)
+        heads["flag"] = items.flags
+        heads["body_bytes"] = items.body_bytes
+
+
+class _Items:
+    """The parts of each item of a batch, as columns."""
+
+    def __init__(self, data: bytes) -> None:
+        self.starts = _starts(data)
+        self.count = len(self.starts)
+        self.sizes = np.append(self.starts[1:], len(data)) - self.starts
+        self._data = data
+        self.flags = self._values(_INT, self.starts + _FLAG_AT)
+        self.body_bytes = self._values(_INT, self.starts + _BODY_BYTES_AT)
+        self._properties_at = self.starts + (self.body_bytes + _HEAD_BYTES)
+        properties_bytes = self.sizes - (self.body_bytes + _LEAST_BYTES)
+        self._require((self.body_bytes >= 0) & (properties_bytes >= 0), "body length")
+        self.properties_bytes = self._values(_SHORT, self._properties_at)
+        self._require(self.properties_bytes == properties_bytes, "properties length")
+
+    def properties(self) -> list[bytes]:
+        """The properties of each with their length before them, as in the record."""
+        return self._slices(self._properties_at, self.starts + self.sizes)
+
+    def end_with(self, end: bytes) -> bool:
+        """Whether each item ends so."""
+        return all(item.endswith(end) for item in self.properties())
+
+    def encode(self, head: bytes, dtype: np.dtype[Any], fill: Fill, topic_field: bytes) -> bytes:
+        """Records: the head, filled in for each, then body, topic and properties."""
+        heads = _repeated(head, self.count, dtype)
+        bodies = self._slices(self.starts + _HEAD_BYTES, self._properties_at)
+        fill(heads, bodies)
+        parts = [topic_field] * (4 * self.count)
+        parts[0::4] = heads.view(f"V{len(head)}").tolist()
+        parts[1::4] = bodies
+        parts[3::4] = self.properties()
+        return b"".join(parts)
+
+    def _slices(self, starts: Array, ends: Array) -> list[bytes]:
+        data = self._data
+        return [data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+
+    def _values(self, dtype: np.dtype[Any], positions: Array) -> Array:
+        """The numbers at positions, which need not be aligned."""
+        count = len(self._data) - dtype.itemsize + 1
+        return np.ndarray(count, dtype, self._data, strides=(1,))[positions].astype(np.int64)
+
+    def _require(self, is_good: Array, what: str) -> None:
+        if not is_good.all():
+            position = int(self.starts[is_good.argmin()])
+            raise CorruptRecord(position, f"the item's {what} does not fit its size")
+
+
+class _Table:
+    """The parts of items that are all laid out alike: rows of one length, so columns are views."""
+
+    def __init__(self, data: bytes, sizes: int, body_bytes: int) -> None:
+        self.sizes = sizes
+        self.body_bytes = body_bytes
+        self.properties_bytes = sizes - body_bytes - _LEAST_BYTES
+        self.starts = np.arange(0, len(data), sizes)
+        self.count = len(self.starts)
+        self._data = data
+        self._properties_at = _HEAD_BYTES + body_bytes
+        self.flags = self._values(_INT, _FLAG_AT)
+
+    @classmethod
+    def of(cls, data: bytes) -> _Table | None:
+        """None if the items are not alike, or not right."""
+        if len(data) < _LEAST_BYTES:
+            return None
+        sizes, _, body_bytes = BATCH_ITEM_HEAD.unpack_from(data)
+        if sizes < _LEAST_BYTES or len(data) % sizes or not 0 < body_bytes <= sizes - _LEAST_BYTES:
+            return None
+        table = cls(data, sizes, body_bytes)
+        are_alike = (
+            (table._values(_INT, 0) == sizes).all()
+            and (table._values(_INT, _BODY_BYTES_AT) == body_bytes).all()
+            and (table._values(_SHORT, table._properties_at) == table.properties_bytes).all()
+        )
+        return table if are_alike else None
+
+    def properties(self) -> list[bytes]:
+        """See ``_Items``."""
+        kind = np.dtype(f"V{self.properties_bytes + _SHORT.itemsize}")
+        slices: list[bytes] = self._values(kind, self._properties_at).tolist()
+        return slices
+
+    def end_with(self, end: bytes) -> bool:
+        """Whether each item ends so."""
+        return bool((self._bytes()[:, -len(end) :] == np.frombuffer(end, np.uint8)).all())
+
+    def encode(
+        self, head: bytes, dtype: np.dtype[Any], fill: Fill, topic_field: bytes
+    ) -> bytearray:
+        """See ``_Items``; all bodies are copied at once, and all properties."""
+        start = head + bytes(self.body_bytes) + topic_field
+        size = len(start) + _SHORT.itemsize + self.properties_bytes
+        block = bytearray(start.ljust(size, b"\0") * self.count)
+        records = np.frombuffer(block, np.uint8).reshape(self.count, size)
+        given = self._bytes()
+        body_end = self._properties_at
+        records[:, len(head) : len(head) + self.body_bytes] = given[:, _HEAD_BYTES:body_end]
+        records[:, len(start) :] = given[:, body_end:]
+        bodies = self._values(np.dtype(f"V{self.body_bytes}"), _HEAD_BYTES).tolist()
+        fill(np.ndarray(self.count, dtype, block, strides=(size,)), bodies)
+        return block
+
+    def _bytes(self) -> Array:
+        return np.frombuffer(self._data, np.uint8).reshape(self.count, self.sizes)
+
+    def _values(self, dtype: np.dtype[Any], position: int) -> Array:
+        return np.ndarray(self.count, dtype, self._data, position, (self.sizes,))
+
+
+def _repeated(row: bytes, count: int, dtype: np.dtype[Any]) -> Array:
+    """``count`` rows of a table, all the same so far."""
+    return np.frombuffer(bytearray(row * count), dtype)
+
+
+def _starts(data: bytes) -> Array:
+    """Where each item begins. Raises CorruptRecord when their sizes do not lead to the end."""
+    starts = []
+    position, end = 0, len(data)
+    unpack = BATCH_ITEM_HEAD.unpack_from
+    while position < end:
+        if end - position < _LEAST_BYTES:
+            raise CorruptRecord(position, f"{end - position} bytes are no batch item")
+        size = unpack(data, position)[0]
+        if not _LEAST_BYTES <= size <= end - position:
+            raise CorruptRecord(position, f"an item of {size} bytes in {end - position}")
+        starts.append(position)
+        position += size
+    if not starts:
+        raise CorruptRecord(0, "the batch has no items")
+    return np.array(starts)
+
+
+def _tags_codes(items: _Items | _Table) -> list[int] | int:
+    """The tags code of each item, or of all: most batches have the same TAGS in each."""
+    properties = items.properties()
+    first = properties[0]
+    # What comes last counts, so the same end means the same code.
+    end = first[first.rfind(b"\x02" + _TAGS) :]
+    if len(end) > len(_TAGS) and items.end_with(end):
+        return tags_code_of(end)
+    if not any(_TAGS in item for item in properties):
+        return 0
+    return [tags_code_of(item[_SHORT.itemsize :]) for item in properties]

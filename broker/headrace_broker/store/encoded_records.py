@@ -1,0 +1,115 @@
+"""Whole records that a producer encoded: checked, and completed with what only the broker knows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace_broker.store.ring import ROW_DTYPE
+from headrace_protocol.columns import HEAD_PLACES, SIZE_DTYPE, RecordColumns
+from headrace_protocol.message import (
+    COMPRESSED,
+    COMPRESSION_MASK,
+    MAGIC_V1,
+    CorruptRecord,
+    tags_code_of,
+)
+
+if TYPE_CHECKING:
+    from headrace_broker.store.store_queue import StoreQueue
+    from headrace_protocol.columns import Array, Buffer
+
+# What a producer may say by itself.
+_PRODUCERS_FLAGS = COMPRESSED | COMPRESSION_MASK
+
+
+class EncodedRecords:
+    """V1 records with IPv4 hosts for one queue: all of them are good once this exists.
+
+    rows: theirs in the dispatch ring. distinct_properties: each text of properties once.
+    total_bytes, body_bytes, body_bytes_max: of all; of all bodies; of the largest one.
+    """
+
+    def __init__(
+        self, queue: StoreQueue, record_count: int, body: Buffer, sys_flag: int = 0
+    ) -> None:
+        """Check what BULK_SEND brought, and keep it: where it is if that can be written.
+
+        body: ``record_count`` sizes, as big-endian int32, then the records back to back.
+        sys_flag: bits that the topic adds to each record.
+
+        Raises CorruptRecord for anything but whole records of the queue's topic, one or more;
+        its position counts from the first record.
+        """
+        self.queue = queue
+        self._columns = _columns(record_count, body)
+        self._check()
+        self.total_bytes = len(self._columns.data)
+        self.body_bytes = int(self._columns.body_bytes.sum(dtype=np.int64))
+        self.body_bytes_max = int(self._columns.body_bytes.max())
+        self.distinct_properties, tags_codes = self._tags_codes()
+        self.rows = self._new_rows(tags_codes, sys_flag)
+        data = memoryview(self._columns.data)
+        self._block = bytearray(data) if data.readonly else data
+
+    def complete(self, physical_offset: int, now_ms: int, store_host: bytes) -> Buffer:
+        """The records as the log holds them, to be stored at ``physical_offset`` now.
+
+        store_host: of 8 bytes.
+        """
+        rows, start = self.rows, self._columns.start
+        rows["physical_offset"] = start + physical_offset
+        rows["queue_offset"] = np.arange(len(rows)) + self.queue.next_offset
+        rows["store_timestamp"] = now_ms
+        self._fill("queue_id", self.queue.queue_id)
+        self._fill("store_host", np.void(store_host))
+        for name in ("queue_offset", "physical_offset", "store_timestamp", "sys_flag"):
+            self._fill(name, rows[name])
+        return self._block
+
+    def _check(self) -> None:
+        columns = self._columns
+        columns.require(columns.magic == MAGIC_V1, "not a V1 record")
+        columns.require(
+            columns.sys_flag & ~_PRODUCERS_FLAGS == 0,
+            "its sysFlag says more than how the body is compressed",
+        )
+        if not columns.has_topic(self.queue.topic):
+            raise CorruptRecord(0, f"not all records are of topic {self.queue.topic}")
+        columns.check_bodies()
+
+    def _tags_codes(self) -> tuple[set[bytes], Array | int]:
+        """Each text of properties once, and the tags code of each record."""
+        if not self._columns.properties_bytes.any():
+            return {b""}, 0
+        properties = self._columns.properties()
+        codes = {raw: tags_code_of(raw) for raw in set(properties)}
+        count = len(properties)
+        return set(codes), np.fromiter(map(codes.__getitem__, properties), np.int64, count)
+
+    def _new_rows(self, tags_codes: Array | int, sys_flag: int) -> Array:
+        columns = self._columns
+        rows = np.zeros(len(columns), ROW_DTYPE)
+        rows["queue_key"] = self.queue.key
+        rows["size"] = columns.size
+        rows["properties_size"] = columns.properties_bytes
+        rows["sys_flag"] = columns.sys_flag | sys_flag
+        rows["tags_code"] = tags_codes
+        return rows
+
+    def _fill(self, name: str, values: Array | np.void | int) -> None:
+        dtype, at = HEAD_PLACES[name]
+        column, index = self._columns.locate(self._block, dtype, at)
+        column[index] = values
+
+
+def _columns(record_count: int, body: Buffer) -> RecordColumns:
+    records_at = record_count * SIZE_DTYPE.itemsize
+    if not 0 < records_at < len(body):
+        raise CorruptRecord(0, f"{len(body)} bytes are not {record_count} sizes and records")
+    size = np.frombuffer(body, SIZE_DTYPE, record_count).astype(np.int64)
+    data = memoryview(body)[records_at:]
+    if size.sum() != len(data):
+        raise CorruptRecord(0, f"sizes of {size.sum()} bytes in all, but {len(data)} bytes came")
+    return RecordColumns(data, np.cumsum(size) - size, size)

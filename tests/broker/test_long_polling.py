@@ -1,0 +1,137 @@
+"""Held pulls: answered once, in slices when they are many, and paid for by their client."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+import trio.testing
+
+from headrace_broker.consumer.long_polling import HELD_PULL_BYTES, HeldPull, LongPolling
+from tests.support.channel import MemoryChannel
+from tests.support.stores import SetClock, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.store.store_queue import StoreQueue
+
+
+class Held:
+    """Pulls that were held, and what they were told."""
+
+    def __init__(self) -> None:
+        self.polling = LongPolling()
+        self.told: list[tuple[int, bool]] = []
+        self.has_found = True
+
+    def hold(self, queue: StoreQueue, number: int, channel: MemoryChannel, s: float = 15) -> None:
+        def answer(may_wait: bool) -> bool:
+            self.told.append((number, may_wait))
+            return self.has_found or not may_wait
+
+        self.polling.hold(queue, HeldPull(answer, channel), s)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    store = open_store(tmp_path, SetClock())
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def queue(store: MessageStore) -> StoreQueue:
+    return store.queue("t", 0)
+
+
+async def test_an_arrival_answers_all_that_wait_in_their_order(queue: StoreQueue) -> None:
+    held, channel = Held(), MemoryChannel()
+    for number in range(5):
+        held.hold(queue, number, channel)
+    assert channel.charged_bytes == 5 * HELD_PULL_BYTES
+    held.polling.arrived([queue])
+    assert held.told == [(number, True) for number in range(5)]
+    assert held.polling.held_count == channel.charged_bytes == 0
+    held.polling.arrived([queue])
+    assert len(held.told) == 5
+
+
+async def test_who_finds_nothing_waits_on(queue: StoreQueue) -> None:
+    held, channel = Held(), MemoryChannel()
+    held.has_found = False
+    held.hold(queue, 1, channel)
+    held.polling.arrived([queue])
+    held.polling.arrived([queue])
+    assert held.told == [(1, True), (1, True)]
+    assert held.polling.held_count == 1
+
+
+async def test_thousands_at_one_queue_are_answered_in_slices(queue: StoreQueue) -> None:
+    held, channel = Held(), MemoryChannel()
+    works: list[Iterator[None]] = []
+    held.polling.run_long = works.append
+    for number in range(5000):
+        held.hold(queue, number, channel)
+    held.polling.arrived([queue])
+    assert held.told == []
+    (work,) = works
+    for _ in range(100):
+        next(work)
+    assert len(held.told) == 100
+    # One that comes meanwhile waits for the next message.
+    held.hold(queue, 5000, channel)
+    assert sum(1 for _ in work) == 4900
+    assert held.polling.held_count == 1
+    assert channel.charged_bytes == HELD_PULL_BYTES
+
+
+async def test_a_deadline_ends_the_wait_even_amid_slices(
+    queue: StoreQueue, autojump_clock: trio.testing.MockClock
+) -> None:
+    held, channel = Held(), MemoryChannel()
+    works: list[Iterator[None]] = []
+    held.polling.run_long = works.append
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(held.polling.run)
+        await trio.testing.wait_all_tasks_blocked()
+        for number in range(100):
+            held.hold(queue, number, channel, 2)
+        held.polling.arrived([queue])
+        arrival = works.pop()
+        next(arrival)
+        await trio.sleep(3)
+        (deadline,) = works
+        assert sum(1 for _ in deadline) == 99
+        assert sum(1 for _ in arrival) == 99
+        nursery.cancel_scope.cancel()
+    assert held.told == [(0, True), *((number, False) for number in range(1, 100))]
+    assert held.polling.held_count == channel.charged_bytes == 0
+    assert not queue.waiting
+
+
+async def test_a_client_that_is_gone_holds_nothing(queue: StoreQueue) -> None:
+    held, gone, there = Held(), MemoryChannel(), MemoryChannel()
+    for number in range(10):
+        held.hold(queue, number, gone if number % 2 else there)
+    held.polling.channel_closed(gone)
+    assert held.polling.held_count == 5
+    assert gone.charged_bytes == 0
+    held.polling.arrived([queue])
+    assert [number for number, _ in held.told] == [0, 2, 4, 6, 8]
+
+
+async def test_nobody_waits_for_a_deleted_queue_or_a_broker_that_stops(
+    store: MessageStore, queue: StoreQueue
+) -> None:
+    held, channel = Held(), MemoryChannel()
+    held.hold(queue, 1, channel)
+    held.hold(store.queue("t", 1), 2, channel)
+    held.polling.queue_gone(queue)
+    assert held.told == [(1, False)]
+    held.polling.answer_all()
+    assert held.told == [(1, False), (2, False)]
+    assert held.polling.held_count == 0

@@ -1,0 +1,145 @@
+"""Sends that come at once are stored and answered as each alone would be."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.header_codecs import SerializeType, encode_frame
+from tests.support.broker import BrokerUnderTest
+from tests.support.channel import MemoryChannel
+from tests.support.stores import read_all
+
+UNIQ_KEYS = st.sampled_from(["7F00000133E730946E0967FBFA710001", "A", "no letters", "é", ""])
+BEFORE = st.lists(
+    st.sampled_from(["KEYS\x01k1", "KEYS\x01k1 k2", "a\x01b", "TAGS\x01T1", "nothing", "x\x01"]),
+    max_size=2,
+)
+AFTER = st.lists(
+    st.sampled_from(
+        [
+            "WAIT\x01true",
+            "WAIT\x01false",
+            "TAGS\x01T1",
+            "TAGS\x01T2",
+            "CLUSTER\x01elsewhere",
+            "TRACE_ON\x01false",
+            "DELAY\x010",
+            "DELAY\x013",
+            "TRAN_MSG\x01true",
+            "UNIQ_KEY\x01twice",
+            "user\x01value",
+            "ключ\x01значение",
+        ]
+    ),
+    max_size=3,
+)
+
+
+@st.composite
+def properties(draw: st.DrawFn) -> str:
+    items = draw(BEFORE)
+    if uniq_key := draw(UNIQ_KEYS):
+        items.append(f"UNIQ_KEY\x01{uniq_key}")
+    items += draw(AFTER)
+    return "\x02".join(items) + draw(st.sampled_from(["", "\x02"]))
+
+
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {
+            "b": st.sampled_from(["T", "T", "T", "Other"]),
+            "e": st.sampled_from([0, 1, 3, 7, -1]),
+            "f": st.sampled_from([0, 0, 0, 1, 8]),
+            "h": st.sampled_from([0, 5, -1]),
+            "i": properties(),
+            "j": st.sampled_from([0, 2, None]),
+            "body": st.sampled_from([b"", b"body", b"x" * 3000, b"x" * 70_000]),
+        }
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+def frame(message: dict[str, Any], opaque: int) -> bytes:
+    fields = {"a": "group", "c": "TBW102", "d": 4, "g": 1_700_000_000_000 + opaque, **message}
+    body = fields.pop("body")
+    sent = encode_frame(
+        SerializeType.JSON,
+        RequestCode.SEND_MESSAGE_V2,
+        opaque,
+        fields={name: value for name, value in fields.items() if value is not None},
+        body_bytes=len(body),
+    )
+    return sent + body
+
+
+def outcome(messages: list[dict[str, Any]], *, at_once: bool) -> tuple[object, ...]:
+    """Answers by opaque, and what the log holds, when messages are sent at once or one by one."""
+    with tempfile.TemporaryDirectory() as folder:
+        broker = BrokerUnderTest(Path(folder), commit_log_file_bytes=1 << 17)
+        channel = MemoryChannel()
+        channel.is_greeted = at_once  # who is not is served one by one
+        frames = [frame(message, opaque) for opaque, message in enumerate(messages)]
+        if at_once:
+            broker.take(b"".join(frames), channel)
+        else:
+            for sent in frames:
+                channel.is_greeted = False
+                broker.take(sent, channel)
+        answers = {
+            command.opaque: (command.code, command.remark, command.ext())
+            for command, _ in channel.replies()
+            if command.is_response
+        }
+        stored = [
+            (message.stored_body, message.properties, message.sys_flag, message.physical_offset)
+            for queue_id in range(8)
+            for topic in ("T", "Other")
+            for message in read_all(broker.store, broker.store.queue(topic, queue_id))
+        ]
+        puts = broker.statistics.puts
+        broker.close()
+    assert not broker.unexpected
+    return answers, stored, puts.count, puts.body_bytes
+
+
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(MESSAGES)
+def test_sends_at_once_are_as_sends_one_by_one(messages: list[dict[str, Any]]) -> None:
+    # Where the broker chooses, it chooses by chance.
+    chosen = [
+        {**message, "e": max(message["e"], 0)} for message in messages if "UNIQ_KEY" in message["i"]
+    ]
+    assert outcome(chosen, at_once=True) == outcome(chosen, at_once=False)
+
+
+def test_a_message_without_room_is_refused_among_others(broker: BrokerUnderTest) -> None:
+    channel = MemoryChannel()
+    channel.is_greeted = True
+    message = {"b": "T", "e": 0, "f": 0, "h": 0, "i": "UNIQ_KEY\x01A\x02"}
+    too_large = b"x" * (broker.store.settings.body_bytes_max + 1)
+    bodies = [b"first", b"second", too_large, b"third"]
+    broker.take(
+        b"".join(frame({**message, "body": body}, number) for number, body in enumerate(bodies)),
+        channel,
+    )
+    codes = {
+        command.opaque: command.code for command, _ in channel.replies() if command.is_response
+    }
+    assert codes == {
+        0: ResponseCode.SUCCESS,
+        1: ResponseCode.SUCCESS,
+        2: ResponseCode.MESSAGE_ILLEGAL,
+        3: ResponseCode.SUCCESS,
+    }
+    stored = read_all(broker.store, broker.store.queue("T", 0))
+    assert [message.body for message in stored] == [b"first", b"second", b"third"]

@@ -1,0 +1,114 @@
+"""A batch request's items as records: every layout gives what single appends give."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace_broker.store.batch_records import BatchRecords
+from headrace_protocol.message import (
+    CorruptRecord,
+    StoredMessage,
+    encode_batch,
+    encode_host,
+    encode_properties,
+    iter_batch,
+    tags_code_of,
+)
+from tests.support.stores import HOST, open_store, read_all
+
+if TYPE_CHECKING:
+    from headrace_broker.store.message_store import MessageStore
+
+Item = tuple[int, bytes, bytes]
+
+FLAGS = st.integers(-(2**31), 2**31 - 1)
+PROPERTIES = st.dictionaries(
+    st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY"]), st.text("ab", min_size=1)
+).map(encode_properties)
+ITEMS = st.lists(st.tuples(FLAGS, st.binary(max_size=80), PROPERTIES), min_size=1, max_size=20)
+TAGS = st.sampled_from([b"A", b"B"])
+
+
+@st.composite
+def alike(draw: st.DrawFn) -> list[Item]:
+    """Items of one layout; their tags may differ all the same."""
+    body_bytes = draw(st.integers(0, 40))
+    start = draw(st.sampled_from([b"", b"KEYS\x01k\x02", b"K\x01TAGS\x02"]))
+    bodies = draw(
+        st.lists(st.binary(min_size=body_bytes, max_size=body_bytes), min_size=1, max_size=20)
+    )
+    return [
+        (draw(FLAGS), body, start + b"TAGS\x01" + draw(TAGS) + b"\x02" if start else b"")
+        for body in bodies
+    ]
+
+
+HOSTS = st.sampled_from([HOST, encode_host("::1", 1)])
+NAMES = [name for name in StoredMessage.__slots__ if not name.startswith("_")]
+
+
+def stored(store: MessageStore) -> tuple[list[list[object]], list[tuple[int, int, int]]]:
+    """Records, field by field, and ConsumeQueue units."""
+    store.dispatch()
+    queue = store.queue("T", 2)
+    records = [[getattr(message, name) for name in NAMES] for message in read_all(store, queue)]
+    return records, list(queue.consume_queue.iter_units(0))
+
+
+@pytest.mark.slow
+@settings(max_examples=40)
+@given(st.lists(st.one_of(ITEMS, alike()), max_size=4), HOSTS, HOSTS)
+def test_a_batch_is_stored_as_its_items_would_be(
+    batches: list[list[Item]], born_host: bytes, store_host: bytes
+) -> None:
+    results = []
+    for is_batch in (True, False):
+        with tempfile.TemporaryDirectory() as folder:
+            store = open_store(Path(folder), store_host=store_host, commit_log_file_bytes=1 << 16)
+            queue = store.queue("T", 2)
+            places = []
+            for items in batches:
+                if is_batch:
+                    body = memoryview(encode_batch(items))
+                    _, offsets = store.append_batch(queue, body, 2, 7, born_host, 1)
+                    places += offsets.tolist()
+                else:
+                    places += [
+                        store.append(queue, body, raw, tags_code_of(raw), flag, 2, 7, born_host, 1)
+                        for flag, body, raw in items
+                    ]
+            results.append((places, *stored(store)))
+            store.close()
+    assert results[0] == results[1]
+
+
+@pytest.mark.slow
+@settings(max_examples=300)
+@given(st.one_of(ITEMS, alike()), st.data())
+def test_a_damaged_batch_is_refused_or_another_batch(
+    store_queue: object, items: list[Item], data: st.DataObject
+) -> None:
+    raw = bytearray(encode_batch(items))
+    raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    raw = raw[: data.draw(st.integers(0, len(raw)))]
+    try:
+        expected = [tags_code_of(properties) for _, _, properties in iter_batch(bytes(raw))]
+    except CorruptRecord:
+        expected = []
+    if expected:
+        records = BatchRecords(bytes(raw), 0, store_queue)  # type: ignore[arg-type]
+        assert records.rows["tags_code"].tolist() == expected
+    else:
+        with pytest.raises(CorruptRecord):
+            BatchRecords(bytes(raw), 0, store_queue)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def store_queue(tmp_path_factory: pytest.TempPathFactory) -> object:
+    return open_store(tmp_path_factory.mktemp("store")).queue("T", 0)

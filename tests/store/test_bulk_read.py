@@ -1,0 +1,244 @@
+"""A bulk read finds what ordinary reads find, byte for byte."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace_broker.store.message_store import MessageStore
+from headrace_broker.store.reader import GetStatus
+from headrace_protocol.columns import RecordColumns
+from headrace_protocol.headers import BulkPullResponseHeader
+from headrace_protocol.message import tags_code
+from tests.support.golden import STORES, copy_golden_store, golden_settings
+from tests.support.stores import FaultyFiles, open_store, put
+
+if TYPE_CHECKING:
+    from headrace_broker.store.reader import GetResult
+    from headrace_broker.store.store_queue import StoreQueue
+
+Tags = frozenset[int] | None
+EVERYTHING = (1 << 16, 1 << 24)
+
+
+def columns_of(result: GetResult) -> RecordColumns:
+    """What a client makes of the answer."""
+    header = BulkPullResponseHeader(
+        next_begin_offset=result.next_offset,
+        min_offset=result.min_offset,
+        max_offset=result.max_offset,
+        count=result.count,
+        layout=result.layout,
+        first_physical_offset=result.first_physical_offset,
+        has_queue_offsets=result.has_queue_offsets,
+    )
+    columns = RecordColumns.from_bulk(header, b"".join(result.buffers))
+    columns.check_bodies()
+    return columns
+
+
+def read_bulk(
+    store: MessageStore, queue: StoreQueue, count_max: int, bytes_max: int, tags: Tags = None
+) -> tuple[list[bytes], list[int]]:
+    """All records and their queue offsets."""
+    records: list[bytes] = []
+    offsets: list[int] = []
+    offset = store.min_offset(queue)
+    while offset < store.max_offset(queue):
+        result = store.get_bulk(queue, offset, count_max, bytes_max, tags)
+        assert offset < result.next_offset <= store.max_offset(queue)
+        offset = result.next_offset
+        if result.status is not GetStatus.FOUND:
+            continue
+        columns = columns_of(result)
+        assert 0 < len(columns) == result.count <= count_max
+        assert result.body_bytes == columns.size.sum()
+        assert result.body_bytes <= bytes_max or result.count == 1
+        assert columns.queue_offset.max() < offset
+        records += [bytes(columns.record(index)) for index in range(len(columns))]
+        offsets += columns.queue_offset.tolist()
+    return records, offsets
+
+
+def read_single(store: MessageStore, queue: StoreQueue, tags: Tags = None) -> list[bytes]:
+    records = []
+    for offset in range(store.min_offset(queue), store.max_offset(queue)):
+        result = store.get(queue, offset, 1, 1 << 24, tags)
+        if result.status is GetStatus.FOUND and result.next_offset == offset + 1:
+            records += [bytes(buffer) for buffer in result.buffers]
+    return records
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STORES)
+@pytest.mark.parametrize("limits", [EVERYTHING, (7, 3000), (1, 1)])
+def test_all_that_apache_wrote_is_found(name: str, limits: tuple[int, int], tmp_path: Path) -> None:
+    root = copy_golden_store(name, tmp_path / "store")
+    store = MessageStore(golden_settings(root), files=FaultyFiles())
+    store.load()
+    layouts = set()
+    for queue in store.queues:
+        records, offsets = read_bulk(store, queue, *limits)
+        assert records == read_single(store, queue)
+        assert offsets == list(range(store.min_offset(queue), store.max_offset(queue)))
+        result = store.get_bulk(queue, store.min_offset(queue), *limits, None)
+        layouts.add(result.layout if result.count else None)
+    assert {"log", "gathered"} <= layouts or limits != EVERYTHING
+    store.close()
+
+
+MESSAGES = st.lists(
+    st.tuples(st.integers(0, 2), st.sampled_from(["", "a", "b"]), st.integers(0, 900)),
+    max_size=60,
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None)
+@given(
+    MESSAGES,
+    st.sampled_from([None, "a", "b", "none"]),
+    st.tuples(st.integers(1, 70), st.integers(1, 9000)),
+)
+def test_any_queues_and_filters(
+    messages: list[tuple[int, str, int]], tag: str | None, limits: tuple[int, int]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = open_store(Path(folder))
+        for queue_id, tags, body_bytes in messages:
+            properties = {"TAGS": tags} if tags else {}
+            put(store, store.queue("T", queue_id), bytes(body_bytes), **properties)
+        wanted = None if tag is None else frozenset([tags_code(tag), 99])
+        for queue in store.queues:
+            records, offsets = read_bulk(store, queue, *limits, wanted)
+            assert records == read_single(store, queue, wanted)
+            mine = [tags for queue_id, tags, _ in messages if queue_id == queue.queue_id]
+            assert offsets == [n for n, tags in enumerate(mine) if tag in {None, tags}]
+        store.close()
+
+
+# --- layouts -------------------------------------------------------------------------------
+
+
+def test_neighbours_go_as_they_lie_without_a_copy(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    queue = store.queue("T", 0)
+    for _ in range(9):
+        put(store, queue, bytes(100))
+    result = store.get_bulk(queue, 2, 5, 1 << 20, None)
+    assert (result.layout, result.count, result.has_queue_offsets) == ("log", 5, False)
+    size = result.body_bytes // 5
+    assert result.first_physical_offset == 2 * size
+    units, log = result.buffers
+    assert isinstance(log, memoryview)
+    assert log.obj is store.commit_log.files.files[0].map
+    assert bytes(units) == bytes(queue.consume_queue.units_view(2, 5))
+    store.close()
+
+
+def test_a_little_of_others_between_them_is_sent_along(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    queue, other = store.queue("T", 0), store.queue("U", 0)
+    for number in range(9):
+        put(store, queue, bytes(100))
+        if number % 3 == 1:
+            put(store, other, bytes(100))
+    result = store.get_bulk(queue, 0, 99, 1 << 20, None)
+    assert (result.layout, result.count) == ("log", 9)
+    assert len(result.buffers[-1]) > result.body_bytes
+    assert columns_of(result).bodies() == [bytes(100)] * 9
+    store.close()
+
+
+def test_much_of_others_between_them_is_left_out(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    queue, other = store.queue("T", 0), store.queue("U", 0)
+    for _ in range(5):
+        put(store, queue, bytes(100))
+        put(store, other, bytes(100))
+    result = store.get_bulk(queue, 0, 99, 1 << 20, None)
+    assert (result.layout, result.count) == ("gathered", 5)
+    assert sum(map(len, result.buffers[1:])) == result.body_bytes
+    assert columns_of(result).bodies() == [bytes(100)] * 5
+    store.close()
+
+
+def test_large_pieces_are_gathered_without_a_copy(tmp_path: Path) -> None:
+    store = open_store(tmp_path, commit_log_file_bytes=1 << 20, consume_queue_file_bytes=2000)
+    queue, other = store.queue("T", 0), store.queue("U", 0)
+    for _ in range(3):
+        for _ in range(5):
+            put(store, queue, bytes(1000))
+        put(store, other, bytes(9000))
+    result = store.get_bulk(queue, 0, 99, 1 << 20, None)
+    assert (result.layout, result.count, len(result.buffers)) == ("gathered", 15, 1 + 3)
+    assert columns_of(result).bodies() == [bytes(1000)] * 15
+    store.close()
+
+
+def test_records_in_two_log_files_are_gathered(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    queue = store.queue("T", 0)
+    for _ in range(12):
+        put(store, queue, bytes(700))
+    result = store.get_bulk(queue, 0, 9, 1 << 20, None)
+    assert (result.layout, result.count) == ("gathered", 9)
+    assert len(store.commit_log.files.files) == 3
+    assert columns_of(result).bodies() == [bytes(700)] * 9
+    store.close()
+
+
+def test_records_that_end_with_their_file_do_not_run_into_the_next(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    queue = store.queue("T", 0)
+    size = len(bytes(store.record_at(put(store, queue, b"")) or b""))
+    fill = 4096 - 8 - 2 * size
+    put(store, queue, bytes(fill))
+    put(store, queue, b"next")
+    assert [len(record) for record in read_bulk(store, queue, *EVERYTHING)[0]] == [
+        size,
+        fill + size,
+        size + 4,
+    ]
+    store.close()
+
+
+# --- how a read ends -----------------------------------------------------------------------
+
+
+def test_offsets_outside_end_as_with_ordinary_reads(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    queue, empty = store.queue("T", 0), store.queue("T", 1)
+    for _ in range(3):
+        put(store, queue)
+    for offset in (-1, 3, 4, 99):
+        assert store.get_bulk(queue, offset, 9, 999, None) == store.get(queue, offset, 9, 999, None)
+        assert store.get_bulk(empty, offset, 9, 999, None) == store.get(empty, offset, 9, 999, None)
+    store.close()
+
+
+def test_what_is_not_dispatched_is_not_seen(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    queue = store.queue("T", 0)
+    put(store, queue, b"one")
+    put(store, queue, b"two", dispatch=False)
+    assert columns_of(store.get_bulk(queue, 0, 9, 999, None)).bodies() == [b"one"]
+    store.dispatch()
+    assert columns_of(store.get_bulk(queue, 0, 9, 999, None)).bodies() == [b"one", b"two"]
+    store.close()
+
+
+def test_nothing_that_matches_goes_on_behind_what_was_looked_at(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    queue = store.queue("T", 0)
+    for _ in range(5):
+        put(store, queue, TAGS="a")
+    result = store.get_bulk(queue, 1, 9, 999, frozenset([1]))
+    assert result.status is GetStatus.NO_MATCHED_MESSAGE
+    assert (result.next_offset, result.count) == (5, 0)
+    store.close()

@@ -1,0 +1,135 @@
+"""While a store runs, very many new queues at once get their files by and by."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from headrace_broker.store.message_store import NEW_FILES_AT_ONCE, MessageStore
+from tests.support.stores import HOST, FaultyFiles, SetClock, read_all, small_settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headrace_broker.store.files import Files
+
+QUEUES = 300
+
+
+def new_store(root: Path, files: Files | None = None) -> MessageStore:
+    settings = small_settings(root, commit_log_file_bytes=1 << 20, ring_rows=4096)
+    store = MessageStore(settings, SetClock(), files or FaultyFiles())
+    store.works_aside = True
+    store.load()
+    return store
+
+
+def append(store: MessageStore, topic: str, queue_id: int) -> None:
+    store.append(store.queue(topic, queue_id), b"body", b"", 0, 0, 0, 0, HOST, 0)
+
+
+async def dispatched(store: MessageStore) -> None:
+    with trio.fail_after(10):
+        while store.dispatcher.cursor.taken < store.ring.written:  # noqa: ASYNC110 - no event
+            await trio.sleep(0.001)
+
+
+@pytest.mark.parametrize("per_batch", [1, 50, QUEUES])
+async def test_all_queues_get_their_files(tmp_path: Path, per_batch: int) -> None:
+    store = new_store(tmp_path)
+    told: list[str] = []
+    store.on_touched = lambda queues: told.extend(queue.topic for queue in queues)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        await trio.testing.wait_all_tasks_blocked()
+        for start in range(0, QUEUES, per_batch):
+            store.begin_batch()
+            for number in range(start, start + per_batch):
+                append(store, f"t{number % 100}", number // 100)
+                append(store, "common", 0)
+            touched = store.dispatch()
+            assert len(touched) <= NEW_FILES_AT_ONCE + 1
+            told += [queue.topic for queue in touched]
+        await dispatched(store)
+        assert set(told) == {"common", *(f"t{number}" for number in range(100))}
+        assert len(read_all(store, store.queue("common", 0))) == QUEUES
+        for number in range(QUEUES):
+            assert store.queue(f"t{number % 100}", number // 100).consume_queue.max_offset == 1
+        nursery.cancel_scope.cancel()
+    store.close()
+
+
+async def test_a_few_new_queues_can_be_read_at_once(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        await trio.testing.wait_all_tasks_blocked()
+        for number in range(NEW_FILES_AT_ONCE):
+            append(store, "t", number)
+        store.dispatch()
+        for number in range(NEW_FILES_AT_ONCE):
+            assert len(read_all(store, store.queue("t", number))) == 1
+        nursery.cancel_scope.cancel()
+    store.close()
+
+
+async def test_order_within_a_queue_is_kept(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        await trio.testing.wait_all_tasks_blocked()
+        for _ in range(50):
+            store.begin_batch()
+            for number in range(20):
+                append(store, "t", number)
+            store.dispatch()
+            await trio.lowlevel.checkpoint()
+        await dispatched(store)
+        nursery.cancel_scope.cancel()
+    for number in range(20):
+        offsets = [message.queue_offset for message in read_all(store, store.queue("t", number))]
+        assert offsets == list(range(50))
+    store.close()
+
+
+async def test_a_full_disk_refuses_and_heals(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    store = new_store(tmp_path, files)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        store.begin_batch()
+        append(store, "first", 0)  # makes the log's file
+        store.dispatch()
+        files.is_full = True
+        for number in range(2 * NEW_FILES_AT_ONCE):
+            append(store, "second", number)
+        store.dispatch()
+        assert os.strerror(errno.ENOSPC) in str(store.commit_log.refusal)
+        files.is_full = False
+        await dispatched(store)
+        nursery.cancel_scope.cancel()
+    for number in range(2 * NEW_FILES_AT_ONCE):
+        assert len(read_all(store, store.queue("second", number))) == 1
+    store.close()
+
+
+async def test_what_waits_for_a_file_is_dispatched_at_the_end(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        await trio.testing.wait_all_tasks_blocked()
+        store.begin_batch()
+        for number in range(100):
+            append(store, "t", number)
+        store.dispatch()
+        assert store.dispatcher.cursor.taken < store.ring.written
+        nursery.cancel_scope.cancel()
+    store.close()
+    again = new_store(tmp_path)
+    for number in range(100):
+        assert len(read_all(again, again.queue("t", number))) == 1
+    again.close()

@@ -1,0 +1,179 @@
+"""Old data is read in a thread when it is not in memory; what is written lately needs no look."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from headrace_broker.store import commit_log, page_cache, reader
+from headrace_broker.store.files import Files
+from headrace_broker.store.page_cache import CHUNK_BYTES, PageCache, is_resident
+from headrace_broker.store.reader import GetStatus
+from headrace_protocol.errors import NotReady
+from tests.support.stores import SetClock, open_store, put, read_all
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headrace_broker.store.mapped_file import MappedFile
+    from headrace_broker.store.message_store import MessageStore
+
+BODY = b"b" * 1000
+
+
+class ColdFiles(Files):
+    """A disk whose pages are in memory once they were read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cached: set[tuple[str, int]] = set()
+        self.asked: list[tuple[str, int, int]] = []
+        self.is_broken = False
+
+    def is_cached(self, file: MappedFile, start: int, end: int) -> bool:
+        assert isinstance(file.is_resident(start, end), bool)
+        self.asked.append((file.path.parent.name, start, end))
+        return (str(file.path), start) in self.cached
+
+    def open(self, path: Path, flags: int = os.O_RDWR) -> int:
+        if flags == os.O_RDONLY:
+            if self.is_broken:
+                raise OSError(5, "Input/output error", str(path))
+            self.cached |= {(str(path), chunk * CHUNK_BYTES) for chunk in range(8)}
+        return super().open(path, flags)
+
+
+@pytest.fixture
+def files() -> ColdFiles:
+    return ColdFiles()
+
+
+@pytest.fixture
+def store(tmp_path: Path, files: ColdFiles, monkeypatch: pytest.MonkeyPatch):
+    """Two thousand messages in one queue, of which the last tenth counts as hot."""
+    monkeypatch.setattr(commit_log, "HOT_BYTES", 200_000)
+    monkeypatch.setattr(reader, "HOT_UNITS", 200)
+    store = open_store(
+        tmp_path,
+        SetClock(),
+        files,
+        commit_log_file_bytes=4 * CHUNK_BYTES,
+        consume_queue_file_bytes=20 * 300,
+        ring_rows=4096,
+    )
+    queue = store.queue("t", 0)
+    for _ in range(2000):
+        put(store, queue, BODY)
+    yield store
+    store.close()
+
+
+def get(store: MessageStore, queue_offset: int) -> GetStatus:
+    queue = store.queue("t", 0)
+    return store.get(queue, queue_offset, 32, 1 << 20, None).status
+
+
+def get_bulk(store: MessageStore, queue_offset: int) -> GetStatus:
+    queue = store.queue("t", 0)
+    return store.get_bulk(queue, queue_offset, 32, 1 << 20, None).status
+
+
+def test_what_is_hot_is_read_without_a_look(store: MessageStore, files: ColdFiles) -> None:
+    assert get(store, 1950) is GetStatus.FOUND
+    assert get_bulk(store, 1950) is GetStatus.FOUND
+    assert files.asked == []
+
+
+@pytest.mark.parametrize("read", [get, get_bulk])
+def test_what_is_cold_is_read_after_it_was_fetched(
+    store: MessageStore, files: ColdFiles, read
+) -> None:
+    for folder in ("0", "commitlog"):
+        with pytest.raises(NotReady) as cold:
+            read(store, 10)
+        assert files.asked[-1][0] == folder
+        cold.value.fetch()
+    assert read(store, 10) is GetStatus.FOUND
+
+
+def test_a_chunk_is_looked_at_once_for_many_reads(store: MessageStore, files: ColdFiles) -> None:
+    for _ in range(2):
+        with pytest.raises(NotReady) as cold:
+            get(store, 10)
+        cold.value.fetch()
+    looks = len(files.asked)
+    for queue_offset in range(10, 200, 10):
+        assert get(store, queue_offset) is GetStatus.FOUND
+    assert len(files.asked) == looks
+
+
+def test_a_look_holds_good_for_some_seconds_only(
+    store: MessageStore, files: ColdFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_cache, "LOOK_LIFE_S", -1.0)
+    for _ in range(2):
+        with pytest.raises(NotReady) as cold:
+            get(store, 10)
+        cold.value.fetch()
+    looks = len(files.asked)
+    assert get(store, 10) is GetStatus.FOUND
+    assert len(files.asked) > looks
+
+
+def test_a_disk_that_fails_says_so(store: MessageStore, files: ColdFiles) -> None:
+    with pytest.raises(NotReady) as cold:
+        get(store, 10)
+    files.is_broken = True
+    with pytest.raises(OSError, match="Input/output error"):
+        cold.value.fetch()
+
+
+def test_a_file_that_expired_meanwhile_is_no_error(store: MessageStore) -> None:
+    with pytest.raises(NotReady) as cold:
+        get(store, 10)
+    store.queue("t", 0).consume_queue.files.files[0].delete()
+    cold.value.fetch()
+
+
+def test_pages_that_were_never_touched_are_not_resident() -> None:
+    pages = 16
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    with mmap.mmap(-1, pages * mmap.PAGESIZE, flags) as memory:
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        assert not is_resident(start, pages * mmap.PAGESIZE)
+        for page in range(pages - 1):
+            memory[page * mmap.PAGESIZE] = 1
+        assert is_resident(start, (pages - 1) * mmap.PAGESIZE)
+        assert not is_resident(start, pages * mmap.PAGESIZE)
+
+
+def test_a_mapping_that_is_gone_is_an_error() -> None:
+    with pytest.raises(OSError, match="memory"):
+        is_resident(1 << 46, mmap.PAGESIZE)
+
+
+def test_everything_is_read_in_the_end(store: MessageStore) -> None:
+    for _ in range(100):
+        try:
+            messages = read_all(store, store.queue("t", 0))
+        except NotReady as cold:
+            cold.fetch()
+        else:
+            break
+    assert len(messages) == 2000
+
+
+def test_looks_are_forgotten_before_they_are_too_many(
+    store: MessageStore, files: ColdFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_cache, "_LOOKS_KEPT", 3)
+    cache = PageCache(files)
+    file = store.commit_log.files.files[0]
+    files.cached = {(str(file.path), chunk * CHUNK_BYTES) for chunk in range(4)}
+    for _ in range(3):
+        cache.check(file, 0, 4 * CHUNK_BYTES)
+    assert len(cache._looks) <= 3
