@@ -2,8 +2,8 @@
 
 Each client runs its async twin on an event loop in a thread of its own; a call hands its work over
 and waits for the result. So a call costs some 50 µs more than in async code: send and read many
-messages per call (``send_many``, ``pipeline().send_all``, ``batches``) where speed matters.
-Methods, arguments and errors are the twin's; see there.
+messages per call (``send_many``, ``pipeline().send_all``, ``batches``, ``receive_many``) where
+speed matters. Methods, arguments and errors are the twin's; see there.
 """
 
 from __future__ import annotations
@@ -137,12 +137,12 @@ class Consumer(_Blocking[_Consumer]):
     def __iter__(self) -> Iterator[ReceivedMessage]:
         messages = self._call(self._client.__aiter__)
         while True:
-            message = messages.next_of_batch()
-            yield self._call(messages.__anext__) if message is None else message
+            self._call(messages.wait_for_some)
+            yield from messages.take_ready()
 
-    def batches(self) -> Iterator[MessageBatch]:
+    def batches(self, **kwargs: Any) -> Iterator[MessageBatch]:
         """See ``headrace.Consumer.batches``."""
-        batches = self._call(self._client.batches)
+        batches = self._call(self._client.batches, **kwargs)
         while True:
             yield self._call(batches.__anext__)
 

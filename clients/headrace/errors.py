@@ -16,6 +16,8 @@ from headrace_protocol.drivers.errors import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from headrace_protocol.bodies import MessageQueue
+
 __all__ = [
     "BrokerError",
     "ClientClosed",
@@ -27,6 +29,7 @@ __all__ = [
     "MalformedAnswer",
     "NameserverUnavailable",
     "NoQueue",
+    "OffsetNotFound",
     "PipelineError",
     "RequestTimeout",
     "RouteNotFound",
@@ -88,6 +91,23 @@ class NoQueue(HeadraceError):
             f"it, or no master is up (see `headrace topic describe {topic}`)"
         )
         self.topic = topic
+
+
+class OffsetNotFound(HeadraceError):
+    """A queue has nothing at an offset that was to be read."""
+
+    def __init__(
+        self, queue: MessageQueue, queue_offset: int, min_offset: int, max_offset: int
+    ) -> None:
+        super().__init__(
+            f"{queue.topic}/{queue.broker_name}/{queue.queue_id} has nothing at offset "
+            f"{queue_offset}: it has {min_offset} to {max_offset}, without the last; older "
+            "messages are deleted with their log files"
+        )
+        self.queue = queue
+        self.queue_offset = queue_offset
+        self.min_offset = min_offset
+        self.max_offset = max_offset
 
 
 class PipelineError(HeadraceError):

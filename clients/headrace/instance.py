@@ -31,7 +31,7 @@ from headrace.route import TopicRoute
 from headrace.tasks import Background
 from headrace_protocol.bodies import ConsumerData, HeartbeatData, ProducerData, TopicRouteData
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.connection import Body, RequestReceived
+from headrace_protocol.connection import RequestReceived
 from headrace_protocol.drivers.aio import AsyncConnection, Connect, connect_tcp, open_stream
 from headrace_protocol.headers import GetRouteInfoHeader, UnregisterClientHeader
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from headrace_protocol.drivers.response import Response
+    from headrace_protocol.frame import Buffer
 
 _log = logging.getLogger("headrace.client")
 
@@ -121,7 +122,7 @@ class ClientInstance:
         address: str,
         code: int,
         header: msgspec.Struct | None = None,
-        body: Body = b"",
+        body: Buffer = b"",
         *,
         timeout_ms: float = REQUEST_TIMEOUT_MS,
     ) -> Response:
@@ -172,7 +173,7 @@ class ClientInstance:
     # -- nameservers and routes --------------------------------------------------------------------
 
     async def ask_nameserver(
-        self, code: int, header: msgspec.Struct | None = None, body: Body = b""
+        self, code: int, header: msgspec.Struct | None = None, body: Buffer = b""
     ) -> Response:
         """Ask one nameserver after the other until one answers. Raises NameserverUnavailable."""
         failures: dict[str, Exception] = {}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import struct
-from collections.abc import Callable, Iterator, Sequence
-from typing import Self, overload
+from collections.abc import Iterator, Sequence
+from itertools import count, repeat
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import msgspec
 
@@ -13,10 +13,19 @@ from headrace.errors import ConfigurationError, InvalidMessage
 from headrace_protocol import message as record
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.codes import ResponseCode
-from headrace_protocol.message import StoredMessage, decode_record
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+    from headrace_protocol.columns import RecordColumns
+    from headrace_protocol.message import StoredMessage
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
 DELAY_LEVEL_MAX = 18
+# Room for a client's id is left.
+PROPERTIES_BYTES_MAX = record.PROPERTIES_BYTES_MAX - len(f"{record.UNIQ_KEY}  ") - 32
+# Characters of key and tag that do, however many bytes each has.
+_SURELY_FIT = PROPERTIES_BYTES_MAX // 5
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 _RETRY_TOPIC = re.compile(r"%(RETRY|DLQ)%[%|a-zA-Z0-9_-]{1,248}")
 _GROUP = re.compile(r"[%|a-zA-Z0-9_-]{1,120}")
@@ -25,7 +34,7 @@ _RESERVED = frozenset(
 )
 
 
-class Message(msgspec.Struct):
+class Message(msgspec.Struct, gc=False):
     """A message to send.
 
     body: 1 byte to 4 MiB. A str is no body: encode it.
@@ -56,27 +65,42 @@ class Message(msgspec.Struct):
             )
         if not 0 <= self.delay_level <= DELAY_LEVEL_MAX:
             raise InvalidMessage(f"delay_level {self.delay_level}: 0 to {DELAY_LEVEL_MAX} exist")
+        if self.key or self.tag or self.properties:
+            text = self.key + self.tag
+            if self.properties or "\x01" in text or "\x02" in text or len(text) > _SURELY_FIT:
+                self._check_properties()
 
-    def properties_text(self, uniq_key: str) -> str:
-        """All properties as they go into the record. Raises InvalidMessage."""
-        text = f"{record.UNIQ_KEY}\x01{uniq_key}\x02"
-        count = 1
-        if self.key:
-            text += f"{record.KEYS}\x01{self.key}\x02"
-            count += 1
+    def properties_text(self) -> str:
+        """All properties as they go into the record, but for the ids of a client."""
+        text = f"{record.KEYS}\x01{self.key}\x02" if self.key else ""
         if self.tag:
             text += f"{record.TAGS}\x01{self.tag}\x02"
-            count += 1
         if self.delay_level:
             text += f"{record.DELAY}\x01{self.delay_level}\x02"
-            count += 1
         if self.properties:
-            text += self._user_properties()
-            count += len(self.properties)
-        self._check_properties(text, count)
+            properties = self.properties.items()
+            text += "".join([f"{name}\x01{value}\x02" for name, value in properties])
         return text
 
-    def _user_properties(self) -> str:
+    def _check_properties(self) -> None:
+        if self.properties:
+            self._check_user_properties()
+        text = self.properties_text()
+        count = bool(self.key) + bool(self.tag) + bool(self.delay_level) + len(self.properties)
+        if text.count("\x01") != count or text.count("\x02") != count:
+            raise InvalidMessage(
+                f"key, tag or a property of a message for {self.topic} holds the byte 1 or 2, "
+                "which separate properties: encode it"
+            )
+        if len(text) * 4 > PROPERTIES_BYTES_MAX:
+            property_bytes = len(text.encode())
+            if property_bytes > PROPERTIES_BYTES_MAX:
+                raise InvalidMessage(
+                    f"properties of {property_bytes} bytes for {self.topic}: at most "
+                    f"{PROPERTIES_BYTES_MAX} fit; put large things into the body"
+                )
+
+    def _check_user_properties(self) -> None:
         reserved = _RESERVED & self.properties.keys()
         if reserved:
             raise InvalidMessage(
@@ -85,63 +109,101 @@ class Message(msgspec.Struct):
         for name, value in self.properties.items():
             if not (name and value):
                 raise InvalidMessage(f"property {name!r} = {value!r}: neither may be empty")
-        return "".join([f"{name}\x01{value}\x02" for name, value in self.properties.items()])
-
-    def _check_properties(self, text: str, count: int) -> None:
-        if text.count("\x01") != count or text.count("\x02") != count:
-            raise InvalidMessage(
-                f"key, tag or a property of a message for {self.topic} holds the byte 1 or 2, "
-                "which separate properties: encode it"
-            )
-        if len(text) * 4 > record.PROPERTIES_BYTES_MAX:
-            property_bytes = len(text.encode())
-            if property_bytes > record.PROPERTIES_BYTES_MAX:
-                raise InvalidMessage(
-                    f"properties of {property_bytes} bytes for {self.topic}: at most "
-                    f"{record.PROPERTIES_BYTES_MAX} fit; put large things into the body"
-                )
 
 
-class SendResult(msgspec.Struct, frozen=True, gc=False):
-    """Where a message, or a batch of ``message_count`` messages, was stored.
+class SendResult(msgspec.Struct, frozen=True):
+    """Where a message, or those of one request, were stored: one after the other in a queue.
 
     queue_offset: of the (first) message.
-    message_id: the client's own id (UNIQ_KEY); a batch's ids are joined by commas.
-    offset_message_id: the broker's id, likewise.
+    message_ids: of each message, the client's id (UNIQ_KEY), or the broker's if it has none.
+    offset_message_ids: of each message, the broker's id, which leads straight to the record.
     status: SUCCESS, or how durable it is not yet: FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT,
         SLAVE_NOT_AVAILABLE.
     """
 
     queue: MessageQueue
     queue_offset: int
-    message_id: str
-    offset_message_id: str
+    message_ids: Sequence[str]
+    offset_message_ids: Sequence[str]
     status: int = ResponseCode.SUCCESS
-    message_count: int = 1
+
+    @property
+    def message_count(self) -> int:
+        """How many messages were stored."""
+        return len(self.message_ids)
+
+    @property
+    def message_id(self) -> str:
+        """The message's id; those of several are joined by commas."""
+        return ",".join(self.message_ids)
+
+    @property
+    def offset_message_id(self) -> str:
+        """The broker's id of the message; those of several are joined by commas."""
+        return ",".join(self.offset_message_ids)
+
+    def of_each(self) -> Iterator[SendResult]:
+        """A result for each of the messages."""
+        ids, offset_ids = self.message_ids, self.offset_message_ids
+        for index in range(len(ids)):
+            its_offset_ids = offset_ids[index : index + 1]
+            its_ids = its_offset_ids if ids is offset_ids else ids[index : index + 1]
+            yield SendResult(
+                self.queue, self.queue_offset + index, its_ids, its_offset_ids, self.status
+            )
 
 
-class ReceivedMessage:
-    """A message out of a queue, decoded when something of it is asked for.
+class OffsetMessageIds(Sequence[str]):
+    """The broker's ids of records that lie one after the other in its log; made when asked for."""
 
-    It is a view of the pull that brought it: keeping one keeps that pull's bytes.
-    Any property but ``queue`` and ``queue_offset`` raises CorruptRecord for damaged bytes.
+    __slots__ = ("_offsets", "_store_host")
+
+    def __init__(self, first: str, sizes: Any) -> None:
+        """first: id of the first record. sizes: array of all their sizes in bytes.
+
+        Raises ValueError if ``first`` is no such id.
+        """
+        self._store_host, offset = record.decode_offset_message_id(first)
+        self._offsets = sizes.cumsum(dtype="i8") - sizes + offset
+
+    def __repr__(self) -> str:
+        return f"<OffsetMessageIds of {len(self)} messages>"
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> OffsetMessageIds: ...
+    def __getitem__(self, index: int | slice) -> str | OffsetMessageIds:
+        if isinstance(index, slice):
+            part = OffsetMessageIds.__new__(OffsetMessageIds)
+            part._store_host, part._offsets = self._store_host, self._offsets[index]
+            return part
+        return record.encode_offset_message_id(self._store_host, int(self._offsets[index]))
+
+
+class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
+    """A message out of a queue.
+
+    Its body is here; the rest is decoded when it is asked for, out of the batch that brought it:
+    keeping a message keeps that batch's bytes. Any property but ``queue`` and ``queue_offset``
+    raises CorruptRecord for damaged bytes.
     """
 
-    __slots__ = ("_record", "_stored", "queue", "queue_offset")
-
-    def __init__(self, queue: MessageQueue, queue_offset: int, record_bytes: memoryview) -> None:
-        self.queue = queue
-        self.queue_offset = queue_offset
-        self._record = record_bytes
-        self._stored: StoredMessage | None = None
+    queue: MessageQueue
+    queue_offset: int
+    _body: bytes | None
+    _batch: MessageBatch | None
+    _index: int
+    _stored: StoredMessage | None = None
 
     @classmethod
     def from_stored(cls, stored: StoredMessage, broker_name: str) -> Self:
         """The message in a record that is decoded already."""
         queue = MessageQueue(topic=stored.topic, broker_name=broker_name, queue_id=stored.queue_id)
-        message = cls(queue, stored.queue_offset, memoryview(b""))
-        message._stored = stored
-        return message
+        return cls(queue, stored.queue_offset, None, None, 0, stored)
 
     def __repr__(self) -> str:
         queue = self.queue
@@ -154,13 +216,19 @@ class ReceivedMessage:
     def stored(self) -> StoredMessage:
         """The record with all its fields."""
         if self._stored is None:
-            self._stored = decode_record(self._record)
+            assert self._batch is not None
+            self._stored = self._batch.columns.message(self._index)
         return self._stored
 
     @property
     def body(self) -> bytes:
-        """The body as it was sent."""
-        return self.stored.body
+        """The body as it was sent. Raises CodecMissing, BodyTooLarge."""
+        body = self._body
+        if body is None:
+            stored, batch = self.stored, self._batch
+            limit = record.BODY_BYTES_MAX if batch is None else batch.body_bytes_max
+            body = self._body = record.decompress(stored.stored_body, stored.sys_flag, limit)
+        return body
 
     @property
     def topic(self) -> str:
@@ -209,88 +277,130 @@ class ReceivedMessage:
 
 
 class MessageBatch(Sequence[ReceivedMessage]):
-    """What one pull brought from one queue, in order.
+    """Messages that came from one queue together, in order.
 
-    queue_offset: where the pull began. next_offset: where the next one begins; with a tag filter
-    there may be gaps. body_bytes: size of the records.
+    queue_offset: where it begins. next_offset: where the next one begins; with a tag filter there
+    may be gaps. columns: all fields as numpy arrays, see ``headrace_protocol.columns``.
+    body_bytes_max: larger bodies are not decompressed.
+
+    A message is made of a record when it is iterated over or asked for by its index, and not kept.
     """
 
-    __slots__ = ("_messages", "body_bytes", "next_offset", "queue", "queue_offset")
+    __slots__ = ("body_bytes_max", "columns", "next_offset", "queue", "queue_offset")
 
     def __init__(
         self,
         queue: MessageQueue,
         queue_offset: int,
         next_offset: int,
-        messages: list[ReceivedMessage],
-        body_bytes: int,
+        columns: RecordColumns,
+        body_bytes_max: int = record.BODY_BYTES_MAX,
     ) -> None:
         self.queue = queue
         self.queue_offset = queue_offset
         self.next_offset = next_offset
-        self.body_bytes = body_bytes
-        self._messages = messages
+        self.columns = columns
+        self.body_bytes_max = body_bytes_max
 
-    @classmethod
-    def decode(
-        cls,
-        queue: MessageQueue,
-        queue_offset: int,
-        next_offset: int,
-        body: memoryview,
-        offset_delta: int = 0,
-    ) -> Self:
-        """The records in a pull's body. Raises CorruptRecord.
+    def __repr__(self) -> str:
+        queue = self.queue
+        return (
+            f"<MessageBatch {queue.topic}/{queue.broker_name}/{queue.queue_id}"
+            f"@{self.queue_offset}: {len(self)} messages>"
+        )
 
-        offset_delta: goes onto the queue offset of each record.
+    @property
+    def buffer_bytes(self) -> int:
+        """The memory that it keeps."""
+        return len(self.columns.data)
+
+    def values(self) -> list[bytes]:
+        """All bodies as they were sent. Raises CorruptRecord, CodecMissing, BodyTooLarge."""
+        bodies, others = self._bodies()
+        for index in others:
+            bodies[index] = self[index].body
+        return bodies
+
+    def to_arrow(self) -> RecordBatch:
+        """As an Arrow table: value (the body), key, tag, queue_offset, two timestamps.
+
+        Raises ConfigurationError without pyarrow, and what ``values`` raises.
         """
-        messages = _split(queue, body, offset_delta)
-        return cls(queue, queue_offset, next_offset, messages, len(body))
+        try:
+            import pyarrow as pa
+        except ImportError as error:
+            raise ConfigurationError("Arrow tables need pyarrow: pip install pyarrow") from error
+        columns = self.columns
+        properties = columns.properties()
+        milliseconds = pa.timestamp("ms", tz="UTC")
+        return pa.record_batch(
+            {
+                "value": pa.array(self.values(), pa.binary()),
+                "key": pa.array(_values_of(properties, record.KEYS), pa.string()),
+                "tag": pa.array(_values_of(properties, record.TAGS), pa.string()),
+                "queue_offset": pa.array(columns.queue_offset),
+                "born_timestamp": pa.array(columns.born_timestamp).cast(milliseconds),
+                "store_timestamp": pa.array(columns.store_timestamp).cast(milliseconds),
+            }
+        )
 
-    def keep(self, wanted: Callable[[ReceivedMessage], bool]) -> None:
-        """Drop the messages that are not ``wanted``."""
-        self._messages = [message for message in self._messages if wanted(message)]
-
-    def rest(self, offset: int) -> MessageBatch:
-        """What there is from ``offset`` on; itself when that is all."""
-        if offset <= self.queue_offset:
+    def part(self, start: int, end: int) -> MessageBatch:
+        """Messages ``start`` to ``end``, by index; itself when these are all."""
+        if start <= 0 and end >= len(self):
             return self
-        messages = [message for message in self._messages if message.queue_offset >= offset]
-        return MessageBatch(self.queue, offset, self.next_offset, messages, self.body_bytes)
+        return MessageBatch(
+            self.queue,
+            self.offset_at(start),
+            self.offset_at(end),
+            self.columns.select(slice(start, end)),
+            self.body_bytes_max,
+        )
+
+    def before(self, offset: int) -> MessageBatch:
+        """The messages before a queue offset; itself when these are all."""
+        return self.part(0, int(self.columns.queue_offset.searchsorted(offset)))
+
+    def offset_at(self, index: int) -> int:
+        """The queue offset to go on from when ``index`` messages are dealt with."""
+        if index <= 0:
+            return self.queue_offset
+        return int(self.columns.queue_offset[index]) if index < len(self) else self.next_offset
 
     def __len__(self) -> int:
-        return len(self._messages)
+        return len(self.columns)
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        return iter(self._messages)
+        stored, others = self._bodies()
+        bodies: list[bytes | None] = [*stored]
+        for index in others:
+            bodies[index] = None
+        offsets = self.columns.queue_offset.tolist()
+        return map(ReceivedMessage, repeat(self.queue), offsets, bodies, repeat(self), count())
 
     @overload
     def __getitem__(self, index: int) -> ReceivedMessage: ...
     @overload
     def __getitem__(self, index: slice) -> list[ReceivedMessage]: ...
     def __getitem__(self, index: int | slice) -> ReceivedMessage | list[ReceivedMessage]:
-        return self._messages[index]
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        queue_offset = int(self.columns.queue_offset[index])
+        return ReceivedMessage(self.queue, queue_offset, None, self, index)
+
+    def _bodies(self) -> tuple[list[bytes], list[int]]:
+        """The bodies as stored, and the indexes of those that are compressed or damaged."""
+        from headrace_protocol.columns import checksums
+
+        columns = self.columns
+        bodies = columns.stored_bodies()
+        is_other = (checksums(bodies) != columns.body_crc) | (columns.sys_flag & record.COMPRESSED)
+        return bodies, is_other.nonzero()[0].tolist()
 
 
-# Total size and queue offset.
-_RECORD_START = struct.Struct(">i16xq")
-
-
-def _split(queue: MessageQueue, body: memoryview, delta: int) -> list[ReceivedMessage]:
-    """The records of a pull's body; ``delta`` goes onto each queue offset."""
-    messages = []
-    unpack = _RECORD_START.unpack_from
-    position, end = 0, len(body)
-    while position < end:
-        if end - position < record.RECORD_BYTES_MIN:
-            raise record.CorruptRecord(position, f"only {end - position} bytes are left")
-        size, queue_offset = unpack(body, position)
-        record_end = position + size
-        if size < record.RECORD_BYTES_MIN or record_end > end:
-            raise record.CorruptRecord(position, f"size {size}, {end - position} bytes are left")
-        messages.append(ReceivedMessage(queue, queue_offset + delta, body[position:record_end]))
-        position = record_end
-    return messages
+def _values_of(properties: list[bytes], name: str) -> list[str]:
+    """One property of each message; empty where there is none."""
+    key = name.encode()
+    return [record.property_value(raw, key).decode(errors="replace") for raw in properties]
 
 
 def check_topic(topic: str) -> None:
@@ -299,6 +409,11 @@ def check_topic(topic: str) -> None:
         raise InvalidMessage(
             f"{topic!r} is no topic name: 1 to 127 letters, digits, and any of % | _ -"
         )
+
+
+def takes_batches(topic: str) -> bool:
+    """Whether brokers take several messages at once for ``topic``: not for those of groups."""
+    return not topic.startswith(("%RETRY%", "%DLQ%"))
 
 
 def check_group(group: str) -> None:

@@ -70,7 +70,8 @@ def test_batches_and_commits(mq):
     count = 0
     with blocking.Consumer("g", "Batches", start="first", **options(mq)) as consumer:
         assert sum(queue.topic == "Batches" for queue in consumer.assignment) == 2
-        for batch in consumer.batches():
+        for batch in consumer.batches(max_messages=10):
+            assert len(batch) <= 10
             count += len(batch)
             if count == 50:
                 break
@@ -84,10 +85,27 @@ def test_queues_by_hand(mq):
     with blocking.PullConsumer(**options(mq)) as consumer:
         queues = consumer.queues("Pull")
         consumer.assign(queues[:1])
-        count = len(consumer.poll(timeout_ms=1000))
+        count = len(consumer.receive_many(timeout_ms=1000))
         consumer.seek(queues[0], 0)
-        assert len(consumer.poll(timeout_ms=1000)) == count == consumer.max_offset(queues[0])
-        assert consumer.poll(timeout_ms=1) is None
+        assert (
+            len(consumer.receive_many(timeout_ms=1000)) == count == consumer.max_offset(queues[0])
+        )
+        assert consumer.receive_many(timeout_ms=1) is None
+
+
+def test_messages_by_the_thousand(mq):
+    produce(mq, "Many", 5000)
+    with blocking.PullConsumer(**options(mq)) as consumer:
+        consumer.assign(consumer.queues("Many"))
+        first = consumer.receive_many(max_messages=10, timeout_ms=1000)
+        assert len(first) == len(first.values()) == 10
+        assert consumer.position(first.queue) == 10
+    with blocking.Consumer("g", "Many", start="first", **options(mq)) as consumer:
+        numbers = [int(message.body) for message in islice(consumer, 5000)]
+    assert sorted(numbers) == list(range(5000))
+    with blocking.Admin(**options(mq)) as admin:
+        # The last message is at hand when the block is left without an exception.
+        assert sum(queue.lag for queue in admin.lag("g", "Many")) == 0
 
 
 def test_errors_are_the_async_clients(mq):

@@ -14,6 +14,7 @@ import trio
 import headrace
 from headrace import Consumer, HeadraceError, Message, MessageQueue, PullConsumer
 from headrace.errors import ClientClosed, ConfigurationError, RouteNotFound
+from headrace_protocol.message import BodyTooLarge
 
 
 @pytest.fixture
@@ -292,7 +293,7 @@ async def test_progress_beyond_the_end_is_corrected(mq):
     async with PullConsumer("g", nameserver=mq.nameserver, connect=mq.connect) as consumer:
         (queue,) = await consumer.queues("T")
         await consumer.assign([queue])
-        await consumer.poll(timeout_ms=1000)
+        await consumer.receive_many(timeout_ms=1000)
         await consumer.commit({queue: 1000})
         assert await consumer.committed(queue) == 1000
     async with mq.consumer("g", "T") as consumer, mq.producer() as producer:
@@ -326,10 +327,10 @@ async def reader(mq):
         yield consumer
 
 
-async def poll(consumer, count):
+async def receive(consumer, count):
     numbers = []
     while len(numbers) < count:
-        batch = await consumer.poll(timeout_ms=2000)
+        batch = await consumer.receive_many(timeout_ms=2000)
         assert batch, f"only {len(numbers)} of {count} came"
         numbers += [int(message.body) for message in batch]
     return numbers
@@ -338,8 +339,8 @@ async def poll(consumer, count):
 async def test_assigned_queues_are_read_from_the_start(reader):
     queues = await reader.queues("T")
     await reader.assign(queues)
-    assert sorted(await poll(reader, 100)) == list(range(100))
-    assert await reader.poll(timeout_ms=20) is None
+    assert sorted(await receive(reader, 100)) == list(range(100))
+    assert await reader.receive_many(timeout_ms=20) is None
     assert [reader.position(q) for q in queues] == [await reader.max_offset(q) for q in queues]
 
 
@@ -347,30 +348,30 @@ async def test_one_queue_only(reader):
     queue = (await reader.queues("T"))[1]
     await reader.assign([queue])
     count = await reader.max_offset(queue)
-    assert len(await poll(reader, count)) == count < 100
-    assert await reader.poll(timeout_ms=20) is None
+    assert len(await receive(reader, count)) == count < 100
+    assert await reader.receive_many(timeout_ms=20) is None
 
 
 async def test_seeking_goes_back_and_forth(reader):
     queue = (await reader.queues("T"))[0]
     await reader.assign([queue])
-    whole = await poll(reader, await reader.max_offset(queue))
+    whole = await receive(reader, await reader.max_offset(queue))
     reader.seek(queue, 7)
     assert reader.position(queue) == 7
-    assert await poll(reader, len(whole) - 7) == whole[7:]
+    assert await receive(reader, len(whole) - 7) == whole[7:]
     await reader.seek_to("first")
-    assert await poll(reader, len(whole)) == whole
+    assert await receive(reader, len(whole)) == whole
     await reader.seek_to("last")
-    assert await reader.poll(timeout_ms=20) is None
+    assert await reader.receive_many(timeout_ms=20) is None
 
 
 async def test_seeking_interrupts_a_pull_that_waits(reader):
     queue = (await reader.queues("T"))[0]
     await reader.assign([queue])
     await reader.seek_to("last")
-    assert await reader.poll(timeout_ms=50) is None
+    assert await reader.receive_many(timeout_ms=50) is None
     reader.seek(queue, 0)
-    batch = await reader.poll(timeout_ms=1000)
+    batch = await reader.receive_many(timeout_ms=1000)
     assert batch
     assert batch.queue_offset == 0
 
@@ -380,7 +381,7 @@ async def test_offsets_of_a_queue(reader):
     assert await reader.min_offset(queue) == 0
     assert await reader.offset_at(queue, 0) == 0
     await reader.assign([queue])
-    last = (await reader.poll(timeout_ms=1000))[-1]
+    last = (await reader.receive_many(timeout_ms=1000))[-1]
     assert await reader.offset_at(queue, last.store_timestamp_ms) <= last.queue_offset
     now = last.store_timestamp_ms + 1
     assert await reader.offset_at(queue, now) == await reader.max_offset(queue)
@@ -390,7 +391,7 @@ async def test_progress_is_committed_when_asked(mq, reader):
     queues = await reader.queues("T")
     await reader.assign(queues)
     assert await reader.committed(queues[0]) is None
-    await poll(reader, 100)
+    await receive(reader, 100)
     await reader.commit()
     assert await reader.committed(queues[0]) == await reader.max_offset(queues[0])
     async with mq.consumer("g", "T") as consumer:
@@ -400,12 +401,12 @@ async def test_progress_is_committed_when_asked(mq, reader):
 async def test_queues_that_are_not_assigned_any_more_are_silent(mq, reader):
     queues = await reader.queues("T")
     await reader.assign(queues)
-    await poll(reader, 100)
+    await receive(reader, 100)
     await reader.assign(queues[:1])
     async with mq.producer() as producer:
         await producer.send(Message("T", b"1"), queue=queues[1])
         await producer.send(Message("T", b"0"), queue=queues[0])
-    assert await poll(reader, 1) == [0]
+    assert await receive(reader, 1) == [0]
     with pytest.raises(ConfigurationError, match="not assigned"):
         reader.seek(queues[1], 0)
 
@@ -417,11 +418,136 @@ async def test_a_queue_is_fetched_ahead_only_so_far(mq):
     ) as consumer:
         await consumer.assign(await consumer.queues("T"))
         for start in range(0, 100, 10):
-            batch = await consumer.poll(timeout_ms=1000)
+            batch = await consumer.receive_many(timeout_ms=1000)
             assert [int(message.body) for message in batch] == list(range(start, start + 10))
 
 
+async def test_no_more_than_wanted_is_received_at_once(mq):
+    await produce(mq, 100, queues=1)
+    async with PullConsumer("g", nameserver=mq.nameserver, connect=mq.connect) as consumer:
+        (queue,) = await consumer.queues("T")
+        await consumer.assign([queue])
+        for start in range(0, 90, 30):
+            batch = await consumer.receive_many(max_messages=30, timeout_ms=1000)
+            assert [int(message.body) for message in batch] == list(range(start, start + 30))
+            assert (batch.queue_offset, batch.next_offset) == (start, start + 30)
+            assert consumer.position(queue) == start + 30
+        consumer.seek(queue, 5)
+        assert consumer.position(queue) == 5
+        batch = await consumer.receive_many(max_messages=2, timeout_ms=1000)
+        assert [message.queue_offset for message in batch] == [5, 6]
+        await consumer.commit()
+        assert await consumer.committed(queue) == 7
+        assert len(await consumer.receive_many(timeout_ms=1000)) == 93
+        assert consumer.position(queue) == 100
+
+
+async def test_batches_are_as_small_as_wanted_and_the_one_at_hand_is_not_processed(mq):
+    await produce(mq, 10, queues=1)
+    with pytest.raises(KeyError):
+        async with mq.consumer("g", "T") as consumer:
+            numbers = []
+            async for batch in consumer.batches(max_messages=4):
+                numbers.append([int(message.body) for message in batch])
+                if len(numbers) == 2:
+                    raise KeyError
+    assert numbers == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    async with mq.consumer("g", "T") as consumer:
+        assert await take(consumer, 6) == [4, 5, 6, 7, 8, 9]
+
+
+async def test_other_tasks_get_their_turn_within_a_large_batch(mq):
+    await produce(mq, 5000, queues=1)
+    turns = 0
+
+    async def count_turns():
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with mq.consumer("g", "T") as consumer, trio.open_nursery() as nursery:
+        assert await take(consumer, 1) == [0]
+        nursery.start_soon(count_turns)
+        assert await take(consumer, 4998) == list(range(1, 4999))
+        nursery.cancel_scope.cancel()
+    assert turns >= 3
+
+
+async def test_a_seek_within_a_batch_ends_it(mq):
+    await produce(mq, 3000, queues=1)
+    async with mq.consumer("g", "T") as consumer:
+        messages = aiter(consumer)
+        assert [int((await anext(messages)).body) for _ in range(10)] == list(range(10))
+        (process_queue,) = [
+            process_queue
+            for queue, process_queue in consumer._assignment.process_queues.items()
+            if queue.topic == "T"
+        ]
+        assert process_queue.processed_offset == 9, "the message at hand is not processed"
+        process_queue.reset(2500)
+        assert [int((await anext(messages)).body) for _ in range(10)] == list(range(2500, 2510))
+
+
 # -- messages --------------------------------------------------------------------------------------
+
+
+async def receive_one_batch(mq, **options):
+    async with PullConsumer(nameserver=mq.nameserver, connect=mq.connect, **options) as consumer:
+        await consumer.assign(await consumer.queues("T"))
+        return await consumer.receive_many(timeout_ms=1000)
+
+
+async def test_a_batch_is_a_list_of_messages_and_columns(mq):
+    await produce(mq, 10, queues=1, tag="t")
+    batch = await receive_one_batch(mq)
+    assert len(batch) == len(batch.columns) == 10
+    assert batch.values() == [b"%d" % number for number in range(10)]
+    assert batch.columns.queue_offset.tolist() == list(range(10))
+    assert [message.body for message in batch] == batch.values()
+    assert (batch[3].body, batch[-1].body, batch[-1].queue_offset) == (b"3", b"9", 9)
+    assert [message.body for message in batch[2:8:3]] == [b"2", b"5"]
+    with pytest.raises(IndexError):
+        _ = batch[10]
+    assert "10 messages" in repr(batch)
+
+
+async def test_a_batch_becomes_an_arrow_table(mq):
+    await produce(mq, 3, queues=1, tag="t")
+    batch = await receive_one_batch(mq)
+    table = batch.to_arrow()
+    assert table.column_names == [
+        "value",
+        "key",
+        "tag",
+        "queue_offset",
+        "born_timestamp",
+        "store_timestamp",
+    ]
+    assert table.column("value").to_pylist() == [b"0", b"1", b"2"]
+    assert table.column("key").to_pylist() == ["k0", "k1", "k2"]
+    assert table.column("tag").to_pylist() == ["t", "t", "t"]
+    stored = table.column("store_timestamp").to_pylist()[0]
+    assert round(stored.timestamp() * 1000) == batch[0].store_timestamp_ms
+
+
+async def test_compressed_bodies_are_as_they_were_sent_but_no_larger_than_allowed(mq):
+    bodies = [b"short", b"long " * 10_000, b"end"]
+    async with mq.admin() as admin:
+        await admin.create_topic("T", queues=1)
+    async with mq.producer() as producer:
+        for body in bodies:
+            await producer.send(Message("T", body))
+    batch = await receive_one_batch(mq)
+    assert batch.columns.body_bytes.max() < 1000, "the long one is compressed"
+    assert batch.values() == [message.body for message in batch] == bodies
+    batch = await receive_one_batch(mq, body_bytes_max=49_999)
+    short, long, _ = batch
+    assert short.body == b"short"
+    assert long.key == "", "the rest of it can be read"
+    for read in (batch.values, lambda: long.body):
+        with pytest.raises(BodyTooLarge, match=r"more than 49999 bytes .* body_bytes_max"):
+            read()
 
 
 async def test_a_received_message_tells_all_about_itself(mq):
@@ -461,6 +587,7 @@ async def test_a_missing_topic_is_an_error_on_entering(mq):
         {"group": "g", "topics": "T", "start": "yesterday"},
         {"group": "g", "topics": "T", "start": dt.datetime(2026, 1, 1)},  # noqa: DTZ001
         {"group": "g", "topics": "T", "queue_messages_max": 0},
+        {"group": "g", "topics": "T", "body_bytes_max": 0},
     ],
 )
 def test_settings_that_cannot_work_are_refused_at_once(options):
@@ -480,7 +607,7 @@ async def test_progress_needs_a_group(mq):
     await produce(mq, 1)
     async with PullConsumer(nameserver=mq.nameserver, connect=mq.connect) as consumer:
         with pytest.raises(ConfigurationError, match="assigned"):
-            await consumer.poll()
+            await consumer.receive_many()
         with pytest.raises(ConfigurationError, match="group"):
             await consumer.commit()
 

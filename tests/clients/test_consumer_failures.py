@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from headrace import Consumer, MessageQueue
+from headrace import Consumer, MessageQueue, PullConsumer
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import (
     GetConsumerListByGroupResponseBody,
@@ -18,14 +19,18 @@ from headrace_protocol.bodies import (
     ResetOffsetBody,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.columns import UNIT_DTYPE
 from headrace_protocol.command import FLAG_ONEWAY
 from headrace_protocol.header_codecs import encode_frame
-from headrace_protocol.headers import OffsetResponseHeader, PullMessageResponseHeader
-from headrace_protocol.message import encode_record
+from headrace_protocol.headers import (
+    BulkPullResponseHeader,
+    OffsetResponseHeader,
+    PullMessageResponseHeader,
+)
+from headrace_protocol.message import CorruptRecord, encode_record
 from headrace_protocol.serving import Reply
 from tests.support.scripted import close, scripted_cluster
 
-PULL = RequestCode.PULL_MESSAGE
 COMMIT = RequestCode.UPDATE_CONSUMER_OFFSET
 NO_TOPIC = Reply(code=ResponseCode.TOPIC_NOT_EXIST)
 NOT_FOUND = Reply(code=ResponseCode.QUERY_NOT_FOUND)
@@ -37,9 +42,10 @@ class Log:
     Pulls past the end are not answered.
     """
 
-    def __init__(self, nameserver, broker, count):
+    def __init__(self, nameserver, broker, count, peer):
         self.count = count
         self.broker = broker
+        self.peer = peer
         only_the_topic = nameserver.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC][0]
         nameserver.answer(
             RequestCode.GET_ROUTEINFO_BY_TOPIC,
@@ -48,7 +54,7 @@ class Log:
         broker.answer(RequestCode.GET_CONSUMER_LIST_BY_GROUP, self.members)
         broker.answer(RequestCode.QUERY_CONSUMER_OFFSET, NOT_FOUND)
         broker.answer(RequestCode.GET_MIN_OFFSET, Reply(OffsetResponseHeader(offset=0)))
-        broker.answer(PULL, self.pull)
+        broker.answer(peer.pull_code, self.pull)
 
     def members(self, _asked):
         client_id = HeartbeatData.decode(self.broker.last(RequestCode.HEART_BEAT).body).client_id
@@ -60,38 +66,77 @@ class Log:
         end = min(self.count, start + int(asked.ext["maxMsgNums"]))
         if start >= end:
             return None
-        records = b"".join(
+        records = [
             encode_record(topic="T", queue_id=0, body=b"%d" % offset, queue_offset=offset)
             for offset in range(start, end)
+        ]
+        return self.peer.found(end, self.count, records)
+
+
+class Apache:
+    """A broker that knows ordinary pulls only."""
+
+    is_headrace = False
+    pull_code = RequestCode.PULL_MESSAGE
+
+    def pulled(self, next_offset, max_offset, _count=0, replica_id=0):
+        return PullMessageResponseHeader(
+            suggest_which_broker_id=replica_id,
+            next_begin_offset=next_offset,
+            min_offset=0,
+            max_offset=max_offset,
         )
-        return Reply(pulled(end, self.count), (records,))
+
+    def found(self, next_offset, max_offset, records):
+        return Reply(self.pulled(next_offset, max_offset), tuple(records))
 
 
-def pulled(next_offset, max_offset, replica_id=0):
-    return PullMessageResponseHeader(
-        suggest_which_broker_id=replica_id,
-        next_begin_offset=next_offset,
-        min_offset=0,
-        max_offset=max_offset,
-    )
+class Headrace:
+    """A broker of ours, which is asked for bulk reads."""
+
+    is_headrace = True
+    pull_code = RequestCode.BULK_PULL
+
+    def pulled(self, next_offset, max_offset, count=0):
+        return BulkPullResponseHeader(
+            next_begin_offset=next_offset,
+            min_offset=0,
+            max_offset=max_offset,
+            count=count,
+            layout="gathered",
+        )
+
+    def found(self, next_offset, max_offset, records):
+        units = np.zeros(len(records), UNIT_DTYPE)
+        units["size"] = [len(record) for record in records]
+        header = self.pulled(next_offset, max_offset, len(records))
+        return Reply(header, (units.tobytes(), *records))
+
+
+@pytest.fixture(params=[Apache, Headrace])
+def peer(request):
+    return request.param()
 
 
 class Member:
     """A consumer of a scripted log."""
 
-    def __init__(self, count=10, **options):
+    def __init__(self, peer, count=10, **options):
+        self.peer = peer
         self.count = count
         self.options = options
 
     async def __aenter__(self):
         self._cluster = scripted_cluster()
         nameserver, (self.broker,), network = await self._cluster.__aenter__()
-        self.log = Log(nameserver, self.broker, self.count)
+        self.broker.is_headrace = self.peer.is_headrace
+        self.log = Log(nameserver, self.broker, self.count, self.peer)
+        self.nameserver, self.connect = nameserver.address, network.connect
         self.consumer = Consumer(
             "g",
             "T",
-            nameserver=nameserver.address,
-            connect=network.connect,
+            nameserver=self.nameserver,
+            connect=self.connect,
             start="first",
             **self.options,
         )
@@ -118,11 +163,11 @@ class Member:
     def push(self, code, fields, body=b"", *, oneway=True):
         flag = FLAG_ONEWAY if oneway else 0
         frame = encode_frame(0, code, 77, flag=flag, fields=fields, body_bytes=len(body))
-        self.broker.last(PULL).channel.write(frame + body)
+        self.broker.last(self.peer.pull_code).channel.write(frame + body)
 
 
-async def test_progress_is_committed_regularly_and_on_leaving(autojump_clock):
-    async with Member() as member, member.consumer:
+async def test_progress_is_committed_regularly_and_on_leaving(peer, autojump_clock):
+    async with Member(peer) as member, member.consumer:
         await member.take(4)
         await trio.sleep(6)
         assert member.committed() == [(3, True)], "the message at hand is not processed yet"
@@ -134,8 +179,8 @@ async def test_progress_is_committed_regularly_and_on_leaving(autojump_clock):
     assert member.committed()[2:] == [(7, False)]
 
 
-async def test_a_failed_commit_on_leaving_is_logged_and_not_raised(caplog):
-    async with Member() as member:
+async def test_a_failed_commit_on_leaving_is_logged_and_not_raised(peer, caplog):
+    async with Member(peer) as member:
         member.broker.answer(COMMIT, Reply(code=ResponseCode.SYSTEM_ERROR, remark="disk"))
         with caplog.at_level(logging.WARNING):
             async with member.consumer:
@@ -144,8 +189,8 @@ async def test_a_failed_commit_on_leaving_is_logged_and_not_raised(caplog):
     assert "disk" in caplog.text
 
 
-async def test_heartbeats_tell_the_subscription():
-    async with Member() as member, member.consumer:
+async def test_heartbeats_tell_the_subscription(peer):
+    async with Member(peer) as member, member.consumer:
         heartbeat = HeartbeatData.decode(member.broker.last(RequestCode.HEART_BEAT).body)
     (group,) = heartbeat.consumer_data_set
     assert (group.group_name, group.consume_from_where) == ("g", "CONSUME_FROM_FIRST_OFFSET")
@@ -157,59 +202,89 @@ async def test_heartbeats_tell_the_subscription():
 @pytest.mark.parametrize(
     "failure",
     [
-        close,
-        Reply(code=ResponseCode.SYSTEM_BUSY),
-        Reply(),
-        Reply(pulled(5, 10), (b"no record",)),
-        Reply(pulled(5, 10), (bytes(200),)),
+        lambda _peer: close,
+        lambda _peer: Reply(code=ResponseCode.SYSTEM_BUSY),
+        lambda _peer: Reply(),
+        lambda peer: peer.found(1, 10, [b"no record"]),
+        lambda peer: peer.found(1, 10, [bytes(200)]),
+        lambda peer: Reply(peer.pulled(5, 10, 5), (b"no record",)),
     ],
-    ids=["closed", "busy", "no header", "short body", "zeros"],
+    ids=["closed", "busy", "no header", "short record", "zeros", "short body"],
 )
-async def test_a_failed_pull_is_tried_again_and_nothing_is_lost(failure, autojump_clock, caplog):
-    async with Member() as member:
-        member.broker.answer(PULL, failure, member.log.pull)
+async def test_a_failed_pull_is_tried_again_and_nothing_is_lost(
+    peer, failure, autojump_clock, caplog
+):
+    async with Member(peer) as member:
+        member.broker.answer(peer.pull_code, failure(peer), member.log.pull)
         with caplog.at_level(logging.WARNING):
             async with member.consumer:
                 assert await member.take(10) == list(range(10))
     assert "pull of T/broker-0/0 failed and will be tried again" in caplog.text
 
 
-async def test_an_offset_that_does_not_exist_is_corrected(caplog):
-    async with Member() as member:
-        moved = Reply(pulled(4, 10), code=ResponseCode.PULL_OFFSET_MOVED)
-        member.broker.answer(PULL, moved, member.log.pull)
+async def test_a_damaged_body_is_an_error_of_its_message_only(peer):
+    records = [
+        encode_record(topic="T", queue_id=0, body=b"body %d" % offset, queue_offset=offset)
+        for offset in range(3)
+    ]
+    records[1] = records[1].replace(b"body", b"Body")
+    async with Member(peer) as member:
+        member.broker.answer(
+            peer.pull_code,
+            lambda asked: peer.found(3, 3, records) if asked.ext["queueOffset"] == "0" else None,
+        )
+        async with member.consumer as consumer:
+            messages = aiter(consumer)
+            assert (await anext(messages)).body == b"body 0"
+            damaged = await anext(messages)
+            for read in (lambda: damaged.body, lambda: damaged.key):
+                with pytest.raises(CorruptRecord, match="CRC"):
+                    read()
+            assert (await anext(messages)).body == b"body 2"
+        async with PullConsumer(nameserver=member.nameserver, connect=member.connect) as reader:
+            await reader.assign([MessageQueue("T", "broker-0", 0)])
+            batch = await reader.receive_many()
+            with pytest.raises(CorruptRecord, match="CRC"):
+                batch.values()
+            assert batch[2].body == b"body 2"
+
+
+async def test_an_offset_that_does_not_exist_is_corrected(peer, caplog):
+    async with Member(peer) as member:
+        moved = Reply(peer.pulled(4, 10), code=ResponseCode.PULL_OFFSET_MOVED)
+        member.broker.answer(peer.pull_code, moved, member.log.pull)
         with caplog.at_level(logging.WARNING):
             async with member.consumer:
                 assert await member.take(6) == [4, 5, 6, 7, 8, 9]
     assert "going on at 4" in caplog.text
 
 
-async def test_what_a_filter_skipped_counts_as_processed(autojump_clock):
-    async with Member() as member:
-        nothing = Reply(pulled(10, 10), code=ResponseCode.PULL_RETRY_IMMEDIATELY)
-        member.broker.answer(PULL, nothing, None)
+async def test_what_a_filter_skipped_counts_as_processed(peer, autojump_clock):
+    async with Member(peer) as member:
+        nothing = Reply(peer.pulled(10, 10), code=ResponseCode.PULL_RETRY_IMMEDIATELY)
+        member.broker.answer(peer.pull_code, nothing, None)
         async with member.consumer:
             await trio.sleep(6)
             assert member.committed() == [(10, True)]
 
 
-async def test_held_pulls_outlive_their_suspension(autojump_clock):
-    async with Member(count=0) as member, member.consumer:
+async def test_held_pulls_outlive_their_suspension(peer, autojump_clock):
+    async with Member(peer, count=0) as member, member.consumer:
         await trio.sleep(100)
         member.log.count = 3
         assert await member.take(3) == [0, 1, 2]
 
 
-async def test_a_reset_by_the_broker_takes_effect_at_once():
-    async with Member() as member, member.consumer:
+async def test_a_reset_by_the_broker_takes_effect_at_once(peer):
+    async with Member(peer) as member, member.consumer:
         assert await member.take(10) == list(range(10))
         offsets = ResetOffsetBody(offset_table={MessageQueue("T", "broker-0", 0): 2})
         member.push(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, {}, offsets.encode())
         assert await member.take(8) == list(range(2, 10))
 
 
-async def test_requests_that_make_no_sense_are_answered_so_and_harm_nothing(caplog):
-    async with Member() as member, member.consumer:
+async def test_requests_that_make_no_sense_are_answered_so_and_harm_nothing(peer, caplog):
+    async with Member(peer) as member, member.consumer:
         await member.take(3)
         member.push(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, {}, b"{nonsense", oneway=False)
         member.push(RequestCode.CHECK_TRANSACTION_STATE, {}, oneway=False)
@@ -221,8 +296,8 @@ async def test_requests_that_make_no_sense_are_answered_so_and_harm_nothing(capl
     assert "malformed request type 220" in caplog.text
 
 
-async def test_administrators_can_ask_what_a_member_is_doing():
-    async with Member() as member, member.consumer:
+async def test_administrators_can_ask_what_a_member_is_doing(peer):
+    async with Member(peer) as member, member.consumer:
         await member.take(3)
         member.push(RequestCode.GET_CONSUMER_RUNNING_INFO, {"consumerGroup": "g"}, oneway=False)
         await trio.testing.wait_all_tasks_blocked()
@@ -236,8 +311,8 @@ async def test_administrators_can_ask_what_a_member_is_doing():
     assert state["commitOffset"] == 2
 
 
-async def test_queues_without_their_lock_are_not_read(autojump_clock):
-    async with Member(ordered=True) as member:
+async def test_queues_without_their_lock_are_not_read(peer, autojump_clock):
+    async with Member(peer, ordered=True) as member:
         lock = RequestCode.LOCK_BATCH_MQ
 
         def granted(asked):
@@ -260,8 +335,8 @@ async def test_queues_without_their_lock_are_not_read(autojump_clock):
     assert member.broker.count(RequestCode.UNLOCK_BATCH_MQ) == 0
 
 
-async def test_locks_are_given_back_on_leaving():
-    async with Member(ordered=True) as member:
+async def test_locks_are_given_back_on_leaving(peer):
+    async with Member(peer, ordered=True) as member:
 
         def granted(asked):
             return Reply(
@@ -279,8 +354,8 @@ async def test_locks_are_given_back_on_leaving():
     assert unlocked.mq_set == [MessageQueue("T", "broker-0", 0)]
 
 
-async def test_a_group_that_cannot_be_looked_up_keeps_its_queues(autojump_clock, caplog):
-    async with Member() as member, member.consumer as consumer:
+async def test_a_group_that_cannot_be_looked_up_keeps_its_queues(peer, autojump_clock, caplog):
+    async with Member(peer) as member, member.consumer as consumer:
         await member.take(1)
         busy = Reply(code=ResponseCode.SYSTEM_BUSY)
         member.broker.answer(RequestCode.GET_CONSUMER_LIST_BY_GROUP, busy)
@@ -291,12 +366,48 @@ async def test_a_group_that_cannot_be_looked_up_keeps_its_queues(autojump_clock,
 
 
 async def test_the_replica_that_the_broker_suggests_is_asked(autojump_clock):
-    async with Member() as member:
+    peer = Apache()
+    async with Member(peer) as member:
         member.broker.answer(
-            PULL, lambda asked: Reply(pulled(10, 10, 1), member.log.pull(asked).body), None
+            peer.pull_code,
+            lambda asked: Reply(peer.pulled(10, 10, 0, 1), member.log.pull(asked).body),
+            None,
         )
         async with member.consumer:
             # The route knows no replica 1, so the one there is goes on to be asked.
             assert await member.take(10) == list(range(10))
             await trio.testing.wait_all_tasks_blocked()
-            assert member.broker.last(PULL).ext["queueOffset"] == "10"
+            assert member.broker.last(peer.pull_code).ext["queueOffset"] == "10"
+
+
+async def test_a_broker_of_ours_is_asked_for_large_slices_and_others_for_pulls(peer):
+    async with Member(peer) as member, member.consumer:
+        await member.take(1)
+        asked = member.broker.last(peer.pull_code).ext
+    assert int(asked["maxMsgBytes"]) == (4 if peer.is_headrace else 1) * 1024 * 1024
+    codes = {RequestCode.PULL_MESSAGE, RequestCode.BULK_PULL} - {peer.pull_code}
+    assert not any(each.code in codes for each in member.broker.asked)
+
+
+async def test_a_queues_limit_in_bytes_bounds_what_is_asked_for(peer):
+    async with Member(peer, queue_bytes_max=500) as member, member.consumer:
+        await member.take(1)
+        await trio.testing.wait_all_tasks_blocked()
+        pulls = [each for each in member.broker.asked if each.code == peer.pull_code]
+        assert [int(each.ext["maxMsgBytes"]) for each in pulls if each.ext["topic"] == "T"] == [500]
+
+
+async def test_offsets_of_a_static_topics_answer_are_moved(autojump_clock):
+    peer = Apache()
+    async with Member(peer) as member:
+        header = peer.pulled(103, 103)
+        header.offset_delta = 100
+        records = [
+            encode_record(topic="T", queue_id=0, body=b"%d" % offset, queue_offset=offset)
+            for offset in range(3)
+        ]
+        member.broker.answer(peer.pull_code, Reply(header, tuple(records)), None)
+        async with member.consumer:
+            async for batch in member.consumer.batches():
+                assert [message.queue_offset for message in batch] == [100, 101, 102]
+                break

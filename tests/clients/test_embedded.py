@@ -43,7 +43,7 @@ async def test_in_memory_there_is_no_socket(monkeypatch: pytest.MonkeyPatch) -> 
         raise AssertionError("a socket was bound or connected")
 
     monkeypatch.setattr(socket.socket, "bind", refuse)
-    monkeypatch.setattr("headrace_protocol.drivers.aio.anyio.connect_tcp", refuse)
+    monkeypatch.setattr("headrace_protocol.drivers.aio.SocketStream.connect", refuse)
     async with headrace.embedded(memory=True) as mq:
         assert await one_message_there_and_back(mq) == b"hello"
 

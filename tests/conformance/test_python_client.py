@@ -45,7 +45,7 @@ async def read(nameserver: str, topic: str, count: int, tags: str = "*") -> list
     async with PullConsumer(nameserver=nameserver) as consumer:
         await consumer.assign(await consumer.queues(topic), tags)
         while len(found) < count:
-            found += await consumer.poll() or []
+            found += await consumer.receive_many() or []
     assert len(found) == count
     return sorted(found, key=lambda message: (message.queue.queue_id, message.queue_offset))
 
@@ -176,7 +176,7 @@ async def pull_seek_and_commit(nameserver: str, topic: str) -> None:
         assert await consumer.offset_at(queue, int(time.time() * 1000) + 3_600_000) == 20
         await consumer.assign([queue])
         consumer.seek(queue, 15)
-        batch = await consumer.poll()
+        batch = await consumer.receive_many()
         assert batch is not None
         assert [message.queue_offset for message in batch] == [15, 16, 17, 18, 19]
         await consumer.commit()

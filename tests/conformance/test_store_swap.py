@@ -51,7 +51,7 @@ async def check(nameserver: str, wanted: list[Body], parts: list[str]) -> None:
             await consumer.assign(await consumer.queues(topic))
             messages = []
             while len(messages) < count:
-                messages += await consumer.poll() or []
+                messages += await consumer.receive_many() or []
             found += [(each.topic, each.key, each.tag, each.body) for each in messages]
     assert sorted(found) == sorted(wanted)
     async with Admin(nameserver=nameserver) as admin:

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.messages import ReceivedMessage
 from headrace_protocol.bodies import MessageQueue
-from headrace_protocol.message import encode_record
+from headrace_protocol.message import decode_record, encode_record
 from tests.simulation.simulation import Ledger, PromiseBroken, run
 
 QUEUE = MessageQueue("Simulated", "broker-a", 0)
@@ -30,7 +30,7 @@ def message(queue_offset: int, body: bytes) -> ReceivedMessage:
         queue_offset=queue_offset,
         properties=b"KEYS\x01" + key + b"\x02",
     )
-    return ReceivedMessage(QUEUE, queue_offset, memoryview(record))
+    return ReceivedMessage.from_stored(decode_record(record), QUEUE.broker_name)
 
 
 def ledger(*messages: ReceivedMessage) -> Ledger:

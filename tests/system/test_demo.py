@@ -96,7 +96,7 @@ def test_the_whole_demo_and_its_folder_afterwards(tmp_path: Path) -> None:
     assert f"all {FLIGHT_COUNT} flights sent" in done.stdout
     assert done.stdout.count("\nok  ") == 4
     # Facts of the data set, out of what the consumers received.
-    assert "United Air Lines Inc.\t58665\t686\t12.1\t3.6" in done.stdout
+    assert "United Air Lines Inc.\t58665\t686\t12.1\t3.56" in done.stdout
     with dev("--data", str(tmp_path)) as broker:
         queues = broker.json("topic", "describe", "flights")["queues"]
         assert len(queues) == QUEUES

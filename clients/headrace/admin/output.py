@@ -75,12 +75,17 @@ def _cell(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:,.1f}"
+        return _number(value)
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value))
     if isinstance(value, dict):
         return ", ".join(f"{name}={part}" for name, part in value.items())
     return str(value)
+
+
+def _number(value: float) -> str:
+    """One digit behind the point; of small ones, three that mean something."""
+    return f"{value:,.1f}" if value >= 10 else f"{value:.3g}"
 
 
 def _print_table(rows: Sequence[Row]) -> None:

@@ -55,6 +55,7 @@ class Assignment:
         start: Start,
         ordered: bool,
         limits: Limits,
+        body_bytes_max: int,
     ) -> None:
         self.process_queues: dict[MessageQueue, ProcessQueue] = {}
         self.group_changed = anyio.Event()
@@ -67,7 +68,7 @@ class Assignment:
         self._limits = limits
         self._offsets = OffsetStore(instance)
         self._locks = QueueLocks(instance, group)
-        self._fetcher = Fetcher(instance, group, inbox)
+        self._fetcher = Fetcher(instance, group, inbox, body_bytes_max=body_bytes_max)
         self._tasks: TaskGroup | None = None
 
     async def start(self, tasks: TaskGroup) -> None:

@@ -3,64 +3,37 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import anyio
 
-from headrace.errors import HeadraceError, MalformedAnswer
-from headrace.messages import MessageBatch
-from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import PullMessageHeader, PullMessageResponseHeader
-from headrace_protocol.message import CorruptRecord
+from headrace.consumer.pulls import SLICE_BYTES, Wanted
+from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
     from headrace.consumer.inbox import Inbox
     from headrace.consumer.process_queue import ProcessQueue
+    from headrace.consumer.pulls import PullResult
     from headrace.consumer.subscription import Subscription
     from headrace.instance import ClientInstance
-    from headrace_protocol.bodies import MessageQueue
-    from headrace_protocol.drivers.response import Response
 
 _log = logging.getLogger("headrace.consumer")
 
 SUSPEND_MS = 15_000
 _TIMEOUT_MS = 30_000
 _PAUSE_S = 1.0
-# Java's brokers answer with less (32 messages, 256 KiB) whatever is asked.
-PULL_MESSAGES_MAX = 4096
-PULL_BYTES_MAX = 1024 * 1024
-
-_SYS_FLAG_SUSPEND = 2
-_SYS_FLAG_SUBSCRIPTION = 4
-_KNOWN_CODES = (
-    ResponseCode.SUCCESS,
-    ResponseCode.PULL_NOT_FOUND,
-    ResponseCode.PULL_RETRY_IMMEDIATELY,
-    ResponseCode.PULL_OFFSET_MOVED,
-)
-
-
-class PullResult(NamedTuple):
-    """What a pull answered.
-
-    batch: empty unless there were messages. is_offset_illegal: there is nothing at the offset
-    asked for and never will be; ``batch.next_offset`` is the nearest one there is.
-    """
-
-    batch: MessageBatch
-    min_offset: int
-    max_offset: int
-    suggested_replica_id: int
-    is_offset_illegal: bool
 
 
 class Fetcher:
     """Pulls for one group into an inbox."""
 
-    def __init__(self, instance: ClientInstance, group: str, inbox: Inbox) -> None:
+    def __init__(
+        self, instance: ClientInstance, group: str, inbox: Inbox, *, body_bytes_max: int
+    ) -> None:
         self._instance = instance
         self._group = group
         self._inbox = inbox
+        self._body_bytes_max = body_bytes_max
 
     async def run(self, process_queue: ProcessQueue, subscription: Subscription) -> None:
         """Pull until the queue is dropped."""
@@ -80,7 +53,7 @@ class Fetcher:
         else:
             # The answer may have been here already when a seek came.
             if offset == process_queue.pull_offset:
-                self._take(process_queue, subscription, result)
+                self._take(process_queue, result)
 
     async def _pull(
         self, process_queue: ProcessQueue, offset: int, subscription: Subscription
@@ -89,28 +62,22 @@ class Fetcher:
         address = await self._instance.broker_address(
             queue.topic, queue.broker_name, process_queue.replica_id
         )
-        header = PullMessageHeader(
-            consumer_group=self._group,
-            topic=queue.topic,
-            queue_id=queue.queue_id,
-            queue_offset=offset,
-            max_msg_nums=min(process_queue.room, PULL_MESSAGES_MAX),
-            max_msg_bytes=PULL_BYTES_MAX,
-            sys_flag=_SYS_FLAG_SUSPEND | _SYS_FLAG_SUBSCRIPTION,
-            commit_offset=0,
-            suspend_timeout_millis=SUSPEND_MS,
-            subscription=subscription.expression,
-            sub_version=subscription.version,
-            expression_type="TAG",
+        connection = await self._instance.connection(address)
+        room = process_queue.room
+        wanted = Wanted(
+            self._group,
+            queue,
+            offset,
+            subscription,
+            room.messages,
+            min(room.record_bytes, SLICE_BYTES),
+            SUSPEND_MS,
+            self._body_bytes_max,
         )
-        response = await self._instance.request(
-            address, RequestCode.PULL_MESSAGE, header, timeout_ms=_TIMEOUT_MS
-        )
-        return _pull_result(queue, offset, response)
+        code, header = wanted.request(peer_is_headrace=connection.peer_is_headrace)
+        return wanted.result(await connection.request(code, header, timeout_ms=_TIMEOUT_MS))
 
-    def _take(
-        self, process_queue: ProcessQueue, subscription: Subscription, result: PullResult
-    ) -> None:
+    def _take(self, process_queue: ProcessQueue, result: PullResult) -> None:
         process_queue.replica_id = result.suggested_replica_id
         if result.is_offset_illegal:
             queue = process_queue.queue
@@ -122,15 +89,14 @@ class Fetcher:
                 process_queue.pull_offset,
                 result.min_offset,
                 result.max_offset,
-                result.batch.next_offset,
+                result.next_offset,
             )
-            process_queue.reset(result.batch.next_offset)
+            process_queue.reset(result.next_offset)
             return
-        subscription.filter(result.batch)
         if result.batch:
             self._inbox.put(process_queue.add(result.batch))
         else:
-            process_queue.pull_offset = result.batch.next_offset
+            process_queue.pull_offset = result.next_offset
 
     async def _pause(self, process_queue: ProcessQueue, error: HeadraceError) -> None:
         queue = process_queue.queue
@@ -145,25 +111,3 @@ class Fetcher:
         if error.refresh_route:
             self._instance.doubt_route(queue.topic)
         await anyio.sleep(_PAUSE_S)
-
-
-def _pull_result(queue: MessageQueue, offset: int, response: Response) -> PullResult:
-    header = response.expect(*_KNOWN_CODES).header(PullMessageResponseHeader)
-    found = response.command.code == ResponseCode.SUCCESS
-    try:
-        batch = MessageBatch.decode(
-            queue,
-            offset,
-            header.next_begin_offset,
-            response.body if found else memoryview(b""),
-            header.offset_delta or 0,
-        )
-    except CorruptRecord as error:
-        raise MalformedAnswer(response.address, response.request_code, error) from error
-    return PullResult(
-        batch,
-        header.min_offset,
-        header.max_offset,
-        header.suggest_which_broker_id,
-        response.command.code == ResponseCode.PULL_OFFSET_MOVED,
-    )

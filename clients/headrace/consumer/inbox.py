@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,7 @@ class Inbox:
     def _left_by_this_task(self) -> Delivery | None:
         for delivery, holder in list(self._in_hand.items()):
             if self._one_user or holder.is_this_task():
-                if delivery.is_wanted and delivery.handed_offset < delivery.batch.next_offset:
+                if delivery.has_more:
                     return delivery
                 self.finished(delivery)
         return None
@@ -117,53 +118,70 @@ class _Holder:
         return anyio.current_time() < self._deadline
 
 
-class BatchIterator:
-    """Batches; each is processed when the next one is asked for."""
+class Receiver:
+    """Goes through deliveries one after the other; what was handed out is processed then.
+
+    delivery: the one at hand.
+    """
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
-        self._delivery: Delivery | None = None
+        self.delivery: Delivery | None = None
+
+    async def receive(self) -> Delivery:
+        """The delivery at hand if it has more, else another one."""
+        if self.delivery and self.delivery.has_more:
+            await anyio.lowlevel.checkpoint()
+            if self.delivery.has_more:
+                return self.delivery
+        if self.delivery:
+            self._inbox.finished(self.delivery)
+            self.delivery = None
+        self.delivery = await self._inbox.take()
+        return self.delivery
+
+
+class BatchIterator:
+    """Batches; each is processed when the next one is asked for.
+
+    max_messages: in one of them; None for as many as came together.
+    """
+
+    def __init__(self, inbox: Inbox, max_messages: int | None) -> None:
+        self._receiver = Receiver(inbox)
+        self._max_messages = max_messages
 
     def __aiter__(self) -> BatchIterator:
         return self
 
     async def __anext__(self) -> MessageBatch:
-        delivery = await self._advance()
-        batch = delivery.batch.rest(delivery.handed_offset)
-        delivery.handed_offset = batch.next_offset
-        return batch
-
-    async def _advance(self) -> Delivery:
-        if self._delivery:
-            self._inbox.finished(self._delivery)
-            self._delivery = None
-        self._delivery = await self._inbox.take()
-        return self._delivery
+        return (await self._receiver.receive()).next_part(self._max_messages)
 
 
-class MessageIterator(BatchIterator):
+class MessageIterator:
     """Messages one by one; each is processed when the next one is asked for."""
 
     def __init__(self, inbox: Inbox) -> None:
-        super().__init__(inbox)
-        self._messages: Iterator[ReceivedMessage] = iter(())
+        self._receiver = Receiver(inbox)
+        self._ready: deque[ReceivedMessage] = deque()
 
     def __aiter__(self) -> MessageIterator:
         return self
 
-    async def __anext__(self) -> ReceivedMessage:  # type: ignore[override]
-        # No await that waits while the batch lasts.
-        while (message := self.next_of_batch()) is None:
-            delivery = await self._advance()
-            self._messages = iter(delivery.batch.rest(delivery.handed_offset))
-        return message
+    async def __anext__(self) -> ReceivedMessage:
+        # All that a message costs as a rule: nobody else needs to know that it is handed out.
+        if self._ready:
+            return self._ready.popleft()
+        await self.wait_for_some()
+        return self._ready.popleft()
 
-    def next_of_batch(self) -> ReceivedMessage | None:
-        """The next message that is here already and may still be handed out."""
-        delivery = self._delivery
-        if delivery and delivery.is_wanted:
-            for message in self._messages:
-                delivery.processed_offset = message.queue_offset
-                delivery.handed_offset = message.queue_offset + 1
-                return message
-        return None
+    async def wait_for_some(self) -> None:
+        """Wait until messages are ready."""
+        while not self._ready:
+            self._ready = (await self._receiver.receive()).make_ready()
+
+    def take_ready(self) -> Iterator[ReceivedMessage]:
+        """Hand out what is ready, without waiting; in another thread, if need be."""
+        with contextlib.suppress(IndexError):  # it may be put back at any moment
+            while True:
+                yield self._ready.popleft()

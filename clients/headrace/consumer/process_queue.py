@@ -7,37 +7,106 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 
+from headrace.errors import ConfigurationError
+
 if TYPE_CHECKING:
-    from headrace.messages import MessageBatch
+    from headrace.messages import MessageBatch, ReceivedMessage
     from headrace_protocol.bodies import MessageQueue
+
+# How many messages are made at once; other tasks get their turn between two such parts.
+_READY_MAX = 1024
 
 
 class Limits(NamedTuple):
     """How much of one queue is held unprocessed before its pulls wait; both above 0."""
 
     messages: int
-    body_bytes: int
+    record_bytes: int
+
+
+def check_limits(**limits: int | None) -> None:
+    """Raise ConfigurationError naming the first that is below 1."""
+    for name, limit in limits.items():
+        if limit is not None and limit < 1:
+            raise ConfigurationError(f"{name}={limit}: it must be at least 1")
 
 
 class Delivery:
-    """A batch on its way through the user's hands.
+    """A batch on its way through the user's hands, in parts or message by message.
 
-    processed_offset: all messages of the batch before it are processed.
-    handed_offset: all messages before it have been handed out.
+    ready: messages to hand out next: who takes one out of it has handed it out.
+
+    What was handed out last is at hand; it is processed when more is asked for.
     """
 
-    __slots__ = ("batch", "handed_offset", "is_done", "process_queue", "processed_offset")
+    __slots__ = (
+        "_at_hand_max",
+        "_processed_count",
+        "_taken_count",
+        "batch",
+        "is_done",
+        "process_queue",
+        "ready",
+    )
 
     def __init__(self, process_queue: ProcessQueue, batch: MessageBatch) -> None:
         self.process_queue = process_queue
         self.batch = batch
-        self.processed_offset = self.handed_offset = batch.queue_offset
+        self.ready: deque[ReceivedMessage] = deque()
         self.is_done = False
+        self._taken_count = 0
+        self._processed_count = 0
+        self._at_hand_max = 0
 
     @property
     def is_wanted(self) -> bool:
         """Whether it may be handed out: its queue is ours and was not reset since."""
         return not (self.is_done or self.process_queue.is_dropped)
+
+    @property
+    def handed_count(self) -> int:
+        """How many messages of the batch have been handed out."""
+        # So that handing one out costs nothing but taking it from ``ready``.
+        return self._taken_count - len(self.ready)
+
+    @property
+    def handed_offset(self) -> int:
+        """All messages before it have been handed out."""
+        return self.batch.offset_at(self.handed_count)
+
+    @property
+    def processed_offset(self) -> int:
+        """All messages of the batch before it are processed."""
+        at_hand_from = self.handed_count - self._at_hand_max
+        return self.batch.offset_at(max(self._processed_count, at_hand_from))
+
+    @property
+    def has_more(self) -> bool:
+        """Whether some of it has not been handed out, and may be."""
+        return self.is_wanted and self.handed_count < len(self.batch)
+
+    def next_part(self, messages_max: int | None = None) -> MessageBatch:
+        """Hand out the rest, or so many messages of it."""
+        self.put_back()
+        start, end = self._taken_count, len(self.batch)
+        if messages_max is not None:
+            end = min(end, start + messages_max)
+        self._processed_count, self._taken_count, self._at_hand_max = start, end, end - start
+        return self.batch.part(start, end)
+
+    def make_ready(self) -> deque[ReceivedMessage]:
+        """Put the next messages into ``ready``, unless there are some; returns it."""
+        self._processed_count, self._at_hand_max = self.handed_count, 1
+        if not self.ready:
+            start = self._taken_count
+            self._taken_count = min(start + _READY_MAX, len(self.batch))
+            self.ready.extend(self.batch.part(start, self._taken_count))
+        return self.ready
+
+    def put_back(self) -> None:
+        """Make nothing ready any more."""
+        self._taken_count = self.handed_count
+        self.ready.clear()
 
     def processed_all(self) -> None:
         """The whole batch is processed."""
@@ -47,8 +116,8 @@ class Delivery:
 
     def processed_handed(self) -> None:
         """What was handed out of the batch so far is processed."""
-        self.processed_offset = self.handed_offset
-        if self.processed_offset >= self.batch.next_offset:
+        self._processed_count = self.handed_count
+        if self._processed_count >= len(self.batch):
             self.processed_all()
 
 
@@ -75,7 +144,7 @@ class ProcessQueue:
         self._limits = limits
         self._deliveries: deque[Delivery] = deque()
         self._message_count = 0
-        self._body_bytes = 0
+        self._record_bytes = 0
         self._room: anyio.Event | None = None
 
     @property
@@ -89,25 +158,26 @@ class ProcessQueue:
         return self._message_count
 
     @property
-    def room(self) -> int:
-        """How many messages the next pull may bring; 0 makes it wait."""
-        if self._body_bytes >= self._limits.body_bytes:
-            return 0
-        return max(0, self._limits.messages - self._message_count)
+    def room(self) -> Limits:
+        """How much the next pull may bring; it waits while either is 0."""
+        return Limits(
+            max(0, self._limits.messages - self._message_count),
+            max(0, self._limits.record_bytes - self._record_bytes),
+        )
 
     def add(self, batch: MessageBatch) -> Delivery:
         """Take what a pull brought."""
         delivery = Delivery(self, batch)
         self._deliveries.append(delivery)
         self._message_count += len(batch)
-        self._body_bytes += batch.body_bytes
+        self._record_bytes += batch.buffer_bytes
         self.pull_offset = batch.next_offset
         return delivery
 
     def delivery_done(self, delivery: Delivery) -> None:
         """What ``Delivery.processed_all`` calls."""
         self._message_count -= len(delivery.batch)
-        self._body_bytes -= delivery.batch.body_bytes
+        self._record_bytes -= delivery.batch.buffer_bytes
         while self._deliveries and self._deliveries[0].is_done:
             self._deliveries.popleft()
         self._signal_room()
@@ -116,8 +186,9 @@ class ProcessQueue:
         """Go on from ``offset``; what was fetched before counts no more."""
         for delivery in self._deliveries:
             delivery.is_done = True
+            delivery.put_back()
         self._deliveries.clear()
-        self._message_count = self._body_bytes = 0
+        self._message_count = self._record_bytes = 0
         self.pull_offset = offset
         self.committed_offset = None
         self.pulling.cancel()
@@ -126,11 +197,13 @@ class ProcessQueue:
     def drop(self) -> None:
         """Give the queue up."""
         self.is_dropped = True
+        for delivery in self._deliveries:
+            delivery.put_back()
         self.fetching.cancel()
 
     async def wait_for_room(self) -> None:
         """Wait until another pull is allowed."""
-        while not self.room:
+        while not all(self.room):
             self._room = self._room or anyio.Event()
             await self._room.wait()
 

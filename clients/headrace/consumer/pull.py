@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Self
 import anyio
 
 from headrace.consumer.fetcher import Fetcher
-from headrace.consumer.inbox import Inbox
+from headrace.consumer.inbox import Inbox, Receiver
 from headrace.consumer.offset_store import OffsetStore
-from headrace.consumer.process_queue import Delivery, Limits, ProcessQueue
+from headrace.consumer.process_queue import Limits, ProcessQueue, check_limits
+from headrace.consumer.pulls import READER_GROUP
 from headrace.consumer.start import Start, check_start, start_offset
 from headrace.consumer.subscription import ALL, Subscription
 from headrace.errors import ConfigurationError
 from headrace.instance import ClientInstance
 from headrace.messages import check_group
 from headrace_protocol.drivers.aio import Connect, connect_tcp
+from headrace_protocol.message import BODY_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
     from headrace.messages import MessageBatch
     from headrace_protocol.bodies import MessageQueue
 
-_READER_GROUP = "headrace_reader"
-
 
 class PullConsumer:
     """Reads queues that you assign, from offsets that you choose; use it in ``async with``.
@@ -35,6 +35,7 @@ class PullConsumer:
     start: where an assigned queue begins unless the group has committed or you ``seek``: "first",
         "last", a datetime or milliseconds since 1970.
     queue_messages_max, queue_bytes_max: how much of each queue is fetched ahead.
+    body_bytes_max: compressed bodies that are larger than this are an error when they are read.
 
     Nothing is committed unless you say so, and no queue is taken away.
     """
@@ -45,23 +46,29 @@ class PullConsumer:
         *,
         nameserver: str | Sequence[str] | None = None,
         start: Start = "first",
-        queue_messages_max: int = 10_000,
+        queue_messages_max: int = 100_000,
         queue_bytes_max: int = 16 * 1024 * 1024,
+        body_bytes_max: int = BODY_BYTES_MAX,
         connect: Connect = connect_tcp,
     ) -> None:
-        check_group(group or _READER_GROUP)
+        check_group(group or READER_GROUP)
         check_start(start)
-        if queue_messages_max < 1 or queue_bytes_max < 1:
-            raise ConfigurationError("queue_messages_max and queue_bytes_max must be at least 1")
+        check_limits(
+            queue_messages_max=queue_messages_max,
+            queue_bytes_max=queue_bytes_max,
+            body_bytes_max=body_bytes_max,
+        )
         self.group = group
         self._start = start
         self._limits = Limits(queue_messages_max, queue_bytes_max)
         self._instance = ClientInstance(nameserver, connect=connect)
         self._offsets = OffsetStore(self._instance)
         self._inbox = Inbox()
-        self._fetcher = Fetcher(self._instance, group or _READER_GROUP, self._inbox)
+        self._fetcher = Fetcher(
+            self._instance, group or READER_GROUP, self._inbox, body_bytes_max=body_bytes_max
+        )
         self._process_queues: dict[MessageQueue, ProcessQueue] = {}
-        self._polled: Delivery | None = None
+        self._receiver = Receiver(self._inbox)
         self._tasks: TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
@@ -112,11 +119,11 @@ class PullConsumer:
             self.seek(queue, await start_offset(start, queue, self._offsets))
 
     def position(self, queue: MessageQueue) -> int:
-        """Offset after the last message of an assigned queue that ``poll`` returned."""
+        """Offset after the last message of an assigned queue that ``receive_many`` returned."""
         process_queue = self._process_queue(queue)
-        polled = self._polled
-        if polled and polled.process_queue is process_queue and polled.is_wanted:
-            return polled.batch.next_offset
+        delivery = self._receiver.delivery
+        if delivery and delivery.process_queue is process_queue and delivery.is_wanted:
+            return delivery.handed_offset
         return process_queue.processed_offset
 
     def _process_queue(self, queue: MessageQueue) -> ProcessQueue:
@@ -127,18 +134,20 @@ class PullConsumer:
 
     # -- reading and committing --------------------------------------------------------------------
 
-    async def poll(self, *, timeout_ms: float | None = None) -> MessageBatch | None:
+    async def receive_many(
+        self, *, max_messages: int | None = None, timeout_ms: float | None = None
+    ) -> MessageBatch | None:
         """The next messages of any assigned queue, from one queue, in order.
 
+        max_messages: no more than this; without it, what one answer of a broker brought.
         timeout_ms: return None when none came within it; without it, wait for ever.
         """
         self._instance.check_open("PullConsumer")
+        check_limits(max_messages=max_messages)
         if not self._process_queues:
-            raise ConfigurationError("poll: no queue is assigned, so nothing would ever come")
-        self._finish_polled()
+            raise ConfigurationError("no queue is assigned, so nothing would ever come")
         with anyio.move_on_after(None if timeout_ms is None else timeout_ms / 1000):
-            self._polled = await self._inbox.take()
-            return self._polled.batch
+            return (await self._receiver.receive()).next_part(max_messages)
         return None
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
@@ -169,11 +178,6 @@ class PullConsumer:
         """Offset of the first message stored at ``timestamp_ms`` (since 1970) or later."""
         self._instance.check_open("PullConsumer")
         return await self._offsets.offset_at(queue, timestamp_ms)
-
-    def _finish_polled(self) -> None:
-        if self._polled:
-            self._inbox.finished(self._polled)
-            self._polled = None
 
     def _check_group(self) -> str:
         self._instance.check_open("PullConsumer")

@@ -8,7 +8,7 @@ import anyio
 
 from headrace.consumer.assignment import RETRY_TOPIC_PREFIX, Assignment
 from headrace.consumer.inbox import BatchIterator, Inbox, MessageIterator
-from headrace.consumer.process_queue import Limits
+from headrace.consumer.process_queue import Limits, check_limits
 from headrace.consumer.running_info import running_info
 from headrace.consumer.start import Start, check_start, consume_from_where
 from headrace.consumer.subscription import ALL, Subscription
@@ -19,6 +19,7 @@ from headrace_protocol.bodies import ConsumerData, ResetOffsetBody
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.aio import AsyncConnection, Connect, connect_tcp
 from headrace_protocol.headers import ConsumerSendMsgBackHeader
+from headrace_protocol.message import BODY_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,6 +44,7 @@ class Consumer:
     ordered: take each queue's lock at the broker, so that no two members work on it at once, not
         even for a moment while queues change hands, and hand out one batch of a queue at a time.
     queue_messages_max, queue_bytes_max: how much of each queue is fetched ahead.
+    body_bytes_max: compressed bodies that are larger than this are an error when they are read.
 
     ``async for message in consumer`` and ``async for batch in consumer.batches()`` never end; both
     may be used by several tasks at once. A message is processed when its task asks for the next
@@ -62,14 +64,18 @@ class Consumer:
         nameserver: str | Sequence[str] | None = None,
         start: Start = "last",
         ordered: bool = False,
-        queue_messages_max: int = 10_000,
+        queue_messages_max: int = 100_000,
         queue_bytes_max: int = 16 * 1024 * 1024,
+        body_bytes_max: int = BODY_BYTES_MAX,
         connect: Connect = connect_tcp,
     ) -> None:
         check_group(group)
         check_start(start)
-        if queue_messages_max < 1 or queue_bytes_max < 1:
-            raise ConfigurationError("queue_messages_max and queue_bytes_max must be at least 1")
+        check_limits(
+            queue_messages_max=queue_messages_max,
+            queue_bytes_max=queue_bytes_max,
+            body_bytes_max=body_bytes_max,
+        )
         self.group = group
         self._start = start
         self._ordered = ordered
@@ -84,6 +90,7 @@ class Consumer:
             start=start,
             ordered=ordered,
             limits=Limits(queue_messages_max, queue_bytes_max),
+            body_bytes_max=body_bytes_max,
         )
 
     # -- for users ---------------------------------------------------------------------------------
@@ -111,10 +118,14 @@ class Consumer:
         self._instance.check_open("Consumer")
         return MessageIterator(self._inbox)
 
-    def batches(self) -> BatchIterator:
-        """Iterate over what pulls brought, from one queue each, instead of single messages."""
+    def batches(self, *, max_messages: int | None = None) -> BatchIterator:
+        """Iterate over batches, from one queue each, instead of single messages.
+
+        max_messages: no more than this; without it, what one answer of a broker brought.
+        """
         self._instance.check_open("Consumer")
-        return BatchIterator(self._inbox)
+        check_limits(max_messages=max_messages)
+        return BatchIterator(self._inbox, max_messages)
 
     @property
     def assignment(self) -> list[MessageQueue]:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from headrace.messages import check_topic
 from headrace_protocol.bodies import SubscriptionData
-from headrace_protocol.message import java_hash
+from headrace_protocol.message import TAGS, java_hash, property_value
 
 if TYPE_CHECKING:
-    from headrace.messages import MessageBatch
+    from headrace_protocol.columns import RecordColumns
 
 ALL = "*"
 _OR = "||"
+_TAGS = TAGS.encode()
 
 
 class Subscription:
@@ -28,6 +29,7 @@ class Subscription:
         self.expression = expression.strip() or ALL
         parts = (part.strip() for part in self.expression.split(_OR))
         self.tags = frozenset(part for part in parts if part and part != ALL)
+        self._raw_tags = frozenset(tag.encode() for tag in self.tags)
         self.version = time.time_ns() // 1_000_000
 
     def data(self) -> SubscriptionData:
@@ -41,7 +43,13 @@ class Subscription:
             sub_version=self.version,
         )
 
-    def filter(self, batch: MessageBatch) -> None:
-        """Drop from ``batch`` what has none of the tags."""
-        if self.tags:
-            batch.keep(lambda message: message.tag in self.tags)
+    def filter(self, columns: RecordColumns) -> RecordColumns:
+        """What of ``columns`` has one of the tags."""
+        if not self.tags:
+            return columns
+        kept = [
+            index
+            for index, properties in enumerate(columns.properties())
+            if property_value(properties, _TAGS) in self._raw_tags
+        ]
+        return columns if len(kept) == len(columns) else columns.select(kept)

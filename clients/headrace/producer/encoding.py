@@ -1,4 +1,4 @@
-"""Send requests from a template: per message only what differs is filled in.
+"""Send requests from templates: per request only what differs is filled in.
 
 The header is always JSON, which every server reads; a frame says itself how its header is coded.
 """
@@ -10,20 +10,74 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from headrace_protocol.codes import RequestCode
+from headrace.messages import OffsetMessageIds, SendResult
+from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.command import FLAG_ONEWAY, VERSION
+from headrace_protocol.drivers.errors import MalformedAnswer
 from headrace_protocol.frame import LENGTH_BYTES
+from headrace_protocol.headers import SendMessageResponseHeader
 
 if TYPE_CHECKING:
-    from headrace_protocol.connection import Body
+    from collections.abc import Mapping
+
+    from headrace.producer.publication import Target
+    from headrace_protocol.columns import EncodedBlock
+    from headrace_protocol.drivers.response import Response
+    from headrace_protocol.frame import Buffer
 
 # The topic whose settings a broker copies when a send makes a new topic.
 DEFAULT_TOPIC = "TBW102"
 DEFAULT_TOPIC_QUEUES = 4
 
+# The message is stored in each of these cases; the last three say what it still lacks.
+STORED = frozenset(
+    {
+        ResponseCode.SUCCESS,
+        ResponseCode.FLUSH_DISK_TIMEOUT,
+        ResponseCode.FLUSH_SLAVE_TIMEOUT,
+        ResponseCode.SLAVE_NOT_AVAILABLE,
+    }
+)
+
 _json = msgspec.json.Encoder().encode
 # Serialize type 0 (JSON) leaves the second word's high byte empty: it is the header's length.
 _PREFIX = struct.Struct(">II")
+
+# What is filled in, in the order of the header; no name of a user's holds such a character.
+_SYS_FLAG, _BORN_TIMESTAMP, _PROPERTIES, _COUNT = "\x01f", "\x01g", "\x01i", "\x01count"
+_FLAG, _OPAQUE = "\x01flag", "\x01opaque"
+_PLACES = {
+    _SYS_FLAG: b'"%d"',
+    _BORN_TIMESTAMP: b'"%d"',
+    _PROPERTIES: b"%b",
+    _COUNT: b'"%d"',
+    _FLAG: b"%d",
+    _OPAQUE: b"%d",
+}
+
+
+def _template(code: RequestCode, fields: Mapping[str, str]) -> bytes:
+    """A header whose values are filled in by the operator %."""
+    header = {
+        "code": int(code),
+        "extFields": fields,
+        "flag": _FLAG,
+        "language": "PYTHON",
+        "opaque": _OPAQUE,
+        "serializeTypeCurrentRPC": "JSON",
+        "version": VERSION,
+    }
+    # A retry topic's name begins with the character that the template gives a meaning to.
+    template = _json(header).replace(b"%", b"%%")
+    for name, place in _PLACES.items():
+        template = template.replace(_json(name), place)
+    return template
+
+
+def _frame(header: bytes, body: Buffer) -> list[Buffer]:
+    header_bytes = len(header)
+    length = LENGTH_BYTES + header_bytes + len(body)
+    return [_PREFIX.pack(length, header_bytes), header, body]
 
 
 class SendTemplate:
@@ -35,41 +89,24 @@ class SendTemplate:
         self, group: str, topic: str, broker_name: str, queue_id: int, *, batch: bool = False
     ) -> None:
         self.code = RequestCode.SEND_BATCH_MESSAGE if batch else RequestCode.SEND_MESSAGE_V2
-        header = {
-            "code": int(self.code),
-            "extFields": {
-                "a": group,
-                "b": topic,
-                "c": DEFAULT_TOPIC,
-                "d": str(DEFAULT_TOPIC_QUEUES),
-                "e": str(queue_id),
-                "f": "SYS_FLAG",
-                "g": "BORN_TIMESTAMP",
-                "h": "0",
-                "i": "PROPERTIES",
-                "j": "0",
-                "k": "false",
-                "m": "true" if batch else "false",
-                "n": broker_name,
-            },
-            "flag": "FLAG",
-            "language": "PYTHON",
-            "opaque": "OPAQUE",
-            "serializeTypeCurrentRPC": "JSON",
-            "version": VERSION,
+        fields = {
+            "a": group,
+            "b": topic,
+            "c": DEFAULT_TOPIC,
+            "d": str(DEFAULT_TOPIC_QUEUES),
+            "e": str(queue_id),
+            "f": _SYS_FLAG,
+            "g": _BORN_TIMESTAMP,
+            "h": "0",
+            "i": _PROPERTIES,
+            "j": "0",
+            "k": "false",
+            "m": "true" if batch else "false",
+            "n": broker_name,
         }
-        # A retry topic's name begins with the character that the template gives a meaning to.
-        self._template = (
-            _json(header)
-            .replace(b"%", b"%%")
-            .replace(b'"SYS_FLAG"', b'"%d"')
-            .replace(b'"BORN_TIMESTAMP"', b'"%d"')
-            .replace(b'"PROPERTIES"', b"%b")
-            .replace(b'"FLAG"', b"%d")
-            .replace(b'"OPAQUE"', b"%d")
-        )
+        self._template = _template(self.code, fields)
 
-    def frame(self, outgoing: Outgoing, opaque: int, flag: int = 0) -> list[Body]:
+    def frame(self, outgoing: Outgoing, opaque: int, flag: int = 0) -> list[Buffer]:
         """The buffers of one request, in order."""
         header = self._template % (
             outgoing.sys_flag,
@@ -78,40 +115,57 @@ class SendTemplate:
             flag,
             opaque,
         )
-        body = outgoing.body
-        header_bytes = len(header)
-        length = LENGTH_BYTES + header_bytes + len(body)
-        return [_PREFIX.pack(length, header_bytes), header, body]
+        return _frame(header, outgoing.body)
 
-    def oneway_frame(self, outgoing: Outgoing) -> list[Body]:
+    def oneway_frame(self, outgoing: Outgoing) -> list[Buffer]:
         """The buffers of a request that gets no answer."""
         return self.frame(outgoing, 0, FLAG_ONEWAY)
 
 
-class Outgoing:
-    """What goes over the wire for a message or a batch, to whichever queue it is sent.
+class BulkTemplate:
+    """Frames of BULK_SEND for one queue."""
 
-    message_id: the client's id; those of a batch are joined by commas.
+    __slots__ = ("_template", "code")
+
+    def __init__(self, group: str, topic: str, queue_id: int) -> None:
+        self.code = RequestCode.BULK_SEND
+        fields = {
+            "producerGroup": group,
+            "topic": topic,
+            "defaultTopic": DEFAULT_TOPIC,
+            "defaultTopicQueueNums": str(DEFAULT_TOPIC_QUEUES),
+            "queueId": str(queue_id),
+            "count": _COUNT,
+        }
+        self._template = _template(self.code, fields)
+
+    def frame(self, outgoing: BulkOutgoing, opaque: int) -> list[Buffer]:
+        """The buffers of one request, in order."""
+        return _frame(self._template % (outgoing.message_count, 0, opaque), outgoing.body)
+
+
+class Outgoing:
+    """What goes to any broker for a message or a batch, to whichever queue it is sent.
+
+    message_ids: the client's.
     """
 
     __slots__ = (
         "body",
         "born_timestamp_ms",
         "is_batch",
-        "message_count",
-        "message_id",
+        "message_ids",
         "properties_json",
         "sys_flag",
     )
 
     def __init__(
         self,
-        body: Body,
+        body: Buffer,
         sys_flag: int,
         born_timestamp_ms: int,
         properties: str,
-        message_id: str,
-        message_count: int = 1,
+        message_ids: list[str],
         *,
         is_batch: bool = False,
     ) -> None:
@@ -119,6 +173,61 @@ class Outgoing:
         self.sys_flag = sys_flag
         self.born_timestamp_ms = born_timestamp_ms
         self.properties_json = _json(properties)
-        self.message_id = message_id
-        self.message_count = message_count
+        self.message_ids = message_ids
         self.is_batch = is_batch
+
+    def code(self, target: Target) -> int:
+        """The request that it is."""
+        return self._template(target).code
+
+    def frame(self, target: Target, opaque: int) -> list[Buffer]:
+        """The request to a queue."""
+        return self._template(target).frame(self, opaque)
+
+    def _template(self, target: Target) -> SendTemplate:
+        return target.batch if self.is_batch else target.single
+
+    def result(self, target: Target, response: Response) -> SendResult:
+        """What the response says. Raises BrokerError unless it is stored, MalformedAnswer."""
+        header = response.expect(*STORED).header(SendMessageResponseHeader)
+        return SendResult(
+            queue=target.queue,
+            queue_offset=header.queue_offset,
+            message_ids=self.message_ids,
+            offset_message_ids=header.msg_id.split(","),
+            status=ResponseCode(response.command.code),
+        )
+
+
+class BulkOutgoing:
+    """Whole records for a broker of ours; they have no ids but the broker's."""
+
+    __slots__ = ("_block", "body", "message_count")
+
+    def __init__(self, block: EncodedBlock) -> None:
+        self._block = block
+        self.body = block.body
+        self.message_count = block.record_count
+
+    def code(self, target: Target) -> int:
+        """The request that it is."""
+        return target.bulk.code
+
+    def frame(self, target: Target, opaque: int) -> list[Buffer]:
+        """The request to a queue."""
+        return target.bulk.frame(self, opaque)
+
+    def result(self, target: Target, response: Response) -> SendResult:
+        """What the response says. Raises BrokerError unless it is stored, MalformedAnswer."""
+        header = response.expect(*STORED).header(SendMessageResponseHeader)
+        try:
+            ids = OffsetMessageIds(header.msg_id, self._block.sizes)
+        except ValueError as error:
+            raise MalformedAnswer(response.address, response.request_code, error) from error
+        return SendResult(
+            queue=target.queue,
+            queue_offset=header.queue_offset,
+            message_ids=ids,
+            offset_message_ids=ids,
+            status=ResponseCode(response.command.code),
+        )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from headrace.errors import NoQueue
-from headrace.producer.encoding import SendTemplate
+from headrace.producer.encoding import BulkTemplate, SendTemplate
 from headrace.producer.selector import QueueSelector
 from headrace_protocol.bodies import MASTER_ID, MessageQueue
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from headrace.producer.faults import BrokerFaults
     from headrace.route import TopicRoute
 
@@ -17,38 +20,59 @@ if TYPE_CHECKING:
 class Target:
     """A queue with the address of its broker's master and its frame templates."""
 
-    __slots__ = ("address", "batch", "queue", "single")
-
     def __init__(self, group: str, queue: MessageQueue, address: str) -> None:
         self.queue = queue
         self.address = address
-        name = (group, queue.topic, queue.broker_name, queue.queue_id)
-        self.single = SendTemplate(*name)
-        self.batch = SendTemplate(*name, batch=True)
+        self._group = group
+
+    @cached_property
+    def single(self) -> SendTemplate:
+        """For one message to any broker."""
+        queue = self.queue
+        return SendTemplate(self._group, queue.topic, queue.broker_name, queue.queue_id)
+
+    @cached_property
+    def batch(self) -> SendTemplate:
+        """For several messages to any broker."""
+        queue = self.queue
+        return SendTemplate(self._group, queue.topic, queue.broker_name, queue.queue_id, batch=True)
+
+    @cached_property
+    def bulk(self) -> BulkTemplate:
+        """For records to a broker of ours."""
+        return BulkTemplate(self._group, self.queue.topic, self.queue.queue_id)
 
 
 class Publication:
-    """The targets of one topic, as of one route. Raises NoQueue if nothing can be written."""
+    """The targets of one topic, as of one route. Raises NoQueue if nothing can be written.
+
+    targets: in the order that keys count them in.
+    """
 
     def __init__(self, group: str, route: TopicRoute) -> None:
         if not route.write_queues:
             raise NoQueue(route.topic, "write to")
         self.route = route
-        self._selector = QueueSelector(route.write_queues)
-        self._targets = {
-            queue: Target(group, queue, route.brokers[queue.broker_name][MASTER_ID])
+        self.targets = [
+            Target(group, queue, route.brokers[queue.broker_name][MASTER_ID])
             for queue in route.write_queues
-        }
+        ]
+        self._selector = QueueSelector(route.write_queues)
+        self._by_queue = {target.queue: target for target in self.targets}
 
     def target(self, key: str, faults: BrokerFaults) -> Target:
         """Where a message with ``key`` goes; without a key, the next queue of a sound broker."""
         if key:
-            return self._targets[self._selector.for_key(key)]
-        return self._targets[self._selector.next(faults.current())]
+            return self._by_queue[self._selector.for_key(key)]
+        return self._by_queue[self._selector.next(faults.current())]
 
     def target_of(self, queue: MessageQueue) -> Target:
         """The target of a queue that the caller has chosen. Raises NoQueue."""
-        target = self._targets.get(queue)
+        target = self._by_queue.get(queue)
         if target is None:
             raise NoQueue(self.route.topic, f"write to at {queue.broker_name}/{queue.queue_id}")
         return target
+
+    def has_broker_besides(self, avoid: Container[str]) -> bool:
+        """Whether a queue is on none of these brokers."""
+        return any(target.queue.broker_name not in avoid for target in self.targets)

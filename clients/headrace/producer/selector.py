@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
 from itertools import count
 from typing import TYPE_CHECKING
 
+from zlib_ng.zlib_ng import crc32
+
 if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
+    from collections.abc import Container, Iterable, Sequence
 
     from headrace_protocol.bodies import MessageQueue
 
@@ -18,7 +19,12 @@ def queue_index(key: str, queue_count: int) -> int:
     Stable over processes, machines and versions: whoever writes the same topic with this rule
     keeps the messages of a key in order. Source: docs/clients.md "Keys and queues".
     """
-    return zlib.crc32(key.encode()) % queue_count
+    return crc32(key.encode()) % queue_count
+
+
+def queue_indices(keys: Iterable[bytes], queue_count: int) -> list[int]:
+    """``queue_index`` of many keys, given in UTF-8."""
+    return [crc32(key) % queue_count for key in keys]
 
 
 class QueueSelector:

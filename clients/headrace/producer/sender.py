@@ -12,33 +12,25 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
-from headrace.errors import HeadraceError, RouteNotFound
+from headrace.errors import BrokerError, HeadraceError, RouteNotFound
 from headrace.instance import ClientInstance, local_ip
 from headrace.messages import Message, SendResult, check_topic
-from headrace.producer.encoding import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES, Outgoing
+from headrace.producer.block import Block
+from headrace.producer.encoding import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES, BulkOutgoing, Outgoing
 from headrace.producer.faults import BrokerFaults
 from headrace.producer.publication import Publication, Target
 from headrace.route import TopicRoute
-from headrace_protocol.codes import ResponseCode
-from headrace_protocol.headers import SendMessageResponseHeader
-from headrace_protocol.message import UniqKeyGenerator, compress
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.message import UniqKeyGenerator, encode_host
 
 if TYPE_CHECKING:
     from headrace_protocol.bodies import MessageQueue
-    from headrace_protocol.drivers.response import Response
+    from headrace_protocol.drivers.aio import AsyncConnection
 
-# The message is stored in each of these cases; the last three say what it still lacks.
-STORED = frozenset(
-    {
-        ResponseCode.SUCCESS,
-        ResponseCode.FLUSH_DISK_TIMEOUT,
-        ResponseCode.FLUSH_SLAVE_TIMEOUT,
-        ResponseCode.SLAVE_NOT_AVAILABLE,
-    }
-)
 _RETRY_PAUSE_S = 0.05
 
 Choose = Callable[[Publication], Target]
+AnyOutgoing = Outgoing | BulkOutgoing
 
 
 class Sender:
@@ -58,19 +50,36 @@ class Sender:
         self.retries = retries
         self.faults = BrokerFaults()
         self._group = group
-        self._compress_from_bytes = compress_from_bytes
+        self.compress_from_bytes = compress_from_bytes
         self._publications: dict[str, Publication] = {}
-        ip = socket.inet_aton(local_ip())
-        self.new_message_id = UniqKeyGenerator(now_ms, os.getpid(), ip, time.time_ns()).next
+        self._without_blocks: set[str] = set()
+        ip = local_ip()
+        self._born_host = encode_host(ip, 0)
+        generator = UniqKeyGenerator(now_ms, os.getpid(), socket.inet_aton(ip), time.time_ns())
+        self._new_message_id = generator.next
 
     def encode(self, message: Message) -> Outgoing:
-        """A message in the form that goes over the wire. Raises InvalidMessage."""
+        """A message in the form that goes to any broker. Raises InvalidMessage."""
         message.check()
-        body, sys_flag = message.body, 0
-        if self._compress_from_bytes is not None and len(body) >= self._compress_from_bytes:
-            body, sys_flag = compress(body)
-        message_id = self.new_message_id()
-        return Outgoing(body, sys_flag, now_ms(), message.properties_text(message_id), message_id)
+        block = Block.of([message], self.compress_from_bytes)
+        return block.for_any_broker(now_ms(), self._new_message_id)
+
+    def encode_block(self, block: Block, connection: AsyncConnection) -> AnyOutgoing:
+        """A block in the form that goes to the broker at the other end."""
+        if len(block) > 1 and self.takes_blocks(connection):
+            return block.for_headrace(now_ms(), self._born_host)
+        return block.for_any_broker(now_ms(), self._new_message_id)
+
+    def takes_blocks(self, connection: AsyncConnection) -> bool:
+        """Whether the broker at the other end takes whole records."""
+        return connection.peer_is_headrace and connection.address not in self._without_blocks
+
+    async def connection(self, target: Target) -> AsyncConnection:
+        """The connection to a queue's broker, which is known to be ours or not."""
+        connection = await self.instance.connection(target.address)
+        if not connection.is_greeted:
+            await connection.greeted(self.timeout_ms)
+        return connection
 
     def by_key(self, key: str) -> Choose:
         """The choice of a key's queue, or of the next queue without a key."""
@@ -111,7 +120,7 @@ class Sender:
         self,
         topic: str,
         choose: Choose,
-        outgoing: Outgoing,
+        what: Outgoing | Block,
         *,
         attempts: int | None = None,
     ) -> SendResult:
@@ -119,20 +128,20 @@ class Sender:
         attempts = self.retries + 1 if attempts is None else attempts
         for attempt in range(1, attempts + 1):
             try:
-                return await self._attempt(topic, choose, outgoing)
+                return await self._attempt(topic, choose, what)
             except HeadraceError as error:
-                if attempt == attempts or not error.retryable:
+                if attempt == attempts or not is_retryable(error):
                     raise
                 if error.refresh_route:
                     self.instance.doubt_route(topic)
             await anyio.sleep(_RETRY_PAUSE_S * attempt)
         raise AssertionError("there is at least one attempt")
 
-    async def _attempt(self, topic: str, choose: Choose, outgoing: Outgoing) -> SendResult:
+    async def _attempt(self, topic: str, choose: Choose, what: Outgoing | Block) -> SendResult:
         publication = await self.publication(topic)
         target = choose(publication)
         try:
-            result = await self._send_to(target, outgoing)
+            result = await self._send_to(target, what)
         except HeadraceError as error:
             self.note_failure(target, error)
             raise
@@ -144,38 +153,47 @@ class Sender:
         if not publication.route.is_current:
             await self.instance.wait_for_route(publication.route.topic)
 
-    async def _send_to(self, target: Target, outgoing: Outgoing) -> SendResult:
-        template = target.batch if outgoing.is_batch else target.single
-        connection = await self.instance.connection(target.address)
-        response = await connection.request_encoded(
-            template.code, partial(template.frame, outgoing), timeout_ms=self.timeout_ms
-        )
-        return send_result(target, outgoing, response)
+    async def _send_to(self, target: Target, what: Outgoing | Block) -> SendResult:
+        connection, outgoing = await self.prepare(target, what)
+        answer = connection.begin_encoded(outgoing.code(target), partial(outgoing.frame, target))
+        return outgoing.result(target, await answer.response(self.timeout_ms))
+
+    async def prepare(
+        self, target: Target, what: Outgoing | Block
+    ) -> tuple[AsyncConnection, AnyOutgoing]:
+        """The connection to send it on, and what to send. Raises ConnectFailed, ..."""
+        if isinstance(what, Outgoing):
+            return await self.instance.connection(target.address), what
+        connection = await self.connection(target)
+        return connection, self.encode_block(what, connection)
 
     def note_failure(self, target: Target, error: HeadraceError) -> None:
-        """Avoid the broker that failed, and doubt the route if the error says so."""
+        """Avoid the broker that failed, doubt the route, or send no blocks to it, as it says."""
+        if _refuses_blocks(error):
+            self._without_blocks.add(target.address)
         if error.retryable:
             self.faults.failed(target.queue.broker_name)
         if error.refresh_route:
             self.instance.doubt_route(target.queue.topic)
 
 
+def is_retryable(error: HeadraceError) -> bool:
+    """Whether another attempt may succeed, once the failure of this one was noted."""
+    return error.retryable or _refuses_blocks(error)
+
+
+def _refuses_blocks(error: HeadraceError) -> bool:
+    """Whether a broker of ours says that it takes messages, but not as whole records."""
+    return (
+        isinstance(error, BrokerError)
+        and error.request_code == RequestCode.BULK_SEND
+        and error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    )
+
+
 def now_ms() -> int:
     """The wall clock, in milliseconds since 1970."""
     return time.time_ns() // 1_000_000
-
-
-def send_result(target: Target, outgoing: Outgoing, response: Response) -> SendResult:
-    """The result in a broker's response. Raises BrokerError unless the message is stored."""
-    header = response.expect(*STORED).header(SendMessageResponseHeader)
-    return SendResult(
-        queue=target.queue,
-        queue_offset=header.queue_offset,
-        message_id=outgoing.message_id,
-        offset_message_id=header.msg_id,
-        status=ResponseCode(response.command.code),
-        message_count=outgoing.message_count,
-    )
 
 
 def _route_of_new_topic(topic: str, default: TopicRoute) -> TopicRoute:

@@ -2,143 +2,146 @@
 
 from __future__ import annotations
 
-import time
-from array import array
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+import re
+import secrets
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headrace.admin.failures import CommandFailed
 from headrace.admin.options import Json, Nameserver
 from headrace.admin.output import print_rows
+from headrace.errors import BrokerError, ConfigurationError, HeadraceError
+from headrace.messages import BODY_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator
 
-    from headrace.consumer.pull import PullConsumer
-    from headrace.errors import HeadraceError
-    from headrace.messages import Message, SendResult
-    from headrace_protocol.bodies import MessageQueue
+    from headrace.admin.workloads import Outcome, Setup
 
-_PERCENTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99, "p999_ms": 0.999, "max_ms": 1.0}
-_STALL_MS = 10_000
-
-
-class _Work(NamedTuple):
-    topic: str
-    messages: int
-    body_bytes: int
-    in_flight: int
+# In this order, so that there is something to receive.
+WORKS = ("send", "pipeline", "send-many", "receive", "latency")
+_SIZE = re.compile(r"(\d+) ?(B|KiB|MiB)?")
+_UNITS = {None: 1, "B": 1, "KiB": 1024, "MiB": 1024 * 1024}
+# Room for what tells the messages of "latency" from others.
+BODY_BYTES_MIN = 16
+_PERCENTILES = {"p50_ms": 0.5, "p99_ms": 0.99, "p999_ms": 0.999}
+_DELETE_S = 5
 
 
 def bench(
+    work: Annotated[
+        list[str] | None,
+        typer.Option(help=f"{', '.join(WORKS)}; may be repeated. All of them without it."),
+    ] = None,
+    size: Annotated[str, typer.Option(help="Of each body: 100, 1KiB, 1MiB ...")] = "1KiB",
+    seconds: Annotated[float, typer.Option(min=0.01, help="How long each work lasts.")] = 10,
     topic: Annotated[
-        str, typer.Option(help="Where to; made if need be, and not deleted.")
-    ] = "headrace_bench",
-    messages: Annotated[int, typer.Option(min=1, help="How many.")] = 100_000,
-    body_bytes: Annotated[int, typer.Option(min=1, help="Size of each body.")] = 1024,
-    in_flight: Annotated[int, typer.Option(min=1, help="Sends without an answer yet.")] = 1000,
-    queues: Annotated[int, typer.Option(min=1, help="Queues of a topic that is made.")] = 4,
+        str | None,
+        typer.Option(help="Use this one, and leave it. Without it one is made, and deleted."),
+    ] = None,
+    queues: Annotated[int, typer.Option(min=1, help="Queues of a topic that is made.")] = 8,
+    in_flight: Annotated[
+        int, typer.Option(min=1, help="Messages of pipeline without an answer yet.")
+    ] = 1000,
+    rate: Annotated[float, typer.Option(min=1, help="Messages a second of latency.")] = 1000,
     as_json: Json = False,
     nameserver: Nameserver = None,
 ) -> None:
-    """Send messages, read them back, and print rates and latencies.
+    """Measure how fast messages are sent and received, and how long that takes.
 
-    One process sends and reads with one core: a cluster may be faster than what this shows.
-    Latency is from handing a message to the producer to its answer, so it grows with --in-flight.
+    send: one after the other, each waits for its answer. pipeline: many under way at once.
+    send-many: 1,000 in a call, whose latency counts. receive: the topic from its beginning.
+    latency: from one end to the other, at a steady --rate.
+
+    One process with one core does all of it: a cluster may be faster than what this shows.
     """
     import trio
 
-    work = _Work(topic, messages, body_bytes, in_flight)
-    rows = trio.run(_run, work, queues, nameserver)
-    print_rows(rows, as_json=as_json, empty="")
+    from headrace.admin.workloads import Setup
+
+    works = _works(work or list(WORKS))
+    body_bytes = _body_bytes(size)
+    name = topic or f"headrace_bench_{secrets.token_hex(4)}"
+    setup = Setup(name, body_bytes, seconds, in_flight, rate, nameserver)
+
+    async def run() -> list[dict[str, Any]]:
+        async with _topic(setup, queues, is_throw_away=topic is None):
+            if topic is None and works[0] == "receive":
+                await _outcome("send-many", setup)
+            return [_row(name, setup, await _outcome(name, setup)) for name in works]
+
+    print_rows(trio.run(run), as_json=as_json, empty="")
 
 
-async def _run(work: _Work, queues: int, nameserver: str | None) -> list[dict[str, Any]]:
-    from headrace.consumer.pull import PullConsumer
-
-    await _make_topic(work.topic, queues, nameserver)
-    async with PullConsumer(nameserver=nameserver, start="last") as consumer:
-        places = await consumer.queues(work.topic)
-        starts = {queue: await consumer.max_offset(queue) for queue in places}
-        sent = await _send(work, nameserver)
-        consumed = await _consume(work, consumer, starts)
-    return [sent, consumed]
+def _works(wanted: list[str]) -> list[str]:
+    for name in wanted:
+        if name not in WORKS:
+            raise ConfigurationError(f"--work {name}: choose from {', '.join(WORKS)}")
+    return [name for name in WORKS if name in wanted]
 
 
-async def _make_topic(topic: str, queues: int, nameserver: str | None) -> None:
+def _body_bytes(size: str) -> int:
+    match = _SIZE.fullmatch(size)
+    body_bytes = int(match[1]) * _UNITS[match[2]] if match else 0
+    if not BODY_BYTES_MIN <= body_bytes <= BODY_BYTES_MAX:
+        raise ConfigurationError(f"--size {size}: {BODY_BYTES_MIN}B to 4MiB, such as 100, or 1KiB")
+    return body_bytes
+
+
+@asynccontextmanager
+async def _topic(setup: Setup, queues: int, *, is_throw_away: bool) -> AsyncIterator[None]:
+    """The topic, made if need be, and deleted at the end if it is ours."""
+    import trio
+
     from headrace.admin.client import Admin
 
-    async with Admin(nameserver=nameserver) as admin:
-        if topic not in await admin.topics():
-            await admin.create_topic(topic, queues=queues)
+    async with Admin(nameserver=setup.nameserver) as admin:
+        try:
+            if is_throw_away or setup.topic not in await admin.topics():
+                await admin.create_topic(setup.topic, queues=queues)
+        except BrokerError as error:
+            raise CommandFailed(f"{error}; name a topic that is there with --topic") from error
+        try:
+            yield
+        finally:
+            if is_throw_away:
+                with trio.move_on_after(_DELETE_S, shield=True):
+                    await _delete(admin, setup.topic)
 
 
-async def _send(work: _Work, nameserver: str | None) -> dict[str, Any]:
-    from headrace.messages import Message
-    from headrace.producer.producer import Producer
-
-    body = bytes(work.body_bytes)
-    # Answers come in any order; a message is its own key here.
-    started: dict[int, float] = {}
-    latencies = array("d")
-    failures: list[HeadraceError] = []
-    now = time.perf_counter
-
-    def on_result(message: Message, result: SendResult | HeadraceError) -> None:
-        if isinstance(result, Exception):
-            failures.append(result)
-        latencies.append(now() - started.pop(id(message)))
-
-    begin = now()
-    async with (
-        Producer(nameserver=nameserver, compress_from_bytes=None) as producer,
-        producer.pipeline(max_in_flight=work.in_flight, on_result=on_result) as pipeline,
-    ):
-        for _ in range(work.messages):
-            message = Message(work.topic, body)
-            started[id(message)] = now()
-            await pipeline.send(message)
-            if failures:
-                break
-    if failures:
-        raise failures[0]
-    seconds = now() - begin
-    return _row("send", work, seconds, sorted(latencies))
+async def _delete(admin: Any, topic: str) -> None:
+    try:
+        await admin.delete_topic(topic)
+    except HeadraceError as error:
+        sys.stderr.write(f"headrace: topic {topic} stays behind: {error}\n")
 
 
-async def _consume(
-    work: _Work, consumer: PullConsumer, starts: dict[MessageQueue, int]
-) -> dict[str, Any]:
-    begin = time.perf_counter()
-    await consumer.assign(starts)
-    for queue, offset in starts.items():
-        consumer.seek(queue, offset)
-    received = 0
-    while received < work.messages:
-        batch = await consumer.poll(timeout_ms=_STALL_MS)
-        if batch is None:
-            raise CommandFailed(
-                f"{work.messages - received} messages of {work.topic} were not there after "
-                f"{_STALL_MS / 1000:g} s: does somebody delete, or was the topic made anew?"
-            )
-        received += len(batch)
-    return _row("consume", work, time.perf_counter() - begin, [])
+async def _outcome(work: str, setup: Setup) -> Outcome:
+    from headrace.admin.workloads import WORKLOADS
+
+    # A moving progress bar would take its share of the core that is measured.
+    if sys.stderr.isatty():
+        sys.stderr.write(f"{work}: {setup.seconds:g} s ...\n")
+    return await WORKLOADS[work](setup)
 
 
-def _row(phase: str, work: _Work, seconds: float, latencies: Sequence[float]) -> dict[str, Any]:
-    per_second = work.messages / seconds
+def _row(work: str, setup: Setup, outcome: Outcome) -> dict[str, Any]:
+    per_second = outcome.messages / outcome.seconds
+    latencies = sorted(outcome.latencies)
     return {
-        "phase": phase,
-        "messages": work.messages,
-        "seconds": round(seconds, 3),
-        "messages_per_second": round(per_second, 1),
-        "mib_per_second": round(per_second * work.body_bytes / 2**20, 1),
+        "work": work,
+        "per_second": round(per_second),
+        "mb_per_second": round(per_second * setup.body_bytes / 1e6, 3),
         **{name: _percentile_ms(latencies, part) for name, part in _PERCENTILES.items()},
+        "errors": outcome.errors,
+        "client_cpu_us": round(outcome.cpu_s / outcome.messages * 1e6, 2),
     }
 
 
-def _percentile_ms(latencies: Sequence[float], part: float) -> float | None:
+def _percentile_ms(latencies: list[float], part: float) -> float | None:
     """The latency that ``part`` of all stay within; None without any."""
     if not latencies:
         return None

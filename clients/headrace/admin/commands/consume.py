@@ -121,7 +121,7 @@ class _Reader:
                     consumer.seek(queue, place)
             ends = {queue: await consumer.max_offset(queue) for queue in queues}
             while not self._printer.is_done and (self._follow or _is_open(consumer, ends)):
-                batch = await consumer.poll(timeout_ms=_CHECK_S * 1000)
+                batch = await consumer.receive_many(timeout_ms=_CHECK_S * 1000)
                 if batch:
                     self._print(batch, ends[batch.queue])
 

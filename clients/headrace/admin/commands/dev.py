@@ -28,10 +28,10 @@ def dev(
     import trio
 
     from headrace_protocol.drivers.logs import configure_logs
-    from headrace_protocol.drivers.process import raise_open_files_limit
+    from headrace_protocol.drivers.process import prepare
 
     configure_logs(log_level)
-    raise_open_files_limit()
+    prepare()
     trio.run(_run, data, host, nameserver_port, broker_port)
 
 
@@ -41,6 +41,7 @@ async def _run(data: Path | None, host: str, nameserver_port: int, broker_port: 
     import trio
 
     from headrace.embedded import run_daemons
+    from headrace_protocol.drivers.collector import settle
     from headrace_protocol.drivers.network import TcpNetwork
 
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
@@ -52,6 +53,7 @@ async def _run(data: Path | None, host: str, nameserver_port: int, broker_port: 
             broker_port=broker_port,
             owns_loop=True,
         ) as running:
+            settle()
             sys.stdout.write(
                 f"ready nameserver={running.nameserver} broker={running.broker} "
                 f"data={running.data}\n"

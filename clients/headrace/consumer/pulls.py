@@ -1,0 +1,163 @@
+"""What to ask a broker for messages, and what its answer means; without a connection.
+
+A broker of ours is asked for a bulk read, any other for an ordinary pull.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from headrace.errors import MalformedAnswer
+from headrace.messages import MessageBatch
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.headers import (
+    BulkPullHeader,
+    BulkPullResponseHeader,
+    PullMessageHeader,
+    PullMessageResponseHeader,
+)
+from headrace_protocol.message import CorruptRecord
+
+if TYPE_CHECKING:
+    from headrace.consumer.subscription import Subscription
+    from headrace_protocol.bodies import MessageQueue
+    from headrace_protocol.columns import RecordColumns
+    from headrace_protocol.drivers.response import Response
+
+# Whose pulls these are when no group is named.
+READER_GROUP = "headrace_reader"
+# A pull costs a client half a millisecond and a round trip, whatever it brings.
+SLICE_BYTES = 4 * 1024 * 1024
+# Java's brokers answer with less (32 messages, 256 KiB) whatever is asked.
+PULL_MESSAGES_MAX = 4096
+PULL_BYTES_MAX = 1024 * 1024
+BULK_MESSAGES_MAX = 65_536
+
+_ResponseHeader = BulkPullResponseHeader | PullMessageResponseHeader
+
+_SYS_FLAG_SUSPEND = 2
+_SYS_FLAG_SUBSCRIPTION = 4
+_KNOWN_CODES = (
+    ResponseCode.SUCCESS,
+    ResponseCode.PULL_NOT_FOUND,
+    ResponseCode.PULL_RETRY_IMMEDIATELY,
+    ResponseCode.PULL_OFFSET_MOVED,
+)
+
+
+class Wanted(NamedTuple):
+    """What a reader wants next of one queue.
+
+    messages_max, record_bytes_max: of them; a broker may give less, and gives one in any case.
+    suspend_timeout_ms: how long the broker may wait for the first message; 0 to be told at once.
+    body_bytes_max: see ``MessageBatch``.
+    """
+
+    group: str
+    queue: MessageQueue
+    queue_offset: int
+    subscription: Subscription
+    messages_max: int
+    record_bytes_max: int
+    suspend_timeout_ms: int
+    body_bytes_max: int
+
+    @property
+    def _sys_flag(self) -> int:
+        return _SYS_FLAG_SUSPEND if self.suspend_timeout_ms else 0
+
+    def request(self, *, peer_is_headrace: bool) -> tuple[int, BulkPullHeader | PullMessageHeader]:
+        """Code and header of the request to make."""
+        if peer_is_headrace:
+            return RequestCode.BULK_PULL, self._bulk_header()
+        return RequestCode.PULL_MESSAGE, self._pull_header()
+
+    def _bulk_header(self) -> BulkPullHeader:
+        return BulkPullHeader(
+            consumer_group=self.group,
+            topic=self.queue.topic,
+            queue_id=self.queue.queue_id,
+            queue_offset=self.queue_offset,
+            max_msg_nums=min(self.messages_max, BULK_MESSAGES_MAX),
+            max_msg_bytes=self.record_bytes_max,
+            sys_flag=self._sys_flag,
+            commit_offset=0,
+            suspend_timeout_millis=self.suspend_timeout_ms,
+            subscription=self.subscription.expression,
+            expression_type="TAG",
+        )
+
+    def _pull_header(self) -> PullMessageHeader:
+        return PullMessageHeader(
+            consumer_group=self.group,
+            topic=self.queue.topic,
+            queue_id=self.queue.queue_id,
+            queue_offset=self.queue_offset,
+            max_msg_nums=min(self.messages_max, PULL_MESSAGES_MAX),
+            max_msg_bytes=min(self.record_bytes_max, PULL_BYTES_MAX),
+            sys_flag=self._sys_flag | _SYS_FLAG_SUBSCRIPTION,
+            commit_offset=0,
+            suspend_timeout_millis=self.suspend_timeout_ms,
+            subscription=self.subscription.expression,
+            sub_version=self.subscription.version,
+            expression_type="TAG",
+        )
+
+    def result(self, response: Response) -> PullResult:
+        """What came. Raises BrokerError, MalformedAnswer."""
+        code = response.expect(*_KNOWN_CODES).command.code
+        header = _header(response)
+        batch = self._batch(response, header) if code == ResponseCode.SUCCESS else None
+        return PullResult(
+            batch,
+            header.next_begin_offset,
+            header.min_offset,
+            header.max_offset,
+            header.suggest_which_broker_id if isinstance(header, PullMessageResponseHeader) else 0,
+            code == ResponseCode.PULL_OFFSET_MOVED,
+        )
+
+    def _batch(self, response: Response, header: _ResponseHeader) -> MessageBatch | None:
+        try:
+            columns = self.subscription.filter(_columns(header, response.body))
+        except CorruptRecord as error:
+            raise MalformedAnswer(response.address, response.request_code, error) from error
+        if not len(columns):
+            return None
+        next_offset = header.next_begin_offset
+        return MessageBatch(
+            self.queue, self.queue_offset, next_offset, columns, self.body_bytes_max
+        )
+
+
+class PullResult(NamedTuple):
+    """What a pull answered.
+
+    batch: None unless there were messages. next_offset: where the next pull begins.
+    is_offset_illegal: there is nothing at the offset asked for and never will be; ``next_offset``
+    is the nearest one there is.
+    """
+
+    batch: MessageBatch | None
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    suggested_replica_id: int
+    is_offset_illegal: bool
+
+
+def _header(response: Response) -> _ResponseHeader:
+    if response.request_code == RequestCode.BULK_PULL:
+        return response.header(BulkPullResponseHeader)
+    return response.header(PullMessageResponseHeader)
+
+
+def _columns(header: _ResponseHeader, body: memoryview) -> RecordColumns:
+    from headrace_protocol.columns import RecordColumns
+
+    if isinstance(header, BulkPullResponseHeader):
+        return RecordColumns.from_bulk(header, body)
+    columns = RecordColumns.from_records(body)
+    if header.offset_delta:
+        columns.queue_offset = columns.queue_offset + header.offset_delta
+    return columns

@@ -1,0 +1,156 @@
+"""Messages of one topic that go to one queue in one request."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate, repeat
+from operator import add, attrgetter
+from typing import TYPE_CHECKING
+
+from headrace.producer.encoding import BulkOutgoing, Outgoing
+from headrace_protocol.message import UNIQ_KEY, compress, encode_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from headrace.messages import Message
+
+# Large enough that a request's own cost is little, small enough that a broker works on one while
+# the next one is made.
+BLOCK_BYTES = 1024 * 1024
+# About what a record has besides its body and properties.
+RECORD_OVERHEAD_BYTES = 100
+
+# What becomes a property.
+_WITH_PROPERTIES = [attrgetter(name) for name in ("key", "tag", "properties", "delay_level")]
+
+
+class Block:
+    """Bodies and properties of messages, in order; not empty.
+
+    properties: of each message, or the same for all, without client's ids.
+    compress_from_bytes: larger bodies are compressed where each record can say so.
+    """
+
+    __slots__ = ("_any_broker", "_compress_from_bytes", "bodies", "properties", "topic")
+
+    def __init__(
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        properties: Sequence[bytes] | bytes = b"",
+        compress_from_bytes: int | None = None,
+    ) -> None:
+        self.topic = topic
+        self.bodies = bodies
+        self.properties = properties
+        self._compress_from_bytes = compress_from_bytes
+        self._any_broker: Outgoing | None = None
+
+    @classmethod
+    def of(cls, messages: Sequence[Message], compress_from_bytes: int | None = None) -> Block:
+        """The block of messages of one topic, which were checked."""
+        bodies = [message.body for message in messages]
+        return cls(messages[0].topic, bodies, properties_of(messages), compress_from_bytes)
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def parts(self) -> Iterator[Block]:
+        """The same messages in blocks of about BLOCK_BYTES."""
+        start = 0
+        properties = self.properties
+        for end in ends_of_requests(self.bodies, properties):
+            part = properties if isinstance(properties, bytes) else properties[start:end]
+            yield Block(self.topic, self.bodies[start:end], part)
+            start = end
+
+    def rows(self, rows: Sequence[int]) -> Block:
+        """The messages with these numbers."""
+        bodies, properties = self.bodies, self.properties
+        if not isinstance(properties, bytes):
+            properties = [properties[row] for row in rows]
+        return Block(self.topic, [bodies[row] for row in rows], properties)
+
+    def for_headrace(self, born_timestamp_ms: int, born_host: bytes) -> BulkOutgoing:
+        """The request to a broker of ours: whole records."""
+        # It loads numpy, which programs that send single messages need not wait for.
+        from headrace_protocol.columns import encode_records
+
+        bodies, sys_flags = self._stored_bodies()
+        encoded = encode_records(
+            self.topic,
+            bodies,
+            self.properties,
+            born_timestamp=born_timestamp_ms,
+            born_host=born_host,
+            sys_flag=sys_flags,
+        )
+        return BulkOutgoing(encoded)
+
+    def for_any_broker(self, born_timestamp_ms: int, new_message_id: Callable[[], str]) -> Outgoing:
+        """The request to a broker of whichever kind; the same in all attempts, ids too."""
+        if self._any_broker is None:
+            encode = self._single if len(self) == 1 else self._batch
+            self._any_broker = encode(born_timestamp_ms, [new_message_id() for _ in self.bodies])
+        return self._any_broker
+
+    def _single(self, born_timestamp_ms: int, ids: list[str]) -> Outgoing:
+        (properties,) = self._all_properties(ids)
+        (body,), (sys_flag,) = self._stored_bodies()
+        return Outgoing(body, sys_flag, born_timestamp_ms, properties.decode(), ids)
+
+    def _batch(self, born_timestamp_ms: int, ids: list[str]) -> Outgoing:
+        # What is inside a batch cannot say that it is compressed.
+        items = zip(repeat(0), self.bodies, self._all_properties(ids), strict=False)
+        return Outgoing(encode_batch(items), 0, born_timestamp_ms, "", ids, is_batch=True)
+
+    def _stored_bodies(self) -> tuple[Sequence[bytes], Sequence[int]]:
+        """The bodies as they are stored, and the sysFlag of each."""
+        bodies, threshold = self.bodies, self._compress_from_bytes
+        flags = [0] * len(bodies)
+        if threshold is None or max(map(len, bodies)) < threshold:
+            return bodies, flags
+        stored = list(bodies)
+        for index, body in enumerate(bodies):
+            if len(body) >= threshold:
+                stored[index], flags[index] = compress(body)
+        return stored, flags
+
+    def _all_properties(self, ids: list[str]) -> list[bytes]:
+        properties = self.properties
+        own = repeat(properties) if isinstance(properties, bytes) else properties
+        return [
+            f"{UNIQ_KEY}\x01{uniq_key}\x02".encode() + rest
+            for uniq_key, rest in zip(ids, own, strict=False)
+        ]
+
+
+def properties_of(messages: Sequence[Message]) -> Sequence[bytes] | bytes:
+    """Properties of messages, in the short form if none has any."""
+    if any(any(map(get, messages)) for get in _WITH_PROPERTIES):
+        return [message.properties_text().encode() for message in messages]
+    return b""
+
+
+def ends_of_requests(
+    bodies: Sequence[bytes], properties: Sequence[bytes] | bytes = b""
+) -> Iterator[int]:
+    """Where to cut messages into requests of about BLOCK_BYTES, or of one larger message."""
+    sizes: Iterable[int] = map(len, bodies)
+    overhead_bytes = RECORD_OVERHEAD_BYTES
+    if isinstance(properties, bytes):
+        overhead_bytes += len(properties)
+    else:
+        sizes = map(add, sizes, map(len, properties))
+    totals = list(accumulate(sizes, initial=0))
+
+    def end_bytes(end: int) -> int:
+        return totals[end] + end * overhead_bytes
+
+    ends = range(len(totals))
+    end = 0
+    while end < len(bodies):
+        limit = end_bytes(end) + BLOCK_BYTES
+        end = max(end + 1, bisect_right(ends, limit, lo=end, key=end_bytes) - 1)
+        yield end

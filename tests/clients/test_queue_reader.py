@@ -1,0 +1,112 @@
+"""Reading a range of a queue over a plain socket: against a real broker, and scripted ones."""
+
+from __future__ import annotations
+
+import pytest
+
+import headrace
+from headrace import Message, MessageQueue, blocking
+from headrace.consumer.queue_reader import read_queue
+from headrace.errors import BrokerError, ConnectionLost, OffsetNotFound
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.drivers.blocking import BlockingConnection
+from headrace_protocol.headers import PullMessageResponseHeader
+from headrace_protocol.serving import Reply
+from tests.support.scripted import close, scripted_in_thread
+
+COUNT = 3000
+
+
+@pytest.fixture(scope="module")
+def place():
+    """A broker's address and its one queue, of which each third message has the tag "a"."""
+    with headrace.embedded() as mq:
+        with blocking.Admin(nameserver=mq.nameserver) as admin:
+            admin.create_topic("T", queues=1)
+            (broker,) = admin.cluster()
+        with blocking.Producer(nameserver=mq.nameserver) as producer:
+            results = producer.send_many(
+                [Message("T", b"%d" % n, tag="a" if n % 3 == 0 else "b") for n in range(COUNT)]
+            )
+        queue = results[0].queue
+        with blocking.PullConsumer(nameserver=mq.nameserver) as consumer:
+            consumer.assign([queue])
+            while consumer.position(queue) < COUNT:
+                consumer.receive_many()
+        yield broker.address, queue
+
+
+@pytest.fixture(params=[True, False], ids=["bulk", "pull"])
+def connection(place, request, monkeypatch):
+    if not request.param:
+        monkeypatch.setattr(BlockingConnection, "peer_is_headrace", False)
+    with BlockingConnection.connect(place[0]) as connection:
+        yield connection
+
+
+def numbers(batches):
+    return [int(body) for batch in batches for body in batch.values()]
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, COUNT), (7, 2001), (2999, 3000), (5, 5)])
+def test_a_range_is_read_and_nothing_else(connection, place, start, end):
+    assert numbers(read_queue(connection, place[1], start, end)) == list(range(start, end))
+
+
+def test_it_comes_in_slices(connection, place):
+    batches = list(read_queue(connection, place[1], 0, COUNT, slice_bytes=16 * 1024))
+    assert numbers(batches) == list(range(COUNT))
+    if connection.peer_is_headrace:
+        assert max(batch.buffer_bytes for batch in batches) <= 512 * 1024
+    assert [batch.queue_offset for batch in batches[1:]] == [b.next_offset for b in batches[:-1]]
+
+
+def test_only_some_tags(connection, place):
+    found = read_queue(connection, place[1], 10, 2000, tags="a")
+    assert numbers(found) == [n for n in range(10, 2000) if n % 3 == 0]
+
+
+@pytest.mark.parametrize(("start", "end"), [(COUNT, COUNT + 1), (COUNT + 10, COUNT + 20)])
+def test_what_is_not_there_is_an_error(connection, place, start, end):
+    with pytest.raises(OffsetNotFound, match=f"nothing at offset {start}: it has 0 to {COUNT}"):
+        list(read_queue(connection, place[1], start, end))
+
+
+def test_what_there_is_comes_before_the_error(connection, place):
+    found = []
+    with pytest.raises(OffsetNotFound):  # noqa: PT012
+        for batch in read_queue(connection, place[1], 2990, COUNT + 5):
+            found += batch.values()
+    assert [int(body) for body in found] == list(range(2990, COUNT))
+
+
+def test_two_ranges_over_one_connection(connection, place):
+    for start in (0, 100):
+        assert numbers(read_queue(connection, place[1], start, 100 + start))[0] == start
+
+
+def test_a_connection_that_ends_is_an_error():
+    queue = MessageQueue("T", "broker-0", 0)
+    with scripted_in_thread() as (server,), BlockingConnection.connect(server.address) as broken:
+        server.answer(RequestCode.PULL_MESSAGE, close)
+        with pytest.raises(ConnectionLost):
+            list(read_queue(broken, queue, 0, 10))
+
+
+def test_a_refusal_is_an_error():
+    queue = MessageQueue("T", "broker-0", 0)
+    with scripted_in_thread() as (server,), BlockingConnection.connect(server.address) as refused:
+        server.answer(RequestCode.PULL_MESSAGE, Reply(code=ResponseCode.NO_PERMISSION))
+        with pytest.raises(BrokerError):
+            list(read_queue(refused, queue, 0, 10))
+
+
+def test_deleted_messages_are_an_error():
+    queue = MessageQueue("T", "broker-0", 0)
+    header = PullMessageResponseHeader(
+        suggest_which_broker_id=0, next_begin_offset=50, min_offset=50, max_offset=90
+    )
+    with scripted_in_thread() as (server,), BlockingConnection.connect(server.address) as old:
+        server.answer(RequestCode.PULL_MESSAGE, Reply(header, code=ResponseCode.PULL_OFFSET_MOVED))
+        with pytest.raises(OffsetNotFound, match="it has 50 to 90"):
+            list(read_queue(old, queue, 0, 10))
