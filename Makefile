@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+BENCH_STAMP := $(VENV)/.installed-bench
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format fuzz sim conformance bench clean
+.PHONY: help setup demo test check format fuzz sim conformance bench bench-python profile clean
 
 help: ## show the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(STAMP): pyproject.toml
 	@if command -v uv >/dev/null; then \
@@ -19,6 +20,14 @@ $(STAMP): pyproject.toml
 		test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); \
 		$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1' && \
 		$(BIN)/python -m pip install --quiet -e . --group dev; \
+	fi
+	@touch $@
+
+$(BENCH_STAMP): $(STAMP)
+	@if command -v uv >/dev/null; then \
+		uv pip install --quiet --python $(BIN)/python --group bench; \
+	else \
+		$(BIN)/python -m pip install --quiet --group bench; \
 	fi
 	@touch $@
 
@@ -33,8 +42,14 @@ test: setup ## run the tests
 conformance: setup ## the official Java client against headrace, or PEER=apache
 	CONFORMANCE_PEER=$(or $(PEER),headrace) $(BIN)/python -m pytest tests/conformance
 
-bench: setup ## headrace beside Apache RocketMQ; BENCH="--short --only sync-32" chooses
-	$(BIN)/python -m tests.bench.compare $(BENCH)
+bench: $(BENCH_STAMP) ## headrace beside Apache RocketMQ; BENCH=--short, latency, growth or abuse
+	$(BIN)/python -m tests.bench $(BENCH)
+
+bench-python: $(BENCH_STAMP) ## Python clients beside Kafka's; BENCH=--short is a minute
+	$(BIN)/python -m tests.bench python-clients $(BENCH)
+
+profile: $(BENCH_STAMP) ## where the broker's microseconds go: docs/profiles
+	$(BIN)/python -m tests.bench profile --keep $(BENCH)
 
 check: setup ## lint, format, types and import rules
 	$(BIN)/ruff check .

@@ -42,7 +42,7 @@ class Driver:
         line = self._process.stdout.readline()
         if not line:
             raise DriverError(f"the driver ended:\n{self._log.read_text()[-4000:]}")
-        report = json.loads(line)
+        report: Report = json.loads(line)
         if "failure" in report:
             raise DriverError(f"{job}: {report['failure']}\n{self._log.read_text()[-4000:]}")
         return report

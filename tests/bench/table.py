@@ -1,4 +1,4 @@
-"""Medians, spreads and ratios of the rounds of a comparison, as a Markdown table."""
+"""Medians, spreads and ratios of the rounds of a comparison, as Markdown tables."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 OURS, THEIRS = "headrace", "apache"
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 # Key of a report, heading, unit's divisor, digits.
 COLUMNS = (
     ("rate", "messages/s", 1, 0),
@@ -18,78 +17,112 @@ COLUMNS = (
     ("p50_us", "p50, ms", 1000, 2),
     ("p99_us", "p99, ms", 1000, 2),
     ("p999_us", "p99.9, ms", 1000, 2),
+    ("max_us", "longest, ms", 1000, 2),
     ("client_cpu_us", "client CPU, µs/message", 1, 2),
 )
-DAEMON_ROWS = (
-    ("first_send_s", "start to first accepted send, s", 2),
-    ("started_mb", "resident memory after the start, MB", 0),
-    ("loaded_mb", "resident memory after the load, less mapped files, MB", 0),
-    ("idle_cpu_percent", "idle CPU after the load, % of a core", 1),
-)
 
 
-def markdown(results: dict[str, Any]) -> str:
-    """results: what ``compare`` wrote as JSON; see its ``Results``."""
+def tables(
+    results: dict[str, Any], cases: Iterable[str], columns: Sequence[tuple[str, str, float, int]]
+) -> str:
+    """One table for each column that was measured, one row for each case.
+
+    results: ``peers`` has reports by peer and case.
+    """
     peers = results["peers"]
-    parts = [_heading(results)]
-    for key, title, divisor, digits in COLUMNS:
+    parts = []
+    for key, title, divisor, digits in columns:
         rows = [
-            [name, *_cells([peer["cases"][name] for peer in _named(peers)], key, divisor, digits)]
-            for name in results["cases"]
-            if any(key in report for peer in peers.values() for report in peer["cases"][name])
+            [case, *cells(series, divisor, digits)]
+            for case, series in ((case, _series(peers, case, key)) for case in cases)
+            if series
         ]
         if rows:
-            parts.append(_table([title, *_titles(peers)], rows))
-    rows = [
-        [title, *_cells([peer["daemons"] for peer in _named(peers)], key, 1, digits)]
-        for key, title, digits in DAEMON_ROWS
-    ]
-    parts.append(_table(["daemons", *_titles(peers)], rows))
+            parts.append(rows_as_table([title, *titles(peers)], rows))
     return "\n".join(parts)
 
 
-def replace_table(path: Path, table: str) -> None:
-    """Puts ``table`` between the two markers of a document."""
+def case_table(
+    results: dict[str, Any], case: str, columns: Sequence[tuple[str, str, float, int]]
+) -> str:
+    """One table of a single case, one row for each column."""
+    peers = results["peers"]
+    rows = [
+        [title, *cells(series, divisor, digits)]
+        for key, title, divisor, digits in columns
+        if (series := _series(peers, case, key))
+    ]
+    return rows_as_table([case, *titles(peers)], rows)
+
+
+def _series(peers: dict[str, Any], case: str, key: str) -> list[list[float]]:
+    """The figures of each peer; empty when nobody has any."""
+    series = [
+        [report[key] for report in peer.get(case, ()) if key in report] for peer in _named(peers)
+    ]
+    return series if any(series) else []
+
+
+def replace_table(path: Path, table: str, name: str) -> None:
+    """Puts ``table`` between the two markers of that name in a document."""
+    begin_mark, end_mark = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     text = path.read_text()
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = text.partition(begin_mark)
+    _, end, after = rest.partition(end_mark)
     if not begin or not end:
-        raise ValueError(f"{path} has no `{BEGIN}` ... `{END}` to put the table between")
-    path.write_text(f"{before}{BEGIN}\n\n{table}\n{END}{after}")
+        raise ValueError(f"{path} has no `{begin_mark}` ... `{end_mark}` to put the table between")
+    path.write_text(f"{before}{begin_mark}\n\n{table}\n{end_mark}{after}")
 
 
 def _named(peers: dict[str, Any]) -> list[Any]:
     return [peers[name] for name in (OURS, THEIRS) if name in peers]
 
 
-def _titles(peers: dict[str, Any]) -> list[str]:
+def titles(peers: dict[str, Any]) -> list[str]:
+    """Headings of the cells of a row."""
     names = [name for name in (OURS, THEIRS) if name in peers]
     return [*names, "ratio"] if len(names) == 2 else names
 
 
-def _heading(results: dict[str, Any]) -> str:
+def heading(results: dict[str, Any]) -> str:
+    """Where a table comes from."""
     return (
-        f"Measured {results['date']} on {results['machine']}; {results['rounds']} rounds of "
-        f"{results['seconds']} s. Median (smallest to largest round); ratio of medians, "
+        f"Measured {results['date']} on {results['machine']}; {_rounds(results['rounds'])} of "
+        f"{results['seconds']:g} s. Median (smallest to largest round); ratio of medians, "
         "headrace ÷ Apache RocketMQ.\n"
     )
 
 
-def _cells(peers: list[list[dict[str, float]]], key: str, divisor: float, digits: int) -> list[str]:
-    series = [[report[key] / divisor for report in reports] for reports in peers]
-    cells = [_spread(values, digits) for values in series]
-    if len(series) == 2 and statistics.median(series[1]):
-        cells.append(f"{statistics.median(series[0]) / statistics.median(series[1]):.2f}")
-    return cells
+def _rounds(count: int) -> str:
+    return "1 round" if count == 1 else f"{count} rounds"
 
 
-def _spread(values: Sequence[float], digits: int) -> str:
+def cells(series: list[list[float]], divisor: float, digits: int) -> list[str]:
+    """The spread of each peer, and the ratio of the first to the second."""
+    texts = [spread(values, divisor, digits) for values in series]
+    if len(series) == 2:
+        texts.append(_ratio(*series))
+    return texts
+
+
+def _ratio(ours: list[float], theirs: list[float]) -> str:
+    if not ours or not theirs or not statistics.median(theirs):
+        return ""
+    return f"{statistics.median(ours) / statistics.median(theirs):.2f}"
+
+
+def spread(values: Sequence[float], divisor: float, digits: int) -> str:
+    """Median, smallest and largest; the value alone when it is the only one."""
+    if not values:
+        return ""
     middle, low, high = (
-        f"{value:,.{digits}f}" for value in (statistics.median(values), min(values), max(values))
+        f"{value / divisor:,.{digits}f}"
+        for value in (statistics.median(values), min(values), max(values))
     )
-    return f"{middle} ({low} to {high})"
+    return middle if len(values) == 1 else f"{middle} ({low} to {high})"
 
 
-def _table(titles: list[str], rows: list[list[str]]) -> str:
+def rows_as_table(titles: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table whose numbers stand to the right."""
     lines = [titles, ["---"] + ["---:"] * (len(titles) - 1), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

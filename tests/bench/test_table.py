@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.bench.table import BEGIN, END, markdown, replace_table
+from tests.bench.compare import markdown
+from tests.bench.table import replace_table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 def peer(rates: list[float], first_send_s: float) -> dict[str, Any]:
     daemon = {"first_send_s": first_send_s, "started_mb": 80, "loaded_mb": 90}
     return {
-        "cases": {"sync-1 100 B": [report(rate) for rate in rates]},
+        "sync-1 100 B": [report(rate) for rate in rates],
         "daemons": [{**daemon, "idle_cpu_percent": 0.0}],
     }
 
@@ -28,7 +29,6 @@ def results(**peers: dict[str, Any]) -> dict[str, Any]:
         "machine": "2 cores",
         "rounds": 3,
         "seconds": 4,
-        "cases": ["sync-1 100 B"],
         "peers": peers,
     }
 
@@ -40,7 +40,14 @@ def test_two_peers_have_a_ratio_of_medians():
     assert "| messages/s | headrace | apache | ratio |" in table
     assert "| sync-1 100 B | 4,000 (3,000 to 5,000) | 2,000 (1,000 to 4,000) | 2.00 |" in table
     assert "| sync-1 100 B | 0.15 (0.15 to 0.15) | 0.15 (0.15 to 0.15) | 1.00 |" in table
-    assert "| start to first accepted send, s | 0.50 (0.50 to 0.50) | 8.00 (8.00 to 8.00)" in table
+    assert "| start to first accepted send, s | 0.50 | 8.00 | 0.06 |" in table
+
+
+def test_each_bar_says_whether_it_is_met():
+    table = markdown(results(apache=peer([1000, 2000], 8.0), headrace=peer([5000, 4000], 0.5)))
+    assert "| sync-1 100 B | messages/s, ratio | ≥ 1.1 | 3.00 | met |" in table
+    assert "| sync-1 100 B | broker CPU, ratio | ≤ 0.5 | 1.00 | **missed** |" in table
+    assert "| daemons | resident memory after the start, MB | ≤ 100 | 80.00 | met |" in table
 
 
 def test_one_peer_has_no_ratio():
@@ -55,14 +62,15 @@ def test_what_was_not_measured_has_no_table():
 
 def test_the_table_goes_between_the_markers(tmp_path: Path):
     document = tmp_path / "performance.md"
-    document.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    replace_table(document, "new\n")
-    assert document.read_text() == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
+    begin, end = "<!-- growth: begin -->", "<!-- growth: end -->"
+    document.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
+    replace_table(document, "new\n", "growth")
+    assert document.read_text() == f"before\n{begin}\n\nnew\n\n{end}\nafter\n"
 
 
 def test_a_document_without_markers_is_left_alone(tmp_path: Path):
     document = tmp_path / "performance.md"
     document.write_text("no markers\n")
     with pytest.raises(ValueError, match="has no"):
-        replace_table(document, "new\n")
+        replace_table(document, "new\n", "growth")
     assert document.read_text() == "no markers\n"

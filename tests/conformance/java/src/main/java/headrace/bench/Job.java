@@ -3,10 +3,12 @@ package headrace.bench;
 /**
  * One measurement, as the Python side orders it.
  *
- * @param work open, close, sync, async, batch, fill, drain_lite or drain_push
+ * @param work open, close, sync, async, batch, fill, drain_lite, drain_push, paced
+ *     or end_to_end
  * @param bodyBytes size of each body
  * @param threads senders of a sync or batch job
  * @param inFlight most unanswered sends of an async job
+ * @param rate messages a second of a paced job
  * @param seconds length of a sending job's window
  * @param messages how many a fill sends and a drain reads
  * @param brokerPid process whose CPU time is charged
@@ -19,6 +21,7 @@ public record Job(
     int bodyBytes,
     int threads,
     int inFlight,
+    double rate,
     double seconds,
     int messages,
     long brokerPid) {

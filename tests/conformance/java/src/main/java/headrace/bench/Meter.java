@@ -27,7 +27,7 @@ final class Meter {
     private final AtomicLong messages = new AtomicLong();
     private final AtomicInteger errors = new AtomicInteger();
     private final AtomicInteger samples = new AtomicInteger();
-    private final long[] latencyNanos = new long[SAMPLES_MAX];
+    private long[] latencyNanos = new long[SAMPLES_MAX];
     private volatile boolean isOpen;
     private long startNanos;
     private long endNanos;
@@ -69,6 +69,12 @@ final class Meter {
         }
     }
 
+    /** Latencies taken by somebody else, in place of those of answered(). */
+    void latencies(long[] nanos) {
+        latencyNanos = nanos;
+        samples.set(nanos.length);
+    }
+
     void failed() {
         errors.incrementAndGet();
     }
@@ -97,6 +103,7 @@ final class Meter {
             report.put("p50_us", latencyNanos[(int) (count * 0.5)] / 1e3);
             report.put("p99_us", latencyNanos[(int) (count * 0.99)] / 1e3);
             report.put("p999_us", latencyNanos[(int) (count * 0.999)] / 1e3);
+            report.put("max_us", latencyNanos[count - 1] / 1e3);
         }
     }
 

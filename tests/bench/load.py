@@ -1,0 +1,86 @@
+"""A running peer together with the JVM that loads it: what all groups of cases share."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tests.bench.driver import Driver
+from tests.conformance.peer import Peer, running
+from tests.conformance.probe import wait_for_send
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.bench.driver import Report
+
+PEERS = ("apache", "headrace")
+FIRST_SEND_TIMEOUT_S = 60
+
+SENDS: dict[str, dict[str, Any]] = {
+    "sync-1": {"work": "sync", "threads": 1},
+    "sync-32": {"work": "sync", "threads": 32},
+    "async-1000": {"work": "async", "inFlight": 1000},
+    "batch-100": {"work": "batch", "threads": 1},
+}
+
+
+@dataclass(frozen=True)
+class Load:
+    """One peer, from its start to its end.
+
+    first_send_s: from its first process to the first message that it accepted.
+    """
+
+    peer: Peer
+    driver: Driver
+    first_send_s: float
+
+    def job(
+        self,
+        work: dict[str, Any],
+        topic: str = "",
+        body_bytes: int = 0,
+        *,
+        messages: int = 0,
+        seconds: float = 0,
+    ) -> Report:
+        """What the JVM measured of a job; see ``headrace.bench.Job``."""
+        return self.driver.run(
+            {
+                "nameserver": self.peer.nameserver,
+                "topic": topic,
+                "group": f"{work['work']}_{topic}",
+                "bodyBytes": body_bytes,
+                "seconds": seconds,
+                "messages": messages,
+                "brokerPid": self.peer.broker_pid,
+                **work,
+            }
+        )
+
+    def warm_up(self, seconds: float, body_bytes: int) -> None:
+        """Starts the producer; then every kind of sending, ``seconds`` each."""
+        self.job({"work": "open"})
+        for send in SENDS.values():
+            self.job(send, "WARM_UP", body_bytes, seconds=seconds)
+
+
+@contextlib.contextmanager
+def loaded(name: str, directory: Path) -> Iterator[Load]:
+    """A fresh peer that has accepted its first message, and a fresh JVM.
+
+    A new JVM for each, so that none finds its client warmed up by the other.
+    """
+    with Driver(directory) as driver, running(name, directory) as peer:
+        wait_for_send(peer.broker, FIRST_SEND_TIMEOUT_S)
+        yield Load(peer, driver, time.monotonic() - peer.started)
+
+
+def say(line: str) -> None:
+    """Progress goes to standard error, results to standard output."""
+    sys.stderr.write(line + "\n")

@@ -1,0 +1,34 @@
+"""The options that all groups of cases share."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from tests.bench.load import PEERS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def option_parser(
+    group: str, explanation: str | None, cases: Iterable[str] = ()
+) -> argparse.ArgumentParser:
+    """With --peers, --only for ``cases`` and --keep."""
+    parser = argparse.ArgumentParser(f"tests.bench {group}", description=explanation)
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
+    parser.add_argument(
+        "--keep", action="store_true", help="into the results, the charts and the document"
+    )
+    parser.set_defaults(only=None)
+    if cases:
+        parser.add_argument("--only", nargs="+", choices=cases, metavar="CASE")
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser, options: list[str]) -> argparse.Namespace:
+    """Ends the program with what is wrong."""
+    chosen = parser.parse_args(options)
+    if chosen.keep and (chosen.only or set(chosen.peers) != set(PEERS)):
+        parser.error("--keep is for whole runs: leave out --only and --peers")
+    return chosen

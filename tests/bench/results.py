@@ -1,0 +1,53 @@
+"""The committed figures: one small JSON file for each group of cases."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+from tests.bench.table import replace_table
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = Path(__file__).resolve().with_name("results")
+DOCUMENT = ROOT / "docs" / "performance.md"
+CHARTS = ROOT / "docs" / "charts"
+SIGNIFICANT_DIGITS = 5
+
+
+def stamp() -> dict[str, Any]:
+    """When and where something was measured."""
+    return {
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release()}",
+    }
+
+
+def keep(group: str, results: dict[str, Any], table: str) -> None:
+    """Make these the figures that the document shows and later runs compare with."""
+    RESULTS.mkdir(exist_ok=True)
+    text = json.dumps(_rounded(results), separators=(",", ":"))
+    # A line for each case, so that two runs can be compared by eye.
+    (RESULTS / f"{group}.json").write_text(
+        text.replace("]},", "]},\n").replace("}],", "}],\n") + "\n"
+    )
+    replace_table(DOCUMENT, table, group)
+
+
+def kept(group: str) -> dict[str, Any] | None:
+    """The figures of the last run that was kept; None when there are none."""
+    path = RESULTS / f"{group}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return value

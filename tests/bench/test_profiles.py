@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from headrace_broker.processors import send
+from headrace_protocol import frame
+from tests.bench.profiles import fold, summary
+
+SEND, FRAME = send.__file__, frame.__file__
+LINE_OF_APPEND = 1 + next(
+    number
+    for number, line in enumerate(Path(SEND).read_text().splitlines())
+    if "_stored_properties(" in line
+)
+
+
+def stack(*frames: str) -> str:
+    return ";".join(("main (/usr/bin/headrace:1)", *frames))
+
+
+RAW = "\n".join(
+    (
+        f"{stack(f'FrameReader.feed ({FRAME}:80)')} 60",
+        f"{stack(f'SendProcessor.send_ready ({SEND}:{LINE_OF_APPEND})')} 30",
+        f"{stack(f'SendProcessor.send_ready ({SEND}:1)', 'sum (/lib/python3/sums.py:3)')} 9",
+        "start (/lib/python3/threading.py:5) 1",
+        "process 7",
+    )
+)
+
+
+def test_a_sample_belongs_to_the_stage_nearest_to_where_it_was_taken():
+    profile = fold(RAW)
+    assert profile.total == 100
+    assert profile.stages == {"frame": 60, "properties": 30, "checks": 9, "other": 1}
+
+
+def test_a_function_has_its_own_time_and_that_of_what_it_calls():
+    profile = fold(RAW)
+    name = "SendProcessor.send_ready (headrace_broker/processors/send.py)"
+    assert (profile.own[name], profile.inside[name]) == (30, 39)
+
+
+def test_shares_become_microseconds_per_message():
+    text = summary("sync-32", {"rate": 30_000.0, "broker_cpu_us": 20.0}, fold(RAW))
+    assert "frame             12.000    60.0%" in text
+    assert "12.000  12.000  FrameReader.feed (headrace_protocol/frame.py)" in text
