@@ -225,11 +225,11 @@ def _starts(data: bytes) -> Array:
 def _tags_codes(items: _Items | _Table) -> list[int] | int:
     """The tags code of each item, or of all: most batches have the same TAGS in each."""
     properties = items.properties()
+    if _TAGS not in b"".join(properties):
+        return 0
     first = properties[0]
     # What comes last counts, so the same end means the same code.
     end = first[first.rfind(b"\x02" + _TAGS) :]
     if len(end) > len(_TAGS) and items.end_with(end):
         return tags_code_of(end)
-    if not any(_TAGS in item for item in properties):
-        return 0
     return [tags_code_of(item[_SHORT.itemsize :]) for item in properties]

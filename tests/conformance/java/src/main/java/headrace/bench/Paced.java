@@ -9,6 +9,8 @@ import java.util.concurrent.locks.LockSupport;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyContext;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.exception.MQBrokerException;
+import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
@@ -26,6 +28,7 @@ final class Paced {
     private static final double RAMP_SECONDS = 0.5;
     private static final int TIMEOUT_SECONDS = 10;
     private static final int START_SECONDS = 60;
+    private static final int PRIMING_ATTEMPTS = 100;
     /** Place in the schedule of what is sent before it begins. */
     private static final int NONE = Integer.MIN_VALUE;
 
@@ -49,12 +52,28 @@ final class Paced {
 
     static void run(Job job, Meter meter, DefaultMQProducer producer) throws Exception {
         Paced paced = new Paced(job, meter, producer);
-        // Creates the topic and learns its route before anything is measured.
-        producer.send(new Message(job.topic(), paced.body(NONE)));
+        paced.prime();
         switch (job.work()) {
             case "paced" -> paced.measure(true);
             case "end_to_end" -> paced.endToEnd();
             default -> throw new IllegalArgumentException(job.work());
+        }
+    }
+
+    /**
+     * Creates the topic and learns its route before anything is measured; a broker under load may
+     * refuse for a while.
+     */
+    private void prime() throws Exception {
+        for (int attempt = 1; ; attempt++) {
+            try {
+                producer.send(new Message(job.topic(), body(NONE)));
+                return;
+            } catch (MQClientException | MQBrokerException refused) {
+                if (attempt == PRIMING_ATTEMPTS) {
+                    throw refused;
+                }
+            }
         }
     }
 
