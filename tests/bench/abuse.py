@@ -211,20 +211,21 @@ def beside(
 def measure(chosen: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """All figures: a report for each round, by peer and offender."""
     reports: dict[str, dict[str, list[Report]]] = {name: {} for name in chosen.peers}
-    for name in chosen.peers:
+    for number, name in itertools.product(range(chosen.rounds), chosen.peers):
+        say(f"round {number + 1} of {chosen.rounds}: {name}")
+        # A new broker: one that was flooded may refuse long after.
         with loaded(name, directory) as load:
             load.warm_up(WARM_UP_S, len(BODY))
             cases = offenders(SILENT_MANY if chosen.many else SILENT)
-            for _ in range(chosen.rounds):
-                for case in chosen.only or cases:
-                    report = beside(load, cases[case], chosen.seconds)
-                    reports[name].setdefault(case, []).append(report)
-                    say(
-                        f"{name:9} {case:18} p99 {report['alone_p99_us'] / 1000:7.2f} -> "
-                        f"{report['p99_us'] / 1000:8.2f} ms  memory "
-                        f"{report['alone_memory_mb']:5.0f} -> {report['memory_mb']:5.0f} MB  "
-                        f"errors {report['errors']}"
-                    )
+            for case in chosen.only or cases:
+                report = beside(load, cases[case], chosen.seconds)
+                reports[name].setdefault(case, []).append(report)
+                say(
+                    f"{name:9} {case:18} p99 {report['alone_p99_us'] / 1000:7.2f} -> "
+                    f"{report['p99_us'] / 1000:8.2f} ms  memory "
+                    f"{report['alone_memory_mb']:5.0f} -> {report['memory_mb']:5.0f} MB  "
+                    f"errors {report['errors']}"
+                )
     return {**stamp(), "rounds": chosen.rounds, "seconds": chosen.seconds, "peers": reports}
 
 

@@ -74,7 +74,8 @@ def test_each_document_has_examples() -> None:
 
 
 @pytest.mark.parametrize(
-    "document", sorted(str(p.relative_to(ROOT)) for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/*")))
+    "document",
+    sorted(str(p.relative_to(ROOT)) for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))),
 )
 def test_links_lead_somewhere(document: str) -> None:
     path = ROOT / document
