@@ -22,7 +22,8 @@ import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 
 /** The clients of one scenario: own topic and group names, shut down together at its end. */
 final class Session {
-    static final Duration LIMIT = Duration.ofSeconds(20);
+    /** Longer than a broker holds a pull (20 s), which the client's seek may have to outwait. */
+    static final Duration LIMIT = Duration.ofSeconds(45);
 
     final String nameserver;
     final String scope;
