@@ -13,6 +13,8 @@ from functools import lru_cache
 from operator import mul
 from typing import TYPE_CHECKING, Final
 
+from zlib_ng.zlib_ng import crc32
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -154,7 +156,7 @@ def encode_record(
             head.pack(
                 size,
                 magic,
-                zlib.crc32(body) & CRC_MASK,
+                crc32(body) & CRC_MASK,
                 queue_id,
                 flag,
                 queue_offset,
@@ -318,7 +320,7 @@ def decode_record(buffer: Buffer, position: int = 0) -> StoredMessage:
     if _SHORT.unpack_from(data, length_at)[0] != end - length_at - 2:
         raise CorruptRecord(position, f"properties do not end with the record of {size} bytes")
     body = data[body_at:topic_at]
-    if zlib.crc32(body) & CRC_MASK != head[2]:
+    if crc32(body) & CRC_MASK != head[2]:
         raise CorruptRecord(position, "body CRC does not match")
     topic = data[topic_at + prefix : length_at].decode(errors="replace")
     return StoredMessage(head, body, topic, data[length_at + 2 : end])

@@ -98,10 +98,6 @@ class MappedFile:
             self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
         return is_resident(self._address + start, end - start)
 
-    def touch(self) -> None:
-        """Map the file and its first page."""
-        self.map[0:1] = self.map[0:1]
-
     @property
     def is_mapped(self) -> bool:
         """Whether it has a map now."""

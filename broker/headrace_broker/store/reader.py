@@ -106,19 +106,15 @@ class Reader:
         min_offset = consume_queue.min_offset(log_min_offset)
         max_offset = consume_queue.max_offset
         if not min_offset <= queue_offset < max_offset:
-            status, next_offset = _outside(queue_offset, min_offset, max_offset)
-            return GetResult(status, [], 0, 0, next_offset, min_offset, max_offset)
+            return _outside(queue_offset, min_offset, max_offset)
         scan_count = max(SCAN_BYTES // UNIT_BYTES, count_max)
-        if max_offset - queue_offset > HOT_UNITS:
-            self._check_cached(consume_queue, queue_offset, scan_count)
-        units = consume_queue.units_view(queue_offset, scan_count)
+        units = self._units(consume_queue, queue_offset, scan_count)
         runs, count, body_bytes, seen = _select(
             units, count_max, bytes_max, tags, log_min_offset, self.commit_log.file_bytes
         )
         next_offset = queue_offset + seen
         if not count:
-            status = _nothing_found(tags)
-            return GetResult(status, [], 0, 0, next_offset, min_offset, max_offset)
+            return _empty(_nothing_found(tags), next_offset, min_offset, max_offset)
         buffers = self.commit_log.slices(runs)
         return GetResult(
             GetStatus.FOUND, buffers, count, body_bytes, next_offset, min_offset, max_offset
@@ -141,17 +137,13 @@ class Reader:
         min_offset = consume_queue.min_offset(log_min_offset)
         max_offset = consume_queue.max_offset
         if not min_offset <= queue_offset < max_offset:
-            status, next_offset = _outside(queue_offset, min_offset, max_offset)
-            return GetResult(status, [], 0, 0, next_offset, min_offset, max_offset)
+            return _outside(queue_offset, min_offset, max_offset)
         scan_count = count_max if tags is None else BULK_SCAN_UNITS
-        if max_offset - queue_offset > HOT_UNITS:
-            self._check_cached(consume_queue, queue_offset, scan_count)
-        units = np.frombuffer(consume_queue.units_view(queue_offset, scan_count), UNIT_DTYPE)
+        units = np.frombuffer(self._units(consume_queue, queue_offset, scan_count), UNIT_DTYPE)
         numbers, seen = _choose(units, count_max, bytes_max, tags, log_min_offset)
         next_offset = queue_offset + seen
         if not len(numbers):
-            status = _nothing_found(tags)
-            return GetResult(status, [], 0, 0, next_offset, min_offset, max_offset)
+            return _empty(_nothing_found(tags), next_offset, min_offset, max_offset)
         units = _take(units, numbers)
         buffers: list[Buffer] = [units.view(np.uint8).data]
         has_gaps = seen - int(numbers[0]) != len(numbers)
@@ -188,12 +180,14 @@ class Reader:
             return "gathered", start, [b"".join(pieces)]
         return "gathered", start, [*pieces]
 
-    def _check_cached(self, queue: ConsumeQueue, queue_offset: int, count: int) -> None:
-        file = queue.files.find(queue_offset * UNIT_BYTES)
-        if file is not None:
+    def _units(self, queue: ConsumeQueue, queue_offset: int, count: int) -> memoryview:
+        """Units as ``units_view`` has them. Raises NotReady for old ones not in memory."""
+        is_old = queue.max_offset - queue_offset > HOT_UNITS
+        if is_old and (file := queue.files.find(queue_offset * UNIT_BYTES)) is not None:
             start = queue_offset * UNIT_BYTES - file.start_offset
             end = min(start + count * UNIT_BYTES, file.file_bytes)
             self.commit_log.page_cache.check(file, start, end)
+        return queue.units_view(queue_offset, count)
 
     # --- by time ---------------------------------------------------------------------------
 
@@ -274,15 +268,21 @@ def _nothing_found(tags: frozenset[int] | None) -> GetStatus:
     return GetStatus.MESSAGE_WAS_REMOVING if tags is None else GetStatus.NO_MATCHED_MESSAGE
 
 
-def _outside(queue_offset: int, min_offset: int, max_offset: int) -> tuple[GetStatus, int]:
-    """Status and where to read on, for an offset that no unit has."""
+def _empty(status: GetStatus, next_offset: int, min_offset: int, max_offset: int) -> GetResult:
+    return GetResult(status, [], 0, 0, next_offset, min_offset, max_offset)
+
+
+def _outside(queue_offset: int, min_offset: int, max_offset: int) -> GetResult:
+    """The answer for an offset that no unit has."""
     if max_offset == 0 or (min_offset == max_offset and queue_offset < max_offset):
-        return GetStatus.NO_MESSAGE_IN_QUEUE, max_offset
-    if queue_offset < min_offset:
-        return GetStatus.OFFSET_TOO_SMALL, min_offset
-    if queue_offset == max_offset:
-        return GetStatus.OFFSET_OVERFLOW_ONE, queue_offset
-    return GetStatus.OFFSET_OVERFLOW_BADLY, max_offset
+        status, next_offset = GetStatus.NO_MESSAGE_IN_QUEUE, max_offset
+    elif queue_offset < min_offset:
+        status, next_offset = GetStatus.OFFSET_TOO_SMALL, min_offset
+    elif queue_offset == max_offset:
+        status, next_offset = GetStatus.OFFSET_OVERFLOW_ONE, queue_offset
+    else:
+        status, next_offset = GetStatus.OFFSET_OVERFLOW_BADLY, max_offset
+    return _empty(status, next_offset, min_offset, max_offset)
 
 
 def _select(

@@ -7,11 +7,11 @@ truth: what queues and index say about a range that is read again is thrown away
 from __future__ import annotations
 
 import struct
-import zlib
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+from zlib_ng.zlib_ng import crc32
 
 from headrace_broker.store.dispatch import NOT_QUEUED
 from headrace_broker.store.ring import ROW_DTYPE
@@ -92,7 +92,7 @@ def check_record(file: MappedFile, position: int) -> Record | None:
         return None
     if physical_offset != file.start_offset + position or queue_id < 0 or queue_offset < 0:
         return None
-    if zlib.crc32(file.view[body_at:topic_at]) & CRC_MASK != crc:
+    if crc32(file.view[body_at:topic_at]) & CRC_MASK != crc:
         return None
     return Record(
         physical_offset,

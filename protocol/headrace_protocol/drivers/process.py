@@ -18,8 +18,9 @@ from headrace_protocol.drivers.collector import settle
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _KEPT_BYTES = 64 * 1024 * 1024
-_DESCRIPTORS = 16_384
 _MAPPED_FROM_BYTES = 32 * 1024 * 1024  # the most that it takes
+
+_DESCRIPTORS = 16_384
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
