@@ -277,6 +277,11 @@ class _Parts:
             self._producers_of_batch.append(channel)
 
     def finish_batch(self) -> None:
+        """Bring what the batch stored into the log."""
+        if self._producers_of_batch:
+            self._store.write_out()
+
+    def replied(self) -> None:
         """Dispatch what the batch stored, and answer the pulls that waited for it."""
         producers, self._producers_of_batch = self._producers_of_batch, []
         if producers:

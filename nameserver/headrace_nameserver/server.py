@@ -89,6 +89,9 @@ class NameServer:
     def finish_batch(self) -> None:
         """See FrameHandler; every request was answered at once."""
 
+    def replied(self) -> None:
+        """See FrameHandler; nothing was put off."""
+
     def closed(self, channel: ServerChannel) -> None:
         """Drop the brokers behind a connection: theirs stays open as long as they live."""
         for broker in self._table.close_channel(channel, _now_ms()):

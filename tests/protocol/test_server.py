@@ -55,6 +55,9 @@ class Echo:
     def finish_batch(self) -> None:
         self.batches.append(self.handled)
 
+    def replied(self) -> None:
+        pass
+
     def closed(self, channel: ServerChannel) -> None:
         self.closed_channels.append(channel.address)
 

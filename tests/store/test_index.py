@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import secrets
 import tempfile
 from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import trio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace_broker.store import index_keys
 from headrace_broker.store.files import Files
 from headrace_broker.store.index_file import IndexFiles
-from headrace_broker.store.index_keys import index_prefixes, key_hashes, record_keys
+from headrace_broker.store.index_keys import Regions, index_prefixes, key_hashes, record_keys
 from headrace_protocol.message import (
     decode_properties,
     encode_properties,
     index_key_hash,
     java_hash,
 )
-from tests.support.stores import SetClock, open_store, put, small_settings
+from tests.support.stores import FaultyFiles, SetClock, open_store, put, small_settings
+
+if TYPE_CHECKING:
+    from headrace_broker.store.message_store import MessageStore
 
 TOPICS = ["T", "a longer topic", "Thème"]
 NAMES = st.sampled_from(["UNIQ_KEY", "KEYS", "TAGS", "WAIT", "KEY", "KEYSX", "XTAGS", ""])
@@ -42,7 +51,10 @@ def exact_hashes(regions: list[tuple[str, bytes]]) -> list[tuple[int, int]]:
 
 def block_hashes(regions: list[tuple[str, bytes]]) -> list[tuple[int, int]]:
     prefixes = np.array([index_prefixes(topic) for topic, _ in regions], np.uint32)
-    numbers, hashes = key_hashes([r for _, r in regions], prefixes, lambda n: regions[n][0])
+    sizes = np.array([len(region) for _, region in regions])
+    text = np.frombuffer(b"".join(region for _, region in regions), np.uint8)
+    places = Regions(text, np.cumsum(sizes) - sizes, sizes)
+    numbers, hashes = key_hashes(places, prefixes, lambda n: regions[n][0])
     return list(zip(numbers.tolist(), hashes.tolist(), strict=True))
 
 
@@ -50,6 +62,35 @@ def block_hashes(regions: list[tuple[str, bytes]]) -> list[tuple[int, int]]:
 @given(REGIONS)
 @example([("T", b"KEYS\x01_\x02KEYS\x01 \x02")])
 def test_hashes_of_a_block_are_those_of_its_records(regions: list[tuple[str, bytes]]) -> None:
+    assert block_hashes(regions) == exact_hashes(regions)
+
+
+ALIKE = st.lists(st.sampled_from(["UNIQ_KEY", "KEYS", "TAGS", "WAIT", "X"]), max_size=4)
+LETTERS = st.sampled_from(["ab9z", "ab ", "a\x7f", "aé"])
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(ALIKE, LETTERS, st.integers(0, 3), st.randoms(use_true_random=False))
+def test_hashes_of_records_laid_out_alike(
+    names: list[str], letters: str, odd_count: int, random: Random
+) -> None:
+    """Keys by columns, and some records of another layout or another length among them."""
+    lengths = [random.randrange(12) for _ in names]
+    regions = [
+        (
+            random.choice(TOPICS),
+            "".join(
+                f"{name}\x01{''.join(random.choices(letters, k=length))}\x02"
+                for name, length in zip(names, lengths, strict=True)
+            ).encode()
+            or b"\x02",
+        )
+        for _ in range(40)
+    ]
+    odd = [("T", b"KEYS\x01a b\x02"), ("T", b"X"), ("T", regions[0][1].replace(b"\x01", b"\x02"))]
+    for region in odd[:odd_count]:
+        regions.insert(random.randrange(len(regions)), region)
     assert block_hashes(regions) == exact_hashes(regions)
 
 
@@ -83,11 +124,10 @@ def test_chains_lead_to_all_entries_of_a_hash(entries: list[tuple[int, int]], bl
         hashes = np.array([key_hash for key_hash, _ in entries], np.int32)
         offsets = np.arange(len(entries)) * 100
         times = np.cumsum([step for _, step in entries]).astype(np.int64) + 1_000_000
-        full = 0
         for at in range(0, len(entries), block):
             part = slice(at, at + block)
-            full += len(index.put(hashes[part], offsets[part], times[part], 1_700_000_000_000))
-        assert full == len(entries) // 19
+            index.put(hashes[part], offsets[part], times[part], 1_700_000_000_000)
+        assert len(index.start_flush().full) == len(entries) // 19
         again = IndexFiles(small_settings(Path(folder)), Files())
         again.load()
         for key_hash in range(26):
@@ -184,7 +224,7 @@ def test_an_entry_that_stands_twice_is_found_once(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     offset = put(store, store.queue("T", 0), KEYS="k k")
     store.index_tick()
-    store.indexer.put_block(store.ring.rows[:1])
+    store.indexer.put_rows(store.ring.rows[:1])
     assert store.query_index("T", "k", 9, 0, 1 << 62) == [offset]
     store.close()
 
@@ -199,4 +239,76 @@ def test_rows_across_the_rings_seam_and_file_ends_are_indexed(rows: int, tmp_pat
             store.index_tick()
     for number in range(rows):
         assert len(store.query_index("T", str(number), 9, 0, 1 << 62)) == 1
+    store.close()
+
+
+# --- in a thread ---------------------------------------------------------------------------
+
+
+def entry_count(store: MessageStore) -> int:
+    return sum(file.header.index_count - 1 for file in store.index_files.files)
+
+
+def test_a_block_that_the_loop_was_quicker_with_is_left_alone(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for number in range(5):
+        put(store, store.queue("T", 0), KEYS=str(number))
+    block = store.indexer.next_block(3)
+    store.index_tick()
+    store.indexer.put(block)
+    assert entry_count(store) == 5
+    store.close()
+
+
+async def test_a_thread_indexes_while_the_loop_asks(tmp_path: Path) -> None:
+    seed = secrets.randbits(32)
+    random = Random(seed)
+    sizes = {"commit_log_file_bytes": 1 << 20, "ring_rows": 1 << 12, "index_entry_count": 999}
+    store = open_store(tmp_path, index_tick_ms=0, **sizes)
+    store.works_aside = True
+    offsets: list[int] = []
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        while len(offsets) < 8000:
+            for _ in range(random.randrange(1, 500)):
+                number = len(offsets)
+                queue = store.queue("T", number % 3)
+                key, uniq_key = f"k{number}", f"{number:032x}"[: 32 - number % 2]
+                offsets.append(
+                    put(store, queue, dispatch=False, KEYS=key, UNIQ_KEY=uniq_key, TAGS="t")
+                )
+            store.dispatch()
+            await trio.sleep(random.choice((0, 0, 0.0005)))
+            if random.random() < 0.3:
+                asked = random.randrange(len(offsets))
+                found = store.query_index("T", f"k{asked}", 9, 0, 1 << 62)
+                assert found == [offsets[asked]], f"seed {seed}"
+        nursery.cancel_scope.cancel()
+    store.index_tick()
+    assert entry_count(store) == 3 * len(offsets), f"seed {seed}"
+    for number in random.sample(range(len(offsets)), 200):
+        found = store.query_index("T", f"k{number}", 9, 0, 1 << 62)
+        assert found == [offsets[number]], f"seed {seed}"
+    assert len(store.query_index("T", "t", 64, 0, 1 << 62, "T")) == 64
+    store.close()
+
+
+async def test_a_full_disk_in_the_thread_refuses_and_heals(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    store = open_store(tmp_path, files=files, index_tick_ms=0)
+    store.works_aside = True
+    put(store, store.queue("T", 0), KEYS="k0")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        files.is_full = True
+        with trio.fail_after(5):
+            while store.commit_log.refusal is None:  # noqa: ASYNC110 - a thread finds out
+                await trio.sleep(0.001)
+        assert os.strerror(errno.ENOSPC) in str(store.commit_log.refusal)
+        files.is_full = False
+        with trio.fail_after(5):
+            while store.indexer.waiting_count:  # noqa: ASYNC110 - see above
+                await trio.sleep(0.001)
+        nursery.cancel_scope.cancel()
+    assert len(store.query_index("T", "k0", 9, 0, 1 << 62)) == 1
     store.close()

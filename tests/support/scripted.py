@@ -97,6 +97,9 @@ class Scripted:
         _EveryCode(self).handle(channel, frames)
 
     def finish_batch(self) -> None:
+        """All was answered at once."""
+
+    def replied(self) -> None:
         """Nothing is put off."""
 
     def closed(self, channel: ServerChannel) -> None:

@@ -13,6 +13,7 @@ from headrace_broker.store.files import Files
 if TYPE_CHECKING:
     from pathlib import Path
 
+BACKUP_SUFFIX: Final = ".bak"
 _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
@@ -32,7 +33,7 @@ class ConfigFile:
 
     def __init__(self, path: Path, files: Files | None = None) -> None:
         self.path = path
-        self.backup_path = path.with_name(path.name + ".bak")
+        self.backup_path = path.with_name(path.name + BACKUP_SUFFIX)
         self.source = ConfigSource.MISSING
         self._files = files or Files()
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.commit_log import CommitLog
     from headrace_broker.store.consume_queue import ConsumeQueue
     from headrace_broker.store.files import Files
-    from headrace_broker.store.indexer import Indexer
+    from headrace_broker.store.index_file import IndexFiles
     from headrace_broker.store.ring import Ring
     from headrace_broker.store.settings import StoreSettings
 
@@ -35,13 +35,13 @@ class Flusher:
         seam: Files,
         ring: Ring,
         commit_log: CommitLog,
-        indexer: Indexer,
+        index_files: IndexFiles,
     ) -> None:
         self.settings = settings
         self.seam = seam
         self.ring = ring
         self.commit_log = commit_log
-        self.indexer = indexer
+        self.index_files = index_files
         self.checkpoint_path = settings.root / "checkpoint"
         self.checkpoint = Checkpoint()
         self.dirty_queues: set[ConsumeQueue] = set()
@@ -208,19 +208,18 @@ class Flusher:
         self._log_flushed(end_offset, self.ring.last_of(self.ring.written))
 
     def _start_thorough_flush(self) -> _ThoroughFlush:
-        index_files = self.indexer.index_files
-        full, self.indexer.full_files = self.indexer.full_files, []
-        last = index_files.files[-1:]
+        full, last, mark = self.index_files.start_flush()
         queues, self.dirty_queues = self.dirty_queues, set()
         return _ThoroughFlush(
             syncs=[
                 *(queue.start_flush() for queue in queues),
-                *(index_file.file.sync for index_file in [*(file for file, _ in full), *last]),
+                *(index_file.file.sync for index_file, _ in full),
+                *([last.file.sync] if last else []),
                 self.seam.sync_names,
             ],
             newest=self.ring.last_of(self.ring.cursors[0].taken) or self.newest_recovered,
             index_end_timestamp=full[-1][1] if full else None,
-            mark=index_files.mark(),
+            mark=mark,
         )
 
     async def _flush_queues(self, least_bytes: int) -> None:
@@ -231,8 +230,7 @@ class Flusher:
             await self._in_thread(lambda: _call_all(syncs))
 
     async def _flush_full_index_files(self) -> None:
-        full, self.indexer.full_files = self.indexer.full_files, []
-        for index_file, end_timestamp in full:
+        for index_file, end_timestamp in self.index_files.start_flush().full:
             if await self._in_thread(index_file.file.sync):
                 self.checkpoint = self.checkpoint._replace(index_msg_timestamp=end_timestamp)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import struct
+import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -163,8 +164,20 @@ def _seconds(timestamps: Array, header: IndexHeader) -> Array:
     return np.where(base > 0, seconds, 0)
 
 
+class IndexFlush(NamedTuple):
+    """What to bring to disk: full files, each with its last timestamp, and the last file."""
+
+    full: list[tuple[IndexFile, int]]
+    last: IndexFile | None
+    mark: IndexMark | None  # true once the last file was synced
+
+
 class IndexFiles:
-    """The folder ``index/``: the last file takes entries, all answer queries."""
+    """The folder ``index/``: the last file takes entries, all answer queries.
+
+    Entries may come from a thread. It holds the ``lock`` for some milliseconds; so does whoever
+    reads entries or changes ``files`` while the store runs.
+    """
 
     def __init__(self, settings: StoreSettings, seam: Files) -> None:
         self.directory = settings.root / "index"
@@ -175,6 +188,8 @@ class IndexFiles:
         )
         self.seam = seam
         self.files: list[IndexFile] = []
+        self.lock = threading.Lock()
+        self._full: list[tuple[IndexFile, int]] = []
 
     def load(self) -> None:
         """Find the files. Raises StoreFormatError."""
@@ -210,12 +225,16 @@ class IndexFiles:
             self.delete(self.files[kept:])
             return
 
-    def mark(self) -> IndexMark | None:
-        """Where the last file stands; true on disk once that file was synced after the call."""
-        if not self.files:
-            return None
-        header = self.files[-1].header
-        return IndexMark(self.files[-1].file.path.name, header.index_count, header.end_timestamp)
+    def start_flush(self) -> IndexFlush:
+        """What has become full since the last call, and where the last file stands."""
+        with self.lock:
+            full, self._full = self._full, []
+            if not self.files:
+                return IndexFlush(full, None, None)
+            last = self.files[-1]
+            header = last.header
+            mark = IndexMark(last.file.path.name, header.index_count, header.end_timestamp)
+            return IndexFlush(full, last, mark)
 
     @property
     def end_physical_offset(self) -> int:
@@ -226,20 +245,15 @@ class IndexFiles:
 
     def put(
         self, key_hashes: Array, physical_offsets: Array, timestamps: Array, now_ms: int
-    ) -> list[tuple[IndexFile, int]]:
-        """Add entries in log order. Raises OSError.
-
-        Returns the files that became full, each with its last entry's timestamp.
-        """
-        full = []
+    ) -> None:
+        """Add entries in log order, with the lock held. Raises OSError."""
         while len(key_hashes):
             last = self._last_with_room(now_ms)
             count = last.put(key_hashes, physical_offsets, timestamps)
             key_hashes, physical_offsets = key_hashes[count:], physical_offsets[count:]
             timestamps = timestamps[count:]
             if last.is_full:
-                full.append((last, last.header.end_timestamp))
-        return full
+                self._full.append((last, last.header.end_timestamp))
 
     def _last_with_room(self, now_ms: int) -> IndexFile:
         if not self.files or self.files[-1].is_full:
@@ -266,18 +280,19 @@ class IndexFiles:
         return self.directory / f"{max(int(_local_time_name(now_ms)), latest + 1):017d}"
 
     def find(self, key_hash: int) -> Iterator[int]:
-        """Physical offsets of entries with this hash, newest first."""
+        """Physical offsets of entries with this hash, newest first; hold the lock meanwhile."""
         for file in reversed(self.files):
             yield from file.find(key_hash)
 
     def detach_below(self, log_min_offset: int) -> list[MappedFile]:
         """Let go of files with nothing at or past ``log_min_offset``, but not of the last."""
         count = 0
-        for file in self.files[:-1]:
-            if file.header.end_physical_offset >= log_min_offset:
-                break
-            count += 1
-        detached, self.files[:] = self.files[:count], self.files[count:]
+        with self.lock:
+            for file in self.files[:-1]:
+                if file.header.end_physical_offset >= log_min_offset:
+                    break
+                count += 1
+            detached, self.files[:] = self.files[:count], self.files[count:]
         return [index_file.file for index_file in detached]
 
     def delete(self, files: list[IndexFile]) -> None:

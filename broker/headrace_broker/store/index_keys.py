@@ -1,18 +1,20 @@
 """Key hashes of many records at once.
 
-Java's hash of a text is a polynomial in 31, so with sums of ``byte * 31**-position``
-(31 has an inverse modulo 2**32) the hash of any slice of a block is one sum and one
-multiplication. The hash of ``topic#key`` follows from those of its two parts.
+Java's hash of a text is a polynomial in 31. The properties of most records of a block are laid
+out alike, so that their keys are columns: the hash is a product with powers of 31, and only the
+bytes that differ between records take part. For the others there are sums of
+``byte * 31**-position`` (31 has an inverse modulo 2**32): the hash of any slice of a block is one
+sum and one multiplication. The hash of ``topic#key`` follows from those of its two parts.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace_protocol.columns import split
 from headrace_protocol.message import (
     KEYS,
     TAGS,
@@ -49,6 +51,11 @@ _KEYS_5 = int.from_bytes(b"KEYS\x01", "big")
 _TAGS_5 = int.from_bytes(b"TAGS\x01", "big")
 _PADDING_BYTES = 16
 
+# Below this the set-up of a table costs more than it saves.
+_TABLE_ROWS_MIN = 32
+_JOINED_ROWS = 16
+_TABLE_RANKS = {UNIQ_KEY.encode(): 0, KEYS.encode(): 1, TAGS.encode(): _RANK_TAGS}
+
 
 def index_prefixes(topic: str) -> tuple[int, int]:
     """Hashes of what the index keys of a topic begin with: ``topic#`` and ``topic#T#``."""
@@ -63,36 +70,156 @@ def record_keys(properties: dict[str, str]) -> list[str]:
     return [*keys, TAGS_MARK + tags] if tags else keys
 
 
+class Regions(NamedTuple):
+    """The properties of records in log order, none of them empty.
+
+    text: a part of the log, shape (n,), uint8. start, size: of each record's, in bytes.
+    """
+
+    text: Array
+    start: Array
+    size: Array
+
+    def take(self, numbers: Array) -> Regions:
+        """Those of some of the records."""
+        return Regions(self.text, self.start[numbers], self.size[numbers])
+
+    def cells(self) -> Array:
+        """A copy, shape (records, size): all have the size of the first."""
+        size = int(self.size[0])
+        pieces = np.ndarray(len(self.text) - size + 1, f"V{size}", self.text, strides=(1,))
+        cells: Array = pieces[self.start].view(np.uint8).reshape(len(self.start), size)
+        return cells
+
+    def slices(self) -> list[bytes]:
+        """A copy of each."""
+        return split(self.text.data, self.start, self.size)
+
+
+class _Hashes(NamedTuple):
+    """Of keys; ``place`` orders them: the record's number, then the rank among its keys."""
+
+    place: Array
+    key_hash: Array
+
+
 def key_hashes(
-    regions: list[bytes], prefixes: Array, topic_of: Callable[[int], str]
+    regions: Regions, prefixes: Array, topic_of: Callable[[int], str]
 ) -> tuple[Array, Array]:
     """All index keys of records.
 
-    regions: the properties of each record.
-    prefixes: shape (n, 2), the ``index_prefixes`` of each record's topic.
+    prefixes: shape (n, 2), uint32: the ``index_prefixes`` of each record's topic.
     topic_of: the topic of a record by number.
 
     Returns (record numbers, key hashes): one pair per key, in log order and the peer's order
     within a record.
     """
+    parts: list[_Hashes] = []
+    others: list[Array] = []
+    for numbers in _groups(regions.size):
+        alike = regions if len(numbers) == len(regions.size) else regions.take(numbers)
+        table = _Table.of(alike.cells()) if len(numbers) >= _TABLE_ROWS_MIN else None
+        if table is None:
+            others.append(numbers)
+        else:
+            parts += table.hashes(numbers, prefixes[numbers])
+    if others:
+        numbers = np.sort(np.concatenate(others))
+        parts += _text_hashes(regions.take(numbers).slices(), numbers, prefixes[numbers], topic_of)
+    return _in_order(parts)
+
+
+def _groups(sizes: Array) -> list[Array]:
+    """The numbers of the records of each size."""
+    if (sizes == sizes[0]).all():
+        return [np.arange(len(sizes))]
+    order = np.argsort(sizes, kind="stable")
+    ordered = sizes[order]
+    return np.split(order, np.flatnonzero(ordered[1:] != ordered[:-1]) + 1)
+
+
+def _in_order(parts: list[_Hashes]) -> tuple[Array, Array]:
+    if not parts:
+        return np.empty(0, np.int64), np.empty(0, np.int32)
+    places = np.concatenate([part.place for part in parts])
+    hashes = np.concatenate([part.key_hash for part in parts])
+    if len(parts) > 1:
+        order = np.argsort(places, kind="stable")
+        places, hashes = places[order], hashes[order]
+    return places >> _RANK_BITS, hashes
+
+
+def _text_hashes(
+    regions: list[bytes], numbers: Array, prefixes: Array, topic_of: Callable[[int], str]
+) -> list[_Hashes]:
+    """Of records of any layout, by blocks of a bounded size."""
     lengths = np.fromiter(map(len, regions), np.int64, len(regions)) + 1
     ends = np.cumsum(lengths)
-    numbers, hashes = [], []
+    parts = []
     first = 0
     while first < len(regions):
         # One region has at most 32 767 bytes, so a block always holds several.
         limit = (ends[first - 1] if first else 0) + _BLOCK_BYTES_MAX - _PADDING_BYTES - 1
         upto = int(np.searchsorted(ends, limit, "right"))
-        block = _Block(regions[first:upto], lengths[first:upto])
-        number, value = block.hashes(prefixes[first:upto], partial(_from, first, topic_of))
-        numbers.append(number + first)
-        hashes.append(value)
+        mine = slice(first, upto)
+        block = _Block(regions[mine], lengths[mine], numbers[mine])
+        parts.append(block.hashes(prefixes[mine], topic_of))
         first = upto
-    return np.concatenate(numbers), np.concatenate(hashes)
+    return parts
 
 
-def _from(first: int, topic_of: Callable[[int], str], number: int) -> str:
-    return topic_of(first + number)
+class _Table:
+    """Properties laid out alike: the same names at the same places, so each key is a column."""
+
+    def __init__(self, cells: Array, low: Array, varies: Array, keys: dict[bytes, slice]) -> None:
+        self._cells = cells
+        self._low = low
+        self._varies = varies
+        self._keys = keys
+
+    @classmethod
+    def of(cls, cells: Array) -> _Table | None:
+        """None for rows that are not alike or whose keys need a closer look.
+
+        cells: shape (rows, bytes).
+        """
+        low, high = _extreme(np.min, cells), _extreme(np.max, cells)
+        varies = low != high
+        is_fixed = low <= 2
+        keys: dict[bytes, slice] = {}
+        at = 0
+        for entry in cells[0].tobytes().split(b"\x02"):
+            name, mark, value = entry.partition(b"\x01")
+            value_at = at + len(name) + 1
+            is_fixed[at:value_at] = True
+            at += len(entry) + 1
+            if not mark or not value or name not in _TABLE_RANKS:
+                continue
+            where = slice(value_at, value_at + len(value))
+            is_list = name == b"KEYS" and low[where].min() <= 32
+            if name in keys or is_list or high[where].max() >= 0x80:
+                return None
+            keys[name] = where
+        return None if varies[is_fixed].any() else cls(cells, low, varies, keys)
+
+    def hashes(self, numbers: Array, prefixes: Array) -> list[_Hashes]:
+        """Of each column of keys. numbers, prefixes: of the rows' records."""
+        places = numbers << _RANK_BITS
+        return [
+            _Hashes(
+                places | _TABLE_RANKS[name],
+                self._hash(where, prefixes[:, int(name == b"TAGS")]),
+            )
+            for name, where in self._keys.items()
+        ]
+
+    def _hash(self, where: slice, prefix: Array) -> Array:
+        length = where.stop - where.start
+        powers = _POWERS[length - 1 :: -1]
+        varies = self._varies[where]
+        same = np.sum(self._low[where][~varies] * powers[~varies], dtype=np.uint32)
+        sums = self._cells[:, where][:, varies].astype(np.uint32) @ powers[varies]
+        return _not_negative(prefix * _POWERS[length] + sums + same)
 
 
 class _Values(NamedTuple):
@@ -107,13 +234,15 @@ class _Values(NamedTuple):
 class _Block:
     """The properties of some records in one array, each after a separator."""
 
-    def __init__(self, regions: list[bytes], lengths: Array) -> None:
+    def __init__(self, regions: list[bytes], lengths: Array, numbers: Array) -> None:
+        """numbers: of the records, by which ``_Hashes`` are ordered."""
         self.regions = regions
+        self.numbers = numbers
         self.region_ends = np.cumsum(lengths) + 1
         joined = b"\x02".join(regions)
         self.text = np.frombuffer(b"\x02" + joined + b"\x02" + bytes(_PADDING_BYTES), np.uint8)
 
-    def hashes(self, prefixes: Array, topic_of: Callable[[int], str]) -> tuple[Array, Array]:
+    def hashes(self, prefixes: Array, topic_of: Callable[[int], str]) -> _Hashes:
         values = self._find_values()
         # Before keys are split: of a property given twice one may have no part.
         is_slow = self._slow_numbers(values)
@@ -121,13 +250,14 @@ class _Block:
         if is_slow.any():
             values = _Values(*(column[~is_slow[values.number]] for column in values))
         hashes = self._slice_hashes(values, prefixes)
-        places = values.number << _RANK_BITS | values.rank
-        for number in np.flatnonzero(is_slow).tolist():
-            exact = _exact_hashes(self.regions[number], topic_of(number))
+        places = self.numbers[values.number] << _RANK_BITS | values.rank
+        for at in np.flatnonzero(is_slow).tolist():
+            number = int(self.numbers[at])
+            exact = _exact_hashes(self.regions[at], topic_of(number))
             hashes = np.concatenate([hashes, exact])
             places = np.append(places, (number << _RANK_BITS) + np.arange(len(exact)))
         order = np.argsort(places, kind="stable")
-        return places[order] >> _RANK_BITS, hashes[order]
+        return _Hashes(places[order], hashes[order])
 
     def _find_values(self) -> _Values:
         separators = np.flatnonzero(self.text == 2)
@@ -186,6 +316,14 @@ class _Block:
         prefix = prefixes[values.number, (values.rank == _RANK_TAGS).astype(np.intp)]
         shift = _POWERS[values.end - values.start]
         return _not_negative(prefix * shift + sums * _POWERS[values.end - 1])
+
+
+def _extreme(least_or_most: Callable[..., Array], cells: Array) -> Array:
+    """Of each column. Numpy goes row by row, so short rows are first joined to long ones."""
+    joined = len(cells) // _JOINED_ROWS * _JOINED_ROWS
+    wide = cells[:joined].reshape(-1, _JOINED_ROWS * cells.shape[1])
+    folded = least_or_most(wide, axis=0).reshape(_JOINED_ROWS, -1)
+    return least_or_most(np.concatenate([folded, cells[joined:]]), axis=0)
 
 
 def _not_negative(hashes: Array) -> Array:

@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from headrace_broker.store.index_keys import key_hashes
+from headrace_broker.store.index_keys import Regions, key_hashes
 from headrace_broker.store.ring import select
 from headrace_protocol.message import TRANSACTION_MASK, TRANSACTION_ROLLBACK
 
 if TYPE_CHECKING:
     from headrace_broker.store.commit_log import CommitLog
-    from headrace_broker.store.index_file import IndexFile, IndexFiles
+    from headrace_broker.store.index_file import IndexFiles
     from headrace_broker.store.ring import Ring, Rows
     from headrace_broker.store.store_queue import StoreQueue
+    from headrace_protocol.columns import Array
 
-# About a millisecond, which is how long a request may have to wait for it.
+# On the loop: half a millisecond, which is how long a request may have to wait for it.
 BLOCK_ROWS_MAX: Final = 1024
+# In a thread: larger ones save nothing more.
+THREAD_ROWS_MAX: Final = 8192
+
+
+class Stretch(NamedTuple):
+    """Rows with something to index, and the log file that holds their records."""
+
+    rows: Rows
+    log_start: int  # the file's first physical offset
+    log: Array  # uint8
+
+
+class IndexBlock(NamedTuple):
+    """Rows of the ring, by their number since the start; what is to be indexed is copied."""
+
+    first: int
+    row_count: int
+    stretches: list[Stretch]
 
 
 class Indexer:
-    """Reads the keys of records out of their properties and files them."""
+    """Reads the keys of records out of their properties and files them.
+
+    ``put`` may run in a thread; all else is for the loop.
+    """
 
     def __init__(
         self, ring: Ring, commit_log: CommitLog, index_files: IndexFiles, queues: list[StoreQueue]
@@ -32,8 +55,7 @@ class Indexer:
         self.commit_log = commit_log
         self.index_files = index_files
         self.queues = queues
-        # Files to bring to disk, each with the store time of its last entry.
-        self.full_files: list[tuple[IndexFile, int]] = []
+        self._known_prefixes = np.empty((0, 2), np.uint32)
 
     @property
     def waiting_count(self) -> int:
@@ -46,46 +68,75 @@ class Indexer:
             self.drain_block()
 
     def drain_block(self) -> None:
-        """Index some waiting rows, which takes some milliseconds. Raises as ``drain``."""
-        rows = self.ring.rows[self.ring.waiting(self.cursor)][:BLOCK_ROWS_MAX]
-        self.put_block(rows)
-        self.ring.take(self.cursor, len(rows))
+        """Index some waiting rows, which takes half a millisecond. Raises as ``drain``."""
+        with self.index_files.lock:
+            self._put(self.next_block(BLOCK_ROWS_MAX))
+        self.ring.release()
 
-    def put_block(self, rows: Rows) -> None:
-        """Index a block of rows in log order."""
+    def next_block(self, rows_max: int) -> IndexBlock:
+        """Rows to index next; their records must be in the file."""
+        waiting = self.ring.waiting(self.cursor)
+        rows = self.ring.rows[waiting][:rows_max].copy()
+        return IndexBlock(self.cursor.taken, len(rows), self._stretches(rows))
+
+    def put(self, block: IndexBlock) -> None:
+        """Index a block, in any thread; ``Ring.release`` is left to the loop. Raises as ``drain``.
+
+        Nothing happens when its rows were indexed since it was taken.
+        """
+        with self.index_files.lock:
+            if block.first == self.cursor.taken:
+                self._put(block)
+
+    def _put(self, block: IndexBlock) -> None:
+        self._put_stretches(block.stretches)
+        self.cursor.taken += block.row_count
+
+    def put_rows(self, rows: Rows) -> None:
+        """Index records in log order that are not in the ring. Raises as ``drain``."""
+        with self.index_files.lock:
+            self._put_stretches(self._stretches(rows))
+
+    def _stretches(self, rows: Rows) -> list[Stretch]:
+        """The rows by the files of their records, without those that have nothing to index."""
         is_indexed = rows["sys_flag"] & TRANSACTION_MASK != TRANSACTION_ROLLBACK
         rows = select(rows, is_indexed & (rows["properties_size"] > 0))
-        if not len(rows):
-            return
-        queues = self.queues
-        keys, which = np.unique(rows["queue_key"], return_inverse=True)
-        prefixes = np.array([queues[key].index_prefixes for key in keys.tolist()], np.uint32)
-        numbers, hashes = key_hashes(
-            self._regions(rows),
-            prefixes[which],
-            lambda number: queues[rows["queue_key"][number]].topic,
-        )
-        self.full_files += self.index_files.put(
-            hashes,
-            rows["physical_offset"][numbers],
-            rows["store_timestamp"][numbers],
-            self.commit_log.clock.now_ms(),
-        )
-
-    def _regions(self, rows: Rows) -> list[bytes]:
-        """The properties of each record, which stand at its end."""
-        regions: list[bytes] = []
-        ends = (rows["physical_offset"] + rows["size"]).tolist()
-        sizes = rows["properties_size"].tolist()
-        while len(regions) < len(rows):
-            file = self.commit_log.files.find(ends[len(regions)] - 1)
+        stretches = []
+        while len(rows):
+            file = self.commit_log.files.find(int(rows["physical_offset"][0]))
             assert file is not None
             upto = int(np.searchsorted(rows["physical_offset"], file.end_offset))
-            base, log = file.start_offset, file.map
-            regions += [
-                log[end - size - base : end - base]
-                for end, size in zip(
-                    ends[len(regions) : upto], sizes[len(regions) : upto], strict=True
-                )
-            ]
-        return regions
+            log = np.frombuffer(file.view, np.uint8)
+            stretches.append(Stretch(rows[:upto], file.start_offset, log))
+            rows = rows[upto:]
+        return stretches
+
+    def _put_stretches(self, stretches: list[Stretch]) -> None:
+        prefixes = self._prefixes()
+        for rows, log_start, log in stretches:
+            sizes = rows["properties_size"].astype(np.int64)
+            starts = rows["physical_offset"] + rows["size"] - sizes - log_start
+            queue_keys = rows["queue_key"]
+            numbers, hashes = key_hashes(
+                Regions(log, starts, sizes),
+                prefixes.take(queue_keys, axis=0),
+                partial(self._topic, queue_keys),
+            )
+            self.index_files.put(
+                hashes,
+                rows["physical_offset"][numbers],
+                rows["store_timestamp"][numbers],
+                self.commit_log.clock.now_ms(),
+            )
+
+    def _topic(self, queue_keys: Array, number: int) -> str:
+        queue: StoreQueue = self.queues[queue_keys[number]]
+        return queue.topic
+
+    def _prefixes(self) -> Array:
+        """The ``index_prefixes`` of all queues, by queue_key."""
+        known = len(self._known_prefixes)
+        if known < len(self.queues):
+            more = [queue.index_prefixes for queue in self.queues[known:]]
+            self._known_prefixes = np.concatenate([self._known_prefixes, np.array(more, np.uint32)])
+        return self._known_prefixes

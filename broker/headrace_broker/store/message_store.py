@@ -20,7 +20,7 @@ from headrace_broker.store.errors import StoreError, StoreFormatError
 from headrace_broker.store.files import Files
 from headrace_broker.store.flush import Flusher
 from headrace_broker.store.index_file import IndexFiles
-from headrace_broker.store.indexer import Indexer
+from headrace_broker.store.indexer import THREAD_ROWS_MAX, Indexer
 from headrace_broker.store.lock import StoreLock
 from headrace_broker.store.reader import Reader
 from headrace_broker.store.recovery import Recovery, RecoveryReport, plan_recovery
@@ -85,7 +85,7 @@ class MessageStore:
         self.dispatcher = Dispatcher(self.ring, self.queues)
         self.indexer = Indexer(self.ring, self.commit_log, self.index_files, self.queues)
         self.reader = Reader(self.commit_log, self.index_files)
-        self.flusher = Flusher(settings, self.seam, self.ring, self.commit_log, self.indexer)
+        self.flusher = Flusher(settings, self.seam, self.ring, self.commit_log, self.index_files)
         self.cleaner = Cleaner(settings, self.commit_log, self.index_files, self._names.values())
         self.flusher.on_flushed = self._dispatch_unasked
         self.lock = StoreLock(settings.root)
@@ -93,14 +93,16 @@ class MessageStore:
         self._index_asked = trio.Event()
         self._ahead_asked = trio.Event()
         self.commit_log.on_half_full = self._ask_ahead
-        # While it runs a thread flushes what was asked for.
+        # While it runs threads index and flush what was asked for.
         self.works_aside = False
+        self._index_threads = trio.CapacityLimiter(1)
         # Called with the queues that get units outside the caller's own dispatch().
         self.on_touched: Callable[[set[StoreQueue]], None] = lambda _: None
         # The hot path, without a call in between.
         self.append = self.commit_log.append
         self.append_each = self.commit_log.append_each
         self.append_batch = self.commit_log.append_batch
+        self.write_out = self.commit_log.write_out
         self.record_at = self.commit_log.record_at
         self.get = self.reader.get
         self.get_bulk = self.reader.get_bulk
@@ -424,7 +426,8 @@ class MessageStore:
     ) -> list[int]:
         """As ``Reader.query_index``, with everything appended so far indexed first."""
         self.index_tick()
-        return self.reader.query_index(topic, key, max_count, begin_ms, end_ms, index_type)
+        with self.index_files.lock:
+            return self.reader.query_index(topic, key, max_count, begin_ms, end_ms, index_type)
 
     # --- loops -----------------------------------------------------------------------------
 
@@ -446,10 +449,23 @@ class MessageStore:
             await trio.sleep(self.settings.index_tick_ms / 1000)
             self._index_asked = trio.Event()
             while self.indexer.waiting_count:
-                self._index(self.indexer.drain_block)
+                if self.works_aside:
+                    await self._index_aside()
+                else:
+                    self._index(self.indexer.drain_block)
                 if self.commit_log.refusal is not None:
                     break  # a full disk: the healing loop goes on with it
                 await trio.lowlevel.checkpoint()
+
+    async def _index_aside(self) -> None:
+        """Index a large block in a thread, where it keeps nobody waiting."""
+        self.commit_log.write_out()
+        block = self.indexer.next_block(THREAD_ROWS_MAX)
+        try:
+            await trio.to_thread.run_sync(self.indexer.put, block, limiter=self._index_threads)
+        except OSError as error:
+            self._refuse(error, self.index_files.directory)
+        self.ring.release()
 
     def _ask_ahead(self) -> None:
         self._ahead_asked.set()

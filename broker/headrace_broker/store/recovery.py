@@ -344,7 +344,7 @@ class Recovery:
         block = np.array(rows, ROW_DTYPE)
         physical_offsets = block["physical_offset"]
         self.dispatcher.put_block(block[physical_offsets >= plan.queues_from], self.touched)
-        self.indexer.put_block(block[physical_offsets >= plan.index_from])
+        self.indexer.put_rows(block[physical_offsets >= plan.index_from])
 
     def _cut_log(self, end_offset: int, *, is_clean: bool) -> None:
         files = self.commit_log.files

@@ -84,6 +84,10 @@ class Ring:
     def take(self, cursor: Cursor, count: int) -> None:
         """Let ``count`` rows go."""
         cursor.taken += count
+        self.release()
+
+    def release(self) -> None:
+        """Let rows be overwritten that every cursor has passed; a thread may move a cursor."""
         self.limit = min([cursor.taken for cursor in self.cursors]) + self.row_count
 
     def last_of(self, row_count: int) -> tuple[int, int] | None:

@@ -78,7 +78,10 @@ class FrameHandler(Protocol):
         """Serve the frames that one client sent at once; they live until this returns."""
 
     def finish_batch(self) -> None:
-        """All ready clients were handled; their replies leave after this."""
+        """All ready clients were handled; their replies, which must be true, leave after this."""
+
+    def replied(self) -> None:
+        """The replies are out; what they did not have to wait for is done now."""
 
     def closed(self, channel: ServerChannel) -> None:
         """A client is gone."""
@@ -248,9 +251,11 @@ class RemotingServer:
         self._strangers.pop(channel, None)
 
     def end_batch(self) -> None:
-        """Finish the batch and send its replies."""
+        """Finish the batch and send its replies, then what follows from it."""
         try:
             self._handler.finish_batch()
+            self._flush_dirty()
+            self._handler.replied()
         except BaseException:
             # What the replies say may not be true; the server ends with the error.
             self._dirty.clear()
