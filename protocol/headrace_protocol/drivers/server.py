@@ -244,7 +244,8 @@ class RemotingServer:
         except RemoteProtocolError as error:
             self.close_channel(channel, str(error), is_fault=True)
             return
-        self._count_partial(channel, progressed=bool(frames))
+        if channel.is_open:
+            self._count_partial(channel, progressed=bool(frames))
 
     def _got_to_know(self, channel: ServerChannel) -> None:
         channel.is_stranger = False
@@ -295,6 +296,12 @@ class RemotingServer:
             self._update_reading(channel)
         if self.held_bytes > self.limits.total_bytes_max:
             self._close_greediest()
+
+    def note_taking(self, channel: ServerChannel) -> None:
+        """A client that takes late what it asked for is not silent, least while it is not read."""
+        channel.last_heard = trio.current_time()
+        if channel.is_slow:
+            channel.partial_since = channel.last_heard
 
     def charged(self, added_bytes: int) -> None:
         """Account for what the handler keeps for a client."""
@@ -432,9 +439,8 @@ class _SocketLoop:
         others_at = trio.current_time()
         while True:
             # While clients are busy, looking again costs less than waiting through the scheduler.
-            events = self._put_off or self.epoll.poll(0)
-            if not (events or self._heavy):
-                events = self.epoll.poll(self._server.busy_wait_s)
+            wait_s = 0 if self._heavy else self._server.busy_wait_s
+            events = self._put_off or self.epoll.poll(wait_s)
             if events or self._heavy:
                 self._handle(events)
                 if trio.current_time() - others_at < _BUSY_WAIT_S:
@@ -516,6 +522,7 @@ class _SocketLoop:
         before = channel.out_bytes
         channel.transport.flush(channel)
         self._server.sent(channel, before - channel.out_bytes)
+        self._server.note_taking(channel)
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
@@ -637,9 +644,10 @@ class _StreamTransport:
                 self._written = trio.Event()
                 data = b"".join(channel.out)
                 channel.out.clear()
-                channel.out_bytes -= len(data)
                 await self._stream.send_all(data)
-                channel._server.sent(channel, len(data))
+                if channel.is_open:
+                    channel.out_bytes -= len(data)
+                    channel._server.sent(channel, len(data))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             channel.close("")
 
