@@ -8,22 +8,33 @@ import signal
 import struct
 import subprocess
 import sys
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace_broker.store import recovery
 from headrace_broker.store.checkpoint import INDEX_MARK_NAME, Checkpoint, IndexMark
+from headrace_broker.store.errors import LoadInterrupted
 from headrace_broker.store.files import Files
+from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.recovery import FirstRecord, RecoveryPlan, plan_recovery
 from headrace_protocol.message import encode_properties, encode_record
-from tests.support.stores import HOST, SetClock, crash, open_store, put, read_all, small_settings
+from tests.support.stores import (
+    HOST,
+    FaultyFiles,
+    SetClock,
+    crash,
+    open_store,
+    put,
+    read_all,
+    small_settings,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from headrace_broker.store.message_store import MessageStore
 
 
 def contents(store: MessageStore) -> dict[tuple[str, int], list[bytes]]:
@@ -226,6 +237,37 @@ def test_recovering_twice_changes_nothing(is_clean: bool, tmp_path: Path) -> Non
         store.close() if is_clean else crash(store)
         images.append(image(tmp_path))
     assert images[0] == images[1]
+
+
+@pytest.mark.parametrize("blocks", [1, 7])
+def test_an_interrupted_start_is_made_good_by_the_next(
+    blocks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "SCAN_BYTES", 300)
+    store, _ = fill(tmp_path / "whole")
+    crash(store)
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    told: list[tuple[int, int]] = []
+
+    def interrupt(done_bytes: int, bytes_max: int) -> None:
+        told.append((done_bytes, bytes_max))
+        if len(told) == blocks:
+            raise LoadInterrupted("told to stop")
+
+    interrupted = MessageStore(small_settings(tmp_path / "cut"), SetClock(), FaultyFiles())
+    interrupted.on_recovery = interrupt
+    with pytest.raises(LoadInterrupted):
+        interrupted.load()
+    assert all(before < after for (before, _), (after, _) in pairwise(told))
+    assert told[-1][0] < told[-1][1]
+    queries = []
+    for name in ("whole", "cut"):
+        store = open_store(tmp_path / name)
+        queries.append([store.query_index("A", str(number), 9, 0, 1 << 62) for number in range(40)])
+        crash(store)
+    assert image(tmp_path / "cut") == image(tmp_path / "whole")
+    assert queries[0] == queries[1]
+    assert any(queries[0])
 
 
 def test_an_empty_file_at_the_end_is_dropped(tmp_path: Path) -> None:

@@ -30,6 +30,10 @@ class StoreFormatError(StoreError):
         self.path = path
 
 
+class LoadInterrupted(StoreError):
+    """Told to stop while the store was being loaded; the next start begins again."""
+
+
 class StoreNotWritable(StoreError):
     """Appends are refused; reads go on."""
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from headrace_broker.clock import Clock
     from headrace_broker.store.encoded_records import EncodedRecords
     from headrace_broker.store.reader import IndexType
+    from headrace_broker.store.recovery import OnProgress
     from headrace_broker.store.settings import StoreSettings
 
 # What a store's directory holds; anything else alone is somebody's other folder.
@@ -96,6 +97,8 @@ class MessageStore:
         # While it runs threads index and flush what was asked for.
         self.works_aside = False
         self._index_threads = trio.CapacityLimiter(1)
+        # Called with bytes read and the most that there can be, in the thread that loads.
+        self.on_recovery: OnProgress = lambda _done, _most: None
         # Called with the queues that get units outside the caller's own dispatch().
         self.on_touched: Callable[[set[StoreQueue]], None] = lambda _: None
         # The hot path, without a call in between.
@@ -204,7 +207,7 @@ class MessageStore:
             checkpoint=checkpoint,
             files_max=self.settings.recover_files_max,
         )
-        report = recovery.run(plan, is_clean=is_clean)
+        report = recovery.run(plan, is_clean=is_clean, on_progress=self.on_recovery)
         self.flusher.newest_recovered = recovery.newest
         self._mark_dirty(recovery.touched)
         if not is_clean:

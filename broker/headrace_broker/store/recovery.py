@@ -7,29 +7,27 @@ truth: what queues and index say about a range that is read again is thrown away
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-from zlib_ng.zlib_ng import crc32
 
 from headrace_broker.store.dispatch import NOT_QUEUED
-from headrace_broker.store.ring import ROW_DTYPE
+from headrace_broker.store.log_blocks import RECORD_MAGICS, LogBlock, checked, place_of, walk
+from headrace_broker.store.ring import ROW_DTYPE, Rows, select
+from headrace_protocol.columns import split
 from headrace_protocol.message import (
-    CRC_MASK,
     DELAY,
     INNER_BATCH,
     MAGIC_BLANK,
-    MAGIC_V1,
-    MAGIC_V2,
     RECORD_BYTES_MIN,
-    RECORD_HEADS,
     property_value,
     tags_code_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from headrace_broker.store.checkpoint import Checkpoint
     from headrace_broker.store.commit_log import CommitLog
@@ -37,73 +35,32 @@ if TYPE_CHECKING:
     from headrace_broker.store.indexer import Indexer
     from headrace_broker.store.mapped_file import MappedFile
     from headrace_broker.store.store_queue import StoreQueue
+    from headrace_protocol.columns import Array, RecordColumns
 
-SCHEDULE_TOPIC: Final = b"SCHEDULE_TOPIC_XXXX"
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+TAGS_MARK: Final = b"TAGS\x01"
 CLOCK_MARGIN_MS: Final = 3000
-_BLOCK_ROWS: Final = 8192
-_START = struct.Struct(">ii28xi")
-_SHORT = struct.Struct(">h")
-
-
-class Record(NamedTuple):
-    """What dispatch needs to know of a checked record."""
-
-    physical_offset: int
-    size: int
-    queue_id: int
-    queue_offset: int
-    sys_flag: int
-    store_timestamp: int
-    topic: bytes
-    properties: bytes
+# Some thousands of records: larger blocks save nothing, and progress is told after each.
+SCAN_BYTES: Final = 4 << 20
+# Called with bytes read and the most that there can be.
+OnProgress = Callable[[int, int], None]
 
 
 # --- reading the log -----------------------------------------------------------------------
 
 
-def check_record(file: MappedFile, position: int) -> Record | None:
-    """The record at ``position`` of a log file, every length and the body's CRC checked."""
+def read_block(file: MappedFile, position: int, bytes_max: int) -> LogBlock | None:
+    """The whole records of a log file from ``position`` on; None if there is none.
+
+    bytes_max: where to stop, but one record is always read.
+    """
     remaining = file.file_bytes - position
-    if remaining < RECORD_BYTES_MIN:
+    size, magic = place_of(file.map[position : position + 8])
+    if magic not in RECORD_MAGICS or not RECORD_BYTES_MIN <= size <= remaining:
         return None
-    size, magic, sys_flag = _START.unpack_from(file.map, position)
-    if magic not in (MAGIC_V1, MAGIC_V2) or not RECORD_BYTES_MIN <= size <= remaining:
-        return None
-    head = RECORD_HEADS[sys_flag >> 4 & 3]
-    body_at = position + head.size
-    end = position + size
-    if body_at > end:
-        return None
-    fields = head.unpack_from(file.map, position)
-    crc, queue_id, queue_offset, physical_offset = fields[2], fields[3], fields[5], fields[6]
-    topic_at = body_at + fields[14]
-    prefix = 1 if magic == MAGIC_V1 else 2
-    if topic_at < body_at or topic_at + prefix > end:
-        return None
-    topic_bytes = file.map[topic_at] if prefix == 1 else _SHORT.unpack_from(file.map, topic_at)[0]
-    length_at = topic_at + prefix + topic_bytes
-    if topic_bytes < 0 or length_at + 2 > end:
-        return None
-    properties_bytes = end - length_at - 2
-    if _SHORT.unpack_from(file.map, length_at)[0] != properties_bytes:
-        return None
-    # No CRC covers the properties, but they end with a separator, and a torn tail with zeros.
-    if properties_bytes and not file.map[end - 1]:
-        return None
-    if physical_offset != file.start_offset + position or queue_id < 0 or queue_offset < 0:
-        return None
-    if crc32(file.view[body_at:topic_at]) & CRC_MASK != crc:
-        return None
-    return Record(
-        physical_offset,
-        size,
-        queue_id,
-        queue_offset,
-        sys_flag,
-        fields[10],
-        file.map[topic_at + prefix : length_at],
-        file.map[length_at + 2 : end],
-    )
+    data = file.map[position : position + min(max(size, bytes_max), remaining)]
+    starts, end = walk(data)
+    return checked(data, starts, end, file.start_offset + position)[0]
 
 
 class LogScan:
@@ -114,13 +71,13 @@ class LogScan:
         self.files = files
         self.end_offset = start_offset
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[LogBlock]:
         for file in self.files:
             if file.start_offset > self.end_offset:
                 return
-            while record := check_record(file, self.end_offset - file.start_offset):
-                self.end_offset += record.size
-                yield record
+            while block := read_block(file, self.end_offset - file.start_offset, SCAN_BYTES):
+                self.end_offset = block.end_offset
+                yield block
             if not _is_file_end(file, self.end_offset - file.start_offset):
                 return
             self.end_offset = file.end_offset
@@ -244,32 +201,34 @@ class Recovery:
         self.record_count = self.unplaced_count = 0
         self.newest: tuple[int, int] | None = None
         self.touched: set[StoreQueue] = set()
-        self._queues: dict[tuple[bytes, int], StoreQueue] = {}
+        self._keys: dict[tuple[bytes, int], int] = {}
 
     def first_records(self) -> list[FirstRecord]:
         """One per log file."""
         firsts = []
         for file in self.commit_log.files.files:
-            record = check_record(file, 0)
-            firsts.append(FirstRecord(file.start_offset, record and record.store_timestamp))
+            block = read_block(file, 0, bytes_max=0)
+            timestamp = int(block.columns.store_timestamp[0]) if block else None
+            firsts.append(FirstRecord(file.start_offset, timestamp))
         return firsts
 
-    def run(self, plan: RecoveryPlan, *, is_clean: bool) -> RecoveryReport:
-        """Read, dispatch and cut. Raises OSError."""
+    def run(self, plan: RecoveryPlan, *, is_clean: bool, on_progress: OnProgress) -> RecoveryReport:
+        """Read, dispatch and cut. Raises OSError.
+
+        on_progress: called with bytes read and the most that there can be, after each block. What
+        it raises ends the work, which the next start does again.
+        """
         for queue in self.dispatcher.queues:
             queue.consume_queue.truncate_from_physical(plan.queues_from)
             queue.next_offset = queue.consume_queue.max_offset
         scanned_from, scan = self._scan(plan)
-        rows: list[tuple[int, ...]] = []
-        for record in scan:
-            self.record_count += 1
-            self.newest = (record.physical_offset, record.store_timestamp)
-            if owner := self._queue(record):
-                rows.append(self._row(record, owner, plan))
-            if len(rows) == _BLOCK_ROWS:
-                self._put(rows, plan)
-                rows.clear()
-        self._put(rows, plan)
+        bytes_max = scan.files[-1].end_offset - scanned_from if scan.files else 0
+        for block in scan:
+            columns = block.columns
+            self.record_count += len(columns)
+            self.newest = int(columns.physical_offset[-1]), int(columns.store_timestamp[-1])
+            self._put(self._rows(columns, plan), plan)
+            on_progress(scan.end_offset - scanned_from, bytes_max)
         self._cut_log(scan.end_offset, is_clean=is_clean)
         for queue in self.dispatcher.queues:
             queue.consume_queue.truncate_from_physical(scan.end_offset)
@@ -286,65 +245,99 @@ class Recovery:
         wanted = plan.scan_from
         file = self.commit_log.files.find(wanted) or files[-1]
         start = file.start_offset
-        if file.start_offset <= wanted < file.end_offset and check_record(file, wanted - start):
+        if file.start_offset <= wanted < file.end_offset and read_block(file, wanted - start, 0):
             start = wanted
         return start, LogScan(files[files.index(file) :], start)
 
-    def _row(self, record: Record, queue: StoreQueue, plan: RecoveryPlan) -> tuple[int, ...]:
-        sys_flag = record.sys_flag
-        if queue.topic in self.batch_topics:
-            sys_flag |= INNER_BATCH
-        elif record.physical_offset >= plan.queues_from and not sys_flag & NOT_QUEUED:
-            sys_flag |= self._place(queue, record)
-        return (
-            record.physical_offset,
-            record.queue_offset,
-            self._tags_code(record),
-            record.store_timestamp,
-            record.size,
-            queue.key,
-            len(record.properties),
-            sys_flag,
-        )
+    def _rows(self, columns: RecordColumns, plan: RecoveryPlan) -> Rows:
+        """Rows of the ring, without the records of queues that cannot be."""
+        queue_keys = self._queue_keys(columns)
+        is_owned = queue_keys >= 0
+        if not is_owned.all():
+            self.unplaced_count += int((~is_owned).sum())
+            queue_keys, columns = queue_keys[is_owned], columns.select(np.flatnonzero(is_owned))
+        properties = columns.properties()
+        rows = np.empty(len(columns), ROW_DTYPE)
+        rows["queue_key"] = queue_keys
+        rows["properties_size"] = columns.properties_bytes
+        rows["tags_code"] = _tags_codes(properties)
+        for name in ("physical_offset", "queue_offset", "store_timestamp", "size", "sys_flag"):
+            rows[name] = getattr(columns, name)
+        for queue, numbers in self._by_queue(queue_keys):
+            if queue.topic in self.batch_topics:
+                rows["sys_flag"][numbers] |= INNER_BATCH
+            else:
+                self._place(queue, rows, numbers[self._is_new(rows[numbers], plan)])
+            if queue.topic == SCHEDULE_TOPIC:
+                due = [self._due_ms(rows[number], properties[number]) for number in numbers]
+                rows["tags_code"][numbers] = due
+        return rows
 
-    def _queue(self, record: Record) -> StoreQueue | None:
-        name = (record.topic, record.queue_id)
-        queue: StoreQueue | None = self._queues.get(name)
-        if queue is None:
-            try:
-                queue = self.find_queue(record.topic.decode(), record.queue_id)
-            except ValueError:  # no folder can have this name
-                self.unplaced_count += 1
-                return None
-            self._queues[name] = queue
-        return queue
+    def _queue_keys(self, columns: RecordColumns) -> Array:
+        """The queue_key of each record, made if missing; -1 where no folder can have the name."""
+        topics = split(columns.data, columns.topic_start, columns.topic_bytes.astype(np.int64))
+        names = zip(topics, columns.queue_id.tolist(), strict=True)
+        known = self._keys
+        keys = [known[name] if name in known else self._new_key(*name) for name in names]
+        return np.array(keys, np.int32)
 
-    def _place(self, queue: StoreQueue, record: Record) -> int:
-        """Flags that keep a record out of its queue when its queue offset cannot be right.
+    def _new_key(self, topic: bytes, queue_id: int) -> int:
+        try:
+            key = self.find_queue(topic.decode(), queue_id).key
+        except ValueError:
+            key = -1
+        self._keys[topic, queue_id] = key
+        return key
 
-        The CRC does not cover it, and filling a gap that damage made could fill the disk: the
+    def _by_queue(self, queue_keys: Array) -> Iterator[tuple[StoreQueue, Array]]:
+        """Each queue with the numbers of its rows."""
+        order = np.argsort(queue_keys, kind="stable")
+        ordered = queue_keys[order]
+        changes = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
+        for numbers in np.split(order, changes) if len(order) else ():
+            yield self.dispatcher.queues[int(queue_keys[numbers[0]])], numbers
+
+    @staticmethod
+    def _is_new(rows: Rows, plan: RecoveryPlan) -> Array:
+        """Which get a unit."""
+        is_queued: Array = rows["sys_flag"] & NOT_QUEUED == 0
+        return is_queued & (rows["physical_offset"] >= plan.queues_from)
+
+    def _place(self, queue: StoreQueue, rows: Rows, numbers: Array) -> None:
+        """Keep records out of their queue when their queue offsets cannot be right.
+
+        The CRC does not cover those, and filling a gap that damage made could fill the disk: the
         records of a gap would have needed room in the log.
         """
-        gap = record.queue_offset - queue.next_offset
-        if gap and gap * RECORD_BYTES_MIN > record.physical_offset:
-            self.unplaced_count += 1
-            return INNER_BATCH
-        queue.next_offset = record.queue_offset + 1
-        return 0
+        offsets = rows["queue_offset"][numbers]
+        if not len(offsets):
+            return
+        if offsets[0] == queue.next_offset and (offsets[1:] - offsets[:-1] == 1).all():
+            queue.next_offset = int(offsets[-1]) + 1
+            return
+        room = rows["physical_offset"][numbers] // RECORD_BYTES_MIN
+        for number, offset, most in zip(
+            numbers.tolist(), offsets.tolist(), room.tolist(), strict=True
+        ):
+            gap = offset - queue.next_offset
+            if gap and gap > most:
+                self.unplaced_count += 1
+                rows["sys_flag"][number] |= INNER_BATCH
+            else:
+                queue.next_offset = offset + 1
 
-    def _tags_code(self, record: Record) -> int:
-        if record.topic == SCHEDULE_TOPIC:
-            level = property_value(record.properties, DELAY.encode())
-            if level.isdigit() and int(level) > 0:
-                index = min(int(level), len(self.delay_levels_ms)) - 1
-                return record.store_timestamp + self.delay_levels_ms[index]
-        return tags_code_of(record.properties)
+    def _due_ms(self, row: Any, properties: bytes) -> int:
+        """What units of scheduled messages have in the place of the tags code."""
+        level = property_value(properties, DELAY.encode())
+        if not level.isdigit() or int(level) <= 0:
+            return int(row["tags_code"])
+        index = min(int(level), len(self.delay_levels_ms)) - 1
+        return int(row["store_timestamp"]) + self.delay_levels_ms[index]
 
-    def _put(self, rows: list[tuple[int, ...]], plan: RecoveryPlan) -> None:
-        block = np.array(rows, ROW_DTYPE)
-        physical_offsets = block["physical_offset"]
-        self.dispatcher.put_block(block[physical_offsets >= plan.queues_from], self.touched)
-        self.indexer.put_rows(block[physical_offsets >= plan.index_from])
+    def _put(self, rows: Rows, plan: RecoveryPlan) -> None:
+        physical_offsets = rows["physical_offset"]
+        self.dispatcher.put_block(select(rows, physical_offsets >= plan.queues_from), self.touched)
+        self.indexer.put_rows(select(rows, physical_offsets >= plan.index_from))
 
     def _cut_log(self, end_offset: int, *, is_clean: bool) -> None:
         files = self.commit_log.files
@@ -357,3 +350,9 @@ class Recovery:
             ):
                 last.clear_from(position)
         self.commit_log.open_at(end_offset)
+
+
+def _tags_codes(properties: list[bytes]) -> list[int] | int:
+    if TAGS_MARK not in b"".join(properties):
+        return 0
+    return [tags_code_of(raw) for raw in properties]
