@@ -52,6 +52,7 @@ TAGS: Final = "TAGS"
 WAIT: Final = "WAIT"
 DELAY: Final = "DELAY"
 UNIQ_KEY: Final = "UNIQ_KEY"
+CRC32: Final = "__CRC32#"  # of the whole record, and written by its broker alone
 CLUSTER: Final = "CLUSTER"
 RETRY_TOPIC: Final = "RETRY_TOPIC"
 ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"

@@ -29,6 +29,7 @@ AFTER = st.lists(
             "TAGS\x01T1",
             "TAGS\x01T2",
             "CLUSTER\x01elsewhere",
+            "__CRC32#\x010123456789",
             "TRACE_ON\x01false",
             "DELAY\x010",
             "DELAY\x013",

@@ -112,3 +112,10 @@ def test_a_damaged_batch_is_refused_or_another_batch(
 @pytest.fixture(scope="module")
 def store_queue(tmp_path_factory: pytest.TempPathFactory) -> object:
     return open_store(tmp_path_factory.mktemp("store")).queue("T", 0)
+
+
+def test_a_checksum_that_only_the_store_may_write_is_refused(store_queue: object) -> None:
+    items = [(0, b"a", b""), (0, b"a", b"x\x01y\x02__CRC32#\x010123456789\x02")]
+    for batch in (items, items[1:]):
+        with pytest.raises(CorruptRecord, match="the store's own"):
+            BatchRecords(encode_batch(batch), 0, store_queue)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import signal
 import struct
 import subprocess
 import sys
+import zlib
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -362,6 +363,34 @@ def test_a_topic_made_again_begins_anew(tmp_path: Path) -> None:
     )
     store = open_store(tmp_path)
     assert contents(store) == {("T", 0): [b"new0", b"new1"]}
+    store.close()
+
+
+def with_checksum(record: bytes) -> bytes:
+    """A record whose properties end with room for its checksum, with that checksum in it."""
+    value = zlib.crc32(record[:-20]) & 0x7FFFFFFF
+    return record[:-11] + f"{value:010d}"[::-1].encode() + b"\x02"
+
+
+@pytest.mark.parametrize("damaged_at", [None, 40, 60, 110])
+def test_a_records_own_checksum_covers_all_of_it(damaged_at: int | None, tmp_path: Path) -> None:
+    """Reconsume times, store host and properties are not covered by the body's CRC."""
+    slot = b"__CRC32#\x010000000000\x02"
+    fields = {"topic": "T", "queue_id": 0, "born_host": HOST, "body": b"body"}
+    raw = b""
+    for number, properties in enumerate(
+        (b"a\x01b\x02" * 9 + slot, slot, b"x__CRC32#\x01123456789\x02")
+    ):
+        record = encode_record(
+            **fields, queue_offset=number, properties=properties, physical_offset=len(raw)
+        )
+        raw += record if number == 2 else with_checksum(record)
+    if damaged_at is not None:
+        raw = raw[:damaged_at] + bytes([raw[damaged_at] ^ 4]) + raw[damaged_at + 1 :]
+    (tmp_path / "commitlog").mkdir()
+    (tmp_path / "commitlog" / f"{0:020d}").write_bytes(raw.ljust(4096, b"\0"))
+    store = open_store(tmp_path)
+    assert store.max_offset(store.queue("T", 0)) == (3 if damaged_at is None else 0)
     store.close()
 
 

@@ -31,6 +31,7 @@ from headrace_protocol.headers import (
 )
 from headrace_protocol.message import (
     BORN_HOST_V6,
+    CRC32,
     INNER_BATCH,
     MULTI_TAGS,
     PROPERTIES_BYTES_MAX,
@@ -72,7 +73,7 @@ _NOT_SERVED = {
     "TRAN_MSG": "transactional messages",
 }
 # What is for the broker, or added by it: not stored as it came.
-_DROPPED = frozenset({"WAIT", "POP_CK", "CLUSTER", "MSG_REGION", "TRACE_ON"})
+_DROPPED = frozenset({"WAIT", "POP_CK", "CLUSTER", "MSG_REGION", "TRACE_ON", CRC32})
 _NOTED = frozenset({"TAGS", "UNIQ_KEY", *_DROPPED, *_NOT_SERVED})
 
 _NOT_SERVED_MARKS = [f"\x02{name}\x01".encode() for name in _NOT_SERVED]

@@ -9,7 +9,13 @@ import numpy as np
 
 from headrace_broker.store.ring import ROW, ROW_DTYPE
 from headrace_protocol.columns import HEAD_DTYPES, checksums
-from headrace_protocol.message import BATCH_ITEM_HEAD, RECORD_HEADS, CorruptRecord, tags_code_of
+from headrace_protocol.message import (
+    BATCH_ITEM_HEAD,
+    CRC32,
+    RECORD_HEADS,
+    CorruptRecord,
+    tags_code_of,
+)
 
 if TYPE_CHECKING:
     from headrace_broker.store.store_queue import StoreQueue
@@ -21,6 +27,7 @@ _INT = np.dtype(">i4")
 _SHORT = np.dtype(">i2")
 _LEAST_BYTES: Final = _HEAD_BYTES + _SHORT.itemsize
 _TAGS = b"TAGS\x01"
+_CRC32 = f"{CRC32}\x01".encode()
 # Fills in the heads of records with these bodies.
 Fill = Callable[["Array", list[bytes]], None]
 
@@ -223,9 +230,15 @@ def _starts(data: bytes) -> Array:
 
 
 def _tags_codes(items: _Items | _Table) -> list[int] | int:
-    """The tags code of each item, or of all: most batches have the same TAGS in each."""
+    """The tags code of each item, or of all: most batches have the same TAGS in each.
+
+    Raises CorruptRecord for a property that only the store may write.
+    """
     properties = items.properties()
-    if _TAGS not in b"".join(properties):
+    text = b"".join(properties)
+    if _CRC32 in text:
+        raise CorruptRecord(0, f"an item has the property {CRC32}, which is the store's own")
+    if _TAGS not in text:
         return 0
     first = properties[0]
     # What comes last counts, so the same end means the same code.

@@ -11,6 +11,7 @@ from headrace_protocol.columns import HEAD_PLACES, SIZE_DTYPE, RecordColumns
 from headrace_protocol.message import (
     COMPRESSED,
     COMPRESSION_MASK,
+    CRC32,
     MAGIC_V1,
     CorruptRecord,
     tags_code_of,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from headrace_protocol.columns import Array, Buffer
 
 # What a producer may say by itself.
+_CRC32 = f"{CRC32}\x01".encode()
 _PRODUCERS_FLAGS = COMPRESSED | COMPRESSION_MASK
 
 
@@ -84,7 +86,10 @@ class EncodedRecords:
         if not self._columns.properties_bytes.any():
             return {b""}, 0
         properties = self._columns.properties()
-        codes = {raw: tags_code_of(raw) for raw in set(properties)}
+        distinct = set(properties)
+        if any(_CRC32 in raw for raw in distinct):
+            raise CorruptRecord(0, f"a record has the property {CRC32}, which is the store's own")
+        codes = {raw: tags_code_of(raw) for raw in distinct}
         count = len(properties)
         return set(codes), np.fromiter(map(codes.__getitem__, properties), np.int64, count)
 

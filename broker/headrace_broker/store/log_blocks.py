@@ -10,6 +10,7 @@ from zlib_ng.zlib_ng import crc32
 from headrace_protocol.columns import SIZE_DTYPE, RecordColumns
 from headrace_protocol.message import (
     BLANK_RECORD,
+    CRC32,
     CRC_MASK,
     MAGIC_V1,
     MAGIC_V2,
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 RECORD_MAGICS: Final = frozenset((MAGIC_V1, MAGIC_V2))
 # Fewer records of one size than this are found as quickly one by one.
 _UNIFORM_MIN: Final = 8
-_CRC_NAME: Final = b"__CRC32#\x01"
+_CRC_NAME: Final = f"{CRC32}\x01".encode()
 CHECKSUM_SLOT_BYTES: Final = 20
 
 
@@ -121,7 +122,10 @@ def has_checksum(columns: RecordColumns) -> Array:
     at = columns.size - CHECKSUM_SLOT_BYTES
     words, index = columns.locate(columns.data, f"V{len(_CRC_NAME)}", at)
     is_marked: Array = words[index] == np.void(_CRC_NAME)
-    return is_marked
+    # Not the end of a body, of a longer name, or of a value.
+    before, index = columns.locate(columns.data, np.uint8, at - 1)
+    follows_another = (columns.properties_bytes > CHECKSUM_SLOT_BYTES) & (before[index] == 2)
+    return is_marked & (follows_another | (columns.properties_bytes == CHECKSUM_SLOT_BYTES))
 
 
 def _is_whole(record: memoryview) -> bool:
