@@ -16,7 +16,7 @@ import trio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headrace_broker.store import index_keys
+from headrace_broker.store import index_keys, message_store
 from headrace_broker.store.files import Files
 from headrace_broker.store.index_file import IndexFiles
 from headrace_broker.store.index_keys import Regions, index_prefixes, key_hashes, record_keys
@@ -260,7 +260,10 @@ def test_a_block_that_the_loop_was_quicker_with_is_left_alone(tmp_path: Path) ->
     store.close()
 
 
-async def test_a_thread_indexes_while_the_loop_asks(tmp_path: Path) -> None:
+async def test_a_thread_indexes_while_the_loop_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_store, "BLOCK_ROWS_MAX", 0)  # small blocks too go to the thread
     seed = secrets.randbits(32)
     random = Random(seed)
     sizes = {"commit_log_file_bytes": 1 << 20, "ring_rows": 1 << 12, "index_entry_count": 999}
@@ -293,7 +296,10 @@ async def test_a_thread_indexes_while_the_loop_asks(tmp_path: Path) -> None:
     store.close()
 
 
-async def test_a_full_disk_in_the_thread_refuses_and_heals(tmp_path: Path) -> None:
+async def test_a_full_disk_in_the_thread_refuses_and_heals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_store, "BLOCK_ROWS_MAX", 0)
     files = FaultyFiles()
     store = open_store(tmp_path, files=files, index_tick_ms=0)
     store.works_aside = True

@@ -20,7 +20,7 @@ from headrace_broker.store.errors import StoreError, StoreFormatError
 from headrace_broker.store.files import Files
 from headrace_broker.store.flush import Flusher
 from headrace_broker.store.index_file import IndexFiles
-from headrace_broker.store.indexer import THREAD_ROWS_MAX, Indexer
+from headrace_broker.store.indexer import BLOCK_ROWS_MAX, THREAD_ROWS_MAX, Indexer
 from headrace_broker.store.lock import StoreLock
 from headrace_broker.store.reader import Reader
 from headrace_broker.store.recovery import Recovery, RecoveryReport, plan_recovery
@@ -150,9 +150,9 @@ class MessageStore:
     def _load_locked(self) -> RecoveryReport:
         abort = self.root / "abort"
         is_clean = not abort.exists()
-        self.commit_log.files.load()
+        self.commit_log.files.load(is_clean=is_clean)
         self._load_queues(is_clean=is_clean)
-        self.index_files.load()
+        self.index_files.load(is_clean=is_clean)
         self.flusher.checkpoint = Checkpoint.load(self.flusher.checkpoint_path)
         self._write_abort(abort)
         report = self._recover(is_clean=is_clean)
@@ -451,8 +451,10 @@ class MessageStore:
             await self._index_asked.wait()
             await trio.sleep(self.settings.index_tick_ms / 1000)
             self._index_asked = trio.Event()
-            while self.indexer.waiting_count:
-                if self.works_aside:
+            # What comes meanwhile waits for the next time: small blocks cost the most.
+            end = self.ring.written
+            while self.indexer.cursor.taken < end:
+                if self.works_aside and self.indexer.waiting_count > BLOCK_ROWS_MAX:
                     await self._index_aside()
                 else:
                     self._index(self.indexer.drain_block)
