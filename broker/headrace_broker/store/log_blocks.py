@@ -125,7 +125,8 @@ def has_checksum(columns: RecordColumns) -> Array:
     # Not the end of a body, of a longer name, or of a value.
     before, index = columns.locate(columns.data, np.uint8, at - 1)
     follows_another = (columns.properties_bytes > CHECKSUM_SLOT_BYTES) & (before[index] == 2)
-    return is_marked & (follows_another | (columns.properties_bytes == CHECKSUM_SLOT_BYTES))
+    is_marked &= follows_another | (columns.properties_bytes == CHECKSUM_SLOT_BYTES)
+    return is_marked
 
 
 def _is_whole(record: memoryview) -> bool:
