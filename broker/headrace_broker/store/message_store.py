@@ -150,9 +150,9 @@ class MessageStore:
     def _load_locked(self) -> RecoveryReport:
         abort = self.root / "abort"
         is_clean = not abort.exists()
-        self.commit_log.files.load(is_clean=is_clean)
+        self.commit_log.files.load()
         self._load_queues(is_clean=is_clean)
-        self.index_files.load(is_clean=is_clean)
+        self.index_files.load()
         self.flusher.checkpoint = Checkpoint.load(self.flusher.checkpoint_path)
         self._write_abort(abort)
         report = self._recover(is_clean=is_clean)
