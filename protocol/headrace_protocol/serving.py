@@ -67,12 +67,16 @@ class Reply(msgspec.Struct, gc=False):
 
 
 class Request(msgspec.Struct, gc=False):
-    """One request with the channel that it came from."""
+    """One request with the channel that it came from.
+
+    is_again: it is served once more, with what it had to wait for; what it changes is changed.
+    """
 
     channel: Channel
     serialize_type: int
     command: Command
     body: Buffer
+    is_again: bool = False
 
     def header(self, header_type: type[Header]) -> Header:
         """The extension fields; see ``Command.header``."""
@@ -171,6 +175,14 @@ class Registry:
             _greet(channel, command)
         self._serve(Request(channel, serialize_type, command, body))
 
+    def try_again(self, request: Request, answer: Callable[[], bool]) -> bool:
+        """Whether a held request is answered now: by ``answer``, or with what it raises."""
+        try:
+            return answer()
+        except Exception as error:  # noqa: BLE001 - as in _serve
+            _send(request, self._failed(request, error))
+            return True
+
     def _serve(self, request: Request) -> None:
         began = perf_counter()
         code = request.command.code
@@ -189,6 +201,7 @@ class Registry:
 
     def _fetched(self, request: Request, problem: OSError | None) -> None:
         if problem is None:
+            request.is_again = True
             self._serve(request)
         else:
             _send(request, self._failed(request, problem))

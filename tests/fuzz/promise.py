@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from headrace_broker.store.batch_records import BatchRecords
+from headrace_broker.store.store_queue import StoreQueue
 from headrace_protocol.bodies import RegisterBrokerBody
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.errors import RemoteProtocolError
@@ -23,8 +25,6 @@ from headrace_protocol.message import (
     CodecMissing,
     CorruptRecord,
     decode_records,
-    iter_batch,
-    tags_code_of,
 )
 from headrace_protocol.serving import Registry, Reply, Request
 from tests.support.wire_types import (
@@ -151,8 +151,7 @@ def _serve(request: Request) -> Reply | None:
 
 def _read_batch(body: memoryview) -> None:
     with contextlib.suppress(CorruptRecord):
-        for _, _, properties in iter_batch(body):
-            tags_code_of(bytes(properties))
+        BatchRecords(body, 0, StoreQueue("T", 0, 0, None))  # type: ignore[arg-type]
 
 
 def _read_response(frame: Frame, seed: Seed) -> None:

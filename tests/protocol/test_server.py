@@ -449,3 +449,60 @@ async def test_refusals_name_the_host_and_the_limit(monkeypatch: pytest.MonkeyPa
     assert sum(line["count"] for line in refused) == 5
     assert {line["host"] for line in refused} == {"127.0.0.1"}
     assert {line["reason"] for line in refused} == {"refused: connections_max = 1 are open"}
+
+
+# -- accounts --------------------------------------------------------------------------------------
+
+
+async def test_a_client_cut_off_amid_its_frames_leaves_nothing_on_the_account() -> None:
+    @dataclass
+    class Bouncer(Echo):
+        def handle(self, channel: ServerChannel, frames: list[Frame]) -> None:  # noqa: ARG002
+            channel.close("for a test")
+
+    server = RemotingServer(Bouncer())
+    network = TcpNetwork()
+    listener = network.listen("127.0.0.1", 0)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(network.serve, listener, server)
+        for _ in range(5):
+            async with await trio.open_tcp_stream("127.0.0.1", listener.port) as stream:
+                # The second frame is under way when the first ends it all.
+                await stream.send_all(frame(b"first") + frame(b"x" * 1000)[:-1])
+                await until_closed(stream)
+        assert server.held_bytes == 0
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_stream_that_ends_amid_an_answer_leaves_nothing_on_the_account() -> None:
+    server = RemotingServer(Echo())
+    ours, theirs = trio.testing.lockstep_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.serve_stream, theirs, "127.0.0.1", 1)
+        await ours.send_all(frame(b"big:1000"))
+        await trio.testing.wait_all_tasks_blocked()
+        assert server.held_bytes > 1000
+        await ours.aclose()
+    assert server.held_bytes == 0
+
+
+async def test_who_takes_slowly_what_it_asked_for_is_not_silent() -> None:
+    limits = ServerLimits(connection_bytes_max=1_000_000)
+    async with serving(limits) as (server, _, connect):
+        stream = await connect()
+        await stream.send_all(frame(b"big:10000000") * 3 + frame(b"half")[:-1])
+        await trio.testing.wait_all_tasks_blocked()
+        (channel,) = server.channels
+        assert channel.is_slow
+        left_bytes = channel.out_bytes
+        # It has been so for longer than anybody may say nothing.
+        channel.last_heard = channel.partial_since = trio.current_time() - 1000
+        reader, answers = FrameReader(), []
+        while channel.out_bytes == left_bytes:
+            answers += reader.feed(await stream.receive_some())
+        server._close_if_silent(channel, trio.current_time())
+        assert channel.is_open
+        await stream.send_all(b"f")
+        while len(answers) < 4:
+            answers += reader.feed(await stream.receive_some())
+        assert bytes(answers[-1][2]) == b"half"

@@ -102,11 +102,13 @@ class PullProcessor:
         self._offsets = offsets
         self._long_polling = long_polling
         self._statistics = statistics
+        self._registry: Registry
         self._targets: dict[tuple[object, ...], Target] = {}
         self._targets_change: tuple[int, int, int] = (-1, -1, -1)
 
     def register(self, registry: Registry) -> None:
         """Serve both pulls."""
+        self._registry = registry
         registry.route(RequestCode.PULL_MESSAGE, self.pull)
         registry.route(RequestCode.LITE_PULL_MESSAGE, self.pull)
 
@@ -142,7 +144,8 @@ class PullProcessor:
 
         get: reads from ``header.queue_offset`` on. answer: tells the client what was found.
         """
-        if header.sys_flag & _COMMIT_OFFSET and header.commit_offset >= 0:
+        commits = header.sys_flag & _COMMIT_OFFSET and not request.is_again
+        if commits and header.commit_offset >= 0:
             self._offsets.commit(
                 header.consumer_group,
                 header.topic,
@@ -180,23 +183,37 @@ class PullProcessor:
         def try_again(may_wait: bool) -> bool:
             if not request.channel.is_open:
                 return True
-            try:
-                result = get()
-            except NotReady:
-                # It waited so long that the disk must be asked: the client asks again for that.
-                result = self._nothing_yet(header, queue)
-                may_wait = False
-            if may_wait and result.status is not GetStatus.FOUND:
-                # Nothing for this filter: it looks further on from here next time.
-                if result.status is GetStatus.NO_MATCHED_MESSAGE:
-                    header.queue_offset = result.next_offset
-                return False
-            if (reply := self._answer(header, result, answer)) is not None:
-                request.reply(reply)
-            return True
+            look = partial(self._look_again, request, header, queue, get, answer, may_wait)
+            return self._registry.try_again(request, look)
 
         pull = HeldPull(try_again, request.channel)
         self._long_polling.hold(queue, pull, timeout_ms / 1000)
+
+    def _look_again(
+        self,
+        request: Request,
+        header: PullHeader,
+        queue: StoreQueue,
+        get: Get,
+        answer: AnswerResult,
+        may_wait: bool,
+    ) -> bool:
+        """Whether the pull is answered now."""
+        try:
+            result = get()
+        except NotReady:
+            # It waited so long that the disk must be asked: the client asks again for that.
+            result = self._nothing_yet(header, queue)
+            may_wait = False
+        has_seen_all = result.next_offset >= result.max_offset
+        if may_wait and has_seen_all and result.status is not GetStatus.FOUND:
+            # Nothing for this filter: it looks further on from here next time.
+            if result.status is GetStatus.NO_MATCHED_MESSAGE:
+                header.queue_offset = result.next_offset
+            return False
+        if (reply := self._answer(header, result, answer)) is not None:
+            request.reply(reply)
+        return True
 
     def _nothing_yet(self, header: PullHeader, queue: StoreQueue) -> GetResult:
         min_offset, max_offset = self._store.min_offset(queue), self._store.max_offset(queue)

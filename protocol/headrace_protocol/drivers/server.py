@@ -298,7 +298,7 @@ class RemotingServer:
             self._close_greediest()
 
     def note_taking(self, channel: ServerChannel) -> None:
-        """A client that takes late what it asked for is not silent, least while it is not read."""
+        """A client that takes late what it asked for is not silent, least of all while not read."""
         channel.last_heard = trio.current_time()
         if channel.is_slow:
             channel.partial_since = channel.last_heard
