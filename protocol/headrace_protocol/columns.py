@@ -7,6 +7,7 @@ they first need it. Source: docs/protocol.md "Bulk", docs/store-format.md "recor
 
 from __future__ import annotations
 
+import struct
 from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -79,8 +80,13 @@ QUEUE_OFFSET_DTYPE: Final = np.dtype(">i8")
 _SHORT = np.dtype(">i2")
 _IPV6_EXTRA_BYTES = 12
 _MAGIC_END = 8
+_HOST_BYTES = 8
+_BORN_HOST_AT = HEAD_PLACES["born_host"][1]
+_STORE_HOST_AT = HEAD_PLACES["store_host"][1]
 # From here on a view costs less than a copy.
 _VIEW_BYTES_MIN = 512
+# Up to here bodies of one size are sooner copied twice, as rows, than one by one.
+_ROW_BYTES_MAX = 512
 
 
 def split(data: Buffer, starts: Array, sizes: Array) -> list[bytes]:
@@ -106,7 +112,9 @@ def split(data: Buffer, starts: Array, sizes: Array) -> list[bytes]:
 
 def checksums(bodies: Sequence[Buffer]) -> Array:
     """The CRC of each body, as records state it."""
-    return np.fromiter(map(crc32, bodies), np.uint32, len(bodies)) & CRC_MASK
+    # A sixth faster than numpy, which asks each number for its kind.
+    packed = struct.pack(f"{len(bodies)}I", *map(crc32, bodies))
+    return np.frombuffer(packed, np.uint32) & CRC_MASK
 
 
 # --- encoding ------------------------------------------------------------------------------
@@ -154,26 +162,66 @@ def encode_records(
     """
     name = _topic_field(topic)
     count = len(bodies)
+    body_bytes = _one_or_each(list(map(len, bodies)))
+    tails: list[bytes] | bytes
     if isinstance(properties, bytes):
-        properties_bytes: Array | int = len(properties)
-        tails: Sequence[bytes] = [_tail(name, properties)] * count
+        tails = _tail(name, properties)
+        tail_bytes: Array | int = len(tails)
     else:
         if len(properties) != count:
             raise ValueError(f"{len(properties)} properties for {count} bodies: give one for each")
-        properties_bytes = np.fromiter(map(len, properties), np.int64, count)
         tails = [_tail(name, raw) for raw in properties]
-    body_bytes = np.fromiter(map(len, bodies), np.int64, count)
-    heads = _heads(
-        body_bytes + properties_bytes + (HEAD.itemsize + len(name) + _SHORT.itemsize),
-        checksums(bodies),
-        body_bytes,
-        born_host,
-    )
+        tail_bytes = np.fromiter(map(len, tails), np.int64, count)
+    sizes = body_bytes + tail_bytes + HEAD.itemsize
+    heads = _heads(sizes, checksums(bodies), body_bytes, born_host)
     heads["flag"], heads["sys_flag"], heads["born_timestamp"] = flag, sys_flag, born_timestamp
-    parts: list[Buffer] = [b""] * (3 * count + 1)
+    if not isinstance(tails, bytes):
+        return _block_of_parts(heads, bodies, tails)
+    if isinstance(body_bytes, int) and body_bytes <= _ROW_BYTES_MAX:
+        values = np.frombuffer(b"".join(bodies), np.uint8).reshape(count, body_bytes)
+        return _block_of_rows(heads, values, tails)
+    return _block_of_pairs(heads, bodies, tails)
+
+
+def _one_or_each(lengths: list[int]) -> Array | int:
+    """The length that all have, or else all of them."""
+    count = len(lengths)
+    if count and lengths.count(lengths[0]) == count:
+        return lengths[0]
+    return np.fromiter(lengths, np.int64, count)
+
+
+def _block_of_parts(heads: Array, bodies: Sequence[Buffer], tails: list[bytes]) -> EncodedBlock:
+    parts: list[Buffer] = [b""] * (3 * len(heads) + 1)
     parts[0] = heads["size"].tobytes()
     parts[1::3], parts[2::3], parts[3::3] = _bytes_of_each(heads), bodies, tails
+    return EncodedBlock(len(heads), b"".join(parts))
+
+
+def _block_of_pairs(heads: Array, bodies: Sequence[Buffer], tail: bytes) -> EncodedBlock:
+    """Of records that all end alike: what is between two bodies is one part."""
+    count, tail_bytes = len(heads), len(tail)
+    between = np.empty((count, tail_bytes + HEAD.itemsize), np.uint8)
+    between[:, :tail_bytes] = np.frombuffer(tail, np.uint8)
+    between[:, tail_bytes:] = heads.view(np.uint8).reshape(count, HEAD.itemsize)
+    parts: list[Buffer] = [b""] * (2 * count + 1)
+    parts[0:-1:2], parts[1::2], parts[-1] = _bytes_of_each(between), bodies, tail
+    parts[0] = heads["size"].tobytes() + heads[0].tobytes()
     return EncodedBlock(count, b"".join(parts))
+
+
+def _block_of_rows(heads: Array, values: Array, tail: bytes) -> EncodedBlock:
+    """Of records that also have bodies of one size."""
+    count, body_bytes = values.shape
+    body_end = HEAD.itemsize + body_bytes
+    size, sizes_bytes = body_end + len(tail), count * SIZE_DTYPE.itemsize
+    body = np.empty(sizes_bytes + count * size, np.uint8)
+    body[:sizes_bytes].view(SIZE_DTYPE)[:] = size
+    records = body[sizes_bytes:].reshape(count, size)
+    records[:, : HEAD.itemsize] = heads.view(np.uint8).reshape(count, HEAD.itemsize)
+    records[:, HEAD.itemsize : body_end] = values
+    records[:, body_end:] = np.frombuffer(tail, np.uint8)
+    return EncodedBlock(count, body.data)
 
 
 def encode_uniform(
@@ -196,13 +244,7 @@ def encode_uniform(
     bodies = _bytes_of_each(np.ascontiguousarray(values)) if body_bytes else [b""] * count
     heads = _heads(size, checksums(bodies), body_bytes, born_host)
     heads["flag"], heads["sys_flag"], heads["born_timestamp"] = flag, sys_flag, born_timestamp
-    body = np.empty(count * (SIZE_DTYPE.itemsize + size), np.uint8)
-    body[: count * SIZE_DTYPE.itemsize].view(SIZE_DTYPE)[:] = size
-    records = body[count * SIZE_DTYPE.itemsize :].reshape(count, size)
-    records[:, : HEAD.itemsize] = heads.view(np.uint8).reshape(count, HEAD.itemsize)
-    records[:, HEAD.itemsize : HEAD.itemsize + body_bytes] = values
-    records[:, HEAD.itemsize + body_bytes :] = np.frombuffer(tail, np.uint8)
-    return EncodedBlock(count, body.data)
+    return _block_of_rows(heads, values, tail)
 
 
 def encode_arrow(
@@ -403,6 +445,27 @@ class RecordColumns:
         return self._head("reconsume_times", self._hosts_extra)
 
     @cached_property
+    def born_host_start(self) -> Array:
+        """Where the born host begins in ``data``."""
+        return self.start + _BORN_HOST_AT
+
+    @cached_property
+    def born_host_bytes(self) -> Array:
+        """Bytes of the born host: 8, or 20 for IPv6."""
+        return np.broadcast_to(_HOST_BYTES + self._born_extra, self.start.shape)
+
+    @cached_property
+    def store_host_start(self) -> Array:
+        """Where the store host begins in ``data``."""
+        return self.start + (_STORE_HOST_AT + self._born_extra)
+
+    @cached_property
+    def store_host_bytes(self) -> Array:
+        """Bytes of the store host: 8, or 20 for IPv6."""
+        store_extra = self._hosts_extra - self._born_extra
+        return np.broadcast_to(_HOST_BYTES + store_extra, self.start.shape)
+
+    @cached_property
     def body_start(self) -> Array:
         """Where the stored body begins in ``data``."""
         return self.start + self._body_at
@@ -434,6 +497,28 @@ class RecordColumns:
     def properties_bytes(self) -> Array:
         """Bytes of the properties, which end the record."""
         return self.size - self._properties_at
+
+    # --- what all records share ------------------------------------------------------------
+
+    def shared_born_host(self) -> bytes | None:
+        """The born host of all records, as ``message.decode_host`` reads it, if it is one."""
+        return self._shared(_BORN_HOST_AT, _HOST_BYTES + self._born_extra)
+
+    def shared_store_host(self) -> bytes | None:
+        """The store host of all records, if it is one."""
+        store_extra = self._hosts_extra - self._born_extra
+        return self._shared(_STORE_HOST_AT + self._born_extra, _HOST_BYTES + store_extra)
+
+    def shared_properties(self) -> bytes | None:
+        """The properties of all records, if they are the same."""
+        return self._shared(self._properties_at, _same(self.properties_bytes))
+
+    def _shared(self, at: Place, size: Place) -> bytes | None:
+        if not isinstance(size, int) or not len(self):
+            return None
+        start = int(self.start[0]) + (at if isinstance(at, int) else int(at[0]))
+        text = bytes(memoryview(self.data)[start : start + size])
+        return text if not size or self._all_have(text, at) else None
 
     # --- single records --------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from zlib_ng.zlib_ng import crc32
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 Buffer = bytes | bytearray | memoryview
 
@@ -585,22 +585,3 @@ def encode_batch(items: Iterable[tuple[int, bytes, bytes]]) -> bytes:
         parts += (BATCH_ITEM_HEAD.pack(size, flag, len(body)), body)
         parts += (_SHORT.pack(len(properties)), properties)
     return b"".join(parts)
-
-
-def iter_batch(batch_body: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """(flag, body, properties) of each item. Raises CorruptRecord on any wrong length."""
-    position, end = 0, len(batch_body)
-    while position < end:
-        if end - position < BATCH_ITEM_HEAD.size + 2:
-            raise CorruptRecord(position, f"{end - position} bytes are no batch item")
-        size, flag, body_bytes = BATCH_ITEM_HEAD.unpack_from(batch_body, position)
-        body_at = position + BATCH_ITEM_HEAD.size
-        length_at = body_at + body_bytes
-        position_next = position + size
-        if body_bytes < 0 or position_next > end or length_at + 2 > position_next:
-            raise CorruptRecord(position, f"batch item size {size}, body length {body_bytes}")
-        (properties_bytes,) = _SHORT.unpack_from(batch_body, length_at)
-        if properties_bytes < 0 or length_at + 2 + properties_bytes != position_next:
-            raise CorruptRecord(position, f"batch item size {size}, properties {properties_bytes}")
-        yield flag, batch_body[body_at:length_at], batch_body[length_at + 2 : position_next]
-        position = position_next

@@ -107,12 +107,14 @@ def _started(home: Path) -> Iterator[KafkaPeer]:
         daemon.wait_for(r"Kafka Server started")
         yield KafkaPeer(f"{HOST}:{port}", daemon)
     finally:
-        daemon.stop()
+        # In order it would first bring to disk what is thrown away.
+        daemon.kill()
 
 
 def _format_storage(settings: Path) -> None:
     cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    arguments = ("format", "--standalone", "-t", cluster_id, "-c", str(settings))
+    # In one word: an id may begin with a hyphen.
+    arguments = ("format", "--standalone", f"--cluster-id={cluster_id}", "-c", str(settings))
     _check(java_command("kafka.tools.StorageTool", *arguments), settings.parent)
 
 

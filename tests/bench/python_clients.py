@@ -1,7 +1,7 @@
 """headrace's Python clients beside Kafka's Python clients and its own tools, each on its broker.
 
-Each round starts Kafka 4, lets one client process after the other send or read, and stops it; then
-headrace's turn. What is read is what the peer's best producer has written before.
+In each round Kafka 4 and then headrace has its turn: one client process after the other sends or
+reads. What is read is what the peer's best producer has written before.
 """
 
 from __future__ import annotations
@@ -63,18 +63,33 @@ ONE_BY_ONE = {"aiokafka-send", "aiokafka-for", "pipeline", "async-for"}
 
 @dataclass(frozen=True)
 class Length:
-    """How much is sent and read: messages by size of the body, one by one and in bulk."""
+    """How much is sent and read: messages by size of the body, one by one and in bulk.
+
+    fresh: whoever sends has a new broker, and its store goes with it. Gigabytes that wait for the
+        disk would slow all but the first.
+    """
 
     rounds: int
     one_by_one: dict[int, int]
     bulk: dict[int, int]
+    fresh: bool
 
     def messages(self, work: str, body_bytes: int) -> int:
         return (self.one_by_one if work in ONE_BY_ONE else self.bulk)[body_bytes]
 
 
-FULL = Length(3, one_by_one={100: 1_000_000, 1024: 400_000}, bulk={100: 4_000_000, 1024: 1_200_000})
-SHORT = Length(1, one_by_one={100: 100_000, 1024: 50_000}, bulk={100: 600_000, 1024: 200_000})
+FULL = Length(
+    rounds=3,
+    one_by_one={100: 1_000_000, 1024: 400_000},
+    bulk={100: 4_000_000, 1024: 1_200_000},
+    fresh=True,
+)
+SHORT = Length(
+    rounds=1,
+    one_by_one={100: 100_000, 1024: 50_000},
+    bulk={100: 600_000, 1024: 200_000},
+    fresh=False,
+)
 WARM_UP_PART = 4
 
 
@@ -104,6 +119,8 @@ BARS = (
 BROKER_CPU_BARS = {"send-many-bytes": (0.5, 1.5), "send-many-arrow": (0.5, 1.5)}
 
 Reports = dict[str, list[dict[str, float]]]
+# A work and the size of the body.
+Case = tuple[str, int]
 
 
 class Place(NamedTuple):
@@ -121,8 +138,9 @@ def compare(
     for number in range(length.rounds):
         for name in peers:
             say(f"round {number + 1} of {length.rounds}: {name}")
-            with started(name, directory) as place:
-                run_round(name, place, length, only, reports[name])
+            for cases in sessions(name, only, fresh=length.fresh):
+                with started(name, directory) as place:
+                    run_session(place, cases, length, only, reports[name])
     return {**stamp(), "rounds": length.rounds, "peers": reports}
 
 
@@ -137,21 +155,32 @@ def started(name: str, directory: Path) -> Iterator[Place]:
             yield Place(headrace.nameserver, headrace.daemons["broker"])
 
 
-def run_round(
-    name: str, place: Place, length: Length, only: Collection[str], reports: Reports
-) -> None:
-    """Every work that is wanted, once for each size of the body."""
+def sessions(name: str, only: Collection[str], *, fresh: bool) -> Iterator[list[Case]]:
+    """The cases of a peer by the broker that they have, with what fills the topic for readers."""
+    wanted = {*only, *(FILLS if READS & set(only) else ())}
+    works = [work for work in WORKS[name] if work in wanted]
+    if not fresh:
+        yield [(work, body_bytes) for body_bytes in BODY_BYTES for work in works]
+        return
+    together = [work for work in works if work in READS or work in FILLS]
     for body_bytes in BODY_BYTES:
-        for work in WORKS[name]:
-            if work not in only and not (work in FILLS and READS & set(only)):
-                continue
-            report = run_client(place, work, body_bytes, length)
-            say(
-                f"{work:24} {body_bytes:5} B {report.rate:>12,.0f}/s  "
-                f"broker {report.broker_cpu_us:6.2f} µs  client {report.client_cpu_us:6.2f} µs"
-            )
-            if work in only:
-                reports.setdefault(case(work, body_bytes), []).append(msgspec.to_builtins(report))
+        for group in [together, *([work] for work in works if work not in together)]:
+            if group:
+                yield [(work, body_bytes) for work in group]
+
+
+def run_session(
+    place: Place, cases: list[Case], length: Length, only: Collection[str], reports: Reports
+) -> None:
+    """One case after the other; those that only fill the topic are not reported."""
+    for work, body_bytes in cases:
+        report = run_client(place, work, body_bytes, length)
+        say(
+            f"{work:24} {body_bytes:5} B {report.rate:>12,.0f}/s  "
+            f"broker {report.broker_cpu_us:6.2f} µs  client {report.client_cpu_us:6.2f} µs"
+        )
+        if work in only:
+            reports.setdefault(case(work, body_bytes), []).append(msgspec.to_builtins(report))
 
 
 def run_client(place: Place, work: str, body_bytes: int, length: Length) -> Report:

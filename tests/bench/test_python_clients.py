@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import itertools
 import os
 from typing import Any
 
 import pytest
 
 from tests.bench.clients.job import Job, Lost, Window
-from tests.bench.python_clients import BARS, READS, WORKS, markdown
+from tests.bench.python_clients import BARS, BODY_BYTES, FILLS, READS, WORKS, markdown, sessions
 
 
 def results(**rates: list[float]) -> dict[str, Any]:
@@ -47,6 +48,26 @@ def test_every_bar_names_works_that_there_are():
         assert bar.work in ours
         assert bar.other in theirs
         assert (bar.work in READS) == (bar.other in READS)
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("name", WORKS)
+def test_each_case_has_one_session_and_readers_have_what_is_filled(name, fresh):
+    found = list(sessions(name, WORKS[name], fresh=fresh))
+    cases = [(work, body_bytes) for work in WORKS[name] for body_bytes in BODY_BYTES]
+    assert sorted(itertools.chain(*found)) == sorted(cases)
+    for session in found:
+        for number, (work, body_bytes) in enumerate(session):
+            assert work not in READS or any((f, body_bytes) in session[:number] for f in FILLS)
+
+
+def test_whoever_sends_has_a_broker_of_its_own():
+    assert list(sessions("headrace", ["pipeline", "send-many-arrow"], fresh=True)) == [
+        [("send-many-arrow", 100)],
+        [("pipeline", 100)],
+        [("send-many-arrow", 1024)],
+        [("pipeline", 1024)],
+    ]
 
 
 JOB = Job("pipeline", "", os.getpid(), "t", body_bytes=101, messages=10, warm_up=1)

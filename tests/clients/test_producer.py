@@ -39,9 +39,9 @@ from headrace_protocol.message import (
     decode_offset_message_id,
     decode_properties,
     decode_records,
-    iter_batch,
 )
 from headrace_protocol.serving import Reply
+from tests.support.batches import iter_batch
 from tests.support.scripted import (
     close,
     route,

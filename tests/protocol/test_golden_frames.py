@@ -13,7 +13,8 @@ from headrace_protocol.codes import RequestCode
 from headrace_protocol.connection import Connection, RequestReceived, ResponseReceived
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, decode_header, encode_frame
-from headrace_protocol.message import decode_records, iter_batch
+from headrace_protocol.message import decode_records
+from tests.support.batches import iter_batch
 from tests.support.golden_frames import GoldenFrame, golden_frames
 from tests.support.wire_types import RECORD_RESPONSES, REQUEST_HEADERS, RESPONSE_HEADERS
 

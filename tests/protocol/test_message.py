@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace_protocol import message as m
+from tests.support.batches import iter_batch
 
 ASCII = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1)
 TEXT = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), min_size=1)
@@ -284,7 +285,7 @@ ITEMS = st.lists(st.tuples(INT32, st.binary(max_size=50), st.binary(max_size=50)
 
 @given(ITEMS)
 def test_a_batch_comes_back(items: list[tuple[int, bytes, bytes]]) -> None:
-    assert list(m.iter_batch(m.encode_batch(items))) == items
+    assert list(iter_batch(m.encode_batch(items))) == items
 
 
 @given(ITEMS.filter(bool), st.data())
@@ -295,7 +296,7 @@ def test_a_damaged_batch_gives_items_or_an_error(
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
     cut = bytes(raw[: data.draw(st.integers(0, len(raw)))])
     try:
-        found = list(m.iter_batch(cut))
+        found = list(iter_batch(cut))
     except m.CorruptRecord:
         return
     assert sum(18 + 4 + len(body) + len(rest) for _, body, rest in found) == len(cut)

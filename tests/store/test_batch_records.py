@@ -17,9 +17,9 @@ from headrace_protocol.message import (
     encode_batch,
     encode_host,
     encode_properties,
-    iter_batch,
     tags_code_of,
 )
+from tests.support.batches import iter_batch
 from tests.support.stores import HOST, open_store, read_all
 
 if TYPE_CHECKING:

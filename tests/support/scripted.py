@@ -21,8 +21,9 @@ from headrace_protocol.drivers.network import MemoryNetwork, TcpNetwork
 from headrace_protocol.drivers.server import RemotingServer, ServerChannel
 from headrace_protocol.header_codecs import decode_header
 from headrace_protocol.headers import SendMessageResponseHeader
-from headrace_protocol.message import decode_records, iter_batch
+from headrace_protocol.message import decode_records
 from headrace_protocol.serving import Registry, Reply, Request
+from tests.support.batches import iter_batch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

@@ -97,12 +97,12 @@ class Lane:
         assert not self.is_busy
         self.is_busy = True
         messages = self.messages
-        bodies = [message.body for message in messages]
-        end = next(ends_of_requests(bodies))
+        sizes = [len(message.body) for message in messages]
+        end = next(ends_of_requests(sizes))
         delays = [message.delay_level for message in messages]
-        if any(delays) or max(map(len, bodies)) >= alone_from_bytes:
-            kinds = zip(range(end), bodies, delays, strict=False)
-            alone = (at for at, body, delay in kinds if delay or len(body) >= alone_from_bytes)
+        if any(delays) or max(sizes) >= alone_from_bytes:
+            kinds = zip(range(end), sizes, delays, strict=False)
+            alone = (at for at, size, delay in kinds if delay or size >= alone_from_bytes)
             end = max(1, next(alone, end))
         self.messages = messages[end:]
         return messages[:end]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from operator import add, attrgetter
+from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from headrace.errors import InvalidMessage
@@ -91,27 +91,48 @@ def chunks_of_messages(messages: Iterable[Message]) -> Iterator[Chunk]:
     """Chunks of Message objects, each with those of one topic."""
     first_row = 0
     for some in _cut(messages, _body_bytes):
-        _check_kinds(some)
-        topics = {message.topic for message in some}
-        if len(topics) > 1 or any(any(map(get, some)) for get in _FOR_MESSAGES_ONLY):
-            yield from [_chunk_of_topic(of_topic) for of_topic in _by_topic(some)]
-        else:
+        topic, plain = _plain_bodies(some)
+        if len(plain) == len(some):
+            yield chunk_of_columns(topic, plain, None, None, first_row=first_row)
+        elif _are_columns(some, topic):
             bodies = [message.body for message in some]
             keys = _encoded("keys", [message.key for message in some], first_row)
             tags = _encoded("tags", [message.tag for message in some], first_row)
-            yield chunk_of_columns(topics.pop(), bodies, keys, tags, first_row=first_row)
+            yield chunk_of_columns(topic, bodies, keys, tags, first_row=first_row)
+        else:
+            yield from [_chunk_of_topic(of_topic) for of_topic in _by_topic(some)]
         first_row += len(some)
 
 
-# What columns cannot say.
-_FOR_MESSAGES_ONLY = (attrgetter("properties"), attrgetter("delay_level"))
+def _plain_bodies(messages: list[Message]) -> tuple[str, list[bytes]]:
+    """The first one's topic, and the bodies of those that have nothing but it and a body."""
+    try:
+        topic = messages[0].topic
+        return topic, [
+            message.body
+            for message in messages
+            if message.topic == topic
+            and not (message.key or message.tag or message.properties or message.delay_level)
+        ]
+    except AttributeError:
+        _refuse_kinds(messages)
+        raise
+
+
+def _are_columns(messages: list[Message], topic: str) -> bool:
+    """Whether they have nothing but one topic, bodies, keys and tags."""
+    return not [
+        True
+        for message in messages
+        if message.topic != topic or message.properties or message.delay_level
+    ]
 
 
 def _body_bytes(message: Message) -> int:
     return len(message.body) if isinstance(message, Message) else 0
 
 
-def _check_kinds(messages: list[Message]) -> None:
+def _refuse_kinds(messages: list[Message]) -> None:
     for kind in set(map(type, messages)):
         if not issubclass(kind, Message):
             raise InvalidMessage(
@@ -209,18 +230,17 @@ def chunk_of_columns(
     keys, tags: UTF-8; empty where a message has none.
     """
     check_batch_topic(topic)
-    if not _are_bodies(bodies):
-        _refuse_bodies(topic, bodies, first_row)
+    if set(map(type, bodies)) != {bytes}:
+        _check_each(topic, bodies, first_row)
+    sizes = list(map(len, bodies))
+    if min(distinct := set(sizes)) <= 0 or max(distinct) > BODY_BYTES_MAX:
+        _check_each(topic, bodies, first_row)
     properties = _properties(topic, keys, tags, first_row)
-    return Chunk(Block(topic, bodies, properties), keys if keys and any(keys) else None)
+    block = Block(topic, bodies, properties, sizes=sizes)
+    return Chunk(block, keys if keys and any(keys) else None)
 
 
-def _are_bodies(bodies: list[bytes]) -> bool:
-    sizes = set(map(len, bodies)) if set(map(type, bodies)) == {bytes} else {0}
-    return min(sizes) > 0 and max(sizes) <= BODY_BYTES_MAX
-
-
-def _refuse_bodies(topic: str, bodies: list[bytes], first_row: int) -> None:
+def _check_each(topic: str, bodies: list[bytes], first_row: int) -> None:
     for row, body in enumerate(bodies):
         try:
             Message(topic, body).check()
@@ -231,13 +251,15 @@ def _refuse_bodies(topic: str, bodies: list[bytes], first_row: int) -> None:
 def _properties(
     topic: str, keys: list[bytes] | None, tags: list[bytes] | None, first_row: int
 ) -> list[bytes] | bytes:
-    columns = [
-        _property_column(topic, name, values, first_row)
-        for name, values in ((KEYS, keys), (TAGS, tags))
-        if values and any(values)
+    given = [
+        (name, values) for name, values in ((KEYS, keys), (TAGS, tags)) if values and any(values)
     ]
-    if not columns:
+    if not given:
         return b""
+    is_one_for_all = len(given) == 1 and len(set(given[0][1])) == 1
+    if is_one_for_all:
+        given = [(name, values[:1]) for name, values in given]
+    columns = [_property_column(topic, name, values, first_row) for name, values in given]
     properties = columns[0] if len(columns) == 1 else list(map(add, *columns))
     longest = max(map(len, properties))
     if longest > PROPERTIES_BYTES_MAX:
@@ -246,7 +268,7 @@ def _properties(
             f"row {row}: key and tag of {longest} bytes for {topic}: at most "
             f"{PROPERTIES_BYTES_MAX} fit; put large things into the body"
         )
-    return properties
+    return properties[0] if is_one_for_all else properties
 
 
 def _property_column(topic: str, name: str, values: list[bytes], first_row: int) -> list[bytes]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from tests.bench.processes import cpu_s
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 # Bodies that differ, so that neither side has its one body in the processor's cache all the time.
 DIFFERENT_BODIES = 1000
@@ -77,6 +81,15 @@ class Window:
 
     def _now(self) -> tuple[float, float, float]:
         return time.perf_counter(), cpu_s([self._job.broker_pid]), time.process_time()
+
+
+async def warm_and_measure(job: Job, send_all: Callable[[int], Awaitable[None]]) -> Report:
+    """Send the job's messages. send_all: sends so many, and returns once all are acknowledged."""
+    window = Window(job)
+    await send_all(job.warm_up)
+    window.open()
+    await send_all(job.messages)
+    return window.close(job.messages)
 
 
 def report(messages: int, seconds: float, broker_cpu_s: float, client_cpu_s: float) -> Report:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
-from tests.bench.clients.job import Window
+from tests.bench.clients.job import Window, warm_and_measure
 from tests.bench.clients.with_confluent import check_stored
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def send(job: Job) -> Report:
 
 
 async def _send(job: Job) -> Report:
-    bodies, window = job.bodies(), Window(job)
+    bodies = job.bodies()
     async with AIOKafkaProducer(bootstrap_servers=job.address, **PRODUCER) as producer:
 
         async def send_all(count: int) -> None:
@@ -34,10 +34,7 @@ async def _send(job: Job) -> Report:
                 await producer.send(job.topic, body)
             await producer.flush()
 
-        await send_all(job.warm_up)
-        window.open()
-        await send_all(job.messages)
-        report = window.close(job.messages)
+        report = await warm_and_measure(job, send_all)
     check_stored(job, job.warm_up + job.messages)
     return report
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import trio
 
 import headrace
 from headrace import Consumer, Message, Producer, PullConsumer
-from tests.bench.clients.job import Lost, Window
+from tests.bench.clients.job import Lost, Window, warm_and_measure
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -82,12 +83,8 @@ def _calls(count: int) -> Iterator[int]:
 
 
 async def _warm_and_send(job: Job, send_all: SendAll) -> Report:
-    window = Window(job)
     async with Producer(nameserver=job.address) as producer:
-        await send_all(producer, job.warm_up)
-        window.open()
-        await send_all(producer, job.messages)
-        report = window.close(job.messages)
+        report = await warm_and_measure(job, partial(send_all, producer))
     await _check_stored(job, job.warm_up + job.messages)
     return report
 
