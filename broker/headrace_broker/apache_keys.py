@@ -60,7 +60,7 @@ _WITHOUT_EFFECT = """
     broadcastOffsetExpireSecond brokerConfigPath brokerElectionPriority brokerFastFailureEnable
     brokerHeartbeatInterval brokerIP2 brokerNotActiveTimeoutMillis cgColdReadThreshold
     channelExpiredTimeout channelNotActiveInterval checkCRCOnRecover checkCommitLogOffsetOnRecover
-    checkSyncStateSetPeriod cleanFileForciblyEnable cleanOfflineBrokerInterval
+    checkSyncStateSetPeriod cleanOfflineBrokerInterval
     cleanRocksDBDirtyCQIntervalMin cleanSwapedMapInterval clearRetryTopicWhenDeleteTopic
     clientAsyncSemaphoreValue clientCallbackExecutorThreads clientChannelMaxIdleTimeSeconds
     clientCloseSocketIfTimeout clientManageThreadPoolNums clientManagerThreadPoolQueueCapacity
@@ -79,9 +79,9 @@ _WITHOUT_EFFECT = """
     correctLogicMinOffsetForceInterval correctLogicMinOffsetSleepInterval dLegerGroup dLegerPeers
     dLegerSelfId dataReadAheadEnable debugLockEnable defaultPopShareQueueNum defaultQueryMaxNum
     delayOffsetUpdateVersionStep deleteCommitLogFilesInterval deleteConsumeQueueFilesInterval
-    deleteWhen destroyMapedFileIntervalForcibly disableCallbackExecutor
+    destroyMapedFileIntervalForcibly disableCallbackExecutor
     disableConsumeIfConsumerReadSlowly disableNettyWorkerGroup disappearTimeAfterStart
-    diskFallRecorded diskMaxUsedSpaceRatio diskSpaceCleanForciblyRatio diskSpaceWarningLevelRatio
+    diskFallRecorded
     dispatchCqCacheNum dispatchCqThreads dispatchFromSenderThread enableAcceleratedRecovery
     enableAsyncReput enableAutoInSyncReplicas enableBatchPush enableBroadcastOffsetStore
     enableBuildConsumeQueueConcurrently enableCalcFilterBitMap enableCleanExpiredOffset

@@ -10,7 +10,6 @@ import structlog
 import trio
 
 from headrace_broker.store.config_file import ConfigSource
-from headrace_broker.store.errors import StoreFormatError
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import DataVersion
 
@@ -32,21 +31,24 @@ _ITEMS_AT_ONCE = 20  # half a millisecond of structs
 
 
 def load_table(file: ConfigFile, parse: Callable[[bytes], Table]) -> Table | None:
-    """What ``parse`` makes of a file; None when it does not exist.
+    """What ``parse`` makes of a file, or of its backup; None when neither exists.
 
     parse: raises ValueError for what it can't read. Raises StoreFormatError.
     """
-    data = file.load()
-    if data is None:
-        return None
+    table = file.read(parse)
     if file.source is ConfigSource.BACKUP:
-        log.warning("file damaged or missing, its backup was read", path=str(file.path))
-    try:
-        return parse(data)
-    except ValueError as error:
-        raise StoreFormatError(
-            file.path, f"can't be read: {error}", "mend it, or remove it and its .bak"
-        ) from error
+        log.warning(
+            "file damaged or missing, its backup was read: the last changes may be lost",
+            path=str(file.path),
+            problem=file.problem,
+        )
+    return table
+
+
+def say_if_lost(file: ConfigFile) -> None:
+    """Warn that a file which every store has is missing beside a log that has messages."""
+    if any((file.path.parent.parent / "commitlog").glob("*")):
+        log.warning("file missing beside a log with messages, starts empty", path=str(file.path))
 
 
 def next_version(version: DataVersion, now_ms: int) -> DataVersion:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from headrace_broker.incarnations import Incarnations
 from headrace_broker.persistence import (
     SavedFile,
     TableText,
@@ -17,6 +18,7 @@ from headrace_broker.persistence import (
     file_text,
     load_table,
     next_version,
+    say_if_lost,
 )
 from headrace_protocol.bodies import (
     PERM_INHERIT,
@@ -98,7 +100,7 @@ class TopicTable:
     """All topics of the broker; a config is replaced, never changed.
 
     change_count: grows with every change, for those who keep what they looked up.
-    saved: the file, which follows the table.
+    saved: the file, which follows the table. incarnations: see there.
     on_change: called after every change, with the topic that was put, or None when one went.
     """
 
@@ -116,7 +118,11 @@ class TopicTable:
         self._topics = _system_topics(config)
         self._system_names = frozenset(self._topics) | _NOT_FOR_CLIENTS | {DEFAULT_TOPIC}
         self._topics.update(loaded.topic_config_table)
+        self.incarnations = Incarnations(
+            file.beside("topicIncarnation.json"), self._topics.keys() - self._system_names
+        )
         if found is None:
+            say_if_lost(file)
             self._changed(None)
 
     def __len__(self) -> int:
@@ -215,6 +221,9 @@ class TopicTable:
         for topic in topics:
             check_config(topic)
         changed = [topic for topic in topics if self._topics.get(topic.topic_name) != topic]
+        made = [each.topic_name for each in changed if each.topic_name not in self._topics]
+        if made:
+            self.incarnations.made(made)
         for topic in changed:
             self._topics[topic.topic_name] = topic
         if changed:
@@ -224,8 +233,20 @@ class TopicTable:
         """Forget a topic; whether it was there."""
         if self._topics.pop(topic, None) is None:
             return False
+        self.incarnations.gone(topic)
         self._changed(None)
         return True
+
+    def when_saved(self, callback: Callable[[OSError | None], None]) -> None:
+        """Call back once all changes so far are on disk, or with the error that keeps them."""
+
+        def told_apart(error: OSError | None) -> None:
+            if error:
+                callback(error)
+            else:
+                self.saved.when_saved(callback)
+
+        self.incarnations.saved.when_saved(told_apart)
 
     def create_on_send(
         self, topic: str, default_topic: str, queue_nums: int, remote: str

@@ -104,6 +104,86 @@ class BulkSendHeader(RequestHeader, kw_only=True, gc=False):
     count: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
 
+# -- staged writes ---------------------------------------------------------------------------------
+
+# They become names of folders and files.
+StagedName = Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_-]{1,64}\Z")]
+BatchId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class StageSendHeader(BulkSendHeader, kw_only=True, gc=False):
+    """STAGE_SEND (7680010): a block of BULK_SEND that is kept aside.
+
+    attempt: who writes it; no other attempt of the query may have this name.
+    block_number: of the attempt's blocks at this broker, from 0 on.
+    """
+
+    query_id: StagedName
+    batch_id: BatchId
+    attempt: StagedName
+    block_number: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+class StageSealHeader(RequestHeader, kw_only=True, gc=False):
+    """STAGE_SEAL (7680011): all blocks of an attempt were sent."""
+
+    query_id: StagedName
+    batch_id: BatchId
+    attempt: StagedName
+    block_count: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+
+
+class StageSealResponseHeader(RequestHeader, kw_only=True, gc=False):
+    """What is on disk."""
+
+    file_bytes: Int64
+    record_count: Int64
+
+
+class StageQueryHeader(RequestHeader, kw_only=True, gc=False):
+    """STAGE_STATE (7680012) and STAGE_FORGET (7680016)."""
+
+    query_id: StagedName
+
+
+class StageStateResponseHeader(RequestHeader, kw_only=True, gc=False):
+    """Where a query stands at this broker.
+
+    applied_batch_id: the last one whose records are in the log, -1 before the first.
+    """
+
+    broker_name: str
+    applied_batch_id: Int64
+
+
+class StageDecideHeader(StageQueryHeader, kw_only=True, gc=False):
+    """STAGE_DECIDE (7680013).
+
+    replaces: id of a decision for the same batch that cannot have been acted on.
+    """
+
+    replaces: str | None = None
+
+
+class StageCommitHeader(StageQueryHeader, kw_only=True, gc=False):
+    """STAGE_COMMIT (7680014): act on the decision with this id."""
+
+    batch_id: BatchId
+    decision_id: str
+
+
+class StageCommitResponseHeader(RequestHeader, kw_only=True, gc=False):
+    """already_done: the batch was in the log before."""
+
+    already_done: bool
+
+
+class StageAbortHeader(StageQueryHeader, kw_only=True, gc=False):
+    """STAGE_ABORT (7680015); the body names the attempts."""
+
+    batch_id: BatchId
+
+
 # -- consumer <-> broker ---------------------------------------------------------------------------
 
 
@@ -296,6 +376,12 @@ class GetTopicConfigHeader(TopicHeader, kw_only=True, gc=False):
 
 class GetTopicStatsHeader(TopicHeader, kw_only=True, gc=False):
     """GET_TOPIC_STATS_INFO (202)."""
+
+
+class TopicConfigResponseHeader(RequestHeader, kw_only=True, gc=False):
+    """The answer to 351; only ours tells the incarnation, docs/protocol.md "Topics"."""
+
+    incarnation: str | None = None
 
 
 class GetAllTopicConfigHeader(RequestHeader, kw_only=True, gc=False):

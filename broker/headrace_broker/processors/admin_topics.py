@@ -31,6 +31,7 @@ from headrace_protocol.headers import (
     GetAllTopicConfigResponseHeader,
     GetTopicConfigHeader,
     GetTopicStatsHeader,
+    TopicConfigResponseHeader,
 )
 from headrace_protocol.serving import Reply
 
@@ -118,7 +119,7 @@ class AdminTopicsProcessor:
             else:
                 request.reply(not_saved(error))
 
-        self._topics.saved.when_saved(saved)
+        self._topics.when_saved(saved)
 
     def _put(self, topics: list[TopicConfig], request: Request) -> Reply:
         warnings = [warning for topic in topics for warning in self._warnings(topic)]
@@ -223,10 +224,18 @@ class AdminTopicsProcessor:
         total = GetAllTopicConfigResponseHeader(total_topic_num=len(topics))
         return Reply(total, (body.text.encode(),))
 
-    def config(self, request: Request) -> Reply:
+    def config(self, request: Request) -> None:
         """GET_TOPIC_CONFIG: one topic."""
         topic = self._topics.expect(request.header(GetTopicConfigHeader).topic)
-        return Reply(body=(TopicConfigAndQueueMapping(**msgspec.structs.asdict(topic)).encode(),))
+        body = TopicConfigAndQueueMapping(**msgspec.structs.asdict(topic)).encode()
+        incarnation = self._topics.incarnations.of(topic.topic_name)
+
+        def saved(error: OSError | None) -> None:
+            # One that is not on disk would be another after a crash.
+            header = TopicConfigResponseHeader(incarnation=None if error else incarnation)
+            request.reply(Reply(header, (body,)))
+
+        self._topics.incarnations.saved.when_saved(saved)
 
     def stats(self, request: Request) -> Generator[None, None, Reply]:
         """GET_TOPIC_STATS_INFO: how far each queue reaches."""

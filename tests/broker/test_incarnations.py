@@ -1,0 +1,71 @@
+"""Topics that have had the same name are told apart."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from headrace_broker.store.config_file import ConfigFile
+from headrace_broker.topics import TopicTable
+from headrace_protocol.bodies import TopicConfig
+from headrace_protocol.codes import RequestCode
+from headrace_protocol.headers import GetTopicConfigHeader, TopicConfigResponseHeader
+from tests.support.broker import broker_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.broker import BrokerUnderTest
+
+NOW_MS = 1_700_000_000_000
+
+
+def table(folder: Path) -> TopicTable:
+    return TopicTable(broker_config(folder), ConfigFile(folder / "topics.json"), lambda: NOW_MS)
+
+
+def ids(topics: TopicTable, *names: str) -> list[str | None]:
+    return [topics.incarnations.of(name) for name in names]
+
+
+def test_each_topic_has_an_id_that_stays(tmp_path: Path) -> None:
+    topics = table(tmp_path)
+    topics.put_all([TopicConfig(topic_name=name) for name in ("a", "b")])
+    first = ids(topics, "a", "b")
+    assert len(set(first)) == 2
+    assert None not in first
+    topics.put(TopicConfig(topic_name="a", perm=4))
+    assert ids(topics, "a", "b") == first
+    assert ids(table(tmp_path), "a", "b") == first
+    assert ids(topics, "TBW102", "never") == [None, None]
+
+
+def test_a_topic_that_is_made_anew_has_another_id(tmp_path: Path) -> None:
+    topics = table(tmp_path)
+    topics.put(TopicConfig(topic_name="a"))
+    (first,) = ids(topics, "a")
+    topics.delete("a")
+    assert ids(topics, "a") == [None]
+    topics.put(TopicConfig(topic_name="a"))
+    assert ids(topics, "a") not in ([first], [None])
+    assert ids(table(tmp_path), "a") == ids(topics, "a")
+
+
+def test_topics_that_another_broker_has_made_get_ids_at_the_start(tmp_path: Path) -> None:
+    topics = table(tmp_path)
+    topics.put_all([TopicConfig(topic_name=name) for name in ("a", "b")])
+    path = tmp_path / "topicIncarnation.json"
+    known = json.loads(path.read_text())
+    path.write_text(json.dumps({"a": known["a"], "gone": "17"}))
+    again = table(tmp_path)
+    assert ids(again, "a", "gone") == [known["a"], None]
+    assert ids(again, "b") not in ([known["b"]], [None])
+    assert json.loads(path.read_text()).keys() == {"a", "b"}
+
+
+def test_the_id_comes_with_the_topic(broker: BrokerUnderTest) -> None:
+    broker.create_topic("t")
+    answer = broker.ask(RequestCode.GET_TOPIC_CONFIG, GetTopicConfigHeader(topic="t"))
+    told = answer.command.header(TopicConfigResponseHeader).incarnation
+    assert told == broker.topics.incarnations.of("t")
+    assert told is not None
