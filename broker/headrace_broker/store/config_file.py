@@ -1,20 +1,30 @@
-"""Small files that must never be half there: ``config/*.json``."""
+"""Small files that must never be half there: ``config/*.json``.
+
+A file ends with a line of 32 blanks and tabs: the CRC-32 of the text before it, bit by bit. Every
+reader of JSON skips it, and whoever else writes the file leaves it out.
+"""
 
 from __future__ import annotations
 
 import enum
 import os
 import re
-from typing import TYPE_CHECKING, Final
+import zlib
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files import Files
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+Value = TypeVar("Value")
 
 BACKUP_SUFFIX: Final = ".bak"
 _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_SEAL: Final = re.compile(rb"\n([ \t]{32})\Z")
+_BIT_TO_BLANK: Final = bytes.maketrans(b"01", b" \t")
 
 
 class ConfigSource(enum.Enum):
@@ -28,37 +38,53 @@ class ConfigSource(enum.Enum):
 class ConfigFile:
     """One file and its ``.bak``: at any moment of a crash one of the two is whole.
 
-    ``source`` tells after load() which it was. What the text means is the caller's business.
+    After ``load`` or ``read``, ``source`` tells which it was, and ``problem`` what the file lacked
+    if it was the backup.
     """
 
     def __init__(self, path: Path, files: Files | None = None) -> None:
         self.path = path
         self.backup_path = path.with_name(path.name + BACKUP_SUFFIX)
         self.source = ConfigSource.MISSING
+        self.problem = ""
         self._files = files or Files()
 
+    def beside(self, name: str) -> ConfigFile:
+        """Another file of the same folder."""
+        return ConfigFile(self.path.with_name(name), self._files)
+
     def load(self) -> bytes | None:
-        """The file, or its backup when the file is missing or cut; None when there is neither.
+        """The text. As ``read``."""
+        return self.read(bytes)
+
+    def read(self, parse: Callable[[bytes], Value]) -> Value | None:
+        """What the file holds, or its backup when it is missing or damaged; None without both.
+
+        parse: raises ValueError for a text that it can't read.
 
         Raises StoreFormatError when there is something, but nothing whole: a damaged file must
         not pass for an empty one.
         """
-        found = False
+        problems = []
         for path, source in (
             (self.path, ConfigSource.FILE),
             (self.backup_path, ConfigSource.BACKUP),
         ):
-            if path.exists():
-                found = True
-                data = path.read_bytes()
-                if is_whole(data):
-                    self.source = source
-                    return data
-        if found:
+            try:
+                value = parse(unsealed(path.read_bytes()))
+            except FileNotFoundError:
+                continue
+            except ValueError as error:
+                problems.append(f"{path.name} {error}")
+            else:
+                self.source = source
+                self.problem = problems[0] if problems else f"{self.path.name} is missing"
+                return value
+        if problems:
             raise StoreFormatError(
                 self.path,
-                "is cut, and there is no whole .bak beside it",
-                "put a good copy in its place, or remove both to start without it",
+                f"can't be read: {'; '.join(problems)}",
+                "put a good copy in its place, or remove it and its .bak to start without it",
             )
         self.source = ConfigSource.MISSING
         return None
@@ -70,7 +96,7 @@ class ConfigFile:
         new_path = self.path.with_name(self.path.name + ".tmp")
         descriptor = files.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
-            files.write(descriptor, data, 0)
+            files.write(descriptor, sealed(data), 0)
             files.fsync(descriptor)
         finally:
             files.close(descriptor)
@@ -80,11 +106,35 @@ class ConfigFile:
         files.fsync_directory(self.path.parent)
 
 
+def sealed(data: bytes) -> bytes:
+    """A text with its checksum."""
+    return data + b"\n" + _seal(data)
+
+
+def unsealed(data: bytes) -> bytes:
+    """The text as it was saved. Raises ValueError for one that is cut or changed."""
+    seal = _SEAL.search(data)
+    text = data[: seal.start()] if seal else data
+    if seal and seal[1] != _seal(text):
+        raise ValueError(
+            "was changed since it was saved, its checksum says; "
+            "whoever edits it must remove the blanks at its end"
+        )
+    if not is_whole(text):
+        raise ValueError("is cut, or no JSON object")
+    return text
+
+
+def _seal(data: bytes) -> bytes:
+    return f"{zlib.crc32(data):032b}".encode().translate(_BIT_TO_BLANK)
+
+
 def is_whole(data: bytes) -> bool:
     """Whether a JSON object in any dialect was written to its end: no beginning of one is."""
     text = _STRING.sub(b"", data).strip()
     return (
         text.startswith(b"{")
+        and text.endswith(b"}")
         and b'"' not in text
         and text.count(b"{") == text.count(b"}")
         and text.count(b"[") == text.count(b"]")

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
+import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from headrace_broker.store.map_budget import MapBudget
+from headrace_broker.store.retention import DiskUsage
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace_broker.store.mapped_file import MappedFile
+
+_KEEP_SIZE_AND_PUNCH_HOLE = 0x01 | 0x02
+_fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 class Files:
@@ -19,6 +27,7 @@ class Files:
 
     def __init__(self) -> None:
         self._changed_directories: set[Path] = set()
+        self._syncing_names = threading.Lock()
         self.map_budget = MapBudget()
 
     def open(self, path: Path, flags: int = os.O_RDWR) -> int:
@@ -36,6 +45,19 @@ class Files:
     def truncate(self, descriptor: int, byte_count: int) -> None:
         """Set the length; what is added reads as zeros and has no blocks yet."""
         os.ftruncate(descriptor, byte_count)
+
+    def clear(self, descriptor: int, position: int, byte_count: int) -> None:
+        """Make a range zeros without blocks; the length never changes, not for a moment."""
+        if byte_count and _fallocate(descriptor, _KEEP_SIZE_AND_PUNCH_HOLE, position, byte_count):
+            number = ctypes.get_errno()
+            if number != errno.EOPNOTSUPP:
+                raise OSError(number, os.strerror(number))
+            self._overwrite(descriptor, position, byte_count)
+
+    def _overwrite(self, descriptor: int, position: int, byte_count: int) -> None:
+        zeros = bytes(min(byte_count, 1 << 20))
+        for start in range(position, position + byte_count, len(zeros)):
+            self.write(descriptor, zeros[: position + byte_count - start], start)
 
     def write(self, descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:
         """Write all of ``data``."""
@@ -75,10 +97,11 @@ class Files:
         return descriptor
 
     def sync_names(self) -> None:
-        """Make all new names durable: one fsync for each folder, in any thread."""
-        while self._changed_directories:
-            with suppress(FileNotFoundError):  # a topic may be deleted by now
-                self.fsync_directory(self._changed_directories.pop())
+        """Make all changes of names durable: one fsync for each folder, in any thread."""
+        with self._syncing_names:  # who finds nothing to do has waited for who does it
+            while self._changed_directories:
+                with suppress(FileNotFoundError):  # a topic may be deleted by now
+                    self.fsync_directory(self._changed_directories.pop())
 
     def is_cached(self, file: MappedFile, start: int, end: int) -> bool:
         """Whether a range of a mapped file can be read without the disk."""
@@ -88,6 +111,13 @@ class Files:
         """Put ``source`` in the place of ``target``."""
         source.replace(target)
 
+    def disk_usage(self, path: Path) -> DiskUsage:
+        """Of the file system that a folder is on."""
+        disk = os.statvfs(path)
+        used_blocks = disk.f_blocks - disk.f_bfree
+        return DiskUsage(used_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize)
+
     def unlink(self, path: Path) -> None:
-        """Remove a file; maps of it stay readable."""
+        """Remove a file, for good after ``sync_names``; maps of it stay readable."""
         path.unlink()
+        self._changed_directories.add(path.parent)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from headrace_broker.store.checkpoint import IndexMark
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.mapped_file import MappedFile
+from headrace_broker.store.mapped_file_queue import without_unborn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,6 +80,7 @@ class IndexFile:
 
     def put(self, key_hashes: Array, physical_offsets: Array, timestamps: Array) -> int:
         """Add entries in log order, as many as fit; returns how many. Raises OSError."""
+        self._require()
         header = self.header
         first = header.index_count
         count = min(len(key_hashes), self.entry_count - first)
@@ -123,8 +125,15 @@ class IndexFile:
         self.slots[ordered[is_last]] = order[is_last] + first
         return previous, int((in_file == 0).sum())
 
+    def _require(self) -> None:
+        """Compare all of it with its seal, once: entries are linked across the file."""
+        if self.file.seal is not None:
+            self.file.require(0, self.file.seal.used_bytes)
+            self.file.seal = None
+
     def find(self, key_hash: int) -> Iterator[int]:
         """Physical offsets of the entries with this hash, newest first."""
+        self._require()
         count = self.header.index_count
         number = int(self.slots[key_hash % self.slot_count])
         entries = self.entries
@@ -191,9 +200,10 @@ class IndexFiles:
         self.lock = threading.Lock()
         self._full: list[tuple[IndexFile, int]] = []
 
-    def load(self) -> None:
+    def load(self, *, is_clean: bool = True) -> None:
         """Find the files. Raises StoreFormatError."""
-        for path in sorted(path for path in self.directory.glob("*") if path.is_file()):
+        paths = sorted(path for path in self.directory.glob("*") if path.is_file())
+        for path in paths if is_clean else without_unborn(paths, self.seam):
             self._check(path)
             self.files.append(self._open(MappedFile(path, self.file_bytes, self.seam)))
 
@@ -216,7 +226,8 @@ class IndexFiles:
     def recover(self, index_msg_timestamp: int, mark: IndexMark | None) -> None:
         """Keep what a crash cannot have damaged: finished files, and entries up to the mark."""
         for number, index_file in enumerate(self.files):
-            if index_file.header.end_timestamp <= index_msg_timestamp:
+            # A header that never reached the disk is all zeros, older than any time.
+            if index_file.is_full and index_file.header.end_timestamp <= index_msg_timestamp:
                 continue
             kept = number
             if mark and mark.index_count > 1 and mark.file_name == index_file.file.path.name:
@@ -294,6 +305,11 @@ class IndexFiles:
                 count += 1
             detached, self.files[:] = self.files[:count], self.files[count:]
         return [index_file.file for index_file in detached]
+
+    @property
+    def used(self) -> list[tuple[MappedFile, int]]:
+        """Each file, and the bytes of it in use."""
+        return [(f.file, f.entries_at + f.header.index_count * ENTRY_BYTES) for f in self.files]
 
     def delete(self, files: list[IndexFile]) -> None:
         """Remove some of the files."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace_broker.store.files import Files
+    from headrace_broker.store.seal import FileSeal
 
 _BLOCK_BYTES = 512  # what st_blocks counts
 
@@ -34,6 +35,7 @@ class MappedFile:
         "file_bytes",
         "files",
         "path",
+        "seal",
         "start_offset",
     )
 
@@ -44,6 +46,7 @@ class MappedFile:
         self.files = files
         self.start_offset = int(path.name)
         self.allocated_bytes = 0
+        self.seal: FileSeal | None = None
         self._map: mmap.mmap | None = None
         self._view: memoryview | None = None
         self._address = 0
@@ -92,6 +95,14 @@ class MappedFile:
             self._view = memoryview(self.map)
         return self._view
 
+    def require(self, start: int, end: int) -> None:
+        """Compare what is read for the first time since the start with its seal.
+
+        Raises StoreDamaged.
+        """
+        if self.seal is not None and start < self.seal.used_bytes:
+            self.seal.check(self.path, self.view, start, end)
+
     def is_resident(self, start: int, end: int) -> bool:
         """Whether a range, which begins with a page, is in memory."""
         if not self._address:
@@ -108,6 +119,23 @@ class MappedFile:
         self._map = self._view = None
         self._address = 0
 
+    def release(self) -> bool:
+        """Unmap for good, in any thread.
+
+        False while somebody holds a view, such as a reader that is still sending.
+        """
+        self._address = 0
+        try:
+            if self._view is not None:
+                self._view.release()
+                self._view = None
+            if self._map is not None:
+                self._map.close()
+        except BufferError:
+            return False
+        self._map = None
+        return True
+
     def allocate(self, end: int, step_bytes: int) -> None:
         """Back the file with blocks up to ``end`` or a step further. Raises OSError."""
         target = min(max(end, self.allocated_bytes + step_bytes), self.file_bytes)
@@ -120,11 +148,12 @@ class MappedFile:
         """Zero everything from ``position`` on.
 
         What stood there could be taken for records once new ones end just before it. Cutting and
-        growing the file gives the zeros without writing them.
+        growing the file would give zeros too, but a power cut in between leaves a file that no
+        start accepts.
         """
+        self.seal = None
         with self._descriptor() as descriptor:
-            self.files.truncate(descriptor, position)
-            self.files.truncate(descriptor, self.file_bytes)
+            self.files.clear(descriptor, position, self.file_bytes - position)
         self.allocated_bytes = min(self.allocated_bytes, position)
 
     def sync(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from headrace_broker.store.errors import StoreFormatError
@@ -12,6 +13,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace_broker.store.files import Files
+
+
+def without_unborn(paths: list[Path], seam: Files) -> list[Path]:
+    """The files up to the first that is empty; that and the later ones are removed.
+
+    After a power cut a file may have its name and nothing else. Then it was never synced, and
+    files are synced in their order: what follows it was promised to nobody.
+    """
+    born = list(takewhile(lambda path: path.stat().st_size, paths))
+    for path in reversed(paths[len(born) :]):  # a start that is cut off leaves no gap
+        seam.unlink(path)
+    return born
 
 
 class MappedFileQueue:
@@ -37,10 +50,12 @@ class MappedFileQueue:
         self._prepared: MappedFile | None = None
         self._making = threading.Lock()
 
-    def load(self) -> None:
+    def load(self, *, is_clean: bool = True) -> None:
         """Find the files. Raises StoreFormatError for what is not one of them."""
         paths = sorted(path for path in self.directory.glob("*") if path.is_file())
-        if paths and not paths[-1].stat().st_size:
+        if not is_clean:
+            paths = without_unborn(paths, self.seam)
+        elif paths and not paths[-1].stat().st_size:
             self.seam.unlink(paths.pop())
         for path in paths:
             self._check(path)

@@ -349,6 +349,7 @@ class Recovery:
                 not is_clean or any(last.map[position : position + 8])
             ):
                 last.clear_from(position)
+                last.sync()  # else what stood there may follow new records after a power cut
         self.commit_log.open_at(end_offset)
 
 

@@ -1,0 +1,141 @@
+"""Checksums of what a clean stop left behind: rot on the disk is found before it is served.
+
+``headrace.seal`` has a line for each file of log, queues and index: modification time, bytes in
+use, a CRC-32 for each MiB of them. Whoever else writes a file moves its time, which voids the
+seal; rot does not. Blocks are compared when they are first touched, so that a start reads no more
+than it did. The first line is the checkpoint, which a peer moves, the last one the checksum of
+those before it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from zlib_ng.zlib_ng import crc32
+
+from headrace_broker.store.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from headrace_broker.store.checkpoint import Checkpoint
+    from headrace_broker.store.files import Files
+    from headrace_broker.store.mapped_file import MappedFile
+
+SEAL_NAME: Final = "headrace.seal"
+BLOCK_BYTES: Final = 1 << 20
+
+
+class StoreDamaged(StoreError):
+    """Bytes are others than those that the last clean stop left."""
+
+    def __init__(self, path: Path, position: int, byte_count: int) -> None:
+        super().__init__(
+            f"{path}: damaged somewhere in the {byte_count} bytes from {position} on: stop the "
+            "broker and run headrace store fsck on its directory"
+        )
+        self.path = path
+        self.position = position
+        self.byte_count = byte_count
+
+
+class FileSeal:
+    """The checksums of one file, and which blocks have still to be compared."""
+
+    __slots__ = ("_is_open", "checksums", "used_bytes")
+
+    def __init__(self, used_bytes: int, checksums: list[int]) -> None:
+        self.used_bytes = used_bytes
+        self.checksums = checksums
+        self._is_open = bytearray(b"\1") * len(checksums)
+
+    def kept(self, used_bytes: int) -> list[int]:
+        """The checksums that still hold when there are more bytes at the end."""
+        is_same = used_bytes == self.used_bytes
+        return self.checksums[: None if is_same else self.used_bytes // BLOCK_BYTES]
+
+    def check(self, path: Path, view: memoryview, start: int, end: int) -> None:
+        """Compare the blocks that hold a range and were not compared before.
+
+        view: the whole file. Raises StoreDamaged.
+        """
+        first, last = start // BLOCK_BYTES, min(end, self.used_bytes) - 1
+        for number in range(first, last // BLOCK_BYTES + 1):
+            if self._is_open[number]:
+                at, upto = number * BLOCK_BYTES, min((number + 1) * BLOCK_BYTES, self.used_bytes)
+                if crc32(view[at:upto]) != self.checksums[number]:
+                    raise StoreDamaged(path, at, upto - at)
+                self._is_open[number] = 0
+
+
+class Used(NamedTuple):
+    """How much of a file is in use; ``before`` is its seal so far, of bytes that did not change."""
+
+    file: MappedFile
+    used_bytes: int
+    before: FileSeal | None = None
+
+
+class Seals:
+    """Those of a store directory."""
+
+    def __init__(self, root: Path, files: Files) -> None:
+        self._root = root
+        self._files = files
+        self._found: dict[str, tuple[int, FileSeal]] = {}
+        self._checkpoint = ""
+        self.is_loaded = False
+
+    def load(self) -> None:
+        """Read what the last clean stop wrote; a damaged seal seals nothing."""
+        path = self._root / SEAL_NAME
+        lines, _, checksum = path.read_bytes().rpartition(b"\n") if path.exists() else (b"",) * 3
+        self.is_loaded = bool(lines) and checksum == b"%08x" % crc32(lines)
+        if self.is_loaded:
+            self._checkpoint, *rest = lines.decode().split("\n")
+            for line in rest:
+                time_ns, used_bytes, digits, name = line.split(" ", 3)
+                checksums = [int(digits[at : at + 8], 16) for at in range(0, len(digits), 8)]
+                self._found[name] = int(time_ns), FileSeal(int(used_bytes), checksums)
+
+    def is_of(self, checkpoint: Checkpoint) -> bool:
+        """Whether nobody has moved the checkpoint since."""
+        return self._checkpoint == _text(checkpoint)
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files that are sealed and still there."""
+        return [path for name in self._found if (path := self._root / name).exists()]
+
+    def find(self, path: Path) -> FileSeal | None:
+        """The seal of a file that was not written since."""
+        time_ns, seal = self._found.get(str(path.relative_to(self._root)), (0, None))
+        return seal if seal is not None and path.stat().st_mtime_ns == time_ns else None
+
+    def save(self, checkpoint: Checkpoint, files: Iterable[Used]) -> None:
+        """Seal files that are on disk already. Raises OSError."""
+        texts = [_text(checkpoint), *map(self._line, files)]
+        lines = "\n".join(texts).encode()
+        path = self._root / (SEAL_NAME + ".tmp")
+        descriptor = self._files.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            self._files.write(descriptor, lines + b"\n%08x" % crc32(lines), 0)
+            self._files.fsync(descriptor)
+        finally:
+            self._files.close(descriptor)
+        self._files.rename(path, self._root / SEAL_NAME)
+
+    def _line(self, used: Used) -> str:
+        path, view = used.file.path, used.file.view
+        checksums = used.before.kept(used.used_bytes) if used.before else []
+        for at in range(len(checksums) * BLOCK_BYTES, used.used_bytes, BLOCK_BYTES):
+            checksums.append(crc32(view[at : min(at + BLOCK_BYTES, used.used_bytes)]))
+        digits = "".join(f"{checksum:08x}" for checksum in checksums)
+        name = path.relative_to(self._root)
+        return f"{path.stat().st_mtime_ns} {used.used_bytes} {digits} {name}"
+
+
+def _text(checkpoint: Checkpoint) -> str:
+    return " ".join(map(str, checkpoint))

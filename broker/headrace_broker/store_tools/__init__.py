@@ -1,0 +1,1 @@
+"""Offline tools for a store directory: check and repair, print, count, copy."""

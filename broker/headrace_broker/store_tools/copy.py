@@ -1,0 +1,304 @@
+"""``headrace store copy --topic``: some topics of a store, in a new directory."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
+
+import numpy as np
+
+from headrace_broker.store.checkpoint import Checkpoint
+from headrace_broker.store.config_file import ConfigFile
+from headrace_broker.store.consume_queue import ConsumeQueue
+from headrace_broker.store.dispatch import NOT_QUEUED
+from headrace_broker.store.errors import StoreError
+from headrace_broker.store.index_file import IndexFiles
+from headrace_broker.store.lock import StoreLock
+from headrace_broker.store.log_blocks import (
+    CHECKSUM_SLOT_BYTES,
+    LogBlock,
+    checksum_slot,
+    has_checksum,
+)
+from headrace_broker.store_tools.directory import StoreDirectory
+from headrace_broker.store_tools.dump import has_topic
+from headrace_broker.store_tools.log_reader import LogDamage, LogReader
+from headrace_broker.store_tools.records import Places
+from headrace_broker.store_tools.seal_check import seal
+from headrace_protocol import fastjson
+from headrace_protocol.columns import UNIT_DTYPE, RecordColumns, split
+from headrace_protocol.message import BLANK_RECORD, MAGIC_BLANK, RECORD_BYTES_MIN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from headrace_broker.store.settings import StoreSettings
+    from headrace_broker.store_tools.directory import Advance
+    from headrace_broker.store_tools.records import Records
+    from headrace_protocol.columns import Array
+
+_PHYSICAL_OFFSET_AT: Final = 28
+
+
+@dataclass(slots=True)
+class CopyReport:
+    """What a copy took over. damage: what of the source was no record and stayed behind."""
+
+    record_count: int = 0
+    record_bytes: int = 0
+    unplaced_count: int = 0
+    damage: list[LogDamage] = field(default_factory=list)
+
+
+def copy_topics(
+    source: StoreDirectory, target: Path, topics: list[str], advance: Advance
+) -> CopyReport:
+    """Copy records, queues, index, offsets and settings of some topics.
+
+    target: a directory that does not exist yet, or is empty. Queue offsets stay, physical offsets
+    do not. Until the end it looks like a store after a crash, which a start would recover.
+
+    Raises StoreError for a topic without queues or a target that is in use; OSError.
+    """
+    _check(source, target, topics)
+    target.mkdir(parents=True, exist_ok=True)
+    lock = StoreLock(target)
+    lock.acquire()
+    try:
+        abort = target / "abort"
+        abort.write_text(str(os.getpid()))
+        report = _copy(source, target, topics, advance)
+        abort.unlink()
+    finally:
+        lock.release()
+    return report
+
+
+def _check(source: StoreDirectory, target: Path, topics: list[str]) -> None:
+    known = {folder.parent.name for folder in source.queue_paths}
+    for topic in topics:
+        if topic not in known:
+            raise StoreError(
+                f"{source.root} has no queue of topic {topic}: headrace store stat lists its topics"
+            )
+    if target.exists() and any(target.iterdir()):
+        raise StoreError(f"{target} is not empty: name a new directory")
+
+
+def _copy(source: StoreDirectory, target: Path, topics: list[str], advance: Advance) -> CopyReport:
+    settings = replace(source.settings, root=target)
+    report = CopyReport()
+    writer = _Writer(settings, source, report)
+    names = [topic.encode() for topic in topics]
+    file_bytes = settings.commit_log_file_bytes
+    for found in LogReader(source.log_paths, file_bytes, advance):
+        if isinstance(found, LogDamage):
+            report.damage.append(found)
+            continue
+        is_wanted = np.zeros(len(found.columns), bool)
+        for name in names:
+            is_wanted |= has_topic(found.columns, name)
+        if is_wanted.any():
+            writer.write(found.columns.select(np.flatnonzero(is_wanted)))
+    writer.finish()
+    for file_name, keep in _kept(set(topics)).items():
+        _copy_table(source.root / "config" / file_name, target / "config" / file_name, keep)
+    return report
+
+
+# --- log, queues and index -----------------------------------------------------------------
+
+
+class _Writer:
+    def __init__(self, settings: StoreSettings, source: StoreDirectory, report: CopyReport) -> None:
+        self._report = report
+        self._root = settings.root
+        self._settings = settings
+        self._log = _LogWriter(settings)
+        self._places = Places(settings.delay_levels_ms)
+        self._queue_bytes = settings.consume_queue_file_bytes
+        self._seam = source.seam
+        self._index = IndexFiles(settings, source.seam)
+        self._queues: dict[int, ConsumeQueue] = {}
+        self._newest: tuple[int, int] | None = None
+
+    def write(self, columns: RecordColumns) -> None:
+        """Append some records, in log order, with their units and index entries."""
+        sizes = columns.size
+        data = bytearray(b"".join(split(columns.data, columns.start, sizes)))
+        ends = np.cumsum(sizes)
+        done = 0
+        while done < len(sizes):
+            base = int(ends[done - 1]) if done else 0
+            count = self._log.room_for(ends[done:] - base)
+            piece = memoryview(data)[base : int(ends[done + count - 1])]
+            self._write_piece(piece, ends[done : done + count] - base, columns, done)
+            done += count
+
+    def _write_piece(
+        self, piece: memoryview, ends: Array, columns: RecordColumns, first: int
+    ) -> None:
+        """Records that lie in one file of the copy."""
+        sizes = np.diff(ends, prepend=0)
+        starts = ends - sizes
+        physical_offset = starts + self._log.offset
+        places = np.ndarray((len(piece) - 7,), ">i8", piece, strides=(1,))
+        places[starts + _PHYSICAL_OFFSET_AT] = physical_offset
+        copied = RecordColumns(bytes(piece), starts, sizes)
+        for number in np.flatnonzero(has_checksum(copied)).tolist():
+            record = piece[int(starts[number]) : int(ends[number])]
+            record[-CHECKSUM_SLOT_BYTES:] = checksum_slot(record[:-CHECKSUM_SLOT_BYTES])
+        records = self._places.records(LogBlock(copied, self._log.offset))
+        self._put_units(records, columns.physical_offset[first : first + len(sizes)])
+        numbers, hashes = self._places.index_keys(records)
+        times = records.store_timestamp
+        now_ms = int(time.time() * 1000)
+        self._index.put(hashes, physical_offset[numbers], times[numbers], now_ms)
+        self._log.write(piece, int(times.max()))
+        self._newest = int(physical_offset[-1]), int(times[-1])
+        self._report.record_count += len(sizes)
+        self._report.record_bytes += len(piece)
+
+    def _put_units(self, records: Records, source_offset: Array) -> None:
+        queued = np.flatnonzero((records.sys_flag & NOT_QUEUED) == 0)
+        for place in np.unique(records.place[queued]).tolist():
+            group = queued[records.place[queued] == place]
+            queue = self._queue(place)
+            units = np.empty(len(group), UNIT_DTYPE)
+            units["physical_offset"] = records.physical_offset[group]
+            units["size"], units["tags_code"] = records.size[group], records.tags_code[group]
+            offsets = records.queue_offset[group]
+            is_next = offsets == queue.max_offset + np.arange(len(group))
+            done = 0
+            while done < len(group) and is_next.all():
+                done += queue.put_block(units[done:])
+            for number in range(done, len(group)):
+                self._put_unit(queue, int(offsets[number]), units[number], source_offset)
+
+    def _put_unit(
+        self, queue: ConsumeQueue, queue_offset: int, unit: Any, source_offset: Array
+    ) -> None:
+        # As at a start: a gap that the source's log has no room for was made by damage.
+        if (queue_offset - queue.max_offset) * RECORD_BYTES_MIN > source_offset[-1]:
+            self._report.unplaced_count += 1
+        else:
+            queue.put(queue_offset, *unit.tolist())
+
+    def _queue(self, place: int) -> ConsumeQueue:
+        if place not in self._queues:
+            topic, queue_id = self._places.name(place)
+            folder = self._root / "consumequeue" / topic / str(queue_id)
+            self._queues[place] = ConsumeQueue(folder, self._queue_bytes, self._seam)
+        return self._queues[place]
+
+    def finish(self) -> None:
+        """All to disk, and a checkpoint that says so."""
+        self._log.finish()
+        for queue in self._queues.values():
+            queue.start_flush()()
+        for file in self._index.files:
+            file.file.sync()
+        self._seam.sync_names()
+        place, time_ms = self._newest or (0, 0)
+        checkpoint = Checkpoint(time_ms, time_ms, 0, 0, 0, place)
+        checkpoint.save(self._root / "checkpoint", self._seam)
+        seal(StoreDirectory(self._settings, self._seam), self._log.offset)
+
+
+class _LogWriter:
+    """``offset`` is where the next record goes, by physical offset."""
+
+    def __init__(self, settings: StoreSettings) -> None:
+        self.offset = 0
+        self._folder = settings.root / "commitlog"
+        self._folder.mkdir()
+        self._file_bytes = settings.commit_log_file_bytes
+        self._file: BinaryIO | None = None
+        self._newest_ms = 0
+
+    def room_for(self, ends: Array) -> int:
+        """How many of the records that end there fit the file; of a new file at least one does."""
+        position = self.offset % self._file_bytes
+        if self._file is None:
+            self._open()
+        room = self._file_bytes - position - BLANK_RECORD.size
+        count = int(np.searchsorted(ends, room, "right"))
+        if count:
+            return count
+        self._roll(position)
+        return self.room_for(ends)
+
+    def write(self, data: memoryview, newest_ms: int) -> None:
+        """Append; ``newest_ms`` becomes the file's modification time, which retention goes by."""
+        assert self._file is not None
+        self._file.write(data)
+        self.offset += len(data)
+        self._newest_ms = newest_ms
+
+    def finish(self) -> None:
+        """Bring the file to disk."""
+        if self._file is None:
+            return
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        os.utime(self._file.name, ns=(self._newest_ms * 1_000_000,) * 2)
+        self._file = None
+
+    def _open(self) -> None:
+        self._file = (self._folder / f"{self.offset:020d}").open("xb")
+        self._file.truncate(self._file_bytes)
+
+    def _roll(self, position: int) -> None:
+        remaining = self._file_bytes - position
+        assert self._file is not None
+        assert position, "a record is larger than a file"
+        self._file.write(BLANK_RECORD.pack(remaining, MAGIC_BLANK))
+        self.finish()
+        self.offset += remaining
+        self._open()
+
+
+# --- config --------------------------------------------------------------------------------
+
+
+def _kept(topics: set[str]) -> dict[str, Callable[[dict[Any, Any]], dict[Any, Any]]]:
+    """What to keep of each config file."""
+
+    def of_topics(fields: dict[Any, Any]) -> dict[Any, Any]:
+        return {key: _entries(value, topics) for key, value in fields.items()}
+
+    return {
+        "topics.json": of_topics,
+        "topicQueueMapping.json": of_topics,
+        "consumerOffset.json": of_topics,
+        "subscriptionGroup.json": lambda fields: fields,
+    }
+
+
+_VERSIONS: Final = frozenset(("counter", "stateVersion", "timestamp"))
+
+
+def _entries(table: Any, topics: set[str]) -> Any:
+    """The entries of a table whose key is a topic, or TOPIC@GROUP; of groups' topics those."""
+    if not isinstance(table, dict) or table.keys() <= _VERSIONS:
+        return table
+    kept = {}
+    for key, value in table.items():
+        if isinstance(value, list):
+            if found := [topic for topic in value if topic in topics]:
+                kept[key] = found
+        elif str(key).partition("@")[0] in topics:
+            kept[key] = value
+    return kept
+
+
+def _copy_table(
+    source: Path, target: Path, keep: Callable[[dict[Any, Any]], dict[Any, Any]]
+) -> None:
+    data = ConfigFile(source).load()
+    if data is not None:
+        ConfigFile(target).save(fastjson.dumps(keep(fastjson.loads(data)), pretty=True))

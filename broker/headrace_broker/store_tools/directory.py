@@ -1,0 +1,147 @@
+"""A store directory that no broker has open."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from headrace_broker.store.errors import StoreFormatError
+from headrace_broker.store.files import Files
+from headrace_broker.store.index_file import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES
+from headrace_broker.store.lock import StoreLock
+from headrace_broker.store.settings import StoreSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+# Told how many bytes were dealt with since the last call.
+Advance = Callable[[int], None]
+
+_NAMES: Final = frozenset(("commitlog", "consumequeue", "config", "checkpoint", "index"))
+
+
+@dataclass(frozen=True, slots=True)
+class StoreDirectory:
+    """Where the store is and the sizes it was made with."""
+
+    settings: StoreSettings
+    seam: Files
+
+    @property
+    def root(self) -> Path:
+        """The directory itself."""
+        return self.settings.root
+
+    @property
+    def log_paths(self) -> list[Path]:
+        """The files of the log, oldest first."""
+        return numbered_files(self.root / "commitlog")
+
+    @property
+    def log_bytes(self) -> int:
+        """Bytes of the log's files that have disk blocks, which is what reading them costs."""
+        return sum(used_bytes(path) for path in self.log_paths)
+
+    @property
+    def queue_paths(self) -> list[Path]:
+        """The folders of the ConsumeQueues: TOPIC/QUEUE_ID."""
+        found = (self.root / "consumequeue").glob("*/*")
+        return sorted(path for path in found if path.is_dir() and path.name.isdigit())
+
+    @property
+    def index_paths(self) -> list[Path]:
+        """The index files, oldest first."""
+        return sorted(path for path in (self.root / "index").glob("*") if path.is_file())
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether the last broker stopped cleanly."""
+        return not (self.root / "abort").exists()
+
+
+@contextmanager
+def open_directory(root: Path, sizes: StoreSettings | None = None) -> Iterator[StoreDirectory]:
+    """Lock a store for the time of the block.
+
+    sizes: file sizes and delay levels as configured; by default those of the files that are there.
+
+    Raises FileNotFoundError, StoreFormatError for what is no store, StoreLocked while a broker
+    runs on it.
+    """
+    if not root.exists():
+        raise FileNotFoundError(2, "no such directory", str(root))
+    if not root.is_dir() or not _NAMES & {path.name for path in root.iterdir()}:
+        raise StoreFormatError(root, "is no store", "name the directory of one")
+    lock = StoreLock(root)
+    lock.acquire()
+    try:
+        settings = replace(sizes, root=root) if sizes else _sizes_found(root)
+        yield StoreDirectory(settings, Files())
+    finally:
+        lock.release()
+
+
+def numbered_files(folder: Path) -> list[Path]:
+    """Files named by their first offset, in order; others are left out."""
+    return sorted(p for p in folder.glob("*") if is_numbered(p) and p.stat().st_size)
+
+
+def is_numbered(path: Path) -> bool:
+    """Whether a file is named by 20 digits."""
+    return path.is_file() and len(path.name) == 20 and path.name.isascii() and path.name.isdigit()
+
+
+def used_bytes(path: Path) -> int:
+    """Bytes of a file that are not in holes, as far as the file system tells."""
+    return sum(end - start for start, end in data_ranges(path))
+
+
+def data_ranges(path: Path) -> list[tuple[int, int]]:
+    """Ranges of a file that may be other than zero."""
+    ranges = []
+    with path.open("rb") as file:
+        position, length = 0, path.stat().st_size
+        while position < length:
+            try:
+                start = os.lseek(file.fileno(), position, os.SEEK_DATA)
+            except OSError:  # ENXIO: only a hole is left
+                break
+            position = os.lseek(file.fileno(), start, os.SEEK_HOLE)
+            ranges.append((start, position))
+    return ranges
+
+
+def _sizes_found(root: Path) -> StoreSettings:
+    default = StoreSettings(root=root)
+    queue_files = (path for path in (root / "consumequeue").glob("*/*/*") if is_numbered(path))
+    log_bytes = _usual_length(numbered_files(root / "commitlog"), default.commit_log_file_bytes)
+    queue_bytes = _usual_length(queue_files, default.consume_queue_file_bytes)
+    _check_index_size(default)
+    return replace(
+        default,
+        commit_log_file_bytes=log_bytes,
+        consume_queue_file_bytes=max(queue_bytes // 20 * 20, 20),
+    )
+
+
+def _usual_length(paths: Iterable[Path], default: int) -> int:
+    lengths = Counter(path.stat().st_size for path in paths)
+    return max(lengths, key=lengths.__getitem__) if lengths else default
+
+
+def _check_index_size(default: StoreSettings) -> None:
+    """Slots and entries cannot be told from a file's length."""
+    paths = [path for path in (default.root / "index").glob("*") if path.is_file()]
+    slots_bytes = default.index_slot_count * SLOT_BYTES
+    file_bytes = HEADER_BYTES + slots_bytes + default.index_entry_count * ENTRY_BYTES
+    if _usual_length(paths, file_bytes) != file_bytes:
+        raise StoreFormatError(
+            paths[0],
+            f"has {paths[0].stat().st_size} bytes, from which its slots and entries can't be told",
+            "give the broker's settings with --config",
+        )

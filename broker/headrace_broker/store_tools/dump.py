@@ -1,0 +1,58 @@
+"""``headrace store dump``: the records of a log in order, whole or damaged."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from headrace_broker.store_tools.log_reader import LogDamage, LogReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from headrace_broker.store_tools.directory import Advance, StoreDirectory
+    from headrace_protocol.columns import Array, RecordColumns
+    from headrace_protocol.message import StoredMessage
+
+
+class Wanted(NamedTuple):
+    """Which records; None stands for all. start: physical offset."""
+
+    topic: str | None = None
+    queue_id: int | None = None
+    start: int = 0
+
+    def numbers(self, columns: RecordColumns) -> Array:
+        """Which of a block are wanted."""
+        is_wanted = columns.physical_offset >= self.start
+        if self.queue_id is not None:
+            is_wanted &= columns.queue_id == self.queue_id
+        if self.topic is not None:
+            is_wanted &= has_topic(columns, self.topic.encode())
+        return np.flatnonzero(is_wanted)
+
+
+def has_topic(columns: RecordColumns, name: bytes) -> Array:
+    """Which records are of a topic."""
+    is_equal: Array = columns.topic_bytes == len(name)
+    numbers = np.flatnonzero(is_equal)
+    if len(numbers):
+        part = columns.select(numbers)
+        names, index = part.locate(part.data, f"V{len(name)}", part.topic_start - part.start)
+        is_equal[numbers] = names[index] == np.void(name)
+    return is_equal
+
+
+def dump(
+    directory: StoreDirectory, wanted: Wanted, advance: Advance
+) -> Iterator[StoredMessage | LogDamage]:
+    """Records in log order, and what is damaged between them. Raises OSError."""
+    first = wanted.start - directory.settings.commit_log_file_bytes
+    paths = [path for path in directory.log_paths if int(path.name) > first]
+    for found in LogReader(paths, directory.settings.commit_log_file_bytes, advance):
+        if isinstance(found, LogDamage):
+            yield found
+            continue
+        for number in wanted.numbers(found.columns).tolist():
+            yield found.columns.message(number)

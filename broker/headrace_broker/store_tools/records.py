@@ -1,0 +1,111 @@
+"""What queues and index must say of records: one row for each record of a block."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from headrace_broker.store.index_keys import Regions, index_prefixes, key_hashes
+from headrace_broker.store.recovery import SCHEDULE_TOPIC
+from headrace_protocol.columns import split
+from headrace_protocol.message import (
+    DELAY,
+    TRANSACTION_MASK,
+    TRANSACTION_ROLLBACK,
+    property_value,
+    tags_code_of,
+)
+
+if TYPE_CHECKING:
+    from headrace_broker.store.log_blocks import LogBlock
+    from headrace_protocol.columns import Array
+
+_QUEUE_BITS: Final = 32
+_TAGS_MARK: Final = b"TAGS\x01"
+
+
+class Records(NamedTuple):
+    """Columns of one block; ``place`` numbers (topic, queue id) as ``Places`` does."""
+
+    place: Array
+    physical_offset: Array
+    queue_offset: Array
+    size: Array
+    sys_flag: Array
+    store_timestamp: Array
+    tags_code: Array
+    regions: Regions
+
+
+class Places:
+    """Topics and queues by number, in the order in which the log names them."""
+
+    def __init__(self, delay_levels_ms: tuple[int, ...]) -> None:
+        self._topics: list[str] = []
+        self._prefixes: list[tuple[int, int]] = []
+        self._delay_levels_ms = delay_levels_ms
+        self._numbers: dict[bytes, int] = {}
+
+    def name(self, place: int) -> tuple[str, int]:
+        """Topic and queue id."""
+        return self._topics[place >> _QUEUE_BITS], place & ((1 << _QUEUE_BITS) - 1)
+
+    def records(self, block: LogBlock) -> Records:
+        """The columns of a block's records."""
+        columns = block.columns
+        topics = self._topic_numbers(
+            split(columns.data, columns.topic_start, columns.topic_bytes.astype(np.int64))
+        )
+        properties = columns.properties()
+        text = np.frombuffer(columns.data, np.uint8)
+        records = Records(
+            topics << _QUEUE_BITS | columns.queue_id,
+            columns.physical_offset.astype(np.int64),
+            columns.queue_offset.astype(np.int64),
+            columns.size,
+            columns.sys_flag,
+            columns.store_timestamp.astype(np.int64),
+            _tags_codes(properties),
+            Regions(text, columns.properties_start, columns.properties_bytes.astype(np.int64)),
+        )
+        schedule = self._numbers.get(SCHEDULE_TOPIC.encode())
+        if schedule is not None:
+            self._put_due_times(records, np.flatnonzero(topics == schedule), properties)
+        return records
+
+    def index_keys(self, records: Records) -> tuple[Array, Array]:
+        """Which records have index entries, one number for each, and the hashes of these."""
+        is_indexed = records.sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK
+        chosen = np.flatnonzero(is_indexed & (records.regions.size > 0))
+        if not len(chosen):
+            return chosen, chosen
+        topics = (records.place[chosen] >> _QUEUE_BITS).tolist()
+        numbers, hashes = key_hashes(
+            records.regions.take(chosen),
+            np.array([self._prefixes[topic] for topic in topics], np.uint32),
+            lambda number: self._topics[topics[number]],
+        )
+        return chosen[numbers], hashes
+
+    def _topic_numbers(self, names: list[bytes]) -> Array:
+        for name in set(names) - self._numbers.keys():
+            topic = name.decode(errors="replace")
+            self._numbers[name] = len(self._topics)
+            self._topics.append(topic)
+            self._prefixes.append(index_prefixes(topic))
+        return np.fromiter(map(self._numbers.__getitem__, names), np.int64, len(names))
+
+    def _put_due_times(self, records: Records, numbers: Array, properties: list[bytes]) -> None:
+        # In this topic the tags code says when the message is due.
+        for number in numbers.tolist():
+            level = property_value(properties[number], DELAY.encode())
+            if level.isdigit() and int(level) > 0:
+                delay_ms = self._delay_levels_ms[min(int(level), len(self._delay_levels_ms)) - 1]
+                records.tags_code[number] = records.store_timestamp[number] + delay_ms
+
+
+def _tags_codes(properties: list[bytes]) -> Array:
+    if _TAGS_MARK not in b"".join(properties):
+        return np.zeros(len(properties), np.int64)
+    return np.fromiter(map(tags_code_of, properties), np.int64, len(properties))

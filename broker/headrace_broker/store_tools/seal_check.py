@@ -1,0 +1,76 @@
+"""``headrace.seal``: files against the checksums of the last clean stop, and a seal for a copy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace_broker.store.checkpoint import Checkpoint
+from headrace_broker.store.consume_queue import UNIT_BYTES
+from headrace_broker.store.index_file import ENTRY_BYTES, IndexFiles
+from headrace_broker.store.mapped_file import MappedFile
+from headrace_broker.store.seal import SEAL_NAME, FileSeal, Seals, StoreDamaged, Used
+from headrace_broker.store_tools.findings import Finding, IndexAnew, PutAway
+from headrace_broker.store_tools.queue_check import open_queue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from headrace_broker.store_tools.directory import StoreDirectory
+
+
+def seal_findings(directory: StoreDirectory) -> Iterator[Finding]:
+    """Blocks that are not as the last clean stop left them.
+
+    This finds what nothing else covers: properties, and most fields of a record's head.
+    """
+    seals = Seals(directory.root, directory.seam)
+    seals.load()
+    path = directory.root / SEAL_NAME
+    if path.exists() and not seals.is_loaded:
+        yield Finding(path, "its checksum does not match", fix=PutAway(path))
+    # A peer's writes to maps may leave a file's time, but it moves the checkpoint.
+    is_whole = seals.is_of(Checkpoint.load(directory.root / "checkpoint"))
+    for path in seals.paths:
+        seal = seals.find(path)
+        if seal is not None and (is_whole or path.parent.name == "commitlog"):
+            file = MappedFile(path, path.stat().st_size, directory.seam)
+            yield from _file_findings(file, seal)
+            file.unmap()
+
+
+def _file_findings(file: MappedFile, seal: FileSeal) -> Iterator[Finding]:
+    try:
+        seal.check(file.path, file.view, 0, seal.used_bytes)
+    except StoreDamaged as error:
+        # Units are compared with the log one by one: what that does not find is of no use.
+        is_log = file.path.parent.name == "commitlog"
+        is_index = file.path.parent.name == "index"
+        problem = f"not all {error.byte_count} bytes from here on are those of the last clean stop"
+        fix = IndexAnew(file.path) if is_index else None
+        yield Finding(file.path, problem, error.position, fix, is_damage=is_log or is_index)
+
+
+def seal(directory: StoreDirectory, log_end: int) -> None:
+    """Seal a store that is as it should be, and on disk. Raises OSError."""
+    checkpoint = Checkpoint.load(directory.root / "checkpoint")
+    seals = Seals(directory.root, directory.seam)
+    seals.save(checkpoint, _used(directory, log_end))
+
+
+def _used(directory: StoreDirectory, log_end: int) -> Iterator[Used]:
+    log_bytes = directory.settings.commit_log_file_bytes
+    for path in directory.log_paths:
+        file = MappedFile(path, log_bytes, directory.seam)
+        yield Used(file, min(log_end - file.start_offset, log_bytes))
+        file.unmap()
+    for folder in directory.queue_paths:
+        queue = open_queue(folder, directory)
+        for file in queue.files.files:
+            end = queue.max_offset * UNIT_BYTES - file.start_offset
+            yield Used(file, min(end, file.file_bytes))
+        queue.unmap()
+    index = IndexFiles(directory.settings, directory.seam)
+    index.load()
+    for index_file in index.files:
+        end = index_file.entries_at + index_file.header.index_count * ENTRY_BYTES
+        yield Used(index_file.file, end)

@@ -1,0 +1,126 @@
+"""``headrace store stat``: what a store holds, by topic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from headrace_broker.store.consume_queue import BLANK_SIZE
+from headrace_broker.store_tools.directory import used_bytes
+from headrace_broker.store_tools.queue_check import open_queue
+from headrace_protocol.columns import UNIT_DTYPE
+from headrace_protocol.message import BORN_HOST_V6, RECORD_HEADS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from headrace_broker.store.consume_queue import ConsumeQueue
+    from headrace_broker.store_tools.directory import Advance, StoreDirectory
+
+_BLOCK_UNITS: Final = 1 << 16
+
+
+@dataclass(slots=True)
+class TopicStat:
+    """Messages that can still be read, and their bytes in the log; times are store times in ms."""
+
+    topic: str
+    queues: int = 0
+    messages: int = 0
+    record_bytes: int = 0
+    oldest_ms: int | None = None
+    newest_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStat:
+    """The whole directory."""
+
+    is_clean: bool
+    log_files: int
+    log_min_offset: int
+    log_file_bytes: int
+    queue_file_bytes: int
+    index_files: int
+    disk_bytes: int
+
+
+def store_stat(directory: StoreDirectory) -> StoreStat:
+    """Raises OSError."""
+    paths = directory.log_paths
+    files = [path for path in directory.root.rglob("*") if path.is_file()]
+    return StoreStat(
+        is_clean=directory.is_clean,
+        log_files=len(paths),
+        log_min_offset=int(paths[0].name) if paths else 0,
+        log_file_bytes=directory.settings.commit_log_file_bytes,
+        queue_file_bytes=directory.settings.consume_queue_file_bytes,
+        index_files=len(directory.index_paths),
+        disk_bytes=sum(used_bytes(path) for path in files),
+    )
+
+
+def topic_stats(directory: StoreDirectory, advance: Advance) -> list[TopicStat]:
+    """Each topic with a queue, from the units of its queues; ``advance`` counts queues.
+
+    Raises OSError, and StoreFormatError for files that are none of a queue.
+    """
+    log = _Log(directory)
+    topics: dict[str, TopicStat] = {}
+    for folder in directory.queue_paths:
+        topic = topics.setdefault(folder.parent.name, TopicStat(folder.parent.name))
+        _add(topic, folder, directory, log)
+        advance(1)
+    return sorted(topics.values(), key=lambda topic: topic.topic)
+
+
+def _add(topic: TopicStat, folder: Path, directory: StoreDirectory, log: _Log) -> None:
+    queue = open_queue(folder, directory)
+    topic.queues += 1
+    first = last = None
+    for units in _live_units(queue, log.min_offset):
+        topic.messages += len(units)
+        topic.record_bytes += int(units["size"].sum(dtype=np.int64))
+        first = first or int(units["physical_offset"][0])
+        last = int(units["physical_offset"][-1])
+    queue.unmap()
+    for place in (first, last):
+        if place is not None and (time_ms := log.store_timestamp(place)) is not None:
+            topic.oldest_ms = min(time_ms, topic.oldest_ms or time_ms)
+            topic.newest_ms = max(time_ms, topic.newest_ms or time_ms)
+
+
+def _live_units(queue: ConsumeQueue, log_min_offset: int) -> Iterator[np.ndarray]:
+    queue_offset = queue.first_at_or_after(log_min_offset)
+    while queue_offset < queue.max_offset:
+        units = np.frombuffer(queue.units_view(queue_offset, _BLOCK_UNITS), UNIT_DTYPE)
+        queue_offset += len(units)
+        live = units[units["size"] != BLANK_SIZE]
+        if len(live):
+            yield live
+
+
+class _Log:
+    """Store times of single records."""
+
+    def __init__(self, directory: StoreDirectory) -> None:
+        paths = directory.log_paths
+        self.min_offset = int(paths[0].name) if paths else 0
+        self._folder = directory.root / "commitlog"
+        self._file_bytes = directory.settings.commit_log_file_bytes
+
+    def store_timestamp(self, physical_offset: int) -> int | None:
+        """None where no record can be."""
+        start = self.min_offset
+        start += (physical_offset - start) // self._file_bytes * self._file_bytes
+        path = self._folder / f"{start:020d}"
+        if physical_offset < self.min_offset or not path.exists():
+            return None
+        with path.open("rb") as file:
+            file.seek(physical_offset - start)
+            head = file.read(RECORD_HEADS[3].size)
+        at = 68 if len(head) > 76 and head[39] & BORN_HOST_V6 else 56
+        return int.from_bytes(head[at : at + 8], "big", signed=True)

@@ -1,0 +1,309 @@
+"""``headrace store``: a store directory that no broker runs on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.admin.failures import CommandFailed
+from headrace.admin.messages import printable
+from headrace.admin.options import Json
+from headrace.admin.output import (
+    print_json,
+    print_json_line,
+    print_record,
+    print_rows,
+    time_text,
+)
+from headrace.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from headrace_broker.store_tools.directory import StoreDirectory
+    from headrace_broker.store_tools.findings import Finding
+    from headrace_broker.store_tools.fsck import Report
+    from headrace_broker.store_tools.log_reader import LogDamage
+    from headrace_protocol.message import StoredMessage
+
+app = typer.Typer(
+    name="store", help="Check, print, count and copy a store directory.", no_args_is_help=True
+)
+
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The store; no broker runs on it.")]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        help="The broker's settings, for its file sizes. Without it those of the files count.",
+        show_default=False,
+    ),
+]
+
+
+@app.command()
+def fsck(
+    directory: Directory,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Mend what can be mended without losing anything.")
+    ] = False,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Check every record, unit, index entry and small file of a store.
+
+    Exit code 1 when something is damaged and was not repaired. A repair keeps what it replaces
+    in DIR/headrace.fsck.
+    """
+    from headrace_broker.store_tools import fsck as tool
+
+    with _opened(directory, config) as store:
+        with _progress("checking", _bytes(store)) as advance:
+            report = tool.check(store, advance)
+        rows = [_finding_row(finding, store.root) for finding in report.findings]
+        saved = None
+        if repair:
+            with _progress("repairing", store.log_bytes) as advance:
+                saved = tool.repair(store, report.findings, advance)
+            with _progress("checking", _bytes(store)) as advance:
+                report = tool.check(store, advance)
+            _mark_repaired(rows, report, store.root)
+    if as_json:
+        print_json({**_report_record(report, saved), "findings": rows})
+    else:
+        print_rows(rows, as_json=False, empty="nothing is wrong")
+        text = ", ".join(f"{name} {value}" for name, value in _report_record(report, saved).items())
+        sys.stderr.write(f"{text}\n")
+    if report.damage:
+        raise typer.Exit(1)
+
+
+@app.command()
+def dump(
+    directory: Directory,
+    topic: Annotated[str | None, typer.Option(help="Only its records.")] = None,
+    queue: Annotated[int | None, typer.Option(min=0, help="Only this queue id.")] = None,
+    start: Annotated[
+        int, typer.Option("--from", metavar="OFFSET", help="Physical offset to begin with.")
+    ] = 0,
+    count_max: Annotated[
+        int | None, typer.Option("--max", min=1, help="Stop after so many.", show_default=False)
+    ] = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Print the records of the log in order, one a line; damaged places to standard error."""
+    from headrace_broker.store_tools.dump import Wanted
+    from headrace_broker.store_tools.dump import dump as run
+    from headrace_broker.store_tools.log_reader import LogDamage
+
+    write = _print_json_record if as_json else _print_record
+    # A bar between the lines would spoil both.
+    is_piped = not sys.stdout.isatty()
+    with (
+        _opened(directory, config) as store,
+        _progress("reading", store.log_bytes if is_piped else 0) as advance,
+    ):
+        left = count_max
+        for found in run(store, Wanted(topic, queue, start), advance):
+            if isinstance(found, LogDamage):
+                sys.stderr.write(f"headrace: {_damage_text(found)}\n")
+                continue
+            write(found)
+            left = left - 1 if left else None
+            if left == 0:
+                break
+
+
+@app.command()
+def stat(directory: Directory, config: Config = None, as_json: Json = False) -> None:
+    """Count what a store holds, by topic: messages that can still be read."""
+    from headrace_broker.store_tools.stat import store_stat, topic_stats
+
+    with _opened(directory, config) as store:
+        summary = store_stat(store)
+        with _progress("reading", len(store.queue_paths), is_bytes=False) as advance:
+            topics = topic_stats(store, advance)
+    record = {name: getattr(summary, name) for name in summary.__slots__}
+    rows = [
+        {
+            "topic": topic.topic,
+            "queues": topic.queues,
+            "messages": topic.messages,
+            "record_bytes": topic.record_bytes,
+            "oldest": time_text(topic.oldest_ms or 0),
+            "newest": time_text(topic.newest_ms or 0),
+        }
+        for topic in topics
+    ]
+    if as_json:
+        print_json({**record, "topics": rows})
+        return
+    print_record(record, as_json=False)
+    sys.stdout.write("\n")
+    print_rows(rows, as_json=False, empty="no topic has messages")
+
+
+@app.command()
+def copy(
+    directory: Directory,
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="A directory to be made.")],
+    topic: Annotated[list[str], typer.Option(help="May be repeated.")],
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Copy topics into a new store: records, queues, index, settings and groups' offsets.
+
+    Queue offsets stay; physical offsets, and with them offset message ids, do not. What is damaged
+    in the log is left out and named, so this also saves what follows such a place.
+    """
+    from headrace_broker.store_tools.copy import copy_topics
+
+    with _opened(directory, config) as store, _progress("copying", store.log_bytes) as advance:
+        report = copy_topics(store, target, topic, advance)
+    for damage in report.damage:
+        sys.stderr.write(f"headrace: left out: {_damage_text(damage)}\n")
+    record = {
+        "records": report.record_count,
+        "record_bytes": report.record_bytes,
+        "unplaced": report.unplaced_count,
+        "damaged_places": len(report.damage),
+    }
+    print_record(record, as_json=as_json)
+
+
+# --- what they share -----------------------------------------------------------------------
+
+
+@contextmanager
+def _opened(directory: Path, config: Path | None) -> Iterator[StoreDirectory]:
+    from headrace_broker.store.errors import StoreError
+    from headrace_broker.store_tools.directory import open_directory
+
+    sizes = None
+    if config is not None:
+        from headrace_broker.config import ConfigError, load_config
+
+        try:
+            sizes = load_config(config)[0].store_settings(bytes(8))
+        except ConfigError as error:
+            raise ConfigurationError(str(error)) from error
+    try:
+        with open_directory(directory, sizes) as store:
+            yield store
+    except StoreError as error:
+        raise CommandFailed(str(error)) from error
+
+
+@contextmanager
+def _progress(what: str, total: int, *, is_bytes: bool = True) -> Iterator[Callable[[int], None]]:
+    if not total or not sys.stderr.isatty():
+        yield lambda _count: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    counts = (DownloadColumn(), TransferSpeedColumn()) if is_bytes else (MofNCompleteColumn(),)
+    columns = (TextColumn("{task.description}"), BarColumn(), *counts, TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda count: progress.advance(task, count)
+
+
+def _bytes(store: StoreDirectory) -> int:
+    from headrace_broker.store_tools.directory import used_bytes
+
+    files = (path for folder in store.queue_paths for path in folder.iterdir())
+    return store.log_bytes + sum(map(used_bytes, files))
+
+
+def _finding_row(finding: Finding, root: Path) -> dict[str, Any]:
+    return {
+        "state": "damage" if finding.is_damage else "note",
+        "path": str(finding.path.relative_to(root)),
+        "position": finding.position,
+        "problem": finding.problem,
+        "can_repair": finding.fix is not None,
+    }
+
+
+def _mark_repaired(rows: list[dict[str, Any]], report: Report, root: Path) -> None:
+    left = [_finding_row(finding, root) for finding in report.findings]
+    for row in rows:
+        if row not in left and row["can_repair"]:
+            row["state"] = "repaired"
+    rows += [row for row in left if row not in rows]
+
+
+def _report_record(report: Report, saved: Path | None) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "records": report.record_count,
+        "log_min_offset": report.log_min,
+        "log_max_offset": report.log_end,
+        "damaged": len(report.damage),
+    }
+    return {**record, "saved": str(saved)} if saved else record
+
+
+def _damage_text(damage: LogDamage) -> str:
+    size = damage.end - damage.start
+    return f"physical offset {damage.start}: {size} bytes are no whole record: {damage.reason}"
+
+
+def _print_record(message: StoredMessage) -> None:
+    from headrace_protocol.message import CodecMissing, CorruptRecord
+
+    try:
+        body = printable(message.body)
+    except (CodecMissing, CorruptRecord) as error:
+        body = f"({error})"
+    cells = (
+        str(message.physical_offset),
+        str(message.size),
+        f"{message.topic}/{message.queue_id}",
+        str(message.queue_offset),
+        time_text(message.store_timestamp) or "-",
+        message.message_id,
+        body.replace("\t", " ").replace("\n", " "),
+    )
+    sys.stdout.write("\t".join(cells) + "\n")
+
+
+def _print_json_record(message: StoredMessage) -> None:
+    import base64
+
+    from headrace_protocol.message import decode_host
+
+    host, port = decode_host(message.born_host)
+    record = {
+        "physical_offset": message.physical_offset,
+        "size": message.size,
+        "topic": message.topic,
+        "queue": message.queue_id,
+        "queue_offset": message.queue_offset,
+        "sys_flag": message.sys_flag,
+        "flag": message.flag,
+        "born_time": time_text(message.born_timestamp),
+        "born_host": f"{host}:{port}",
+        "store_time": time_text(message.store_timestamp),
+        "reconsume_times": message.reconsume_times,
+        "message_id": message.message_id,
+        "properties": message.properties,
+    }
+    try:
+        record["body"] = message.stored_body.decode()
+    except UnicodeDecodeError:
+        record["body_base64"] = base64.b64encode(message.stored_body).decode()
+    print_json_line(record)

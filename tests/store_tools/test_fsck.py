@@ -1,0 +1,313 @@
+"""fsck finds each kind of damage, and repairs what can be without losing anything."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from headrace_broker.store.config_file import ConfigFile
+from headrace_broker.store.errors import StoreFormatError, StoreLocked
+from headrace_broker.store_tools.directory import StoreDirectory, open_directory
+from headrace_broker.store_tools.fsck import check, repair
+from tests.support.damage import TOPICS_TEXT, contents, fill_store
+from tests.support.golden import STORES, copy_golden_store, golden_settings
+from tests.support.stores import crash, open_store, small_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from headrace_broker.store.settings import StoreSettings
+    from headrace_broker.store_tools.findings import Finding
+
+
+def quiet(_count: int) -> None:
+    pass
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    fill_store(tmp_path / "store")
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def opened(root: Path) -> Iterator[StoreDirectory]:
+    with open_directory(root, small_settings(root)) as directory:
+        yield directory
+
+
+def read(root: Path) -> dict[tuple[str, int], list[bytes]]:
+    copy = root.with_name("read")
+    shutil.copytree(root, copy)
+    store = open_store(copy)
+    found = contents(store)
+    crash(store)
+    shutil.rmtree(copy)
+    return found
+
+
+def overwrite(path: Path, position: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(data)
+
+
+def newest(folder: Path) -> Path:
+    return max(folder.iterdir())
+
+
+# --- sound stores --------------------------------------------------------------------------
+
+
+def test_a_store_of_ours_is_sound(opened: StoreDirectory) -> None:
+    report = check(opened, quiet)
+    assert report.findings == []
+    assert report.record_count == 60
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_a_store_of_the_peer_is_sound(name: str, tmp_path: Path) -> None:
+    root = copy_golden_store(name, tmp_path / "store")
+    with open_directory(root, golden_settings(root)) as directory:
+        report = check(directory, quiet)
+    assert report.damage == []
+    assert report.record_count == {"clean": 477, "kill9": 805}[name]
+    assert [finding.path.name for finding in report.findings] == ["abort"] * (name == "kill9")
+
+
+def test_sizes_are_found_by_themselves(root: Path) -> None:
+    shutil.rmtree(root / "index")
+    with open_directory(root) as directory:
+        assert directory.settings.commit_log_file_bytes == 4096
+        assert directory.settings.consume_queue_file_bytes == 200
+        assert not check(directory, quiet).damage
+
+
+def test_sizes_that_cannot_be_found_are_asked_for(root: Path) -> None:
+    with pytest.raises(StoreFormatError, match="--config"), open_directory(root):
+        pass
+
+
+# --- who may look --------------------------------------------------------------------------
+
+
+def test_a_directory_in_use_is_refused(root: Path) -> None:
+    store = open_store(root)
+    with pytest.raises(StoreLocked), open_directory(root, small_settings(root)):
+        pass
+    store.close()
+
+
+def test_the_lock_of_another_process_counts(root: Path) -> None:
+    ready_read, ready_write = os.pipe()
+    done_read, done_write = os.pipe()
+    child = os.fork()
+    if not child:
+        descriptor = os.open(root / "lock", os.O_RDWR)
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+        os.write(ready_write, b"1")
+        os.read(done_read, 1)
+        os._exit(0)
+    os.read(ready_read, 1)
+    with pytest.raises(StoreLocked), open_directory(root, small_settings(root)):
+        pass
+    os.write(done_write, b"1")
+    os.waitpid(child, 0)
+    for descriptor in (ready_read, ready_write, done_read, done_write):
+        os.close(descriptor)
+
+
+def test_what_is_no_store_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(StoreFormatError, match="is no store"), open_directory(tmp_path):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    with pytest.raises(FileNotFoundError), open_directory(tmp_path / "nowhere"):
+        pass
+
+
+# --- damage that can be mended -------------------------------------------------------------
+
+
+def spoil_unit_place(root: Path) -> None:
+    overwrite(root / "consumequeue/A/0/00000000000000000000", 5 * 20 + 7, b"\x55")
+
+
+def spoil_unit_tags(root: Path) -> None:
+    overwrite(root / "consumequeue/B/1/00000000000000000000", 3 * 20 + 19, b"\x55")
+
+
+def make_a_hole_in_a_queue(root: Path) -> None:
+    overwrite(root / "consumequeue/A/0/00000000000000000000", 2 * 20, bytes(60))
+
+
+def cut_a_queue(root: Path) -> None:
+    overwrite(root / "consumequeue/C/0/00000000000000000000", 4 * 20, bytes(120))
+
+
+def append_a_wild_unit(root: Path) -> None:
+    path = root / "consumequeue/B/1/00000000000000000000"
+    used = len(path.read_bytes().rstrip(b"\0"))
+    assert used < 180
+    overwrite(path, -(-used // 20) * 20, (1 << 40).to_bytes(8, "big") + (99).to_bytes(4, "big"))
+
+
+def spoil_an_index_entry(root: Path) -> None:
+    path = newest(root / "index")
+    overwrite(path, 40 + 10 * 4 + 2 * 20, b"\x55")
+
+
+def spoil_an_index_link(root: Path) -> None:
+    overwrite(min((root / "index").iterdir()), 40 + 10 * 4 + 9 * 20 + 19, b"\x66")
+
+
+def spoil_an_index_slot(root: Path) -> None:
+    overwrite(newest(root / "index"), 40 + 3, b"\x77")
+
+
+def spoil_the_index_header(root: Path) -> None:
+    overwrite(newest(root / "index"), 39, b"\x77")
+
+
+def cut_an_index_file(root: Path) -> None:
+    os.truncate(newest(root / "index"), 100)
+
+
+def spoil_the_checkpoint(root: Path) -> None:
+    overwrite(root / "checkpoint", 1, b"\x55")
+
+
+def spoil_the_index_mark(root: Path) -> None:
+    overwrite(root / "headrace.indexmark", 20, b"\x55")
+
+
+def write_behind_the_log(root: Path) -> None:
+    path = newest(root / "commitlog")
+    used = len(path.read_bytes().rstrip(b"\0"))
+    overwrite(path, used + 5, b"leftovers of an earlier time")
+
+
+def cut_a_config_file(root: Path) -> None:
+    os.truncate(root / "config/topics.json", 9)
+
+
+MENDABLE = [
+    spoil_unit_place,
+    spoil_unit_tags,
+    make_a_hole_in_a_queue,
+    cut_a_queue,
+    append_a_wild_unit,
+    spoil_an_index_entry,
+    spoil_an_index_link,
+    spoil_an_index_slot,
+    spoil_the_index_header,
+    cut_an_index_file,
+    spoil_the_checkpoint,
+    spoil_the_index_mark,
+    write_behind_the_log,
+    cut_a_config_file,
+]
+
+
+@pytest.mark.parametrize("spoil", MENDABLE, ids=lambda spoil: spoil.__name__)
+def test_damage_is_found_and_mended(spoil: Callable[[Path], None], root: Path) -> None:
+    wanted = read(root)
+    spoil(root)
+    with open_directory(root, small_settings(root)) as directory:
+        damage = check(directory, quiet).damage
+        assert damage
+        assert all(finding.fix for finding in damage), damage
+        saved = repair(directory, damage, quiet)
+        assert saved is not None
+        assert any(path.is_file() for path in saved.rglob("*"))
+        assert check(directory, quiet).damage == []
+    assert read(root) == wanted
+
+
+def test_a_repaired_index_answers_as_before(root: Path) -> None:
+    spoil_an_index_entry(root)
+    with open_directory(root, small_settings(root)) as directory:
+        repair(directory, check(directory, quiet).damage, quiet)
+    store = open_store(root)
+    assert len(store.query_index("A", "x30", 9, 0, 1 << 62)) == 1
+    store.close()
+
+
+def test_a_torn_table_comes_back_from_its_backup(root: Path) -> None:
+    config = ConfigFile(root / "config/topics.json")
+    config.save(TOPICS_TEXT)
+    cut_a_config_file(root)
+    with open_directory(root, small_settings(root)) as directory:
+        saved = repair(directory, check(directory, quiet).damage, quiet)
+    assert saved is not None
+    assert (saved / "config/topics.json").stat().st_size == 9
+    assert config.load() == TOPICS_TEXT
+
+
+def test_what_was_replaced_is_kept(root: Path) -> None:
+    path = root / "consumequeue/A/0/00000000000000000000"
+    spoil_unit_place(root)
+    bad = path.read_bytes()[100:120]
+    with open_directory(root, small_settings(root)) as directory:
+        saved = repair(directory, check(directory, quiet).damage, quiet)
+    assert saved is not None
+    assert (saved / "consumequeue/A/0/00000000000000000000@100").read_bytes() == bad
+
+
+# --- damage that only copies can be saved from ---------------------------------------------
+
+
+def findings_of(root: Path, settings: StoreSettings) -> list[Finding]:
+    with open_directory(root, settings) as directory:
+        return check(directory, quiet).damage
+
+
+def test_a_record_damaged_in_the_middle_is_named_and_left(root: Path) -> None:
+    path = root / "commitlog/00000000000000004096"
+    overwrite(path, 90, b"\x55\x55")
+    before = path.read_bytes()
+    with open_directory(root, small_settings(root)) as directory:
+        damage = check(directory, quiet).damage
+        assert damage[0].path == path
+        assert damage[0].position == 0
+        assert "body CRC does not match; whole records follow" in damage[0].problem
+        assert damage[0].fix is None
+        repair(directory, [damage[0]], quiet)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("position", [0, 4, 30, 84])
+def test_reading_goes_on_behind_damage(position: int, root: Path) -> None:
+    overwrite(root / "commitlog/00000000000000004096", position, b"\x55\x55")
+    with open_directory(root, small_settings(root)) as directory:
+        report = check(directory, quiet)
+    assert report.record_count == 59
+    assert len([f for f in report.damage if f.path.parent.name == "commitlog"]) == 1
+
+
+def test_files_out_of_place_are_named(root: Path) -> None:
+    (root / "commitlog" / "notes.txt").write_text("mine")
+    (root / "consumequeue/A/0/notes.txt").write_text("mine")
+    names = [finding.path.name for finding in findings_of(root, small_settings(root))]
+    assert names == ["notes.txt", "notes.txt"]
+
+
+def test_a_missing_log_file_is_named(root: Path) -> None:
+    (root / "commitlog/00000000000000004096").unlink()
+    damage = findings_of(root, small_settings(root))
+    assert "follows 00000000000000000000 with a gap" in damage[0].problem
+
+
+def test_a_deleted_topic_is_no_damage(root: Path) -> None:
+    store = open_store(root)
+    store.delete_topic("A")
+    store.close()
+    with open_directory(root, small_settings(root)) as directory:
+        report = check(directory, quiet)
+    assert report.damage == []
+    assert {f.path.parent.name for f in report.findings} == {"A"}
