@@ -20,7 +20,7 @@ from headrace_protocol.drivers.address import split_address
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from headrace_broker.store.settings import StoreSettings
+    from headrace_broker.store.settings import Retention, StoreSettings
 
 _PAGE_BYTES = 4096
 _UNIT_BYTES = 20
@@ -165,13 +165,60 @@ class BrokerConfig(BaseModel):
 
     # -- how long they are kept
     file_reserved_time: int = _setting(
-        72, "age at which log files are removed", unit="hours", ge=1, le=1_000_000
+        72,
+        "age at which log files are removed",
+        unit="hours",
+        reloadable=True,
+        ge=1,
+        le=1_000_000,
+    )
+    delete_when: str = _setting(
+        "04", "hours of the day in which they are, 00 to 23: HH;HH", reloadable=True
+    )
+    disk_max_used_space_ratio: int = _setting(
+        75,
+        "used part of the disk above which they are at any hour (10 to 95 count)",
+        unit="percent",
+        reloadable=True,
+        ge=0,
+        le=100,
+    )
+    disk_space_clean_forcibly_ratio: int = _setting(
+        85,
+        "used part of the disk above which younger ones are, too (30 to 85 count)",
+        unit="percent",
+        reloadable=True,
+        ge=0,
+        le=100,
+    )
+    disk_space_warning_level_ratio: int = _setting(
+        90,
+        "used part of the disk above which messages are refused (35 to 90 count)",
+        unit="percent",
+        reloadable=True,
+        ge=0,
+        le=100,
+    )
+    clean_file_forcibly_enable: bool = _setting(
+        True, "younger files may be removed when the disk is full", reloadable=True
+    )
+    delete_unconsumed_enable: bool = _setting(
+        False,
+        "as the peer, remove also what some consumer group has not consumed",
+        reloadable=True,
+    )
+    staged_messages_reserved_time: int = _setting(
+        168,
+        "age at which staged writes are removed that nobody committed",
+        unit="hours",
+        ge=1,
+        le=1_000_000,
     )
     clean_resource_interval: int = _setting(
         10_000, "time between looks for such files", unit="ms", ge=1, le=_INT_MAX
     )
     delete_file_batch_max: int = _setting(
-        10, "log files removed at one look", unit="files", ge=1, le=_INT_MAX
+        10, "log files removed at one look", unit="files", reloadable=True, ge=1, le=_INT_MAX
     )
     commit_log_recover_max_num: int = _setting(
         10, "log files read again after a crash, at most", unit="files", ge=1, le=_INT_MAX
@@ -185,6 +232,13 @@ class BrokerConfig(BaseModel):
         ):
             raise ValueError("use only letters, digits, '%', '|', '_' and '-', and at least one")
         return name
+
+    @field_validator("delete_when")
+    @classmethod
+    def _are_hours(cls, hours: str) -> str:
+        if not all(hour.isdecimal() and int(hour) < 24 for hour in _split_hours(hours)):
+            raise ValueError("expected hours from 00 to 23 with ; in between, such as 04 or 02;14")
+        return hours
 
     @field_validator("namesrv_addr")
     @classmethod
@@ -213,6 +267,11 @@ class BrokerConfig(BaseModel):
         """Whether a send is answered only when the message is on disk."""
         return self.flush_disk_type == "SYNC_FLUSH"
 
+    @property
+    def staged_reserved_ms(self) -> int:
+        """Age at which staged writes are removed that nobody committed."""
+        return self.staged_messages_reserved_time * _HOUR_MS
+
     def store_settings(self, store_host: bytes) -> StoreSettings:
         """What the store is told.
 
@@ -236,10 +295,24 @@ class BrokerConfig(BaseModel):
             queue_flush_interval_ms=self.flush_interval_consume_queue,
             queue_flush_least_bytes=self.flush_consume_queue_least_pages * _PAGE_BYTES,
             queue_flush_thorough_interval_ms=self.flush_consume_queue_thorough_interval,
-            retention_ms=self.file_reserved_time * _HOUR_MS,
+            retention=self.retention(),
             clean_interval_ms=self.clean_resource_interval,
-            clean_files_max=self.delete_file_batch_max,
             recover_files_max=self.commit_log_recover_max_num,
+        )
+
+    def retention(self) -> Retention:
+        """How long the store keeps messages."""
+        from headrace_broker.store.settings import Retention
+
+        return Retention(
+            reserved_ms=self.file_reserved_time * _HOUR_MS,
+            delete_hours=frozenset(map(int, _split_hours(self.delete_when))),
+            files_max=self.delete_file_batch_max,
+            clean_ratio=_ratio(self.disk_max_used_space_ratio, 10, 95),
+            force_ratio=_ratio(self.disk_space_clean_forcibly_ratio, 30, 85),
+            refuse_ratio=_ratio(self.disk_space_warning_level_ratio, 35, 90),
+            removes_young=self.clean_file_forcibly_enable,
+            removes_unconsumed=self.delete_unconsumed_enable,
         )
 
     def check_paths(self) -> None:
@@ -268,6 +341,15 @@ class BrokerConfig(BaseModel):
         changed = _validate({**self.as_text(), **changes}, {key: key for key in changes})
         for name in type(self).model_fields:
             setattr(self, name, getattr(changed, name))
+
+
+def _split_hours(hours: str) -> list[str]:
+    return [hour.strip() for hour in hours.split(";") if hour.strip()]
+
+
+def _ratio(percent: int, least: int, most: int) -> float:
+    """Within the peer's limits, which it applies without a word."""
+    return min(max(percent, least), most) / 100
 
 
 class Setting(NamedTuple):

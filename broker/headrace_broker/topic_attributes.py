@@ -7,17 +7,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from headrace_broker.store.topic_floors import TopicLimit
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
+
+    from headrace_protocol.bodies import TopicConfig
 
 QUEUE_TYPE = "queue.type"
 CLEANUP_POLICY = "cleanup.policy"
 MESSAGE_TYPE = "message.type"
+RESERVE_TIME = "reserve.time"
+# Ours: the peer ignores it in topics.json, and so keeps what we would not show.
+RESERVE_SIZE = "reserve.size"
 
-_LONG_MIN, _LONG_MAX = -(2**63), 2**63 - 1
+_LONG_MAX = 2**63 - 1
+_NO_LIMIT = -1
 
 
 class _Attribute(NamedTuple):
@@ -30,9 +37,9 @@ def _one_of(*values: str, is_changeable: bool) -> _Attribute:
     return _Attribute(is_changeable, " | ".join(values), frozenset(values).__contains__)
 
 
-def _is_long(value: str) -> bool:
+def _is_limit(value: str) -> bool:
     try:
-        return _LONG_MIN <= int(value) <= _LONG_MAX
+        return int(value) == _NO_LIMIT or 0 < int(value) <= _LONG_MAX
     except ValueError:
         return False
 
@@ -45,7 +52,8 @@ _ATTRIBUTES = {
     MESSAGE_TYPE: _one_of(
         "UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", is_changeable=True
     ),
-    "reserve.time": _Attribute(True, "a number of milliseconds, or -1", _is_long),
+    RESERVE_TIME: _Attribute(True, "a number of milliseconds, or -1", _is_limit),
+    RESERVE_SIZE: _Attribute(True, "a number of bytes, or -1", _is_limit),
 }
 
 
@@ -85,6 +93,24 @@ def apply_changes(
                 raise _invalid(f"{key}={value}: this broker takes {attribute.expected}")
             attributes[key] = value
     return attributes
+
+
+def topic_limits(topics: Iterable[TopicConfig]) -> dict[str, TopicLimit]:
+    """How long and how much is kept of those topics that say so."""
+    limits = {}
+    for topic in topics:
+        if topic.attributes:  # few have some
+            reserved_ms = _limit(topic.attributes, RESERVE_TIME)
+            reserved_bytes = _limit(topic.attributes, RESERVE_SIZE)
+            if reserved_ms is not None or reserved_bytes is not None:
+                limits[topic.topic_name] = TopicLimit(reserved_ms, reserved_bytes)
+    return limits
+
+
+def _limit(attributes: Mapping[str, str], key: str) -> int | None:
+    # What another broker let into the file may be anything.
+    value = attributes.get(key, "")
+    return int(value) if _is_limit(value) and int(value) != _NO_LIMIT else None
 
 
 def _invalid(what: str) -> RequestError:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace_broker.consumer.offsets import ConsumerOffsets
-from headrace_broker.store.config_file import ConfigFile
+from headrace_broker.store.config_file import ConfigFile, unsealed
 from headrace_broker.store.errors import StoreFormatError
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import ConsumerOffsetSerializeWrapper
@@ -103,7 +103,8 @@ def test_a_file_is_written_as_the_peer_writes_it(tmp_path: Path, offsets: Consum
     offsets.commit("g", "t", 1, 6)
     offsets.commit_pull("g", "t", 0, 7)
     offsets.persist()
-    assert (tmp_path / "consumerOffset.json").read_text() == (
+    text = unsealed((tmp_path / "consumerOffset.json").read_bytes()).decode()
+    assert text == (
         '{\n\t"dataVersion":{\n\t\t"counter":0,\n\t\t"stateVersion":0,\n\t\t"timestamp":0\n\t},'
         '\n\t"groupTopicMap":{\n\t\t"g":[\n\t\t\t"t"\n\t\t]\n\t},'
         '\n\t"offsetTable":{\n\t\t"t@g":{\n\t\t\t0:5,\n\t\t\t1:6\n\t\t}\n\t},'

@@ -41,6 +41,8 @@ def test_what_is_not_mentioned_stays() -> None:
         ("+message.type=MIXED", True, "UNSPECIFIED | NORMAL"),
         ("+reserve.time=long", True, "a number of milliseconds"),
         ("+reserve.time=9223372036854775808", True, "a number of milliseconds"),
+        ("+reserve.time=0", True, "a number of milliseconds"),
+        ("+reserve.size=-2", True, "a number of bytes, or -1"),
     ],
 )
 def test_changes_that_are_refused(text: str, is_new: bool, match: str) -> None:

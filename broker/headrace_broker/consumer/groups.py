@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from headrace_protocol.serving import Channel
 
 MEMBER_LIFE_MS = 120_000
-_BROADCASTING = "BROADCASTING"
+BROADCASTING = "BROADCASTING"
 
 
 class Member(msgspec.Struct):
@@ -168,6 +168,14 @@ class ConsumerManager:
         """Groups that are subscribed to a topic now."""
         return {name for name, group in self._groups.items() if topic in group.subscriptions}
 
+    def groups_by_topic(self) -> dict[str, set[str]]:
+        """Of each topic somebody is subscribed to, the groups."""
+        by_topic: dict[str, set[str]] = {}
+        for name, group in self._groups.items():
+            for topic in group.subscriptions:
+                by_topic.setdefault(topic, set()).add(name)
+        return by_topic
+
     def subscription_for_pull(self, group: str, topic: str, sub_version: int) -> SubscriptionData:
         """What a group wants of a topic, for a pull that does not say it itself.
 
@@ -191,7 +199,7 @@ class ConsumerManager:
         return subscription
 
     def _notify(self, group: str) -> None:
-        if self._groups[group].data.message_model == _BROADCASTING:
+        if self._groups[group].data.message_model == BROADCASTING:
             return  # each member reads all queues, whoever else is there
         settings = self._settings.get(group)
         if settings is None or settings.notify_consumer_ids_changed_enable:

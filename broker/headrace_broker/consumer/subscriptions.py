@@ -12,6 +12,7 @@ from headrace_broker.persistence import (
     file_text,
     load_table,
     next_version,
+    say_if_lost,
 )
 from headrace_protocol.bodies import (
     DataVersion,
@@ -71,6 +72,7 @@ class SubscriptionGroups:
         self._groups = {name: SubscriptionGroupConfig(group_name=name) for name in _BUILT_IN}
         self._groups.update(loaded.subscription_group_table)
         if found is None:
+            say_if_lost(file)
             self._changed()
 
     def __len__(self) -> int:

@@ -83,6 +83,8 @@ class AdminBrokerProcessor:
         registry.route(RequestCode.GET_BROKER_RUNTIME_INFO, self.runtime_info)
         registry.route(RequestCode.GET_BROKER_CONFIG, self.config)
         registry.route(RequestCode.UPDATE_BROKER_CONFIG, self.update_config)
+        registry.route(RequestCode.TRIGGER_DELETE_FILES, self.delete_expired_files)
+        registry.route(RequestCode.DELETE_EXPIRED_COMMITLOG, self.delete_expired_files)
         registry.route_long(RequestCode.GET_ALL_CONSUMER_OFFSET, self.all_consumer_offsets)
 
     # -- how it is doing ---------------------------------------------------------------------------
@@ -136,7 +138,12 @@ class AdminBrokerProcessor:
             "indexBehindMessages": str(store.index_behind_rows),
             "queueCount": str(store.queue_count),
             "refusesWrites": store.refusal or "no",
+            "filesRemoved": str(store.cleaner.removed_files),
+            "filesWaitingForReaders": str(store.cleaner.waiting_files),
+            "oldestUnconsumed": store.cleaner.oldest_unconsumed,
         }
+        if store.cleaner.full_in_hours is not None:
+            info["diskFullInHours"] = f"{store.cleaner.full_in_hours:.1f}"
         earliest_ms = self._store.commit_log.store_timestamp_at(store.min_offset)
         if earliest_ms is not None:
             info["earliestMessageTimeStamp"] = str(earliest_ms)
@@ -165,9 +172,16 @@ class AdminBrokerProcessor:
         except ConfigError as error:
             raise RequestError(ResponseCode.INVALID_PARAMETER, str(error)) from None
         self._config_version = next_version(self._config_version, self._now_ms())
+        self._store.cleaner.retention = self._config.retention()
         if "brokerPermission" in changes:
             self._topics.permission_changed()
         log.info("settings changed", **changes, client=request.channel.address)
+        return Reply()
+
+    def delete_expired_files(self, request: Request) -> Reply:
+        """TRIGGER_DELETE_FILES, DELETE_EXPIRED_COMMITLOG: remove old files now, at any hour."""
+        self._store.cleaner.ask()
+        log.info("removal of old files asked for", client=request.channel.address)
         return Reply()
 
     # -- tables ------------------------------------------------------------------------------------

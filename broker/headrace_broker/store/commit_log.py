@@ -87,7 +87,7 @@ class CommitLog:
         self.append_end = -1
         self.refusal: StoreNotWritable | None = StoreNotWritable("not loaded", settings.root)
         self.is_refusal_final = True
-        self.refused_ms = 0
+        self.refused_ms = self.retry_ms = 0
         # Called when the next file should be made.
         self.on_half_full: Callable[[], None] = lambda: None
         self._file: MappedFile | None = None
@@ -405,12 +405,14 @@ class CommitLog:
 
     # --- refusing appends ------------------------------------------------------------------
 
-    def refuse(self, reason: str, path: Path, *, is_final: bool = False) -> StoreNotWritable:
-        """Stop appends: for good, or until one of them is tried again a second later."""
+    def refuse(
+        self, reason: str, path: Path, *, is_final: bool = False, retry_ms: int = RETRY_MS
+    ) -> StoreNotWritable:
+        """Stop appends: for good, or until one of them is tried again ``retry_ms`` later."""
         if not self.is_refusal_final:
             self.refusal = StoreNotWritable(reason, path)
             self.is_refusal_final = is_final
-            self.refused_ms = self.clock.now_ms()
+            self.refused_ms, self.retry_ms = self.clock.now_ms(), retry_ms
             self.append_end = -1
         assert self.refusal is not None
         return self.refusal
@@ -428,7 +430,9 @@ class CommitLog:
     def _check_refusal(self) -> None:
         if self.refusal is None:
             return
-        if self.is_refusal_final or self.clock.now_ms() - self.refused_ms < RETRY_MS:
+        # A clock that went back must not keep it refused.
+        is_early = 0 <= self.clock.now_ms() - self.refused_ms < self.retry_ms
+        if self.is_refusal_final or is_early:
             raise self.refusal
         self.resume()
 
@@ -452,6 +456,11 @@ class CommitLog:
         """Just after the last record."""
         return self.file_start + self.position
 
+    @property
+    def used(self) -> list[tuple[MappedFile, int]]:
+        """Each file, and the bytes of it in use."""
+        return [(f, min(f.file_bytes, self.max_offset - f.start_offset)) for f in self.files.files]
+
     def record_at(self, physical_offset: int) -> memoryview | None:
         """One whole record as a view; None if none begins there."""
         self.write_out()
@@ -461,12 +470,16 @@ class CommitLog:
         position = physical_offset - file.start_offset
         if position + RECORD_BYTES_MIN > self.file_bytes:
             return None
+        file.require(position, position + RECORD_BYTES_MIN)
         size, magic, stated_offset = _RECORD_PLACE.unpack_from(file.map, position)
         end = position + size
         is_record = magic in RECORD_MAGICS and stated_offset == physical_offset
         if not is_record or size < RECORD_BYTES_MIN or file.start_offset + end > self.max_offset:
             return None
-        return file.view[position:end] if end <= self.file_bytes else None
+        if end > self.file_bytes:
+            return None
+        file.require(position, end)
+        return file.view[position:end]
 
     def slices(self, runs: list[tuple[int, int]]) -> list[memoryview]:
         """Bytes by physical offset, each run within one file, as views.
@@ -477,11 +490,15 @@ class CommitLog:
             self._check_cached(runs)
         views = []
         base, file_end, view = 0, 0, memoryview(b"")
+        require: Callable[[int, int], None] | None = None
         for start, end in runs:
             if not base <= start < file_end:
                 file = self.files.find(start)
                 assert file is not None
                 base, file_end, view = file.start_offset, file.end_offset, file.view
+                require = None if file.seal is None else file.require
+            if require is not None:
+                require(start - base, end - base)
             views.append(view[start - base : end - base])
         return views
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from headrace_broker.store.cold_files import ColdFiles
 from headrace_broker.store.mapped_file_queue import MappedFileQueue
+from headrace_broker.store.seal import StoreDamaged
 from headrace_protocol.columns import UNIT_DTYPE
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.store.files import Files
     from headrace_broker.store.mapped_file import MappedFile
+    from headrace_broker.store.seal import Seals
 
 UNIT: Final = struct.Struct(">qiq")
 UNIT_BYTES: Final = UNIT.size
@@ -37,11 +40,13 @@ class ConsumeQueue:
     """
 
     __slots__ = (
+        "_floor",
         "_log_min_seen",
         "_min_offset",
         "file",
         "files",
         "flushed_offset",
+        "is_cut",
         "map",
         "max_offset",
         "position",
@@ -55,7 +60,10 @@ class ConsumeQueue:
         self.map: mmap.mmap | None = None
         self.position = self.room_end = 0
         self.max_offset = self.flushed_offset = 0
+        # What was cleared comes back with a power cut until the next flush.
+        self.is_cut = False
         self._min_offset = 0
+        self._floor = 0
         self._log_min_seen = -1
 
     # --- writing ---------------------------------------------------------------------------
@@ -149,7 +157,7 @@ class ConsumeQueue:
         After a clean stop the end is searched for; after a crash the last three files are read,
         because a hole may have units after it that reached the disk first.
         """
-        self.files.load()
+        self.files.load(is_clean=is_clean)
         files = self.files.files
         if is_clean and files:
             self._write_to(files[-1], self._used_units(files[-1]) * UNIT_BYTES)
@@ -157,6 +165,18 @@ class ConsumeQueue:
         elif files:
             self._end_at(self._unbroken_end(files[-WARM_FILES:]))
         self.flushed_offset = self.max_offset
+
+    def attach_seals(self, seals: Seals) -> int:
+        """Take the files' seals after a clean stop; returns where the newest unit points.
+
+        Raises StoreDamaged when the units end elsewhere than they did.
+        """
+        for file, used_bytes in self.used:
+            file.seal = seals.find(file.path)
+            if file.seal is not None and file.seal.used_bytes != used_bytes:
+                end = max(file.seal.used_bytes, used_bytes)
+                raise StoreDamaged(file.path, 0, end)
+        return self.last_physical_offset
 
     @staticmethod
     def _used_units(file: MappedFile) -> int:
@@ -171,11 +191,20 @@ class ConsumeQueue:
 
     @staticmethod
     def _unbroken_end(files: list[MappedFile]) -> int:
+        """Where the first unit is missing, or was torn between two sectors of the disk.
+
+        A torn one that looks like a unit has the size of a new one and a physical offset that is
+        0, or lacks its upper half.
+        """
+        before = 0
         for file in files:
             units = np.frombuffer(file.view, UNIT_DTYPE)
-            used = (units["physical_offset"] >= 0) & (units["size"] > 0)
+            places = units["physical_offset"].astype(np.int64)
+            is_ascending = np.diff(places, prepend=before) >= 0
+            used = is_ascending & (units["size"] > 0)
             if not used.all():
                 return file.start_offset // UNIT_BYTES + int(used.argmin())
+            before = places[-1]
         return files[-1].end_offset // UNIT_BYTES
 
     def truncate(self, queue_offset: int) -> None:
@@ -187,6 +216,7 @@ class ConsumeQueue:
     def _end_at(self, queue_offset: int) -> None:
         self.max_offset = queue_offset
         self.flushed_offset = min(self.flushed_offset, queue_offset)
+        self._floor = min(self._floor, queue_offset)
         self._log_min_seen = -1
         end = queue_offset * UNIT_BYTES
         self.files.delete_from(end)
@@ -195,22 +225,33 @@ class ConsumeQueue:
         if self.files.files:
             last = self.files.files[-1]
             position = end - last.start_offset
+            if last.seal is not None and position < last.seal.used_bytes:
+                last.seal = None
             self._write_to(last, position)
             if np.frombuffer(last.view, np.uint8, offset=position).any():
                 last.clear_from(position)
+                self.is_cut = True
 
     def truncate_from_physical(self, physical_offset: int) -> None:
         """Forget the units that point at or past ``physical_offset``."""
         self.truncate(self.first_at_or_after(physical_offset))
 
     def detach_below(self, log_min_offset: int) -> list[MappedFile]:
-        """Let go of files whose last unit points below the log's first byte."""
+        """Let go of files whose last unit points below the log's first byte. Raises OSError."""
+        units = ColdFiles(self.files)
         count = 0
         for file in self.files.files[:-1]:
-            if UNIT.unpack_from(file.map, file.file_bytes - UNIT_BYTES)[0] >= log_min_offset:
+            last = units.units(file.end_offset // UNIT_BYTES - 1, 1)
+            if len(last) and last["physical_offset"][0] >= log_min_offset:
                 break
             count += 1
         return self.files.detach_first(count)
+
+    def raise_floor(self, queue_offset: int) -> None:
+        """Show nothing below ``queue_offset`` any more, though its records are in the log."""
+        if queue_offset > self._floor:
+            self._floor = min(queue_offset, self.max_offset)
+            self._log_min_seen = -1
 
     def delete(self) -> None:
         """Remove every file and the folder."""
@@ -219,6 +260,12 @@ class ConsumeQueue:
             self.files.directory.rmdir()
         self.file = self.map = None
         self.position = self.room_end = self.max_offset = self.flushed_offset = 0
+
+    @property
+    def used(self) -> list[tuple[MappedFile, int]]:
+        """Each file, and the bytes of it in use."""
+        sizes = [self.files.file_bytes] * (len(self.files.files) - 1) + [self.position]
+        return list(zip(self.files.files, sizes, strict=False))
 
     def dirty_bytes(self) -> int:
         """Bytes written since the last flush began."""
@@ -229,6 +276,7 @@ class ConsumeQueue:
         first = self.files.find(self.flushed_offset * UNIT_BYTES)
         files = self.files.files[self.files.files.index(first) :] if first else []
         self.flushed_offset = self.max_offset
+        self.is_cut = False
 
         def flush() -> None:
             for file in files:
@@ -248,7 +296,10 @@ class ConsumeQueue:
         if not file.is_mapped:
             self.files.seam.map_budget.mapped(self)
         position = start - file.start_offset
-        return file.view[position : min(position + count * UNIT_BYTES, file.file_bytes)]
+        end = min(position + count * UNIT_BYTES, file.file_bytes)
+        if file.seal is not None:
+            file.require(position, end)
+        return file.view[position:end]
 
     def unit(self, queue_offset: int) -> tuple[int, int, int]:
         """Physical offset, size and tags code of one unit, which must exist."""
@@ -275,10 +326,10 @@ class ConsumeQueue:
         return self.files.min_offset // UNIT_BYTES if self.files.files else self.max_offset
 
     def min_offset(self, log_min_offset: int) -> int:
-        """The oldest unit whose record is still in the log."""
+        """The oldest unit whose record is still in the log and was not given up."""
         if self._log_min_seen != log_min_offset:
             found = self.first_at_or_after(log_min_offset)
-            self._min_offset = self._skip_blank(found)
+            self._min_offset = max(self._skip_blank(found), self._floor)
             # An empty answer is not kept: the next unit may be the first one.
             self._log_min_seen = log_min_offset if self._min_offset < self.max_offset else -1
         return self._min_offset

@@ -19,12 +19,13 @@ from headrace_broker.store.dispatch import Dispatcher
 from headrace_broker.store.errors import StoreError, StoreFormatError
 from headrace_broker.store.files import Files
 from headrace_broker.store.flush import Flusher
-from headrace_broker.store.index_file import IndexFiles
+from headrace_broker.store.index_file import HEADER_BYTES, IndexFiles
 from headrace_broker.store.indexer import BLOCK_ROWS_MAX, THREAD_ROWS_MAX, Indexer
 from headrace_broker.store.lock import StoreLock
 from headrace_broker.store.reader import Reader
 from headrace_broker.store.recovery import Recovery, RecoveryReport, plan_recovery
 from headrace_broker.store.ring import Ring
+from headrace_broker.store.seal import Seals, Used
 from headrace_broker.store.store_queue import StoreQueue
 
 if TYPE_CHECKING:
@@ -32,9 +33,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace_broker.clock import Clock
+    from headrace_broker.store.cleaner import CleanerStatus
     from headrace_broker.store.encoded_records import EncodedRecords
     from headrace_broker.store.reader import IndexType
     from headrace_broker.store.recovery import OnProgress
+    from headrace_broker.store.ring import Cursor
     from headrace_broker.store.settings import StoreSettings
 
 # What a store's directory holds; anything else alone is somebody's other folder.
@@ -60,6 +63,7 @@ class StoreStatistics:
     disk_ratio: float
     refusal: str | None
     queue_count: int
+    cleaner: CleanerStatus
 
 
 class MessageStore:
@@ -87,8 +91,11 @@ class MessageStore:
         self.indexer = Indexer(self.ring, self.commit_log, self.index_files, self.queues)
         self.reader = Reader(self.commit_log, self.index_files)
         self.flusher = Flusher(settings, self.seam, self.ring, self.commit_log, self.index_files)
-        self.cleaner = Cleaner(settings, self.commit_log, self.index_files, self._names.values())
+        self.cleaner = Cleaner(
+            settings, self.commit_log, self.index_files, self._topics, self._settled_from
+        )
         self.flusher.on_flushed = self._dispatch_unasked
+        self.seals = Seals(settings.root, self.seam)
         self.lock = StoreLock(settings.root)
         self._dispatch_asked = trio.Event()
         self._index_asked = trio.Event()
@@ -154,6 +161,7 @@ class MessageStore:
         self._load_queues(is_clean=is_clean)
         self.index_files.load()
         self.flusher.checkpoint = Checkpoint.load(self.flusher.checkpoint_path)
+        self._check_seals(is_clean=is_clean)
         self._write_abort(abort)
         report = self._recover(is_clean=is_clean)
         for queue in self.queues:
@@ -161,6 +169,27 @@ class MessageStore:
         self.begin_batch()
         self.commit_log.accept()
         return report
+
+    def _check_seals(self, *, is_clean: bool) -> None:
+        """Compare what a clean start goes by; the rest is compared when it is first read.
+
+        Raises StoreDamaged.
+        """
+        self.seals.load()
+        log_files = self.commit_log.files.files
+        for file in log_files:
+            file.seal = self.seals.find(file.path)
+        if not is_clean or not self.seals.is_of(self.flusher.checkpoint):
+            return
+        newest_unit = -1
+        for queue in self.queues:
+            newest_unit = max(newest_unit, queue.consume_queue.attach_seals(self.seals))
+        for index_file in self.index_files.files:
+            index_file.file.seal = self.seals.find(index_file.file.path)
+            index_file.file.require(0, HEADER_BYTES)
+        for file in log_files:
+            if file.end_offset > newest_unit:
+                file.require(max(newest_unit - file.start_offset, 0), file.file_bytes)
 
     def _write_abort(self, path: Path) -> None:
         # On disk before anything else changes: without it a power cut would look like a clean stop.
@@ -209,8 +238,11 @@ class MessageStore:
         )
         report = recovery.run(plan, is_clean=is_clean, on_progress=self.on_recovery)
         self.flusher.newest_recovered = recovery.newest
+        self._mark_dirty({queue for queue in self.queues if queue.consume_queue.is_cut})
         self._mark_dirty(recovery.touched)
         if not is_clean:
+            # A killed process leaves records in memory that no flush has brought to disk.
+            self.commit_log.flushed_offset = report.scanned_from
             self.flusher.flush_now()
         return report
 
@@ -219,6 +251,7 @@ class MessageStore:
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Flush, index, clean and make files ahead until cancelled."""
+        self.cleaner.works_aside = self.works_aside
         async with trio.open_nursery() as nursery:
             if self.works_aside:
                 nursery.start_soon(self.flusher.run_asked)
@@ -244,11 +277,21 @@ class MessageStore:
             self.commit_log.files.drop_prepared()
             self.flusher.flush_now()
             if self.commit_log.refusal is None:
+                self._seal()
                 (self.root / "abort").unlink()
         finally:
             self.commit_log.refuse("closed", self.root, is_final=True)
             self.commit_log.stop_writing()
             self.lock.release()
+
+    def _seal(self) -> None:
+        sizes = [*self.commit_log.used, *self.index_files.used]
+        for queue in self.queues:
+            sizes += queue.consume_queue.used
+        used = [Used(file, used_bytes, file.seal) for file, used_bytes in sizes]
+        # Without a seal damage goes unnoticed; that is no reason to call the stop unclean.
+        with suppress(OSError):
+            self.seals.save(self.flusher.checkpoint, used)
 
     # --- queues ----------------------------------------------------------------------------
 
@@ -416,7 +459,7 @@ class MessageStore:
         self.index_tick()
 
     def _refuse(self, error: OSError, path: Path) -> None:
-        self.commit_log.refuse(error.strerror or str(error), path)
+        self.commit_log.refuse(error.strerror or str(error), path).__cause__ = error
 
     def query_index(
         self,
@@ -499,7 +542,6 @@ class MessageStore:
 
     def statistics(self) -> StoreStatistics:
         """Where the store stands."""
-        disk = os.statvfs(self.root)
         refusal = self.commit_log.refusal
         return StoreStatistics(
             min_offset=self.commit_log.min_offset,
@@ -511,14 +553,22 @@ class MessageStore:
             ring_fill=self.ring.fill,
             slow_stage=self.ring.pressure(),
             longest_flush_ms=self.flusher.longest_flush_ms,
-            disk_ratio=1 - disk.f_bavail / disk.f_blocks if disk.f_blocks else 0.0,
+            disk_ratio=self.cleaner.disk_usage().ratio,
             refusal=str(refusal) if refusal else None,
             queue_count=len(self._names),
+            cleaner=self.cleaner.status(),
         )
 
     def _dispatched_offset(self) -> int:
         """Up to where queues know of the log."""
-        cursor = self.dispatcher.cursor
+        return self._taken_offset(self.dispatcher.cursor)
+
+    def _settled_from(self) -> int:
+        """Up to where the log is flushed, dispatched and indexed."""
+        taken_offset = min(self._taken_offset(cursor) for cursor in self.ring.cursors)
+        return min(taken_offset, self.commit_log.flushed_offset)
+
+    def _taken_offset(self, cursor: Cursor) -> int:
         if cursor.taken == self.ring.written:
             return self.commit_log.max_offset
         return int(self.ring.rows["physical_offset"][cursor.taken & self.ring.mask])

@@ -22,6 +22,26 @@ DELAY_LEVELS_MS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """What may be removed, and when; one may take another's place while the store runs.
+
+    delete_hours: of local time, in which old files go.
+    clean_ratio: above it they go at any hour. force_ratio: above it young ones go too.
+    refuse_ratio: above it messages are refused, until force_ratio is reached again.
+    Ratios are used parts of the file system, 0 to 1.
+    """
+
+    reserved_ms: int = 72 * _HOUR_MS
+    delete_hours: frozenset[int] = frozenset({4})
+    files_max: int = 10
+    clean_ratio: float = 0.75
+    force_ratio: float = 0.85
+    refuse_ratio: float = 0.90
+    removes_young: bool = True
+    removes_unconsumed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSettings:
     """Sizes must be those the directory was made with; load() checks them."""
 
@@ -45,9 +65,8 @@ class StoreSettings:
 
     ring_rows: int = 1 << 17
     index_tick_ms: int = 100  # each block has a fixed cost of some 0.25 ms
-    retention_ms: int = 72 * _HOUR_MS
+    retention: Retention = Retention()
     clean_interval_ms: int = 10_000
-    clean_files_max: int = 10
     recover_files_max: int = 10
 
     def __post_init__(self) -> None:

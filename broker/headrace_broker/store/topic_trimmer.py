@@ -1,0 +1,70 @@
+"""Gives up what is beyond the limits of its topic: the loop's side of ``topic_floors``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from headrace_broker.store.cold_files import ColdFiles
+from headrace_broker.store.topic_floors import Counted, QueueView, TopicLimit, find_floors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from headrace_broker.store.commit_log import CommitLog
+    from headrace_broker.store.outlook import LowestUnconsumed
+    from headrace_broker.store.store_queue import StoreQueue
+
+
+class _TopicLook(NamedTuple):
+    """What a thread needs to find a topic's floors."""
+
+    queues: dict[int, StoreQueue]
+    views: list[QueueView]
+    limit: TopicLimit
+    counted: dict[int, Counted]
+
+
+class TopicTrimmer:
+    """``look`` on the loop, ``find`` in any thread, ``apply`` on the loop."""
+
+    def __init__(
+        self, commit_log: CommitLog, topics: Mapping[str, Mapping[int, StoreQueue]]
+    ) -> None:
+        self._commit_log = commit_log
+        self._topics = topics
+        self._counted: dict[str, dict[int, Counted]] = {}
+        self._looks: list[_TopicLook] = []
+        self._cold_log = ColdFiles(commit_log.files)
+
+    def look(
+        self, limits: Mapping[str, TopicLimit], lowest_unconsumed: LowestUnconsumed
+    ) -> Iterator[None]:
+        """See how the queues of topics stand; yields after each topic."""
+        self._counted = {topic: self._counted.get(topic, {}) for topic in limits}
+        self._cold_log = ColdFiles(self._commit_log.files)
+        self._looks = []
+        for topic, limit in limits.items():
+            queues = dict(self._topics.get(topic, {}))
+            lowest = lowest_unconsumed(topic, queues)
+            views = [self._view(queue, lowest.get(queue_id)) for queue_id, queue in queues.items()]
+            self._looks.append(_TopicLook(queues, views, limit, self._counted[topic]))
+            yield
+
+    def _view(self, queue: StoreQueue, unconsumed: tuple[int, str] | None) -> QueueView:
+        consume_queue = queue.consume_queue
+        first, end = consume_queue.min_offset(self._commit_log.min_offset), consume_queue.max_offset
+        kept_from = end if unconsumed is None else min(max(unconsumed[0], first), end)
+        return QueueView(queue.queue_id, ColdFiles(consume_queue.files), first, kept_from, end)
+
+    def find(self, now_ms: int) -> list[dict[int, int]]:
+        """Floors by queue id, for each topic looked at. Raises OSError."""
+        return [
+            find_floors(look.views, self._cold_log, look.limit, now_ms, look.counted)
+            for look in self._looks
+        ]
+
+    def apply(self, floors_of_topics: list[dict[int, int]]) -> None:
+        """Show nothing below the floors any more."""
+        for look, floors in zip(self._looks, floors_of_topics, strict=True):
+            for queue_id, floor in floors.items():
+                look.queues[queue_id].consume_queue.raise_floor(floor)

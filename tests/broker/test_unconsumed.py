@@ -1,0 +1,156 @@
+"""Which groups keep messages from being removed, and what administrators can do about it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from headrace_broker.consumer.unconsumed import UnconsumedLook
+from headrace_broker.topic_attributes import topic_limits
+from headrace_protocol.bodies import (
+    ConsumerData,
+    HeartbeatData,
+    KVTable,
+    SubscriptionData,
+    SubscriptionGroupConfig,
+    TopicConfig,
+)
+from headrace_protocol.codes import RequestCode, ResponseCode
+from tests.support.broker import BrokerUnderTest, broker_config
+from tests.support.channel import MemoryChannel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+def look(broker: BrokerUnderTest, topic: str = "T") -> Mapping[int, tuple[int, str]]:
+    return UnconsumedLook(broker.offsets, broker.groups, broker.consumers)(topic, [0, 1])
+
+
+def make_group(broker: BrokerUnderTest, name: str) -> None:
+    broker.groups.put(SubscriptionGroupConfig(group_name=name))
+
+
+def test_the_slowest_group_of_each_queue_counts(broker: BrokerUnderTest) -> None:
+    for group, offsets in {"a": (5, 9), "b": (7, 2)}.items():
+        make_group(broker, group)
+        for queue_id, offset in enumerate(offsets):
+            broker.offsets.commit(group, "T", queue_id, offset)
+    assert look(broker) == {0: (5, "a"), 1: (2, "b")}
+    assert look(broker, "other") == {}
+
+
+def test_a_group_that_is_not_connected_counts_by_what_it_has_committed(
+    broker: BrokerUnderTest,
+) -> None:
+    make_group(broker, "a")
+    broker.offsets.commit("a", "T", 0, 5)
+    broker.offsets.commit_pull("a", "T", 1, 3)  # of which nobody knows how far it got
+    assert look(broker) == {0: (5, "a")}
+
+
+def test_a_connected_group_without_offsets_counts_from_the_beginning(
+    broker: BrokerUnderTest,
+) -> None:
+    channel = broker.join("a", "c", "T")
+    broker.offsets.commit_pull("a", "T", 1, 3)
+    assert look(broker) == {0: (0, "a"), 1: (3, "a")}
+    broker.consumers.channel_closed(channel)
+    assert look(broker) == {}
+
+
+def test_a_deleted_group_counts_no_more(broker: BrokerUnderTest) -> None:
+    make_group(broker, "a")
+    broker.offsets.commit("a", "T", 0, 5)
+    broker.groups.delete("a")  # its offsets may be kept
+    assert broker.offsets.query("a", "T", 0) == 5
+    assert look(broker) == {}
+
+
+def test_a_group_whose_members_want_other_topics_does_not_count(broker: BrokerUnderTest) -> None:
+    broker.offsets.commit("a", "T", 0, 5)
+    channel = broker.join("a", "c", "other")
+    assert look(broker) == {}
+    broker.consumers.channel_closed(channel)
+    assert look(broker) == {0: (5, "a")}
+    broker.join("a", "c")  # chooses its queues itself
+    assert look(broker) == {0: (5, "a")}
+
+
+def test_members_that_keep_their_offsets_themselves_do_not_count(broker: BrokerUnderTest) -> None:
+    broker.offsets.commit("a", "T", 0, 5)
+    data = ConsumerData(
+        group_name="a",
+        message_model="BROADCASTING",
+        subscription_data_set=[SubscriptionData(topic="T", sub_string="*", sub_version=1)],
+    )
+    body = HeartbeatData(client_id="c", consumer_data_set=[data]).encode()
+    answer = broker.ask(RequestCode.HEART_BEAT, body=body, channel=MemoryChannel())
+    assert answer.code == ResponseCode.SUCCESS
+    assert look(broker) == {}
+
+
+# --- limits of topics -----------------------------------------------------------------------
+
+
+def test_limits_of_topics_come_from_their_attributes() -> None:
+    def topic(name: str, **attributes: str) -> TopicConfig:
+        named = {key.replace("_", "."): value for key, value in attributes.items()}
+        return TopicConfig(topic_name=name, attributes=named)
+
+    topics = [
+        topic("none"),
+        topic("time", reserve_time="5000"),
+        topic("size", reserve_size="1024", message_type="FIFO"),
+        topic("off", reserve_time="-1", reserve_size="-1"),
+        topic("odd", reserve_time="soon", reserve_size="0"),  # from another broker's file
+    ]
+    assert topic_limits(topics) == {"time": (5000, None), "size": (None, 1024)}
+
+
+# --- administrators -------------------------------------------------------------------------
+
+
+def runtime_info(broker: BrokerUnderTest) -> dict[str, str]:
+    answer = broker.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+    return dict(KVTable.decode(answer.body).table)
+
+
+@pytest.mark.parametrize(
+    "code", [RequestCode.TRIGGER_DELETE_FILES, RequestCode.DELETE_EXPIRED_COMMITLOG]
+)
+async def test_old_files_are_removed_when_asked_for(tmp_path: Path, code: RequestCode) -> None:
+    broker = BrokerUnderTest(tmp_path)
+    broker.config.update({"deleteWhen": "", "diskMaxUsedSpaceRatio": "95"})
+    broker.store.cleaner.retention = broker.config.retention()
+    for _ in range(3):
+        broker.store_message("T", 0, bytes(3000))
+    broker.store.index_tick()
+    broker.store.flusher.flush_now()
+    broker.clock.ms += 1 << 50
+    await broker.store.cleaner.round()
+    assert broker.store.commit_log.min_offset == 0
+    assert broker.ask(code).code == ResponseCode.SUCCESS
+    await broker.store.cleaner.round()
+    assert broker.store.commit_log.min_offset == 2 * 4096
+    assert int(runtime_info(broker)["filesRemoved"]) >= 2
+    broker.close()
+
+
+def test_retention_changes_while_it_runs(broker: BrokerUnderTest) -> None:
+    text = b"fileReservedTime=5\ndeleteWhen=01;13\ndiskSpaceWarningLevelRatio=99\n"
+    text += b"diskSpaceCleanForciblyRatio=1\ndeleteUnconsumedEnable=true\n"
+    assert broker.ask(RequestCode.UPDATE_BROKER_CONFIG, body=text).code == ResponseCode.SUCCESS
+    retention = broker.store.cleaner.retention
+    assert retention.reserved_ms == 5 * 3_600_000
+    assert retention.delete_hours == {1, 13}
+    assert (retention.force_ratio, retention.refuse_ratio) == (0.30, 0.90)  # as the peer limits
+    assert retention.removes_unconsumed
+
+
+@pytest.mark.parametrize("hours", ["24", "-1", "four", "4,5"])
+def test_hours_that_are_none(tmp_path: Path, hours: str) -> None:
+    with pytest.raises(ValueError, match="expected hours from 00 to 23"):
+        broker_config(tmp_path, delete_when=hours)

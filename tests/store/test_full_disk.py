@@ -1,0 +1,61 @@
+"""A disk that runs full and heals: a real one where this user may mount, and a quota anywhere."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.support.full_disk import FullDisk
+from tests.support.quota_files import QuotaFiles
+
+ROOT = Path(__file__).parents[2]
+DISK_BYTES = 16 << 20
+# A file system of its own, seen by one process only: also without being root.
+NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount")
+# By the file system's ratio, and by a file that has no room long before it.
+SIZES = pytest.mark.parametrize(
+    ("log_file_bytes", "reason"),
+    [(1 << 20, "the disk"), (13 << 19, "No space left on device")],
+)
+
+
+def on_tmpfs(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
+    mount = f"mount -t tmpfs -o size={DISK_BYTES} tmpfs {shlex.quote(str(folder))}"
+    return subprocess.run(
+        [*NAMESPACE, "sh", "-c", f"{mount} && exec {command}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@cache
+def may_mount() -> bool:
+    try:
+        return on_tmpfs(Path("/mnt"), "true").returncode == 0
+    except FileNotFoundError:  # no unshare
+        return False
+
+
+@pytest.mark.slow
+@SIZES
+async def test_within_a_quota(tmp_path: Path, log_file_bytes: int, reason: str) -> None:
+    run = FullDisk(tmp_path, log_file_bytes, QuotaFiles(tmp_path, DISK_BYTES))
+    assert reason in await run.run()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not may_mount(), reason="this user may not mount; the quota stands in")
+@SIZES
+def test_on_a_file_system_of_its_own(tmp_path: Path, log_file_bytes: int, reason: str) -> None:
+    program = f"{sys.executable} -m tests.support.full_disk {tmp_path} {log_file_bytes}"
+    done = on_tmpfs(tmp_path, program)
+    assert done.returncode == 0, done.stderr
+    assert reason in done.stdout

@@ -1,0 +1,215 @@
+"""The plan of a clean-up, and what it is made from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace_broker.store.growth import SPAN_MIN_S, WINDOW_S, Growth
+from headrace_broker.store.retention import (
+    JUMP_MS,
+    TRUST_S,
+    ClockWatch,
+    DiskUsage,
+    Facts,
+    LogFile,
+    plan_clean,
+)
+from headrace_broker.store.settings import Retention
+
+HOUR_MS = 3_600_000
+NOW_MS = 1_700_000_000_000
+FILE_BYTES = 100
+RETENTION = Retention()
+
+
+def log_files(*ages_h: float) -> list[LogFile]:
+    return [
+        LogFile(number * FILE_BYTES, (number + 1) * FILE_BYTES, round(NOW_MS - age_h * HOUR_MS))
+        for number, age_h in enumerate(ages_h)
+    ]
+
+
+def facts(*ages_h: float, used: int = 500, **changes: object) -> Facts:
+    """used: of a disk of 1000 bytes."""
+    plain = Facts(log_files(*ages_h), NOW_MS, 4, DiskUsage(used, 1000 - used), keep_from=1 << 62)
+    return plain._replace(**changes)  # type: ignore[arg-type]
+
+
+def reasons(found: Facts, retention: Retention = RETENTION) -> list[str]:
+    return list(plan_clean(found, retention).reasons)
+
+
+def test_old_files_go_in_their_hour_oldest_first() -> None:
+    ages = (100, 72, 71.9, 90, 80)
+    assert reasons(facts(*ages)) == ["age", "age"]  # not the fourth: the third is young
+    assert reasons(facts(*ages, hour=3)) == reasons(facts(*ages, hour=5)) == []
+    twice = replace(RETENTION, delete_hours=frozenset({2, 5}))
+    assert reasons(facts(*ages, hour=5), twice) == ["age", "age"]
+    assert reasons(facts(*ages, hour=5, is_asked=True)) == ["age", "age"]
+
+
+def test_the_last_file_stays_and_a_round_is_bounded() -> None:
+    assert reasons(facts(100)) == reasons(facts()) == []
+    assert reasons(facts(100, used=990)) == []
+    assert reasons(facts(*[100] * 30)) == ["age"] * 10
+    assert reasons(facts(*[0] * 30, used=1000), replace(RETENTION, files_max=1)) == ["disk"]
+
+
+@pytest.mark.parametrize(
+    ("used", "expected"),
+    [
+        (750, []),
+        (751, ["age"]),  # at any hour, but only old ones
+        (850, ["age"]),
+        (851, ["age"]),  # which is enough
+        (951, ["age", "disk"]),
+        (1000, ["age", "disk"]),
+    ],
+)
+def test_a_full_disk_hurries(used: int, expected: list[str]) -> None:
+    assert reasons(facts(100, 1, 1, 1, used=used, hour=9)) == expected
+
+
+def test_no_more_young_files_go_than_the_disk_needs() -> None:
+    assert reasons(facts(*[1] * 9, used=851)) == ["disk"]
+    assert reasons(facts(*[1] * 9, used=950)) == ["disk"]
+    assert reasons(facts(*[1] * 9, used=951)) == ["disk"] * 2
+    # Those that a reader still holds will give their room back.
+    assert reasons(facts(*[1] * 9, used=951, going_bytes=FILE_BYTES)) == ["disk"]
+    assert reasons(facts(*[1] * 9, used=951, going_bytes=2 * FILE_BYTES)) == []
+    assert reasons(facts(*[1] * 9, used=951), replace(RETENTION, removes_young=False)) == []
+
+
+def test_out_of_room_on_a_disk_that_looks_empty() -> None:
+    full = facts(*[1] * 9, used=10, is_out_of_room=True)
+    assert reasons(full) == ["disk"]
+    assert reasons(full._replace(going_bytes=FILE_BYTES)) == []
+    assert reasons(full, replace(RETENTION, removes_young=False)) == []
+
+
+def test_what_must_stay_stays_with_all_that_follows() -> None:
+    plan = plan_clean(facts(100, 100, 100, 100, keep_from=100), RETENTION)
+    assert (plan.reasons, plan.held_back) == (["age"], 2)
+    plan = plan_clean(facts(1, 1, 1, 1, used=1000, keep_from=99), RETENTION)
+    assert (plan.reasons, plan.held_back, plan.refuses_writes) == ([], 2, True)
+
+
+def test_messages_are_refused_until_much_is_free() -> None:
+    said = False
+    for used, expected in [(900, False), (901, True), (870, True), (850, False), (890, False)]:
+        said = plan_clean(facts(0, used=used, was_refusing=said), RETENTION).refuses_writes
+        assert said is expected, used
+    assert not plan_clean(facts(0, was_refusing=True), RETENTION).refuses_writes
+
+
+def test_a_clock_that_is_not_trusted_removes_nothing_by_age() -> None:
+    assert reasons(facts(100, 100, 100, is_clock_trusted=False, is_asked=True)) == []
+    assert reasons(facts(100, 0, 0, is_clock_trusted=False, used=900)) == ["disk"]
+
+
+def test_a_disk_of_no_size_is_not_full() -> None:
+    assert DiskUsage(0, 0).ratio == 0.0
+    plan = plan_clean(facts(0, 0, disk=DiskUsage(0, 0)), RETENTION)
+    assert (plan.reasons, plan.refuses_writes) == ([], False)
+
+
+@given(
+    ages=st.lists(st.floats(0, 200), max_size=15),
+    used=st.integers(0, 1000),
+    hour=st.integers(0, 23),
+    keep_from=st.integers(0, 2000),
+    going=st.integers(0, 500),
+    flags=st.tuples(*[st.booleans()] * 4),
+)
+def test_whatever_the_facts(
+    ages: list[float],
+    used: int,
+    hour: int,
+    keep_from: int,
+    going: int,
+    flags: tuple[bool, bool, bool, bool],
+) -> None:
+    asked, trusted, refusing, out_of_room = flags
+    found = facts(
+        *ages,
+        used=used,
+        hour=hour,
+        keep_from=keep_from,
+        going_bytes=going,
+        is_asked=asked,
+        is_clock_trusted=trusted,
+        was_refusing=refusing,
+        is_out_of_room=out_of_room,
+    )
+    plan = plan_clean(found, RETENTION)
+    count = len(plan.reasons)
+    removed = found.files[:count]
+    assert count == 0 or (count <= 10 and count < len(found.files))
+    assert all(file.end_offset <= keep_from for file in removed)
+    for file, reason in zip(removed, plan.reasons, strict=True):
+        if reason == "age":
+            assert trusted
+            assert NOW_MS - file.newest_ms >= 72 * HOUR_MS
+            assert asked or hour == 4 or used > 750
+        else:
+            assert used > 850 or out_of_room
+
+
+# --- the clock ------------------------------------------------------------------------------
+
+
+def test_a_clock_that_jumps_is_believed_after_an_hour() -> None:
+    watch = ClockWatch()
+    assert watch.look(NOW_MS, 5.0) == 0
+    assert watch.look(NOW_MS + 10_000, 15.0) == 0
+    assert watch.is_trusted(15.0)
+    year_ms = 365 * 24 * HOUR_MS
+    assert watch.look(NOW_MS + 20_000 + year_ms, 25.0) == year_ms
+    assert not watch.is_trusted(25.0 + TRUST_S - 1)
+    assert watch.look(NOW_MS + 30_000 + year_ms, 35.0) == 0
+    assert watch.is_trusted(25.0 + TRUST_S)
+    assert watch.look(NOW_MS, 45.0) < -JUMP_MS  # back again: the hour begins anew
+    assert not watch.is_trusted(25.0 + TRUST_S)
+
+
+def test_a_slow_look_is_no_jump() -> None:
+    watch = ClockWatch()
+    watch.look(NOW_MS, 0.0)
+    assert watch.look(NOW_MS + 50 * HOUR_MS, 50 * 3600.0) == 0
+    assert watch.look(NOW_MS + 50 * HOUR_MS + JUMP_MS - 1, 50 * 3600.0) == 0
+
+
+# --- the forecast ---------------------------------------------------------------------------
+
+
+def test_steady_growth_tells_when_the_disk_is_full() -> None:
+    growth = Growth()
+    assert growth.full_in_hours(100) is None
+    for minute in range(200):
+        growth.add(minute * 60.0, 1000 + minute * 60)
+    assert growth.bytes_per_s == pytest.approx(1.0)
+    assert growth.full_in_hours(1000 + 199 * 60 + 7200) == pytest.approx(2.0)
+    assert growth.full_in_hours(1000) == 0.0
+
+
+def test_what_does_not_grow_is_never_full() -> None:
+    growth = Growth()
+    growth.add(0.0, 500)
+    assert growth.full_in_hours(600) is None
+    growth.add(SPAN_MIN_S / 2, 599)  # too soon to say
+    assert growth.full_in_hours(600) is None
+    growth.add(SPAN_MIN_S, 400)
+    assert growth.full_in_hours(600) is None
+
+
+def test_only_the_last_hour_counts() -> None:
+    growth = Growth()
+    for second in range(0, int(WINDOW_S), 60):
+        growth.add(float(second), second)
+    for second in range(int(WINDOW_S), int(3 * WINDOW_S), 60):
+        growth.add(float(second), int(WINDOW_S))
+    assert growth.bytes_per_s == 0.0

@@ -1,0 +1,467 @@
+"""A disk that fails as disks do, behind the store's ``Files``: for tests and simulations.
+
+What was written lies in real files below ``root``, which the store reads and maps as always; what
+is durable lies here, beside it: for each file its bytes, for each folder its names. A sync copies
+the one to the other. When the power goes, each page that differs may be there, be gone, or be torn
+between two sectors; so may each name, in the order in which a folder changed. Nothing is promised
+that POSIX does not promise: a new file's name needs a sync of its folder, whatever some file
+systems do beyond that.
+
+A seed decides everything; ``faults`` counts what happened.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from headrace_broker.store.files import Files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from random import Random
+
+    from headrace_broker.store.mapped_file import MappedFile
+
+PAGE_BYTES = 4096
+SECTOR_BYTES = 512
+WRITE_BACK_PROBABILITY = 0.05
+
+
+FAULT_NAMES = {
+    "write": "failed write",
+    "sync": "failed sync",
+    "read": "failed read",
+    "cold": "cold read",
+}
+
+
+class PowerCut(BaseException):
+    """The machine is off. No program handles that, so it is no Exception."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultRates:
+    """How probable a failure is, at each operation of its kind."""
+
+    write: float = 0.0  # EIO after a part was written
+    sync: float = 0.0  # EIO; what was to be synced may be gone for good
+    read: float = 0.0  # EIO when a file is opened to read from the disk
+    cold: float = 0.0  # what is asked for is not in memory
+
+
+class Image(NamedTuple):
+    """All that a folder holds. files: by path below the root, folders: parents first."""
+
+    folders: list[Path]
+    files: dict[Path, bytes]
+
+    def write_to(self, root: Path) -> None:
+        """Make ``root`` hold this and nothing else."""
+        shutil.rmtree(root, ignore_errors=True)
+        root.mkdir(parents=True)
+        for folder in self.folders:
+            (root / folder).mkdir()
+        for path, data in self.files.items():
+            (root / path).write_bytes(data)
+
+    def flip_bit(self, rng: Random, below: str = "") -> Path | None:
+        """Change one bit of what a file holds; returns the file, None if none holds anything."""
+        used = [path for path, data in self.files.items() if below in str(path) and any(data)]
+        if not used:
+            return None
+        path = rng.choice(sorted(used))
+        data = bytearray(self.files[path])
+        at = rng.randrange(len(data.rstrip(b"\0")))
+        data[at] ^= 1 << rng.randrange(8)
+        self.files[path] = bytes(data)
+        return path
+
+
+# -- one file and one folder -----------------------------------------------------------------------
+
+
+@dataclass
+class _File:
+    """An inode, kept open.
+
+    durable: its bytes on the disk. sizes: the length there, then those it was given since.
+    gone: pages that a failed sync dropped, as they were written; the kernel takes them for clean.
+    """
+
+    descriptor: int
+    durable: bytearray = field(default_factory=bytearray)
+    sizes: list[int] = field(default_factory=lambda: [0])
+    gone: dict[int, bytes] = field(default_factory=dict)
+
+    def written(self) -> bytes:
+        return os.pread(self.descriptor, os.fstat(self.descriptor).st_size, 0)
+
+    def resized(self) -> None:
+        size = os.fstat(self.descriptor).st_size
+        if size != self.sizes[-1]:
+            self.sizes.append(size)
+
+    def sync(self) -> None:
+        """All that was written is durable, without what is gone."""
+        self.resized()
+        self._resize_durable(len(self.sizes) - 1)
+        self._write_back(self.dirty_pages())
+
+    def write_some_back(self, rng: Random) -> None:
+        """The kernel writes pages when it likes, in any order."""
+        self._resize_durable(rng.randrange(len(self.sizes)))
+        dirty = self.dirty_pages()
+        self._write_back(rng.sample(dirty, rng.randint(0, len(dirty))))
+
+    def drop_dirty(self, rng: Random) -> int:
+        """A sync has failed: what it did not write will never be; returns how many pages."""
+        self.write_some_back(rng)
+        written, dropped = self.written(), self.dirty_pages()
+        self.gone.update((page, _page(written, page)) for page in dropped)
+        return len(dropped)
+
+    def dirty_pages(self) -> list[int]:
+        """Pages that a sync would write: they differ, below the durable length."""
+        written = self.written()
+        differing = _differing_pages(self.durable, written)
+        return [page for page in differing if self.gone.get(page) != _page(written, page)]
+
+    def _write_back(self, pages: list[int]) -> None:
+        written = self.written()
+        for page in pages:
+            self._put(page, _page(written, page)[: len(self.durable) - page * PAGE_BYTES])
+
+    def _put(self, page: int, data: bytes) -> None:
+        self.durable[page * PAGE_BYTES : page * PAGE_BYTES + len(data)] = data
+
+    def _resize_durable(self, step_count: int) -> None:
+        for size in self.sizes[1 : step_count + 1]:
+            del self.durable[size:]
+            self.durable.extend(bytes(size - len(self.durable)))
+        del self.sizes[:step_count]
+
+    def after_power_cut(self, rng: Random, faults: Counter[str]) -> bytes:
+        """What is found when the power is back; pages of gone syncs are not among it."""
+        self.resized()
+        self._resize_durable(rng.randrange(len(self.sizes)))
+        written, fates = self.written(), []
+        for page in self.dirty_pages():
+            fate = rng.choice(("kept page", "lost page", "torn page"))
+            fates.append(fate)
+            faults[fate] += fate != "kept page"
+            if fate != "lost page":
+                self._tear(page, _page(written, page), rng, is_torn=fate == "torn page")
+        if "kept page" in fates and "lost page" in fates[: fates.index("kept page")]:
+            faults["reordered write-back"] += 1
+        return bytes(self.durable)
+
+    def _tear(self, page: int, data: bytes, rng: Random, *, is_torn: bool) -> None:
+        for at in range(0, len(data), SECTOR_BYTES):
+            start = page * PAGE_BYTES + at
+            if start < len(self.durable) and not (is_torn and rng.random() < 0.5):
+                end = min(start + SECTOR_BYTES, len(self.durable))
+                self.durable[start:end] = data[at : at + end - start]
+
+
+def _page(data: bytes, page: int) -> bytes:
+    return data[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
+
+
+def _differing_pages(durable: bytearray, written: bytes) -> list[int]:
+    common = min(len(durable), len(written))
+    ours = np.frombuffer(durable, np.uint8, common)
+    theirs = np.frombuffer(written, np.uint8, common)
+    whole = common - common % PAGE_BYTES
+    differs = (ours[:whole] != theirs[:whole]).reshape(-1, PAGE_BYTES).any(axis=1)
+    pages: list[int] = np.flatnonzero(differs).tolist()
+    if (ours[whole:] != theirs[whole:]).any():
+        pages.append(whole // PAGE_BYTES)
+    return pages
+
+
+Names = dict[str, int]  # inode by name
+
+
+@dataclass
+class _Folder:
+    """versions: the names on the disk, then those that changes made of them, in order.
+
+    Open, as files are, so that its inode's number is not given to another one.
+    """
+
+    path: Path
+    versions: list[Names] = field(default_factory=lambda: [{}])
+    descriptor: int = -1
+
+    def __post_init__(self) -> None:
+        self.descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+# -- the disk --------------------------------------------------------------------------------------
+
+
+class FaultyFiles(Files):
+    """The files below one folder, for one life of a program: until it ends.
+
+    From then on every operation raises PowerCut and ``image`` is what the next life finds. Whoever
+    stops or is killed leaves what he wrote, a power cut only what was durable, and perhaps more.
+
+    cut_after: operations until the power goes, by itself. is_full: there is no room for more.
+    """
+
+    def __init__(self, root: Path, rng: Random, rates: FaultRates | None = None) -> None:
+        """What is below ``root`` now is durable."""
+        super().__init__()
+        self._changed_directories = _Ordered()
+        self.root = root
+        self.rng = rng
+        self.rates = rates or FaultRates()
+        self.faults: Counter[str] = Counter()
+        self.operation_count = 0
+        self.cut_after = -1
+        self.is_full = False
+        self.is_calm = False
+        self.image: Image | None = None
+        # Called with the name of each fault when it happens.
+        self.on_fault: Callable[[str], None] = lambda _name: None
+        self._files: dict[int, _File] = {}
+        self._folders: dict[int, _Folder] = {}
+        root.mkdir(parents=True, exist_ok=True)
+        self._root_inode = root.stat().st_ino
+        self._folders[self._root_inode] = _Folder(root)
+        self._find_all(root)
+        for file in self._files.values():
+            file.sync()
+        for folder in self._folders.values():
+            del folder.versions[:-1]
+
+    # -- the end of a life -------------------------------------------------------------------------
+
+    def cut_power(self) -> None:
+        """Turn the machine off."""
+        if self.image is None:
+            self._look_everywhere()
+            self._die(self._after_power_cut())
+            self._note("power cut")
+
+    def kill(self) -> None:
+        """End the program, as kill -9 does."""
+        if self.image is None:
+            self.stop()
+            self._note("kill")
+
+    def stop(self) -> None:
+        """The program has ended by itself."""
+        if self.image is None:
+            self._look_everywhere()
+            self._die(self._as_written())
+
+    def _die(self, image: Image) -> None:
+        self.image = image
+        for each in (*self._files.values(), *self._folders.values()):
+            os.close(each.descriptor)
+
+    def _after_power_cut(self) -> Image:
+        survivors = {
+            inode: folder.versions[self.rng.randrange(len(folder.versions))]
+            for inode, folder in self._folders.items()
+        }
+        return self._image(survivors, lambda file: file.after_power_cut(self.rng, self.faults))
+
+    def _as_written(self) -> Image:
+        newest = {inode: folder.versions[-1] for inode, folder in self._folders.items()}
+        return self._image(newest, _File.written)
+
+    def _image(self, names: dict[int, Names], content: Callable[[_File], bytes]) -> Image:
+        image = Image([], {})
+        waiting = [(Path(), self._root_inode)]
+        while waiting:
+            place, inode = waiting.pop()
+            self.faults["lost name"] += names[inode] != self._folders[inode].versions[-1]
+            for name, child in sorted(names[inode].items()):
+                if child in self._folders:
+                    image.folders.append(place / name)
+                    waiting.append((place / name, child))
+                else:
+                    image.files[place / name] = content(self._files[child])
+        return image
+
+    # -- what the store asks -----------------------------------------------------------------------
+
+    def open(self, path: Path, flags: int = os.O_RDWR) -> int:
+        self._operate()
+        if flags == os.O_RDONLY:
+            self._fail_at("read", path)
+        is_new = bool(flags & os.O_CREAT) and not path.exists()
+        if is_new:
+            self._need_room(path)
+        descriptor = super().open(path, flags)
+        if is_new:
+            self._look(path.parent)
+        elif flags & os.O_TRUNC:
+            self._file(descriptor).resized()
+        return descriptor
+
+    def close(self, descriptor: int) -> None:
+        # Also after the end: a descriptor is this process's, not the disk's.
+        super().close(descriptor)
+
+    def allocate(self, descriptor: int, position: int, byte_count: int) -> None:
+        self._operate()
+        self._need_room(None)
+        super().allocate(descriptor, position, byte_count)
+        self._file(descriptor).resized()
+
+    def truncate(self, descriptor: int, byte_count: int) -> None:
+        self._operate()
+        super().truncate(descriptor, byte_count)
+        self._file(descriptor).resized()
+
+    def clear(self, descriptor: int, position: int, byte_count: int) -> None:
+        self._operate()
+        super().clear(descriptor, position, byte_count)
+
+    def write(self, descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:
+        self._operate()
+        if self._happens("write"):
+            part = memoryview(data)[: self.rng.randrange(len(data) + 1)]
+            super().write(descriptor, part, position)
+            raise _error(errno.EIO)
+        super().write(descriptor, data, position)
+        self._file(descriptor).resized()
+
+    def fsync(self, descriptor: int) -> None:
+        self.fdatasync(descriptor)
+
+    def fdatasync(self, descriptor: int) -> None:
+        self._operate()
+        file = self._file(descriptor)
+        if self._happens("sync"):
+            file.resized()
+            self.faults["page dropped by a failed sync"] += file.drop_dirty(self.rng)
+            raise _error(errno.EIO)
+        file.sync()
+
+    def fsync_directory(self, path: Path) -> None:
+        self._operate()
+        self._fail_at("sync", path)
+        folder = self._look(path)
+        del folder.versions[:-1]
+
+    def make_directories(self, directory: Path) -> None:
+        self._operate()
+        super().make_directories(directory)
+        self._look(directory)
+
+    def is_cached(self, file: MappedFile, start: int, end: int) -> bool:
+        self._operate()
+        return not self._happens("cold") and super().is_cached(file, start, end)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._operate()
+        super().rename(source, target)
+        self._look(target.parent)
+
+    def unlink(self, path: Path) -> None:
+        self._operate()
+        super().unlink(path)
+        self._look(path.parent)
+
+    # -- faults ------------------------------------------------------------------------------------
+
+    def _operate(self) -> None:
+        """Every operation begins with this; the power may go, and pages go to the disk."""
+        if self.image is None and self.operation_count == self.cut_after:
+            self.cut_power()
+        if self.image is not None:
+            raise PowerCut
+        self.operation_count += 1
+        if self._files and self.rng.random() < WRITE_BACK_PROBABILITY:
+            self.rng.choice(list(self._files.values())).write_some_back(self.rng)
+
+    def _happens(self, kind: str) -> bool:
+        rate: float = getattr(self.rates, kind)
+        if not rate or self.is_calm or self.rng.random() >= rate:
+            return False
+        self._note(FAULT_NAMES[kind])
+        return True
+
+    def _note(self, fault: str) -> None:
+        self.faults[fault] += 1
+        self.on_fault(fault)
+
+    def _fail_at(self, kind: str, path: Path) -> None:
+        if self._happens(kind):
+            raise _error(errno.EIO, path)
+
+    def _need_room(self, path: Path | None) -> None:
+        if self.is_full:
+            self._note("full disk")
+            raise _error(errno.ENOSPC, path)
+
+    # -- what there is -----------------------------------------------------------------------------
+
+    def _file(self, descriptor: int) -> _File:
+        return self._files[os.fstat(descriptor).st_ino]
+
+    def _look(self, path: Path) -> _Folder:
+        """Note what a folder holds now, and those above it that are new."""
+        inode = path.stat().st_ino
+        folder = self._folders.get(inode)
+        if folder is None:
+            folder = self._folders[inode] = _Folder(path)
+            self._look(path.parent)
+        names = {name: self._known(path / name, status) for name, status in _listing(path)}
+        if names != folder.versions[-1]:
+            folder.versions.append(names)
+        return folder
+
+    def _known(self, path: Path, status: os.stat_result) -> int:
+        inode = status.st_ino
+        if stat.S_ISDIR(status.st_mode):
+            if inode not in self._folders:
+                self._folders[inode] = _Folder(path)
+                self._look(path)
+        elif inode not in self._files:
+            self._files[inode] = _File(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            self._files[inode].resized()
+        return inode
+
+    def _look_everywhere(self) -> None:
+        for folder in list(self._folders.values()):
+            if folder.path.exists():
+                self._look(folder.path)
+
+    def _find_all(self, path: Path) -> None:
+        self._look(path)
+        for each in path.rglob("*"):
+            if each.is_dir():
+                self._look(each)
+
+
+class _Ordered(set[Path]):
+    """Gives its members in the same order in every process."""
+
+    def pop(self) -> Path:
+        first = min(self)
+        self.remove(first)
+        return first
+
+
+def _listing(path: Path) -> Iterator[tuple[str, os.stat_result]]:
+    with os.scandir(path) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            yield entry.name, entry.stat(follow_symlinks=False)
+
+
+def _error(number: int, path: Path | None = None) -> OSError:
+    return OSError(number, os.strerror(number), *([str(path)] if path else []))
