@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import structlog
@@ -14,6 +15,7 @@ from headrace_broker.consumer.locks import QueueLocks
 from headrace_broker.consumer.long_polling import LongPolling
 from headrace_broker.consumer.offsets import ConsumerOffsets
 from headrace_broker.consumer.subscriptions import SubscriptionGroups
+from headrace_broker.consumer.unconsumed import UnconsumedLook
 from headrace_broker.processors.admin_broker import AdminBrokerProcessor
 from headrace_broker.processors.admin_groups import AdminGroupsProcessor
 from headrace_broker.processors.admin_topics import AdminTopicsProcessor
@@ -22,11 +24,15 @@ from headrace_broker.processors.client import ClientProcessor
 from headrace_broker.processors.pull import PullProcessor
 from headrace_broker.processors.query import QueryProcessor
 from headrace_broker.processors.send import SendProcessor
+from headrace_broker.processors.staging import StagingProcessor
 from headrace_broker.registration import Registration
 from headrace_broker.slices import Fetches, SlicedWork
+from headrace_broker.staging.service import Staging
 from headrace_broker.statistics import BrokerStatistics
 from headrace_broker.store.config_file import ConfigFile
+from headrace_broker.store.errors import LoadInterrupted
 from headrace_broker.store.message_store import MessageStore
+from headrace_broker.topic_attributes import topic_limits
 from headrace_broker.topics import TopicTable
 from headrace_protocol.drivers.network import TcpNetwork
 from headrace_protocol.drivers.server import RemotingServer, pack_host
@@ -37,6 +43,7 @@ from headrace_protocol.serving import Registry, Request
 if TYPE_CHECKING:
     from headrace_broker.clock import Clock
     from headrace_broker.config import BrokerConfig
+    from headrace_broker.store.files import Files
     from headrace_protocol.drivers.network import Listener, Network
     from headrace_protocol.drivers.server import ServerChannel
     from headrace_protocol.frame import Frame
@@ -47,12 +54,13 @@ _EXPIRE_S = 10.0
 _STOP_TIMEOUT_S = 3.0
 _PRESSURE_TIMEOUT_S = 2.0
 _PRESSURE_LOOK_S = 0.01
+_PROGRESS_S = 1.0
 
 
 class Broker:
     """One broker: a store, and everything that serves it.
 
-    network: where it listens and where its nameservers are.
+    network: where it listens and where its nameservers are. files: the disk of its store.
     owns_loop: see RemotingServer; for a process that is a broker and nothing else.
     """
 
@@ -61,6 +69,7 @@ class Broker:
         config: BrokerConfig,
         network: Network | None = None,
         clock: Clock | None = None,
+        files: Files | None = None,
         *,
         owns_loop: bool = False,
     ) -> None:
@@ -71,6 +80,7 @@ class Broker:
         self.address = ""
         self._network = network or TcpNetwork()
         self._clock = clock or SystemClock()
+        self._files = files
 
     async def run(self, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled, then stop in order; started with the address when sends are taken.
@@ -80,12 +90,9 @@ class Broker:
         """
         stop = trio.Event()
         async with trio.open_nursery() as nursery:
-            try:
-                await nursery.start(self._run_shielded, stop)
-                task_status.started(self.address)
-                await trio.sleep_forever()
-            finally:
-                stop.set()
+            nursery.start_soon(_set_when_cancelled, stop)
+            await nursery.start(self._run_shielded, stop)
+            task_status.started(self.address)
 
     async def _run_shielded(
         self, stop: trio.Event, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -95,23 +102,26 @@ class Broker:
             # The address first: a port in use must not cost a recovery.
             listener = self._network.listen(self.config.bind_address, self.config.listen_port)
             try:
-                store = await self._open_store(listener)
+                store = await self._open_store(listener, _LoadProgress(stop))
                 try:
                     await self._serve(store, listener, stop, task_status)
                 finally:
                     store.close()
+            except LoadInterrupted as error:
+                log.info("store not opened", reason=str(error))
             finally:
                 listener.close()
         log.info("stopped", broker=self.config.broker_name)
+        await trio.lowlevel.checkpoint_if_cancelled()
 
-    async def _open_store(self, listener: Listener) -> MessageStore:
+    async def _open_store(self, listener: Listener, progress: _LoadProgress) -> MessageStore:
         host = self.config.broker_ip1 or listener.host
         listener.host = host
         self.address = listener.address
-        store = MessageStore(
-            self.config.store_settings(pack_host(host, listener.port)), clock=self._clock
-        )
+        settings = self.config.store_settings(pack_host(host, listener.port))
+        store = MessageStore(settings, self._clock, self._files)
         store.works_aside = self._owns_process
+        store.on_recovery = progress
         report = await trio.to_thread.run_sync(store.load)
         log.info("store open", path=str(self.config.store_path_root_dir), **report.as_log())
         return store
@@ -126,13 +136,16 @@ class Broker:
         parts = _Parts(
             self.config, store, self._clock, self._network, listener, owns_loop=self._owns_loop
         )
+        await trio.to_thread.run_sync(parts.staging.load)
         async with trio.open_nursery() as nursery:
             if self._owns_process:
                 await nursery.start(parts.watchdog.run)
                 # Embedded, where tables are small and clocks may be a test's, no thread writes.
                 nursery.start_soon(parts.topics.saved.run)
+                nursery.start_soon(parts.topics.incarnations.saved.run)
                 nursery.start_soon(parts.groups.saved.run)
             await nursery.start(store.run)
+            await nursery.start(parts.staging.run)
             nursery.start_soon(parts.sliced_work.run)
             nursery.start_soon(parts.fetches.run)
             nursery.start_soon(parts.statistics.run, self._clock.now_ms)
@@ -149,9 +162,33 @@ class Broker:
                 await parts.registration.unregister()
             parts.long_polling.answer_all()
             nursery.cancel_scope.cancel()
+        parts.topics.incarnations.saved.finish()
         parts.topics.saved.finish()
         parts.groups.saved.finish()
         parts.offsets.persist()
+
+
+async def _set_when_cancelled(event: trio.Event) -> None:
+    try:
+        await trio.sleep_forever()
+    finally:
+        event.set()
+
+
+class _LoadProgress:
+    """Called by the thread that reads the log anew: says how far it is, and ends it on demand."""
+
+    def __init__(self, stop: trio.Event) -> None:
+        self._stop = stop
+        self._said_at = monotonic()
+
+    def __call__(self, done_bytes: int, bytes_max: int) -> None:
+        """Raises LoadInterrupted once the broker is to stop."""
+        if self._stop.is_set():
+            raise LoadInterrupted(f"stopped after {done_bytes >> 20} MiB of the log were read")
+        if monotonic() - self._said_at >= _PROGRESS_S:
+            self._said_at = monotonic()
+            log.info("reading the log", done_mib=done_bytes >> 20, at_most_mib=bytes_max >> 20)
 
 
 class _Parts:
@@ -180,13 +217,20 @@ class _Parts:
         store.on_touched = self.long_polling.arrived
         self.server = RemotingServer(self, owns_loop=owns_loop)
         now_ms = clock.now_ms
-        self.topics = TopicTable(config, ConfigFile(folder / "topics.json"), now_ms)
+        self.topics = TopicTable(config, ConfigFile(folder / "topics.json", store.seam), now_ms)
         self.groups = SubscriptionGroups(
-            config, ConfigFile(folder / "subscriptionGroup.json"), now_ms
+            config, ConfigFile(folder / "subscriptionGroup.json", store.seam), now_ms
         )
-        self.offsets = ConsumerOffsets(ConfigFile(folder / "consumerOffset.json"), now_ms)
+        self.offsets = ConsumerOffsets(
+            ConfigFile(folder / "consumerOffset.json", store.seam), now_ms
+        )
         self.consumers = ConsumerManager(self.groups)
         self.producers = ProducerManager()
+        self.staging = Staging(
+            store, config.broker_name, config.staged_reserved_ms, self.statistics.put
+        )
+        store.cleaner.look_at_groups = self._look_at_groups
+        store.cleaner.topic_limits = lambda: topic_limits(self.topics.all())
         self.locks = QueueLocks()
         self.registration = Registration(
             config, config.nameservers, network, self.topics, listener.address, ha_address=""
@@ -198,6 +242,9 @@ class _Parts:
         self._producers_of_batch: list[ServerChannel] = []
         self._held_back: list[ServerChannel] = []
         self._under_pressure = trio.Event()
+
+    def _look_at_groups(self) -> UnconsumedLook:
+        return UnconsumedLook(self.offsets, self.groups, self.consumers)
 
     def _registry(self) -> Registry:
         registry = Registry(_log_unexpected)
@@ -217,10 +264,12 @@ class _Parts:
             self.long_polling,
             self.statistics,
         )
+        bulk = BulkProcessor(self._store, sends, pulls, self.statistics)
         for processor in (
             sends,
             pulls,
-            BulkProcessor(self._store, sends, pulls, self.statistics),
+            bulk,
+            StagingProcessor(self._store, bulk, self.staging),
             QueryProcessor(self._store, self.topics),
             ClientProcessor(
                 self._store,
@@ -272,9 +321,12 @@ class _Parts:
         store = self._store
         store.begin_batch()
         end = store.max_physical_offset
-        self.registry.handle(channel, frames)
-        if store.max_physical_offset != end:
-            self._producers_of_batch.append(channel)
+        try:
+            self.registry.handle(channel, frames)
+        finally:
+            # Also when something that can't be read came after what was stored.
+            if store.max_physical_offset != end:
+                self._producers_of_batch.append(channel)
 
     def finish_batch(self) -> None:
         """Bring what the batch stored into the log."""

@@ -19,6 +19,8 @@ from headrace_broker.processors.client import ClientProcessor
 from headrace_broker.processors.pull import PullProcessor
 from headrace_broker.processors.query import QueryProcessor
 from headrace_broker.processors.send import SendProcessor
+from headrace_broker.processors.staging import StagingProcessor
+from headrace_broker.staging.service import Staging
 from headrace_broker.statistics import BrokerStatistics
 from headrace_broker.store.config_file import ConfigFile
 from headrace_broker.topics import TopicTable
@@ -74,6 +76,13 @@ class BrokerUnderTest:
         self.locks = QueueLocks()
         self.statistics = BrokerStatistics()
         self.long_polling = LongPolling()
+        self.staging = Staging(
+            self.store,
+            self.config.broker_name,
+            self.config.staged_reserved_ms,
+            self.statistics.put,
+        )
+        self.staging.load()
         self.unexpected: list[Exception] = []
         self.registry = Registry(self._fail)
         for processor in self._processors():
@@ -92,10 +101,12 @@ class BrokerUnderTest:
         pulls = PullProcessor(
             config, store, topics, groups, consumers, offsets, long_polling, statistics
         )
+        bulk = BulkProcessor(store, sends, pulls, statistics)
         return (
             sends,
             pulls,
-            BulkProcessor(store, sends, pulls, statistics),
+            bulk,
+            StagingProcessor(store, bulk, self.staging),
             QueryProcessor(store, topics),
             ClientProcessor(
                 store, topics, groups, consumers, producers, offsets, self.locks, now_ms

@@ -60,13 +60,10 @@ class BulkProcessor:
     def send(self, request: Request) -> Reply | None:
         """Store all records of a block, or none."""
         header = request.header(BulkSendHeader)
-        self._check(header)
-        target = self._sends.target(request, header)
+        records, _ = self.check(request, header)
         try:
-            records = EncodedRecords(target.queue, header.count, request.body, target.sys_flag)
-            self._sends.check_properties(records.distinct_properties)
             queue_offset, physical_offset = self._store.append_records(records)
-        except (StoreError, CorruptRecord) as error:
+        except StoreError as error:
             raise refusal(error, header.topic) from None
         self._statistics.put(header.topic, header.count, records.body_bytes)
         answer = SendMessageResponseHeader(
@@ -76,7 +73,21 @@ class BulkProcessor:
         )
         return self._sends.stored(request, Reply(answer))
 
-    def _check(self, header: BulkSendHeader) -> None:
+    def check(self, request: Request, header: BulkSendHeader) -> tuple[EncodedRecords, int]:
+        """The records of a request, all good, and the flags that the topic adds to each.
+
+        Raises RequestError.
+        """
+        self._check_place(header)
+        target = self._sends.target(request, header)
+        try:
+            records = EncodedRecords(target.queue, header.count, request.body, target.sys_flag)
+        except CorruptRecord as error:
+            raise refusal(error, header.topic) from None
+        self._sends.check_properties(records.distinct_properties)
+        return records, target.sys_flag
+
+    def _check_place(self, header: BulkSendHeader) -> None:
         if len(self._store.store_host) != 8:
             raise RequestError(
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED,

@@ -1,0 +1,124 @@
+"""Staged writes: whole records kept aside until their batch is decided.
+
+Source: docs/protocol.md "Staged writes".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace_broker.processors.send import refusal
+from headrace_broker.store.commit_log import BLANK_BYTES
+from headrace_broker.store.errors import RecordTooLarge
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.headers import (
+    StageAbortHeader,
+    StageCommitHeader,
+    StageCommitResponseHeader,
+    StageDecideHeader,
+    StageQueryHeader,
+    StageSealHeader,
+    StageSealResponseHeader,
+    StageSendHeader,
+    StageStateResponseHeader,
+)
+from headrace_protocol.serving import Reply
+from headrace_protocol.staging import Decision, decode_names
+
+if TYPE_CHECKING:
+    from headrace_broker.processors.bulk import BulkProcessor
+    from headrace_broker.staging.service import Staging
+    from headrace_broker.store.encoded_records import EncodedRecords
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_protocol.serving import Registry, Request
+
+
+class StagingProcessor:
+    """Serves the requests of staged writes."""
+
+    def __init__(self, store: MessageStore, bulk: BulkProcessor, staging: Staging) -> None:
+        self._store = store
+        self._bulk = bulk
+        self._staging = staging
+
+    def register(self, registry: Registry) -> None:
+        """Serve all of them."""
+        registry.route(RequestCode.STAGE_SEND, self.send)
+        registry.route(RequestCode.STAGE_SEAL, self.seal)
+        registry.route(RequestCode.STAGE_STATE, self.state)
+        registry.route(RequestCode.STAGE_DECIDE, self.decide)
+        registry.route(RequestCode.STAGE_COMMIT, self.commit)
+        registry.route(RequestCode.STAGE_ABORT, self.abort)
+        registry.route(RequestCode.STAGE_FORGET, self.forget)
+
+    def send(self, request: Request) -> Reply:
+        """Keep a block that BULK_SEND would store."""
+        header = request.header(StageSendHeader)
+        records, sys_flag = self._bulk.check(request, header)
+        self._check_fits(records, header.topic)
+        self._staging.stage(header, request.body, sys_flag)
+        return Reply()
+
+    def _check_fits(self, records: EncodedRecords, topic: str) -> None:
+        """That the log will take them: once their batch is decided there is no way back."""
+        settings = self._store.settings
+        for part, part_bytes, bytes_max in (
+            ("body", records.body_bytes_max, settings.body_bytes_max),
+            ("block", records.total_bytes, settings.commit_log_file_bytes - BLANK_BYTES),
+        ):
+            if part_bytes > bytes_max:
+                raise refusal(RecordTooLarge(part, part_bytes, bytes_max), topic)
+
+    def seal(self, request: Request) -> Reply:
+        """Answer when an attempt is on disk."""
+        attempt = self._staging.seal(request.header(StageSealHeader))
+        return Reply(
+            StageSealResponseHeader(
+                file_bytes=attempt.file_bytes, record_count=attempt.record_count
+            )
+        )
+
+    def state(self, request: Request) -> Reply:
+        """Where a query stands, with the decision that is held."""
+        state = self._staging.state(request.header(StageQueryHeader).query_id)
+        header = StageStateResponseHeader(
+            broker_name=self._staging.broker_name, applied_batch_id=state.applied_batch_id
+        )
+        return Reply(header, (state.decision.encode(),) if state.decision else ())
+
+    def decide(self, request: Request) -> Reply:
+        """Hold a decision, unless there is one; answer with that which holds."""
+        header = request.header(StageDecideHeader)
+        decision = Decision.decode(request.body)
+        held = self._staging.decide(header.query_id, decision, header.replaces)
+        return Reply(None, (held.encode(),))
+
+    def commit(self, request: Request) -> Reply | None:
+        """Answer when a decided batch is in the log and on disk."""
+        header = request.header(StageCommitHeader)
+
+        def then(problem: Exception | None) -> None:
+            request.reply(_committed() if problem is None else _stopped(problem))
+
+        is_done = self._staging.commit(header.query_id, header.batch_id, header.decision_id, then)
+        return _committed(already_done=True) if is_done else None
+
+    def abort(self, request: Request) -> Reply:
+        """Remove attempts that no decision names."""
+        header = request.header(StageAbortHeader)
+        self._staging.abort(header.query_id, header.batch_id, decode_names(request.body))
+        return Reply()
+
+    def forget(self, request: Request) -> Reply:
+        """Remove what is known of a query."""
+        self._staging.forget(request.header(StageQueryHeader).query_id)
+        return Reply()
+
+
+def _committed(*, already_done: bool = False) -> Reply:
+    return Reply(StageCommitResponseHeader(already_done=already_done))
+
+
+def _stopped(problem: Exception) -> Reply:
+    remark = f"the batch is decided and will be completed, but not now: {problem}"
+    return Reply(code=ResponseCode.SERVICE_NOT_AVAILABLE, remark=remark)

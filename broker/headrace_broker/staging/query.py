@@ -1,0 +1,215 @@
+"""One query's staged attempts and state at this broker: files and what is known of them.
+
+Nothing here awaits. What waits for the disk is a method that any thread may call.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from headrace_broker.staging import state as state_file
+from headrace_broker.staging.blocks import CorruptStage, StagedBlock, read_blocks
+from headrace_broker.staging.state import QueryState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from headrace_broker.store.files import Files
+    from headrace_protocol.staging import StagedAttempt
+
+BLOCKS_SUFFIX = ".blocks"
+# Given up, and to be removed by a thread.
+VOID_SUFFIX = ".void"
+
+
+class Attempt:
+    """A file of blocks and how far it is written.
+
+    flushed_bytes: how much of it is on disk, or on its way. is_on_disk: all, and its name.
+    """
+
+    __slots__ = (
+        "block_count",
+        "file_bytes",
+        "flushed_bytes",
+        "is_on_disk",
+        "path",
+        "record_count",
+    )
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.block_count = self.record_count = self.file_bytes = self.flushed_bytes = 0
+        self.is_on_disk = False
+
+    def append(self, block: StagedBlock, files: Files) -> None:
+        """Write a block behind those that are there. Raises OSError; then it is as before."""
+        descriptor = files.open(self.path, os.O_WRONLY | os.O_CREAT)
+        try:
+            head = block.head()
+            files.write(descriptor, head, self.file_bytes)
+            files.write(descriptor, block.body, self.file_bytes + len(head))
+        finally:
+            files.close(descriptor)
+        self._count(block, self.file_bytes + len(head) + len(block.body))
+        self.is_on_disk = False
+
+    def recover(self, files: Files) -> None:
+        """Find out what a broker wrote before it was killed; a torn end is cut. Raises OSError."""
+        with suppress(CorruptStage):
+            for block in read_blocks(self.path):
+                self._count(block, self.file_bytes + len(block.head()) + len(block.body))
+        descriptor = files.open(self.path, os.O_WRONLY)
+        try:
+            files.truncate(descriptor, self.file_bytes)
+        finally:
+            files.close(descriptor)
+
+    def _count(self, block: StagedBlock, end: int) -> None:
+        self.block_count += 1
+        self.record_count += block.record_count
+        self.file_bytes = end
+
+    def flush(self, files: Files) -> None:
+        """Bring what is written to disk. Raises OSError, also when it was given up."""
+        descriptor = files.open(self.path, os.O_WRONLY)
+        try:
+            files.fdatasync(descriptor)
+        finally:
+            files.close(descriptor)
+
+    def sync(self, files: Files) -> None:
+        """Bring it to disk with its name. Raises OSError."""
+        self.flush(files)
+        files.fsync_directory(self.path.parent)
+        self.is_on_disk = True
+
+
+class Query:
+    """A query's folder.
+
+    state: as it was decided; on disk when ``is_saved``.
+    applied_records: how many records of the undone decision are in the log.
+    problem: why its state can't be told; everything asked of it is refused then.
+    failure: what a thread met that worked for a request, to be told to whoever asks next.
+    """
+
+    def __init__(self, folder: Path, files: Files) -> None:
+        self.folder = folder
+        self.state = QueryState()
+        self.is_saved = True
+        self.applied_records = 0
+        self.problem: Exception | None = None
+        self.failure: OSError | None = None
+        self.attempts: dict[tuple[int, str], Attempt] = {}
+        # Each is told how applying ended: None, or why it stopped.
+        self.waiters: list[Callable[[Exception | None], None]] = []
+        self.is_applying = False
+        self._files = files
+        self._saved = self.state
+        self._turn = threading.Lock()
+        self._is_folder_safe = False
+
+    def load(self) -> None:
+        """Read the state. Raises StoreFormatError, OSError."""
+        self.state = self._saved = state_file.load(self.folder)
+
+    def change(self, state: QueryState) -> None:
+        """Take on a state, which ``save`` brings to disk."""
+        self.state = state
+        self.is_saved = False
+
+    def save(self) -> None:
+        """Bring the state to disk; it is the one before if that fails. Raises OSError."""
+        with self._turn:
+            state = self.state
+            try:
+                self.sync_folder()
+                state_file.save(self.folder, state, self._files)
+            except OSError:
+                self.state = self._saved
+                self.is_saved = True
+                raise
+            self._saved = state
+            self.is_saved = self.state is state
+
+    def sync_folder(self) -> None:
+        """Make the folder and bring its name to disk, once. Raises OSError."""
+        if not self._is_folder_safe:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for parent in (self.folder.parent, self.folder.parent.parent):
+                self._files.fsync_directory(parent)
+            self._is_folder_safe = True
+
+    # -- attempts ----------------------------------------------------------------------------------
+
+    def path(self, batch_id: int, attempt: str) -> Path:
+        """Where an attempt's blocks are."""
+        return self.folder / f"{batch_id}.{attempt}{BLOCKS_SUFFIX}"
+
+    def recover_attempt(self, batch_id: int, attempt: str) -> None:
+        """Take up what an attempt wrote to a broker that was killed. Raises OSError."""
+        # Two requests may ask for it at once, and the second must not cut what the first wrote.
+        with self._turn:
+            if (batch_id, attempt) not in self.attempts:
+                recovered = Attempt(self.path(batch_id, attempt))
+                recovered.recover(self._files)
+                self.attempts[batch_id, attempt] = recovered
+
+    def is_complete(self, batch_id: int, staged: StagedAttempt) -> bool:
+        """Whether an attempt is here as it was sealed."""
+        try:
+            file_bytes = self.path(batch_id, staged.attempt).stat().st_size
+        except FileNotFoundError:
+            return False
+        return file_bytes == staged.file_bytes
+
+    def void(self, paths: Iterable[Path]) -> bool:
+        """Take files out of the game at once; whether there were any.
+
+        ``remove_void`` gives their room back. Those that the undone decision names stay.
+        """
+        named = self._named()
+        to_void = [path for path in paths if path not in named and path.exists()]
+        for path in to_void:
+            self._files.rename(path, path.with_suffix(VOID_SUFFIX))
+            self.attempts.pop(_batch_and_attempt(path), None)
+        return bool(to_void)
+
+    def _named(self) -> set[Path]:
+        undone = self.state.undone
+        if undone is None:
+            return set()
+        parts = undone.attempts.values()
+        return {self.path(undone.batch_id, staged.attempt) for part in parts for staged in part}
+
+    def paths_up_to(self, batch_id: int) -> list[Path]:
+        """Files of attempts of this batch and those before it. Raises OSError."""
+        paths = self.folder.glob(f"*{BLOCKS_SUFFIX}")
+        return [path for path in paths if _batch_and_attempt(path)[0] <= batch_id]
+
+    def remove_void(self) -> None:
+        """Remove what was given up. Raises OSError."""
+        for path in self.folder.glob(f"*{VOID_SUFFIX}"):
+            with suppress(FileNotFoundError):  # another thread was faster
+                self._files.unlink(path)
+
+    def forget(self) -> None:
+        """Remove the state, and the folder unless an attempt is there. Raises OSError."""
+        (self.folder / state_file.NAME).unlink(missing_ok=True)
+        self.remove_folder()
+
+    def remove_folder(self) -> None:
+        """Remove the folder if it is empty."""
+        with suppress(OSError):
+            self.folder.rmdir()
+            self._is_folder_safe = False
+
+
+def _batch_and_attempt(path: Path) -> tuple[int, str]:
+    batch_id, _, attempt = path.stem.partition(".")
+    return int(batch_id), attempt

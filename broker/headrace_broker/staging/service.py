@@ -1,0 +1,487 @@
+"""Staged writes: blocks are kept aside until their batch is decided, then appended exactly once.
+
+What is asked is answered on the loop; what waits for the disk raises NotReady with a function for
+a thread and is asked again after it. Decided batches are applied by ``run``, one after the other.
+Source: docs/protocol.md "Staged writes".
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import struct
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+
+from headrace_broker.staging.blocks import StagedBlock, StagedRecords, read_blocks
+from headrace_broker.staging.query import BLOCKS_SUFFIX, Attempt, Query
+from headrace_broker.staging.state import QueryState
+from headrace_broker.store.errors import (
+    StoreBusy,
+    StoreError,
+    StoreFormatError,
+    StoreNotWritable,
+)
+from headrace_protocol.codes import ResponseCode
+from headrace_protocol.columns import HEAD_PLACES
+from headrace_protocol.errors import NotReady, RequestError
+from headrace_protocol.message import BORN_HOST_V6, STORE_HOST_V6, SYS_FLAG_AT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from headrace_broker.store.commit_log import CommitLog
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_protocol.columns import Buffer
+    from headrace_protocol.headers import StageSealHeader, StageSendHeader
+    from headrace_protocol.staging import Decision, StagedAttempt
+
+log = structlog.get_logger("headrace.broker")
+
+FOLDER = "staged"
+_EXPIRE_LOOK_S = 60.0
+# What is on its way to the disk while more comes need not be waited for at the end.
+_FLUSH_BYTES = 16 * 1024 * 1024
+# A hop to a thread costs about as much as a block.
+_BLOCKS_AT_ONCE = 4
+_TAG_BITS = 62
+_TAG = struct.Struct(">q")
+_TAG_AT = HEAD_PLACES["prepared_transaction_offset"][1]
+_INT = struct.Struct(">i")
+
+
+class Staging:
+    """All queries' staged writes at one broker.
+
+    on_stored: told of what was appended: topic, messages, bytes of their bodies.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        broker_name: str,
+        reserved_ms: int,
+        on_stored: Callable[[str, int, int], None],
+    ) -> None:
+        """Touches nothing on disk. reserved_ms: age at which what nobody decided on is removed."""
+        self.broker_name = broker_name
+        self._store = store
+        self._files = store.seam
+        self._root = store.root / FOLDER
+        self._reserved_ms = reserved_ms
+        self._on_stored = on_stored
+        self._queries: dict[str, Query] = {}
+        self._jobs: deque[Query] = deque()
+        self._asked = trio.Event()
+        self._to_flush: deque[tuple[Query, Attempt]] = deque()
+        self._flush_asked = trio.Event()
+
+    # -- start -------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Read where each query stands, after the store was loaded; before anything is appended.
+
+        A batch that a killed broker had begun to apply goes on once ``run`` does. Raises OSError.
+        """
+        for folder in sorted(self._root.glob("*")):
+            query = self._queries[folder.name] = Query(folder, self._files)
+            try:
+                query.load()
+            except StoreFormatError as error:
+                log.error("staged writes of a query are refused", reason=str(error))
+                query.problem = error
+                continue
+            self._take_up(query)
+
+    def _take_up(self, query: Query) -> None:
+        query.remove_void()
+        if query.state.undone is None:
+            return
+        self._lower_start(query)
+        query.applied_records = count_tagged(
+            self._store.commit_log, query.state.tag, query.state.from_offset
+        )
+        if query.applied_records:
+            log.info("going on with a staged batch", query=query.folder.name)
+            self._start_applying(query)
+
+    def _lower_start(self, query: Query) -> None:
+        # A power cut took the end of the log: the next records begin before the noted place.
+        log_end = self._store.max_physical_offset
+        if query.state.from_offset > log_end:
+            state = query.state
+            query.change(QueryState(state.applied_batch_id, state.decision, state.tag, log_end))
+            query.save()
+
+    # -- staging -----------------------------------------------------------------------------------
+
+    def stage(self, header: StageSendHeader, body: Buffer, sys_flag: int) -> None:
+        """Keep a block, which was checked; nothing if it is there already. Raises RequestError."""
+        query = self._query(header.query_id)
+        attempt = self._attempt(query, header, is_first=header.block_number == 0)
+        if header.block_number < attempt.block_count:
+            return  # sent again: the answer was lost
+        if header.block_number > attempt.block_count:
+            raise _refused(
+                f"block {header.block_number} of attempt {header.attempt}: this broker has "
+                f"{attempt.block_count} of them, so some were lost; begin another attempt"
+            )
+        block = StagedBlock(header.topic, header.queue_id, header.count, sys_flag, body)
+        try:
+            query.folder.mkdir(parents=True, exist_ok=True)
+            attempt.append(block, self._files)
+        except OSError as error:
+            raise self._unavailable(error) from error
+        if attempt.file_bytes - attempt.flushed_bytes >= _FLUSH_BYTES:
+            attempt.flushed_bytes = attempt.file_bytes
+            self._to_flush.append((query, attempt))
+            self._flush_asked.set()
+
+    def seal(self, header: StageSealHeader) -> Attempt:
+        """An attempt that is wholly on disk. Raises RequestError, NotReady."""
+        query = self._query(header.query_id)
+        attempt = self._attempt(query, header, is_first=False)
+        if attempt.block_count != header.block_count:
+            raise _refused(
+                f"attempt {header.attempt} has {attempt.block_count} blocks at this broker, not "
+                f"{header.block_count}; begin another attempt"
+            )
+        if not attempt.is_on_disk:
+            raise self._later(query, partial(self._sync, query, attempt))
+        return attempt
+
+    def _sync(self, query: Query, attempt: Attempt) -> None:
+        try:
+            query.sync_folder()
+            attempt.sync(self._files)
+        except OSError:
+            # Its pages may be gone, so trying again would prove nothing.
+            query.void([attempt.path])
+            raise
+
+    def _attempt(
+        self, query: Query, header: StageSendHeader | StageSealHeader, *, is_first: bool
+    ) -> Attempt:
+        key = header.batch_id, header.attempt
+        attempt = query.attempts.get(key)
+        if attempt is None:
+            path = query.path(*key)
+            if path.exists():
+                raise self._later(query, partial(query.recover_attempt, *key))
+            if not is_first:
+                raise _refused(
+                    f"attempt {header.attempt} is not known to broker {self.broker_name}: it was "
+                    "given up, or lost with the machine; begin another attempt"
+                )
+            attempt = query.attempts[key] = Attempt(path)
+        return attempt
+
+    # -- deciding ----------------------------------------------------------------------------------
+
+    def state(self, query_id: str) -> QueryState:
+        """Where a query stands. Raises RequestError, NotReady."""
+        return self._saved(self._query(query_id)).state
+
+    def decide(self, query_id: str, decision: Decision, replaces: str | None) -> Decision:
+        """The decision that holds, on disk: the first one for its batch, or of a later batch.
+
+        replaces: id of one that ``decision`` takes the place of. Raises RequestError, NotReady.
+        """
+        query = self._saved(self._query(query_id))
+        held = query.state.decision
+        if held is None or _gives_way(query, held, decision, replaces):
+            self._check_complete(query, decision)
+            applied = query.state.applied_batch_id
+            tag = secrets.randbits(_TAG_BITS) + 1
+            query.change(QueryState(applied, decision, tag, self._store.max_physical_offset))
+            query.applied_records = 0
+            raise self._later(query, query.save)
+        return held
+
+    def _check_complete(self, query: Query, decision: Decision) -> None:
+        for staged in decision.part(self.broker_name):
+            if not query.is_complete(decision.batch_id, staged):
+                raise _refused(
+                    f"attempt {staged.attempt} of batch {decision.batch_id} is not at broker "
+                    f"{self.broker_name} as it was sealed: it was given up, or expired; write "
+                    "the batch again"
+                )
+
+    def commit(
+        self,
+        query_id: str,
+        batch_id: int,
+        decision_id: str,
+        then: Callable[[Exception | None], None],
+    ) -> bool:
+        """Append what was decided; whether it was done before, else ``then`` is called.
+
+        then: with None once all is in the log and on disk, or with what stopped it: then a later
+        commit goes on. Raises RequestError, NotReady.
+        """
+        query = self._saved(self._query(query_id))
+        if query.state.applied_batch_id >= batch_id:
+            if query.void(query.paths_up_to(query.state.applied_batch_id)):
+                raise self._later(query, query.remove_void)
+            return True
+        held = query.state.decision
+        if held is None or (held.batch_id, held.decision_id) != (batch_id, decision_id):
+            raise _refused(
+                f"broker {self.broker_name} holds another decision for batch {batch_id} of query "
+                f"{query_id}: ask for its state and follow what was decided"
+            )
+        query.waiters.append(then)
+        self._start_applying(query)
+        return False
+
+    def abort(self, query_id: str, batch_id: int, attempts: Iterable[str]) -> None:
+        """Remove attempts, except those that a decision names. Raises RequestError, NotReady."""
+        query = self._query(query_id)
+        if query.void([query.path(batch_id, name) for name in attempts]):
+            raise self._later(query, query.remove_void)
+
+    def forget(self, query_id: str) -> None:
+        """Remove what is known of a query that won't come back. Raises RequestError, NotReady."""
+        query = self._saved(self._query(query_id))
+        if query.state.undone:
+            raise _refused(
+                f"query {query_id} has an unfinished batch {query.state.undone.batch_id}: commit it"
+            )
+        del self._queries[query_id]
+        try:
+            query.forget()
+        except OSError as error:
+            raise self._unavailable(error) from error
+
+    # -- what they share ---------------------------------------------------------------------------
+
+    def _known(self, query_id: str) -> Query:
+        query = self._queries.get(query_id)
+        if query is None:
+            query = self._queries[query_id] = Query(self._root / query_id, self._files)
+        return query
+
+    def _query(self, query_id: str) -> Query:
+        query = self._known(query_id)
+        if query.problem:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, str(query.problem))
+        if query.failure:
+            failure, query.failure = query.failure, None
+            raise self._unavailable(failure)
+        return query
+
+    def _saved(self, query: Query) -> Query:
+        if not query.is_saved:
+            raise self._later(query, query.save)
+        return query
+
+    def _later(self, query: Query, work: Callable[[], None]) -> NotReady:
+        """Have a thread do ``work``; what it fails with is told when the request comes back."""
+
+        def fetch() -> None:
+            try:
+                work()
+            except OSError as error:
+                query.failure = error
+
+        return NotReady(fetch)
+
+    def _unavailable(self, error: OSError) -> RequestError:
+        return RequestError(
+            ResponseCode.SERVICE_NOT_AVAILABLE,
+            f"staged writes can't be kept: {error.strerror or error} "
+            f"({error.filename or self._root}); make room or mend the disk, then write again",
+        )
+
+    # -- applying ----------------------------------------------------------------------------------
+
+    def _start_applying(self, query: Query) -> None:
+        if not query.is_applying:
+            query.is_applying = True
+            self._jobs.append(query)
+            self._asked.set()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Apply what was decided and remove what nobody decided on, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run_expiry)
+            nursery.start_soon(self._run_flush)
+            task_status.started()
+            while True:
+                await self._asked.wait()
+                self._asked = trio.Event()
+                while self._jobs:
+                    await self._apply_and_tell(self._jobs.popleft())
+
+    async def _apply_and_tell(self, query: Query) -> None:
+        problem: Exception | None = None
+        try:
+            await self._apply(query)
+        except (StoreError, OSError) as error:
+            log.error("a staged batch waits", query=query.folder.name, reason=str(error))
+            problem = error
+        query.is_applying = False
+        waiters, query.waiters = query.waiters, []
+        for then in waiters:
+            then(problem)
+
+    async def _apply(self, query: Query) -> None:
+        """Append what is not in the log yet, in the order of the decision."""
+        decision = query.state.undone
+        if decision is None:
+            return
+        skipped = query.applied_records
+        for staged in decision.part(self.broker_name):
+            if skipped >= staged.record_count:
+                skipped -= staged.record_count
+            else:
+                await self._append_attempt(query, decision, staged, skipped)
+                skipped = 0
+        await self._wait_flushed()
+        await self._finish(query, decision)
+
+    async def _append_attempt(
+        self, query: Query, decision: Decision, staged: StagedAttempt, skipped: int
+    ) -> None:
+        blocks = read_blocks(query.path(decision.batch_id, staged.attempt))
+        # The next blocks are read while these are appended.
+        with ThreadPoolExecutor(1) as reader:
+            coming = reader.submit(_next_of, blocks)
+            while some := await trio.to_thread.run_sync(coming.result):
+                coming = reader.submit(_next_of, blocks)
+                for block in some:
+                    if skipped >= block.record_count:
+                        skipped -= block.record_count
+                    else:
+                        await self._append(query, block.without(skipped))
+                        skipped = 0
+                        await trio.lowlevel.checkpoint()
+
+    async def _append(self, query: Query, block: StagedBlock) -> None:
+        store = self._store
+        queue = store.queue(block.topic, block.queue_id)
+        records = StagedRecords(queue, block, query.state.tag)
+        while True:
+            store.begin_batch()
+            try:
+                store.append_records(records)
+                break
+            except StoreBusy:
+                await self._wait_flushed()  # with synchronous flush the ring waits for the disk
+                store.on_touched(store.dispatch())
+        query.applied_records += block.record_count
+        self._on_stored(block.topic, block.record_count, records.body_bytes)
+        store.on_touched(store.dispatch())
+        if store.max_physical_offset - store.commit_log.flushed_offset >= _FLUSH_BYTES:
+            store.flusher.ask()
+
+    async def _wait_flushed(self) -> None:
+        flushed = trio.Event()
+        outcomes: list[bool] = []
+
+        def tell(is_flushed: bool) -> None:
+            outcomes.append(is_flushed)
+            flushed.set()
+
+        self._store.when_flushed(self._store.max_physical_offset, tell)
+        await flushed.wait()
+        if outcomes != [True]:
+            raise StoreNotWritable("a flush failed", self._store.root)
+
+    async def _finish(self, query: Query, decision: Decision) -> None:
+        """Note that the batch is in the log; then its files and those of older ones may go."""
+        state = query.state
+        query.change(QueryState(decision.batch_id, decision, state.tag, state.from_offset))
+        await trio.to_thread.run_sync(query.save)
+        query.void(await trio.to_thread.run_sync(query.paths_up_to, decision.batch_id))
+        await trio.to_thread.run_sync(query.remove_void)
+
+    async def _run_flush(self) -> None:
+        """Bring to disk what is staged, so that little is left for the seal."""
+        while True:
+            await self._flush_asked.wait()
+            self._flush_asked = trio.Event()
+            while self._to_flush:
+                query, attempt = self._to_flush.popleft()
+                try:
+                    await trio.to_thread.run_sync(attempt.flush, self._files)
+                except FileNotFoundError:  # it was given up, or is in the log already
+                    continue
+                except OSError as error:
+                    log.error("staged blocks are lost", reason=str(error))
+                    query.void([attempt.path])
+
+    # -- expiry ------------------------------------------------------------------------------------
+
+    async def _run_expiry(self) -> None:
+        while True:
+            try:
+                await self.expire()
+            except OSError as error:
+                log.error("staged leftovers not removed, trying on", reason=str(error))
+            await trio.sleep(_EXPIRE_LOOK_S)
+
+    async def expire(self) -> None:
+        """Remove attempts that nobody decided on for too long. Raises OSError."""
+        before_ms = self._store.clock.now_ms() - self._reserved_ms
+        for path in await trio.to_thread.run_sync(self._leftovers, before_ms):
+            query = self._known(path.parent.name)
+            if query.problem is None and query.void([path]):
+                await trio.to_thread.run_sync(query.remove_void)
+                query.remove_folder()
+
+    def _leftovers(self, before_ms: int) -> list[Path]:
+        paths = self._root.glob(f"*/*{BLOCKS_SUFFIX}")
+        return [path for path in paths if _modified_ms(path) < before_ms]
+
+
+def _modified_ms(path: Path) -> float:
+    try:
+        return path.stat().st_mtime * 1000
+    except FileNotFoundError:  # it was applied or given up meanwhile
+        return math.inf
+
+
+def _next_of(blocks: Iterator[StagedBlock]) -> list[StagedBlock]:
+    """The next few blocks, none at the end. Raises OSError, CorruptStage."""
+    return list(islice(blocks, _BLOCKS_AT_ONCE))
+
+
+def _gives_way(query: Query, held: Decision, new: Decision, replaces: str | None) -> bool:
+    """Whether a decision that is held makes room for another one."""
+    if query.is_applying or (query.applied_records and query.state.undone):
+        return False
+    if new.batch_id > held.batch_id:
+        return True
+    is_same_batch = new.batch_id == held.batch_id > query.state.applied_batch_id
+    return is_same_batch and replaces == held.decision_id != new.decision_id
+
+
+def _refused(remark: str) -> RequestError:
+    return RequestError(ResponseCode.ILLEGAL_OPERATION, remark)
+
+
+def count_tagged(commit_log: CommitLog, tag: int, from_offset: int) -> int:
+    """How many records from ``from_offset`` on carry the tag."""
+    count = 0
+    for file in commit_log.files.files:
+        physical_offset = max(file.start_offset, from_offset)
+        while physical_offset < file.end_offset and (
+            record := commit_log.record_at(physical_offset)
+        ):
+            count += _has_tag(record, tag)
+            physical_offset += len(record)
+    return count
+
+
+def _has_tag(record: memoryview, tag: int) -> bool:
+    (sys_flag,) = _INT.unpack_from(record, SYS_FLAG_AT)
+    is_ours = not sys_flag & (BORN_HOST_V6 | STORE_HOST_V6)
+    return bool(is_ours and _TAG.unpack_from(record, _TAG_AT)[0] == tag)

@@ -1,0 +1,86 @@
+"""Where a query stands at this broker: one small file, replaced as a whole."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+from zlib_ng.zlib_ng import crc32
+
+from headrace_broker.store.errors import StoreFormatError
+from headrace_protocol.staging import Decision  # noqa: TC001 - msgspec reads it
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headrace_broker.store.files import Files
+
+NAME = "state.json"
+
+
+class QueryState(msgspec.Struct, frozen=True, rename="camel"):
+    """What must survive a crash.
+
+    applied_batch_id: the last batch whose records are in the log, -1 before the first.
+    decision: of that batch or of the one after it. tag: what its records carry in the log;
+    from_offset: no record at a smaller physical offset carries it.
+    """
+
+    applied_batch_id: int = -1
+    decision: Decision | None = None
+    tag: int = 0
+    from_offset: int = 0
+
+    @property
+    def undone(self) -> Decision | None:
+        """The decision that has not been acted on to its end."""
+        decision = self.decision
+        return decision if decision and decision.batch_id > self.applied_batch_id else None
+
+
+def load(folder: Path) -> QueryState:
+    """The state in a query's folder. Raises StoreFormatError for a damaged one, OSError."""
+    path = folder / NAME
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return QueryState()
+    text, _, crc = data.rstrip(b"\n").rpartition(b"\n")
+    if crc != _crc(text):
+        raise _damaged(path, "its CRC does not match")
+    try:
+        return _decode(text)
+    except msgspec.MsgspecError as error:
+        raise _damaged(path, str(error)) from error
+
+
+def save(folder: Path, state: QueryState, files: Files) -> None:
+    """Replace the state, on disk when this returns. Raises OSError."""
+    path = folder / NAME
+    text = msgspec.json.encode(state)
+    new_path = path.with_name(NAME + ".new")
+    descriptor = files.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        files.write(descriptor, text + b"\n" + _crc(text) + b"\n", 0)
+        files.fsync(descriptor)
+    finally:
+        files.close(descriptor)
+    files.rename(new_path, path)
+    files.fsync_directory(folder)
+
+
+_decode = msgspec.json.Decoder(QueryState).decode
+
+
+def _crc(text: bytes) -> bytes:
+    return b"%08x" % crc32(text)
+
+
+def _damaged(path: Path, problem: str) -> StoreFormatError:
+    return StoreFormatError(
+        path,
+        f"does not say which batches of its query were stored: {problem}",
+        "put a good copy in its place; without it, remove the query's folder and begin the query "
+        "anew with another checkpoint",
+    )
