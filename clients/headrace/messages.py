@@ -29,7 +29,7 @@ _SURELY_FIT = PROPERTIES_BYTES_MAX // 5
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 _RETRY_TOPIC = re.compile(r"%(RETRY|DLQ)%[%|a-zA-Z0-9_-]{1,248}")
 _GROUP = re.compile(r"[%|a-zA-Z0-9_-]{1,120}")
-_RESERVED = frozenset(
+RESERVED_PROPERTIES = frozenset(
     {record.KEYS, record.TAGS, record.DELAY, record.UNIQ_KEY, record.WAIT, record.CLUSTER}
 )
 
@@ -101,7 +101,7 @@ class Message(msgspec.Struct, gc=False):
                 )
 
     def _check_user_properties(self) -> None:
-        reserved = _RESERVED & self.properties.keys()
+        reserved = RESERVED_PROPERTIES & self.properties.keys()
         if reserved:
             raise InvalidMessage(
                 f"property {min(reserved)} belongs to the broker; use key=, tag= or delay_level="

@@ -10,6 +10,7 @@ from headrace.consumer.start import Start, check_start, timestamp_ms
 from headrace.errors import BrokerError, ConfigurationError, RouteNotFound
 from headrace.instance import ClientInstance
 from headrace.messages import ReceivedMessage, check_group, check_topic
+from headrace.system_topics import user_topics
 from headrace_protocol.bodies import (
     MASTER_ID,
     PERM_READ,
@@ -58,17 +59,6 @@ if TYPE_CHECKING:
 
     from headrace_protocol.drivers.response import Response
 
-_SYSTEM_TOPICS = frozenset(
-    {
-        "BenchmarkTest",
-        "OFFSET_MOVED_EVENT",
-        "SCHEDULE_TOPIC_XXXX",
-        "SELF_TEST_TOPIC",
-        "TBW102",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-    }
-)
-_SYSTEM_PREFIXES = ("%RETRY%", "%DLQ%", "RMQ_SYS_", "rmq_sys_")
 _SYSTEM_GROUPS = ("CID_ONSAPI_", "CID_RMQ_SYS_", "CID_SYS_")
 _SYSTEM_GROUP_NAMES = frozenset(
     {"CID_ONS-HTTP-PROXY", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "TOOLS_CONSUMER"}
@@ -211,14 +201,9 @@ class Admin:
         names = (await self._instance.ask_nameserver(code)).expect().decode(TopicList).topic_list
         if system:
             return sorted(names)
-        return sorted(set(names) - _SYSTEM_TOPICS - await self._cluster_topics() - _special(names))
-
-    async def _cluster_topics(self) -> set[str]:
-        """The topics that brokers name after themselves and their cluster."""
         nodes = await self.cluster()
-        clusters = {node.cluster for node in nodes}
-        replies = {f"{cluster}_REPLY_TOPIC" for cluster in clusters}
-        return clusters | replies | {node.broker_name for node in nodes}
+        clusters_and_brokers = {name for node in nodes for name in (node.cluster, node.broker_name)}
+        return sorted(user_topics(names, clusters_and_brokers))
 
     async def topic(self, topic: str) -> dict[str, TopicConfigAndQueueMapping]:
         """A topic's settings by broker name. Raises RouteNotFound."""
@@ -424,10 +409,6 @@ class Admin:
         if not masters:
             raise RouteNotFound(topic, "none of its brokers has a master now")
         return masters
-
-
-def _special(topics: Sequence[str]) -> set[str]:
-    return {topic for topic in topics if topic.startswith(_SYSTEM_PREFIXES)}
 
 
 def _is_own(group: str) -> bool:

@@ -35,6 +35,7 @@ BULK_MESSAGES_MAX = 65_536
 
 _ResponseHeader = BulkPullResponseHeader | PullMessageResponseHeader
 
+_TAG, _SQL = "TAG", "SQL92"
 _SYS_FLAG_SUSPEND = 2
 _SYS_FLAG_SUBSCRIPTION = 4
 _KNOWN_CODES = (
@@ -50,7 +51,7 @@ class Wanted(NamedTuple):
 
     messages_max, record_bytes_max: of them; a broker may give less, and gives one in any case.
     suspend_timeout_ms: how long the broker may wait for the first message; 0 to be told at once.
-    body_bytes_max: see ``MessageBatch``.
+    body_bytes_max: see ``MessageBatch``. sql: an SQL92 filter instead of the subscription's tags.
     """
 
     group: str
@@ -61,6 +62,7 @@ class Wanted(NamedTuple):
     record_bytes_max: int
     suspend_timeout_ms: int
     body_bytes_max: int
+    sql: str | None = None
 
     @property
     def _sys_flag(self) -> int:
@@ -83,8 +85,8 @@ class Wanted(NamedTuple):
             sys_flag=self._sys_flag,
             commit_offset=0,
             suspend_timeout_millis=self.suspend_timeout_ms,
-            subscription=self.subscription.expression,
-            expression_type="TAG",
+            subscription=self.sql or self.subscription.expression,
+            expression_type=_SQL if self.sql else _TAG,
         )
 
     def _pull_header(self) -> PullMessageHeader:
@@ -98,35 +100,29 @@ class Wanted(NamedTuple):
             sys_flag=self._sys_flag | _SYS_FLAG_SUBSCRIPTION,
             commit_offset=0,
             suspend_timeout_millis=self.suspend_timeout_ms,
-            subscription=self.subscription.expression,
+            subscription=self.sql or self.subscription.expression,
             sub_version=self.subscription.version,
-            expression_type="TAG",
+            expression_type=_SQL if self.sql else _TAG,
         )
 
     def result(self, response: Response) -> PullResult:
         """What came. Raises BrokerError, MalformedAnswer."""
-        code = response.expect(*_KNOWN_CODES).command.code
-        header = _header(response)
-        batch = self._batch(response, header) if code == ResponseCode.SUCCESS else None
+        answer = PullAnswer.of(response)
         return PullResult(
-            batch,
-            header.next_begin_offset,
-            header.min_offset,
-            header.max_offset,
-            header.suggest_which_broker_id if isinstance(header, PullMessageResponseHeader) else 0,
-            code == ResponseCode.PULL_OFFSET_MOVED,
+            self._batch(answer),
+            answer.next_offset,
+            answer.min_offset,
+            answer.max_offset,
+            answer.suggested_replica_id,
+            answer.is_offset_illegal,
         )
 
-    def _batch(self, response: Response, header: _ResponseHeader) -> MessageBatch | None:
-        try:
-            columns = self.subscription.filter(_columns(header, response.body))
-        except CorruptRecord as error:
-            raise MalformedAnswer(response.address, response.request_code, error) from error
-        if not len(columns):
+    def _batch(self, answer: PullAnswer) -> MessageBatch | None:
+        columns = answer.columns()
+        if columns is None or not len(columns := self.subscription.filter(columns)):
             return None
-        next_offset = header.next_begin_offset
         return MessageBatch(
-            self.queue, self.queue_offset, next_offset, columns, self.body_bytes_max
+            self.queue, self.queue_offset, answer.next_offset, columns, self.body_bytes_max
         )
 
 
@@ -146,18 +142,80 @@ class PullResult(NamedTuple):
     is_offset_illegal: bool
 
 
+class PullAnswer(NamedTuple):
+    """A pull's answer before anything is made of its records.
+
+    code: of the four that a pull may have. header, response: what came.
+    """
+
+    code: int
+    header: _ResponseHeader
+    response: Response
+
+    @classmethod
+    def of(cls, response: Response) -> PullAnswer:
+        """Raises BrokerError for a refusal, MalformedAnswer."""
+        code = response.expect(*_KNOWN_CODES).command.code
+        return cls(code, _header(response), response)
+
+    @property
+    def next_offset(self) -> int:
+        """Where the next pull begins."""
+        return self.header.next_begin_offset
+
+    @property
+    def min_offset(self) -> int:
+        """The queue's first offset."""
+        return self.header.min_offset
+
+    @property
+    def max_offset(self) -> int:
+        """One past the queue's last offset."""
+        return self.header.max_offset
+
+    @property
+    def offset_delta(self) -> int:
+        """What the queue offsets in the records lack."""
+        header = self.header
+        return (header.offset_delta or 0) if isinstance(header, PullMessageResponseHeader) else 0
+
+    @property
+    def suggested_replica_id(self) -> int:
+        """Which broker to ask next."""
+        header = self.header
+        if isinstance(header, PullMessageResponseHeader):
+            return header.suggest_which_broker_id
+        return 0
+
+    @property
+    def is_offset_illegal(self) -> bool:
+        """Whether there is nothing at the offset asked for and never will be."""
+        return self.code == ResponseCode.PULL_OFFSET_MOVED
+
+    @property
+    def records(self) -> memoryview:
+        """What was found, as it came; empty if nothing was."""
+        return self.response.body if self.code == ResponseCode.SUCCESS else memoryview(b"")
+
+    def columns(self) -> RecordColumns | None:
+        """The records that were found, if any. Raises MalformedAnswer."""
+        from headrace_protocol.columns import RecordColumns
+
+        if self.code != ResponseCode.SUCCESS:
+            return None
+        try:
+            if isinstance(self.header, BulkPullResponseHeader):
+                return RecordColumns.from_bulk(self.header, self.records)
+            columns = RecordColumns.from_records(self.records)
+        except CorruptRecord as error:
+            response = self.response
+            raise MalformedAnswer(response.address, response.request_code, error) from error
+        if self.offset_delta:
+            columns.queue_offset = columns.queue_offset + self.offset_delta
+        return columns
+
+
 def _header(response: Response) -> _ResponseHeader:
     if response.request_code == RequestCode.BULK_PULL:
         return response.header(BulkPullResponseHeader)
     return response.header(PullMessageResponseHeader)
-
-
-def _columns(header: _ResponseHeader, body: memoryview) -> RecordColumns:
-    from headrace_protocol.columns import RecordColumns
-
-    if isinstance(header, BulkPullResponseHeader):
-        return RecordColumns.from_bulk(header, body)
-    columns = RecordColumns.from_records(body)
-    if header.offset_delta:
-        columns.queue_offset = columns.queue_offset + header.offset_delta
-    return columns

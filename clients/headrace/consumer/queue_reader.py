@@ -7,20 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.consumer.pulls import READER_GROUP, SLICE_BYTES, Wanted
+from headrace.consumer.pulls import READER_GROUP, SLICE_BYTES
+from headrace.consumer.queue_slices import SliceReader
 from headrace.consumer.subscription import ALL, Subscription
-from headrace.errors import OffsetNotFound
+from headrace.messages import MessageBatch
 from headrace_protocol.message import BODY_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace.messages import MessageBatch
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.drivers.blocking import BlockingConnection
-    from headrace_protocol.drivers.response import Response
-
-_TIMEOUT_MS = 30_000
 
 
 def read_queue(
@@ -45,33 +42,15 @@ def read_queue(
     ``BlockingConnection.drain`` and a refusal raise.
     """
     subscription = Subscription(queue.topic, tags)
-
-    def begin(offset: int) -> tuple[Wanted, list[Response]]:
-        wanted = Wanted(
-            group,
-            queue,
-            offset,
-            subscription,
-            messages_max=end_offset - offset,
-            record_bytes_max=slice_bytes,
-            suspend_timeout_ms=0,
-            body_bytes_max=body_bytes_max,
-        )
-        answers: list[Response] = []
-        code, header = wanted.request(peer_is_headrace=connection.peer_is_headrace)
-        connection.submit(code, header, b"", answers.append)
-        connection.drain(waiting_max=1, timeout_ms=_TIMEOUT_MS)
-        return wanted, answers
-
-    offset = start_offset
-    under_way = begin(offset) if offset < end_offset else None
-    while under_way:
-        wanted, answers = under_way
-        connection.drain(timeout_ms=_TIMEOUT_MS)
-        result = wanted.result(answers[0])
-        if result.is_offset_illegal or result.next_offset <= offset:
-            raise OffsetNotFound(queue, offset, result.min_offset, result.max_offset)
-        offset = result.next_offset
-        under_way = begin(offset) if offset < end_offset else None
-        if result.batch and (batch := result.batch.before(end_offset)):
-            yield batch
+    slices = SliceReader(
+        connection,
+        queue,
+        start_offset,
+        end_offset,
+        subscription=subscription,
+        group=group,
+        slice_bytes=slice_bytes,
+    )
+    for start, next_offset, columns in slices:
+        if columns is not None and len(columns := subscription.filter(columns)):
+            yield MessageBatch(queue, start, next_offset, columns, body_bytes_max)

@@ -1,0 +1,287 @@
+"""Records as the columns of a Spark read, with no Python object per message.
+
+The schema is made on the driver; ``RecordBlock`` makes the columns in the task.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.spark.errors import SchemaError
+from headrace.spark.gather import gather
+from headrace.spark.properties import PropertyEntries
+from headrace_protocol.message import (
+    KEYS,
+    TAGS,
+    UNIQ_KEY,
+    decode_host,
+    decode_properties,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql.types import StructType
+
+    from headrace.spark.bodies import BodyFormat
+    from headrace_protocol.columns import Array, RecordColumns
+
+_STRING = pa.string()
+# Why the body of a row could not be read; null where it could.
+CORRUPT = "_corrupt"
+# Before the name of a column of ours that the bodies have too.
+_PREFIX = "_"
+_OWN_COLUMNS = """
+    topic string not null, broker string not null, queue int not null,
+    queue_offset bigint not null, physical_offset bigint not null, message_id string not null,
+    keys string, tags string, properties map<string, string> not null,
+    born_timestamp timestamp not null, store_timestamp timestamp not null,
+    born_host string not null, reconsume_times int not null, value binary not null
+"""
+
+
+# --- on the driver ----------------------------------------------------------------------------
+
+
+def source_schema(body: BodyFormat | None = None) -> StructType:
+    """All columns that a read has: those of its bodies, why they are corrupt, and ours."""
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    own = _own_schema()
+    shown = {name: _shown_name(name, body) for name in own.names}
+    own_fields = [
+        StructField(shown[field.name], field.dataType, field.nullable) for field in own.fields
+    ]
+    if body is None:
+        return StructType(own_fields)
+    fields = [*body.fields, StructField(CORRUPT, StringType()), *own_fields]
+    _check_names([field.name for field in fields])
+    return StructType(fields)
+
+
+def own_columns(body: BodyFormat | None = None) -> dict[str, str]:
+    """Name in the schema -> column of ours."""
+    return {_shown_name(name, body): name for name in _MAKERS}
+
+
+def arrow_schema(schema: StructType, body: BodyFormat | None = None) -> pa.Schema:
+    """The Arrow form of ``schema``, which is all or some of the columns of ``source_schema``.
+
+    Raises SchemaError naming a column that there is not, or that has another type.
+    """
+    available = {field.name: field.dataType for field in source_schema(body).fields}
+    for field in schema.fields:
+        if field.name not in available:
+            near = get_close_matches(field.name, available, 1)
+            raise SchemaError(
+                f"there is no column {field.name}: there are {', '.join(available)}"
+                + (f"; did you mean {near[0]}?" if near else "")
+            )
+        if field.dataType != available[field.name]:
+            raise SchemaError(
+                f"column {field.name} is {available[field.name].simpleString()}, not "
+                f"{field.dataType.simpleString()}: read it as it is, and cast it then"
+            )
+    return to_arrow(schema)
+
+
+def _own_schema() -> StructType:
+    from headrace.spark.ddl import parse_ddl
+
+    return parse_ddl(_OWN_COLUMNS)
+
+
+def _shown_name(name: str, body: BodyFormat | None) -> str:
+    is_taken = body is not None and name in body.names
+    return _PREFIX + name if is_taken else name
+
+
+def _check_names(names: list[str]) -> None:
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise SchemaError(
+            f"the bodies' schema has {', '.join(sorted(twice))}, which would be there twice: "
+            "leave it out, and take it from the column value if you need it"
+        )
+
+
+def to_arrow(schema: StructType) -> pa.Schema:
+    """The Arrow form of a schema: Spark's own, since Spark compares."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    try:
+        return to_arrow_schema(schema, timezone="UTC")
+    except TypeError:  # before 4.2 timestamps are of UTC without being asked
+        return to_arrow_schema(schema)
+
+
+# --- in the task ------------------------------------------------------------------------------
+
+
+class RecordBlock:
+    """Some records of one queue, and the columns made of them when they are first asked for.
+
+    values: pyarrow.BinaryArray of the bodies as they were sent.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        broker: str,
+        queue_id: int,
+        columns: RecordColumns,
+        values: Any = None,
+    ) -> None:
+        """values: left out, these are the bodies as stored: none may be compressed."""
+        self.topic = topic
+        self.broker = broker
+        self.queue_id = queue_id
+        self.columns = columns
+        if values is not None:
+            self.values = values
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def select(self, where: slice | Array, values: Any = None) -> RecordBlock:
+        """Some of the records; values: their bodies, if they are known."""
+        columns = self.columns.select(where)
+        return RecordBlock(self.topic, self.broker, self.queue_id, columns, values)
+
+    def column(self, name: str, kind: Any) -> Any:
+        """A column of ours as an Arrow array of this type."""
+        return _MAKERS[name](self, kind)
+
+    @cached_property
+    def values(self) -> Any:
+        """All bodies as they were sent."""
+        columns = self.columns
+        return gather(columns.data, columns.body_start, columns.body_bytes)
+
+    @cached_property
+    def keys(self) -> Any:
+        """Text of the keys of each record, null where there is none."""
+        return self._property(KEYS)
+
+    @cached_property
+    def tags(self) -> Any:
+        """Text of the tags of each record, null where there is none."""
+        return self._property(TAGS)
+
+    def _property(self, name: str) -> Any:
+        if self._shared is None:
+            return self._entries.value_of(name.encode())
+        return self.repeat(self._shared.get(name))
+
+    def repeat(self, value: Any, kind: Any = _STRING) -> Any:
+        """One value for all records."""
+        return pa.repeat(pa.scalar(value, kind), len(self))
+
+    @cached_property
+    def _shared(self) -> dict[str, str] | None:
+        """The properties that all records have, if they are the same."""
+        raw = self.columns.shared_properties()
+        return None if raw is None else decode_properties(raw)
+
+    @cached_property
+    def _entries(self) -> PropertyEntries:
+        columns = self.columns
+        raw = gather(columns.data, columns.properties_start, columns.properties_bytes)
+        return PropertyEntries(raw)
+
+    def properties(self, kind: Any) -> Any:
+        """All properties of each record."""
+        if self._shared is None:
+            return self._entries.maps(kind)
+        one = pa.array([list(self._shared.items())], kind)
+        return one.take(pa.array(np.zeros(len(self), np.int32)))
+
+    def message_ids(self) -> Any:
+        """The producers' ids, or the broker's where a producer gave none."""
+        given = self._property(UNIQ_KEY)
+        if not given.null_count:
+            return given
+        own = self._offset_message_ids()
+        return own if given.null_count == len(given) else pc.coalesce(given, own)
+
+    def _offset_message_ids(self) -> Any:
+        columns = self.columns
+        host = columns.shared_store_host()
+        if host is not None:
+            return _hex_ids(np.frombuffer(host, np.uint8)[None], columns.physical_offset)
+        hosts, which = _distinct(columns, columns.store_host_start, columns.store_host_bytes)
+        ids = pa.nulls(len(self), _STRING)
+        for number, host in enumerate(hosts):
+            has_it = which == number
+            its_ids = _hex_ids(np.frombuffer(host, np.uint8)[None], columns.physical_offset[has_it])
+            ids = pc.replace_with_mask(ids, pa.array(has_it), its_ids)
+        return ids
+
+    def born_hosts(self) -> Any:
+        """Address and port of the producers."""
+        columns = self.columns
+        host = columns.shared_born_host()
+        if host is not None:
+            return self.repeat(_host_text(host))
+        hosts, which = _distinct(columns, columns.born_host_start, columns.born_host_bytes)
+        return pa.array([_host_text(host) for host in hosts]).take(pa.array(which))
+
+
+def _distinct(columns: RecordColumns, start: Array, size: Array) -> tuple[list[bytes], Array]:
+    """The different bytes that stand there, and which of them each record has."""
+    encoded = gather(columns.data, start, size).dictionary_encode()
+    return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+
+
+def _host_text(host: bytes) -> str:
+    ip, port = decode_host(host)
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+
+
+_HEX_PAIRS = np.frombuffer(b"".join(b"%02X" % byte for byte in range(256)), np.uint16)
+
+
+def _hex_ids(host: Array, physical_offset: Array) -> Any:
+    """The ids of records of one host, of 32 or 56 characters each: see ``message``."""
+    count, host_bytes = len(physical_offset), host.shape[1]
+    pairs = np.empty((count, host_bytes + 8), np.uint16)
+    pairs[:, :host_bytes] = _HEX_PAIRS[host]
+    offsets = physical_offset.astype(">i8").view(np.uint8).reshape(count, 8)
+    pairs[:, host_bytes:] = _HEX_PAIRS[offsets]
+    ends = np.arange(count + 1, dtype=np.int32) * (pairs.shape[1] * 2)
+    return pa.Array.from_buffers(_STRING, count, [None, pa.py_buffer(ends), pa.py_buffer(pairs)])
+
+
+def _numbers(values: Array, kind: Any) -> Any:
+    """An array without a copy, unless it has another width."""
+    values = np.ascontiguousarray(values, kind.to_pandas_dtype())
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
+def _times(milliseconds: Array, kind: Any) -> Any:
+    buffer = pa.py_buffer(milliseconds * 1000)
+    return pa.Array.from_buffers(kind, len(milliseconds), [None, buffer])
+
+
+_MAKERS: dict[str, Callable[[RecordBlock, Any], Any]] = {
+    "topic": lambda block, kind: block.repeat(block.topic, kind),
+    "broker": lambda block, kind: block.repeat(block.broker, kind),
+    "queue": lambda block, kind: block.repeat(block.queue_id, kind),
+    "queue_offset": lambda block, kind: _numbers(block.columns.queue_offset, kind),
+    "physical_offset": lambda block, kind: _numbers(block.columns.physical_offset, kind),
+    "message_id": lambda block, _: block.message_ids(),
+    "keys": lambda block, _: block.keys,
+    "tags": lambda block, _: block.tags,
+    "properties": lambda block, kind: block.properties(kind),
+    "born_timestamp": lambda block, kind: _times(block.columns.born_timestamp, kind),
+    "store_timestamp": lambda block, kind: _times(block.columns.store_timestamp, kind),
+    "born_host": lambda block, _: block.born_hosts(),
+    "reconsume_times": lambda block, kind: _numbers(block.columns.reconsume_times, kind),
+    "value": lambda block, _: block.values,
+}

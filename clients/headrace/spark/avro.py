@@ -1,0 +1,117 @@
+"""Avro's schemas as kinds of values: bodies are JSON or MSGPACK of that shape, not Avro itself."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import types as t
+
+from headrace.spark.errors import SchemaError
+from headrace.spark.kinds import UTC_MS, UTC_US, Field, Kind, array, leaf, mapping, struct
+
+_PRIMITIVES: dict[str, t.DataType] = {
+    "boolean": t.BooleanType(),
+    "int": t.IntegerType(),
+    "long": t.LongType(),
+    "float": t.FloatType(),
+    "double": t.DoubleType(),
+    "string": t.StringType(),
+    "bytes": t.BinaryType(),
+}
+_NULL = "null"
+
+
+def avro_fields(schema: str) -> tuple[Field, ...]:
+    """The fields of a record schema. Raises SchemaError."""
+    try:
+        record = json.loads(schema)
+    except ValueError as error:
+        raise SchemaError(f"the schema begins as Avro's JSON does but is none: {error}") from None
+    if not isinstance(record, dict) or record.get("type") != "record":
+        raise SchemaError("an Avro schema of bodies is a record: type is not 'record'")
+    return _Names()._fields(record)
+
+
+class _Names:
+    """The named types that were seen, so that they can be used again."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, Kind] = {}
+
+    def _fields(self, record: dict[str, Any]) -> tuple[Field, ...]:
+        fields = record.get("fields")
+        if not isinstance(fields, list) or not fields:
+            raise SchemaError(f"the Avro record {record.get('name', '')!r} has no fields")
+        return tuple(
+            (_name(field), *self._nullable(field.get("type"), _name(field))) for field in fields
+        )
+
+    def _nullable(self, schema: Any, place: str) -> tuple[Kind, bool]:
+        if not isinstance(schema, list):
+            return self._kind(schema, place), False
+        others = [branch for branch in schema if branch != _NULL]
+        if len(others) != 1:
+            raise SchemaError(
+                f"the Avro field {place} is a union of {len(others)} types: a column has one, "
+                "and may have null beside it"
+            )
+        return self._kind(others[0], place), len(others) < len(schema)
+
+    def _kind(self, schema: Any, place: str) -> Kind:
+        if isinstance(schema, str):
+            return self._named(schema, place)
+        if not isinstance(schema, dict):
+            raise SchemaError(f"the Avro field {place} has no type")
+        if "logicalType" in schema and (logical := _logical(schema)):
+            return logical
+        kind = self._complex(schema, place)
+        if "name" in schema:
+            self._kinds[schema["name"]] = kind
+        return kind
+
+    def _complex(self, schema: dict[str, Any], place: str) -> Kind:
+        match schema.get("type"):
+            case "record":
+                return struct(self._fields(schema))
+            case "array":
+                item, has_nulls = self._nullable(schema.get("items"), f"{place}[]")
+                return array(item, has_nulls=has_nulls)
+            case "map":
+                value, has_nulls = self._nullable(schema.get("values"), f"{place}{{}}")
+                return mapping(value, has_nulls=has_nulls)
+            case "enum":
+                return leaf(t.StringType())
+            case "fixed":
+                return leaf(t.BinaryType())
+            case other:
+                return self._kind(other, place)
+
+    def _named(self, name: str, place: str) -> Kind:
+        if name in _PRIMITIVES:
+            return leaf(_PRIMITIVES[name])
+        if name in self._kinds:
+            return self._kinds[name]
+        raise SchemaError(f"the Avro field {place} has the unknown type {name!r}")
+
+
+def _name(field: Any) -> str:
+    name = field.get("name") if isinstance(field, dict) else None
+    if not isinstance(name, str) or not name:
+        raise SchemaError(f"an Avro field without a name: {field!r}")
+    return name
+
+
+def _logical(schema: dict[str, Any]) -> Kind | None:
+    """Numbers that stand for times; Avro takes logical types that it does not know for plain."""
+    match schema["type"], schema["logicalType"]:
+        case "int", "date":
+            return leaf(t.DateType(), read=pa.int32())
+        case "long", "timestamp-millis":
+            return leaf(t.TimestampType(), read=pa.int64(), via=UTC_MS)
+        case "long", "timestamp-micros":
+            return leaf(t.TimestampType(), read=pa.int64(), via=UTC_US)
+        case "bytes" | "fixed", "decimal":
+            return leaf(t.DecimalType(schema.get("precision", 10), schema.get("scale", 0)))
+    return None

@@ -1,0 +1,80 @@
+"""The batch reader: what queues have when the read is planned."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceReader
+
+from headrace.spark.arrow import arrow_schema, own_columns
+from headrace.spark.cluster import Cluster
+from headrace.spark.errors import OptionError
+from headrace.spark.filters import push
+from headrace.spark.options import Point
+from headrace.spark.plan import ReadPlan, ReadTask
+from headrace.spark.ranges import Range, extent, narrowed, resolve, without_lost
+from headrace.spark.splits import read_tasks
+from headrace.spark.task import read_range
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql.datasource import Filter, InputPartition
+    from pyspark.sql.types import StructType
+
+    from headrace.spark.bodies import BodyFormat
+    from headrace.spark.filters import Predicates
+    from headrace.spark.options import ReadOptions
+
+_EARLIEST = Point("earliest")
+_LATEST = Point("latest")
+
+
+class BatchReader(DataSourceReader):
+    """Reads what queues have when the read is planned."""
+
+    def __init__(self, options: ReadOptions, body: BodyFormat | None, schema: StructType) -> None:
+        """Raises OptionError, SchemaError."""
+        if options.limits:
+            raise OptionError("maxRows", None, "maxRows, maxBytes and maxSeconds are of streams")
+        self._options = options
+        self._body = body
+        self._schema: pa.Schema = arrow_schema(schema, body)
+        self._predicates: Predicates | None = None
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Plan the tasks. Raises what the options or the cluster make impossible."""
+        options = self._options
+        with Cluster(options.nameservers) as cluster:
+            queues = cluster.queues(options.topics)
+            cluster.check_sql(options.sql, queues)
+            has = extent(cluster, queues)
+            starts = resolve("starting", options.starting or _EARLIEST, cluster, queues, has)
+            ends = resolve("ending", options.ending or _LATEST, cluster, queues, has)
+            ranges = {queue: Range(starts[queue], ends[queue]) for queue in queues}
+            ranges = without_lost(ranges, has.min, fail=options.fail_on_data_loss)
+            if self._predicates:
+                ranges = narrowed(ranges, self._predicates, cluster, queues)
+            return [*read_tasks(cluster, queues, ranges, options.split_bytes)] or [ReadTask(())]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """The rows of a task, as Arrow batches."""
+        assert isinstance(partition, ReadTask)
+        plan = ReadPlan.of(self._options, self._body, self._predicates)
+        return read_task(plan, partition, self._schema)
+
+
+class FilteringReader(BatchReader):
+    """The same with filters that Spark hands on."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Take what can be looked up; the rest stays with Spark."""
+        self._predicates, remaining = push(filters, own_columns(self._body))
+        return remaining
+
+
+def read_task(plan: ReadPlan, task: ReadTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of a task, one range after the other."""
+    for each in task.ranges:
+        yield from read_range(plan, each, schema)

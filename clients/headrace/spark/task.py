@@ -1,0 +1,233 @@
+"""What runs in a Spark task: reads ranges of queues and yields them as Arrow.
+
+Of a range, one slice is in memory while it is decoded and the next one is under way; nothing is
+done for each message but in C, except for compressed bodies.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.consumer.queue_slices import SliceReader
+from headrace.consumer.subscription import Subscription
+from headrace.errors import HeadraceError, OffsetNotFound
+from headrace.spark.arrow import CORRUPT, RecordBlock, own_columns
+from headrace.spark.errors import DataLoss, SparkConnectorError
+from headrace.spark.filters import Predicates
+from headrace.spark.key_index import records_by_keys
+from headrace_protocol.bodies import MessageQueue
+from headrace_protocol.drivers.blocking import BlockingConnection
+from headrace_protocol.message import COMPRESSED, BodyTooLarge, CodecMissing, CorruptRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from headrace.spark.plan import QueueRange, ReadPlan
+    from headrace_protocol.columns import Array, RecordColumns
+
+# How long a broker that restarts is waited for, and the pause before each attempt.
+_PATIENCE_MS = 30_000
+_PAUSE_MS = 250
+
+# What stands for itself in a filter of tags.
+_PLAIN_TAG = re.compile(r"[^\s|*]+")
+
+_logger = logging.getLogger(__name__)
+
+
+def read_range(plan: ReadPlan, part: QueueRange, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The messages of a range, as batches of exactly this schema (see ``arrow.arrow_schema``).
+
+    A lost connection is made anew, and the read goes on where it was.
+    Raises DataLoss, or what a broker that stays away or refuses raises.
+    """
+    part = _narrowed(part, plan.predicates)
+    batches = _BatchMaker(plan, part, schema).batches
+    for columns in _slices(plan, part):
+        yield from batches(columns)
+
+
+def _narrowed(part: QueueRange, predicates: Predicates | None) -> QueueRange:
+    """What of the range can have messages that are wanted."""
+    if predicates is None:
+        return part
+    if predicates.is_never or part.queue_id not in (predicates.queues or {part.queue_id}):
+        return replace(part, end_offset=part.start_offset)
+    start, end = predicates.queue_offsets.clip(part.start_offset, part.end_offset)
+    return replace(part, start_offset=start, end_offset=end)
+
+
+# --- bytes ------------------------------------------------------------------------------------
+
+
+def _slices(plan: ReadPlan, part: QueueRange) -> Iterator[RecordColumns]:
+    """The records of a range, as often as need be over a new connection."""
+    offset, reached_s = part.start_offset, time.monotonic()
+    while offset < part.end_offset:
+        try:
+            with BlockingConnection.connect(part.address) as connection:
+                for next_offset, columns in _read(connection, plan, part, offset):
+                    offset = next_offset
+                    if columns is not None:
+                        yield columns
+                    reached_s = time.monotonic()
+        except OffsetNotFound as error:
+            offset = _after_loss(plan, part, error)
+        except HeadraceError as error:
+            if not error.retryable or time.monotonic() > reached_s + _PATIENCE_MS / 1000:
+                raise
+            time.sleep(_PAUSE_MS / 1000)
+
+
+def _read(
+    connection: BlockingConnection, plan: ReadPlan, part: QueueRange, offset: int
+) -> Iterator[tuple[int, RecordColumns | None]]:
+    """Records from ``offset`` on, each with the offset to go on from."""
+    queue = MessageQueue(part.topic, part.broker, part.queue_id)
+    found = records_by_keys(connection, plan.predicates, queue, offset, part.end_offset)
+    if found is not None:
+        yield part.end_offset, found
+        return
+    subscription = Subscription(part.topic, _tags(plan))
+    is_filtered = bool(plan.sql or subscription.tags)
+    for start, next_offset, columns in SliceReader(
+        connection,
+        queue,
+        offset,
+        part.end_offset,
+        subscription=subscription,
+        sql=plan.sql,
+        group=plan.group,
+        slice_bytes=plan.slice_bytes,
+    ):
+        if columns is None and not is_filtered:
+            raise OffsetNotFound(queue, start, next_offset, part.end_offset)
+        yield next_offset, columns
+
+
+def _tags(plan: ReadPlan) -> str:
+    """What the broker is asked for: the narrower of the two filters by tag."""
+    wanted = plan.predicates.tags if plan.predicates else None
+    if wanted is None or not all(_PLAIN_TAG.fullmatch(tag) for tag in wanted):
+        return plan.tags
+    return " || ".join(sorted(wanted))
+
+
+def _after_loss(plan: ReadPlan, part: QueueRange, error: OffsetNotFound) -> int:
+    """Where to read on after messages that are gone. Raises DataLoss."""
+    is_expired = error.queue_offset < error.min_offset
+    next_offset = min(error.min_offset, part.end_offset) if is_expired else part.end_offset
+    loss = DataLoss(part.topic, part.broker, part.queue_id, error.queue_offset, str(error))
+    if plan.fail_on_data_loss:
+        raise loss from error
+    lost_count = next_offset - error.queue_offset
+    _logger.warning("%s messages are skipped: %s", lost_count, error)
+    return next_offset
+
+
+# --- rows -------------------------------------------------------------------------------------
+
+
+class _BatchMaker:
+    """Turns the records of a range into batches of one schema."""
+
+    def __init__(self, plan: ReadPlan, part: QueueRange, schema: pa.Schema) -> None:
+        self._plan = plan
+        self._part = part
+        self._schema = schema
+        self._own_columns = own_columns(plan.body)
+        self._is_decoded = not self._own_columns.keys() >= set(schema.names)
+        self._predicates = _all_predicates(plan, part)
+
+    def batches(self, columns: RecordColumns) -> Iterator[pa.RecordBatch]:
+        """The records that are wanted, as many at a time as make a batch."""
+        for block in self._blocks(columns):
+            if len(block):
+                yield self._batch(block)
+
+    def _blocks(self, columns: RecordColumns) -> Iterator[RecordBlock]:
+        part, rows_max = self._part, self._plan.rows_max
+        for start in range(0, len(columns), rows_max):
+            some = columns.select(slice(start, start + rows_max))
+            block = _matching(
+                RecordBlock(part.topic, part.broker, part.queue_id, some), self._predicates
+            )
+            if (block.columns.sys_flag & COMPRESSED).any():
+                yield from _decompressed(block, self._plan.slice_bytes)
+            else:
+                yield block
+
+    def _batch(self, block: RecordBlock) -> pa.RecordBatch:
+        decoded = self._decoded(block) if self._is_decoded else {}
+        arrays = [
+            block.column(self._own_columns[field.name], field.type)
+            if field.name in self._own_columns
+            # Parts of lists and tables are called otherwise by other releases of Spark.
+            else decoded[field.name].cast(field.type)
+            for field in self._schema
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _decoded(self, block: RecordBlock) -> dict[str, Any]:
+        assert self._plan.body is not None
+        columns, corrupt = self._plan.body.decode(block.values)
+        return {CORRUPT: corrupt, **dict(zip(self._plan.body.names, columns, strict=True))}
+
+
+def _all_predicates(plan: ReadPlan, part: QueueRange) -> Predicates:
+    """What messages must have, by the filter of the read and by what Spark left to it."""
+    tags = Subscription(part.topic, plan.tags).tags
+    return Predicates(tags=tags or None) & (plan.predicates or Predicates())
+
+
+def _matching(block: RecordBlock, predicates: Predicates) -> RecordBlock:
+    """Those of the records that have what they must have."""
+    span = predicates.store_ms
+    masks = []
+    if span.start is not None:
+        masks.append(block.columns.store_timestamp >= span.start)
+    if span.end is not None:
+        masks.append(block.columns.store_timestamp < span.end)
+    if predicates.tags is not None:
+        masks.append(_is_in(block.tags, predicates.tags))
+    if predicates.keys is not None:
+        masks.append(_is_in(block.keys, predicates.keys))
+    if not masks:
+        return block
+    is_wanted = np.logical_and.reduce(masks)
+    return block if is_wanted.all() else block.select(is_wanted)
+
+
+def _is_in(texts: Any, wanted: frozenset[str]) -> Array:
+    return pc.is_in(texts, pa.array(sorted(wanted), pa.string())).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def _decompressed(block: RecordBlock, bytes_max: int) -> Iterator[RecordBlock]:
+    """The same in blocks of about so many bytes of bodies: nobody knows how large they become."""
+    bodies: list[bytes] = []
+    first = body_bytes = 0
+    for index in range(len(block)):
+        bodies.append(_body(block, index))
+        body_bytes += len(bodies[-1])
+        if body_bytes >= bytes_max or index + 1 == len(block):
+            yield block.select(slice(first, index + 1), pa.array(bodies, pa.binary()))
+            bodies, body_bytes, first = [], 0, index + 1
+
+
+def _body(block: RecordBlock, index: int) -> bytes:
+    try:
+        return block.columns.body(index)
+    except (BodyTooLarge, CodecMissing, CorruptRecord) as error:
+        offset = int(block.columns.queue_offset[index])
+        raise SparkConnectorError(
+            f"the body at {block.topic}/{block.broker}/{block.queue_id}@{offset} can't be "
+            f"decompressed: {error}"
+        ) from error

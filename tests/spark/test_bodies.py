@@ -1,0 +1,337 @@
+"""Bodies of JSON and MSGPACK as columns, by DDL, Avro's schemas and models of pydantic."""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+import json
+import pickle
+import re
+import sys
+import types
+import uuid  # noqa: TC003 - pydantic reads annotations at run time
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pyarrow as pa
+import pydantic
+import pytest
+from pydantic import Field
+from pyspark.sql import types as t
+
+from headrace.spark.arrow import arrow_schema, source_schema
+from headrace.spark.bodies import body_format
+from headrace.spark.ddl import parse_ddl
+from headrace.spark.errors import OptionError, SchemaError
+from headrace.spark.models import model_schema
+
+NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
+DDL = (
+    "id bigint not null, name string, at timestamp, day date, amount decimal(10,2), raw binary, "
+    "tags array<string>, place struct<lat: double, lon: double>, counts map<string, int>"
+)
+
+
+def decoded(
+    schema: str, bodies: list[bytes], encoding: str = "json"
+) -> tuple[list[Any], list[Any]]:
+    """The rows and why they are corrupt, from a format as tasks get it."""
+    body = pickle.loads(pickle.dumps(body_format(schema, encoding)))
+    columns, corrupt = body.decode(pa.array(bodies, pa.binary()))
+    wanted = arrow_schema(t.StructType(body.fields), body)
+    batch = pa.RecordBatch.from_arrays(columns, schema=wanted)
+    batch.validate(full=True)
+    assert corrupt.type == pa.string()
+    return batch.to_pylist(), corrupt.to_pylist()
+
+
+def test_json_by_ddl() -> None:
+    body = {
+        "id": 7,
+        "name": "é",
+        "at": "2026-01-01T13:00:00+01:00",
+        "day": "2026-01-02",
+        "amount": "1.25",
+        "tags": ["a", None],
+        "place": {"lat": 1, "lon": None, "more": [1]},
+        "counts": {"a": 1},
+        "raw": "eHg=",
+        "not asked for": {},
+    }
+    rows, corrupt = decoded(DDL, [json.dumps(body).encode(), b' {\n"id": 8}'])
+    assert rows[0] == {
+        "id": 7,
+        "name": "é",
+        "at": NOON,
+        "day": dt.date(2026, 1, 2),
+        "amount": Decimal("1.25"),
+        "tags": ["a", None],
+        "place": {"lat": 1.0, "lon": None},
+        "counts": [("a", 1)],
+        "raw": b"xx",
+    }
+    assert rows[1] == dict.fromkeys(rows[0]) | {"id": 8}
+    assert corrupt == [None, None]
+
+
+def test_msgpack_by_ddl() -> None:
+    body = {"id": 7, "at": NOON, "counts": {"a": 1}, "raw": b"\xff", "place": None}
+    rows, corrupt = decoded(DDL, [msgspec.msgpack.encode(body)], "msgpack")
+    assert rows[0]["at"] == NOON
+    assert rows[0]["raw"] == b"\xff"
+    assert rows[0]["place"] is None
+    assert corrupt == [None]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"", "truncated"),
+        (b"{", "truncated"),
+        (b"[]", "Expected `object`, got `array`"),
+        (b"null", "Expected `object`, got `null`"),
+        (b"{}", "missing required field `id`"),
+        (b'{"id": null}', "Expected `int`, got `null`"),
+        (b'{"id": 1}{"id": 2}', "trailing characters"),
+        (b'{"id": 1.5}', "Expected `int`, got `float`"),
+        (b'{"id": 9223372036854775808}', "Expected `int` <= 9223372036854775807"),
+        (b'{"id": 1, "counts": {"a": 2147483648}}', r"Expected `int` <= 2147483647"),
+        (b'{"id": 1, "name": 5}', r"Expected `str \| null`, got `int` - at `\$.name`"),
+        (b'{"id": 1, "name": "\xff"}', "utf-8"),
+        (b'{"id": 1, "place": {"lat": "x"}}', r"at `\$.place.lat`"),
+        (b'{"id": 1, "day": "2026-02-30"}', "Invalid RFC3339 encoded date"),
+        (b'{"id": 1, "amount": "1.255"}', "data loss"),
+        (b'{"id": 1, "amount": "123456789"}', "precision"),
+        (b"[" * 100_000, "maximum recursion depth|Expected `object`"),
+    ],
+)
+def test_a_bad_body_stands_alone(body: bytes, reason: str) -> None:
+    good = [b'{"id": %d, "name": "n"}' % number for number in range(9)]
+    rows, corrupt = decoded(DDL, [*good[:4], body, *good[4:]])
+    assert [row["id"] for row in rows] == [0, 1, 2, 3, None, 4, 5, 6, 7, 8]
+    assert set(rows[4].values()) == {None}
+    assert re.search(reason, corrupt[4])
+    assert [each for each in corrupt if each] == [corrupt[4]]
+
+
+def test_nothing_but_bad_bodies() -> None:
+    rows, corrupt = decoded("a int", [b"x"] * 100)
+    assert {row["a"] for row in rows} == {None}
+    assert len(corrupt) == 100
+    assert all(corrupt)
+
+
+def test_names_that_are_none_in_python() -> None:
+    ddl = "`a b` int, `class` struct<`x.y`: int>, `__init__` int, l array<struct<`p q`: int>>"
+    rows, _ = decoded(ddl, [b'{"a b": 1, "class": {"x.y": 2}, "__init__": 3, "l": [{"p q": 4}]}'])
+    assert rows == [{"a b": 1, "class": {"x.y": 2}, "__init__": 3, "l": [{"p q": 4}]}]
+
+
+# --- Avro ----------------------------------------------------------------------------------
+
+AVRO = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "note", "type": ["null", "string"], "default": None},
+        {"name": "size", "type": {"type": "enum", "name": "Size", "symbols": ["S", "L"]}},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+        {"name": "lines", "type": {"type": "array", "items": {
+            "type": "record", "name": "Line", "fields": [{"name": "sku", "type": "string"}]}}},
+        {"name": "first", "type": ["null", "Line"]},
+        {"name": "counts", "type": {"type": "map", "values": "int"}},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("encoding", ["json", "msgpack"])
+def test_avro(encoding: str) -> None:
+    body = {
+        "id": 1,
+        "size": "L",
+        "at": int(NOON.timestamp() * 1000) + 5,
+        "day": 20_000,
+        "lines": [{"sku": "a"}],
+        "first": {"sku": "b"},
+        "counts": {"x": 1},
+    }
+    codec: Any = msgspec.json if encoding == "json" else msgspec.msgpack
+    rows, corrupt = decoded(
+        json.dumps(AVRO), [codec.encode(body), codec.encode({"id": 1})], encoding
+    )
+    assert rows[0] == {
+        "id": 1,
+        "note": None,
+        "size": "L",
+        "at": NOON + dt.timedelta(milliseconds=5),
+        "day": dt.date(1970, 1, 1) + dt.timedelta(days=20_000),
+        "lines": [{"sku": "a"}],
+        "first": {"sku": "b"},
+        "counts": [("x", 1)],
+    }
+    assert corrupt == [None, "Object missing required field `size`"]
+
+
+def test_a_time_beyond_the_column() -> None:
+    field = {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}}
+    schema = json.dumps({"type": "record", "name": "R", "fields": [field]})
+    rows, corrupt = decoded(schema, [b'{"at": 0}', b'{"at": 9223372036854775807}'])
+    assert [row["at"] for row in rows] == [dt.datetime(1970, 1, 1, tzinfo=dt.UTC), None]
+    assert corrupt[0] is None
+    assert "out of bounds" in corrupt[1]
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ('{"type": "record"', "begins as Avro's JSON does"),
+        ('{"type": "array", "items": "int"}', "is a record"),
+        ('{"type": "record", "name": "R", "fields": []}', "record 'R' has no fields"),
+        (
+            '{"type": "record", "fields": [{"name": "a", "type": ["int", "string"]}]}',
+            "a is a union",
+        ),
+        ('{"type": "record", "fields": [{"name": "a", "type": "nt"}]}', "unknown type 'nt'"),
+        ('{"type": "record", "fields": [{"name": "a"}]}', "field a has no type"),
+        ('{"type": "record", "fields": [{"type": "int"}]}', "without a name"),
+    ],
+)
+def test_a_bad_avro_schema(schema: str, said: str) -> None:
+    with pytest.raises(SchemaError, match=said):
+        body_format(schema, "json")
+
+
+# --- models --------------------------------------------------------------------------------
+
+
+class Size(enum.StrEnum):
+    SMALL = "S"
+    LARGE = "L"
+
+
+class Line(pydantic.BaseModel):
+    sku: str
+    price: Decimal = Decimal(1)
+
+
+class Order(pydantic.BaseModel):
+    id: Annotated[int, Field(gt=0)]
+    key: uuid.UUID
+    size: Size
+    kind: Literal["new", "old"] = "new"
+    at: dt.datetime = Field(alias="created_at")
+    lines: list[Line]
+    first: Line | None = None
+    counts: dict[str, int] = {}
+    note: str | None = None
+
+
+@pytest.mark.parametrize("encoding", ["json", "msgpack"])
+@pytest.mark.parametrize("schema", [model_schema(Order), f"{__name__}:Order"], ids=["text", "path"])
+def test_a_model_of_pydantic(schema: str, encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # By its path it is imported as anybody's module is; that of a test has no place in sys.path.
+    module = types.ModuleType(__name__)
+    vars(module)["Order"] = Order
+    monkeypatch.setitem(sys.modules, __name__, module)
+    key = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
+    good = {
+        "id": 3,
+        "key": key,
+        "size": "L",
+        "created_at": "2026-01-01T12:00:00Z",
+        "lines": [{"sku": "a", "price": "2.5"}],
+        "first": {"sku": "b"},
+    }
+    codec: Any = msgspec.json if encoding == "json" else msgspec.msgpack
+    rows, corrupt = decoded(
+        schema, [codec.encode(good), codec.encode(good | {"id": 0}), b"\xc1"], encoding
+    )
+    assert rows[0] == {
+        "id": 3,
+        "key": key,
+        "size": "L",
+        "kind": "new",
+        "at": NOON,
+        "lines": [{"sku": "a", "price": Decimal("2.5")}],
+        "first": {"sku": "b", "price": Decimal(1)},
+        "counts": [],
+        "note": None,
+    }
+    assert corrupt[:2] == [None, "id: Input should be greater than 0"]
+    assert corrupt[2]
+
+
+class Strange(pydantic.BaseModel):
+    either: int | str
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        (model_schema(Strange), r"Strange.either is .*no column can hold"),
+        ("no_such_module:Order", "names no model that Spark's Python workers can import"),
+        ("json:dumps", "is no pydantic model"),
+    ],
+)
+def test_a_bad_model(schema: str, said: str) -> None:
+    with pytest.raises(SchemaError, match=said):
+        body_format(schema, "json")
+
+
+# --- DDL -----------------------------------------------------------------------------------
+
+
+def test_ddl() -> None:
+    found = parse_ddl(
+        "a INT, b: array<struct<x: bigint, `y z` decimal(12,2)>> NOT NULL COMMENT 'the, rest', "
+        "c map<string, timestamp_ntz>, d decimal(5), e varchar(10), `struct` struct<f: byte>"
+    )
+    part = t.StructType(
+        [t.StructField("x", t.LongType()), t.StructField("y z", t.DecimalType(12, 2))]
+    )
+    assert found == t.StructType(
+        [
+            t.StructField("a", t.IntegerType()),
+            t.StructField("b", t.ArrayType(part), nullable=False),
+            t.StructField("c", t.MapType(t.StringType(), t.TimestampNTZType())),
+            t.StructField("d", t.DecimalType(5, 0)),
+            t.StructField("e", t.StringType()),
+            t.StructField("struct", t.StructType([t.StructField("f", t.ByteType())])),
+        ]
+    )
+    assert parse_ddl("struct<a: int>") == parse_ddl("a int")
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("spark")
+def test_ddl_is_read_as_spark_reads_it(spark: Any) -> None:
+    assert parse_ddl(DDL) == t.StructType.fromDDL(DDL)
+    assert (
+        parse_ddl(source_schema().simpleString()).simpleString() == source_schema().simpleString()
+    )
+
+
+@pytest.mark.parametrize(
+    ("ddl", "said"),
+    [
+        ("", "at character 1: expected the name of a column, not the end"),
+        ("a in", "at character 3: 'in' is no type; did you mean int"),
+        ("a int,", "at character 7: expected the name of a column"),
+        ("a int b int", "at character 7: expected the end, not 'b'"),
+        ("a array<int", "at character 12: expected '>', not the end"),
+        ("a decimal(x)", "at character 11: expected a number, not 'x'"),
+        ("a $", "at character 3: '\\$' is not understood"),
+        ("m map<int, string>", "the keys of a body's table are strings"),
+    ],
+)
+def test_bad_ddl(ddl: str, said: str) -> None:
+    with pytest.raises(SchemaError, match=said):
+        body_format(ddl, "json")
+
+
+def test_an_encoding_that_there_is_not() -> None:
+    with pytest.raises(OptionError, match="encoding='xml': bodies are json or msgpack"):
+        body_format("a int", "xml")

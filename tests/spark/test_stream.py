@@ -1,0 +1,115 @@
+"""The streaming reader for PySpark 4.0 and 4.1, and the one of this PySpark in a query."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import pytest
+
+from headrace import blocking
+from headrace.spark.source import HeadraceSource
+from headrace.spark.stream import StreamReader
+from tests.spark.streams import q, row_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from headrace.embedded import Embedded
+
+HAS_LIMITS = find_spec("pyspark.sql.streaming.datasource") is not None
+
+
+@pytest.fixture
+def producer(mq: Embedded) -> Iterator[blocking.Producer]:
+    with blocking.Producer(nameserver=mq.nameserver) as running:
+        yield running
+
+
+@pytest.fixture
+def admin(mq: Embedded) -> Iterator[blocking.Admin]:
+    with blocking.Admin(nameserver=mq.nameserver) as running:
+        yield running
+
+
+@pytest.fixture
+def old_reader(mq: Embedded) -> Iterator[Callable[..., StreamReader]]:
+    """Makes readers of PySpark 4.0 and 4.1."""
+    with ExitStack() as stack:
+
+        def made(topic: str, **options: str) -> StreamReader:
+            source = HeadraceSource({"nameserver": mq.nameserver, "topic": topic, **options})
+            running = StreamReader(source._read_options, None, source.schema())
+            stack.callback(running.stop)
+            return running
+
+        yield made
+
+
+def test_older_versions_of_spark_read_all_there_is(
+    old_reader: Callable[..., StreamReader],
+    producer: blocking.Producer,
+    admin: blocking.Admin,
+) -> None:
+    producer.send_many([b"x"], topic="older", queue=None)
+    running = old_reader("older", group="older", starting="earliest")
+    start = running.initialOffset()
+    producer.send_many([b"x"] * 2, topic="older", queue=q("older", 1))
+    end = running.latestOffset()
+    assert row_count(running, start, end) == 3
+    assert running.latestOffset() == end
+    assert sum(each.lag for each in admin.lag("older", "older")) == 0
+    # A new process knows nothing of the checkpoint until a batch is planned.
+    again = old_reader("older")
+    producer.send_many([b"x"], topic="older", queue=q("older", 1))
+    last = again.latestOffset()
+    assert row_count(again, end, last) == 1
+
+
+# -- in Spark --------------------------------------------------------------------------------------
+
+
+def started(spark: SparkSession, mq: Embedded, folder: Path, **options: str) -> StreamingQuery:
+    source = spark.readStream.format("headrace").option("nameserver", mq.nameserver)
+    return (
+        source.options(**options)
+        .load()
+        .selectExpr("topic", "queue_offset", "cast(value as string) as value")
+        .writeStream.format("parquet")
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .option("path", str(folder / "out"))
+        .trigger(availableNow=True)
+        .start()
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("spark")
+def test_a_query_goes_on_where_it_was(
+    spark: SparkSession, mq: Embedded, producer: blocking.Producer, tmp_path: Path
+) -> None:
+    bodies = [b"%d" % n for n in range(100)]
+    producer.send_many(bodies[:60], topic="goes-on")
+    options = {"topic": "goes-on", "starting": "earliest", "group": "goes-on"}
+    query = started(spark, mq, tmp_path, maxRows="40", **options)
+    query.awaitTermination()
+    batches = query.recentProgress
+    assert [each.numInputRows for each in batches] == ([40, 20] if HAS_LIMITS else [60])
+    if HAS_LIMITS:
+        assert json.loads(batches[1].sources[0].latestOffset)["lagMessages"] == 20
+
+    producer.send_many(bodies[60:], topic="goes-on")
+    started(spark, mq, tmp_path, **options).awaitTermination()
+    rows = spark.read.parquet(str(tmp_path / "out")).collect()
+    assert sorted(int(row.value) for row in rows) == list(range(100))
+
+    producer.send_many(bodies, topic="goes-elsewhere")
+    query = started(spark, mq, tmp_path, topic="goes-elsewhere")
+    with pytest.raises(Exception, match="CheckpointMismatch: the checkpoint is of topic goes-on"):
+        query.awaitTermination()
