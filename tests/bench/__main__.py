@@ -15,6 +15,7 @@ GROUPS = {
     "growth": "growth",
     "abuse": "abuse",
     "python-clients": "python_clients",
+    "spark": "spark",
     "profile": "profiles",
     "charts": "charts",
 }

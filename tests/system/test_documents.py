@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ["README.md", "docs/quickstart.md", "docs/cli.md", "docs/embedded.md"]
+DOCUMENTS = [
+    "README.md",
+    "docs/quickstart.md",
+    "docs/cli.md",
+    "docs/embedded.md",
+    "docs/store-tools.md",
+]
 _BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#:]+)\)")
 

@@ -20,6 +20,7 @@ from headrace.admin.commands import (
     message,
     nameserver,
     send,
+    store,
     topic,
 )
 
@@ -29,7 +30,7 @@ app = typer.Typer(
     invoke_without_command=True,
     pretty_exceptions_enable=False,
 )
-for noun in (topic, message, group):
+for noun in (topic, message, group, store):
     app.add_typer(noun.app)
 for verb in (dev, demo, nameserver, broker, send, consume, cluster, doctor, bench):
     app.command()(getattr(verb, verb.__name__.rpartition(".")[2]))

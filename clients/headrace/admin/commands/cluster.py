@@ -29,7 +29,8 @@ async def _row(admin: Admin, node: BrokerNode) -> dict[str, Any]:
     from headrace.errors import HeadraceError
 
     try:
-        info, problem = await admin.runtime_info(node.address), None
+        info = await admin.runtime_info(node.address)
+        problem = _refusal(info)
     except HeadraceError as error:
         info, problem = {}, str(error)
     return {
@@ -40,8 +41,25 @@ async def _row(admin: Admin, node: BrokerNode) -> dict[str, Any]:
         "version": info.get("brokerVersionDesc"),
         "in_per_second": _rate(info.get("putTps")),
         "out_per_second": _rate(info.get("getTransferredTps")),
+        "disk_used_percent": _percent(info.get("commitLogDiskRatio")),
+        "disk_full_in_hours": _number(info.get("diskFullInHours")),
         "problem": problem,
     }
+
+
+def _refusal(info: dict[str, str]) -> str | None:
+    """Why a broker of ours takes no messages."""
+    refusal = info.get("refusesWrites", "no")
+    return None if refusal == "no" else refusal
+
+
+def _percent(ratio: str | None) -> float | None:
+    number = _number(ratio)
+    return None if number is None else round(100 * number, 1)
+
+
+def _number(text: str | None) -> float | None:
+    return float(text) if text else None
 
 
 def _rate(rates: str | None) -> float | None:

@@ -1,22 +1,25 @@
-"""``headrace demo``: a year of flights through a topic and back."""
+"""``headrace demo``: a year of flights through a topic and back, and through Spark."""
 
 from __future__ import annotations
 
-import sys
+import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headrace.admin.commands.demo_views import flights_view, say, stream_view
 from headrace.admin.failures import FAILED
 from headrace.admin.output import print_rows
 
 if TYPE_CHECKING:
-    from headrace.demo import Check, Ledger, View
+    from headrace.demo import Check, Ledger
+    from headrace.demo_spark import WeekDelays
     from headrace.embedded import Embedded
+
+_STEPS = " ▁▂▃▄▅▆▇█"
+_MINUTES_A_STEP = 8
 
 
 def demo(
@@ -27,11 +30,16 @@ def demo(
         Path | None,
         typer.Option(help="Keep the messages here; else in a temporary folder, gone at the end."),
     ] = None,
+    spark: Annotated[
+        bool | None,
+        typer.Option(help="Stream them through Spark too; by default if PySpark is installed."),
+    ] = None,
 ) -> None:
     """Stream 336 776 flights through an embedded broker and check what comes back.
 
     The flights are keyed by tail number and tagged by carrier; a group of two consumers reads
-    them. Ends by itself, with exit code 0 only if all checks hold.
+    them. Then a Spark stream writes delays by carrier and week into a second topic; it is killed
+    half way and resumed. Ends by itself, with exit code 0 only if all checks hold.
     """
     import trio
 
@@ -39,38 +47,77 @@ def demo(
     from headrace_protocol.drivers.logs import configure_logs
 
     data_folder()
+    with_spark = _has_spark(wanted=spark)
     configure_logs("warning")
-    checks = trio.run(_run, data, keep)
+    checks = trio.run(_run, data, keep, with_spark)
     if not all(check.holds for check in checks):
         raise typer.Exit(FAILED)
 
 
-async def _run(data: Path | None, keep: bool) -> list[Check]:
-    from headrace.demo import run_flights
+def _has_spark(*, wanted: bool | None) -> bool:
+    """Whether Spark takes part. Raises what is missing if it must."""
+    if wanted is False:
+        return False
+    from headrace.errors import HeadraceError
+    from headrace.spark.sessions import check_installed
+
+    try:
+        check_installed()
+    except HeadraceError as missing:
+        if wanted:
+            raise
+        say(f"without Spark: {missing}")
+        return False
+    return True
+
+
+async def _run(data: Path | None, keep: bool, with_spark: bool) -> list[Check]:
     from headrace.embedded import run_daemons
     from headrace_protocol.drivers.network import TcpNetwork
 
     async with run_daemons(data, network=TcpNetwork()) as mq:
-        _say(f"nameserver {mq.nameserver}, broker {mq.broker}, data in {mq.data}")
-        started = time.monotonic()
-        with _view() as view:
-            ledger = await run_flights(mq, view)
-        checks = ledger.checks()
-        _print_result(ledger, checks, time.monotonic() - started)
+        say(f"nameserver {mq.nameserver}, broker {mq.broker}, data in {mq.data}")
+        ledger, checks = await _run_flights(mq)
+        if with_spark:
+            checks += await _run_stream(mq, ledger)
         if keep:
             await _wait_for_signal(mq)
     return checks
 
 
-def _print_result(ledger: Ledger, checks: list[Check], seconds: float) -> None:
+async def _run_flights(mq: Embedded) -> tuple[Ledger, list[Check]]:
+    from headrace.demo import run_flights
+
+    started = time.monotonic()
+    with flights_view() as view:
+        ledger = await run_flights(mq, view)
+    seconds = time.monotonic() - started
     print_rows(_carrier_rows(ledger), as_json=False, empty="no flight came back")
-    for check in checks:
-        _say(f"{'ok    ' if check.holds else 'FAILED'}  {check.promise} ({check.detail})")
-    _say(
+    _print_checks(checks := ledger.checks())
+    say(
         f"{ledger.received_count} flights in {seconds:.1f} s, "
         f"{ledger.received_count / seconds:,.0f} a second through one process: producer, broker, "
         "nameserver and both consumers"
     )
+    return ledger, checks
+
+
+async def _run_stream(mq: Embedded, ledger: Ledger) -> list[Check]:
+    from headrace.demo_spark import stream_delays
+
+    started = time.monotonic()
+    with stream_view() as view:
+        streamed = await stream_delays(mq, view)
+    seconds = time.monotonic() - started
+    print_rows(_week_rows(streamed.weeks), as_json=False, empty="Spark wrote nothing")
+    _print_checks(checks := streamed.checks(ledger.carriers))
+    say(f"{len(streamed.weeks)} results of Spark in {seconds:.1f} s, with two starts of Spark")
+    return checks
+
+
+def _print_checks(checks: list[Check]) -> None:
+    for check in checks:
+        say(f"{'ok    ' if check.holds else 'FAILED'}  {check.promise} ({check.detail})")
 
 
 def _carrier_rows(ledger: Ledger) -> list[dict[str, Any]]:
@@ -91,6 +138,36 @@ def _carrier_rows(ledger: Ledger) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: float(row["mean_arrival_delay_min"]))
 
 
+def _week_rows(weeks: list[WeekDelays]) -> list[dict[str, Any]]:
+    """A line of little bars for each carrier, those that fly in most weeks first."""
+    from headrace.demo import airlines
+
+    names = airlines()
+    days = sorted({week.week for week in weeks})
+    by_carrier: dict[str, dict[str, WeekDelays]] = {}
+    for week in weeks:
+        by_carrier.setdefault(week.carrier, {})[week.week] = week
+    most_flights = sorted(
+        by_carrier.items(), key=lambda item: -sum(w.flights for w in item[1].values())
+    )
+    return [
+        {
+            "carrier": names[code],
+            "weeks": len(of_week),
+            "mean_arrival_delay_week_by_week": "".join(_bar(of_week.get(day)) for day in days),
+        }
+        for code, of_week in most_flights
+    ]
+
+
+def _bar(week: WeekDelays | None) -> str:
+    """How late planes were, in steps of 8 minutes; blank when none came, or all early."""
+    if week is None or not week.arrived:
+        return " "
+    step = math.ceil(week.arrival_minutes / week.arrived / _MINUTES_A_STEP)
+    return _STEPS[min(max(step, 0), len(_STEPS) - 1)]
+
+
 async def _wait_for_signal(mq: Embedded) -> None:
     import signal
 
@@ -98,63 +175,11 @@ async def _wait_for_signal(mq: Embedded) -> None:
 
     from headrace.demo import TOPIC
 
-    _say("still running; from another terminal, for example:")
-    _say(f"  export HEADRACE_NAMESERVER='{mq.nameserver}'")
-    _say(f"  headrace consume {TOPIC} --tags HA --max 3 --json")
-    _say(f"  headrace topic describe {TOPIC}")
-    _say("Ctrl-C ends it")
+    say("still running; from another terminal, for example:")
+    say(f"  export HEADRACE_NAMESERVER='{mq.nameserver}'")
+    say(f"  headrace consume {TOPIC} --tags HA --max 3 --json")
+    say(f"  headrace topic describe {TOPIC}")
+    say("Ctrl-C ends it")
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
             break
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
-
-
-@contextmanager
-def _view() -> Iterator[View]:
-    if not sys.stdout.isatty():
-        yield _Lines()
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    with Progress(
-        TextColumn("{task.description:>8}"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-        auto_refresh=False,
-        expand=True,
-    ) as progress:
-        yield _Bars(progress)
-
-
-class _Lines:
-    """A line every other second."""
-
-    interval_s = 2.0
-
-    def show(self, sent: int, received: int, per_second: float) -> None:
-        _say(
-            f"sent {sent}, received {received}, {per_second:,.0f} messages/s, lag {sent - received}"
-        )
-
-
-class _Bars:
-    """Two bars that grow."""
-
-    interval_s = 0.1
-
-    def __init__(self, progress: Any) -> None:
-        from headrace.demo import FLIGHT_COUNT
-
-        self._progress = progress
-        self._sent = progress.add_task("sent", total=FLIGHT_COUNT, note="")
-        self._received = progress.add_task("received", total=FLIGHT_COUNT, note="")
-
-    def show(self, sent: int, received: int, per_second: float) -> None:
-        self._progress.update(self._sent, completed=sent, note=f"lag {sent - received:>7,}")
-        self._progress.update(self._received, completed=received, note=f"{per_second:>7,.0f}/s")
-        self._progress.refresh()

@@ -1,0 +1,231 @@
+"""The demo's second part: the flights through a Spark stream that is killed half way.
+
+The stream is a program of its own (``headrace.demo_delays``); here it is started, killed, started
+again, and what it wrote is read and compared with what the consumers received.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import msgspec
+import trio
+
+from headrace.consumer.pull import PullConsumer
+from headrace.demo import FLIGHT_COUNT, TOPIC, CarrierDelays, Check
+from headrace.errors import HeadraceError
+from headrace.messages import Message
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from headrace.embedded import Embedded
+
+DELAYS = "flight-delays"
+_QUEUES = 4
+_STALL_S = 120.0
+# A week's sums are written when something later comes, so a flight of the next year ends the last
+# one. It is nobody's flight, and its own week is never over.
+_NEXT_YEAR = {"carrier": "", "time_hour": "2014-03-01T00:00:00Z", "dep_delay": "", "arr_delay": ""}
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """A line of the stream's program. rows: of a batch; None when all that had come is read."""
+
+    batch_id: int
+    rows: int | None = None
+
+
+class StreamFailed(HeadraceError):
+    """The stream's program ended, or nothing more came of it."""
+
+    def __init__(self, what: str, log: Path) -> None:
+        said = log.read_text(errors="replace").strip()[-4000:]
+        super().__init__(f"the Spark stream {what}; it said last:\n{said}")
+
+
+class WeekDelays(CarrierDelays):
+    """A message of the results topic: the sums of one carrier's flights of a week."""
+
+    carrier: str = ""
+    week: str = ""
+
+
+class StreamView(Protocol):
+    """Shows how far the stream is."""
+
+    def rows(self, count: int, batch_count: int) -> None:
+        """So many flights are in committed batches."""
+
+    def note(self, text: str) -> None:
+        """Something was done to the stream."""
+
+
+class Streamed(NamedTuple):
+    """What came of it.
+
+    rows_by_batch: flights that Spark has read, by batch id. killed_at: flights that were in
+    committed batches when the stream was killed. weeks: the results.
+    """
+
+    rows_by_batch: Mapping[int, int]
+    killed_at: int
+    weeks: list[WeekDelays]
+
+    def checks(self, carriers: Mapping[str, CarrierDelays]) -> list[Check]:
+        """What the stream promised. carriers: the same sums, of what consumers received."""
+        read = sum(self.rows_by_batch.values()) - 1  # without the one of the next year
+        repeated = len(self.weeks) - len({(week.carrier, week.week) for week in self.weeks})
+        differ = _differing(_totals(self.weeks), carriers)
+        return [
+            Check(
+                "stream killed in the middle and resumed",
+                0 < self.killed_at < FLIGHT_COUNT,
+                f"after {self.killed_at} flights",
+            ),
+            Check(
+                "each flight read once by Spark",
+                read == FLIGHT_COUNT,
+                f"{read} in {len(self.rows_by_batch)} batches",
+            ),
+            Check(
+                "each carrier's week written once",
+                repeated == 0 < len(self.weeks),
+                f"{len(self.weeks)} results, {repeated} repeated",
+            ),
+            Check(
+                f"totals of {len(carriers)} carriers equal the consumers'",
+                not differ,
+                f"{len(differ)} differ",
+            ),
+        ]
+
+
+def _totals(weeks: list[WeekDelays]) -> dict[str, CarrierDelays]:
+    totals: dict[str, CarrierDelays] = {}
+    for week in weeks:
+        totals.setdefault(week.carrier, CarrierDelays()).add_sums(week)
+    return totals
+
+
+def _differing(ours: Mapping[str, CarrierDelays], theirs: Mapping[str, CarrierDelays]) -> list[str]:
+    return [name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)]
+
+
+async def stream_delays(mq: Embedded, view: StreamView) -> Streamed:
+    """Let Spark read all flights and write delays by carrier and week; kill it once on the way.
+
+    Raises StreamFailed.
+    """
+    async with mq.admin() as admin:
+        await admin.create_topic(DELAYS, queues=_QUEUES)
+    with TemporaryDirectory(prefix="headrace-demo-") as folder:
+        stream = _Stream(mq.nameserver, Path(folder), view)
+        view.note("starting Spark")
+        async with stream.running():
+            killed_at = await stream.read_until(FLIGHT_COUNT // 2)
+        view.note(f"killed Spark after {killed_at} flights, starting it again")
+        async with stream.running():
+            await stream.catch_up()
+            view.note("a flight of the next year ends the last weeks")
+            await _send_next_year(mq)
+            await stream.catch_up()
+    return Streamed(stream.rows_by_batch, killed_at, await _read_results(mq))
+
+
+class _Stream:
+    """The stream's program, started as often as need be with one checkpoint."""
+
+    def __init__(self, nameserver: str, folder: Path, view: StreamView) -> None:
+        self.rows_by_batch: dict[int, int] = {}
+        self._command = [sys.executable, "-m", "headrace.demo_delays", nameserver]
+        self._command.append(str(folder / "checkpoint"))
+        self._log = folder / "log"
+        self._view = view
+        self._process: trio.Process
+        self._received = bytearray()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Start it; at the end of the block it is killed, and Java with it."""
+        with self._log.open("wb") as log:
+            process = await trio.lowlevel.open_process(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._process = process
+        self._received.clear()
+        try:
+            yield
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            with trio.CancelScope(shield=True):
+                await process.wait()
+
+    async def read_until(self, rows: int) -> int:
+        """Let it read all there is and return when so many are in committed batches."""
+        await self._ask()
+        while sum(self.rows_by_batch.values()) < rows:
+            await self._progress()
+        return sum(self.rows_by_batch.values())
+
+    async def catch_up(self) -> None:
+        """Let it read all there is."""
+        await self._ask()
+        while (await self._progress()).rows is not None:
+            pass
+
+    async def _ask(self) -> None:
+        assert self._process.stdin is not None
+        await self._process.stdin.send_all(b"\n")
+
+    async def _progress(self) -> Progress:
+        progress = msgspec.json.decode(await self._line(), type=Progress)
+        if progress.rows is not None:
+            self.rows_by_batch[progress.batch_id] = progress.rows
+            self._view.rows(sum(self.rows_by_batch.values()), len(self.rows_by_batch))
+        return progress
+
+    async def _line(self) -> bytes:
+        assert self._process.stdout is not None
+        while b"\n" not in self._received:
+            with trio.move_on_after(_STALL_S) as limit:
+                data = await self._process.stdout.receive_some()
+            if limit.cancelled_caught:
+                raise StreamFailed(f"said nothing for {_STALL_S:g} s", self._log)
+            if not data:
+                raise StreamFailed("ended", self._log)
+            self._received += data
+        line, _, self._received = self._received.partition(b"\n")
+        return bytes(line)
+
+
+async def _send_next_year(mq: Embedded) -> None:
+    async with mq.producer() as producer:
+        await producer.send(Message(TOPIC, msgspec.json.encode(_NEXT_YEAR)))
+
+
+async def _read_results(mq: Embedded) -> list[WeekDelays]:
+    """All that the results topic has."""
+    async with mq.admin() as admin:
+        stats = await admin.topic_stats(DELAYS)
+    count = sum(offset.max_offset - offset.min_offset for offset in stats.values())
+    decode = msgspec.json.Decoder(WeekDelays).decode
+    weeks: list[WeekDelays] = []
+    async with PullConsumer(nameserver=mq.nameserver, connect=mq.connect) as consumer:
+        await consumer.assign(await consumer.queues(DELAYS))
+        while len(weeks) < count:
+            batch = await consumer.receive_many(timeout_ms=1000)
+            if batch is not None:
+                weeks += map(decode, batch.values())
+    return weeks

@@ -1,0 +1,347 @@
+"""headrace's Spark source and sink beside Spark's own connector to Kafka, each on its broker.
+
+Each round starts one broker after the other, fills it, and lets a Spark process for each number of
+cores read and write. The jars of Spark's Kafka connector are Maven Central's for Spark 4.0, so
+Kafka's turn runs on the oldest PySpark; ours runs on the newest, and once more on the oldest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from headrace.blocking import Admin
+from tests.bench.clients.job import Job as ClientJob
+from tests.bench.kafka_peer import running_kafka
+from tests.bench.load import say
+from tests.bench.results import keep, stamp
+from tests.bench.spark_job import Case, Job, Report
+from tests.bench.table import rows_as_table, spread
+from tests.conformance.peer import ROOT, PeerError, missing_tools, running
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+CORES = (1, 2)
+BODY_BYTES = (1024, 100)
+READS = {"batch", "stream", "limited"}
+WRITES = {"write", "copy", "copy-plain"}
+PROCESS_TIMEOUT_S = 900
+OLDEST_PYTHON = ROOT / ".cache" / "oldest-spark" / "bin" / "python"
+CONNECTOR = Path(__file__).resolve().with_name("spark_kafka")
+CONNECTOR_JARS = ROOT / ".cache" / "spark-kafka" / "lib"
+
+
+class Peer(NamedTuple):
+    """broker: what is started. fill: the client that writes what is read. python: Spark's."""
+
+    broker: str
+    format: str
+    fill: str
+    python: Path
+    works: tuple[str, ...]
+
+
+NEWEST, OLDEST = Path(sys.executable), OLDEST_PYTHON
+PEERS = {
+    "kafka": Peer(
+        "kafka", "kafka", "kafka-producer", OLDEST, ("batch", "stream", "limited", "write")
+    ),
+    "headrace": Peer(
+        "headrace",
+        "headrace",
+        "send-many-bytes",
+        NEWEST,
+        ("batch", "stream", "limited", "write", "copy", "copy-plain"),
+    ),
+    "headrace-oldest": Peer("headrace", "headrace", "send-many-bytes", OLDEST, ("batch", "stream")),
+    "apache": Peer("apache", "headrace", "send-many-bytes", NEWEST, ("batch", "stream")),
+}
+OURS, THEIRS, FALLBACK = "headrace", "kafka", "apache"
+
+
+@dataclass(frozen=True)
+class Length:
+    """How many rows are read, by size of the body, how many written, how many warm up."""
+
+    rounds: int
+    read: dict[int, int]
+    written: int
+    warm_up: int
+
+
+FULL = Length(2, {1024: 2_000_000, 100: 10_000_000}, written=4_000_000, warm_up=400_000)
+SHORT = Length(1, {1024: 200_000, 100: 800_000}, written=400_000, warm_up=100_000)
+WRITTEN_BODY_BYTES = 100
+WARM_UP = "warm"
+COPIED = "copied"
+QUEUES = 8
+# A limited stream has this many triggers.
+TRIGGERS = 8
+FILL_WARM_UP_PART = 4
+
+# Least rate of ours by Kafka's, by size of the body.
+RATIO_BARS = {"batch": {1024: 2.5, 100: 1.5}, "stream": {1024: 1.7, 100: 1.0}}
+FALLBACK_BAR = 300_000
+SINK_BAR = 500_000
+EXACTLY_ONCE_BAR = 0.15
+WORKER_MB_BAR = 300
+
+Reports = dict[str, list[dict[str, float]]]
+
+
+class Place(NamedTuple):
+    """Where a running broker is."""
+
+    address: str
+    broker_pid: int
+
+
+def compare(peers: Collection[str], length: Length, directory: Path) -> dict[str, Any]:
+    """All figures: a report for each round, by peer and case."""
+    reports: dict[str, Reports] = {name: {} for name in peers}
+    for number in range(length.rounds):
+        for name in peers:
+            if number and name not in (OURS, THEIRS):  # once is enough to see where these stand
+                continue
+            say(f"round {number + 1} of {length.rounds}: {name}")
+            with started(PEERS[name].broker, directory) as place:
+                run_round(PEERS[name], place, length, reports[name])
+    return {**stamp(), "rounds": length.rounds, "peers": reports}
+
+
+@contextlib.contextmanager
+def started(broker: str, directory: Path) -> Iterator[Place]:
+    """A fresh broker."""
+    if broker == "kafka":
+        with running_kafka(directory) as kafka:
+            yield Place(kafka.address, kafka.broker.process.pid)
+    else:
+        with running(broker, directory) as peer:
+            yield Place(peer.nameserver, peer.broker_pid)
+
+
+def run_round(peer: Peer, place: Place, length: Length, reports: Reports) -> None:
+    """Fill the broker; then every work on each number of cores."""
+    fill(peer, place, WARM_UP, WRITTEN_BODY_BYTES, length.warm_up)
+    if "copy" in peer.works:
+        fill(peer, place, COPIED, WRITTEN_BODY_BYTES, length.written)
+    for body_bytes, rows in length.read.items():
+        fill(peer, place, filled(body_bytes), body_bytes, rows)
+    for cores in CORES:
+        for report in run_spark(peer, place, f"local[{cores}]", list(cases(peer, cores, length))):
+            say(
+                f"{report.name:28} {report.rate:>12,.0f}/s  broker {report.broker_cpu_us:6.2f} µs"
+                f"  worker {report.worker_mb:4.0f} MB"
+            )
+            reports.setdefault(report.name, []).append(msgspec.to_builtins(report))
+
+
+def filled(body_bytes: int) -> str:
+    return f"filled_{body_bytes}"
+
+
+def fill(peer: Peer, place: Place, topic: str, body_bytes: int, rows: int) -> None:
+    """Write what is read, by the peer's best client."""
+    warm_up = rows // FILL_WARM_UP_PART
+    job = ClientJob(
+        peer.fill, place.address, place.broker_pid, topic, body_bytes, rows - warm_up, warm_up
+    )
+    run_python(NEWEST, "tests.bench.clients.run", job)
+
+
+def cases(peer: Peer, cores: int, length: Length) -> Iterator[Case]:
+    """Every work with every size, after a first go of each that does not count."""
+    for work in peer.works:
+        warm_up = _case(work, f"warm {work}", WARM_UP, WRITTEN_BODY_BYTES, length.warm_up, cores)
+        yield msgspec.structs.replace(warm_up, is_warm_up=True)
+        if work in WRITES:
+            yield _case(work, work, COPIED, WRITTEN_BODY_BYTES, length.written, cores)
+        else:
+            for body_bytes, rows in length.read.items():
+                yield _case(work, work, filled(body_bytes), body_bytes, rows, cores)
+
+
+def _case(work: str, title: str, topic: str, body_bytes: int, rows: int, cores: int) -> Case:
+    return Case(
+        name=case_name(title, body_bytes, cores),
+        work={"limited": "stream", "copy-plain": "copy"}.get(work, work),
+        topic=topic,
+        rows=rows,
+        body_bytes=body_bytes,
+        target=f"{title}_{cores}".replace(" ", "_") if work in WRITES else "",
+        limit=-(-rows // TRIGGERS) if work == "limited" else 0,
+        is_exactly_once=work == "copy",
+    )
+
+
+def case_name(work: str, body_bytes: int, cores: int) -> str:
+    return f"{work} {body_bytes} B local[{cores}]"
+
+
+def run_spark(peer: Peer, place: Place, master: str, wanted: list[Case]) -> list[Report]:
+    """What a Spark process of its own measured."""
+    is_kafka = peer.format == "kafka"
+    if not is_kafka:
+        create_topics(place, [case.target for case in wanted if case.target])
+    jars = connector_jars() if is_kafka else ""
+    job = Job(peer.format, place.address, place.broker_pid, master, wanted, jars)
+    lines = run_python(peer.python, "tests.bench.spark_job", job)
+    return [msgspec.json.decode(line, type=Report) for line in lines.splitlines()]
+
+
+def create_topics(place: Place, topics: Iterable[str]) -> None:
+    with Admin(nameserver=place.address) as admin:
+        for topic in topics:
+            admin.create_topic(topic, queues=QUEUES)
+
+
+def run_python(python: Path, module: str, job: Any) -> str:
+    """What ``python -m module`` printed for a job. Raises PeerError with what went wrong."""
+    if not python.exists():
+        raise PeerError(f"{python} does not exist: run `make bench-spark`")
+    command = [str(python), "-m", module, msgspec.json.encode(job).decode()]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=PROCESS_TIMEOUT_S, check=False, cwd=ROOT
+    )
+    if done.returncode != 0:
+        raise PeerError(f"{module} with {job} failed:\n{done.stderr[-4000:]}")
+    return done.stdout
+
+
+def connector_jars() -> str:
+    """Class path of Spark's Kafka connector; Maven Central has it (10 MB)."""
+    if not CONNECTOR_JARS.exists():
+        if problem := missing_tools():
+            raise PeerError(problem)
+        command = ["mvn", "--batch-mode", "--quiet", "--settings", "settings.xml", "compile"]
+        done = subprocess.run(command, cwd=CONNECTOR, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise PeerError(f"`{' '.join(command)}` in {CONNECTOR} failed:\n{done.stdout}")
+    return f"{CONNECTOR_JARS}/*"
+
+
+class Bar(NamedTuple):
+    """A promise: what was measured, what was wanted, and whether that was met."""
+
+    case: str
+    beside: str
+    measured: str
+    wanted: str
+    is_met: bool
+
+
+def bars(peers: dict[str, Reports]) -> Iterator[Bar]:
+    """Those whose cases were measured."""
+    ours, theirs = peers.get(OURS, {}), peers.get(THEIRS, {})
+    yield from _ratio_bars(ours, theirs)
+    yield from _broker_cpu_bars(ours, theirs)
+    yield from _rate_bars(peers.get(FALLBACK, {}), "Apache RocketMQ", READS, FALLBACK_BAR)
+    yield from _rate_bars(ours, "", {"write"}, SINK_BAR)
+    yield from _exactly_once_bars(ours)
+    yield from _worker_bars(ours)
+
+
+def _ratio_bars(ours: Reports, theirs: Reports) -> Iterator[Bar]:
+    for work, wanted_by_size in RATIO_BARS.items():
+        for (body_bytes, wanted), cores in product(wanted_by_size.items(), CORES):
+            name = case_name(work, body_bytes, cores)
+            if name in ours and name in theirs:
+                ratio = _median(ours[name], "rate") / _median(theirs[name], "rate")
+                yield Bar(name, "Kafka", f"{ratio:.2f} ×", f"≥ {wanted} ×", ratio >= wanted)
+
+
+def _broker_cpu_bars(ours: Reports, theirs: Reports) -> Iterator[Bar]:
+    for name in ours.keys() & theirs.keys():
+        if name.split()[0] in READS:
+            our_us, their_us = (_median(peer[name], "broker_cpu_us") for peer in (ours, theirs))
+            wanted = f"≤ {their_us:.2f} µs"
+            yield Bar(name, "Kafka's broker", f"{our_us:.2f} µs", wanted, our_us <= their_us)
+
+
+def _rate_bars(
+    reports: Reports, beside: str, works: Collection[str], least: float
+) -> Iterator[Bar]:
+    for name, series in reports.items():
+        if name.split()[0] in works and not (beside == "" and "local[1]" in name):
+            rate = _median(series, "rate")
+            yield Bar(name, beside, f"{rate:,.0f}/s", f"≥ {least:,}/s", rate >= least)
+
+
+def _exactly_once_bars(ours: Reports) -> Iterator[Bar]:
+    for cores in CORES:
+        name, plain = (case_name(w, WRITTEN_BODY_BYTES, cores) for w in ("copy", "copy-plain"))
+        if name in ours and plain in ours:
+            cost = 1 - _median(ours[name], "rate") / _median(ours[plain], "rate")
+            wanted = f"≤ {EXACTLY_ONCE_BAR:.0%}"
+            yield Bar(name, "at least once", f"{cost:.0%}", wanted, cost <= EXACTLY_ONCE_BAR)
+
+
+def _worker_bars(ours: Reports) -> Iterator[Bar]:
+    most = {name: max(r["worker_mb"] for r in series) for name, series in ours.items()}
+    if most:
+        name = max(most, key=most.__getitem__)
+        is_met = most[name] < WORKER_MB_BAR
+        yield Bar(name, "memory", f"{most[name]:.0f} MB", f"< {WORKER_MB_BAR} MB", is_met)
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The tables of the document."""
+    peers: dict[str, Reports] = results["peers"]
+    heading = (
+        f"Measured {results['date']} on {results['machine']}; rounds: {results['rounds']}. "
+        "Median (smallest to largest round); ratio of medians.\n"
+    )
+    rows = [
+        [name, peer, *(spread([r[key] for r in series], 1, digits) for key, digits in COLUMNS)]
+        for name in dict.fromkeys(name for reports in peers.values() for name in reports)
+        for peer, reports in peers.items()
+        if (series := reports.get(name))
+    ]
+    titles = ["case", "peer", "rows/s", "broker CPU, µs/row", "largest worker, MB"]
+    kept = [
+        [bar.case, bar.beside, bar.measured, bar.wanted, "met" if bar.is_met else "**missed**"]
+        for bar in bars(peers)
+    ]
+    bar_table = rows_as_table(["case", "beside", "measured", "bar", ""], kept) if kept else ""
+    return "\n".join(filter(None, [heading, rows_as_table(titles, rows), bar_table]))
+
+
+COLUMNS = (("rate", 0), ("broker_cpu_us", 2), ("worker_mb", 0))
+
+
+def _median(series: list[dict[str, float]], key: str) -> float:
+    return statistics.median(report[key] for report in series)
+
+
+def main(options: list[str]) -> None:
+    chosen = _arguments(options)
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as directory:
+        results = compare(chosen.peers, SHORT if chosen.short else FULL, Path(directory))
+    table = markdown(results)
+    sys.stdout.write(table)
+    if chosen.keep:
+        keep("spark", results, table)
+
+
+def _arguments(options: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("tests.bench spark", description=__doc__)
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--short", action="store_true", help="a tenth of the rows, one round")
+    length.add_argument("--keep", action="store_true", help="into the results and the document")
+    parser.add_argument("--peers", nargs="+", choices=tuple(PEERS), default=tuple(PEERS))
+    return parser.parse_args(options)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
