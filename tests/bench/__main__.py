@@ -14,6 +14,7 @@ GROUPS = {
     "latency": "latency",
     "growth": "growth",
     "abuse": "abuse",
+    "cold": "cold",
     "python-clients": "python_clients",
     "spark": "spark",
     "profile": "profiles",

@@ -63,6 +63,7 @@ ABUSE = tuple(
     Bar(offender, "p99_ratio", -2, is_ratio=False)
     for offender in ("slow reader", "half frames", "silent connections", "flood")
 )
+COLD = (Bar("cold reader", "p99_ratio", -2, is_ratio=False),)
 
 
 class Verdict(NamedTuple):

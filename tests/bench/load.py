@@ -71,12 +71,13 @@ class Load:
 
 
 @contextlib.contextmanager
-def loaded(name: str, directory: Path) -> Iterator[Load]:
+def loaded(name: str, directory: Path, store: Path | None = None) -> Iterator[Load]:
     """A fresh peer that has accepted its first message, and a fresh JVM.
 
     A new JVM for each, so that none finds its client warmed up by the other.
+    store: see ``running``.
     """
-    with Driver(directory) as driver, running(name, directory) as peer:
+    with Driver(directory) as driver, running(name, directory, store) as peer:
         wait_for_send(peer.broker, FIRST_SEND_TIMEOUT_S)
         yield Load(peer, driver, time.monotonic() - peer.started)
 

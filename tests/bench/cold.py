@@ -1,0 +1,167 @@
+"""Cold reads: what a consumer that reads old messages from the disk does to hot sends.
+
+A store is filled, the broker restarted and the system's cache of the store's files dropped. Then a
+probe sends 1,000 messages a second by a schedule, alone and beside a consumer that reads all of it
+from the beginning as fast as it can.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+import time
+from itertools import cycle, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace import blocking
+from tests.bench.abuse import PROBE, WARM_UP_S
+from tests.bench.bars import COLD, bars_table
+from tests.bench.load import Load, loaded, say
+from tests.bench.options import option_parser, parse
+from tests.bench.results import keep, stamp
+from tests.bench.table import heading, tables
+from tests.conformance.peer import running
+
+if TYPE_CHECKING:
+    import argparse
+
+    from tests.bench.driver import Report
+
+TOPIC, QUEUES = "COLD", 8
+CASE = "cold reader"
+BODY_BYTES = 1024
+# Bodies that no disk can compress.
+BODIES = [os.urandom(BODY_BYTES) for _ in range(1000)]
+CALL_MESSAGES = 50_000
+ONSET_S = 1
+COLUMNS = (
+    ("p50_us", "p50 beside it, ms", 1000, 2),
+    ("alone_p50_us", "p50 alone, ms", 1000, 2),
+    ("p99_us", "p99 beside it, ms", 1000, 2),
+    ("alone_p99_us", "p99 alone, ms", 1000, 2),
+    ("p99_ratio", "p99 beside it ÷ alone", 1, 2),
+    ("max_us", "longest beside it, ms", 1000, 2),
+    ("read_mb_s", "read by the consumer, MB/s", 1, 0),
+    ("from_disk", "of it fetched from the disk, %", 0.01, 0),
+)
+
+
+class Reader(threading.Thread):
+    """Reads the topic from its beginning until told to end, or all is read."""
+
+    def __init__(self, load: Load) -> None:
+        super().__init__(daemon=True)
+        self._nameserver = load.peer.nameserver
+        self._end = threading.Event()
+        self.body_bytes = 0
+
+    def run(self) -> None:
+        with blocking.PullConsumer(nameserver=self._nameserver) as consumer:
+            consumer.assign(consumer.queues(TOPIC))
+            consumer.seek_to("first")
+            while not self._end.is_set():
+                batch = consumer.receive_many(timeout_ms=1000)
+                if batch is None:
+                    return
+                self.body_bytes += sum(map(len, batch.values()))
+
+    def stop(self) -> None:
+        self._end.set()
+        self.join()
+
+
+def fill(name: str, store: Path, directory: Path, store_bytes: int) -> None:
+    """A store with so many bytes of bodies, of a broker that was stopped."""
+    with running(name, directory, store) as peer:
+        with blocking.Admin(nameserver=peer.nameserver) as admin:
+            admin.create_topic(TOPIC, queues=QUEUES)
+        with blocking.Producer(nameserver=peer.nameserver) as producer:
+            for _ in range(store_bytes // BODY_BYTES // CALL_MESSAGES):
+                producer.send_many(list(islice(cycle(BODIES), CALL_MESSAGES)), topic=TOPIC)
+        peer.daemons["broker"].stop()
+
+
+def drop_cached(store: Path) -> None:
+    """Let the system forget what it holds of a store that nobody has open."""
+    for path in store.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fdatasync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def beside_reader(load: Load, seconds: float) -> Report:
+    """The probe alone, then beside the reader."""
+    alone = load.job(PROBE, "PROBE", BODY_BYTES, seconds=seconds)
+    reader = Reader(load)
+    reader.start()
+    time.sleep(ONSET_S)
+    pid = load.peer.broker_pid
+    began, fetched, read = time.monotonic(), fetched_bytes(pid), reader.body_bytes
+    report = load.job(PROBE, "PROBE", BODY_BYTES, seconds=seconds)
+    fetched, read = fetched_bytes(pid) - fetched, reader.body_bytes - read
+    report["read_mb_s"] = read / (time.monotonic() - began) / 1e6
+    report["from_disk"] = fetched / max(read, 1)
+    assert reader.is_alive(), "all was read before the probe ended: more gigabytes, fewer seconds"
+    reader.stop()
+    report |= {f"alone_{key}": alone[key] for key in ("p50_us", "p99_us")}
+    report["p99_ratio"] = report["p99_us"] / alone["p99_us"]
+    return report
+
+
+def fetched_bytes(pid: int) -> int:
+    """What a process has made the disk read."""
+    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["read_bytes"])
+
+
+def measure(chosen: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    """All figures: a report by peer."""
+    reports: dict[str, dict[str, list[Report]]] = {}
+    for name in chosen.peers:
+        store = directory / f"store-{name}"
+        say(f"{name}: {chosen.gigabytes:g} GB")
+        fill(name, store, directory, int(chosen.gigabytes * 1e9))
+        drop_cached(store)
+        with loaded(name, directory, store) as load:
+            load.warm_up(WARM_UP_S, BODY_BYTES)
+            report = beside_reader(load, chosen.seconds)
+        reports[name] = {CASE: [report]}
+        say(
+            f"{name:9} p99 {report['alone_p99_us'] / 1000:.2f} -> {report['p99_us'] / 1000:.2f} ms "
+            f"beside {report['read_mb_s']:.0f} MB/s, {report['from_disk']:.0%} from the disk"
+        )
+    return {
+        **stamp(),
+        "rounds": 1,
+        "seconds": chosen.seconds,
+        "gigabytes": chosen.gigabytes,
+        "peers": reports,
+    }
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The tables of the document."""
+    parts = [
+        heading(results),
+        f"A store of {results['gigabytes']:g} GB.\n",
+        bars_table(COLD, results["peers"]),
+        tables(results, [CASE], COLUMNS),
+    ]
+    return "\n".join(parts)
+
+
+def main(options: list[str]) -> None:
+    parser = option_parser("cold", __doc__)
+    parser.add_argument("--gigabytes", type=float, default=20, help="of bodies in the store")
+    parser.add_argument("--seconds", type=float, default=15, help="of each probe")
+    chosen = parse(parser, options)
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as directory:
+        results = measure(chosen, Path(directory))
+    table = markdown(results)
+    sys.stdout.write(table)
+    if chosen.keep:
+        keep("cold", results, table)
