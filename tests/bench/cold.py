@@ -66,7 +66,7 @@ class Reader(threading.Thread):
                 batch = consumer.receive_many(timeout_ms=1000)
                 if batch is None:
                     return
-                self.body_bytes += sum(map(len, batch.values()))
+                self.body_bytes += len(batch) * BODY_BYTES
 
     def stop(self) -> None:
         self._end.set()

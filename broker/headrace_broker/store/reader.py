@@ -329,6 +329,9 @@ def _choose(
     log_min_offset: int,
 ) -> tuple[Array, int]:
     """Numbers of the units that are wanted and fit, at least one, and how many were looked at."""
+    if tags is None:
+        # Far more than will fit need not be looked through; behind a large one it may be fewer.
+        units = units[: max(2 * bytes_max // max(int(units["size"][0]), 1), 1)]
     is_wanted = (units["size"] != BLANK_SIZE) & (units["physical_offset"] >= log_min_offset)
     if tags is not None:
         is_wanted &= np.isin(units["tags_code"], list(tags))
