@@ -27,7 +27,6 @@ EXPECTED_VALUES = {
     "messageStorePlugIn": "",
     "readOnlyCommitLogStorePaths": "",
     "enableConsumeQueueExt": "false",
-    "enabledAppendPropCRC": "false",
     "enableLmq": "false",
     "enableMultiDispatch": "false",
     "indexRocksDBEnable": "false",

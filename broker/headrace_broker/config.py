@@ -132,6 +132,12 @@ class BrokerConfig(BaseModel):
         20_000_000, "entries of an index file; fixed by the first start", ge=2, le=_INT_MAX
     )
 
+    append_checksums: bool = _setting(
+        False,
+        "each record ends with a checksum of all of it, the property __CRC32#",
+        key="enabledAppendPropCRC",
+    )
+
     # -- when they are safe on disk
     flush_disk_type: Literal["ASYNC_FLUSH", "SYNC_FLUSH"] = _setting(
         "ASYNC_FLUSH", "SYNC_FLUSH answers a send when the message is on disk"
@@ -288,6 +294,7 @@ class BrokerConfig(BaseModel):
             index_entry_count=self.max_index_num,
             store_host=store_host,
             body_bytes_max=self.max_message_size,
+            appends_checksums=self.append_checksums,
             flush="sync" if self.is_sync_flush else "async",
             flush_interval_ms=self.flush_interval_commit_log,
             flush_least_bytes=self.flush_commit_log_least_pages * _PAGE_BYTES,

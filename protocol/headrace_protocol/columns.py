@@ -75,9 +75,9 @@ HEAD_PLACES: Final = {
 # One entry of a ConsumeQueue.
 UNIT_DTYPE: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 SIZE_DTYPE: Final = np.dtype(">i4")
+SHORT_DTYPE: Final = np.dtype(">i2")
 QUEUE_OFFSET_DTYPE: Final = np.dtype(">i8")
 
-_SHORT = np.dtype(">i2")
 _IPV6_EXTRA_BYTES = 12
 _MAGIC_END = 8
 _HOST_BYTES = 8
@@ -486,7 +486,9 @@ class RecordColumns:
         of_v1 = self._column(np.uint8, self._topic_at - 1)
         if not self._is_v2.any():
             return of_v1
-        return np.where(self._is_v2, self._column(_SHORT, self._topic_at - _SHORT.itemsize), of_v1)
+        return np.where(
+            self._is_v2, self._column(SHORT_DTYPE, self._topic_at - SHORT_DTYPE.itemsize), of_v1
+        )
 
     @cached_property
     def properties_start(self) -> Array:
@@ -640,7 +642,7 @@ class RecordColumns:
 
     @cached_property
     def _properties_at(self) -> Place:
-        return self._topic_at + _same(self.topic_bytes.astype(np.int64)) + _SHORT.itemsize
+        return self._topic_at + _same(self.topic_bytes.astype(np.int64)) + SHORT_DTYPE.itemsize
 
     # --- checks ----------------------------------------------------------------------------
 
@@ -696,7 +698,7 @@ class RecordColumns:
         self.require(is_inside, "its body length exceeds its size")
         is_inside = (self.topic_bytes >= 0) & (self.properties_bytes >= 0)
         self.require(is_inside, "its topic length exceeds its size")
-        stated_bytes = self._column(_SHORT, self._properties_at - _SHORT.itemsize)
+        stated_bytes = self._column(SHORT_DTYPE, self._properties_at - SHORT_DTYPE.itemsize)
         self.require(stated_bytes == self.properties_bytes, "its properties do not end with it")
 
     def require(self, is_good: Array, reason: str) -> None:

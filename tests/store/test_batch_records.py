@@ -63,14 +63,19 @@ def stored(store: MessageStore) -> tuple[list[list[object]], list[tuple[int, int
 
 @pytest.mark.slow
 @settings(max_examples=40)
-@given(st.lists(st.one_of(ITEMS, alike()), max_size=4), HOSTS, HOSTS)
+@given(st.lists(st.one_of(ITEMS, alike()), max_size=4), HOSTS, HOSTS, st.booleans())
 def test_a_batch_is_stored_as_its_items_would_be(
-    batches: list[list[Item]], born_host: bytes, store_host: bytes
+    batches: list[list[Item]], born_host: bytes, store_host: bytes, appends_checksums: bool
 ) -> None:
     results = []
     for is_batch in (True, False):
         with tempfile.TemporaryDirectory() as folder:
-            store = open_store(Path(folder), store_host=store_host, commit_log_file_bytes=1 << 16)
+            store = open_store(
+                Path(folder),
+                store_host=store_host,
+                commit_log_file_bytes=1 << 16,
+                appends_checksums=appends_checksums,
+            )
             queue = store.queue("T", 2)
             places = []
             for items in batches:

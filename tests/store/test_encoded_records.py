@@ -66,14 +66,22 @@ def put_block(store: MessageStore, queue: StoreQueue, records: list[bytes]) -> t
 
 @pytest.mark.slow
 @settings(max_examples=20, deadline=None)
-@given(st.lists(ITEMS, max_size=4), st.integers(1, 3), st.booleans())
+@given(st.lists(ITEMS, max_size=4), st.integers(1, 3), st.booleans(), st.booleans())
 def test_a_block_is_stored_as_single_records_would_be(
-    blocks: list[list[tuple[int, bytes, bytes]]], times: int, is_writable: bool
+    blocks: list[list[tuple[int, bytes, bytes]]],
+    times: int,
+    is_writable: bool,
+    appends_checksums: bool,
 ) -> None:
     seen = []
     for is_block in (True, False):
         with tempfile.TemporaryDirectory() as folder:
-            store = open_store(Path(folder), commit_log_file_bytes=1 << 16, ring_rows=1024)
+            store = open_store(
+                Path(folder),
+                commit_log_file_bytes=1 << 16,
+                ring_rows=1024,
+                appends_checksums=appends_checksums,
+            )
             queue = store.queue("T", 2)
             for items in [items * times for items in blocks]:
                 first, end = queue.next_offset, store.max_physical_offset
@@ -175,6 +183,8 @@ GOOD = (0, b"a", b"")
         (encoded([(0, b"a", b"__CRC32#\x010123456789\x02")])[0], "the store's own"),
         (RECORD[:88] + b"B" + RECORD[89:], "CRC"),
         (RECORD[:-5] + b"\0" + RECORD[-4:], "properties"),
+        (RECORD[:-1] + b"x", "separator"),
+        (RECORD[:-1] + b"\0", "separator"),
         (RECORD[:7] + b"!" + RECORD[8:], "magic"),
         (RECORD[:84] + b"\xff" + RECORD[85:], "body length"),
         (RECORD[:92] + b"\xff" + RECORD[93:], "topic length"),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from headrace_broker.store.record_checksum import SEPARATOR, put_checksums, require_room
 from headrace_broker.store.ring import ROW, ROW_DTYPE
 from headrace_protocol.columns import HEAD_DTYPES, checksums
 from headrace_protocol.message import (
@@ -14,6 +15,7 @@ from headrace_protocol.message import (
     CRC32,
     RECORD_HEADS,
     CorruptRecord,
+    encode_batch,
     tags_code_of,
 )
 
@@ -39,28 +41,35 @@ class BatchRecords:
         """Raises CorruptRecord for a malformed or empty batch."""
         data = batch_body if isinstance(batch_body, bytes) else bytes(batch_body)
         self._queue = queue
-        self._items = items = _Table.of(data) or _Items(data)
+        checksum_bytes = queue.checksum_bytes
+        items: _Table | _Items = _Table.of(data) or _Items(data)
+        if not _is_ended(items) and checksum_bytes:
+            require_room(items.properties_bytes + checksum_bytes)
+            items = _Items(data).ended()
+        self._items = items
         self._sys_flag = sys_flag
         self._head = RECORD_HEADS[sys_flag >> 4 & 3]
-        self._overhead = self._head.size + len(queue.topic_field) - _HEAD_BYTES
+        self._overhead = self._head.size + len(queue.topic_field) - _HEAD_BYTES + checksum_bytes
         row = ROW.pack(0, 0, 0, 0, 0, queue.key, 0, sys_flag)
         self.rows = _repeated(row, items.count, ROW_DTYPE)
         self.rows["size"] = items.sizes + self._overhead
-        self.rows["properties_size"] = items.properties_bytes
+        self.rows["properties_size"] = items.properties_bytes + checksum_bytes
         self.rows["tags_code"] = _tags_codes(items)
-        self.total_bytes = len(data) + self._overhead * items.count
+        if checksum_bytes:
+            require_room(self.rows["properties_size"])
+        self.total_bytes = items.total_bytes + self._overhead * items.count
 
     def place(self, queue_offset: int, physical_offset: int, now_ms: int) -> None:
         """Assign consecutive offsets, from those of the first record on, and the time."""
         ordinals = np.arange(self._items.count)
-        starts = self._items.starts + ordinals * self._overhead
-        self.rows["physical_offset"] = starts + physical_offset
+        self._starts = self._items.starts + ordinals * self._overhead
+        self.rows["physical_offset"] = self._starts + physical_offset
         self.rows["queue_offset"] = ordinals + queue_offset
         self.rows["store_timestamp"] = self._now_ms = now_ms
 
     def encode(
         self, born_timestamp: int, born_host: bytes, store_host: bytes, reconsume_times: int
-    ) -> bytes | bytearray:
+    ) -> bytearray:
         """All records back to back."""
         queue = self._queue
         head = self._head.pack(
@@ -81,7 +90,11 @@ class BatchRecords:
             0,
         )
         dtype = HEAD_DTYPES[self._sys_flag >> 4 & 3]
-        return self._items.encode(head, dtype, self._fill, queue.topic_field)
+        layout = _Layout(head, dtype, queue.topic_field, queue.checksum_bytes)
+        block = self._items.encode(layout, self._fill)
+        if queue.checksum_bytes:
+            put_checksums(block, self._starts, self.rows["size"].astype(np.int64))
+        return block
 
     def _fill(self, heads: Array, bodies: list[bytes]) -> None:
         """What is of each record alone."""
@@ -94,10 +107,20 @@ class BatchRecords:
         heads["body_bytes"] = items.body_bytes
 
 
+class _Layout(NamedTuple):
+    """What all records of a batch have: head, topic, and room at the end for a checksum."""
+
+    head: bytes
+    dtype: np.dtype[Any]
+    topic_field: bytes
+    checksum_bytes: int
+
+
 class _Items:
     """The parts of each item of a batch, as columns."""
 
     def __init__(self, data: bytes) -> None:
+        self.total_bytes = len(data)
         self.starts = _starts(data)
         self.count = len(self.starts)
         self.sizes = np.append(self.starts[1:], len(data)) - self.starts
@@ -114,20 +137,44 @@ class _Items:
         """The properties of each with their length before them, as in the record."""
         return self._slices(self._properties_at, self.starts + self.sizes)
 
+    def last_bytes(self) -> Array:
+        """The last byte of each item."""
+        last: Array = np.frombuffer(self._data, np.uint8)[self.starts + self.sizes - 1]
+        return last
+
     def end_with(self, end: bytes) -> bool:
         """Whether each item ends so."""
         return all(item.endswith(end) for item in self.properties())
 
-    def encode(self, head: bytes, dtype: np.dtype[Any], fill: Fill, topic_field: bytes) -> bytes:
+    def encode(self, layout: _Layout, fill: Fill) -> bytearray:
         """Records: the head, filled in for each, then body, topic and properties."""
-        heads = _repeated(head, self.count, dtype)
+        heads = _repeated(layout.head, self.count, layout.dtype)
         bodies = self._slices(self.starts + _HEAD_BYTES, self._properties_at)
         fill(heads, bodies)
-        parts = [topic_field] * (4 * self.count)
-        parts[0::4] = heads.view(f"V{len(head)}").tolist()
+        parts = [layout.topic_field] * (4 * self.count)
+        parts[0::4] = heads.view(f"V{len(layout.head)}").tolist()
         parts[1::4] = bodies
-        parts[3::4] = self.properties()
-        return b"".join(parts)
+        parts[3::4] = self._ends(layout.checksum_bytes)
+        return bytearray().join(parts)
+
+    def _ends(self, checksum_bytes: int) -> list[bytes]:
+        if not checksum_bytes:
+            return self.properties()
+        lengths = (self.properties_bytes + checksum_bytes).astype(_SHORT).view("V2").tolist()
+        room = bytes(checksum_bytes)
+        return [a + b + room for a, b in zip(lengths, self._texts(), strict=True)]
+
+    def _texts(self) -> list[bytes]:
+        return self._slices(self._properties_at + _SHORT.itemsize, self.starts + self.sizes)
+
+    def ended(self) -> _Items:
+        """The same items, with the separator after properties that old clients leave out."""
+        texts = [
+            text + SEPARATOR if text and not text.endswith(SEPARATOR) else text
+            for text in self._texts()
+        ]
+        bodies = self._slices(self.starts + _HEAD_BYTES, self._properties_at)
+        return _Items(encode_batch(zip(self.flags.tolist(), bodies, texts, strict=True)))
 
     def _slices(self, starts: Array, ends: Array) -> list[bytes]:
         data = self._data
@@ -148,6 +195,7 @@ class _Table:
     """The parts of items that are all laid out alike: rows of one length, so columns are views."""
 
     def __init__(self, data: bytes, sizes: int, body_bytes: int) -> None:
+        self.total_bytes = len(data)
         self.sizes = sizes
         self.body_bytes = body_bytes
         self.properties_bytes = sizes - body_bytes - _LEAST_BYTES
@@ -179,24 +227,31 @@ class _Table:
         slices: list[bytes] = self._values(kind, self._properties_at).tolist()
         return slices
 
+    def last_bytes(self) -> Array:
+        """The last byte of each item."""
+        last: Array = self._bytes()[:, -1]
+        return last
+
     def end_with(self, end: bytes) -> bool:
         """Whether each item ends so."""
         return bool((self._bytes()[:, -len(end) :] == np.frombuffer(end, np.uint8)).all())
 
-    def encode(
-        self, head: bytes, dtype: np.dtype[Any], fill: Fill, topic_field: bytes
-    ) -> bytearray:
+    def encode(self, layout: _Layout, fill: Fill) -> bytearray:
         """See ``_Items``; all bodies are copied at once, and all properties."""
-        start = head + bytes(self.body_bytes) + topic_field
-        size = len(start) + _SHORT.itemsize + self.properties_bytes
+        head_bytes = len(layout.head)
+        properties_bytes = self.properties_bytes + layout.checksum_bytes
+        start = layout.head + bytes(self.body_bytes) + layout.topic_field
+        start += properties_bytes.to_bytes(2, "big")
+        end = len(start) + self.properties_bytes
+        size = end + layout.checksum_bytes
         block = bytearray(start.ljust(size, b"\0") * self.count)
         records = np.frombuffer(block, np.uint8).reshape(self.count, size)
         given = self._bytes()
         body_end = self._properties_at
-        records[:, len(head) : len(head) + self.body_bytes] = given[:, _HEAD_BYTES:body_end]
-        records[:, len(start) :] = given[:, body_end:]
+        records[:, head_bytes : head_bytes + self.body_bytes] = given[:, _HEAD_BYTES:body_end]
+        records[:, len(start) : end] = given[:, body_end + _SHORT.itemsize :]
         bodies = self._values(np.dtype(f"V{self.body_bytes}"), _HEAD_BYTES).tolist()
-        fill(np.ndarray(self.count, dtype, block, strides=(size,)), bodies)
+        fill(np.ndarray(self.count, layout.dtype, block, strides=(size,)), bodies)
         return block
 
     def _bytes(self) -> Array:
@@ -227,6 +282,19 @@ def _starts(data: bytes) -> Array:
     if not starts:
         raise CorruptRecord(0, "the batch has no items")
     return np.array(starts)
+
+
+def _is_ended(items: _Items | _Table) -> bool:
+    """Whether all properties end with a separator.
+
+    Raises CorruptRecord for a zero byte there, by which a start knows a torn record.
+    """
+    if items.end_with(SEPARATOR):
+        return True
+    last, has_some = items.last_bytes(), np.not_equal(items.properties_bytes, 0)
+    if (has_some & (last == 0)).any():
+        raise CorruptRecord(0, "the properties of an item end with a zero byte")
+    return not (has_some & (last != SEPARATOR[0])).any()
 
 
 def _tags_codes(items: _Items | _Table) -> list[int] | int:

@@ -11,6 +11,7 @@ from headrace_broker.store.batch_records import BatchRecords
 from headrace_broker.store.errors import RecordTooLarge, StoreBusy, StoreNotWritable
 from headrace_broker.store.mapped_file_queue import MappedFileQueue
 from headrace_broker.store.page_cache import HOT_BYTES, PageCache
+from headrace_broker.store.record_checksum import SEPARATOR, checksum_slot
 from headrace_broker.store.ring import ROW, ROW_BYTES, Ring, Rows
 from headrace_protocol.message import (
     BLANK_RECORD,
@@ -122,7 +123,10 @@ class CommitLog:
         if ring.written == ring.limit:
             raise StoreBusy(ring.slow_stage())
         body_bytes = len(body)
-        properties_bytes = len(properties)
+        checksum_bytes = queue.checksum_bytes
+        if checksum_bytes and properties and not properties.endswith(SEPARATOR):
+            properties += SEPARATOR
+        properties_bytes = len(properties) + checksum_bytes
         sys_flag = sys_flag & SENDERS_FLAGS | self.store_flag
         if len(born_host) == 20:
             sys_flag |= BORN_HOST_V6
@@ -162,6 +166,8 @@ class CommitLog:
                 properties,
             )
         )
+        if checksum_bytes:
+            record += checksum_slot(record)
         written = ring.written
         ROW.pack_into(
             ring.buffer,
@@ -187,6 +193,8 @@ class CommitLog:
     ) -> list[tuple[int, int]]:
         """Store messages, one record each, until one is not for this fast way.
 
+        Their properties are empty or end with a separator.
+
         Returns physical and queue offset of those that were stored, which may be fewer than
         given: what did not fit the file, the ring or the size limits is for ``append`` to
         place or to refuse. Everything that ``append`` looks up for each message is looked up once.
@@ -205,7 +213,8 @@ class CommitLog:
         try:
             for queue, body, properties, code, flag, sys_flag, born_ms, reconsume_times in messages:
                 body_bytes = len(body)
-                properties_bytes = len(properties)
+                checksum_bytes = queue.checksum_bytes
+                properties_bytes = len(properties) + checksum_bytes
                 topic_field = queue.topic_field
                 size = overhead + body_bytes + len(topic_field) + properties_bytes
                 if (
@@ -243,6 +252,8 @@ class CommitLog:
                         properties,
                     )
                 )
+                if checksum_bytes:
+                    record += checksum_slot(record)
                 pack_row(
                     buffer,
                     (written & mask) * ROW_BYTES,

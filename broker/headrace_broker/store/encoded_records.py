@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headrace_broker.store.record_checksum import SEPARATOR, put_checksums, require_room
 from headrace_broker.store.ring import ROW_DTYPE
-from headrace_protocol.columns import HEAD_PLACES, SIZE_DTYPE, RecordColumns
+from headrace_protocol.columns import HEAD_PLACES, SHORT_DTYPE, SIZE_DTYPE, RecordColumns, split
 from headrace_protocol.message import (
     COMPRESSED,
     COMPRESSION_MASK,
@@ -47,11 +48,13 @@ class EncodedRecords:
         self.queue = queue
         self._columns = _columns(record_count, body)
         self._check()
-        self.total_bytes = len(self._columns.data)
+        self.total_bytes = len(self._columns.data) + record_count * queue.checksum_bytes
         self.body_bytes = int(self._columns.body_bytes.sum(dtype=np.int64))
         self.body_bytes_max = int(self._columns.body_bytes.max())
         self.distinct_properties, tags_codes = self._tags_codes()
         self.rows = self._new_rows(tags_codes, sys_flag)
+        if queue.checksum_bytes:
+            require_room(self.rows["properties_size"])
         data = memoryview(self._columns.data)
         self._block = bytearray(data) if data.readonly else data
 
@@ -60,6 +63,8 @@ class EncodedRecords:
 
         store_host: of 8 bytes.
         """
+        if self.queue.checksum_bytes:
+            self._widen()
         rows, start = self.rows, self._columns.start
         rows["physical_offset"] = start + physical_offset
         rows["queue_offset"] = np.arange(len(rows)) + self.queue.next_offset
@@ -68,7 +73,22 @@ class EncodedRecords:
         self._fill("store_host", np.void(store_host))
         for name in ("queue_offset", "physical_offset", "store_timestamp", "sys_flag"):
             self._fill(name, rows[name])
+        if self.queue.checksum_bytes:
+            put_checksums(self._block, start, self._columns.size)
         return self._block
+
+    def _widen(self) -> None:
+        """Make room for a checksum at the end of each record."""
+        columns, rows = self._columns, self.rows
+        parts = [bytes(self.queue.checksum_bytes)] * (2 * len(columns))
+        parts[0::2] = split(self._block, columns.start, columns.size)
+        self._block = block = bytearray().join(parts)
+        size = rows["size"].astype(np.int64)
+        start = np.cumsum(size) - size
+        _put(block, SIZE_DTYPE, start, size)
+        properties_at = start + columns.size - columns.properties_bytes
+        _put(block, SHORT_DTYPE, properties_at - SHORT_DTYPE.itemsize, rows["properties_size"])
+        self._columns = RecordColumns(block, start, size)
 
     def _check(self) -> None:
         columns = self._columns
@@ -80,6 +100,9 @@ class EncodedRecords:
         if not columns.has_topic(self.queue.topic):
             raise CorruptRecord(0, f"not all records are of topic {self.queue.topic}")
         columns.check_bodies()
+        last = np.frombuffer(columns.data, np.uint8)[columns.start + columns.size - 1]
+        is_ended = (last == SEPARATOR[0]) | (columns.properties_bytes == 0)
+        columns.require(is_ended, "its properties do not end with a separator")
 
     def _tags_codes(self) -> tuple[set[bytes], Array | int]:
         """Each text of properties once, and the tags code of each record."""
@@ -97,8 +120,8 @@ class EncodedRecords:
         columns = self._columns
         rows = np.zeros(len(columns), ROW_DTYPE)
         rows["queue_key"] = self.queue.key
-        rows["size"] = columns.size
-        rows["properties_size"] = columns.properties_bytes
+        rows["size"] = columns.size + self.queue.checksum_bytes
+        rows["properties_size"] = columns.properties_bytes + self.queue.checksum_bytes
         rows["sys_flag"] = columns.sys_flag | sys_flag
         rows["tags_code"] = tags_codes
         return rows
@@ -107,6 +130,11 @@ class EncodedRecords:
         dtype, at = HEAD_PLACES[name]
         column, index = self._columns.locate(self._block, dtype, at)
         column[index] = values
+
+
+def _put(block: bytearray, dtype: np.dtype[Any], positions: Array, values: Array) -> None:
+    """Write numbers to positions, which need not be aligned."""
+    np.ndarray(len(block) - dtype.itemsize + 1, dtype, block, strides=(1,))[positions] = values
 
 
 def _columns(record_count: int, body: Buffer) -> RecordColumns:

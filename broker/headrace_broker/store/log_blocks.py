@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-from zlib_ng.zlib_ng import crc32
 
+from headrace_broker.store.record_checksum import has_checksum, is_checksum_right
 from headrace_protocol.columns import SIZE_DTYPE, RecordColumns
 from headrace_protocol.message import (
     BLANK_RECORD,
-    CRC32,
-    CRC_MASK,
     MAGIC_V1,
     MAGIC_V2,
     RECORD_BYTES_MIN,
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
 RECORD_MAGICS: Final = frozenset((MAGIC_V1, MAGIC_V2))
 # Fewer records of one size than this are found as quickly one by one.
 _UNIFORM_MIN: Final = 8
-_CRC_NAME: Final = f"{CRC32}\x01".encode()
-CHECKSUM_SLOT_BYTES: Final = 20
 
 
 class LogBlock(NamedTuple):
@@ -109,30 +105,6 @@ def _check(columns: RecordColumns, base: int) -> None:
     last = np.frombuffer(columns.data, np.uint8)[columns.start + columns.size - 1]
     is_ended = (last != 0) | (columns.properties_bytes == 0)
     columns.require(is_ended, "its properties end with a zero byte")
-    if (marked := has_checksum(columns)).any():
-        is_good = [
-            not is_marked or _is_whole(columns.record(number))
-            for number, is_marked in enumerate(marked.tolist())
-        ]
-        columns.require(np.array(is_good), "the record's own checksum does not match")
-
-
-def has_checksum(columns: RecordColumns) -> Array:
-    """Which records end with a checksum of the whole record, as the peer writes when told to."""
-    at = columns.size - CHECKSUM_SLOT_BYTES
-    words, index = columns.locate(columns.data, f"V{len(_CRC_NAME)}", at)
-    is_marked: Array = words[index] == np.void(_CRC_NAME)
-    # Not the end of a body, of a longer name, or of a value.
-    before, index = columns.locate(columns.data, np.uint8, at - 1)
-    follows_another = (columns.properties_bytes > CHECKSUM_SLOT_BYTES) & (before[index] == 2)
-    is_marked &= follows_another | (columns.properties_bytes == CHECKSUM_SLOT_BYTES)
-    return is_marked
-
-
-def _is_whole(record: memoryview) -> bool:
-    return record[-CHECKSUM_SLOT_BYTES:] == checksum_slot(record[:-CHECKSUM_SLOT_BYTES])
-
-
-def checksum_slot(record: memoryview) -> bytes:
-    """What ends a record whose other bytes are these: ten digits, the least significant first."""
-    return _CRC_NAME + f"{crc32(record) & CRC_MASK:010d}"[::-1].encode() + b"\x02"
+    if (is_marked := has_checksum(columns)).any():
+        is_good = ~is_marked | is_checksum_right(columns)
+        columns.require(is_good, "the record's own checksum does not match")

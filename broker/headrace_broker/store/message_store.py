@@ -23,6 +23,7 @@ from headrace_broker.store.index_file import HEADER_BYTES, IndexFiles
 from headrace_broker.store.indexer import BLOCK_ROWS_MAX, THREAD_ROWS_MAX, Indexer
 from headrace_broker.store.lock import StoreLock
 from headrace_broker.store.reader import Reader
+from headrace_broker.store.record_checksum import SLOT_BYTES
 from headrace_broker.store.recovery import Recovery, RecoveryReport, plan_recovery
 from headrace_broker.store.ring import Ring
 from headrace_broker.store.seal import Seals, Used
@@ -316,7 +317,8 @@ class MessageStore:
             raise ValueError(f"no queue can be named {topic!r}/{queue_id}")
         directory = self.root / "consumequeue" / topic / str(queue_id)
         consume_queue = ConsumeQueue(directory, self.settings.consume_queue_file_bytes, self.seam)
-        queue = StoreQueue(topic, queue_id, len(self.queues), consume_queue)
+        checksum_bytes = SLOT_BYTES if self.settings.appends_checksums else 0
+        queue = StoreQueue(topic, queue_id, len(self.queues), consume_queue, checksum_bytes)
         self.queues.append(queue)
         self._names[topic, queue_id] = queue
         self._topics.setdefault(topic, {})[queue_id] = queue

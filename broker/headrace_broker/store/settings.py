@@ -54,6 +54,7 @@ class StoreSettings:
     store_host: bytes = encode_host("127.0.0.1", 10911)
     body_bytes_max: int = 4 << 20
     delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS
+    appends_checksums: bool = False
 
     flush: Literal["async", "sync"] = "async"
     flush_interval_ms: int = 500

@@ -15,6 +15,7 @@ class StoreQueue:
     """``next_offset`` is the next queue offset to assign; ``waiting`` belongs to the broker."""
 
     __slots__ = (
+        "checksum_bytes",
         "consume_queue",
         "index_prefixes",
         "key",
@@ -26,12 +27,23 @@ class StoreQueue:
         "waiting",
     )
 
-    def __init__(self, topic: str, queue_id: int, key: int, consume_queue: ConsumeQueue) -> None:
-        """key: the queue's number in the rows of the ring."""
+    def __init__(
+        self,
+        topic: str,
+        queue_id: int,
+        key: int,
+        consume_queue: ConsumeQueue,
+        checksum_bytes: int = 0,
+    ) -> None:
+        """key: the queue's number in the rows of the ring.
+
+        checksum_bytes: what the store appends to the properties of each record.
+        """
         self.topic = topic
         self.queue_id = queue_id
         self.key = key
         self.consume_queue = consume_queue
+        self.checksum_bytes = checksum_bytes
         self.magic, self.topic_field = topic_field(topic)
         self.index_prefixes = index_prefixes(topic)
         self.next_offset = 0

@@ -16,12 +16,8 @@ from headrace_broker.store.dispatch import NOT_QUEUED
 from headrace_broker.store.errors import StoreError
 from headrace_broker.store.index_file import IndexFiles
 from headrace_broker.store.lock import StoreLock
-from headrace_broker.store.log_blocks import (
-    CHECKSUM_SLOT_BYTES,
-    LogBlock,
-    checksum_slot,
-    has_checksum,
-)
+from headrace_broker.store.log_blocks import LogBlock
+from headrace_broker.store.record_checksum import has_checksum, put_checksums
 from headrace_broker.store_tools.directory import StoreDirectory
 from headrace_broker.store_tools.dump import has_topic
 from headrace_broker.store_tools.log_reader import LogDamage, LogReader
@@ -148,9 +144,8 @@ class _Writer:
         places = np.ndarray((len(piece) - 7,), ">i8", piece, strides=(1,))
         places[starts + _PHYSICAL_OFFSET_AT] = physical_offset
         copied = RecordColumns(bytes(piece), starts, sizes)
-        for number in np.flatnonzero(has_checksum(copied)).tolist():
-            record = piece[int(starts[number]) : int(ends[number])]
-            record[-CHECKSUM_SLOT_BYTES:] = checksum_slot(record[:-CHECKSUM_SLOT_BYTES])
+        if (is_marked := has_checksum(copied)).any():
+            put_checksums(piece, starts[is_marked], sizes[is_marked])
         records = self._places.records(LogBlock(copied, self._log.offset))
         self._put_units(records, columns.physical_offset[first : first + len(sizes)])
         numbers, hashes = self._places.index_keys(records)
