@@ -87,6 +87,10 @@ class BrokerConfig(BaseModel):
         30_000, "time between registrations", unit="ms", reloadable=True, ge=10_000, le=60_000
     )
 
+    monitor_port: int = _setting(
+        -1, "port for health checks over HTTP; 0 takes any free one, -1 none", ge=-1, le=65535
+    )
+
     # -- what clients may do
     broker_permission: int = _setting(6, "2 write, 4 read, 6 both", reloadable=True, ge=0, le=7)
     auto_create_topic_enable: bool = _setting(

@@ -16,6 +16,7 @@ from headrace_broker.consumer.long_polling import LongPolling
 from headrace_broker.consumer.offsets import ConsumerOffsets
 from headrace_broker.consumer.subscriptions import SubscriptionGroups
 from headrace_broker.consumer.unconsumed import UnconsumedLook
+from headrace_broker.monitor import Monitor, Readiness, State
 from headrace_broker.processors.admin_broker import AdminBrokerProcessor
 from headrace_broker.processors.admin_groups import AdminGroupsProcessor
 from headrace_broker.processors.admin_topics import AdminTopicsProcessor
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from headrace_broker.clock import Clock
     from headrace_broker.config import BrokerConfig
     from headrace_broker.store.files import Files
+    from headrace_broker.store.recovery import OnProgress
     from headrace_protocol.drivers.network import Listener, Network
     from headrace_protocol.drivers.server import ServerChannel
     from headrace_protocol.frame import Frame
@@ -62,6 +64,9 @@ class Broker:
 
     network: where it listens and where its nameservers are. files: the disk of its store.
     owns_loop: see RemotingServer; for a process that is a broker and nothing else.
+    readiness: where it stands. monitor_address: where that is told over HTTP, if it is.
+    on_progress: called each second of a start, in a thread, with the bytes of the log that were
+    read anew and the most that will be.
     """
 
     def __init__(
@@ -77,7 +82,9 @@ class Broker:
         self._owns_process = owns_loop
         # With sync flush answers come from a thread, by way of the scheduler.
         self._owns_loop = owns_loop and not config.is_sync_flush
-        self.address = ""
+        self.address = self.monitor_address = ""
+        self.readiness = Readiness()
+        self.on_progress: OnProgress = _log_progress
         self._network = network or TcpNetwork()
         self._clock = clock or SystemClock()
         self._files = files
@@ -99,20 +106,33 @@ class Broker:
     ) -> None:
         """Serve until ``stop``; the order of stopping is kept even when the broker is cancelled."""
         with trio.CancelScope(shield=True):
-            # The address first: a port in use must not cost a recovery.
-            listener = self._network.listen(self.config.bind_address, self.config.listen_port)
-            try:
-                store = await self._open_store(listener, _LoadProgress(stop))
-                try:
-                    await self._serve(store, listener, stop, task_status)
-                finally:
-                    store.close()
-            except LoadInterrupted as error:
-                log.info("store not opened", reason=str(error))
-            finally:
-                listener.close()
+            async with trio.open_nursery() as nursery:
+                await self._start_monitor(nursery)
+                await self._open_and_serve(stop, task_status)
+                nursery.cancel_scope.cancel()
         log.info("stopped", broker=self.config.broker_name)
         await trio.lowlevel.checkpoint_if_cancelled()
+
+    async def _start_monitor(self, nursery: trio.Nursery) -> None:
+        host, port = self.config.bind_address, self.config.monitor_port
+        if port >= 0:
+            port = await nursery.start(Monitor(self.readiness).run, host, port)
+            self.monitor_address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            log.info("monitor", address=self.monitor_address)
+
+    async def _open_and_serve(self, stop: trio.Event, task_status: trio.TaskStatus[None]) -> None:
+        # The address first: a port in use must not cost a recovery.
+        listener = self._network.listen(self.config.bind_address, self.config.listen_port)
+        try:
+            store = await self._open_store(listener, _LoadProgress(self, stop))
+            try:
+                await self._serve(store, listener, stop, task_status)
+            finally:
+                store.close()
+        except LoadInterrupted as error:
+            log.info("store not opened", reason=str(error))
+        finally:
+            listener.close()
 
     async def _open_store(self, listener: Listener, progress: _LoadProgress) -> MessageStore:
         host = self.config.broker_ip1 or listener.host
@@ -156,8 +176,11 @@ class Broker:
             await nursery.start(self._network.serve, listener, parts.server)
             await nursery.start(parts.registration.run)
             log.info("serving", broker=self.config.broker_name, address=self.address)
+            self.readiness.failure = store.failure
+            self.readiness.state = State.SERVING
             task_status.started()
             await stop.wait()
+            self.readiness.state = State.STOPPING
             with trio.move_on_after(_STOP_TIMEOUT_S):
                 await parts.registration.unregister()
             parts.long_polling.answer_all()
@@ -178,17 +201,24 @@ async def _set_when_cancelled(event: trio.Event) -> None:
 class _LoadProgress:
     """Called by the thread that reads the log anew: says how far it is, and ends it on demand."""
 
-    def __init__(self, stop: trio.Event) -> None:
+    def __init__(self, broker: Broker, stop: trio.Event) -> None:
+        self._broker = broker
         self._stop = stop
         self._said_at = monotonic()
 
     def __call__(self, done_bytes: int, bytes_max: int) -> None:
         """Raises LoadInterrupted once the broker is to stop."""
+        readiness = self._broker.readiness
+        readiness.done_bytes, readiness.bytes_max = done_bytes, bytes_max
         if self._stop.is_set():
             raise LoadInterrupted(f"stopped after {done_bytes >> 20} MiB of the log were read")
         if monotonic() - self._said_at >= _PROGRESS_S:
             self._said_at = monotonic()
-            log.info("reading the log", done_mib=done_bytes >> 20, at_most_mib=bytes_max >> 20)
+            self._broker.on_progress(done_bytes, bytes_max)
+
+
+def _log_progress(done_bytes: int, bytes_max: int) -> None:
+    log.info("reading the log", done_mib=done_bytes >> 20, at_most_mib=bytes_max >> 20)
 
 
 class _Parts:

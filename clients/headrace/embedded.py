@@ -143,11 +143,13 @@ async def run_daemons(
     nameserver_port: int = 0,
     broker_port: int = 0,
     owns_loop: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> AsyncIterator[Embedded]:
     """Run both daemons as tasks of the block, under trio; see ``embedded``.
 
     host: to listen on. nameserver_port, broker_port: 0 takes any free one.
     owns_loop: the process does nothing else; see ``RemotingServer``.
+    on_progress: see ``Broker``; without it the log tells.
     Raises OSError (address), StoreError (directory).
     """
     from tempfile import TemporaryDirectory
@@ -176,6 +178,7 @@ async def run_daemons(
             network,
             owns_loop=owns_loop,
         )
+        broker.on_progress = on_progress or broker.on_progress
         await _start(stack, broker.run)
         yield Embedded(nameserver.address, broker.address, folder, network.connect)
 

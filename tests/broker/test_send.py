@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.header_codecs import SerializeType, encode_frame
-from tests.support.broker import BrokerUnderTest
+from headrace_protocol.message import encode_batch
+from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
 from tests.support.stores import read_all
 
@@ -144,3 +145,27 @@ def test_a_message_without_room_is_refused_among_others(broker: BrokerUnderTest)
     }
     stored = read_all(broker.store, broker.store.queue("T", 0))
     assert [message.body for message in stored] == [b"first", b"second", b"third"]
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_with_sync_flush_an_answer_waits_for_the_disk_unless_the_message_says_no(
+    batch: bool, tmp_path: Path
+) -> None:
+    config = broker_config(tmp_path, flush_disk_type="SYNC_FLUSH")
+    broker = BrokerUnderTest(tmp_path, config, flush="sync")
+    channel = MemoryChannel()
+    message = {"b": "T", "e": 0, "f": 0, "h": 0, "m": batch}
+    body = encode_batch([(0, b"one", b""), (0, b"two", b"")]) if batch else b"one"
+    for opaque, wait in enumerate(["", "WAIT\x01true\x02", "WAIT\x01false\x02"]):
+        broker.take(
+            frame({**message, "i": f"UNIQ_KEY\x01A\x02{wait}", "body": body}, opaque), channel
+        )
+    assert [command.opaque for command, _ in channel.replies() if command.is_response] == [2]
+    queue = broker.store.queue("T", 0)
+    assert broker.store.max_offset(queue) == 0  # nor does anybody read what is not on disk
+    broker.store.flusher.flush_log_now()
+    broker.store.flusher._answer()
+    broker.store.dispatch()
+    assert [command.opaque for command, _ in channel.replies()] == [0, 1]
+    assert broker.store.max_offset(queue) == (6 if batch else 3)
+    broker.close()

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import structlog
 import trio
 
 from headrace_broker.store.checkpoint import INDEX_MARK_NAME, Checkpoint, IndexMark
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from headrace_broker.store.index_file import IndexFiles
     from headrace_broker.store.ring import Ring
     from headrace_broker.store.settings import StoreSettings
+
+
+log = structlog.get_logger("headrace.broker")
 
 
 class Flusher:
@@ -136,6 +140,7 @@ class Flusher:
 
     def _fail(self, error: OSError) -> None:
         reason = f"a flush failed, so messages may be lost: {error.strerror or error}"
+        log.error("messages are refused until the next start", reason=reason)
         self.commit_log.refuse(reason, self.settings.root, is_final=True)
 
     # --- ConsumeQueues, index, checkpoint --------------------------------------------------

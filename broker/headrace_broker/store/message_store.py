@@ -542,6 +542,11 @@ class MessageStore:
         """The slow stage once the ring is 80 % full, else None."""
         return self.ring.pressure()
 
+    def failure(self) -> str | None:
+        """Why messages are refused until the next start; None while they are not."""
+        commit_log = self.commit_log
+        return str(commit_log.refusal) if commit_log.is_refusal_final else None
+
     def statistics(self) -> StoreStatistics:
         """Where the store stands."""
         refusal = self.commit_log.refusal

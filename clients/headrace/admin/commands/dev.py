@@ -52,6 +52,7 @@ async def _run(data: Path | None, host: str, nameserver_port: int, broker_port: 
             nameserver_port=nameserver_port,
             broker_port=broker_port,
             owns_loop=True,
+            on_progress=_show_progress if sys.stderr.isatty() else None,
         ) as running:
             settle()
             sys.stdout.write(
@@ -61,3 +62,11 @@ async def _run(data: Path | None, host: str, nameserver_port: int, broker_port: 
             sys.stdout.flush()
             async for _ in signals:
                 break
+
+
+def _show_progress(done_bytes: int, bytes_max: int) -> None:
+    end = "\n" if done_bytes == bytes_max else ""
+    sys.stderr.write(
+        f"\rreading the log after a crash: {done_bytes >> 20} of at most {bytes_max >> 20} MiB{end}"
+    )
+    sys.stderr.flush()
