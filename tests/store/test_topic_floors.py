@@ -243,3 +243,31 @@ async def test_at_random(tmp_path: Path, seed: int) -> None:
             for message in read_all(store, queue):
                 assert message.store_timestamp > clock.ms - minutes * MINUTE_MS
     store.close()
+
+
+async def test_what_was_given_up_does_not_come_back_with_a_start(tmp_path: Path) -> None:
+    store = timed_store(tmp_path)
+    limit(store, size=1)
+    await store.cleaner.round()
+    assert firsts(store) == [15, 15]
+    crash(store)
+    again = open_store(tmp_path, store.clock, retention=NEVER)  # without any limit
+    assert firsts(again) == [15, 15]
+    put(again, again.queue("T", 0), b"new")
+    assert [message.body for message in read_all(again, again.queue("T", 0))] == [b"new"]
+    again.close()
+
+
+async def test_floors_are_those_of_one_life_of_a_topic(tmp_path: Path) -> None:
+    store = timed_store(tmp_path)
+    limit(store, size=1)
+    await store.cleaner.round()
+    assert firsts(store) == [15, 15]
+    store.delete_topic("T")
+    for number in range(20):
+        put(store, store.queue("T", 0), b"%d" % number)
+    store.close()
+    again = open_store(tmp_path, store.clock, retention=NEVER)
+    assert firsts(again) == [0]
+    assert len(read_all(again, again.queue("T", 0))) == 20
+    again.close()

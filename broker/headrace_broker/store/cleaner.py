@@ -83,7 +83,7 @@ class Cleaner:
         self._seam = commit_log.files.seam
         self._topics = topics
         self._clock_watch = ClockWatch()
-        self._trimmer = TopicTrimmer(commit_log, topics)
+        self.trimmer = TopicTrimmer(settings.root, commit_log, topics)
         self._outlook = Outlook(commit_log, topics)
         self._going: list[MappedFile] = []
         self._log_min_cleaned = -1
@@ -91,9 +91,13 @@ class Cleaner:
         self._removed_files = 0
         self._held_s = -math.inf
 
-    async def run(self) -> None:
-        """Clean at intervals until cancelled; an error of the disk is logged, and tried again."""
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Clean at intervals until cancelled; an error of the disk is logged, and tried again.
+
+        Started when what the limits of topics gave up before a stop is out of reach again.
+        """
         await self._try(self.raise_floors)
+        task_status.started()
         try:
             while True:
                 await trio.sleep(self.settings.clean_interval_ms / 1000)
@@ -250,9 +254,10 @@ class Cleaner:
             return
         if not self._clock_watch.is_trusted(trio.current_time()):
             limits = {topic: limit._replace(reserved_ms=None) for topic, limit in limits.items()}
-        await _in_slices(self._trimmer.look(limits, self._lowest_unconsumed()))
+        await _in_slices(self.trimmer.look(limits, self._lowest_unconsumed()))
         now_ms = self.commit_log.clock.now_ms()
-        self._trimmer.apply(await self._aside(lambda: self._trimmer.find(now_ms)))
+        self.trimmer.apply(await self._aside(lambda: self.trimmer.find(now_ms)))
+        await self._aside(self.trimmer.save)
 
     def _lowest_unconsumed(self) -> LowestUnconsumed:
         return nothing_to_consume if self.retention.removes_unconsumed else self.look_at_groups()

@@ -253,6 +253,14 @@ class ConsumeQueue:
             self._floor = min(queue_offset, self.max_offset)
             self._log_min_seen = -1
 
+    def restore_floor(self, queue_offset: int, place_before: int) -> None:
+        """Raise the floor if the unit before it still points to ``place_before``."""
+        if (
+            self.first_offset < queue_offset <= self.max_offset
+            and self.unit(queue_offset - 1)[0] == place_before
+        ):
+            self.raise_floor(queue_offset)
+
     def delete(self) -> None:
         """Remove every file and the folder."""
         self.files.delete_from(0)

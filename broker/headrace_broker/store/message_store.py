@@ -165,6 +165,7 @@ class MessageStore:
         self._check_seals(is_clean=is_clean)
         self._write_abort(abort)
         report = self._recover(is_clean=is_clean)
+        self.cleaner.trimmer.load()
         for queue in self.queues:
             queue.consume_queue.unmap()
         self.begin_batch()
@@ -260,7 +261,7 @@ class MessageStore:
             nursery.start_soon(self.flusher.run_group_commit)
             nursery.start_soon(self.flusher.run_log_flush)
             nursery.start_soon(self.flusher.run_queue_flush)
-            nursery.start_soon(self.cleaner.run)
+            await nursery.start(self.cleaner.run)
             nursery.start_soon(self._run_index)
             nursery.start_soon(self._run_ahead)
             nursery.start_soon(self._run_heal)

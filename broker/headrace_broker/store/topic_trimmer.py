@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace_broker.store.cold_files import ColdFiles
+from headrace_broker.store.floor_file import Floor, FloorFile
 from headrace_broker.store.topic_floors import Counted, QueueView, TopicLimit, find_floors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from headrace_broker.store.commit_log import CommitLog
     from headrace_broker.store.outlook import LowestUnconsumed
@@ -28,13 +30,21 @@ class TopicTrimmer:
     """``look`` on the loop, ``find`` in any thread, ``apply`` on the loop."""
 
     def __init__(
-        self, commit_log: CommitLog, topics: Mapping[str, Mapping[int, StoreQueue]]
+        self,
+        root: Path,
+        commit_log: CommitLog,
+        topics: Mapping[str, Mapping[int, StoreQueue]],
     ) -> None:
+        self._saved = FloorFile(root, commit_log.files.seam)
         self._commit_log = commit_log
         self._topics = topics
         self._counted: dict[str, dict[int, Counted]] = {}
         self._looks: list[_TopicLook] = []
         self._cold_log = ColdFiles(commit_log.files)
+
+    def load(self) -> None:
+        """Give up again what was before the start. Raises StoreFormatError, OSError."""
+        self._saved.load(self._topics)
 
     def look(
         self, limits: Mapping[str, TopicLimit], lowest_unconsumed: LowestUnconsumed
@@ -56,15 +66,27 @@ class TopicTrimmer:
         kept_from = end if unconsumed is None else min(max(unconsumed[0], first), end)
         return QueueView(queue.queue_id, ColdFiles(consume_queue.files), first, kept_from, end)
 
-    def find(self, now_ms: int) -> list[dict[int, int]]:
-        """Floors by queue id, for each topic looked at. Raises OSError."""
-        return [
-            find_floors(look.views, self._cold_log, look.limit, now_ms, look.counted)
-            for look in self._looks
-        ]
+    def find(self, now_ms: int) -> list[dict[int, Floor]]:
+        """Floors that rise, by queue id, for each topic looked at. Raises OSError."""
+        return [self._risen(look, now_ms) for look in self._looks]
 
-    def apply(self, floors_of_topics: list[dict[int, int]]) -> None:
+    def _risen(self, look: _TopicLook, now_ms: int) -> dict[int, Floor]:
+        floors = find_floors(look.views, self._cold_log, look.limit, now_ms, look.counted)
+        return {
+            view.queue_id: Floor(floor, int(before["physical_offset"][0]))
+            for view in look.views
+            if (floor := floors[view.queue_id]) > view.first
+            and len(before := view.units.units(floor - 1, 1))
+        }
+
+    def apply(self, floors_of_topics: list[dict[int, Floor]]) -> None:
         """Show nothing below the floors any more."""
         for look, floors in zip(self._looks, floors_of_topics, strict=True):
             for queue_id, floor in floors.items():
-                look.queues[queue_id].consume_queue.raise_floor(floor)
+                queue = look.queues[queue_id]
+                queue.consume_queue.raise_floor(floor.queue_offset)
+                self._saved.note(queue, floor)
+
+    def save(self) -> None:
+        """Keep the floors for the next start. Raises OSError."""
+        self._saved.save(self._topics)
