@@ -91,6 +91,8 @@ class CommitLog:
         self.refused_ms = self.retry_ms = 0
         # Called when the next file should be made.
         self.on_half_full: Callable[[], None] = lambda: None
+        # Called with a file that nothing is written to any more.
+        self.on_full: Callable[[MappedFile], None] = lambda _: None
         self._file: MappedFile | None = None
         self._descriptor = -1
         self._pending: list[Buffer] = []
@@ -388,11 +390,14 @@ class CommitLog:
         if self.position < self.file_bytes:
             remaining = self.file_bytes - self.position
             self._pending.append(BLANK_RECORD.pack(remaining, MAGIC_BLANK))
+        full = self._file
+        assert full is not None
         try:
             self._write_to(following, 0)
         except StoreNotWritable as error:
             # The old file has no end and the new one no beginning: only a start sorts that out.
             raise self.refuse(error.reason, error.path, is_final=True) from error
+        self.on_full(full)
 
     def _write_to(self, file: MappedFile, position: int) -> None:
         self.write_out()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,8 +27,9 @@ from headrace_broker.store.reader import Reader
 from headrace_broker.store.record_checksum import SLOT_BYTES
 from headrace_broker.store.recovery import Recovery, RecoveryReport, plan_recovery
 from headrace_broker.store.ring import Ring
-from headrace_broker.store.seal import Seals, Used
+from headrace_broker.store.seal import FileSeal, Seals, Used
 from headrace_broker.store.store_queue import StoreQueue
+from headrace_broker.store.warmup import newest_files, warm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from headrace_broker.clock import Clock
     from headrace_broker.store.cleaner import CleanerStatus
     from headrace_broker.store.encoded_records import EncodedRecords
+    from headrace_broker.store.mapped_file import MappedFile
     from headrace_broker.store.reader import IndexType
     from headrace_broker.store.recovery import OnProgress
     from headrace_broker.store.ring import Cursor
@@ -102,6 +105,8 @@ class MessageStore:
         self._index_asked = trio.Event()
         self._ahead_asked = trio.Event()
         self.commit_log.on_half_full = self._ask_ahead
+        self._full_asked = trio.Event()
+        self._full_files: deque[MappedFile] = deque()
         # While it runs threads index and flush what was asked for.
         self.works_aside = False
         self._index_threads = trio.CapacityLimiter(1)
@@ -256,6 +261,9 @@ class MessageStore:
         self.cleaner.works_aside = self.works_aside
         async with trio.open_nursery() as nursery:
             if self.works_aside:
+                self.commit_log.on_full = self._file_full
+                nursery.start_soon(self._run_seal)
+                nursery.start_soon(self._warm)
                 nursery.start_soon(self.flusher.run_asked)
             nursery.start_soon(self._run_dispatch)
             nursery.start_soon(self.flusher.run_group_commit)
@@ -529,6 +537,28 @@ class MessageStore:
             # The append that needs a file which could not be made tries again and says why.
             with suppress(OSError):
                 await trio.to_thread.run_sync(self.commit_log.make_ahead)
+
+    async def _warm(self) -> None:
+        """Have the last files of the log and of each queue read; who asks earlier does not wait."""
+        queues = [queue.consume_queue.used for queue in self.queues]
+        files = newest_files(self.commit_log.used, queues)
+        await trio.to_thread.run_sync(warm, files, self.seam, trio.from_thread.check_cancelled)
+
+    def _file_full(self, file: MappedFile) -> None:
+        self._full_files.append(file)
+        self._full_asked.set()
+
+    async def _run_seal(self) -> None:
+        """Seal the log's files as they fill up: all of them at once would make a stop long."""
+        while True:
+            await self._full_asked.wait()
+            self._full_asked = trio.Event()
+            while self._full_files:
+                file = self._full_files.popleft()
+                with suppress(OSError):  # what is gone by now needs no seal
+                    file.seal = await trio.to_thread.run_sync(
+                        FileSeal.of_full, file.path, file.file_bytes, file.seal
+                    )
 
     async def _run_heal(self) -> None:
         while True:

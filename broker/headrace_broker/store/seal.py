@@ -51,6 +51,23 @@ class FileSeal:
         self.checksums = checksums
         self._is_open = bytearray(b"\1") * len(checksums)
 
+    @classmethod
+    def of_full(cls, path: Path, file_bytes: int, before: FileSeal | None) -> FileSeal:
+        """Of a file that was written to its end just now; in any thread. Raises OSError.
+
+        before: its seal so far.
+        """
+        kept = before.kept(file_bytes) if before else []
+        written = []
+        with path.open("rb", buffering=0) as file:
+            file.seek(len(kept) * BLOCK_BYTES)
+            while block := file.read(BLOCK_BYTES):
+                written.append(crc32(block))
+        seal = cls(file_bytes, kept + written)
+        still_open = before._is_open[: len(kept)] if before else b""
+        seal._is_open[:] = bytes(still_open).ljust(len(seal.checksums), b"\0")
+        return seal
+
     def kept(self, used_bytes: int) -> list[int]:
         """The checksums that still hold when there are more bytes at the end."""
         is_same = used_bytes == self.used_bytes

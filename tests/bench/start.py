@@ -1,0 +1,205 @@
+"""How long a broker takes to start on a large store, and to stop: python -m tests.bench.start.
+
+The store is 100 GiB of 1 KiB records in 100 queues. Of the log only what a start looks at is there:
+the first record of each file, and the last file; the rest are holes. The queues are whole (2.1 GB).
+Before each start the kernel is asked to forget what it keeps of the files.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import trio
+
+from headrace_broker.store.checkpoint import Checkpoint
+from headrace_broker.store.encoded_records import EncodedRecords
+from headrace_broker.store.files import Files
+from headrace_broker.store.message_store import MessageStore
+from headrace_broker.store.settings import StoreSettings
+from headrace_protocol.columns import HEAD, UNIT_DTYPE, encode_records
+from headrace_protocol.message import BLANK_RECORD, MAGIC_BLANK, encode_host, encode_record
+from tests.conformance.peer import HOST, free_ports
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GIB = 1 << 30
+RECORD_BYTES = 1024
+PER_FILE = GIB // RECORD_BYTES - 1
+QUEUES = 100
+TOPIC = "Large"
+START_MS = 1_700_000_000_000
+QUEUE_FILE_UNITS = 300_000
+
+
+# -- the store -------------------------------------------------------------------------------------
+
+
+def make_store(root: Path, file_count: int) -> None:
+    """Records in turn to all queues; the last file is whole."""
+    (root / "commitlog").mkdir(parents=True)
+    for number in range(file_count):
+        with (root / "commitlog" / f"{number * GIB:020d}").open("xb") as file:
+            file.truncate(GIB)
+            file.write(_records(number, 1 if number < file_count - 1 else PER_FILE))
+    with (root / "commitlog" / f"{(file_count - 1) * GIB:020d}").open("r+b") as file:
+        file.seek(PER_FILE * RECORD_BYTES)
+        file.write(BLANK_RECORD.pack(RECORD_BYTES, MAGIC_BLANK))
+    _write_queues(root, file_count)
+    newest = _place(np.array([file_count * PER_FILE - 1]))
+    saved = Checkpoint(START_MS, START_MS, 0, 0, 0, int(newest[0]))
+    saved.save(root / "checkpoint", Files())
+
+
+def _place(number: np.ndarray) -> np.ndarray:
+    return number // PER_FILE * GIB + number % PER_FILE * RECORD_BYTES
+
+
+def _records(file_number: int, count: int) -> bytes:
+    whole = encode_record(
+        topic=TOPIC,
+        queue_id=0,
+        body=bytes(RECORD_BYTES - 91 - len(TOPIC)),
+        properties=b"",
+        store_timestamp=START_MS,
+        born_host=encode_host(HOST, 1),
+    )
+    assert len(whole) == RECORD_BYTES
+    records = np.frombuffer(bytearray(whole) * count, np.uint8).reshape(count, RECORD_BYTES)
+    heads = np.ndarray(count, HEAD, records, strides=(RECORD_BYTES,))
+    numbers = file_number * PER_FILE + np.arange(count)
+    heads["queue_id"], heads["queue_offset"] = numbers % QUEUES, numbers // QUEUES
+    heads["physical_offset"] = _place(numbers)
+    return records.tobytes()
+
+
+def _write_queues(root: Path, file_count: int) -> None:
+    numbers = np.arange(file_count * PER_FILE)
+    for queue_id in range(QUEUES):
+        places = _place(numbers[queue_id::QUEUES])
+        units = np.zeros(len(places), UNIT_DTYPE)
+        units["physical_offset"], units["size"] = places, RECORD_BYTES
+        folder = root / "consumequeue" / TOPIC / str(queue_id)
+        folder.mkdir(parents=True)
+        for first in range(0, len(units), QUEUE_FILE_UNITS):
+            with (folder / f"{first * UNIT_DTYPE.itemsize:020d}").open("xb") as file:
+                file.write(units[first : first + QUEUE_FILE_UNITS].tobytes())
+                file.truncate(QUEUE_FILE_UNITS * UNIT_DTYPE.itemsize)
+
+
+# -- starts ----------------------------------------------------------------------------------------
+
+
+def start_s(root: Path, log: Path) -> float:
+    """From the process's start until it takes messages; then it is killed."""
+    port = free_ports(2)
+    settings = root.parent / "broker.conf"
+    settings.write_text(
+        f"brokerName=b\nbindAddress={HOST}\nlistenPort={port}\nmonitorPort={port + 1}\n"
+        f"storePathRootDir={root}\nfileReservedTime=100000\n"
+    )
+    command = [str(Path(sys.executable).with_name("headrace")), "broker", "-c", str(settings)]
+    started = time.monotonic()
+    with log.open("wb") as output, subprocess.Popen(command, stderr=output) as process:
+        while not _is_ready(port + 1):
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.005)
+        taken_s = time.monotonic() - started
+        process.kill()
+    return taken_s
+
+
+def _is_ready(port: int) -> bool:
+    with suppress(OSError):
+        connection = http.client.HTTPConnection(HOST, port, timeout=1)
+        connection.request("GET", "/ready")
+        return bool(json.load(connection.getresponse())["state"] == "serving")
+    return False
+
+
+def forget(root: Path) -> None:
+    """Have the kernel drop the files' pages."""
+    for path in root.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fdatasync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
+def starts(root: Path, last_file: int) -> Iterator[tuple[str, float]]:
+    """After a clean stop; killed with all on disk; killed with the last file yet to be read."""
+    log, abort = root.parent / "broker.log", root / "abort"
+    whole = (root / "checkpoint").read_bytes()
+    behind = Checkpoint(START_MS, START_MS, 0, 0, 0, last_file * GIB)
+    for name, is_clean, is_behind in (
+        ("after a clean stop", True, False),
+        ("after a kill, all flushed", False, False),
+        ("after a kill, 1 GiB to read", False, True),
+    ):
+        for is_cold in (True, False):
+            abort.unlink(missing_ok=True) if is_clean else abort.touch()
+            (root / "checkpoint").write_bytes(whole)
+            if is_behind:
+                behind.save(root / "checkpoint", Files())
+            if is_cold:
+                forget(root)
+            yield f"start {name}, {'cold' if is_cold else 'cached'}", start_s(root, log)
+
+
+# -- stops -----------------------------------------------------------------------------------------
+
+
+async def stop_s(root: Path, gib: float, *, is_daemon: bool) -> float:
+    """What a stop takes once so much was written."""
+    store = MessageStore(StoreSettings(root=root))
+    store.works_aside = is_daemon
+    store.load()
+    queue = store.queue(TOPIC, 0)
+    bodies = [bytes(RECORD_BYTES)] * 1000
+    body = encode_records(TOPIC, bodies, b"", born_timestamp=1, born_host=encode_host(HOST, 1)).body
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        while store.max_physical_offset < gib * GIB:
+            store.append_records(EncodedRecords(queue, len(bodies), body))
+            store.dispatch()
+            await trio.lowlevel.checkpoint()
+        store.index_tick()
+        await store.flusher.flush_thoroughly()
+        nursery.cancel_scope.cancel()
+    started = time.monotonic()
+    store.close()
+    return time.monotonic() - started
+
+
+def main() -> None:
+    """Print seconds; arguments: files of the log (100), GiB written before a stop (5)."""
+    files, gib = (int(text) for text in (*sys.argv[1:], *("100", "5")[len(sys.argv) - 1 :]))
+    folder = Path(tempfile.mkdtemp(prefix="headrace-start-"))
+    try:
+        make_store(folder / "store", files)
+        for name, seconds in starts(folder / "store", files - 1):
+            sys.stdout.write(f"{name:44}{seconds:8.2f} s\n")
+        shutil.rmtree(folder / "store")
+        for is_daemon in (False, True):
+            seconds = trio.run(lambda: stop_s(folder / "store", gib, is_daemon=is_daemon))  # noqa: B023
+            how = "sealed on the way" if is_daemon else "sealed at the stop"
+            sys.stdout.write(f"{f'stop after {gib} GiB, {how}':44}{seconds:8.2f} s\n")
+            shutil.rmtree(folder / "store")
+    finally:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
