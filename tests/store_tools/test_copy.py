@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from zlib_ng.zlib_ng import crc32
 
+from headrace_broker.incarnations import Incarnations
 from headrace_broker.store.config_file import ConfigFile
 from headrace_broker.store.errors import StoreError, StoreLocked
 from headrace_broker.store.message_store import MessageStore
@@ -114,6 +115,7 @@ def test_progress_and_topics_come_along(root: Path) -> None:
         b'{"groupTopicMap":{"g":["A","B"],"h":["B"]},"offsetTable":{"A@g":{0:5},"B@h":{0:6}}}'
     )
     ConfigFile(config / "subscriptionGroup.json").save(b'{"subscriptionGroupTable":{"g":{}}}')
+    ConfigFile(config / "topicIncarnation.json").save(b'{"A":"1f","B":"2f"}')
     copied(root, "A")
     tables = {
         path.name: fastjson.loads(ConfigFile(path).load() or b"")
@@ -123,7 +125,10 @@ def test_progress_and_topics_come_along(root: Path) -> None:
         "topics.json": {"dataVersion": {"counter": 1}, "topicConfigTable": {"A": {"perm": 6}}},
         "consumerOffset.json": {"groupTopicMap": {"g": ["A"]}, "offsetTable": {"A@g": {0: 5}}},
         "subscriptionGroup.json": {"subscriptionGroupTable": {"g": {}}},
+        "topicIncarnation.json": {"A": "1f"},
     }
+    ids = ConfigFile(root.with_name("copy") / "config" / "topicIncarnation.json")
+    assert Incarnations(ids, ["A"]).of("A") == "1f"
 
 
 def test_a_record_checksum_fits_the_new_place(tmp_path: Path) -> None:

@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from headrace_broker.staging.blocks import StagedBlock
+from headrace_broker.staging.state import QueryState
+from headrace_broker.staging.state import save as save_state
 from headrace_broker.store.config_file import ConfigFile
 from headrace_broker.store.errors import StoreFormatError, StoreLocked
 from headrace_broker.store_tools.directory import StoreDirectory, open_directory
 from headrace_broker.store_tools.fsck import check, repair
+from headrace_protocol.columns import encode_records
+from headrace_protocol.staging import Decision, StagedAttempt
 from tests.support.damage import TOPICS_TEXT, contents, fill_store
 from tests.support.golden import STORES, copy_golden_store, golden_settings
-from tests.support.stores import crash, open_store, small_settings
+from tests.support.stores import HOST, crash, open_store, small_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -77,7 +82,9 @@ def test_a_store_of_the_peer_is_sound(name: str, tmp_path: Path) -> None:
         report = check(directory, quiet)
     assert report.damage == []
     assert report.record_count == {"clean": 477, "kill9": 805}[name]
-    assert [finding.path.name for finding in report.findings] == ["abort"] * (name == "kill9")
+    unchecked = ["batchconsumequeue", "compaction"]
+    abort = ["abort"] if name == "kill9" else []
+    assert [finding.path.name for finding in report.findings] == [*abort, *unchecked]
 
 
 def test_sizes_are_found_by_themselves(root: Path) -> None:
@@ -311,3 +318,36 @@ def test_a_deleted_topic_is_no_damage(root: Path) -> None:
         report = check(directory, quiet)
     assert report.damage == []
     assert {f.path.parent.name for f in report.findings} == {"A"}
+
+
+def test_what_queries_keep_aside(root: Path, opened: StoreDirectory) -> None:
+    folder = root / "staged" / "query"
+    folder.mkdir(parents=True)
+    encoded = encode_records("A", [b"one", b"two"], b"", born_timestamp=1, born_host=HOST)
+    block = StagedBlock("A", 0, encoded.record_count, 0, encoded.body)
+    data = block.head() + bytes(block.body)
+    whole = StagedAttempt("decided", len(data), 2)
+    state = QueryState(decision=Decision("d", 0, {"broker-a": (whole,)}))
+    save_state(folder, state, opened.seam)
+    for name in ("0.decided", "0.other"):
+        (folder / f"{name}.blocks").write_bytes(data)
+    assert check(opened, quiet).findings == []
+    for name in ("0.decided", "0.other"):
+        overwrite(folder / f"{name}.blocks", len(data) - 1, b"!")
+    found = [(f.path.name, f.is_damage, f.position) for f in check(opened, quiet).findings]
+    assert found == [("0.decided.blocks", True, 0), ("0.other.blocks", False, 0)]
+    overwrite(folder / "state.json", 3, b"!")
+    problem = check(opened, quiet).damage[0]
+    assert problem.path.name == "state.json"
+    assert "its CRC does not match" in problem.problem
+
+
+def test_folders_that_only_the_peer_reads_are_named(root: Path, opened: StoreDirectory) -> None:
+    (root / "compaction" / "T").mkdir(parents=True)
+    (root / "timerwheel").write_bytes(b"x")
+    (root / "timerlog").mkdir()
+    findings = check(opened, quiet).findings
+    assert [(f.path.name, f.is_damage) for f in findings] == [
+        ("compaction", False),
+        ("timerwheel", False),
+    ]

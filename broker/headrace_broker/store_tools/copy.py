@@ -270,6 +270,8 @@ def _kept(topics: set[str]) -> dict[str, Callable[[dict[Any, Any]], dict[Any, An
         "topics.json": of_topics,
         "topicQueueMapping.json": of_topics,
         "consumerOffset.json": of_topics,
+        # The copy goes on with the same queue offsets, so it is the same topic to who kept some.
+        "topicIncarnation.json": lambda ids: {key: ids[key] for key in ids if key in topics},
         "subscriptionGroup.json": lambda fields: fields,
     }
 

@@ -22,6 +22,7 @@ from headrace_broker.store_tools.log_reader import LogDamage, LogReader
 from headrace_broker.store_tools.queue_check import QueueChecks
 from headrace_broker.store_tools.records import Places
 from headrace_broker.store_tools.seal_check import seal_findings
+from headrace_broker.store_tools.staged_check import staged_findings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from headrace_broker.store_tools.directory import Advance, StoreDirectory
 
 SAVED_FOLDER = "headrace.fsck"
+# What only Apache's broker reads and writes.
+UNCHECKED = ("batchconsumequeue", "consumequeue_ext", "compaction", "timerwheel", "timerlog")
 
 
 @dataclass(slots=True)
@@ -69,6 +72,7 @@ def check(directory: StoreDirectory, advance: Advance) -> Report:
     report.findings += mark_findings(directory.root)
     report.findings += seal_findings(directory)
     report.findings += config_findings(directory.root / "config")
+    report.findings += staged_findings(directory.root)
     return report
 
 
@@ -92,6 +96,10 @@ def _file_findings(directory: StoreDirectory) -> list[Finding]:
         path = directory.root / "abort"
         problem = "there: the last broker did not stop cleanly, the next start recovers"
         findings.append(Finding(path, problem, is_damage=False))
+    for path in (directory.root / name for name in UNCHECKED):
+        if path.is_file() or any(path.glob("*")):
+            problem = "not checked: only Apache's broker reads it"
+            findings.append(Finding(path, problem, is_damage=False))
     file_bytes = directory.settings.commit_log_file_bytes
     before: Path | None = None
     for path in sorted((directory.root / "commitlog").glob("*")):

@@ -1,0 +1,45 @@
+"""``staged/``: what queries that write in batches have kept aside."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace_broker.staging import state as state_file
+from headrace_broker.staging.blocks import CorruptStage, read_blocks
+from headrace_broker.store.errors import StoreFormatError
+from headrace_broker.store_tools.findings import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from headrace_broker.staging.state import QueryState
+
+
+def staged_findings(root: Path) -> Iterator[Finding]:
+    """States that can't be read, and blocks of decided batches that are not whole.
+
+    Those of a batch that nobody has decided are cut where they end when their attempt goes on.
+    """
+    for folder in sorted((root / "staged").glob("*")):
+        try:
+            decided = _decided(state_file.load(folder))
+        except StoreFormatError as error:
+            decided = frozenset()
+            yield Finding(error.path, str(error))
+        for path in sorted(folder.glob("*.blocks")):
+            try:
+                for _ in read_blocks(path):
+                    pass
+            except CorruptStage as error:
+                is_decided = path.stem in decided
+                yield Finding(path, str(error), error.position, is_damage=is_decided)
+
+
+def _decided(state: QueryState) -> frozenset[str]:
+    """The files, without suffix, whose records are still to be appended."""
+    undone = state.undone
+    if undone is None:
+        return frozenset()
+    attempts = (staged.attempt for part in undone.attempts.values() for staged in part)
+    return frozenset(f"{undone.batch_id}.{attempt}" for attempt in attempts)
