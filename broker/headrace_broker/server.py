@@ -392,6 +392,8 @@ class _Parts:
         return {
             "connectionCount": str(len(self.server.channels)),
             "heldPullCount": str(self.long_polling.held_count),
+            # Of the whole event loop: of a broker in somebody's program, with the program's own.
+            "taskCount": str(trio.lowlevel.current_statistics().tasks_living),
             "heldBytes": str(self.server.held_bytes),
             "longestLoopStallMs": f"{stall.ms:.1f}",
             "longestLoopStallCpuMs": f"{stall.cpu_ms:.1f}",

@@ -106,6 +106,17 @@ class BrokerStatistics:
             self._begin_sampling(counter)
         counter.add(count, body_bytes)
 
+    def topic_deleted(self, topic: str) -> None:
+        """Forget a topic, and how groups read it; the totals keep what it added."""
+        self.topic_puts.pop(topic, None)
+        for key in [key for key in self.group_gets if key[1] == topic]:
+            del self.group_gets[key]
+
+    def group_deleted(self, group: str) -> None:
+        """Forget a group."""
+        for key in [key for key in self.group_gets if key[0] == group]:
+            del self.group_gets[key]
+
     def _begin_sampling(self, counter: Counter) -> None:
         counter.is_sampled = True
         self._sampled.append(counter)

@@ -56,6 +56,18 @@ async def test_a_topic_at_rest_costs_nothing_and_wakes_up_again(
     assert statistics.topic_rate("t7") == pytest.approx(50)
 
 
+def test_deleted_topics_and_groups_are_forgotten(statistics: BrokerStatistics) -> None:
+    for topic in ("t", "u"):
+        statistics.put(topic, 1, 10)
+        for group in ("g", "h"):
+            statistics.get(group, topic, 1, 10)
+    statistics.topic_deleted("t")
+    statistics.group_deleted("g")
+    assert list(statistics.topic_puts) == ["u"]
+    assert list(statistics.group_gets) == [("h", "u")]
+    assert statistics.puts.count == 2
+
+
 def test_unknown_topics_and_groups_have_no_rate(statistics: BrokerStatistics) -> None:
     assert statistics.topic_rate("t") == 0
     assert statistics.group_rate("g", "t") == 0

@@ -133,6 +133,7 @@ class AdminGroupsProcessor:
         """DELETE_SUBSCRIPTIONGROUP: the settings and, when asked to, the progress."""
         header = request.header(DeleteSubscriptionGroupHeader)
         self._groups.delete(header.group_name)
+        self._statistics.group_deleted(header.group_name)
         if header.clean_offset:
             self._offsets.delete_group(header.group_name)
         log.info("group deleted", group=header.group_name, client=request.channel.address)

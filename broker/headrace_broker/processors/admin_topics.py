@@ -208,6 +208,7 @@ class AdminTopicsProcessor:
                 self._long_polling.queue_gone(queue)
             yield from self._store.delete_queues(name)
             self._offsets.delete_topic(name)
+            self._statistics.topic_deleted(name)
             log.info("topic deleted", topic=name, client=request.channel.address)
         self._store.when_all_flushed(lambda: self._reply_when_told(request, Reply()))
 
