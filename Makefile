@@ -12,7 +12,7 @@ export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-oldest-spark check format fuzz sim conformance spark-kills \
-	bench bench-python bench-spark profile corruption clean
+	bench bench-python bench-spark profile corruption kills soak clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -66,7 +66,7 @@ conformance: setup ## the official Java client against headrace, or PEER=apache
 spark-kills: setup ## kill parts of a Spark pipeline at every step: N=200 rounds, SEED=
 	$(BIN)/python -m tests.spark.kills $(if $(N),--rounds $(N)) $(if $(SEED),--seed $(SEED))
 
-bench: $(BENCH_STAMP) ## headrace beside Apache RocketMQ; BENCH=--short, latency, growth or abuse
+bench: $(BENCH_STAMP) ## headrace beside Apache RocketMQ; BENCH=--short, latency, growth, store ...
 	$(BIN)/python -m tests.bench $(BENCH)
 
 bench-python: $(BENCH_STAMP) ## Python clients beside Kafka's; BENCH=--short is a minute
@@ -93,6 +93,13 @@ fuzz: setup ## read ten million spoiled frames: FRAMES=, SEED=, START=
 
 sim: setup ## simulate a cluster whose connections break: N=, SEED=
 	$(BIN)/python -m tests.simulation.run $(if $(N),--count $(N)) $(if $(SEED),--seed $(SEED))
+
+kills: setup ## kill -9 the broker under load: N=, SEED=; FAULT=pauses or restarts instead
+	$(BIN)/python -m tests.faults.run $(or $(FAULT),kills) \
+		$(if $(N),--rounds $(N)) $(if $(SEED),--seed $(SEED))
+
+soak: setup ## mixed load, and whether anything grows or is left: MINUTES=30
+	$(BIN)/python -m tests.soak.run $(if $(MINUTES),--minutes $(MINUTES)) $(SOAK)
 
 corruption: setup ## change one byte of a closed store, many times: N=, SEED=
 	$(BIN)/python -m tests.store_tools.corruption $(if $(N),--count $(N)) $(if $(SEED),--seed $(SEED))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import time
@@ -12,6 +13,7 @@ from headrace import blocking
 from tests.support.processes import HEADRACE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 _UP_S = 30.0
@@ -20,10 +22,13 @@ _UP_S = 30.0
 class Daemon:
     """One process, always at the same address."""
 
-    def __init__(self, folder: Path, name: str, *arguments: str, port: int) -> None:
+    def __init__(
+        self, folder: Path, name: str, *arguments: str, port: int, before: Sequence[str] = ()
+    ) -> None:
+        """before: what goes before the command, such as a program that starts it elsewhere."""
         self.address = f"127.0.0.1:{port}"
         self._port = port
-        self._arguments = arguments
+        self._command = (*before, HEADRACE, *arguments)
         self._log = folder / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -31,7 +36,7 @@ class Daemon:
         """Begin; it is not up yet."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [HEADRACE, *self._arguments], stdout=log, stderr=subprocess.STDOUT
+                self._command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
             )
 
     def kill(self) -> None:
@@ -40,6 +45,32 @@ class Daemon:
             self._process.kill()
             self._process.wait()
 
+    def stop(self) -> None:
+        """End it in order, as SIGTERM does."""
+        assert self._process
+        self._process.terminate()
+        assert self._process.wait(_UP_S) == 0, self.said()
+
+    def pause(self) -> None:
+        """Let it do nothing, as SIGSTOP does."""
+        assert self._process
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        assert self._process
+        self._process.send_signal(signal.SIGCONT)
+
+    @property
+    def pid(self) -> int:
+        """Its process, while it runs."""
+        assert self._process
+        return self._process.pid
+
+    def said(self) -> str:
+        """All that it has logged so far."""
+        return self._log.read_text(errors="replace")
+
     def wait_up(self) -> None:
         """Wait until it takes connections."""
         until = time.monotonic() + _UP_S
@@ -47,7 +78,7 @@ class Daemon:
             try:
                 socket.create_connection(("127.0.0.1", self._port), timeout=1).close()
             except OSError:
-                assert time.monotonic() < until, self._log.read_text()
+                assert time.monotonic() < until, self.said()
                 time.sleep(0.02)
             else:
                 return
@@ -56,12 +87,18 @@ class Daemon:
 class Cluster:
     """Use it in a ``with`` block."""
 
-    def __init__(self, folder: Path, *brokers: str, **settings: object) -> None:
-        """brokers: their names. settings: of all of them, by key of the file."""
+    def __init__(
+        self, folder: Path, *brokers: str, before: Sequence[str] = (), **settings: object
+    ) -> None:
+        """brokers: their names.
+
+        before: what goes before their commands. settings: theirs, by key of the file.
+        """
         port = _free_port()
         self.nameserver = Daemon(folder, "nameserver", "nameserver", "--port", str(port), port=port)
         self.brokers = {
-            name: _broker(folder, name, self.nameserver.address, settings) for name in brokers
+            name: _broker(folder, name, self.nameserver.address, settings, before)
+            for name in brokers
         }
         self._stack = ExitStack()
 
@@ -85,7 +122,9 @@ class Cluster:
                 time.sleep(0.02)
 
 
-def _broker(folder: Path, name: str, nameserver: str, settings: dict[str, object]) -> Daemon:
+def _broker(
+    folder: Path, name: str, nameserver: str, settings: dict[str, object], before: Sequence[str]
+) -> Daemon:
     port = _free_port()
     lines = {
         "brokerName": name,
@@ -101,7 +140,7 @@ def _broker(folder: Path, name: str, nameserver: str, settings: dict[str, object
     }
     config = folder / f"{name}.conf"
     config.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
-    return Daemon(folder, name, "broker", "-c", str(config), port=port)
+    return Daemon(folder, name, "broker", "-c", str(config), port=port, before=before)
 
 
 def _free_port() -> int:

@@ -1,0 +1,26 @@
+"""A little of each fault; ``make kills`` does more, and docs/reliability.md has the totals."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.faults.faults import ORDERS, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "rounds"), [("kills", 5), ("pauses", 6), ("restarts", 6)])
+def test_nothing_is_lost(fault: str, rounds: int, tmp_path: Path) -> None:
+    seed = Random().randrange(1 << 32)
+    said = [f"seed {seed}"]
+    totals = run(fault, rounds, Random(seed), tmp_path, said.append)
+    assert totals.acknowledged > 200 * rounds, said
+
+
+def test_both_daemons_stop_before_they_start_in_six_orders() -> None:
+    assert len(set(ORDERS)) == 6
