@@ -1,0 +1,140 @@
+"""A broker on a disk that runs full: what is refused, what goes on, and how it gets over it."""
+
+from __future__ import annotations
+
+import os
+import time
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import pytest
+
+from headrace import Message
+from headrace.blocking import Admin, Consumer, Producer, PullConsumer
+from headrace.errors import BrokerError
+from headrace_protocol.codes import ResponseCode
+from tests.support.cluster import Cluster
+from tests.support.own_disk import OwnDisk, may_mount
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headrace.admin.client import Admin as AsyncAdmin
+    from tests.support.cluster import Daemon
+
+BROKER = "broker-a"
+DISK_BYTES = 24 << 20
+BODY = os.urandom(60_000)
+TOPIC, OTHER, GROUP = "Full", "Other", "full_readers"
+PATIENCE_S = 30
+SETTINGS = {
+    "cleanResourceInterval": 10,
+    "flushConsumerOffsetInterval": 50,
+    "mappedFileSizeConsumeQueue": 20 * 1000,
+}
+
+
+class FullBroker:
+    """A broker, and clients of it that wait."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.nameserver = cluster.nameserver.address
+        self.daemon: Daemon = cluster.brokers[BROKER]
+        self.sent = 0
+
+    def fill(self) -> str:
+        """Send until a message is refused; why it was."""
+        with Producer(nameserver=self.nameserver, retries=0) as producer:
+            while True:
+                try:
+                    producer.send(Message(TOPIC, BODY))
+                except BrokerError as error:
+                    if error.code != ResponseCode.SERVICE_NOT_AVAILABLE:
+                        raise
+                    return error.remark
+                self.sent += 1
+
+    def send_when_there_is_room(self) -> None:
+        until = time.monotonic() + PATIENCE_S
+        with Producer(nameserver=self.nameserver, retries=0) as producer:
+            while True:
+                try:
+                    producer.send(Message(TOPIC, BODY))
+                except BrokerError:
+                    assert time.monotonic() < until, self.daemon.said()[-3000:]
+                    time.sleep(0.05)
+                else:
+                    self.sent += 1
+                    return
+
+    def read_all(self) -> None:
+        """By somebody without a group, whose reading lets nothing go."""
+        with PullConsumer(nameserver=self.nameserver) as consumer:
+            consumer.assign(consumer.queues(TOPIC))
+            read = 0
+            while read < self.sent:
+                batch = consumer.receive_many(timeout_ms=PATIENCE_S * 1000)
+                assert set(batch.values()) == {BODY}
+                read += len(batch)
+
+    def consume(self, count: int) -> None:
+        """By the group, which has to have all."""
+        with Consumer(GROUP, TOPIC, nameserver=self.nameserver, start="first") as consumer:
+            for message in islice(consumer, count):
+                assert message.body == BODY
+            consumer.commit()
+
+    def refusal(self, admin: AsyncAdmin) -> str:
+        (node,) = admin.cluster()
+        refusal: str = admin.runtime_info(node.address)["refusesWrites"]
+        return refusal
+
+    def restart(self) -> None:
+        self.daemon.kill()
+        self.daemon.start()
+        self.daemon.wait_up()
+        self.cluster.wait_registered()
+
+
+def wait_for(path: Path, text: str) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not path.exists() or text not in path.read_text():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+# By the file system's ratio, and by a file that has no room long before it.
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not may_mount(), reason="may not mount; tests/store/test_full_disk.py stands in"
+)
+@pytest.mark.parametrize(
+    ("log_file_bytes", "reason"), [(1 << 20, "the disk"), (9 << 20, "No space left on device")]
+)
+def test_a_full_disk(tmp_path: Path, log_file_bytes: int, reason: str) -> None:
+    settings = {**SETTINGS, "mappedFileSizeCommitLog": log_file_bytes}
+    with (
+        OwnDisk(tmp_path / BROKER, DISK_BYTES) as disk,
+        Cluster(tmp_path, BROKER, before=disk.command, **settings) as cluster,
+        Admin(nameserver=cluster.nameserver.address) as admin,
+    ):
+        broker = FullBroker(cluster)
+        for topic in (TOPIC, OTHER):
+            admin.create_topic(topic, queues=1)
+        broker.send_when_there_is_room()
+        broker.consume(1)
+        # From now on it counts, whatever becomes of the broker.
+        wait_for(disk.inside(tmp_path / BROKER / "config" / "consumerOffset.json"), GROUP)
+        assert reason in broker.fill()
+        assert reason in broker.refusal(admin)
+        broker.read_all()
+        admin.delete_topic(OTHER)
+        broker.restart()
+        broker.read_all()
+        broker.fill()
+        broker.consume(broker.sent - 1)
+        broker.send_when_there_is_room()
+        assert broker.refusal(admin) == "no"
+        broker.restart()
+        broker.consume(1)
