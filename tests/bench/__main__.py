@@ -15,6 +15,7 @@ GROUPS = {
     "growth": "growth",
     "abuse": "abuse",
     "cold": "cold",
+    "store": "store",
     "python-clients": "python_clients",
     "spark": "spark",
     "profile": "profiles",

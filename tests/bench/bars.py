@@ -40,6 +40,7 @@ TITLES = {
     "started_mb": "resident memory after the start, MB",
     "idle_cpu_percent": "idle CPU, % of a core",
     "p99_ratio": "p99 with ÷ without it",
+    "first_send_s": "start to first accepted send, ratio",
 }
 
 
@@ -64,6 +65,13 @@ ABUSE = tuple(
     for offender in ("slow reader", "half frames", "silent connections", "flood")
 )
 COLD = (Bar("cold reader", "p99_ratio", -2, is_ratio=False),)
+STORE = (
+    Bar("crash", "first_send_s", -0.5),
+    Bar("clean restart", "first_send_s", -0.5),
+    *_bars("sync flush, sync-32", rate=1.0),
+    *_bars("sync flush, async-1000", rate=1.0),
+    Bar("sync flush, paced 50 %", "p99_us", -1.0),
+)
 
 
 class Verdict(NamedTuple):

@@ -13,7 +13,7 @@ from tests.conformance.peer import Peer, running
 from tests.conformance.probe import wait_for_send
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from tests.bench.driver import Report
@@ -71,13 +71,18 @@ class Load:
 
 
 @contextlib.contextmanager
-def loaded(name: str, directory: Path, store: Path | None = None) -> Iterator[Load]:
+def loaded(
+    name: str,
+    directory: Path,
+    store: Path | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> Iterator[Load]:
     """A fresh peer that has accepted its first message, and a fresh JVM.
 
     A new JVM for each, so that none finds its client warmed up by the other.
-    store: see ``running``.
+    store, settings: see ``running``.
     """
-    with Driver(directory) as driver, running(name, directory, store) as peer:
+    with Driver(directory) as driver, running(name, directory, store, settings) as peer:
         wait_for_send(peer.broker, FIRST_SEND_TIMEOUT_S)
         yield Load(peer, driver, time.monotonic() - peer.started)
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from tests.conformance.probe import wait_for_route
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = Path(__file__).resolve().with_name("java")
@@ -140,6 +140,10 @@ class Daemon:
         self.process.terminate()
         self.process.wait(START_TIMEOUT_S)
 
+    def again(self) -> Daemon:
+        """The same once more, when it has ended."""
+        return self.start(self.process.args, self.log)
+
 
 @dataclass
 class Peer:
@@ -161,16 +165,22 @@ class Peer:
 
 
 @contextlib.contextmanager
-def running(name: str, directory: Path | None = None, store: Path | None = None) -> Iterator[Peer]:
+def running(
+    name: str,
+    directory: Path | None = None,
+    store: Path | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> Iterator[Peer]:
     """A fresh ``"apache"`` or ``"headrace"``, ready for clients; killed on leaving the block.
 
     directory: where the throw-away folder is made; None for the system's temporary one.
     store: the store's folder, which stays; None for one that goes with the rest.
+    settings: more lines of the broker's file; with them, headrace is two processes, too.
     """
     home = Path(tempfile.mkdtemp(prefix=f"headrace-{name}-", dir=directory))
     daemons: dict[str, Daemon] = {}
     try:
-        peer = STARTERS[name](home, store or home / "store", daemons)
+        peer = STARTERS[name](home, store or home / "store", daemons, settings)
         wait_for_route(peer.nameserver, START_TIMEOUT_S)
         yield peer
     finally:
@@ -179,7 +189,9 @@ def running(name: str, directory: Path | None = None, store: Path | None = None)
         shutil.rmtree(home, ignore_errors=True)
 
 
-def _start_apache(home: Path, store: Path, daemons: dict[str, Daemon]) -> Peer:
+def _start_apache(
+    home: Path, store: Path, daemons: dict[str, Daemon], more: Mapping[str, str] | None
+) -> Peer:
     # The broker opens three: its own, the "fast" one two below and the replication one above.
     first = free_ports(5)
     nameserver, broker_port = f"{HOST}:{first}", first + 3
@@ -191,12 +203,18 @@ def _start_apache(home: Path, store: Path, daemons: dict[str, Daemon]) -> Peer:
     )
     daemons["nameserver"].wait_for("boot success")
     settings = BROKER_SETTINGS.format(nameserver=nameserver, port=broker_port, store=store)
+    # What comes later in the file counts.
+    settings += _lines(more or {})
     daemons["broker"] = Daemon.start(
         _apache_command("broker.BrokerStartup", home, settings, BROKER_HEAP),
         home / "broker.log",
     )
     daemons["broker"].wait_for("boot success")
     return Peer("apache", nameserver, f"{HOST}:{broker_port}", daemons, started)
+
+
+def _lines(settings: Mapping[str, str]) -> str:
+    return "".join(f"{key}={value}\n" for key, value in settings.items())
 
 
 def _apache_command(main: str, home: Path, settings: str, options: Sequence[str]) -> list[str]:
@@ -246,21 +264,53 @@ NAMESERVER_HEAP = ("-Xms256m", "-Xmx256m", *COLLECTOR)
 BROKER_HEAP = ("-Xms2g", "-Xmx2g", *COLLECTOR)
 
 
-def _start_headrace(home: Path, store: Path, daemons: dict[str, Daemon]) -> Peer:
+def _start_headrace(
+    home: Path, store: Path, daemons: dict[str, Daemon], more: Mapping[str, str] | None
+) -> Peer:
+    if more is not None:
+        return _start_headrace_daemons(home, store, daemons, more)
     first = free_ports(5)
     command = [
-        str(Path(sys.executable).with_name("headrace")),
+        _headrace(),
         "dev",
         *("--data", str(store)),
         *("--nameserver-port", str(first)),
         *("--broker-port", str(first + 3)),
     ]
-    if not Path(command[0]).exists():
-        raise PeerError(f"{command[0]} does not exist: run `make setup`")
     started = time.monotonic()
     daemons["broker"] = Daemon.start(command, home / "headrace.log")
     ready = daemons["broker"].wait_for(r"ready nameserver=(\S+) broker=(\S+) data=")
     return Peer("headrace", ready[1], ready[2], daemons, started)
+
+
+def _start_headrace_daemons(
+    home: Path, store: Path, daemons: dict[str, Daemon], more: Mapping[str, str]
+) -> Peer:
+    first = free_ports(5)
+    nameserver, broker_port = f"{HOST}:{first}", first + 3
+    settings = {
+        "brokerName": "broker-a",
+        "bindAddress": HOST,
+        "listenPort": str(broker_port),
+        "namesrvAddr": nameserver,
+        "storePathRootDir": str(store),
+        **more,
+    }
+    path = home / "broker.conf"
+    path.write_text(_lines(settings))
+    started = time.monotonic()
+    daemons["nameserver"] = Daemon.start(
+        [_headrace(), "nameserver", "--port", str(first)], home / "nameserver.log"
+    )
+    daemons["broker"] = Daemon.start([_headrace(), "broker", "-c", str(path)], home / "broker.log")
+    return Peer("headrace", nameserver, f"{HOST}:{broker_port}", daemons, started)
+
+
+def _headrace() -> str:
+    program = Path(sys.executable).with_name("headrace")
+    if not program.exists():
+        raise PeerError(f"{program} does not exist: run `make setup`")
+    return str(program)
 
 
 STARTERS = {"apache": _start_apache, "headrace": _start_headrace}
