@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace import blocking
+from headrace.errors import NameserverUnavailable
+from headrace.spark import stream
 from headrace.spark.errors import (
+    BrokerMissing,
     CheckpointMismatch,
     DataLoss,
     OptionError,
@@ -111,16 +114,16 @@ def test_limits_and_available_now(reader: Readers, producer: blocking.Producer) 
     assert reader("limit", maxBytes="77").getDefaultReadLimit() == ReadMaxBytes(77)
     assert isinstance(reader("limit").getDefaultReadLimit(), ReadAllAvailable)
     running.prepareForTriggerAvailableNow()
-    producer.send_many([b"too late"] * 5, topic="limit", queue=q("limit", 1))
 
     start, rows = running.initialOffset(), []
     while (end := running.latestOffset(start, running.getDefaultReadLimit())) != start:
         rows.append(row_count(running, start, end))
+        producer.send_many([b"too late"], topic="limit", queue=q("limit", 1))
         start = end
     assert rows == [6, 6, 6, 3]
     rest = reader("limit", maxRows="2")
     end = rest.latestOffset(start, EVERYTHING)
-    assert row_count(rest, start, end) == 5
+    assert row_count(rest, start, end) == len(rows)
 
 
 def test_progress_tells_the_lag_of_each_queue(reader: Readers, producer: blocking.Producer) -> None:
@@ -330,11 +333,31 @@ def test_a_broker_that_restarts_is_waited_for(
         admin.create_topic("waits", queues=1, broker="broker-r")
         with blocking.Producer(nameserver=mq.nameserver) as producer:
             producer.send_many([b"x"] * 3, topic="waits", queue=q("waits", 0, "broker-r"))
-        running = reader("waits", starting="earliest")
-        start = running.initialOffset()
+        start = reader("waits", starting="earliest").initialOffset()
         port = int(first.address.rpartition(":")[2])
+    # A new run of the query, that knows of the broker by its checkpoint.
+    running = reader("waits")
+    running.prepareForTriggerAvailableNow()
     with ThreadPoolExecutor(1) as thread:
         asked = thread.submit(running.latestOffset, start, EVERYTHING)
         with broker(mq, tmp_path, "broker-r", listen_port=port):
             end = asked.result()
             assert ranges(running, start, end) == [("broker-r", 0, 0, 3)]
+
+
+def test_a_broker_that_stays_away_is_named(
+    reader: Readers,
+    mq: Embedded,
+    admin: blocking.Admin,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream, "PATIENCE_S", 0.1)
+    with broker(mq, tmp_path, "broker-s"):
+        admin.create_topic("stays", queues=1, broker="broker-s")
+        start = reader("stays", starting="earliest").initialOffset()
+    with pytest.raises(BrokerMissing, match=r"topic stays is back within 0.1 s \(broker-s\)"):
+        reader("stays").latestOffset(start, EVERYTHING)
+    alone = reader("stays", nameserver="127.0.0.1:1")
+    with pytest.raises(NameserverUnavailable, match=r"127\.0\.0\.1:1"):
+        alone.latestOffset(start, EVERYTHING)

@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from headrace.spark.commits import BrokerMissing, BrokerState, choose
+from headrace.spark.commits import BrokerState, choose
+from headrace.spark.errors import BrokerMissing
 from headrace_protocol.staging import Decision, StagedAttempt
 
 NOTHING = BrokerState(-1, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
@@ -195,6 +196,20 @@ def test_what_can_not_be_written_is_said_at_plan_time(mq) -> None:
         admin.create_topic("ReadOnly", queues=1, perm=4)
     with pytest.raises(NoQueue, match="ReadOnly"):
         batch_writer(place | {"topic": "ReadOnly"}, schema, overwrite=False)
+
+
+def test_a_stream_that_has_run_waits_for_its_topic(mq, tmp_path) -> None:
+    schema = parse_ddl("value STRING")
+    given = {"nameserver": mq.nameserver, "topic": "ComesBack"}
+    given["checkpointLocation"] = tmp_path.as_uri()
+    with pytest.raises(TopicNotFound, match="ComesBack"):
+        stream_writer(given, schema, overwrite=False)
+    (tmp_path / "commits").mkdir()
+    (tmp_path / "commits" / "0").touch()
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(stream_writer, given, schema, overwrite=False)
+        make_topic(mq.nameserver, "ComesBack")
+        assert asked.result()
 
 
 def test_spark_40_gives_rows() -> None:

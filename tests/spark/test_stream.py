@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -70,6 +71,34 @@ def test_older_versions_of_spark_read_all_there_is(
     producer.send_many([b"x"], topic="older", queue=q("older", 1))
     last = again.latestOffset()
     assert row_count(again, end, last) == 1
+
+
+def test_older_versions_of_spark_get_limits_from_the_second_batch_on(
+    old_reader: Callable[..., StreamReader], producer: blocking.Producer
+) -> None:
+    producer.send_many([b"x"] * 7, topic="older-limits")
+    running = old_reader("older-limits", starting="earliest", maxRows="3")
+    # In this order, and nothing is told.
+    first = running.latestOffset()
+    start = running.initialOffset()
+    assert row_count(running, start, first) == 7
+    producer.send_many([b"x"] * 5, topic="older-limits")
+    # A run from a checkpoint begins with an empty batch.
+    again = old_reader("older-limits", maxRows="3")
+    assert row_count(again, first, first) == 0
+    ends = [first, again.latestOffset(), again.latestOffset(), again.latestOffset()]
+    assert [row_count(again, *each) for each in pairwise(ends)] == [3, 2, 0]
+
+
+def test_older_versions_of_spark_begin_no_later_than_the_first_batch_ends(
+    old_reader: Callable[..., StreamReader], producer: blocking.Producer
+) -> None:
+    producer.send_many([b"x"] * 2, topic="older-race")
+    running = old_reader("older-race")
+    end = running.latestOffset()
+    producer.send_many([b"x"] * 2, topic="older-race")
+    assert row_count(running, running.initialOffset(), end) == 0
+    assert row_count(running, end, running.latestOffset()) == 2
 
 
 # -- in Spark --------------------------------------------------------------------------------------

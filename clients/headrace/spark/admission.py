@@ -18,8 +18,6 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from headrace.errors import HeadraceError
-from headrace.spark.checkpoint import StreamOffset
-from headrace.spark.limits import limited
 from headrace.spark.progress import Batch
 from headrace.spark.ranges import Range
 from headrace.spark.stream import StreamReader, next_offset
@@ -38,6 +36,7 @@ _ANY_ROWS = 2**63 - 1
 class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
     """Spark says where each batch begins, and how much it may take."""
 
+    _wants_target = False
     _target: Offsets | None = None
     _batch: Batch | None = None
 
@@ -51,17 +50,20 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(limits.rows or _ANY_ROWS)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Remember what there is now: the query ends there."""
-        self._target = self.available().latest
+        """The query ends where the queues end when its first batch is planned."""
+        # Not looked up yet: brokers that only the checkpoint knows may have to be waited for.
+        self._wants_target = True
 
     def latestOffset(  # type: ignore[override]  # noqa: N802 - Spark's name
         self, start: dict[str, Any], limit: ReadLimit
     ) -> dict[str, Any]:
         """Where the batch that begins at ``start`` ends; ``start`` itself when there is nothing."""
-        known = StreamOffset.from_json(start, self._options.topics)
+        known = self.known(start)
         # Spark asks for the next batch when all before it are done.
         self.show_progress(known.offsets)
         available = self.available()
+        if self._wants_target and self._target is None:
+            self._target = available.latest
         waiting = self._until_target(self.new_ranges(known, available))
         ranges = self._limited(waiting, limit, available)
         self._batch = Batch(available.queues, available.latest, waiting, ranges)
@@ -94,5 +96,4 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
         limits = self._options.limits
         if isinstance(limit, ReadMaxRows):
             limits = dataclasses.replace(limits, rows=limit.max_rows)
-        nothing = {queue: Range(start, start) for queue, (start, _) in ranges.items()}
-        return nothing | limited(self._cluster, available.queues, ranges, limits)
+        return self.within(limits, ranges, available)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
 from headrace.errors import RequestTimeout
-from headrace.spark.errors import SparkConnectorError
+from headrace.spark.errors import BrokerMissing, SparkConnectorError
 from headrace.spark.lanes import AWAY, PATIENCE_S, PAUSE_S, Lane
 from headrace_protocol.bodies import MASTER_ID, ClusterInfo
 from headrace_protocol.codes import RequestCode
@@ -34,10 +34,6 @@ if TYPE_CHECKING:
     from headrace_protocol.drivers.response import Response
 
 Parts = dict[str, list[StagedAttempt]]
-
-
-class BrokerMissing(SparkConnectorError):
-    """A broker that has a part in a batch is not there."""
 
 
 class CommitConflict(SparkConnectorError):

@@ -43,6 +43,10 @@ class TopicNotFound(SparkConnectorError):
     refresh_route = True
 
 
+class BrokerMissing(SparkConnectorError):
+    """A broker that a query can't go on without is away."""
+
+
 class OffsetOutOfRange(SparkConnectorError, ValueError):
     """An offset that was asked for lies outside of its queue."""
 

@@ -16,7 +16,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count, islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 import pyarrow as pa
@@ -35,8 +37,16 @@ from headrace.producer.sources import check_batch_topic
 from headrace.spark.cluster import Cluster
 from headrace.spark.commits import Committer
 from headrace.spark.errors import OptionError
-from headrace.spark.lanes import AttemptName, Lane, StagedBlocks, send_block, send_outgoing
+from headrace.spark.lanes import (
+    PATIENCE_S,
+    AttemptName,
+    Lane,
+    StagedBlocks,
+    send_block,
+    send_outgoing,
+)
 from headrace.spark.options import Options, nameservers
+from headrace.spark.patience import patiently
 from headrace.spark.rows import Slicer, arrow_schema, check_schema
 from headrace_protocol.message import UniqKeyGenerator, encode_host
 
@@ -97,13 +107,17 @@ def stream_writer(
     given: Mapping[str, str], schema: StructType, *, overwrite: bool
 ) -> DataSourceStreamWriter:
     """What ``df.writeStream`` asks for. Raises as ``batch_writer``."""
-    options = _checked(given, schema, overwrite=overwrite)
+    # Spark asks anew for each batch, and a broker may be away between two.
+    patience_s = 0.0 if _is_new(given) else PATIENCE_S
+    options = _checked(given, schema, overwrite=overwrite, patience_s=patience_s)
     if _ARROW_BASE is not DataSourceStreamWriter:
         return ArrowStreamWriter(options)
     return RowStreamWriter(options, arrow_schema(schema))
 
 
-def _checked(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> WriteOptions:
+def _checked(
+    given: Mapping[str, str], schema: StructType, *, overwrite: bool, patience_s: float = 0.0
+) -> WriteOptions:
     if overwrite:
         raise OptionError(
             "mode", "overwrite", "a topic only grows: append, or delete and make it before"
@@ -112,14 +126,29 @@ def _checked(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -
     check_schema(schema, options.topic)
     if options.topic is not None:
         with Cluster(options.nameservers) as cluster:
-            _require_queues(cluster.route(options.topic))
+            _route(cluster, options.topic, patience_s)
     return options
 
 
-def _require_queues(route: TopicRoute) -> TopicRoute:
-    if not route.write_queues:
-        raise NoQueue(route.topic, "write to")
-    return route
+def _is_new(given: Mapping[str, str]) -> bool:
+    """Whether it can be seen that the stream has no batch yet, so that its topic may be a typo."""
+    place = urlsplit(given.get("checkpointLocation", "unknown:"))
+    commits = Path(unquote(place.path), "commits")
+    return place.scheme in {"", "file"} and not any(
+        path.name.isdigit() for path in commits.glob("*")
+    )
+
+
+def _route(cluster: Cluster, topic: str, patience_s: float) -> TopicRoute:
+    """Where rows go. Raises TopicNotFound, NoQueue, NameserverUnavailable."""
+
+    def look() -> TopicRoute:
+        route = cluster.route(topic)
+        if not route.write_queues:
+            raise NoQueue(topic, "write to")
+        return route
+
+    return patiently(look, patience_s)
 
 
 # -- tasks -----------------------------------------------------------------------------------------
@@ -207,7 +236,7 @@ class TaskWriter:
     def _route(self, topic: str) -> TopicRoute:
         route = self._routes.get(topic)
         if route is None:
-            route = self._routes[topic] = _require_queues(self._cluster.route(topic))
+            route = self._routes[topic] = _route(self._cluster, topic, PATIENCE_S)
         return route
 
     def _lane(self, broker_name: str, topic: str) -> Lane:

@@ -1,7 +1,7 @@
 """The streaming reader: where each micro-batch begins and ends, and how far that is from the end.
 
-PySpark 4.0 and 4.1 ask for the end of what there is and no more: see ``StreamReader``. From 4.2 on
-they say where the batch begins and pass limits: see ``admission``. All of it runs on the driver but
+PySpark 4.0 and 4.1 ask where a batch ends and tell nothing: see ``StreamReader``. From 4.2 on they
+say where the batch begins and pass limits: see ``admission``. All of it runs on the driver but
 ``read``.
 
 Source: ``pyspark.sql.streaming.python_streaming_source_runner``; tests/spark/test_stream.py.
@@ -10,7 +10,6 @@ Source: ``pyspark.sql.streaming.python_streaming_source_runner``; tests/spark/te
 from __future__ import annotations
 
 import logging
-import time
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -21,14 +20,22 @@ from headrace.spark.arrow import arrow_schema
 from headrace.spark.batch import read_task
 from headrace.spark.checkpoint import StreamOffset
 from headrace.spark.cluster import Cluster
-from headrace.spark.errors import DataLoss, OptionError, TopicRecreated
+from headrace.spark.errors import (
+    BrokerMissing,
+    DataLoss,
+    OptionError,
+    TopicNotFound,
+    TopicRecreated,
+)
+from headrace.spark.limits import limited
 from headrace.spark.options import Point
+from headrace.spark.patience import patiently
 from headrace.spark.plan import ReadPlan, ReadTask
 from headrace.spark.ranges import Range, extent, place, resolve, without_lost
 from headrace.spark.splits import read_tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import pyarrow as pa
     from pyspark.sql.datasource import InputPartition
@@ -36,7 +43,7 @@ if TYPE_CHECKING:
 
     from headrace.spark.bodies import BodyFormat
     from headrace.spark.cluster import Incarnations, Queues
-    from headrace.spark.options import ReadOptions
+    from headrace.spark.options import Limits, ReadOptions
     from headrace.spark.ranges import Offsets, Ranges
     from headrace_protocol.bodies import MessageQueue
 
@@ -45,8 +52,7 @@ Result = TypeVar("Result")
 _log = logging.getLogger("headrace.spark")
 _LATEST = Point("latest")
 # A broker that restarts, or moves, is waited for.
-_PATIENCE_S = 30.0
-_PAUSE_S = 0.25
+PATIENCE_S = 30.0
 
 
 class Available(NamedTuple):
@@ -58,7 +64,7 @@ class Available(NamedTuple):
 
 
 class StreamReader(DataSourceStreamReader):
-    """For PySpark 4.0 and 4.1: each batch takes all there is."""
+    """For PySpark 4.0 and 4.1: the reader itself remembers where the last batch ended."""
 
     def __init__(self, options: ReadOptions, body: BodyFormat | None, schema: StructType) -> None:
         """Raises OptionError, SchemaError."""
@@ -69,7 +75,8 @@ class StreamReader(DataSourceStreamReader):
         self._schema: pa.Schema = arrow_schema(schema, body)
         self._cluster = Cluster(options.nameservers)
         self._returned: StreamOffset | None = None
-        self._was_there = False
+        # Names of those that had the topics; nobody is waited for who was never there.
+        self._brokers: set[str] = set()
         self._shown: Offsets = {}
 
     # -- what Spark calls --------------------------------------------------------------------------
@@ -81,26 +88,30 @@ class StreamReader(DataSourceStreamReader):
         self._cluster.check_sql(options.sql, queues)
         has = extent(self._cluster, queues)
         starts = resolve("starting", options.starting or _LATEST, self._cluster, queues, has)
-        self._returned = StreamOffset(starts, self._cluster.incarnations(queues))
-        self._was_there = True
-        return self._returned.to_json()
+        if self._returned:
+            # Before 4.2 Spark asks first where the batch ends; it must not begin behind that.
+            starts = {q: min(at, self._returned.offsets.get(q, at)) for q, at in starts.items()}
+        self.remember(starts)
+        return StreamOffset(starts, self._cluster.incarnations(queues)).to_json()
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802
         """Where the next batch ends."""
         known, available = self._returned, self.available()
         if known is None:
-            # The checkpoint says where the batch begins, but not yet.
+            # Where the batch begins is not told yet: at `starting`, or, if the trigger is
+            # availableNow, where the checkpoint says. That trigger asks only once, for all.
             self._returned = StreamOffset(available.latest, available.incarnations)
         else:
             # Spark asks again only when the batch that ended there is done.
             self.show_progress(known.offsets)
-            self._returned = next_offset(known, self.new_ranges(known, available), available)
+            ranges = self.new_ranges(known, available)
+            ranges = self.within(self._options.limits, ranges, available)
+            self._returned = next_offset(known, ranges, available)
         return self._returned.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a batch; the same ranges each time it is run."""
-        topics = self._options.topics
-        first, last = StreamOffset.from_json(start, topics), StreamOffset.from_json(end, topics)
+        first, last = self.known(start), self.known(end)
         self._returned = last
         self.show_progress(first.offsets)
         return self._patiently(lambda: self._tasks(first, last))
@@ -112,13 +123,23 @@ class StreamReader(DataSourceStreamReader):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Show the progress of the group; Spark calls this a batch late, and not for the last."""
-        self.show_progress(StreamOffset.from_json(end, self._options.topics).offsets)
+        self.show_progress(self.known(end).offsets)
 
     def stop(self) -> None:
         """Close the connections."""
         self._cluster.close()
 
     # -- what both readers need --------------------------------------------------------------------
+
+    def known(self, offset: dict[str, Any]) -> StreamOffset:
+        """An offset that Spark hands back. Raises CheckpointMismatch."""
+        known = StreamOffset.from_json(offset, self._options.topics)
+        self.remember(known.offsets)
+        return known
+
+    def remember(self, queues: Iterable[MessageQueue]) -> None:
+        """The brokers of these queues are waited for from now on when they are away."""
+        self._brokers |= {queue.broker_name for queue in queues}
 
     def available(self) -> Available:
         """What there is now, once the topics' brokers can be asked."""
@@ -128,25 +149,25 @@ class StreamReader(DataSourceStreamReader):
             latest = self._cluster.max_offsets(queues)
             return Available(queues, latest, self._cluster.incarnations(queues))
 
-        return self._patiently(look)
+        available = self._patiently(look)
+        self.remember(available.queues)
+        return available
 
     def _patiently(self, work: Callable[[], Result]) -> Result:
         """What ``work`` returns, tried again while brokers or nameservers are away for a moment.
 
         What was never there is an error at once.
         """
-        deadline = time.monotonic() + (_PATIENCE_S if self._was_there else 0)
-        while True:
-            try:
-                result = work()
-            except HeadraceError as error:
-                is_temporary = error.retryable or error.refresh_route
-                if not is_temporary or time.monotonic() > deadline:
-                    raise
-                time.sleep(_PAUSE_S)
-            else:
-                self._was_there = True
-                return result
+        try:
+            return patiently(work, PATIENCE_S if self._brokers else 0.0)
+        except TopicNotFound as error:
+            if not self._brokers:
+                raise
+            raise BrokerMissing(
+                f"no broker that had topic {self._options.topics} is back within "
+                f"{PATIENCE_S:g} s ({', '.join(sorted(self._brokers))}); start it again, then "
+                f"the query. The nameserver says: {error}"
+            ) from error
 
     def new_ranges(self, known: StreamOffset, available: Available) -> Ranges:
         """What there is beyond ``known``, queue by queue; new queues from their oldest message on.
@@ -157,6 +178,13 @@ class StreamReader(DataSourceStreamReader):
         fresh = {q: at for q, at in available.queues.items() if q not in known_starts}
         starts = {**self._cluster.min_offsets(fresh), **known_starts}
         return {queue: Range(starts[queue], end) for queue, end in available.latest.items()}
+
+    def within(self, limits: Limits, ranges: Ranges, available: Available) -> Ranges:
+        """The beginnings of ``ranges`` that a trigger may take."""
+        if not limits:
+            return ranges
+        nothing = {queue: Range(start, start) for queue, (start, _) in ranges.items()}
+        return nothing | limited(self._cluster, available.queues, ranges, limits)
 
     def _known_starts(
         self, known: StreamOffset, ends: Offsets, incarnations: Incarnations
@@ -218,7 +246,10 @@ def stream_reader(
 
         return LimitedStreamReader(options, body, schema)
     if options.limits:
-        _log.warning("maxRows, maxBytes and maxSeconds need PySpark 4.2; batches are not limited")
+        _log.warning(
+            "before PySpark 4.2, maxRows, maxBytes and maxSeconds do not limit the first batch of "
+            "a new query, and nothing with the trigger availableNow"
+        )
     return StreamReader(options, body, schema)
 
 
