@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headrace.spark.models import model_schema as model_schema
     from headrace.spark.sessions import session as session
 
-__all__ = ["session"]
+# Loaded when first used: tasks load this package too, start no session and know no model.
+_HOMES = {"model_schema": "headrace.spark.models", "session": "headrace.spark.sessions"}
+
+__all__ = ["model_schema", "session"]
 
 
 def __getattr__(name: str) -> Any:
-    # Tasks load this package too, and start no session.
-    if name == "session":
-        from headrace.spark.sessions import session
-
-        return session
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader
 
-from headrace.spark.arrow import arrow_schema, own_columns
+from headrace.spark.arrow import arrow_schema
 from headrace.spark.cluster import Cluster
 from headrace.spark.errors import OptionError
 from headrace.spark.filters import push
 from headrace.spark.options import Point
 from headrace.spark.plan import ReadPlan, ReadTask
 from headrace.spark.ranges import Range, extent, narrowed, resolve, without_lost
+from headrace.spark.schema import own_columns
 from headrace.spark.splits import read_tasks
 from headrace.spark.task import read_range
 

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
-from headrace.spark.arrow import source_schema
-from headrace.spark.batch import BatchReader, FilteringReader
 from headrace.spark.errors import OptionError
 from headrace.spark.options import read_options
+from headrace.spark.schema import source_schema
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -51,6 +50,9 @@ class HeadraceSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Of a batch; it takes filters where Spark lets it. Raises OptionError."""
+        # Not above: Spark also loads this in processes that only ask for names and columns.
+        from headrace.spark.batch import BatchReader, FilteringReader
+
         # Spark refuses every reader that could take filters while the setting is off.
         reader = FilteringReader if _pushes_filters() else BatchReader
         return reader(self._read_options, self._body, schema)

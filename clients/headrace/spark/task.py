@@ -19,10 +19,11 @@ import pyarrow.compute as pc
 from headrace.consumer.queue_slices import SliceReader
 from headrace.consumer.subscription import Subscription
 from headrace.errors import HeadraceError, OffsetNotFound
-from headrace.spark.arrow import CORRUPT, RecordBlock, own_columns
+from headrace.spark.arrow import RecordBlock
 from headrace.spark.errors import DataLoss, SparkConnectorError
 from headrace.spark.filters import Predicates
 from headrace.spark.key_index import records_by_keys
+from headrace.spark.schema import CORRUPT, own_columns
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.drivers.blocking import BlockingConnection
 from headrace_protocol.message import COMPRESSED, BodyTooLarge, CodecMissing, CorruptRecord

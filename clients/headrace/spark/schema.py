@@ -1,0 +1,61 @@
+"""Which columns a read has.
+
+Without Arrow, as Spark starts a process of its own to ask for nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.types import StringType, StructField, StructType
+
+from headrace.spark.ddl import parse_ddl
+from headrace.spark.errors import SchemaError
+
+if TYPE_CHECKING:
+    from headrace.spark.bodies import BodyFormat
+
+# Why the body of a row could not be read; null where it could.
+CORRUPT = "_corrupt"
+# Before the name of a column of ours that the bodies have too.
+_PREFIX = "_"
+_OWN_COLUMNS = """
+    topic string not null, broker string not null, queue int not null,
+    queue_offset bigint not null, physical_offset bigint not null, message_id string not null,
+    keys string, tags string, properties map<string, string> not null,
+    born_timestamp timestamp not null, store_timestamp timestamp not null,
+    born_host string not null, reconsume_times int not null, value binary not null
+"""
+
+
+def source_schema(body: BodyFormat | None = None) -> StructType:
+    """All columns that a read has: those of its bodies, why they are corrupt, and ours."""
+    own = parse_ddl(_OWN_COLUMNS)
+    shown = {name: _shown_name(name, body) for name in own.names}
+    own_fields = [
+        StructField(shown[field.name], field.dataType, field.nullable) for field in own.fields
+    ]
+    if body is None:
+        return StructType(own_fields)
+    fields = [*body.fields, StructField(CORRUPT, StringType()), *own_fields]
+    _check_names([field.name for field in fields])
+    return StructType(fields)
+
+
+def own_columns(body: BodyFormat | None = None) -> dict[str, str]:
+    """Name in the schema -> column of ours."""
+    return {_shown_name(name, body): name for name in parse_ddl(_OWN_COLUMNS).names}
+
+
+def _shown_name(name: str, body: BodyFormat | None) -> str:
+    is_taken = body is not None and name in body.names
+    return _PREFIX + name if is_taken else name
+
+
+def _check_names(names: list[str]) -> None:
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise SchemaError(
+            f"the bodies' schema has {', '.join(sorted(twice))}, which would be there twice: "
+            "leave it out, and take it from the column value if you need it"
+        )
