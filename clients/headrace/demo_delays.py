@@ -36,6 +36,8 @@ BATCH_ROWS = 60_000
 # Numbers are text in the flights, and NA is none.
 _BODY = "carrier STRING, time_hour STRING, dep_delay STRING, arr_delay STRING"
 _SETTINGS = {
+    # It lives for a minute, so most of what the second compiler does would never pay.
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
     # The demo shares its cores with the broker, and 16 carriers are one partition's work.
     "spark.sql.shuffle.partitions": "1",
     "spark.ui.enabled": "false",

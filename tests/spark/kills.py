@@ -44,8 +44,6 @@ ROUND_MESSAGES = 50
 STEP_TIMEOUT_S = 120
 AGAIN_S = 2
 END_TIMEOUT_S = 180
-# The shortest: a nameserver that comes back knows nobody until then.
-SETTINGS = {"registerNameServerPeriod": 10_000}
 
 
 class Kill(NamedTuple):
@@ -152,7 +150,6 @@ class Pipeline:
 
     def round(self, kill: Kill) -> None:
         """Messages come in and somebody is killed at a step, and comes back. Raises Failed."""
-        self._cluster.wait_registered()
         self._steps.arm(kill.step, lambda pid: self._kill(kill.victim, pid))
         until = time.monotonic() + STEP_TIMEOUT_S
         self._send()
@@ -215,7 +212,7 @@ def pipeline(folder: Path) -> Iterator[Pipeline]:
     """A running one."""
     steps = Steps(folder / "steps")
     try:
-        with Cluster(folder, *BROKERS, **SETTINGS) as cluster:
+        with Cluster(folder, *BROKERS) as cluster:
             running = Pipeline(folder, cluster, steps)
             with Admin(nameserver=running.nameserver) as admin:
                 for topic in (SOURCE, TARGET):

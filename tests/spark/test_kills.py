@@ -18,13 +18,12 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.xdist_group("spark")
 
+# The nameserver knows nobody for a moment after it is back; the driver starts meanwhile.
 FEW = [
     Kill("worker", "written"),
-    Kill("driver", "committed"),
     Kill("broker-a", "commit"),
     Kill("nameserver", "latest"),
-    Kill("broker-b", "reading"),
-    Kill("driver", "commit"),
+    Kill("driver", "committed"),
 ]
 
 

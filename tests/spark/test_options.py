@@ -136,3 +136,10 @@ def test_a_missing_topic_is_named() -> None:
 def test_errors_travel_between_processes(error: SparkConnectorError) -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
+
+
+@pytest.mark.parametrize("name", ["accessKey", "SECRETKEY", "useTLS", "password"])
+def test_credentials_and_tls_are_refused_and_not_shown(name: str) -> None:
+    with pytest.raises(OptionError, match="neither credentials nor TLS yet") as caught:
+        read_options(options(**{name: "s3cret"}))
+    assert "s3cret" not in str(caught.value)

@@ -40,6 +40,10 @@ _READ_OPTIONS = (
     "schema",
     "encoding",
 )
+# What others call the options for credentials and TLS, which the broker does not have.
+_SECURITY = frozenset(
+    ("accesskey", "secretkey", "securitytoken", "username", "password", "tls", "usetls", "ssl")
+)
 _TAGS = re.compile(r"[^\s|<>=()'\"]+(\s*\|\|\s*[^\s|<>=()'\"]+)*")
 _PATTERN_CHARACTERS = frozenset("*?[")
 
@@ -103,6 +107,10 @@ class Options:
         """known: all that may be given. Raises OptionError naming the nearest of them."""
         by_lower = {name.lower(): name for name in known}
         for name, value in options.items():
+            if name.lower() in _SECURITY:
+                raise OptionError(
+                    name, None, "the broker has neither credentials nor TLS yet: leave it out"
+                )
             if name.lower() not in by_lower:
                 near = get_close_matches(name.lower(), by_lower, n=1)
                 raise OptionError(
