@@ -135,11 +135,18 @@ final class Session {
         return admin;
     }
 
+    /** A started one; whoever asks shuts it down. */
+    @SuppressWarnings("deprecation")
+    DefaultMQPullConsumer pull(String group) throws Exception {
+        DefaultMQPullConsumer made = connect(new DefaultMQPullConsumer(group));
+        made.start();
+        return made;
+    }
+
     /** Every message of the topic, by queue and offset, once there are as many as expected. */
     @SuppressWarnings("deprecation")
     List<MessageExt> readAll(String topic, int expected) throws Exception {
-        DefaultMQPullConsumer consumer = connect(new DefaultMQPullConsumer("R_" + scope));
-        consumer.start();
+        DefaultMQPullConsumer consumer = pull("R_" + scope);
         try {
             List<MessageQueue> queues =
                 new ArrayList<>(consumer.fetchSubscribeMessageQueues(topic));
@@ -162,7 +169,7 @@ final class Session {
     }
 
     @SuppressWarnings("deprecation")
-    private static List<MessageExt> pullAll(
+    static List<MessageExt> pullAll(
             DefaultMQPullConsumer consumer, List<MessageQueue> queues) throws Exception {
         List<MessageExt> found = new ArrayList<>();
         for (MessageQueue queue : queues) {
