@@ -201,7 +201,7 @@ def test_what_can_not_be_written_is_said_at_plan_time(mq) -> None:
 def test_a_stream_that_has_run_waits_for_its_topic(mq, tmp_path) -> None:
     schema = parse_ddl("value STRING")
     given = {"nameserver": mq.nameserver, "topic": "ComesBack"}
-    given["checkpointLocation"] = tmp_path.as_uri()
+    given["checkpointlocation"] = tmp_path.as_uri()  # as Spark spells it here
     with pytest.raises(TopicNotFound, match="ComesBack"):
         stream_writer(given, schema, overwrite=False)
     (tmp_path / "commits").mkdir()

@@ -66,6 +66,7 @@ _log = logging.getLogger("headrace.spark")
 _WRITE_OPTIONS = ("nameserver", "topic", "exactlyOnce")
 # Spark hands on its own.
 _SPARKS_OPTIONS = ("checkpointLocation", "path", "queryName")
+_KNOWN_OPTIONS = (*_WRITE_OPTIONS, *_SPARKS_OPTIONS)
 _ROWS_AT_ONCE = 8192
 # Spark 4.0 does not have it.
 _ARROW_BASE: Any = getattr(datasource, "DataSourceStreamArrowWriter", DataSourceStreamWriter)
@@ -86,7 +87,7 @@ class WriteOptions:
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
     """The options of a write, checked. Raises OptionError."""
-    options = Options(given, (*_WRITE_OPTIONS, *_SPARKS_OPTIONS))
+    options = Options(given, _KNOWN_OPTIONS)
     topic = options.text("topic")
     try:
         if topic is not None:
@@ -132,7 +133,10 @@ def _checked(
 
 def _is_new(given: Mapping[str, str]) -> bool:
     """Whether it can be seen that the stream has no batch yet, so that its topic may be a typo."""
-    place = urlsplit(given.get("checkpointLocation", "unknown:"))
+    checkpoint = Options(given, _KNOWN_OPTIONS).text("checkpointLocation")
+    if checkpoint is None:
+        return False
+    place = urlsplit(checkpoint)
     commits = Path(unquote(place.path), "commits")
     return place.scheme in {"", "file"} and not any(
         path.name.isdigit() for path in commits.glob("*")
