@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 # Messages in a call of send_many.
 CALL_MESSAGES = 50_000
 TIMEOUT_MS = 10_000
+_DISPATCH_S = 30
+_LOOK_AGAIN_S = 0.02
 
 
 def pipeline(job: Job) -> Report:
@@ -90,10 +92,17 @@ async def _warm_and_send(job: Job, send_all: SendAll) -> Report:
 
 
 async def _check_stored(job: Job, messages: int) -> None:
-    """Raise Lost unless the broker has so many messages in the job's topic."""
+    """Raise Lost unless the broker has so many messages in the job's topic.
+
+    Brokers answer before their ConsumeQueues have what they stored.
+    """
+    stored = 0
     async with headrace.Admin(nameserver=job.address) as admin:
-        stats = await admin.topic_stats(job.topic)
-    stored = sum(offset.max_offset for offset in stats.values())
+        with trio.move_on_after(_DISPATCH_S):
+            while stored < messages:
+                stats = await admin.topic_stats(job.topic)
+                stored = sum(offset.max_offset for offset in stats.values())
+                await trio.sleep(_LOOK_AGAIN_S)
     if stored != messages:
         raise Lost(f"{stored} of {messages} messages of {job} were stored")
 
