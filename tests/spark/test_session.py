@@ -21,7 +21,11 @@ NO_JAVA = {"PATH": "/nowhere"}
 PROGRAM = """\
 from headrace.spark.sessions import session
 
-spark = session("start", master="local[1]", settings={"spark.ui.enabled": "false"})
+settings = {
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    "spark.ui.enabled": "false",
+}
+spark = session("start", master="local[1]", settings=settings)
 print(spark.sparkContext.parallelize([1, 2, 3]).map(lambda n: n * n).sum())
 """
 
