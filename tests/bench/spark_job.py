@@ -123,7 +123,7 @@ class Bench:
         self._sink(self._made_rows(case).write, case).mode("append").save()
 
     def _count(self, topic: str) -> int:
-        """What can be read there: Spark does not count what its Kafka sink writes."""
+        """What can be read there."""
         return self._source(self.spark.read, Case("count", "batch", topic, 0)).load().count()
 
     def copy_stream(self, case: Case, checkpoint: str) -> int:
