@@ -318,6 +318,18 @@ async def test_a_topic_that_the_brokers_would_make_is_sent_to():
             assert len(await p.queues("New")) == 2
 
 
+async def test_a_topic_whose_broker_comes_back_between_two_questions_is_not_taken_for_new():
+    async with scripted_cluster() as (nameserver, (broker,), network):
+        nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, NO_TOPIC, route(broker, queues=8))
+        # In none of the few queues that a new topic would get.
+        key = next(f"key{n}" for n in range(100) if queue_index(f"key{n}", 8) >= 4)
+        async with producer(nameserver, network) as p:
+            await p.send(Message("Known", b"x", key=key))
+        asked = [each.ext["topic"] for each in nameserver.asked if "topic" in each.ext]
+        assert asked == ["Known", "TBW102", "Known"]
+        assert [sent_queue(each) for each in broker.sends] == [queue_index(key, 8)]
+
+
 async def test_a_sender_waits_until_the_topic_that_it_made_has_a_route(autojump_clock):
     async with scripted_cluster() as (nameserver, (broker,), network):
         sent_at = None

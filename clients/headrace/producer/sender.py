@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -114,6 +115,10 @@ class Sender:
                 default = await self.instance.fetch_route(DEFAULT_TOPIC)
             except RouteNotFound:
                 raise not_found from None
+            # A broker that came back between the two questions has both. Taken for new, the topic
+            # would seem to have other queues, and the message would overtake those that wait.
+            with suppress(RouteNotFound):
+                return await self.instance.route(topic)
             return _route_of_new_topic(topic, default)
 
     async def send(
