@@ -29,6 +29,7 @@ from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.settings import StoreSettings
 from headrace_protocol.columns import HEAD, UNIT_DTYPE, encode_records
 from headrace_protocol.message import BLANK_RECORD, MAGIC_BLANK, encode_host, encode_record
+from tests.bench.processes import cpu_s
 from tests.conformance.peer import HOST, free_ports
 
 if TYPE_CHECKING:
@@ -101,8 +102,8 @@ def _write_queues(root: Path, file_count: int) -> None:
 # -- starts ----------------------------------------------------------------------------------------
 
 
-def start_s(root: Path, log: Path) -> float:
-    """From the process's start until it takes messages; then it is killed."""
+def start_s(root: Path, log: Path) -> tuple[float, float]:
+    """From the process's start until it takes messages, and its CPU by then; it is killed."""
     port = free_ports(2)
     settings = root.parent / "broker.conf"
     settings.write_text(
@@ -115,9 +116,9 @@ def start_s(root: Path, log: Path) -> float:
         while not _is_ready(port + 1):
             assert process.poll() is None, log.read_text()
             time.sleep(0.005)
-        taken_s = time.monotonic() - started
+        taken_s, cpu = time.monotonic() - started, cpu_s([process.pid])
         process.kill()
-    return taken_s
+    return taken_s, cpu
 
 
 def _is_ready(port: int) -> bool:
@@ -138,7 +139,7 @@ def forget(root: Path) -> None:
             os.close(descriptor)
 
 
-def starts(root: Path, last_file: int) -> Iterator[tuple[str, float]]:
+def starts(root: Path, last_file: int) -> Iterator[tuple[str, float, float]]:
     """After a clean stop; killed with all on disk; killed with the last file yet to be read."""
     log, abort = root.parent / "broker.log", root / "abort"
     whole = (root / "checkpoint").read_bytes()
@@ -155,7 +156,7 @@ def starts(root: Path, last_file: int) -> Iterator[tuple[str, float]]:
                 behind.save(root / "checkpoint", Files())
             if is_cold:
                 forget(root)
-            yield f"start {name}, {'cold' if is_cold else 'cached'}", start_s(root, log)
+            yield f"start {name}, {'cold' if is_cold else 'cached'}", *start_s(root, log)
 
 
 # -- stops -----------------------------------------------------------------------------------------
@@ -189,8 +190,8 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="headrace-start-"))
     try:
         make_store(folder / "store", files)
-        for name, seconds in starts(folder / "store", files - 1):
-            sys.stdout.write(f"{name:44}{seconds:8.2f} s\n")
+        for name, seconds, cpu in starts(folder / "store", files - 1):
+            sys.stdout.write(f"{name:44}{seconds:8.2f} s{cpu:8.2f} s CPU\n")
         shutil.rmtree(folder / "store")
         for is_daemon in (False, True):
             seconds = trio.run(lambda: stop_s(folder / "store", gib, is_daemon=is_daemon))  # noqa: B023
