@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-_UP_S = 30.0
+_UP_S = 60.0
 
 
 class Daemon:
