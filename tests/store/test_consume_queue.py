@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace_broker.store import dispatch
 from headrace_broker.store.cleaner import delete_files
-from headrace_broker.store.consume_queue import BLANK_SIZE, ConsumeQueue
+from headrace_broker.store.consume_queue import BLANK_SIZE, UNIT_BYTES, ConsumeQueue
 from headrace_broker.store.files import Files
 from headrace_protocol.message import INNER_BATCH, TRANSACTION_PREPARED
 from tests.support.stores import open_store, put, read_all
@@ -38,7 +38,7 @@ def test_units_come_back(count: int, is_clean: bool, tmp_path: Path) -> None:
     wanted = units(filled(tmp_path, count))
     assert wanted == [(100 * number, 100, number) for number in range(count)]
     queue = new_queue(tmp_path)
-    queue.load(is_clean)
+    queue.load(is_clean, durable_below=0)
     assert (queue.max_offset, units(queue)) == (count, wanted)
     assert queue.last_physical_offset == 100 * (count - 1) if count else -1
     assert queue.put(count, 10_000, 1, 1)
@@ -55,11 +55,28 @@ def test_truncation_forgets_the_rest(count: int, kept: int) -> None:
         queue.truncate(kept)
         for is_clean in (True, False):
             again = new_queue(Path(folder))
-            again.load(is_clean)
+            again.load(is_clean, durable_below=0)
             assert units(again) == units(queue) == wanted
         for number in range(queue.max_offset, 35):
             queue.put(number, 100 * number, 100, number)
         assert units(queue) == [(100 * number, 100, number) for number in range(35)][:35]
+
+
+def test_a_hole_is_found_however_many_files_follow_it(tmp_path: Path) -> None:
+    queue = filled(tmp_path, 65)
+    first = queue.files.files[0]
+    first.map[2 * UNIT_BYTES :] = bytes(first.file_bytes - 2 * UNIT_BYTES)
+    again = new_queue(tmp_path)
+    again.load(False, durable_below=100)
+    assert again.max_offset == 2
+
+
+def test_what_was_flushed_is_not_read_again(tmp_path: Path) -> None:
+    queue = filled(tmp_path, 65)
+    again = new_queue(tmp_path)
+    again.load(False, durable_below=100 * 65)
+    assert again.max_offset == queue.max_offset
+    assert not again.files.files[0].is_mapped
 
 
 def test_truncation_by_physical_offset(tmp_path: Path) -> None:

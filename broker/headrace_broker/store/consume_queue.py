@@ -151,11 +151,12 @@ class ConsumeQueue:
 
     # --- start, truncation, cleaning -------------------------------------------------------
 
-    def load(self, is_clean: bool) -> None:
+    def load(self, is_clean: bool, durable_below: int) -> None:
         """Find the files and where the units end. Raises StoreFormatError.
 
-        After a clean stop the end is searched for; after a crash the last three files are read,
-        because a hole may have units after it that reached the disk first.
+        After a clean stop the end is searched for. After a crash what may not have been flushed is
+        read, because a hole may have units after it that reached the disk first: files that do not
+        begin below the physical offset ``durable_below``, the one before them, at least three.
         """
         self.files.load(is_clean=is_clean)
         files = self.files.files
@@ -163,8 +164,18 @@ class ConsumeQueue:
             self._write_to(files[-1], self._used_units(files[-1]) * UNIT_BYTES)
             self.max_offset = (files[-1].start_offset + self.position) // UNIT_BYTES
         elif files:
-            self._end_at(self._unbroken_end(files[-WARM_FILES:]))
+            self._end_at(self._unbroken_end(files[self._first_doubtful(durable_below) :]))
         self.flushed_offset = self.max_offset
+
+    def _first_doubtful(self, durable_below: int) -> int:
+        files = self.files.files
+        number = max(len(files) - WARM_FILES, 0)
+        while number:
+            physical_offset, size, _ = UNIT.unpack_from(files[number].map)
+            if size > 0 and physical_offset < durable_below:
+                break
+            number -= 1
+        return number
 
     def attach_seals(self, seals: Seals) -> int:
         """Take the files' seals after a clean stop; returns where the newest unit points.

@@ -96,6 +96,10 @@ class Files:
         self._changed_directories.add(path.parent)
         return descriptor
 
+    def doubt_names(self, directory: Path) -> None:
+        """Have ``sync_names`` make a folder's names durable too, whoever changed them."""
+        self._changed_directories.add(directory)
+
     def sync_names(self) -> None:
         """Make all changes of names durable: one fsync for each folder, in any thread."""
         with self._syncing_names:  # who finds nothing to do has waited for who does it

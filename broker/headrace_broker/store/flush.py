@@ -89,7 +89,8 @@ class Flusher:
             await self.flush_log()
             await self.others_saved()
             self._answer()
-            self.on_flushed()
+            if not self.commit_log.is_refusal_final:  # dispatch would ask again, and again
+                self.on_flushed()
 
     def _answer(self) -> None:
         # What was appended while the flush ran has asked anew.
@@ -179,7 +180,8 @@ class Flusher:
             return
         work = self._start_thorough_flush()
         await self.flush_log()
-        if await self._in_thread(work.run):
+        # Units of records that are gone must not count as on disk.
+        if not self.commit_log.is_refusal_final and await self._in_thread(work.run):
             self.checkpoint = work.update(self.checkpoint)
             # The old checkpoint stays true: all it costs is a longer recovery.
             with suppress(OSError):

@@ -163,10 +163,10 @@ class MessageStore:
     def _load_locked(self) -> RecoveryReport:
         abort = self.root / "abort"
         is_clean = not abort.exists()
-        self.commit_log.files.load()
-        self._load_queues(is_clean=is_clean)
-        self.index_files.load()
         self.flusher.checkpoint = Checkpoint.load(self.flusher.checkpoint_path)
+        self.commit_log.files.load(is_clean=is_clean)
+        self._load_queues(is_clean=is_clean)
+        self.index_files.load(is_clean=is_clean)
         self._check_seals(is_clean=is_clean)
         self._write_abort(abort)
         report = self._recover(is_clean=is_clean)
@@ -217,7 +217,7 @@ class MessageStore:
                     directory, "is no queue id", "move it out of the store's directory"
                 )
             queue = self.queue(directory.parent.name, int(directory.name))
-            queue.consume_queue.load(is_clean)
+            queue.consume_queue.load(is_clean, self.flusher.checkpoint.logics_physical_offset)
             queue.next_offset = queue.consume_queue.max_offset
 
     def _recover(self, *, is_clean: bool) -> RecoveryReport:
@@ -248,10 +248,24 @@ class MessageStore:
         self._mark_dirty({queue for queue in self.queues if queue.consume_queue.is_cut})
         self._mark_dirty(recovery.touched)
         if not is_clean:
-            # A killed process leaves records in memory that no flush has brought to disk.
+            # A killed process leaves in memory what no flush has brought to disk.
             self.commit_log.flushed_offset = report.scanned_from
+            self._doubt_names()
             self.flusher.flush_now()
         return report
+
+    def _doubt_names(self) -> None:
+        """Of files that may be new since the checkpoint, which is behind all that it speaks of."""
+        queue_folders = {queue.files.directory for queue in self.flusher.dirty_queues}
+        for folder in (
+            self.root,
+            self.commit_log.files.directory,
+            self.index_files.directory,
+            self.root / "consumequeue",
+            *queue_folders,
+            *(folder.parent for folder in queue_folders),
+        ):
+            self.seam.doubt_names(folder)
 
     def _mark_dirty(self, queues: set[StoreQueue]) -> None:
         self.flusher.dirty_queues.update([queue.consume_queue for queue in queues])

@@ -91,8 +91,11 @@ class Ring:
         self.limit = min([cursor.taken for cursor in self.cursors]) + self.row_count
 
     def last_of(self, row_count: int) -> tuple[int, int] | None:
-        """Physical offset and store timestamp of the last of the first ``row_count`` rows."""
-        if not row_count:
+        """Physical offset and store timestamp of the last of the first ``row_count`` rows.
+
+        None if there is none, or another row stands there by now: nobody else keeps a taken one.
+        """
+        if not row_count or self.written - row_count >= self.row_count:
             return None
         row = self.rows[row_count - 1 & self.mask]
         return int(row["physical_offset"]), int(row["store_timestamp"])

@@ -1,0 +1,84 @@
+"""What a start finds when the power went at a bad moment."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+import trio.testing
+
+from headrace_broker.store.message_store import MessageStore
+from headrace_broker.store.ring import Ring
+from tests.support.faulty_files import FaultyFiles, next_life
+from tests.support.stores import FaultyFiles as BrokenFiles
+from tests.support.stores import SetClock, crash, open_store, put, read_all, small_settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def loaded(files: FaultyFiles) -> MessageStore:
+    store = MessageStore(small_settings(files.root), SetClock(), files)
+    store.load()
+    return store
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_names_that_a_killed_process_left_are_durable_after_the_next_start(
+    seed: int, tmp_path: Path
+) -> None:
+    files = FaultyFiles(tmp_path / "store", Random(seed))
+    store = loaded(files)
+    put(store, store.queue("Topic", 0), b"kept")
+    files.kill()
+    crash(store)
+    again = next_life(files.root, files.rng, before=files)
+    crash(loaded(again))
+    again.cut_power()
+    store = loaded(next_life(files.root, files.rng, before=again))
+    assert [m.body for m in read_all(store, store.queue("Topic", 0))] == [b"kept"]
+    crash(store)
+
+
+@pytest.mark.parametrize("name", ["commitlog/00000000000000004096", "index/20991231235959999"])
+def test_a_file_that_got_its_name_and_nothing_else_is_removed(name: str, tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    put(store, store.queue("Topic", 0), b"kept", KEYS="key")
+    store.index_tick()
+    store.commit_log.files.drop_prepared()
+    (tmp_path / name).touch()
+    crash(store)
+    store = open_store(tmp_path)
+    assert [m.body for m in read_all(store, store.queue("Topic", 0))] == [b"kept"]
+    assert not (tmp_path / name).exists() or (tmp_path / name).stat().st_size
+    store.close()
+
+
+def test_a_row_whose_place_is_taken_is_not_the_newest_any_more() -> None:
+    ring = Ring(4, ("taker",))
+    rows = ring.rows[:4].copy()
+    rows["physical_offset"] = range(4)
+    ring.put(rows)
+    ring.take(ring.cursors[0], 1)
+    assert ring.last_of(1) == (0, 0)
+    ring.put(rows[3:])
+    assert ring.last_of(1) is None
+    assert ring.last_of(2) == (1, 0)
+
+
+async def test_after_a_failed_flush_the_loop_rests(tmp_path: Path) -> None:
+    files = BrokenFiles()
+    store = open_store(tmp_path, files=files, flush="sync")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        files.is_broken = True
+        put(store, store.queue("Topic", 0))
+        answers: list[bool] = []
+        store.when_flushed(store.max_physical_offset, answers.append)
+        with trio.fail_after(5):
+            await trio.testing.wait_all_tasks_blocked(0.001)
+        assert answers == [False]
+        nursery.cancel_scope.cancel()
+    crash(store)
