@@ -5,7 +5,8 @@ is durable lies here, beside it: for each file its bytes, for each folder its na
 the one to the other. When the power goes, each page that differs may be there, be gone, or be torn
 between two sectors; so may each name, in the order in which a folder changed. Nothing is promised
 that POSIX does not promise: a new file's name needs a sync of its folder, whatever some file
-systems do beyond that.
+systems do beyond that. Who is killed leaves all that he wrote, and the next life goes on with what
+of it is not durable yet.
 
 A seed decides everything; ``faults`` counts what happened.
 """
@@ -59,10 +60,14 @@ class FaultRates:
 
 
 class Image(NamedTuple):
-    """All that a folder holds. files: by path below the root, folders: parents first."""
+    """All that a folder holds. files: by path below the root, folders: parents first.
+
+    times_ns: when each file was written last.
+    """
 
     folders: list[Path]
     files: dict[Path, bytes]
+    times_ns: dict[Path, int]
 
     def write_to(self, root: Path) -> None:
         """Make ``root`` hold this and nothing else."""
@@ -72,6 +77,7 @@ class Image(NamedTuple):
             (root / folder).mkdir()
         for path, data in self.files.items():
             (root / path).write_bytes(data)
+            os.utime(root / path, ns=(self.times_ns[path], self.times_ns[path]))
 
     def flip_bit(self, rng: Random, below: str = "") -> Path | None:
         """Change one bit of what a file holds; returns the file, None if none holds anything."""
@@ -101,6 +107,9 @@ class _File:
     durable: bytearray = field(default_factory=bytearray)
     sizes: list[int] = field(default_factory=lambda: [0])
     gone: dict[int, bytes] = field(default_factory=dict)
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
 
     def written(self) -> bytes:
         return os.pread(self.descriptor, os.fstat(self.descriptor).st_size, 0)
@@ -157,7 +166,8 @@ class _File:
         for page in self.dirty_pages():
             fate = rng.choice(("kept page", "lost page", "torn page"))
             fates.append(fate)
-            faults[fate] += fate != "kept page"
+            if fate != "kept page":
+                faults[fate] += 1
             if fate != "lost page":
                 self._tear(page, _page(written, page), rng, is_torn=fate == "torn page")
         if "kept page" in fates and "lost page" in fates[: fates.index("kept page")]:
@@ -205,6 +215,9 @@ class _Folder:
     def __post_init__(self) -> None:
         self.descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
 
 # -- the disk --------------------------------------------------------------------------------------
 
@@ -212,14 +225,20 @@ class _Folder:
 class FaultyFiles(Files):
     """The files below one folder, for one life of a program: until it ends.
 
-    From then on every operation raises PowerCut and ``image`` is what the next life finds. Whoever
-    stops or is killed leaves what he wrote, a power cut only what was durable, and perhaps more.
+    From then on every operation raises PowerCut. After a power cut ``image`` is what the next life
+    finds; who stops or is killed leaves what he wrote where it is.
 
     cut_after: operations until the power goes, by itself. is_full: there is no room for more.
     """
 
-    def __init__(self, root: Path, rng: Random, rates: FaultRates | None = None) -> None:
-        """What is below ``root`` now is durable."""
+    def __init__(
+        self,
+        root: Path,
+        rng: Random,
+        rates: FaultRates | None = None,
+        before: FaultyFiles | None = None,
+    ) -> None:
+        """before: the life before, if the machine is on since; else what is there is durable."""
         super().__init__()
         self._changed_directories = _Ordered()
         self.root = root
@@ -230,15 +249,23 @@ class FaultyFiles(Files):
         self.cut_after = -1
         self.is_full = False
         self.is_calm = False
+        self.is_over = False
         self.image: Image | None = None
         # Called with the name of each fault when it happens.
         self.on_fault: Callable[[str], None] = lambda _name: None
-        self._files: dict[int, _File] = {}
-        self._folders: dict[int, _Folder] = {}
         root.mkdir(parents=True, exist_ok=True)
         self._root_inode = root.stat().st_ino
-        self._folders[self._root_inode] = _Folder(root)
-        self._find_all(root)
+        if before is None:
+            self._begin()
+        else:
+            assert before.is_over
+            assert before.image is None
+            self._files, self._folders = before._files, before._folders
+
+    def _begin(self) -> None:
+        self._files: dict[int, _File] = {}
+        self._folders: dict[int, _Folder] = {self._root_inode: _Folder(self.root)}
+        self._find_all(self.root)
         for file in self._files.values():
             file.sync()
         for folder in self._folders.values():
@@ -249,50 +276,49 @@ class FaultyFiles(Files):
     def cut_power(self) -> None:
         """Turn the machine off."""
         if self.image is None:
-            self._look_everywhere()
-            self._die(self._after_power_cut())
+            if not self.is_over:
+                self._look_everywhere()
+            self.is_over = True
+            self.image = self._after_power_cut()
             self._note("power cut")
 
     def kill(self) -> None:
         """End the program, as kill -9 does."""
-        if self.image is None:
+        if not self.is_over:
             self.stop()
             self._note("kill")
 
     def stop(self) -> None:
         """The program has ended by itself."""
-        if self.image is None:
+        if not self.is_over:
             self._look_everywhere()
-            self._die(self._as_written())
+            self.is_over = True
 
-    def _die(self, image: Image) -> None:
-        self.image = image
-        for each in (*self._files.values(), *self._folders.values()):
-            os.close(each.descriptor)
+    def as_written(self) -> Image:
+        """What somebody finds while the machine is on."""
+        return self._read(
+            {inode: folder.versions[-1] for inode, folder in self._folders.items()}, _File.written
+        )
 
     def _after_power_cut(self) -> Image:
-        survivors = {
-            inode: folder.versions[self.rng.randrange(len(folder.versions))]
-            for inode, folder in self._folders.items()
-        }
-        return self._image(survivors, lambda file: file.after_power_cut(self.rng, self.faults))
+        names = {inode: self.rng.choice(folder.versions) for inode, folder in self._folders.items()}
+        return self._read(names, lambda file: file.after_power_cut(self.rng, self.faults))
 
-    def _as_written(self) -> Image:
-        newest = {inode: folder.versions[-1] for inode, folder in self._folders.items()}
-        return self._image(newest, _File.written)
-
-    def _image(self, names: dict[int, Names], content: Callable[[_File], bytes]) -> Image:
-        image = Image([], {})
+    def _read(self, names: dict[int, Names], content: Callable[[_File], bytes]) -> Image:
+        image = Image([], {}, {})
         waiting = [(Path(), self._root_inode)]
         while waiting:
             place, inode = waiting.pop()
-            self.faults["lost name"] += names[inode] != self._folders[inode].versions[-1]
+            if names[inode] != self._folders[inode].versions[-1]:
+                self.faults["lost name"] += 1
             for name, child in sorted(names[inode].items()):
                 if child in self._folders:
                     image.folders.append(place / name)
                     waiting.append((place / name, child))
                 else:
-                    image.files[place / name] = content(self._files[child])
+                    file = self._files[child]
+                    image.files[place / name] = content(file)
+                    image.times_ns[place / name] = os.fstat(file.descriptor).st_mtime_ns
         return image
 
     # -- what the store asks -----------------------------------------------------------------------
@@ -380,9 +406,9 @@ class FaultyFiles(Files):
 
     def _operate(self) -> None:
         """Every operation begins with this; the power may go, and pages go to the disk."""
-        if self.image is None and self.operation_count == self.cut_after:
+        if not self.is_over and self.operation_count == self.cut_after:
             self.cut_power()
-        if self.image is not None:
+        if self.is_over:
             raise PowerCut
         self.operation_count += 1
         if self._files and self.rng.random() < WRITE_BACK_PROBABILITY:
@@ -446,6 +472,16 @@ class FaultyFiles(Files):
         for each in path.rglob("*"):
             if each.is_dir():
                 self._look(each)
+
+
+def next_life(
+    root: Path, rng: Random, rates: FaultRates | None = None, before: FaultyFiles | None = None
+) -> FaultyFiles:
+    """The disk as a life finds it after the one ``before``, whatever that ended by."""
+    if before is not None and before.image is not None:
+        before.image.write_to(root)
+        before = None
+    return FaultyFiles(root, rng, rates, before)
 
 
 class _Ordered(set[Path]):
