@@ -91,8 +91,9 @@ fuzz: setup ## read ten million spoiled frames: FRAMES=, SEED=, START=
 	$(BIN)/python -m tests.fuzz.run $(if $(FRAMES),--frames $(FRAMES)) $(if $(SEED),--seed $(SEED)) \
 		$(if $(START),--start $(START))
 
-sim: setup ## simulate a cluster whose connections break: N=, SEED=
-	$(BIN)/python -m tests.simulation.run $(if $(N),--count $(N)) $(if $(SEED),--seed $(SEED))
+sim: setup ## simulate clusters and stores whose parts fail: N=, SEED=, KEEP=totals.json
+	$(BIN)/python -m tests.simulation.run $(if $(N),--count $(N)) $(if $(SEED),--seed $(SEED)) \
+		$(if $(KEEP),--keep $(KEEP))
 
 kills: setup ## kill -9 the broker under load: N=, SEED=; FAULT=pauses or restarts instead
 	$(BIN)/python -m tests.faults.run $(or $(FAULT),kills) \

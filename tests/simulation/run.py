@@ -1,41 +1,68 @@
-"""``make sim``: simulations one after the other; a failure names the seed that repeats it."""
+"""``make sim``: one seed after the other; a failure names the command that repeats it.
+
+A seed stands for a whole cluster and its clients, or for many lives of one store.
+"""
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 import random
 import sys
 import traceback
+from pathlib import Path
 
 import structlog
 
-from tests.simulation.simulation import run
+from tests.simulation import simulation, store_lives
+from tests.simulation.totals import Outcome, Totals
+
+# A cluster takes as long as a dozen stores.
+CLUSTER_EVERY = 8
+SAVE_EVERY = 50
+
+
+def run_seed(seed: int) -> Outcome:
+    """Run what a seed stands for. Raises PromiseBroken, or whatever else ended it."""
+    return (simulation if seed % CLUSTER_EVERY == 0 else store_lives).run(seed)
+
+
+def run_seeds(totals: Totals, seed_count: int, keep: Path | None) -> None:
+    """Go on with ``totals`` until they are of so many seeds."""
+    while totals.seed_count < seed_count:
+        seed = totals.first_seed + totals.seed_count
+        try:
+            totals.add(run_seed(seed))
+        except Exception:  # noqa: BLE001 - whatever it is, it is the finding
+            sys.stdout.write(f"{traceback.format_exc()}seed {seed}: make sim SEED={seed} N=1\n")
+            totals.add_failed(seed)
+        if totals.seed_count % SAVE_EVERY == 0:
+            sys.stderr.write(f"{totals.seed_count} of {seed_count}, {len(totals.failed)} failed\n")
+            if keep:
+                totals.save(keep)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
-    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--keep", type=Path, help="go on with the totals in this file")
     arguments = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     logging.disable()
-    seeds = range(arguments.seed, arguments.seed + arguments.count)
-    failed = [seed for seed in seeds if not _holds(seed)]
-    return 1 if failed else 0
-
-
-def _holds(seed: int) -> bool:
-    try:
-        result = run(seed)
-    except Exception:  # noqa: BLE001 - whatever it is, it is the finding
-        sys.stdout.write(f"{traceback.format_exc()}seed {seed} failed: make sim SEED={seed} N=1\n")
-        return False
-    what = ", ".join(f"{name} {value}" for name, value in result._asdict().items())
-    sys.stdout.write(f"seed {seed}: {what}\n")
-    sys.stdout.flush()
-    return True
+    keep: Path | None = arguments.keep
+    totals = Totals.load(keep) if keep and keep.exists() else Totals(arguments.seed)
+    run_seeds(totals, arguments.count, keep)
+    if keep:
+        totals.save(keep)
+    sys.stdout.write(f"{totals.as_text()}\n")
+    return 1 if totals.failed else 0
 
 
 if __name__ == "__main__":
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        # Sets of strings are in another order in each process otherwise.
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation.run", *sys.argv[1:]])
     sys.exit(main())

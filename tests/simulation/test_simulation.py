@@ -1,57 +1,97 @@
-"""A few simulations, and proof that they notice what is wrong; ``make sim`` runs more."""
+"""Simulations keep every promise; with a bug put in they do not. ``make sim`` runs more seeds."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import pytest
 
-from headrace.messages import ReceivedMessage
-from headrace_protocol.bodies import MessageQueue
-from headrace_protocol.message import decode_record, encode_record
-from tests.simulation.simulation import Ledger, PromiseBroken, run
+from headrace_broker.store import log_blocks
+from headrace_broker.store.files import Files
+from headrace_broker.store.mapped_file import MappedFile
+from headrace_broker.store.message_store import MessageStore
+from headrace_broker.store.seal import FileSeal
+from tests.simulation import simulation, store_lives
+from tests.simulation.history import PromiseBroken
+from tests.simulation.run import CLUSTER_EVERY, run_seed
+from tests.simulation.totals import Totals
 
-QUEUE = MessageQueue("Simulated", "broker-a", 0)
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SEEDS = 250
+# Those that are frequent enough; the page has all.
+FAULTS = {
+    "cut answer", "cut request", "failed sync", "failed write", "flipped bit, found", "full disk",
+    "ghost connection", "kill", "lost name", "lost page", "page dropped by a failed sync",
+    "power cut", "reordered write-back", "restart", "slow connection", "slow disk", "torn page",
+}  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "restarts"), [(1, 0), (7, 1), (5, 2)])
-def test_what_is_acknowledged_is_consumed_in_order(seed: int, restarts: int) -> None:
-    result = run(seed)
-    assert result.sent // 2 < result.acked <= result.consumed <= result.sent
-    assert result.broken_connections > 0
-    assert result.restarts == restarts
-
-
-def message(queue_offset: int, body: bytes) -> ReceivedMessage:
-    key = body.split(b"/")[0]
-    record = encode_record(
-        topic="Simulated",
-        queue_id=0,
-        body=body,
-        queue_offset=queue_offset,
-        properties=b"KEYS\x01" + key + b"\x02",
+@pytest.mark.parametrize("first_seed", [1, 1 + SEEDS])
+def test_seeds(first_seed: int, tmp_path: Path) -> None:
+    keep = tmp_path / "totals.json"
+    command = ["tests.simulation.run", f"--seed={first_seed}", f"--count={SEEDS}", f"--keep={keep}"]
+    done = subprocess.run(
+        [sys.executable, "-m", *command], capture_output=True, text=True, check=False
     )
-    return ReceivedMessage.from_stored(decode_record(record), QUEUE.broker_name)
+    assert done.returncode == 0, done.stdout + done.stderr
+    totals = Totals.load(keep)
+    assert (totals.seed_count, totals.failed) == (SEEDS, [])
+    assert {name for kind in totals.kinds.values() for name in kind.faults} >= FAULTS
 
 
-def ledger(*messages: ReceivedMessage) -> Ledger:
-    ledger = Ledger()
-    for each in messages:
-        ledger.received(each)
-    return ledger
+def test_the_page_has_the_totals_of_the_kept_run() -> None:
+    totals = Totals.load(Path(__file__).with_name("totals.json"))
+    page = Path(__file__).parents[2] / "docs" / "reliability.md"
+    assert totals.as_text() in page.read_text()
 
 
-def test_doubles_and_repeats_are_fine() -> None:
-    ledger(
-        message(0, b"k/0"), message(1, b"k/1"), message(0, b"k/0"), message(2, b"k/1"),
-        message(3, b"other/0"), message(4, b"k/0"),
-    ).check_order()  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [CLUSTER_EVERY, 1])
+def test_a_seed_is_the_same_run_each_time(seed: int) -> None:
+    assert run_seed(seed) == run_seed(seed)
 
 
-def test_a_mixed_up_queue_is_noticed() -> None:
-    with pytest.raises(PromiseBroken, match=r"order \[1, 0\]"):
-        ledger(message(1, b"k/0"), message(0, b"k/1")).check_order()
+def nothing(*_: Any) -> None:
+    """In the place of what must be done."""
 
 
-def test_a_mixed_up_key_is_noticed() -> None:
-    with pytest.raises(PromiseBroken, match="b'k/0' after number 1"):
-        ledger(message(0, b"k/1"), message(1, b"k/0")).check_order()
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("run", "owner", "name"),
+    [
+        (simulation.run, MappedFile, "sync"),
+        (store_lives.run, MappedFile, "sync"),
+        (store_lives.run, Files, "sync_names"),
+        (store_lives.run, MessageStore, "_doubt_names"),
+        (store_lives.run, log_blocks, "_check"),
+        (store_lives.run, FileSeal, "check"),
+    ],
+    ids=[
+        "acknowledged before the sync",
+        "flushed without sync",
+        "names not synced",
+        "names of a killed process not synced",
+        "records not checked",
+        "seals not checked",
+    ],
+)
+def test_a_planted_bug_is_found(
+    run: Callable[[int], Any],
+    owner: Any,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(owner, name, nothing)
+    with pytest.raises(PromiseBroken):
+        run_all(run)
+
+
+def run_all(run: Callable[[int], Any]) -> None:
+    for seed in range(100):
+        run(seed)

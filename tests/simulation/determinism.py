@@ -1,0 +1,67 @@
+"""What a process decides by chance, decided by a seed: the same seed is the same run.
+
+Sets of objects are ordered by addresses, trio shuffles ready tasks, names and times come from the
+machine. Strings are hashed anew in each process, so ``make sim`` sets PYTHONHASHSEED.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import secrets
+import time
+import zlib
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import pytest
+from trio._core import _run
+
+from headrace_broker import slices
+from headrace_broker.store import cleaner
+from headrace_broker.store.consume_queue import ConsumeQueue
+from headrace_broker.store.store_queue import StoreQueue
+from headrace_protocol.drivers import server
+from headrace_protocol.drivers.server import ServerChannel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+START_MS = 1_700_000_000_000
+MEMORY = Path("/dev/shm")
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """In memory where there is room for files: syncs are the simulation's own."""
+    place = MEMORY if MEMORY.is_dir() else None
+    with TemporaryDirectory(prefix="headrace-", dir=place) as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def decided_by(seed: int) -> Iterator[pytest.MonkeyPatch]:
+    """Everything random in the block follows from the seed; what the block patches ends with it."""
+    random.seed(seed)
+    _run._r.seed(seed)
+    nanoseconds = itertools.count(START_MS * 1_000_000, 1000)
+    with pytest.MonkeyPatch.context() as patch:
+        # As Hypothesis does it.
+        patch.setattr(_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
+        patch.setattr(ConsumeQueue, "__hash__", _place_of_queue)
+        patch.setattr(StoreQueue, "__hash__", lambda queue: queue.key)
+        patch.setattr(ServerChannel, "__hash__", lambda channel: zlib.crc32(channel.host_bytes))
+        patch.setattr(time, "time_ns", lambda: next(nanoseconds))
+        patch.setattr(os, "getpid", lambda: 1)
+        patch.setattr(secrets, "token_hex", lambda count: random.randbytes(count).hex())
+        # How much is done at once must not depend on how fast the machine is.
+        for module in (slices, cleaner, server):
+            patch.setattr(module, "perf_counter", lambda: 0.0)
+        yield patch
+
+
+def _place_of_queue(queue: ConsumeQueue) -> int:
+    return zlib.crc32("/".join(queue.files.directory.parts[-2:]).encode())

@@ -1,0 +1,114 @@
+"""The checker finds each thing that may go wrong, and nothing where all is well."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace_protocol.bodies import MessageQueue
+from tests.simulation.history import Ack, Got, History, Life, Place, PromiseBroken, Sent
+
+QUEUE = MessageQueue("Simulated", "broker-0", 0)
+GROUP = "ordered"
+BODIES = [b"k/0", b"k/1", b"k/2"]
+
+
+def history(stored: list[bytes], got: list[int] | None = None, *, is_sync: bool = True) -> History:
+    """All of BODIES were sent and acknowledged; ``got`` are the offsets that a member was given."""
+    history = History(is_sync=is_sync, window_s=2.0)
+    for number, body in enumerate(BODIES):
+        history.sent[body] = Sent("k", number, "", body)
+        history.acks.append(Ack(Place(QUEUE, number), body, 0, number, number + 0.5))
+    history.final[QUEUE] = list(enumerate(stored))
+    for offset in range(len(stored)) if got is None else got:
+        history.got.append(Got(GROUP, 0, Place(QUEUE, offset), stored[offset]))
+    history.lives.append(Life("broker-0", has_started=True))
+    return history
+
+
+def with_power_cut(history: History, ended_s: float) -> History:
+    life = history.lives[0]
+    life.end, life.ended_s = "power cut", ended_s
+    return history
+
+
+def test_all_is_well() -> None:
+    history(BODIES).check()
+
+
+def test_repeats_are_counted() -> None:
+    seen = history([*BODIES, b"k/1"], [0, 1, 0, 1, 2, 3])
+    seen.check()
+    assert seen.findings["stored twice"] == 1
+    assert seen.findings["consumed twice"] == 2
+
+
+def test_what_was_acknowledged_is_missing() -> None:
+    with pytest.raises(PromiseBroken, match=r"b'k/2', acknowledged at 2.500 s .* is not there"):
+        history(BODIES[:2]).check()
+
+
+def test_another_message_is_at_the_acknowledged_offset() -> None:
+    with pytest.raises(PromiseBroken, match=r"b'k/1', acknowledged .* is not there"):
+        history([b"k/0", b"k/2", b"k/1"]).check_acks()
+
+
+def test_an_offset_is_missing() -> None:
+    seen = history(BODIES)
+    del seen.final[QUEUE][1]
+    with pytest.raises(PromiseBroken, match=r"holds the offsets \[0, 2\]"):
+        seen.check()
+
+
+def test_a_key_is_in_another_order_than_it_was_sent() -> None:
+    seen = history([b"k/1", b"k/0", b"k/2"])
+    seen.acks = [
+        Ack(Place(QUEUE, offset), body, 0, offset, offset + 0.5)
+        for offset, body in seen.final[QUEUE]
+    ]
+    with pytest.raises(PromiseBroken, match="k/0 stands after 1"):
+        seen.check()
+
+
+def test_what_was_not_acknowledged_may_come_late() -> None:
+    seen = history([b"k/1", b"k/0", b"k/2"])
+    seen.acks = [Ack(Place(QUEUE, 0), b"k/1", 0, 0, 1), Ack(Place(QUEUE, 2), b"k/2", 0, 2, 3)]
+    seen.check()
+
+
+def test_a_read_saw_something_else() -> None:
+    seen = history(BODIES)
+    seen.got.append(Got(GROUP, 0, Place(QUEUE, 1), b"k/2"))
+    with pytest.raises(PromiseBroken, match="is not what is there"):
+        seen.check()
+
+
+def test_a_group_gets_a_queue_in_another_order() -> None:
+    with pytest.raises(PromiseBroken, match=r"in the order \[0, 2, 1\]"):
+        history(BODIES, [0, 2, 1]).check()
+
+
+def test_a_group_never_gets_a_message() -> None:
+    with pytest.raises(PromiseBroken, match=r"ordered never got .*queue_offset=2"):
+        history(BODIES, [0, 1]).check()
+
+
+def test_asynchronous_flush_may_lose_what_is_young() -> None:
+    seen = with_power_cut(history(BODIES[:2], is_sync=False), ended_s=4.0)
+    seen.check()
+    assert seen.findings["acknowledged, then lost (async)"] == 1
+    assert seen.loss_window_s == 1.5
+
+
+def test_asynchronous_flush_may_not_lose_what_is_old() -> None:
+    with pytest.raises(PromiseBroken, match=r"is not there, 3.500 s before a power cut"):
+        with_power_cut(history(BODIES[:2], is_sync=False), ended_s=6.0).check()
+
+
+def test_asynchronous_flush_may_not_lose_anything_while_there_is_power() -> None:
+    with pytest.raises(PromiseBroken, match="its broker did not lose power"):
+        history(BODIES[:2], is_sync=False).check()
+
+
+def test_synchronous_flush_may_not_lose_anything() -> None:
+    with pytest.raises(PromiseBroken, match="is not there"):
+        with_power_cut(history(BODIES[:2]), ended_s=2.6).check()
