@@ -338,7 +338,7 @@ def peak_mb(address: str, end: int) -> int:
 @pytest.mark.slow
 def test_memory_is_bounded_by_the_slice_whatever_the_range(mq: Any) -> None:
     values = np.frombuffer(os.urandom(1000 * 1024), np.uint8).reshape(1000, 1024)
-    block = encode_uniform("Big", values, b"TAGS\x01a", born_timestamp=0, born_host=HOST)
+    block = encode_uniform("Big", values, b"TAGS\x01a\x02", born_timestamp=0, born_host=HOST)
     for _ in range(100):
         store(mq.broker, "Big", block)
     small_mb, large_mb = peak_mb(mq.broker, 20_000), peak_mb(mq.broker, 100_000)

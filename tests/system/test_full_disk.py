@@ -110,9 +110,12 @@ def wait_for(path: Path, text: str) -> None:
     not may_mount(), reason="may not mount; tests/store/test_full_disk.py stands in"
 )
 @pytest.mark.parametrize(
-    ("log_file_bytes", "reason"), [(1 << 20, "the disk"), (9 << 20, "No space left on device")]
+    ("log_file_bytes", "reasons"),
+    # A file that finds no room leaves the disk full, and the look at it may come first.
+    [(1 << 20, {"the disk"}), (9 << 20, {"the disk", "No space left on device"})],
+    ids=["by the ratio", "no room for a file"],
 )
-def test_a_full_disk(tmp_path: Path, log_file_bytes: int, reason: str) -> None:
+def test_a_full_disk(tmp_path: Path, log_file_bytes: int, reasons: set[str]) -> None:
     settings = {**SETTINGS, "mappedFileSizeCommitLog": log_file_bytes}
     with (
         OwnDisk(tmp_path / BROKER, DISK_BYTES) as disk,
@@ -126,8 +129,10 @@ def test_a_full_disk(tmp_path: Path, log_file_bytes: int, reason: str) -> None:
         broker.consume(1)
         # From now on it counts, whatever becomes of the broker.
         wait_for(disk.inside(tmp_path / BROKER / "config" / "consumerOffset.json"), GROUP)
-        assert reason in broker.fill()
-        assert reason in broker.refusal(admin)
+        told = broker.fill()
+        assert any(reason in told for reason in reasons)
+        told = broker.refusal(admin)
+        assert any(reason in told for reason in reasons)
         broker.read_all()
         admin.delete_topic(OTHER)
         broker.restart()
