@@ -66,6 +66,10 @@ def _host_name() -> str:
     return socket.gethostname() or "DEFAULT_BROKER"
 
 
+def _percent(default: int, explanation: str) -> Any:
+    return _setting(default, explanation, unit="percent", reloadable=True, ge=0, le=100)
+
+
 class BrokerConfig(BaseModel):
     """What a broker can be told; attributes are the keys in Python's spelling."""
 
@@ -185,29 +189,14 @@ class BrokerConfig(BaseModel):
     delete_when: str = _setting(
         "04", "hours of the day in which they are, 00 to 23: HH;HH", reloadable=True
     )
-    disk_max_used_space_ratio: int = _setting(
-        75,
-        "used part of the disk above which they are at any hour (10 to 95 count)",
-        unit="percent",
-        reloadable=True,
-        ge=0,
-        le=100,
+    disk_max_used_space_ratio: int = _percent(
+        75, "used part of the disk above which they are at any hour (10 to 95 count)"
     )
-    disk_space_clean_forcibly_ratio: int = _setting(
-        85,
-        "used part of the disk above which younger ones are, too (30 to 85 count)",
-        unit="percent",
-        reloadable=True,
-        ge=0,
-        le=100,
+    disk_space_clean_forcibly_ratio: int = _percent(
+        85, "used part of the disk above which younger ones are, too (30 to 85 count)"
     )
-    disk_space_warning_level_ratio: int = _setting(
-        90,
-        "used part of the disk above which messages are refused (35 to 90 count)",
-        unit="percent",
-        reloadable=True,
-        ge=0,
-        le=100,
+    disk_space_warning_level_ratio: int = _percent(
+        90, "used part of the disk above which messages are refused (35 to 90 count)"
     )
     clean_file_forcibly_enable: bool = _setting(
         True, "younger files may be removed when the disk is full", reloadable=True

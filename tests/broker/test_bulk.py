@@ -11,7 +11,7 @@ import trio.testing
 
 from headrace_broker.store.reader import GetStatus
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.columns import EncodedBlock, RecordColumns, encode_records
+from headrace_protocol.columns import EncodedBlock, RecordColumns
 from headrace_protocol.command import FLAG_ONEWAY, header_fields
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import (
@@ -27,12 +27,12 @@ from headrace_protocol.message import (
     encode_host,
     encode_record,
 )
+from tests.support.batches import block
 from tests.support.broker import Answer, BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
 from tests.support.stores import HOST, read_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 SUCCESS = ResponseCode.SUCCESS
@@ -40,16 +40,9 @@ COMMIT_OFFSET, SUSPEND, SUBSCRIPTION = 1, 2, 4
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerUnderTest]:
-    broker = BrokerUnderTest(tmp_path)
+def broker(broker: BrokerUnderTest) -> BrokerUnderTest:
     broker.create_topic("T")
-    yield broker
-    assert not broker.unexpected
-    broker.close()
-
-
-def block(*bodies: bytes, topic: str = "T", properties: Any = b"") -> EncodedBlock:
-    return encode_records(topic, bodies, properties, born_timestamp=1, born_host=HOST)
+    return broker
 
 
 def send_header(**changes: Any) -> BulkSendHeader:

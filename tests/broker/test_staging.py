@@ -14,7 +14,7 @@ import trio.testing
 from headrace_broker.staging import state as state_file
 from headrace_broker.staging.blocks import CorruptStage, StagedBlock, read_blocks
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.columns import EncodedBlock, RecordColumns, encode_records
+from headrace_protocol.columns import RecordColumns, encode_records
 from headrace_protocol.headers import (
     StageAbortHeader,
     StageCommitHeader,
@@ -28,12 +28,13 @@ from headrace_protocol.headers import (
 )
 from headrace_protocol.message import encode_host
 from headrace_protocol.staging import Decision, StagedAttempt, encode_names
+from tests.support.batches import block
 from tests.support.broker import Answer, BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
 from tests.support.stores import HOST, FaultyFiles, crash, read_all
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 SUCCESS = ResponseCode.SUCCESS
@@ -43,19 +44,12 @@ QUERY = "query-1"
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerUnderTest]:
-    broker = BrokerUnderTest(tmp_path)
+def broker(broker: BrokerUnderTest) -> BrokerUnderTest:
     broker.create_topic("T")
-    yield broker
-    assert not broker.unexpected
-    broker.close()
+    return broker
 
 
 # --- what a task and a driver ask ----------------------------------------------------------
-
-
-def block(*bodies: bytes, topic: str = "T", properties: Any = b"") -> EncodedBlock:
-    return encode_records(topic, bodies, properties, born_timestamp=1, born_host=HOST)
 
 
 class Waiting(MemoryChannel):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.conformance.peer import missing_tools
+from tests.conformance.peer import missing_tools, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MISSING = missing_tools()
 
@@ -15,6 +19,13 @@ if MISSING and "CONFORMANCE_PEER" in os.environ:
     raise pytest.UsageError(MISSING)
 
 collect_ignore_glob = ["test_*.py"] if MISSING else []
+
+
+@pytest.fixture(scope="module")
+def nameserver() -> Iterator[str]:
+    """Of an Apache RocketMQ of the module's own."""
+    with running("apache") as peer:
+        yield peer.nameserver
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -12,10 +12,9 @@ import pytest
 import headrace
 from headrace import Admin, Consumer, Message, Producer, PullConsumer, ReceivedMessage
 from headrace.errors import BrokerError, RouteNotFound
-from tests.conformance.peer import running
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable
 
 TIMEOUT_S = 40
 POLL_S = 0.05
@@ -26,12 +25,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.xdist_group("conformance"),
 ]
-
-
-@pytest.fixture(scope="module")
-def nameserver() -> Iterator[str]:
-    with running("apache") as peer:
-        yield peer.nameserver
 
 
 async def make_topic(nameserver: str, topic: str, queues: int = QUEUES) -> None:

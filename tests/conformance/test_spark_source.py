@@ -14,10 +14,9 @@ from headrace.spark.admission import LimitedStreamReader
 from headrace.spark.cluster import Cluster, Topics
 from headrace.spark.errors import OptionError, TopicRecreated
 from headrace.spark.source import HeadraceSource
-from tests.conformance.peer import running
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 TIMEOUT_S = 20
 ROWS = 5000
@@ -27,12 +26,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.xdist_group("conformance"),
 ]
-
-
-@pytest.fixture(scope="module")
-def nameserver() -> Iterator[str]:
-    with running("apache") as peer:
-        yield peer.nameserver
 
 
 @pytest.fixture(scope="module")

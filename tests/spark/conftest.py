@@ -1,4 +1,4 @@
-"""One small Spark session for all tests of a worker."""
+"""One small Spark session for all tests of a worker, a broker for each module, and its clients."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import headrace
+from headrace import blocking
 from headrace.spark.sessions import session
 
 if TYPE_CHECKING:
@@ -48,4 +49,16 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 def mq() -> Iterator[Embedded]:
     """A broker of the module's own, on real sockets, as tasks are processes of their own."""
     with headrace.embedded() as running:
+        yield running
+
+
+@pytest.fixture
+def producer(mq: Embedded) -> Iterator[blocking.Producer]:
+    with blocking.Producer(nameserver=mq.nameserver) as running:
+        yield running
+
+
+@pytest.fixture
+def admin(mq: Embedded) -> Iterator[blocking.Admin]:
+    with blocking.Admin(nameserver=mq.nameserver) as running:
         yield running

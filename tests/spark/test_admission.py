@@ -46,18 +46,6 @@ Readers = Callable[..., LimitedStreamReader]
 
 
 @pytest.fixture
-def producer(mq: Embedded) -> Iterator[blocking.Producer]:
-    with blocking.Producer(nameserver=mq.nameserver) as running:
-        yield running
-
-
-@pytest.fixture
-def admin(mq: Embedded) -> Iterator[blocking.Admin]:
-    with blocking.Admin(nameserver=mq.nameserver) as running:
-        yield running
-
-
-@pytest.fixture
 def reader(mq: Embedded) -> Iterator[Readers]:
     """Makes readers."""
     with ExitStack() as stack:

@@ -32,12 +32,6 @@ def cluster(mq: Embedded) -> Iterator[Cluster]:
         yield running
 
 
-@pytest.fixture
-def producer(mq: Embedded) -> Iterator[blocking.Producer]:
-    with blocking.Producer(nameserver=mq.nameserver) as running:
-        yield running
-
-
 def q(topic: str, queue_id: int, broker_name: str = "broker-a") -> MessageQueue:
     return MessageQueue(topic, broker_name, queue_id)
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace import blocking
 from headrace.spark.source import HeadraceSource
 from headrace.spark.stream import StreamReader
 from tests.spark.streams import q, row_count
@@ -22,21 +21,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from headrace import blocking
     from headrace.embedded import Embedded
 
 HAS_LIMITS = find_spec("pyspark.sql.streaming.datasource") is not None
-
-
-@pytest.fixture
-def producer(mq: Embedded) -> Iterator[blocking.Producer]:
-    with blocking.Producer(nameserver=mq.nameserver) as running:
-        yield running
-
-
-@pytest.fixture
-def admin(mq: Embedded) -> Iterator[blocking.Admin]:
-    with blocking.Admin(nameserver=mq.nameserver) as running:
-        yield running
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from headrace_broker.store_tools.log_reader import LogDamage
 from headrace_broker.store_tools.stat import store_stat, topic_stats
 from headrace_protocol import fastjson
 from headrace_protocol.message import StoredMessage, encode_properties
-from tests.support.damage import contents, fill_store
+from tests.support.damage import contents, quiet
 from tests.support.golden import copy_golden_store, golden_settings, golden_store
 from tests.support.stores import HOST, SetClock, crash, open_store, put, read_all, small_settings
 
@@ -27,16 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace_broker.store_tools.copy import CopyReport
-
-
-def quiet(_count: int) -> None:
-    pass
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    fill_store(tmp_path / "store")
-    return tmp_path / "store"
 
 
 def copied(root: Path, *topics: str) -> CopyReport:

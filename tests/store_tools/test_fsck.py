@@ -18,7 +18,7 @@ from headrace_broker.store_tools.directory import StoreDirectory, open_directory
 from headrace_broker.store_tools.fsck import check, repair
 from headrace_protocol.columns import encode_records
 from headrace_protocol.staging import Decision, StagedAttempt
-from tests.support.damage import TOPICS_TEXT, contents, fill_store
+from tests.support.damage import TOPICS_TEXT, contents, quiet
 from tests.support.golden import STORES, copy_golden_store, golden_settings
 from tests.support.stores import HOST, crash, open_store, small_settings
 
@@ -28,16 +28,6 @@ if TYPE_CHECKING:
 
     from headrace_broker.store.settings import StoreSettings
     from headrace_broker.store_tools.findings import Finding
-
-
-def quiet(_count: int) -> None:
-    pass
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    fill_store(tmp_path / "store")
-    return tmp_path / "store"
 
 
 @pytest.fixture

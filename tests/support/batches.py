@@ -1,16 +1,25 @@
-"""Batch items one by one, by which the ways of taking many at a time are measured."""
+"""Batches for tests, and the items of one by one, by which faster ways are measured."""
 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from headrace_protocol.columns import encode_records
 from headrace_protocol.message import BATCH_ITEM_HEAD, CorruptRecord
+from tests.support.stores import HOST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from headrace_protocol.columns import EncodedBlock
+
 _SHORT = struct.Struct(">h")
+
+
+def block(*bodies: bytes, topic: str = "T", properties: Any = b"") -> EncodedBlock:
+    """Records as a producer of ours sends them. properties: of all, or of each."""
+    return encode_records(topic, bodies, properties, born_timestamp=1, born_host=HOST)
 
 
 def iter_batch(batch_body: bytes) -> Iterator[tuple[int, bytes, bytes]]:

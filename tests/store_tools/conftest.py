@@ -1,0 +1,18 @@
+"""A store for the tests of this folder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.damage import fill_store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    fill_store(tmp_path / "store")
+    return tmp_path / "store"
