@@ -121,7 +121,8 @@ class Registration:
             cluster_name=self._config.broker_cluster_name,
             broker_id=self._config.broker_id,
         )
-        for nameserver, connection in self._connections.items():
+        # One of them may end meanwhile.
+        for nameserver, connection in list(self._connections.items()):
             try:
                 await connection.request(
                     RequestCode.UNREGISTER_BROKER, header, timeout_ms=_TIMEOUT_MS

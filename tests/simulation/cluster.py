@@ -149,6 +149,7 @@ class BrokerMachine:
         self.files.is_calm = is_calm
         if is_calm:
             self.files.is_full, self.files.cut_after = False, -1
+            self.files.cut_at_sync = False
 
     def stop(self) -> None:
         """In order."""
@@ -165,6 +166,10 @@ class BrokerMachine:
     def cut_power_soon(self) -> None:
         """In the middle of one of the disk's next operations."""
         self.files.cut_after = self.files.operation_count + self.rng.randrange(40)
+
+    def cut_power_at_sync(self) -> None:
+        """Just before something is durable."""
+        self.files.cut_at_sync = True
 
 
 class NameServerMachine:

@@ -40,7 +40,7 @@ T = TypeVar("T")
 QUEUES = 2
 FAULTS_MAX = 5
 GROUPS = {"ordered": 2, "plain": 1}
-SLOW_DISK_PROBABILITY = 0.05
+SLOW_DISK_PROBABILITIES = (0.05, 0.5)
 SLOW_DISK_S_MAX = 0.4
 # Flush loop: interval, what it sleeps, and slow syncs, its own and one that it waits for.
 WINDOW_S = FLUSH_INTERVAL_MS / 1000 + 0.5 + 4 * SLOW_DISK_S_MAX
@@ -76,6 +76,7 @@ class Simulation:
             broker.kill,
             broker.cut_power,
             broker.cut_power_soon,
+            broker.cut_power_at_sync,
             lambda: self.nursery.start_soon(self._fill_disk, broker),
         ]
 
@@ -177,6 +178,8 @@ def run(seed: int) -> Outcome:
 def run_here(rng: Random, faults: Counter[str]) -> Callable[..., Any]:
     """A thread that the loop waits for; now and then its disk is slow before or after the work."""
 
+    slow_disk_probability = rng.choice(SLOW_DISK_PROBABILITIES)
+
     async def run_sync(function: Callable[..., T], *arguments: Any, **_: Any) -> T:
         with trio.CancelScope(shield=True):
             await pause()
@@ -186,7 +189,7 @@ def run_here(rng: Random, faults: Counter[str]) -> Callable[..., Any]:
                 await pause()
 
     async def pause() -> None:
-        is_slow = rng.random() < SLOW_DISK_PROBABILITY
+        is_slow = rng.random() < slow_disk_probability
         faults["slow disk"] += is_slow
         await trio.sleep(rng.random() * SLOW_DISK_S_MAX if is_slow else 0)
 

@@ -11,6 +11,7 @@ import pytest
 
 from headrace_broker.store import log_blocks
 from headrace_broker.store.files import Files
+from headrace_broker.store.flush import Flusher
 from headrace_broker.store.mapped_file import MappedFile
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.seal import FileSeal
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SEEDS = 250
+FLUSH_LOG = Flusher.flush_log
 # Those that are frequent enough; the page has all.
 FAULTS = {
     "cut answer", "cut request", "failed sync", "failed write", "flipped bit, found", "full disk",
@@ -61,18 +63,27 @@ def nothing(*_: Any) -> None:
     """In the place of what must be done."""
 
 
+async def flush_log_too_late(flusher: Flusher) -> None:
+    """As ``flush_log``, but what waits for it is answered when it begins."""
+    flusher.commit_log.flushed_offset = flusher.commit_log.max_offset
+    flusher._answer()
+    await FLUSH_LOG(flusher)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("run", "owner", "name"),
+    ("run", "owner", "name", "bug"),
     [
-        (simulation.run, MappedFile, "sync"),
-        (store_lives.run, MappedFile, "sync"),
-        (store_lives.run, Files, "sync_names"),
-        (store_lives.run, MessageStore, "_doubt_names"),
-        (store_lives.run, log_blocks, "_check"),
-        (store_lives.run, FileSeal, "check"),
+        (simulation.run, MappedFile, "sync", nothing),
+        (simulation.run, Flusher, "flush_log", flush_log_too_late),
+        (store_lives.run, MappedFile, "sync", nothing),
+        (store_lives.run, Files, "sync_names", nothing),
+        (store_lives.run, MessageStore, "_doubt_names", nothing),
+        (store_lives.run, log_blocks, "_check", nothing),
+        (store_lives.run, FileSeal, "check", nothing),
     ],
     ids=[
+        "acknowledged without sync",
         "acknowledged before the sync",
         "flushed without sync",
         "names not synced",
@@ -85,9 +96,10 @@ def test_a_planted_bug_is_found(
     run: Callable[[int], Any],
     owner: Any,
     name: str,
+    bug: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(owner, name, nothing)
+    monkeypatch.setattr(owner, name, bug)
     with pytest.raises(PromiseBroken):
         run_all(run)
 

@@ -228,7 +228,8 @@ class FaultyFiles(Files):
     From then on every operation raises PowerCut. After a power cut ``image`` is what the next life
     finds; who stops or is killed leaves what he wrote where it is.
 
-    cut_after: operations until the power goes, by itself. is_full: there is no room for more.
+    cut_after: operations until the power goes, by itself. cut_at_sync: it goes when something is
+    to be synced. is_full: there is no room for more.
     """
 
     def __init__(
@@ -247,6 +248,7 @@ class FaultyFiles(Files):
         self.faults: Counter[str] = Counter()
         self.operation_count = 0
         self.cut_after = -1
+        self.cut_at_sync = False
         self.is_full = False
         self.is_calm = False
         self.is_over = False
@@ -369,6 +371,8 @@ class FaultyFiles(Files):
         self.fdatasync(descriptor)
 
     def fdatasync(self, descriptor: int) -> None:
+        if self.cut_at_sync:
+            self.cut_power()
         self._operate()
         file = self._file(descriptor)
         if self._happens("sync"):
