@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace_broker.store import flush
 from headrace_broker.store.checkpoint import Checkpoint
 from headrace_broker.store.cleaner import delete_files
 from headrace_broker.store.errors import (
@@ -606,6 +608,51 @@ async def test_the_checkpoint_says_what_is_on_disk(tmp_path: Path) -> None:
         Path(path).parent.parent.name + "/" + Path(path).parent.name for path in files.synced
     }
     assert {"T/0", f"{tmp_path.name}/commitlog", f"{tmp_path.name}/index"} <= folders
+    store.close()
+
+
+async def test_much_that_the_checkpoint_does_not_speak_of_is_flushed_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flush, "UNCHECKED_BYTES_MAX", 500)
+    store = open_store(tmp_path, queue_flush_interval_ms=1)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        offset = put(store, store.queue("T", 0), bytes(500))
+        await until(lambda: store.flusher.checkpoint.logics_physical_offset == offset)
+        nursery.cancel_scope.cancel()
+    store.close()
+
+
+class SlowQueueFiles(FaultyFiles):
+    """The first sync of a topic's queue waits until it may go on."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__()
+        self.topic = topic
+        self.has_begun, self.may_go_on = threading.Event(), threading.Event()
+
+    def fdatasync(self, descriptor: int) -> None:
+        if f"consumequeue/{self.topic}/" in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
+            self.has_begun.set()
+            assert self.may_go_on.wait(5)
+        super().fdatasync(descriptor)
+
+
+async def test_the_checkpoint_waits_for_a_flush_that_began_before(tmp_path: Path) -> None:
+    files = SlowQueueFiles("Slow")
+    store = open_store(tmp_path, files=files)
+    flusher = store.flusher
+    put(store, store.queue("Slow", 0))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(flusher.flush_thoroughly)
+        await until(files.has_begun.is_set)
+        last = put(store, store.queue("T", 0))
+        nursery.start_soon(flusher.flush_thoroughly)
+        await until(lambda: flusher._thorough_turn.statistics().tasks_waiting)
+        assert flusher.checkpoint.logics_physical_offset == 0
+        files.may_go_on.set()
+    assert flusher.checkpoint.logics_physical_offset == last
     store.close()
 
 

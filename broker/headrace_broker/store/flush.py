@@ -6,7 +6,7 @@ import math
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 
 log = structlog.get_logger("headrace.broker")
+
+# A crash start reads what the checkpoint does not speak of: some tenths of a second for so much.
+UNCHECKED_BYTES_MAX: Final = 256 << 20
 
 
 class Flusher:
@@ -60,6 +63,7 @@ class Flusher:
         self._all_waiters: list[Callable[[], None]] = []
         self._all_asked = trio.Event()
         self._turn = trio.Lock()
+        self._thorough_turn = trio.Lock()
         self._threads = trio.CapacityLimiter(2)
 
     # --- the log ---------------------------------------------------------------------------
@@ -147,17 +151,23 @@ class Flusher:
     # --- ConsumeQueues, index, checkpoint --------------------------------------------------
 
     async def run_queue_flush(self) -> None:
-        """Flush queues with enough new units at intervals, everything now and then."""
+        """Flush queues with enough new units at intervals, everything now and then.
+
+        Everything also when a start after a crash would have much to read.
+        """
         settings = self.settings
         thorough_at = trio.current_time() + settings.queue_flush_thorough_interval_ms / 1000
         while True:
             await trio.sleep(settings.queue_flush_interval_ms / 1000)
-            if trio.current_time() >= thorough_at:
+            if trio.current_time() >= thorough_at or self._unchecked_bytes() >= UNCHECKED_BYTES_MAX:
                 thorough_at = trio.current_time() + settings.queue_flush_thorough_interval_ms / 1000
                 await self.flush_thoroughly()
             elif not self.commit_log.is_refusal_final:
                 await self._flush_full_index_files()
                 await self._flush_queues(settings.queue_flush_least_bytes)
+
+    def _unchecked_bytes(self) -> int:
+        return self.commit_log.max_offset - self.checkpoint.logics_physical_offset
 
     def when_all_flushed(self, callback: Callable[[], None]) -> None:
         """Call back once everything up to now is on disk, or can't be brought there."""
@@ -176,16 +186,18 @@ class Flusher:
 
     async def flush_thoroughly(self) -> None:
         """Bring everything to disk, then say so in the checkpoint."""
-        if self.commit_log.is_refusal_final:
-            return
-        work = self._start_thorough_flush()
-        await self.flush_log()
-        # Units of records that are gone must not count as on disk.
-        if not self.commit_log.is_refusal_final and await self._in_thread(work.run):
-            self.checkpoint = work.update(self.checkpoint)
-            # The old checkpoint stays true: all it costs is a longer recovery.
-            with suppress(OSError):
-                await trio.to_thread.run_sync(self._save, work, limiter=self._threads)
+        # The queues that one flush has taken are not on disk while another would say so.
+        async with self._thorough_turn:
+            if self.commit_log.is_refusal_final:
+                return
+            work = self._start_thorough_flush()
+            await self.flush_log()
+            # Units of records that are gone must not count as on disk.
+            if not self.commit_log.is_refusal_final and await self._in_thread(work.run):
+                self.checkpoint = work.update(self.checkpoint)
+                # The old checkpoint stays true: all it costs is a longer recovery.
+                with suppress(OSError):
+                    await trio.to_thread.run_sync(self._save, work, limiter=self._threads)
 
     def flush_now(self) -> None:
         """The same without threads, for start and stop. Raises OSError."""
