@@ -191,10 +191,14 @@ class ConsumeQueue:
 
     @staticmethod
     def _used_units(file: MappedFile) -> int:
-        low, high = 0, file.file_bytes // UNIT_BYTES
+        """Looks from the beginning on, in steps that double: most queues have one page."""
+        data, size_at = file.map, UNIT.unpack_from
+        low, high, count = 0, 0, file.file_bytes // UNIT_BYTES
+        while high < count and size_at(data, high * UNIT_BYTES)[1] > 0:
+            low, high = high + 1, min(2 * high + 1, count)
         while low < high:
             middle = (low + high) // 2
-            if UNIT.unpack_from(file.map, middle * UNIT_BYTES)[1] > 0:
+            if size_at(data, middle * UNIT_BYTES)[1] > 0:
                 low = middle + 1
             else:
                 high = middle

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from contextlib import suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -52,34 +54,36 @@ class MappedFileQueue:
 
     def load(self, *, is_clean: bool = True) -> None:
         """Find the files. Raises StoreFormatError for what is not one of them."""
-        paths = sorted(path for path in self.directory.glob("*") if path.is_file())
+        sizes = _file_sizes(self.directory)
+        names = sorted(sizes)
         if not is_clean:
-            paths = without_unborn(paths, self.seam)
-        elif paths and not paths[-1].stat().st_size:
-            self.seam.unlink(paths.pop())
-        for path in paths:
-            self._check(path)
-            self.files.append(MappedFile(path, self.file_bytes, self.seam))
-        for before, after in zip(self.files, self.files[1:], strict=False):
-            if before.end_offset != after.start_offset:
-                raise StoreFormatError(
-                    after.path,
-                    f"follows {before.path.name} with a gap",
-                    "put the missing file back or move the later ones away",
-                )
+            paths = [self.directory / name for name in names]
+            names = [path.name for path in without_unborn(paths, self.seam)]
+        elif names and not sizes[names[-1]]:
+            self.seam.unlink(self.directory / names.pop())
+        for name in names:
+            self._add_found(name, sizes[name])
 
-    def _check(self, path: Path) -> None:
-        if not (len(path.name) == 20 and path.name.isascii() and path.name.isdigit()):
+    def _add_found(self, name: str, length: int) -> None:
+        path = self.directory / name
+        if not (len(name) == 20 and name.isascii() and name.isdigit()):
             raise StoreFormatError(
                 path, "no file of a store has this name", "move it out of the store's directory"
             )
-        length = path.stat().st_size
         if length != self.file_bytes:
             raise StoreFormatError(
                 path,
                 f"has {length} bytes, but {self.setting} is {self.file_bytes}",
                 f"set {self.setting} to the size the store was made with",
             )
+        file = MappedFile(path, self.file_bytes, self.seam)
+        if self.files and self.files[-1].end_offset != file.start_offset:
+            raise StoreFormatError(
+                path,
+                f"follows {self.files[-1].path.name} with a gap",
+                "put the missing file back or move the later ones away",
+            )
+        self.files.append(file)
 
     @property
     def min_offset(self) -> int:
@@ -140,3 +144,10 @@ class MappedFileQueue:
     def _make(self, start_offset: int, allocate_bytes: int) -> MappedFile:
         path = self.directory / f"{start_offset:020d}"
         return MappedFile.create(path, self.file_bytes, self.seam, allocate_bytes)
+
+
+def _file_sizes(directory: Path) -> dict[str, int]:
+    """The length of each file in a folder by its name; nothing if there is no folder."""
+    with suppress(FileNotFoundError), os.scandir(directory) as entries:
+        return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+    return {}

@@ -211,12 +211,14 @@ class MessageStore:
     def _load_queues(self, *, is_clean: bool) -> None:
         batch_directory = self.root / "batchconsumequeue"
         self._batch_topics = frozenset(path.name for path in batch_directory.glob("*"))
-        for directory in sorted((self.root / "consumequeue").glob("*/*")):
-            if not directory.name.isdigit():
+        for topic, name in _queue_folders(self.root / "consumequeue"):
+            if not name.isdigit():
                 raise StoreFormatError(
-                    directory, "is no queue id", "move it out of the store's directory"
+                    self.root / "consumequeue" / topic / name,
+                    "is no queue id",
+                    "move it out of the store's directory",
                 )
-            queue = self.queue(directory.parent.name, int(directory.name))
+            queue = self.queue(topic, int(name))
             queue.consume_queue.load(is_clean, self.flusher.checkpoint.logics_physical_offset)
             queue.next_offset = queue.consume_queue.max_offset
 
@@ -233,17 +235,18 @@ class MessageStore:
         if not is_clean:
             mark = IndexMark.load(self.root / INDEX_MARK_NAME)
             self.index_files.recover(checkpoint.index_msg_timestamp, mark)
+        newest_unit = max(
+            (queue.consume_queue.last_physical_offset for queue in self.queues), default=-1
+        )
         plan = plan_recovery(
             is_clean=is_clean,
             files=recovery.first_records(),
-            newest_unit=max(
-                (queue.consume_queue.last_physical_offset for queue in self.queues), default=-1
-            ),
+            newest_unit=newest_unit,
             index_end=self.index_files.end_physical_offset,
             checkpoint=checkpoint,
             files_max=self.settings.recover_files_max,
         )
-        report = recovery.run(plan, is_clean=is_clean, on_progress=self.on_recovery)
+        report = recovery.run(plan, newest_unit, is_clean=is_clean, on_progress=self.on_recovery)
         self.flusher.newest_recovered = recovery.newest
         self._mark_dirty({queue for queue in self.queues if queue.consume_queue.is_cut})
         self._mark_dirty(recovery.touched)
@@ -338,7 +341,7 @@ class MessageStore:
     def _add_queue(self, topic: str, queue_id: int) -> StoreQueue:
         if topic in {"", ".", ".."} or "/" in topic or "\0" in topic or queue_id < 0:
             raise ValueError(f"no queue can be named {topic!r}/{queue_id}")
-        directory = self.root / "consumequeue" / topic / str(queue_id)
+        directory = self.root / f"consumequeue/{topic}/{queue_id}"
         consume_queue = ConsumeQueue(directory, self.settings.consume_queue_file_bytes, self.seam)
         checksum_bytes = SLOT_BYTES if self.settings.appends_checksums else 0
         queue = StoreQueue(topic, queue_id, len(self.queues), consume_queue, checksum_bytes)
@@ -624,3 +627,11 @@ class MessageStore:
         if cursor.taken == self.ring.written:
             return self.commit_log.max_offset
         return int(self.ring.rows["physical_offset"][cursor.taken & self.ring.mask])
+
+
+def _queue_folders(directory: Path) -> list[tuple[str, str]]:
+    """Topic and name of all that the topics' folders hold, in order."""
+    if not directory.exists():
+        return []
+    topics = [path for path in directory.iterdir() if path.is_dir()]
+    return sorted((topic.name, path.name) for topic in topics for path in topic.iterdir())

@@ -212,14 +212,18 @@ class Recovery:
             firsts.append(FirstRecord(file.start_offset, timestamp))
         return firsts
 
-    def run(self, plan: RecoveryPlan, *, is_clean: bool, on_progress: OnProgress) -> RecoveryReport:
+    def run(
+        self, plan: RecoveryPlan, newest_unit: int, *, is_clean: bool, on_progress: OnProgress
+    ) -> RecoveryReport:
         """Read, dispatch and cut. Raises OSError.
 
+        newest_unit: what the plan was made with; most starts need not look at each queue.
         on_progress: called with bytes read and the most that there can be, after each block. What
         it raises ends the work, which the next start does again.
         """
+        if newest_unit >= plan.queues_from:
+            self._cut_queues(plan.queues_from)
         for queue in self.dispatcher.queues:
-            queue.consume_queue.truncate_from_physical(plan.queues_from)
             queue.next_offset = queue.consume_queue.max_offset
         scanned_from, scan = self._scan(plan)
         bytes_max = scan.files[-1].end_offset - scanned_from if scan.files else 0
@@ -230,12 +234,17 @@ class Recovery:
             self._put(self._rows(columns, plan), plan)
             on_progress(scan.end_offset - scanned_from, bytes_max)
         self._cut_log(scan.end_offset, is_clean=is_clean)
+        if newest_unit >= scan.end_offset:
+            self._cut_queues(scan.end_offset)
         for queue in self.dispatcher.queues:
-            queue.consume_queue.truncate_from_physical(scan.end_offset)
             queue.next_offset = queue.consume_queue.max_offset
         return RecoveryReport(
             is_clean, scanned_from, scan.end_offset, self.record_count, self.unplaced_count
         )
+
+    def _cut_queues(self, physical_offset: int) -> None:
+        for queue in self.dispatcher.queues:
+            queue.consume_queue.truncate_from_physical(physical_offset)
 
     def _scan(self, plan: RecoveryPlan) -> tuple[int, LogScan]:
         """Where reading begins: at the wanted record if it is whole, else at its file's start."""

@@ -128,7 +128,8 @@ class Seals:
 
     def find(self, path: Path) -> FileSeal | None:
         """The seal of a file that was not written since."""
-        time_ns, seal = self._found.get(str(path.relative_to(self._root)), (0, None))
+        name = str(path)[len(str(self._root)) + 1 :]
+        time_ns, seal = self._found.get(name, (0, None))
         return seal if seal is not None and path.stat().st_mtime_ns == time_ns else None
 
     def save(self, checkpoint: Checkpoint, files: Iterable[Used]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from headrace_broker.store.index_keys import index_prefixes
@@ -44,10 +45,15 @@ class StoreQueue:
         self.key = key
         self.consume_queue = consume_queue
         self.checksum_bytes = checksum_bytes
-        self.magic, self.topic_field = topic_field(topic)
-        self.index_prefixes = index_prefixes(topic)
+        self.magic, self.topic_field, self.index_prefixes = _of_topic(topic)
         self.next_offset = 0
         self.waiting: dict[Any, None] | None = None
 
     def __repr__(self) -> str:
         return f"<StoreQueue {self.topic}/{self.queue_id} next_offset={self.next_offset}>"
+
+
+@lru_cache
+def _of_topic(topic: str) -> tuple[int, bytes, tuple[int, int]]:
+    """What all queues of a topic have; a start makes them one after the other."""
+    return *topic_field(topic), index_prefixes(topic)
