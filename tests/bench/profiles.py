@@ -149,7 +149,7 @@ def summary(case: str, report: Report, profile: Profile) -> str:
     heading = (
         f"{case}, bodies of {BODY_BYTES} B, official Java client, {report['rate']:,.0f} messages/s "
         f"while sampled\n{cpu_us:.2f} µs of broker CPU per message, from {profile.total:,} samples "
-        f"of py-spy\n{run['date']}, {run['machine']}, Python {sys.version.split()[0]}\n"
+        f"of py-spy\n{run['date']}, {run['machine']}\n"
     )
     return "\n".join(
         [

@@ -20,9 +20,10 @@ SIGNIFICANT_DIGITS = 5
 
 def stamp() -> dict[str, Any]:
     """When and where something was measured."""
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release()}"
     return {
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release()}",
+        "machine": f"{machine}, Python {platform.python_version()}",
     }
 
 
