@@ -122,6 +122,15 @@ async def test_what_came_at_once_is_one_batch() -> None:
         assert len([batch for batch in echo.batches if batch]) == 1
 
 
+async def test_a_large_answer_leaves_in_turns_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SENT_AT_ONCE", 1000)
+    async with serving() as (_, echo, connect):
+        stream = await connect()
+        await stream.send_all(frame(b"a") + frame(b"big:50000"))
+        assert await receive_frames(stream, 2) == [b"a", b"x" * 50_000]
+        assert len(echo.batches) >= 50
+
+
 async def test_a_large_frame_arrives_in_memory_of_its_own() -> None:
     async with serving() as (_, _, connect):
         stream = await connect()

@@ -10,12 +10,18 @@ import trio
 from headrace_broker.store.seal import BLOCK_BYTES, FileSeal, StoreDamaged
 from headrace_broker.store_tools.directory import open_directory
 from headrace_broker.store_tools.fsck import check
-from tests.support.stores import open_store, put, small_settings
+from headrace_protocol.errors import NotReady
+from tests.support.stores import crash, open_store, put, small_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.store.reader import GetResult
+    from headrace_broker.store.store_queue import StoreQueue
+
 FILE_BYTES = 3 * BLOCK_BYTES
+LARGE = {"commit_log_file_bytes": FILE_BYTES, "body_bytes_max": FILE_BYTES}
 
 
 async def test_a_daemon_seals_the_logs_files_as_they_fill_up(tmp_path: Path) -> None:
@@ -52,3 +58,43 @@ def test_blocks_that_were_sealed_before_are_not_sealed_anew(tmp_path: Path) -> N
     with pytest.raises(StoreDamaged) as damage:
         seal.check(path, view, 0, 1)
     assert damage.value.position == 0
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> MessageStore:
+    """A store that was opened again after a clean stop.
+
+    Its first message has two blocks; the start looked at the last one.
+    """
+    store = open_store(tmp_path, **LARGE)
+    for body_bytes in (2 * BLOCK_BYTES, 1):
+        put(store, store.queue("T", 0), bytes(body_bytes))
+    store.close()
+    return open_store(tmp_path, **LARGE)
+
+
+def test_much_is_compared_in_a_thread(sealed: MessageStore) -> None:
+    queue = sealed.queue("T", 0)
+    with pytest.raises(NotReady) as wait:
+        get(sealed, queue)
+    wait.value.fetch()
+    assert get(sealed, queue).count == 1
+    sealed.close()
+
+
+def test_what_a_thread_finds_damaged_is_told_to_who_asks_again(sealed: MessageStore) -> None:
+    queue = sealed.queue("T", 0)
+    file = sealed.commit_log.files.files[0]
+    assert file.seal
+    file.map[BLOCK_BYTES] ^= 1
+    with pytest.raises(NotReady) as wait:
+        get(sealed, queue)
+    wait.value.fetch()
+    for _ in range(2):
+        with pytest.raises(StoreDamaged, match="damaged somewhere in the 1048576 bytes"):
+            get(sealed, queue)
+    crash(sealed)
+
+
+def get(store: MessageStore, queue: StoreQueue) -> GetResult:
+    return store.get(queue, 0, 1, FILE_BYTES, None)

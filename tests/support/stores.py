@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from headrace_broker.store.files import Files
 from headrace_broker.store.message_store import MessageStore
-from headrace_broker.store.reader import GetStatus
+from headrace_broker.store.reader import GetResult, GetStatus
 from headrace_broker.store.settings import StoreSettings
+from headrace_protocol.errors import NotReady
 from headrace_protocol.message import StoredMessage, decode_records, encode_properties, tags_code
 
 if TYPE_CHECKING:
@@ -113,7 +114,16 @@ def read_all(store: MessageStore, queue: StoreQueue) -> list[StoredMessage]:
     """Everything a consumer gets from the queue's beginning on."""
     messages: list[StoredMessage] = []
     offset = store.min_offset(queue)
-    while (result := store.get(queue, offset, 7, 3000, None)).status is GetStatus.FOUND:
+    while (result := get_ready(store, queue, offset)).status is GetStatus.FOUND:
         messages += [m for buffer in result.buffers for m in decode_records(buffer)]
         offset = result.next_offset
     return messages
+
+
+def get_ready(store: MessageStore, queue: StoreQueue, offset: int) -> GetResult:
+    """A few messages, after what has to be done before."""
+    while True:
+        try:
+            return store.get(queue, offset, 7, 3000, None)
+        except NotReady as wait:
+            wait.fetch()

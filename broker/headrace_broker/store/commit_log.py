@@ -500,21 +500,22 @@ class CommitLog:
     def slices(self, runs: list[tuple[int, int]]) -> list[memoryview]:
         """Bytes by physical offset, each run within one file, as views.
 
-        Raises NotReady for old bytes that the disk must give first.
+        Raises NotReady for old bytes that the disk must give first, or much that must be compared
+        with what a clean stop left.
         """
         if runs[0][0] < self.max_offset - HOT_BYTES:
             self._check_cached(runs)
         views = []
         base, file_end, view = 0, 0, memoryview(b"")
-        require: Callable[[int, int], None] | None = None
+        check: Callable[[int, int], None] | None = None
         for start, end in runs:
             if not base <= start < file_end:
                 file = self.files.find(start)
                 assert file is not None
                 base, file_end, view = file.start_offset, file.end_offset, file.view
-                require = None if file.seal is None else file.require
-            if require is not None:
-                require(start - base, end - base)
+                check = None if file.seal is None else file.check_soon
+            if check is not None:
+                check(start - base, end - base)
             views.append(view[start - base : end - base])
         return views
 

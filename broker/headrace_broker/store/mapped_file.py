@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace_broker.store.page_cache import is_resident
+from headrace_broker.store.seal import LOOP_BYTES_MAX, StoreDamaged
+from headrace_protocol.errors import NotReady
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,6 +97,19 @@ class MappedFile:
         if self._view is None:
             self._view = memoryview(self.map)
         return self._view
+
+    def check_soon(self, start: int, end: int) -> None:
+        """As ``require``. Raises NotReady too, when that takes too long for the loop."""
+        if self.seal is None or start >= self.seal.used_bytes:
+            return
+        if self.seal.open_bytes(start, end) > LOOP_BYTES_MAX:
+            raise NotReady(partial(self._compare, start, end))
+        self.require(start, end)
+
+    def _compare(self, start: int, end: int) -> None:
+        # Whoever asks again is told; a file that is gone is for him to miss.
+        with suppress(StoreDamaged, FileNotFoundError):
+            self.require(start, end)
 
     def require(self, start: int, end: int) -> None:
         """Compare what is read for the first time since the start with its seal.

@@ -181,12 +181,13 @@ class Reader:
         return "gathered", start, [*pieces]
 
     def _units(self, queue: ConsumeQueue, queue_offset: int, count: int) -> memoryview:
-        """Units as ``units_view`` has them. Raises NotReady for old ones not in memory."""
-        is_old = queue.max_offset - queue_offset > HOT_UNITS
-        if is_old and (file := queue.files.find(queue_offset * UNIT_BYTES)) is not None:
+        """Units as ``units_view`` has them. Raises NotReady as ``CommitLog.slices``."""
+        if (file := queue.files.find(queue_offset * UNIT_BYTES)) is not None:
             start = queue_offset * UNIT_BYTES - file.start_offset
             end = min(start + count * UNIT_BYTES, file.file_bytes)
-            self.commit_log.page_cache.check(file, start, end)
+            if queue.max_offset - queue_offset > HOT_UNITS:
+                self.commit_log.page_cache.check(file, start, end)
+            file.check_soon(start, end)
         return queue.units_view(queue_offset, count)
 
     # --- by time ---------------------------------------------------------------------------

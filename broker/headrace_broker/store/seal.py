@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 SEAL_NAME: Final = "headrace.seal"
 BLOCK_BYTES: Final = 1 << 20
+# What is compared at once, in some tens of microseconds; more is for a thread.
+LOOP_BYTES_MAX: Final = 256 << 10
+_COMPARED, _OPEN, _DAMAGED = range(3)
 
 
 class StoreDamaged(StoreError):
@@ -44,12 +47,12 @@ class StoreDamaged(StoreError):
 class FileSeal:
     """The checksums of one file, and which blocks have still to be compared."""
 
-    __slots__ = ("_is_open", "checksums", "used_bytes")
+    __slots__ = ("_states", "checksums", "used_bytes")
 
     def __init__(self, used_bytes: int, checksums: list[int]) -> None:
         self.used_bytes = used_bytes
         self.checksums = checksums
-        self._is_open = bytearray(b"\1") * len(checksums)
+        self._states = bytearray((_OPEN,)) * len(checksums)
 
     @classmethod
     def of_full(cls, path: Path, file_bytes: int, before: FileSeal | None) -> FileSeal:
@@ -64,8 +67,8 @@ class FileSeal:
             while block := file.read(BLOCK_BYTES):
                 written.append(crc32(block))
         seal = cls(file_bytes, kept + written)
-        still_open = before._is_open[: len(kept)] if before else b""
-        seal._is_open[:] = bytes(still_open).ljust(len(seal.checksums), b"\0")
+        states = before._states[: len(kept)] if before else b""
+        seal._states[:] = bytes(states).ljust(len(seal.checksums), bytes((_COMPARED,)))
         return seal
 
     def kept(self, used_bytes: int) -> list[int]:
@@ -73,18 +76,30 @@ class FileSeal:
         is_same = used_bytes == self.used_bytes
         return self.checksums[: None if is_same else self.used_bytes // BLOCK_BYTES]
 
+    def open_bytes(self, start: int, end: int) -> int:
+        """How much there is to compare for a range."""
+        numbers = self._numbers(start, end)
+        count = self._states.count(_OPEN, numbers.start, numbers.stop)
+        return min(count * BLOCK_BYTES, self.used_bytes)
+
     def check(self, path: Path, view: memoryview, start: int, end: int) -> None:
-        """Compare the blocks that hold a range and were not compared before.
+        """Compare the blocks that hold a range and were not compared before; in any thread.
 
         view: the whole file. Raises StoreDamaged.
         """
-        first, last = start // BLOCK_BYTES, min(end, self.used_bytes) - 1
-        for number in range(first, last // BLOCK_BYTES + 1):
-            if self._is_open[number]:
-                at, upto = number * BLOCK_BYTES, min((number + 1) * BLOCK_BYTES, self.used_bytes)
-                if crc32(view[at:upto]) != self.checksums[number]:
-                    raise StoreDamaged(path, at, upto - at)
-                self._is_open[number] = 0
+        for number in self._numbers(start, end):
+            if self._states[number] == _COMPARED:
+                continue
+            at, upto = number * BLOCK_BYTES, min((number + 1) * BLOCK_BYTES, self.used_bytes)
+            if self._states[number] == _OPEN:
+                is_same = crc32(view[at:upto]) == self.checksums[number]
+                self._states[number] = _COMPARED if is_same else _DAMAGED
+            if self._states[number] == _DAMAGED:
+                raise StoreDamaged(path, at, upto - at)
+
+    def _numbers(self, start: int, end: int) -> range:
+        last = min(end, self.used_bytes) - 1
+        return range(start // BLOCK_BYTES, last // BLOCK_BYTES + 1)
 
 
 class Used(NamedTuple):
