@@ -453,13 +453,30 @@ def test_an_index_file_is_kept_up_to_its_mark(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.parametrize("keys", ["", "key"])
+def test_what_was_looked_at_for_keys_is_not_read_again(keys: str, tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    put(store, store.queue("A", 0), KEYS=keys)
+    for _ in range(50):
+        last = put(store, store.queue("A", 0))
+    store.index_tick()
+    store.flusher.flush_now()
+    crash(store)
+    for _ in range(2):  # the second one goes by what the first one noted
+        store = MessageStore(small_settings(tmp_path), SetClock(), FaultyFiles())
+        assert store.load().scanned_from == last
+        assert len(store.query_index("A", "key", 9, 0, 1 << 62)) == bool(keys)
+        crash(store)
+
+
 @pytest.mark.parametrize("data", [b"", b"x" * 37])
 def test_a_damaged_mark_is_no_mark(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "mark").write_bytes(data)
     assert IndexMark.load(tmp_path / "mark") is None
-    mark = IndexMark("20261121043334916", 7, 1 << 40)
-    mark.save(tmp_path / "mark", Files())
-    assert IndexMark.load(tmp_path / "mark") == mark
+    for name in ("20261121043334916", ""):
+        mark = IndexMark(name, 7, 1 << 40, 1 << 50)
+        mark.save(tmp_path / "mark", Files())
+        assert IndexMark.load(tmp_path / "mark") == mark
 
 
 def test_a_cut_checkpoint_is_no_checkpoint(tmp_path: Path) -> None:

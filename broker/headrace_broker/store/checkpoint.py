@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 CHECKPOINT_BYTES: Final = 4096
 INDEX_MARK_NAME: Final = "headrace.indexmark"
 _VALUES = struct.Struct(">6q")
-_MARK = struct.Struct(">17sqq")
+_MARK = struct.Struct(">17sqqq")
 _CRC = struct.Struct(">I")
 
 
@@ -43,14 +43,19 @@ class Checkpoint(NamedTuple):
 
 
 class IndexMark(NamedTuple):
-    """How much of the newest index file is on disk; a file of our own, which the peer ignores.
+    """How much of the index is on disk; a file of our own, which the peer ignores.
 
     The peer deletes an unfinished index file after a crash, and its entries with it.
+
+    file_name, index_count, end_timestamp: the newest file and how far it goes, "" when there is
+    none. last_seen: physical offset of the newest record whose keys are in the index, if it has
+    any; -1 if that is not known.
     """
 
     file_name: str
     index_count: int
     end_timestamp: int
+    last_seen: int
 
     @classmethod
     def load(cls, path: Path) -> IndexMark | None:
@@ -60,14 +65,15 @@ class IndexMark(NamedTuple):
         data = path.read_bytes()
         if len(data) != _MARK.size + _CRC.size:
             return None
-        name, index_count, end_timestamp = _MARK.unpack_from(data)
+        name, *numbers = _MARK.unpack_from(data)
         if _CRC.unpack_from(data, _MARK.size)[0] != zlib.crc32(data[: _MARK.size]):
             return None
-        return cls(name.decode(), index_count, end_timestamp)
+        return cls(name.rstrip(b"\0").decode(), *numbers)
 
     def save(self, path: Path, seam: Files) -> None:
         """Write in place and wait for the disk. Raises OSError."""
-        data = _MARK.pack(self.file_name.encode(), self.index_count, self.end_timestamp)
+        name, *numbers = self
+        data = _MARK.pack(name.encode(), *numbers)
         data += _CRC.pack(zlib.crc32(data))
         _write_in_place(path, data, len(data), seam)
 

@@ -213,8 +213,7 @@ class Flusher:
 
     def _save(self, work: _ThoroughFlush) -> None:
         self.checkpoint.save(self.checkpoint_path, self.seam)
-        if work.mark is not None:
-            work.mark.save(self.settings.root / INDEX_MARK_NAME, self.seam)
+        work.mark.save(self.settings.root / INDEX_MARK_NAME, self.seam)
 
     def flush_log_now(self) -> None:
         """Bring the log to disk without a thread. Raises OSError."""
@@ -261,7 +260,7 @@ class _ThoroughFlush:
     syncs: list[Callable[[], None]]
     newest: tuple[int, int] | None
     index_end_timestamp: int | None
-    mark: IndexMark | None
+    mark: IndexMark
 
     def run(self) -> None:
         """Wait for the disk, in any thread. Raises OSError."""

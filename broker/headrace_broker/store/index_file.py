@@ -178,7 +178,7 @@ class IndexFlush(NamedTuple):
 
     full: list[tuple[IndexFile, int]]
     last: IndexFile | None
-    mark: IndexMark | None  # true once the last file was synced
+    mark: IndexMark  # true once the last file was synced
 
 
 class IndexFiles:
@@ -198,6 +198,8 @@ class IndexFiles:
         self.seam = seam
         self.files: list[IndexFile] = []
         self.lock = threading.Lock()
+        # Physical offset of the newest record that was looked at for keys; -1: not known.
+        self.last_seen = -1
         self._full: list[tuple[IndexFile, int]] = []
 
     def load(self, *, is_clean: bool = True) -> None:
@@ -234,25 +236,27 @@ class IndexFiles:
                 index_file.truncate(mark.index_count, mark.end_timestamp)
                 kept += 1
             self.delete(self.files[kept:])
-            return
+            break
+        if mark and mark.file_name in {"", *(file.file.path.name for file in self.files)}:
+            self.last_seen = mark.last_seen
 
     def start_flush(self) -> IndexFlush:
         """What has become full since the last call, and where the last file stands."""
         with self.lock:
             full, self._full = self._full, []
             if not self.files:
-                return IndexFlush(full, None, None)
+                return IndexFlush(full, None, IndexMark("", 0, 0, self.last_seen))
             last = self.files[-1]
-            header = last.header
-            mark = IndexMark(last.file.path.name, header.index_count, header.end_timestamp)
+            name, header = last.file.path.name, last.header
+            mark = IndexMark(name, header.index_count, header.end_timestamp, self.last_seen)
             return IndexFlush(full, last, mark)
 
     @property
     def end_physical_offset(self) -> int:
-        """The newest record indexed; -1 if none is."""
+        """Up to which record all keys are here; -1 if that is not known."""
         if not self.files or self.files[-1].header.index_count <= 1:
-            return -1
-        return self.files[-1].header.end_physical_offset
+            return self.last_seen
+        return max(self.files[-1].header.end_physical_offset, self.last_seen)
 
     def put(
         self, key_hashes: Array, physical_offsets: Array, timestamps: Array, now_ms: int

@@ -37,6 +37,7 @@ class IndexBlock(NamedTuple):
 
     first: int
     row_count: int
+    last_physical_offset: int
     stretches: list[Stretch]
 
 
@@ -77,7 +78,8 @@ class Indexer:
         """Rows to index next; their records must be in the file."""
         waiting = self.ring.waiting(self.cursor)
         rows = self.ring.rows[waiting][:rows_max].copy()
-        return IndexBlock(self.cursor.taken, len(rows), self._stretches(rows))
+        last = int(rows["physical_offset"].max(initial=-1))
+        return IndexBlock(self.cursor.taken, len(rows), last, self._stretches(rows))
 
     def put(self, block: IndexBlock) -> None:
         """Index a block, in any thread; ``Ring.release`` is left to the loop. Raises as ``drain``.
@@ -90,6 +92,7 @@ class Indexer:
 
     def _put(self, block: IndexBlock) -> None:
         self._put_stretches(block.stretches)
+        self.index_files.last_seen = max(self.index_files.last_seen, block.last_physical_offset)
         self.cursor.taken += block.row_count
 
     def put_rows(self, rows: Rows) -> None:

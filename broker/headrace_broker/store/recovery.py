@@ -233,6 +233,7 @@ class Recovery:
             self.newest = int(columns.physical_offset[-1]), int(columns.store_timestamp[-1])
             self._put(self._rows(columns, plan), plan)
             on_progress(scan.end_offset - scanned_from, bytes_max)
+        self.indexer.index_files.last_seen = self.newest[0] if self.newest else -1
         self._cut_log(scan.end_offset, is_clean=is_clean)
         if newest_unit >= scan.end_offset:
             self._cut_queues(scan.end_offset)
