@@ -75,7 +75,7 @@ class Reader(threading.Thread):
 
 def fill(name: str, store: Path, directory: Path, store_bytes: int) -> None:
     """A store with so many bytes of bodies, of a broker that was stopped."""
-    with running(name, directory, store) as peer:
+    with running(name, directory, store=store) as peer:
         with blocking.Admin(nameserver=peer.nameserver) as admin:
             admin.create_topic(TOPIC, queues=QUEUES)
         with blocking.Producer(nameserver=peer.nameserver) as producer:
@@ -126,7 +126,7 @@ def measure(chosen: argparse.Namespace, directory: Path) -> dict[str, Any]:
         say(f"{name}: {chosen.gigabytes:g} GB")
         fill(name, store, directory, int(chosen.gigabytes * 1e9))
         drop_cached(store)
-        with loaded(name, directory, store) as load:
+        with loaded(name, directory, store=store) as load:
             load.warm_up(WARM_UP_S, BODY_BYTES)
             report = beside_reader(load, chosen.seconds)
         reports[name] = {CASE: [report]}

@@ -74,6 +74,7 @@ class Load:
 def loaded(
     name: str,
     directory: Path,
+    *,
     store: Path | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[Load]:
@@ -82,7 +83,10 @@ def loaded(
     A new JVM for each, so that none finds its client warmed up by the other.
     store, settings: see ``running``.
     """
-    with Driver(directory) as driver, running(name, directory, store, settings) as peer:
+    with (
+        Driver(directory) as driver,
+        running(name, directory, store=store, settings=settings) as peer,
+    ):
         wait_for_send(peer.broker, FIRST_SEND_TIMEOUT_S)
         yield Load(peer, driver, time.monotonic() - peer.started)
 

@@ -208,7 +208,7 @@ class Run:
     def flush(self) -> None:
         flushes = Flushes(self._chosen.seconds)
         for _, name in itertools.product(range(FLUSH_ROUNDS), self._chosen.peers):
-            with loaded(name, self._directory, SYNC_FLUSH) as load:
+            with loaded(name, self._directory, settings=SYNC_FLUSH) as load:
                 for case, report in flushes.run(load):
                     self._add(name, case, report)
 

@@ -168,6 +168,7 @@ class Peer:
 def running(
     name: str,
     directory: Path | None = None,
+    *,
     store: Path | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[Peer]:
