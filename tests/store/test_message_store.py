@@ -656,6 +656,18 @@ async def test_the_checkpoint_waits_for_a_flush_that_began_before(tmp_path: Path
     store.close()
 
 
+async def test_a_stop_brings_to_disk_what_a_cancelled_flush_had_begun(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    store = open_store(tmp_path, files=files)
+    put(store, store.queue("T", 0))
+    async with store.flusher._turn, trio.open_nursery() as nursery:
+        nursery.start_soon(store.flusher.flush_thoroughly)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    store.close()
+    assert [path for path in files.synced if "consumequeue/T/0/" in path]
+
+
 async def test_a_full_index_file_moves_the_checkpoint(tmp_path: Path) -> None:
     store = open_store(tmp_path, queue_flush_interval_ms=1)
     async with trio.open_nursery() as nursery:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -15,6 +16,7 @@ from headrace_broker.store.checkpoint import INDEX_MARK_NAME, Checkpoint, IndexM
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from contextlib import AbstractContextManager
 
     from headrace_broker.store.commit_log import CommitLog
     from headrace_broker.store.consume_queue import ConsumeQueue
@@ -56,6 +58,8 @@ class Flusher:
         self.newest_recovered: tuple[int, int] | None = None
         self.longest_flush_ms = 0.0
         self.on_flushed: Callable[[], None] = lambda: None
+        # Around the answers of one flush.
+        self.answering: Callable[[], AbstractContextManager[None]] = nullcontext
         # Waits for what must be on disk, beside the log, before a flush is told.
         self.others_saved: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
         self._waiters: deque[tuple[int, Callable[[bool], None]]] = deque()
@@ -65,6 +69,8 @@ class Flusher:
         self._turn = trio.Lock()
         self._thorough_turn = trio.Lock()
         self._threads = trio.CapacityLimiter(2)
+        # Syncs that were begun, or cancelled: a stop must not leave them out.
+        self._owed: dict[Callable[[], None], None] = {}
 
     # --- the log ---------------------------------------------------------------------------
 
@@ -100,8 +106,9 @@ class Flusher:
         # What was appended while the flush ran has asked anew.
         is_failed = self.commit_log.is_refusal_final
         flushed_offset = self.commit_log.flushed_offset
-        while self._waiters and (is_failed or self._waiters[0][0] <= flushed_offset):
-            self._waiters.popleft()[1](not is_failed)
+        with self.answering():
+            while self._waiters and (is_failed or self._waiters[0][0] <= flushed_offset):
+                self._waiters.popleft()[1](not is_failed)
 
     async def run_log_flush(self) -> None:
         """Flush at intervals what is worth it, and everything now and then."""
@@ -193,7 +200,7 @@ class Flusher:
             work = self._start_thorough_flush()
             await self.flush_log()
             # Units of records that are gone must not count as on disk.
-            if not self.commit_log.is_refusal_final and await self._in_thread(work.run):
+            if not self.commit_log.is_refusal_final and await self._sync_in_thread(work.syncs):
                 self.checkpoint = work.update(self.checkpoint)
                 # The old checkpoint stays true: all it costs is a longer recovery.
                 with suppress(OSError):
@@ -204,10 +211,11 @@ class Flusher:
         self.flush_log_now()
         work = self._start_thorough_flush()
         try:
-            work.run()
+            _call_all(work.syncs)
         except OSError as error:
             self._fail(error)
             raise
+        self._owed.clear()
         self.checkpoint = work.update(self.checkpoint)
         self._save(work)
 
@@ -228,28 +236,38 @@ class Flusher:
     def _start_thorough_flush(self) -> _ThoroughFlush:
         full, last, mark = self.index_files.start_flush()
         queues, self.dirty_queues = self.dirty_queues, set()
+        syncs = [
+            *self._owed,
+            *(queue.start_flush() for queue in queues),
+            *(index_file.file.sync for index_file, _ in full),
+            *([last.file.sync] if last else []),
+            self.seam.sync_names,
+        ]
+        self._owed = dict.fromkeys(syncs)
         return _ThoroughFlush(
-            syncs=[
-                *(queue.start_flush() for queue in queues),
-                *(index_file.file.sync for index_file, _ in full),
-                *([last.file.sync] if last else []),
-                self.seam.sync_names,
-            ],
+            syncs=syncs,
             newest=self.ring.last_of(self.ring.cursors[0].taken) or self.newest_recovered,
             index_end_timestamp=full[-1][1] if full else None,
             mark=mark,
         )
 
+    async def _sync_in_thread(self, syncs: list[Callable[[], None]]) -> bool:
+        self._owed.update(dict.fromkeys(syncs))
+        if not await self._in_thread(partial(_call_all, syncs)):
+            return False
+        for sync in syncs:
+            self._owed.pop(sync, None)
+        return True
+
     async def _flush_queues(self, least_bytes: int) -> None:
         # They stay dirty until the thorough flush, which alone moves the checkpoint.
         due = [queue for queue in self.dirty_queues if queue.dirty_bytes() >= least_bytes]
         if due:
-            syncs = [queue.start_flush() for queue in due]
-            await self._in_thread(lambda: _call_all(syncs))
+            await self._sync_in_thread([queue.start_flush() for queue in due])
 
     async def _flush_full_index_files(self) -> None:
         for index_file, end_timestamp in self.index_files.start_flush().full:
-            if await self._in_thread(index_file.file.sync):
+            if await self._sync_in_thread([index_file.file.sync]):
                 self.checkpoint = self.checkpoint._replace(index_msg_timestamp=end_timestamp)
 
 
@@ -261,10 +279,6 @@ class _ThoroughFlush:
     newest: tuple[int, int] | None
     index_end_timestamp: int | None
     mark: IndexMark
-
-    def run(self) -> None:
-        """Wait for the disk, in any thread. Raises OSError."""
-        _call_all(self.syncs)
 
     def update(self, checkpoint: Checkpoint) -> Checkpoint:
         """The checkpoint after it."""
