@@ -98,3 +98,19 @@ def test_what_a_thread_finds_damaged_is_told_to_who_asks_again(sealed: MessageSt
 
 def get(store: MessageStore, queue: StoreQueue) -> GetResult:
     return store.get(queue, 0, 1, FILE_BYTES, None)
+
+
+def test_a_large_index_is_compared_in_a_thread(tmp_path: Path) -> None:
+    store = open_store(tmp_path, index_slot_count=100_000)
+    offset = put(store, store.queue("T", 0), KEYS="k")
+    store.close()
+    store = open_store(tmp_path, index_slot_count=100_000)
+    assert store.index_files.is_sealed
+    with pytest.raises(NotReady) as wait:
+        store.query_index("T", "k", 9, 0, 1 << 62)
+    wait.value.fetch()
+    assert store.query_index("T", "k", 9, 0, 1 << 62) == [offset]
+    put(store, store.queue("T", 0), KEYS="k")
+    store.index_tick()
+    assert not store.index_files.is_sealed
+    store.close()

@@ -132,8 +132,12 @@ class IndexFile:
             self.file.seal = None
 
     def find(self, key_hash: int) -> Iterator[int]:
-        """Physical offsets of the entries with this hash, newest first."""
-        self._require()
+        """Physical offsets of the entries with this hash, newest first.
+
+        Raises StoreDamaged, or NotReady when there is much to compare with the seal first.
+        """
+        if self.file.seal is not None:
+            self.file.check_soon(0, self.file.seal.used_bytes)
         count = self.header.index_count
         number = int(self.slots[key_hash % self.slot_count])
         entries = self.entries
@@ -309,6 +313,11 @@ class IndexFiles:
                 count += 1
             detached, self.files[:] = self.files[:count], self.files[count:]
         return [index_file.file for index_file in detached]
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the file that is written to has still to be compared with its seal."""
+        return bool(self.files) and self.files[-1].file.seal is not None
 
     @property
     def used(self) -> list[tuple[MappedFile, int]]:

@@ -498,7 +498,10 @@ class MessageStore:
         end_ms: int,
         index_type: IndexType | None = None,
     ) -> list[int]:
-        """As ``Reader.query_index``, with everything appended so far indexed first."""
+        """As ``Reader.query_index``, with everything appended so far indexed first.
+
+        Raises NotReady when index files must be compared with what a clean stop left.
+        """
         self.index_tick()
         with self.index_files.lock:
             return self.reader.query_index(topic, key, max_count, begin_ms, end_ms, index_type)
@@ -525,7 +528,8 @@ class MessageStore:
             # What comes meanwhile waits for the next time: small blocks cost the most.
             end = self.ring.written
             while self.indexer.cursor.taken < end:
-                if self.works_aside and self.indexer.waiting_count > BLOCK_ROWS_MAX:
+                is_much = self.indexer.waiting_count > BLOCK_ROWS_MAX or self.index_files.is_sealed
+                if self.works_aside and is_much:
                     await self._index_aside()
                 else:
                     self._index(self.indexer.drain_block)
