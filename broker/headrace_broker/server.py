@@ -268,6 +268,7 @@ class _Parts:
         self.topics.on_change = lambda _topic: self.registration.topics_changed()
         # With sync flush a message on disk is of use only with its topic.
         store.flusher.others_saved = self.topics.saved.saved
+        store.flusher.answering = self.server.joined
         self.registry = self._registry()
         self._producers_of_batch: list[ServerChannel] = []
         self._held_back: list[ServerChannel] = []

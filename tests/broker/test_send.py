@@ -169,3 +169,24 @@ def test_with_sync_flush_an_answer_waits_for_the_disk_unless_the_message_says_no
     assert [command.opaque for command, _ in channel.replies()] == [0, 1]
     assert broker.store.max_offset(queue) == (6 if batch else 3)
     broker.close()
+
+
+def test_with_sync_flush_a_failed_one_is_told(tmp_path: Path) -> None:
+    broker = BrokerUnderTest(
+        tmp_path, broker_config(tmp_path, flush_disk_type="SYNC_FLUSH"), flush="sync"
+    )
+    channel = MemoryChannel()
+    # The first one is served by itself, as its topic is new; then those that come at once.
+    fields = {"b": "T", "e": 0, "f": 0, "h": 0, "i": "UNIQ_KEY\x01A\x02", "body": b"one"}
+    broker.take(frame(fields, 0), channel)
+    broker.take(frame(fields, 1) + frame(fields, 2), channel)
+    assert [command for command, _ in channel.replies() if command.is_response] == []
+    broker.store.flusher._fail(OSError("the disk is broken"))
+    broker.store.flusher._answer()
+    answers = [command for command, _ in channel.replies()]
+    assert [(each.opaque, each.code, each.remark) for each in answers] == [
+        (opaque, ResponseCode.FLUSH_DISK_TIMEOUT, "stored, but not known to be on disk")
+        for opaque in range(3)
+    ]
+    assert {each.ext()["transactionId"] for each in answers} == {"A"}
+    broker.close()

@@ -131,6 +131,20 @@ async def test_a_large_answer_leaves_in_turns_with_others(monkeypatch: pytest.Mo
         assert len(echo.batches) >= 50
 
 
+async def test_replies_that_are_joined_leave_together() -> None:
+    async with serving() as (server, _, connect):
+        stream = await connect()
+        await stream.send_all(frame(b"a"))
+        await receive_frames(stream, 1)
+        (channel,) = server.channels
+        with server.joined():
+            channel.write(frame(b"b"))
+            channel.write(frame(b"c"))
+            assert len(channel.out) == 2
+        assert channel.out == []
+        assert await receive_frames(stream, 2) == [b"b", b"c"]
+
+
 async def test_a_large_frame_arrives_in_memory_of_its_own() -> None:
     async with serving() as (_, _, connect):
         stream = await connect()

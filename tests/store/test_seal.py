@@ -101,10 +101,10 @@ def get(store: MessageStore, queue: StoreQueue) -> GetResult:
 
 
 def test_a_large_index_is_compared_in_a_thread(tmp_path: Path) -> None:
-    store = open_store(tmp_path, index_slot_count=100_000)
+    store = open_store(tmp_path, index_slot_count=400_000)
     offset = put(store, store.queue("T", 0), KEYS="k")
     store.close()
-    store = open_store(tmp_path, index_slot_count=100_000)
+    store = open_store(tmp_path, index_slot_count=400_000)
     assert store.index_files.is_sealed
     with pytest.raises(NotReady) as wait:
         store.query_index("T", "k", 9, 0, 1 << 62)

@@ -124,6 +124,12 @@ class _Target(NamedTuple):
     sys_flag: int
 
 
+# Queue id, UNIQ_KEY (letters and digits, or it would have to be escaped), opaque.
+_PlainAnswer = tuple[int, str, int]
+_NOT_SAFE_REMARK = "stored, but not known to be on disk"
+# Response code, and the field of the remark.
+_STORED = (0, "")
+_NOT_KNOWN_SAFE = (int(ResponseCode.FLUSH_DISK_TIMEOUT), f'"remark":"{_NOT_SAFE_REMARK}",')
 # Properties as the log holds them, tags code, UNIQ_KEY, whether the answer waits for the disk.
 _Stored = tuple[bytes, int, str, bool]
 
@@ -162,14 +168,13 @@ class SendProcessor:
         registry.route(RequestCode.SEND_MESSAGE, self.send)
         registry.route(RequestCode.SEND_MESSAGE_V2, self.send_v2)
         registry.route(RequestCode.SEND_BATCH_MESSAGE, self.send_v2)
-        if not self._is_sync_flush:
-            self._serve_one = registry.serve
-            registry.route_ready(_SEND_START, self.send_ready)
+        self._serve_one = registry.serve
+        registry.route_ready(_SEND_START, self.send_ready)
 
     def send_ready(self, channel: Channel, frames: list[Frame]) -> None:
         """Store messages that came at once, one each; what is not plain is served one by one."""
         messages: list[PlainMessage] = []
-        answers: list[tuple[int, str, int]] = []
+        answers: list[_PlainAnswer] = []
         plain: list[Frame] = []
         targets = self._current_targets()
         for frame in frames:
@@ -211,7 +216,7 @@ class SendProcessor:
         channel: Channel,
         frames: list[Frame],
         messages: list[PlainMessage],
-        answers: list[tuple[int, str, int]],
+        answers: list[_PlainAnswer],
     ) -> None:
         """Store and answer; what the log has no room for goes the general way, which makes some."""
         while messages:
@@ -219,12 +224,26 @@ class SendProcessor:
             stored = len(places)
             if stored:
                 self._count(messages[:stored])
-                channel.write(_replies(self._store_host_hex, answers, places))
+                self._answer_plain(channel, answers, places)
             if stored == len(messages):
                 return
             self._serve_one(channel, frames[stored])
             rest = stored + 1
             frames, messages, answers = frames[rest:], messages[rest:], answers[rest:]
+
+    def _answer_plain(
+        self, channel: Channel, answers: list[_PlainAnswer], places: list[tuple[int, int]]
+    ) -> None:
+        """Answer the first messages, those that have places; with sync flush, once on disk."""
+
+        def answer(is_flushed: bool) -> None:
+            outcome = _STORED if is_flushed else _NOT_KNOWN_SAFE
+            channel.write(_replies(self._store_host_hex, answers, places, outcome))
+
+        if self._is_sync_flush:
+            self._store.when_flushed(self._store.max_physical_offset, answer)
+        else:
+            answer(True)
 
     def _count(self, messages: list[PlainMessage]) -> None:
         topic, count, body_bytes = messages[0][0].topic, 0, 0
@@ -347,10 +366,11 @@ class SendProcessor:
 
     def _learn_properties(self, properties: str, tail: str) -> tuple[bytes, int, str]:
         try:
-            stored, code, uniq_key, _ = self._stored_properties(properties)
+            stored, code, uniq_key, waits = self._stored_properties(properties)
         except RequestError:
             raise _NotPlainError from None
-        if not (uniq_key.isalnum() and uniq_key.isascii()):
+        is_plain_key = uniq_key.isalnum() and uniq_key.isascii()
+        if not is_plain_key or (self._is_sync_flush and not waits):
             raise _NotPlainError
         if "UNIQ_KEY" not in tail and len(tail) <= _TAIL_CHARS_MAX:
             self._learn_tail(tail)
@@ -496,7 +516,7 @@ class _FlushedReply:
     def answer(self, is_flushed: bool) -> None:
         if not is_flushed:
             self._reply.code = ResponseCode.FLUSH_DISK_TIMEOUT
-            self._reply.remark = "stored, but not known to be on disk"
+            self._reply.remark = _NOT_SAFE_REMARK
         self._request.reply(self._reply)
 
 
@@ -514,21 +534,22 @@ def _is_plain_start(keys: str, uniq_key: str) -> bool:
 
 
 def _replies(
-    store_host_hex: str, answers: list[tuple[int, str, int]], places: list[tuple[int, int]]
+    store_host_hex: str,
+    answers: list[_PlainAnswer],
+    places: list[tuple[int, int]],
+    outcome: tuple[int, str],
 ) -> bytes:
-    """The answers to sends, as the general encoder would write them, in one piece.
-
-    answers: queue id, UNIQ_KEY (letters and digits, or it would have to be escaped), opaque.
-    """
+    """The answers to sends, as the general encoder would write them, in one piece."""
+    code, remark = outcome
     parts: list[str] = []
     for (queue_id, uniq_key, opaque), (physical_offset, queue_offset) in zip(
         answers, places, strict=False
     ):
         header = (
-            f'{{"code":0,"extFields":{{"queueId":"{queue_id}","transactionId":"{uniq_key}",'
+            f'{{"code":{code},"extFields":{{"queueId":"{queue_id}","transactionId":"{uniq_key}",'
             f'"msgId":"{store_host_hex}{physical_offset:016X}","TRACE_ON":"true",'
             f'"MSG_REGION":"DefaultRegion","queueOffset":"{queue_offset}"}},"flag":1,'
-            f'"language":"PYTHON","opaque":{opaque},'
+            f'"language":"PYTHON","opaque":{opaque},{remark}'
             f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
         )
         parts += (_PREFIXES[len(header)], header)

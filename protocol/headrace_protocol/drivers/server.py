@@ -26,6 +26,8 @@ from headrace_protocol.errors import RemoteProtocolError
 from headrace_protocol.frame import FRAME_BYTES_MAX, FrameReader
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from headrace_protocol.frame import Buffer, Frame
 
 log = structlog.get_logger("headrace.server")
@@ -263,6 +265,17 @@ class RemotingServer:
             # What the replies say may not be true; the server ends with the error.
             self._dirty.clear()
             raise
+        finally:
+            self._is_in_batch = False
+        self._flush_dirty()
+
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[None]:
+        """Let replies that are written in the block leave together."""
+        assert not self._is_in_batch
+        self._is_in_batch = True
+        try:
+            yield
         finally:
             self._is_in_batch = False
         self._flush_dirty()
