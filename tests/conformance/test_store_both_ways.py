@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,13 @@ BUSY_TOPICS = [
     *("RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"),
 ]
 GROUPS = ["g_push", "g_retry", "g_orderly", "g_lite"]
+# What mqadmin prints the same of both brokers.
+TABLES = [
+    ("topicStatus", "-t", "G_TAGS"),
+    ("consumerProgress", "-g", "g_push"),
+    ("queryMsgByKey", "-t", "H_NEW", "-k", "one-7"),
+]
+TIMER_TIMEOUT_S = 60
 NEW = "H_NEW"
 WRITTEN = 2051
 
@@ -72,13 +80,14 @@ def quiet(lines: set[str]) -> set[str]:
 
 
 def mqadmin(peer: Peer, home: Path, *arguments: str) -> list[str]:
-    """The lines of its table."""
+    """The lines of its table: they name the broker, or begin with a message id."""
     command = ["java", f"-Duser.home={home}", "-cp", f"{java_build() / 'lib'}/*"]
     command += ["org.apache.rocketmq.tools.command.MQAdminStartup", *arguments]
     done = subprocess.run(
         [*command, "-n", peer.nameserver], capture_output=True, text=True, check=True, timeout=60
     )
-    return sorted(line for line in done.stdout.splitlines() if "broker-a" in line)
+    lines = done.stdout.splitlines()
+    return sorted(line for line in lines if "broker-a" in line or re.match("[0-9A-F]{32} ", line))
 
 
 async def write(nameserver: str) -> None:
@@ -95,31 +104,48 @@ async def write(nameserver: str) -> None:
         await producer.send(Message(NEW, b"large " * 20_000, key="large"))
 
 
-def test_a_store_with_every_kind_of_message(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", ["clean", "kill9"])
+def test_a_store_with_every_kind_of_message(ending: str, tmp_path: Path) -> None:
     """Written by Apache's broker, opened by ours, by Apache's, which is killed, and by ours."""
     store = tmp_path / "store"
-    shutil.copytree(golden_store("clean"), store)
+    shutil.copytree(golden_store(ending), store)
+    written = manifest(ending)
+    topics = [*TOPICS, NEW, *(["G_STREAM"] if "acked" in written else [])]
     with running("headrace", store=store, settings=GOLDEN_SETTINGS) as peer:
         run(write, peer.nameserver)
-        ours = dump(peer, tmp_path, [*TOPICS, *BUSY_TOPICS, NEW])
-        status = mqadmin(peer, tmp_path, "topicStatus", "-t", "G_TAGS")
+        ours = dump(peer, tmp_path, [*topics, *BUSY_TOPICS])
+        tables = [mqadmin(peer, tmp_path, *command) for command in TABLES]
         peer.daemons["broker"].stop()
-    read = Counter(message["topic"] for message in manifest("clean")["messages"])
-    found = Counter(line.split("\t")[1] for line in of_kind(ours, "message"))
+    read = Counter(message["topic"] for message in written["messages"])
+    found = by_topic(ours)
     assert found[NEW] == WRITTEN
     assert {topic: found[topic] for topic in TOPICS} == {topic: read[topic] for topic in TOPICS}
     assert all(found[topic] >= read[topic] > 0 for topic in BUSY_TOPICS)
-    assert len(status) == 4
+    assert found["G_STREAM"] >= len(written.get("acked", ()))
+    assert all(tables)
 
     with running("apache", store=store, settings=GOLDEN_SETTINGS) as peer:
-        theirs = dump(peer, tmp_path, [*TOPICS, *BUSY_TOPICS, NEW])
+        theirs = dump(peer, tmp_path, [*topics, *BUSY_TOPICS])
         assert quiet(theirs) == quiet(ours)
         assert of_kind(ours, "message") <= theirs
-        assert mqadmin(peer, tmp_path, "topicStatus", "-t", "G_TAGS") == status
+        assert [mqadmin(peer, tmp_path, *command) for command in TABLES] == tables
+        wait_for_timers(peer, tmp_path, found["G_TIMER"])
 
     with running("headrace", store=store, settings=GOLDEN_SETTINGS) as peer:
-        again = dump(peer, tmp_path, [*TOPICS, NEW])
+        again = dump(peer, tmp_path, topics)
         assert of_kind(again, "message", "offset") == of_kind(quiet(ours), "message", "offset")
+
+
+def wait_for_timers(peer: Peer, home: Path, delivered: int) -> None:
+    """Until Apache's broker delivers what was to come an hour after the store was made."""
+    until = time.monotonic() + TIMER_TIMEOUT_S
+    while by_topic(dump(peer, home, ["G_TIMER"]))["G_TIMER"] <= delivered:
+        assert time.monotonic() < until, "no timer fired"
+
+
+def by_topic(lines: set[str]) -> Counter[str]:
+    """How many messages each topic has."""
+    return Counter(line.split("\t")[1] for line in of_kind(lines, "message"))
 
 
 def test_records_with_checksums_of_their_own(tmp_path: Path) -> None:
