@@ -77,7 +77,7 @@ class Indexer:
     def next_block(self, rows_max: int) -> IndexBlock:
         """Rows to index next; their records must be in the file."""
         waiting = self.ring.waiting(self.cursor)
-        rows = self.ring.rows[waiting][:rows_max].copy()
+        rows = self.ring.copy(slice(waiting.start, min(waiting.stop, waiting.start + rows_max)))
         last = int(rows["physical_offset"].max(initial=-1))
         return IndexBlock(self.cursor.taken, len(rows), last, self._stretches(rows))
 
