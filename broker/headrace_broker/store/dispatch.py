@@ -105,16 +105,18 @@ class Dispatcher:
         if not len(rows):
             return True
         keys = rows["queue_key"]
-        if (keys != keys[0]).any():
+        changes = keys[1:] != keys[:-1]
+        starts = [0]
+        if changes.any():
             rows = rows.take(np.argsort(keys, kind="stable"))
             keys = rows["queue_key"]
+            changes = keys[1:] != keys[:-1]
+            starts += (np.flatnonzero(changes) + 1).tolist()
         queue_offsets = rows["queue_offset"]
         units = np.empty(len(rows), UNIT_DTYPE)
         for name in UNIT_DTYPE.names or ():
             units[name] = rows[name]
-        changes = keys[1:] != keys[:-1]
         is_unbroken = bool(((queue_offsets[1:] - queue_offsets[:-1] == 1) | changes).all())
-        starts = [0, *(np.flatnonzero(changes) + 1).tolist()]
         queues = [self.queues[key] for key in keys[starts].tolist()]
         new_files = sum(queue.consume_queue.file is None for queue in queues)
         if self._new_files + new_files > self.new_files_max:
