@@ -15,6 +15,7 @@ from pathlib import Path
 
 import structlog
 
+from tests.bench.processes import raise_open_files_limit
 from tests.simulation import simulation, store_lives
 from tests.simulation.totals import Outcome, Totals
 
@@ -51,6 +52,8 @@ def main() -> int:
     arguments = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     logging.disable()
+    # What a seed leaves open is closed when its cycles are collected.
+    raise_open_files_limit()
     keep: Path | None = arguments.keep
     totals = Totals.load(keep) if keep and keep.exists() else Totals(arguments.seed)
     run_seeds(totals, arguments.count, keep)
