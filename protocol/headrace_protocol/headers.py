@@ -93,7 +93,7 @@ class SendMessageResponseHeader(RequestHeader, kw_only=True, gc=False):
 class BulkSendHeader(RequestHeader, kw_only=True, gc=False):
     """BULK_SEND (7680002); the body holds ``count`` sizes and the records that have them.
 
-    default_topic, default_topic_queue_nums: as in SEND_MESSAGE.
+    default_topic, default_topic_queue_nums: as in SEND_MESSAGE. body_crc32: of the whole body.
     """
 
     producer_group: str
@@ -102,6 +102,7 @@ class BulkSendHeader(RequestHeader, kw_only=True, gc=False):
     default_topic_queue_nums: Int32
     queue_id: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
     count: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+    body_crc32: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)] | None = None
 
 
 # -- staged writes ---------------------------------------------------------------------------------

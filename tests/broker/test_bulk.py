@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -104,6 +105,19 @@ def test_the_answer_says_where_all_records_are(broker: BrokerUnderTest) -> None:
     assert messages[0].message_id == header.msg_id
     counter = broker.statistics.topic_puts["T"]
     assert (counter.count, counter.body_bytes) == (5, len(b"beforeitonetwothree"))
+
+
+def test_a_block_damaged_on_its_way_is_refused(broker: BrokerUnderTest) -> None:
+    sent = block(b"one", b"two")
+    body = bytearray(sent.body)
+    crc = zlib.crc32(body)
+    assert send(broker, sent, body_crc32=crc).code == SUCCESS
+    body[-1] ^= 1  # in the topic, the properties ... which no checksum of a body covers
+    damaged = EncodedBlock(sent.record_count, bytes(body))
+    answer = send(broker, damaged, body_crc32=crc)
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert f"not {crc}; nothing of it was stored" in (answer.remark or "")
+    assert len(read_all(broker.store, broker.store.queue("T", 0))) == 2
 
 
 def test_the_topic_is_made_on_the_first_send(broker: BrokerUnderTest) -> None:

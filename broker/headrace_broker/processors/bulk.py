@@ -8,6 +8,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from zlib_ng.zlib_ng import crc32
+
 from headrace_broker.processors.send import RETRY_PREFIX, refusal
 from headrace_broker.store.encoded_records import EncodedRecords
 from headrace_broker.store.errors import StoreError
@@ -79,6 +81,7 @@ class BulkProcessor:
         Raises RequestError.
         """
         self._check_place(header)
+        _check_body(request, header)
         target = self._sends.target(request, header)
         try:
             records = EncodedRecords(target.queue, header.count, request.body, target.sys_flag)
@@ -122,6 +125,18 @@ class BulkProcessor:
             min(max(header.max_msg_nums, 1), _COUNT_MAX),
             min(header.max_msg_bytes, _RECORDS_BYTES_MAX),
             target.tags,
+        )
+
+
+def _check_body(request: Request, header: BulkSendHeader) -> None:
+    if header.body_crc32 is None:
+        return
+    crc = crc32(request.body)
+    if crc != header.body_crc32:
+        raise RequestError(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"a block to {header.topic} was damaged on its way: its bytes have the CRC-32 {crc}, "
+            f"not {header.body_crc32}; nothing of it was stored, send it again",
         )
 
 

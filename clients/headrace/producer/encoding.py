@@ -9,6 +9,7 @@ import struct
 from typing import TYPE_CHECKING
 
 import msgspec
+from zlib_ng.zlib_ng import crc32
 
 from headrace.messages import OffsetMessageIds, SendResult
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -44,13 +45,15 @@ _json = msgspec.json.Encoder().encode
 _PREFIX = struct.Struct(">II")
 
 # What is filled in, in the order of the header; no name of a user's holds such a character.
-_SYS_FLAG, _BORN_TIMESTAMP, _PROPERTIES, _COUNT = "\x01f", "\x01g", "\x01i", "\x01count"
+_SYS_FLAG, _BORN_TIMESTAMP, _PROPERTIES = "\x01f", "\x01g", "\x01i"
+_COUNT, _BODY_CRC32 = "\x01count", "\x01crc"
 _FLAG, _OPAQUE = "\x01flag", "\x01opaque"
 _PLACES = {
     _SYS_FLAG: b'"%d"',
     _BORN_TIMESTAMP: b'"%d"',
     _PROPERTIES: b"%b",
     _COUNT: b'"%d"',
+    _BODY_CRC32: b'"%d"',
     _FLAG: b"%d",
     _OPAQUE: b"%d",
 }
@@ -136,12 +139,15 @@ class BulkTemplate:
             "defaultTopicQueueNums": str(DEFAULT_TOPIC_QUEUES),
             "queueId": str(queue_id),
             "count": _COUNT,
+            "bodyCrc32": _BODY_CRC32,
         }
         self._template = _template(self.code, fields)
 
     def frame(self, outgoing: BulkOutgoing, opaque: int) -> list[Buffer]:
         """The buffers of one request, in order."""
-        return _frame(self._template % (outgoing.message_count, 0, opaque), outgoing.body)
+        body = outgoing.body
+        header = self._template % (outgoing.message_count, crc32(body), 0, opaque)
+        return _frame(header, body)
 
 
 class Outgoing:

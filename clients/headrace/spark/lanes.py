@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import msgspec
+from zlib_ng.zlib_ng import crc32
 
 from headrace.errors import ConnectFailed, ConnectionLost, RequestTimeout
 from headrace.producer.encoding import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES, STORED
@@ -146,6 +147,7 @@ class StagedBlocks:
             **_place(topic, queue_id),
             producer_group=GROUP,
             count=block.record_count,
+            body_crc32=crc32(block.body),
             block_number=self.block_count,
         )
         self._lane.send(RequestCode.STAGE_SEND, header, block.body)
@@ -163,7 +165,10 @@ class StagedBlocks:
 def send_block(lane: Lane, topic: str, queue_id: int, block: EncodedBlock) -> None:
     """Put records of a queue under way to a broker of ours, at once readable."""
     header = BulkSendHeader(
-        **_place(topic, queue_id), producer_group=GROUP, count=block.record_count
+        **_place(topic, queue_id),
+        producer_group=GROUP,
+        count=block.record_count,
+        body_crc32=crc32(block.body),
     )
     lane.send(RequestCode.BULK_SEND, header, block.body)
 
