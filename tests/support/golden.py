@@ -24,7 +24,9 @@ def _unpacked() -> Path:
     atexit.register(shutil.rmtree, folder)
     for name in STORES:
         with tarfile.open(GOLDEN / f"store-{name}.tar.gz") as archive:
-            archive.extractall(folder, filter="data")
+            # Python 3.11.2, which Debian has, does not know it yet.
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)
+            archive.extractall(folder)
     return Path(folder)
 
 
