@@ -453,6 +453,23 @@ def test_an_index_file_is_kept_up_to_its_mark(tmp_path: Path) -> None:
     store.close()
 
 
+def test_whatever_ends_a_start_leaves_the_directory_unlocked(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    put(store, store.queue("A", 0))
+    crash(store)
+
+    def interrupt(_done: int, _most: int) -> None:
+        raise KeyboardInterrupt
+
+    ended = MessageStore(small_settings(tmp_path), SetClock(), FaultyFiles())
+    ended.on_recovery = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        ended.load()
+    store = open_store(tmp_path)
+    assert len(read_all(store, store.queue("A", 0))) == 1
+    store.close()
+
+
 @pytest.mark.parametrize("keys", ["", "key"])
 def test_what_was_looked_at_for_keys_is_not_read_again(keys: str, tmp_path: Path) -> None:
     store = open_store(tmp_path)

@@ -143,7 +143,7 @@ class MessageStore:
             self.lock.release()
             reason = error.strerror or str(error)
             raise StoreError(f"store {self.root} cannot be opened: {reason}") from error
-        except StoreError:
+        except BaseException:
             self.lock.release()
             raise
 
