@@ -424,6 +424,20 @@ def test_a_deleted_topic_is_gone_also_after_a_crash(tmp_path: Path) -> None:
     store.close()
 
 
+def test_keys_of_deleted_queues_are_used_again(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for number in range(50):
+        put(store, store.queue(f"T{number}", 0), KEYS="k")
+        store.delete_topic(f"T{number}")
+    queue = store.queue("Last", 0)
+    offset = put(store, queue, b"last", KEYS="k")
+    assert len(store.queues) == 1
+    assert store.query_index("T49", "k", 9, 0, 1 << 62) != [offset]
+    assert store.query_index("Last", "k", 9, 0, 1 << 62) == [offset]
+    assert [message.body for message in read_all(store, queue)] == [b"last"]
+    store.close()
+
+
 def test_queues_are_interned_and_listed(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     queues = [store.queue("T", number) for number in (2, 0, 1)]

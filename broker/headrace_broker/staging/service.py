@@ -366,9 +366,10 @@ class Staging:
 
     async def _append(self, query: Query, block: StagedBlock) -> None:
         store = self._store
-        queue = store.queue(block.topic, block.queue_id)
-        records = StagedRecords(queue, block, query.state.tag)
         while True:
+            # Anew after each wait: the topic may have been deleted meanwhile.
+            queue = store.queue(block.topic, block.queue_id)
+            records = StagedRecords(queue, block, query.state.tag)
             store.begin_batch()
             try:
                 store.append_records(records)

@@ -136,6 +136,11 @@ class Indexer:
         queue: StoreQueue = self.queues[queue_keys[number]]
         return queue.topic
 
+    def note(self, queue: StoreQueue) -> None:
+        """A queue has the key of one that is gone, or a new one."""
+        if queue.key < len(self._known_prefixes):
+            self._known_prefixes[queue.key] = queue.index_prefixes
+
     def _prefixes(self) -> Array:
         """The ``index_prefixes`` of all queues, by queue_key."""
         known = len(self._known_prefixes)

@@ -32,6 +32,10 @@ class MapBudget:
             self._unmap_one()
         self._mapped.append((queue, queue.max_offset))
 
+    def forget(self, queue: ConsumeQueue) -> None:
+        """A queue is gone."""
+        self._mapped = deque(each for each in self._mapped if each[0] is not queue)
+
     def _limit(self) -> int:
         if self._maps_max is None:
             soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

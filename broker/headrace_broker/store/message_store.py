@@ -87,6 +87,8 @@ class MessageStore:
         self.queues: list[StoreQueue] = []
         self._names: dict[tuple[str, int], StoreQueue] = {}
         self._topics: dict[str, dict[int, StoreQueue]] = {}
+        # Keys of queues that are gone, and how many rows the ring had been given by then.
+        self._gone_keys: deque[tuple[int, int]] = deque()
         self._batch_topics: frozenset[str] = frozenset()
         self.ring = Ring(settings.ring_rows, ("consumequeue", "index"))
         self.commit_log = CommitLog(settings, self.seam, self.ring, self.clock)
@@ -344,11 +346,20 @@ class MessageStore:
         directory = self.root / f"consumequeue/{topic}/{queue_id}"
         consume_queue = ConsumeQueue(directory, self.settings.consume_queue_file_bytes, self.seam)
         checksum_bytes = SLOT_BYTES if self.settings.appends_checksums else 0
-        queue = StoreQueue(topic, queue_id, len(self.queues), consume_queue, checksum_bytes)
-        self.queues.append(queue)
+        key = self._free_key()
+        queue = StoreQueue(topic, queue_id, key, consume_queue, checksum_bytes)
+        self.queues[key : key + 1] = [queue]
+        self.indexer.note(queue)
         self._names[topic, queue_id] = queue
         self._topics.setdefault(topic, {})[queue_id] = queue
         return queue
+
+    def _free_key(self) -> int:
+        """That of a queue that is gone, once nobody waits for its rows, or else a new one."""
+        taken = min(cursor.taken for cursor in self.ring.cursors)
+        if self._gone_keys and self._gone_keys[0][1] <= taken:
+            return self._gone_keys.popleft()[0]
+        return len(self.queues)
 
     def delete_topic(self, topic: str) -> None:
         """``delete_queues`` at once, and on disk. Raises OSError."""
@@ -377,6 +388,8 @@ class MessageStore:
         if not queues:
             del self._topics[queue.topic]
         self.flusher.dirty_queues.discard(queue.consume_queue)
+        self.seam.map_budget.forget(queue.consume_queue)
+        self._gone_keys.append((queue.key, self.ring.written))
 
     def when_all_flushed(self, callback: Callable[[], None]) -> None:
         """Call back once everything up to now is on disk. Raises OSError when that is at once."""
