@@ -23,7 +23,15 @@ MAY_IMPORT = {
     "headrace_protocol.columns": {"headrace_protocol", "numpy", "zlib_ng"},
     "headrace_protocol.drivers": {"headrace_protocol", "trio", "anyio", "msgspec", "structlog"},
     "headrace_nameserver": {"headrace_protocol", "trio", "msgspec", "structlog", "pydantic"},
-    "headrace_broker": {"headrace_protocol", "trio", "msgspec", "structlog", "pydantic", "numpy"},
+    "headrace_broker": {
+        "headrace_protocol",
+        "trio",
+        "msgspec",
+        "structlog",
+        "pydantic",
+        "numpy",
+        "zlib_ng",
+    },
     "headrace_broker.staging": {
         "headrace_protocol",
         "headrace_broker.store",
