@@ -13,7 +13,6 @@ from headrace_protocol.drivers.network import Listener, MemoryByteStream, Memory
 if TYPE_CHECKING:
     from random import Random
 
-    from headrace_protocol.drivers.server import RemotingServer
 
 CUT_PROBABILITY = 0.012
 LAG_PROBABILITY = 0.03
@@ -109,6 +108,7 @@ class LifeNetwork:
 
     def __init__(self, network: FaultyNetwork) -> None:
         self._network = network
+        self.serve = network.serve
         self._address = ""
         self._streams: list[MemoryByteStream] = []
         self._is_over = False
@@ -117,15 +117,6 @@ class LifeNetwork:
         listener = self._network.listen(host, port)
         self._address = listener.address
         return listener
-
-    async def serve(
-        self,
-        listener: Listener,
-        server: RemotingServer,
-        *,
-        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-    ) -> None:
-        await self._network.serve(listener, server, task_status=task_status)
 
     async def connect(self, address: str) -> MemoryByteStream:
         if self._is_over:

@@ -52,7 +52,7 @@ def main() -> int:
     arguments = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     logging.disable()
-    # What a seed leaves open is closed when its cycles are collected.
+    # A seed leaves some three files open, which thousands of seeds add up to.
     raise_open_files_limit()
     keep: Path | None = arguments.keep
     totals = Totals.load(keep) if keep and keep.exists() else Totals(arguments.seed)

@@ -356,8 +356,7 @@ class MessageStore:
 
     def _free_key(self) -> int:
         """That of a queue that is gone, once nobody waits for its rows, or else a new one."""
-        taken = min(cursor.taken for cursor in self.ring.cursors)
-        if self._gone_keys and self._gone_keys[0][1] <= taken:
+        if self._gone_keys and self._gone_keys[0][1] <= self.ring.taken:
             return self._gone_keys.popleft()[0]
         return len(self.queues)
 

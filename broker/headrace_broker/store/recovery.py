@@ -221,10 +221,7 @@ class Recovery:
         on_progress: called with bytes read and the most that there can be, after each block. What
         it raises ends the work, which the next start does again.
         """
-        if newest_unit >= plan.queues_from:
-            self._cut_queues(plan.queues_from)
-        for queue in self.dispatcher.queues:
-            queue.next_offset = queue.consume_queue.max_offset
+        self._cut_queues(plan.queues_from, newest_unit)
         scanned_from, scan = self._scan(plan)
         bytes_max = scan.files[-1].end_offset - scanned_from if scan.files else 0
         for block in scan:
@@ -235,17 +232,17 @@ class Recovery:
             on_progress(scan.end_offset - scanned_from, bytes_max)
         self.indexer.index_files.last_seen = self.newest[0] if self.newest else -1
         self._cut_log(scan.end_offset, is_clean=is_clean)
-        if newest_unit >= scan.end_offset:
-            self._cut_queues(scan.end_offset)
-        for queue in self.dispatcher.queues:
-            queue.next_offset = queue.consume_queue.max_offset
+        self._cut_queues(scan.end_offset, newest_unit)
         return RecoveryReport(
             is_clean, scanned_from, scan.end_offset, self.record_count, self.unplaced_count
         )
 
-    def _cut_queues(self, physical_offset: int) -> None:
+    def _cut_queues(self, physical_offset: int, newest_unit: int) -> None:
+        """Forget the units from there on, if any points so far; queues go on where they end."""
         for queue in self.dispatcher.queues:
-            queue.consume_queue.truncate_from_physical(physical_offset)
+            if newest_unit >= physical_offset:
+                queue.consume_queue.truncate_from_physical(physical_offset)
+            queue.next_offset = queue.consume_queue.max_offset
 
     def _scan(self, plan: RecoveryPlan) -> tuple[int, LogScan]:
         """Where reading begins: at the wanted record if it is whole, else at its file's start."""

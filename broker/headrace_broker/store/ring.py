@@ -95,7 +95,12 @@ class Ring:
 
     def release(self) -> None:
         """Let rows be overwritten that every cursor has passed; a thread may move a cursor."""
-        self.limit = min([cursor.taken for cursor in self.cursors]) + self.row_count
+        self.limit = self.taken + self.row_count
+
+    @property
+    def taken(self) -> int:
+        """How many rows every cursor has passed."""
+        return min([cursor.taken for cursor in self.cursors])
 
     def last_of(self, row_count: int) -> tuple[int, int] | None:
         """Physical offset and store timestamp of the last of the first ``row_count`` rows.
