@@ -76,10 +76,10 @@ def look(seconds: float, pids: dict[str, int], admin: Any) -> Sample:
     info = admin.runtime_info(node.address)
     keys = (*CLIENTS, "queueCount", "filesRemoved", "loopStallCount")
     numbers = {key: int(info[key]) for key in keys}
-    return Sample(seconds, {name: _holding(pid) for name, pid in pids.items()}, numbers)
+    return Sample(seconds, {name: holding(pid) for name, pid in pids.items()}, numbers)
 
 
-def _holding(pid: int) -> Holding:
+def holding(pid: int) -> Holding:
     process = Path(f"/proc/{pid}")
     lines = process.joinpath("status").read_text().splitlines()
     status = dict(line.split(":", 1) for line in lines)

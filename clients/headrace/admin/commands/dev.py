@@ -43,17 +43,22 @@ async def _run(data: Path | None, host: str, nameserver_port: int, broker_port: 
     from headrace.embedded import run_daemons
     from headrace_protocol.drivers.collector import settle
     from headrace_protocol.drivers.network import TcpNetwork
+    from headrace_protocol.drivers.process import give_back_freed_memory
 
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with run_daemons(
-            data,
-            network=TcpNetwork(),
-            host=host,
-            nameserver_port=nameserver_port,
-            broker_port=broker_port,
-            owns_loop=True,
-            on_progress=_show_progress if sys.stderr.isatty() else None,
-        ) as running:
+        async with (
+            run_daemons(
+                data,
+                network=TcpNetwork(),
+                host=host,
+                nameserver_port=nameserver_port,
+                broker_port=broker_port,
+                owns_loop=True,
+                on_progress=_show_progress if sys.stderr.isatty() else None,
+            ) as running,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(give_back_freed_memory)
             settle()
             sys.stdout.write(
                 f"ready nameserver={running.nameserver} broker={running.broker} "
@@ -62,6 +67,7 @@ async def _run(data: Path | None, host: str, nameserver_port: int, broker_port: 
             sys.stdout.flush()
             async for _ in signals:
                 break
+            nursery.cancel_scope.cancel()
 
 
 def _show_progress(done_bytes: int, bytes_max: int) -> None:
