@@ -93,7 +93,7 @@ class Length:
         return replace(self, read={size: int(rows * part) for size, rows in self.read.items()})
 
 
-# A JVM that reads is compiled after some seconds: with less the first case of either is a third slower.
+# A JVM is compiled while it reads: with less the first case that counts is a third slower.
 FULL = Length(2, {1024: 2_000_000, 100: 10_000_000}, written=2_000_000, warm_up=2_000_000)
 SHORT = Length(1, {1024: 200_000, 100: 800_000}, written=400_000, warm_up=100_000)
 WRITTEN_BODY_BYTES = 100
