@@ -39,7 +39,7 @@ READS = {"batch", "stream", "limited"}
 WRITES = {"write", "copy", "copy-plain"}
 # They have a promise only for that many, and the time is short.
 WRITE_CORES = 2
-LIMITED_BODY_BYTES = 1024
+LIMITED_BODY_BYTES = LARGE_BODY_BYTES = 1024
 PROCESS_TIMEOUT_S = 900
 OLDEST_PYTHON = ROOT / ".cache" / "oldest-spark" / "bin" / "python"
 CONNECTOR = Path(__file__).resolve().with_name("spark_kafka")
@@ -156,7 +156,7 @@ def started(broker: str, directory: Path) -> Iterator[Place]:
 def run_round(peer: Peer, place: Place, length: Length, reports: Reports) -> None:
     """Fill the broker; then every work on each number of cores."""
     fill(peer, place, WARM_UP, WRITTEN_BODY_BYTES, length.warm_up)
-    if "copy" in peer.works:
+    if "copy" in peer.works and length.written:
         fill(peer, place, COPIED, WRITTEN_BODY_BYTES, length.written)
     for body_bytes, rows in length.read.items():
         fill(peer, place, filled(body_bytes), body_bytes, rows)
@@ -186,7 +186,7 @@ def fill(peer: Peer, place: Place, topic: str, body_bytes: int, rows: int) -> No
 def cases(peer: Peer, cores: int, length: Length) -> Iterator[Case]:
     """Every work with every size, after a first go of each that does not count."""
     for work in peer.works:
-        if work in WRITES and cores != WRITE_CORES:
+        if work in WRITES and (cores != WRITE_CORES or not length.written):
             continue
         warm_up = _case(work, f"warm {work}", WARM_UP, WRITTEN_BODY_BYTES, length.warm_up, cores)
         yield msgspec.structs.replace(warm_up, is_warm_up=True)
@@ -372,7 +372,7 @@ def _median(series: list[dict[str, float]], key: str) -> float:
 def main(options: list[str]) -> None:
     chosen = _arguments(options)
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as directory:
-        results = compare(chosen.peers, SHORT if chosen.short else FULL, Path(directory))
+        results = compare(chosen.peers, _length(chosen), Path(directory))
     table = markdown(results)
     sys.stdout.write(table)
     if results["failures"]:
@@ -381,11 +381,19 @@ def main(options: list[str]) -> None:
         keep("spark", results, table)
 
 
+def _length(chosen: argparse.Namespace) -> Length:
+    if chosen.gigabytes:
+        rows = int(chosen.gigabytes * 1e9 / LARGE_BODY_BYTES)
+        return replace(FULL, rounds=1, read={LARGE_BODY_BYTES: rows}, written=0)
+    return SHORT if chosen.short else FULL
+
+
 def _arguments(options: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("tests.bench spark", description=__doc__)
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--short", action="store_true", help="a tenth of the rows, one round")
     length.add_argument("--keep", action="store_true", help="into the results and the document")
+    length.add_argument("--gigabytes", type=float, help="only read, once, so much of 1 KiB bodies")
     parser.add_argument("--peers", nargs="+", choices=tuple(PEERS), default=tuple(PEERS))
     return parser.parse_args(options)
 
