@@ -104,6 +104,7 @@ class StagedRecords(EncodedRecords):
 
     def __init__(self, queue: StoreQueue, block: StagedBlock, tag: int) -> None:
         super().__init__(queue, block.record_count, block.body, block.sys_flag)
+        self.block = block
         self._fill("prepared_transaction_offset", tag)
 
     def _check(self) -> None:

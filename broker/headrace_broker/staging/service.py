@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.store.commit_log import CommitLog
     from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.store.store_queue import StoreQueue
     from headrace_protocol.columns import Buffer
     from headrace_protocol.headers import StageSealHeader, StageSendHeader
     from headrace_protocol.staging import Decision, StagedAttempt
@@ -331,6 +332,8 @@ class Staging:
         waiters, query.waiters = query.waiters, []
         for then in waiters:
             then(problem)
+        if problem is None:
+            await self._remove_applied(query)
 
     async def _apply(self, query: Query) -> None:
         """Append what is not in the log yet, in the order of the decision."""
@@ -350,26 +353,27 @@ class Staging:
     async def _append_attempt(
         self, query: Query, decision: Decision, staged: StagedAttempt, skipped: int
     ) -> None:
-        blocks = read_blocks(query.path(decision.batch_id, staged.attempt))
-        # The next blocks are read while these are appended.
-        with ThreadPoolExecutor(1) as reader:
-            coming = reader.submit(_next_of, blocks)
-            while some := await trio.to_thread.run_sync(coming.result):
-                coming = reader.submit(_next_of, blocks)
-                for block in some:
-                    if skipped >= block.record_count:
-                        skipped -= block.record_count
-                    else:
-                        await self._append(query, block.without(skipped))
-                        skipped = 0
-                        await trio.lowlevel.checkpoint()
+        path = query.path(decision.batch_id, staged.attempt)
+        blocks = _after(skipped, read_blocks(path))
+        # While some are appended, the next are made records, and those after them are read.
+        with ThreadPoolExecutor(1) as thread:
+            records: list[StagedRecords] = []
+            read = await trio.to_thread.run_sync(thread.submit(_next_of, blocks).result)
+            while records or read:
+                wanted = [(self._store.queue(block.topic, block.queue_id), block) for block in read]
+                coming = thread.submit(_make_and_read, wanted, query.state.tag, blocks)
+                for each in records:
+                    await self._append(query, each)
+                    await trio.lowlevel.checkpoint()
+                records, read = await trio.to_thread.run_sync(coming.result)
 
-    async def _append(self, query: Query, block: StagedBlock) -> None:
-        store = self._store
+    async def _append(self, query: Query, records: StagedRecords) -> None:
+        store, block = self._store, records.block
         while True:
             # Anew after each wait: the topic may have been deleted meanwhile.
             queue = store.queue(block.topic, block.queue_id)
-            records = StagedRecords(queue, block, query.state.tag)
+            if queue is not records.queue:
+                records = StagedRecords(queue, block, query.state.tag)
             store.begin_batch()
             try:
                 store.append_records(records)
@@ -401,8 +405,18 @@ class Staging:
         state = query.state
         query.change(QueryState(decision.batch_id, decision, state.tag, state.from_offset))
         await trio.to_thread.run_sync(query.save)
-        query.void(await trio.to_thread.run_sync(query.paths_up_to, decision.batch_id))
-        await trio.to_thread.run_sync(query.remove_void)
+
+    async def _remove_applied(self, query: Query) -> None:
+        """Remove what is in the log by now, for which nobody waits."""
+        try:
+            query.void(
+                await trio.to_thread.run_sync(query.paths_up_to, query.state.applied_batch_id)
+            )
+            await trio.to_thread.run_sync(query.remove_void)
+        except OSError as error:
+            log.error("staged blocks that are in the log not removed", reason=str(error))
+        if self._queries.get(query.folder.name) is not query:
+            query.remove_folder()  # it was forgotten when it was not empty yet
 
     async def _run_flush(self) -> None:
         """Bring to disk what is staged, so that little is left for the seal."""
@@ -450,9 +464,26 @@ def _modified_ms(path: Path) -> float:
         return math.inf
 
 
+def _after(skipped: int, blocks: Iterator[StagedBlock]) -> Iterator[StagedBlock]:
+    """The blocks without their first ``skipped`` records."""
+    for block in blocks:
+        if skipped >= block.record_count:
+            skipped -= block.record_count
+        else:
+            yield block.without(skipped)
+            skipped = 0
+
+
 def _next_of(blocks: Iterator[StagedBlock]) -> list[StagedBlock]:
     """The next few blocks, none at the end. Raises OSError, CorruptStage."""
     return list(islice(blocks, _BLOCKS_AT_ONCE))
+
+
+def _make_and_read(
+    wanted: list[tuple[StoreQueue, StagedBlock]], tag: int, blocks: Iterator[StagedBlock]
+) -> tuple[list[StagedRecords], list[StagedBlock]]:
+    """Blocks as records of their queues, and the next few blocks. Raises as ``_next_of``."""
+    return [StagedRecords(queue, block, tag) for queue, block in wanted], _next_of(blocks)
 
 
 def _gives_way(query: Query, held: Decision, new: Decision, replaces: str | None) -> bool:
