@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import logging
+import multiprocessing
 import os
 import random
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 
@@ -22,6 +24,8 @@ from tests.simulation.totals import Outcome, Totals
 # A cluster takes as long as a dozen stores.
 CLUSTER_EVERY = 8
 SAVE_EVERY = 50
+# A seed leaves some four files open that nothing closes, so no process runs many.
+SEEDS_OF_PROCESS = 1000
 
 
 def run_seed(seed: int) -> Outcome:
@@ -29,8 +33,22 @@ def run_seed(seed: int) -> Outcome:
     return (simulation if seed % CLUSTER_EVERY == 0 else store_lives).run(seed)
 
 
-def run_seeds(totals: Totals, seed_count: int, keep: Path | None) -> None:
-    """Go on with ``totals`` until they are of so many seeds."""
+def run_in_processes(totals: Totals, seed_count: int, keep: Path) -> Totals:
+    """Go on with ``totals`` until they are of so many seeds, each thousand in a new process."""
+    while totals.seed_count < seed_count:
+        upto = min(totals.seed_count + SEEDS_OF_PROCESS, seed_count)
+        context = multiprocessing.get_context("fork")
+        process = context.Process(target=run_seeds, args=(totals, upto, keep))
+        process.start()
+        process.join()
+        if process.exitcode:
+            sys.exit(process.exitcode)
+        totals = Totals.load(keep)
+    return totals
+
+
+def run_seeds(totals: Totals, seed_count: int, keep: Path) -> None:
+    """Go on with ``totals`` until they are of so many seeds, and save them in ``keep``."""
     while totals.seed_count < seed_count:
         seed = totals.first_seed + totals.seed_count
         try:
@@ -39,9 +57,9 @@ def run_seeds(totals: Totals, seed_count: int, keep: Path | None) -> None:
             sys.stdout.write(f"{traceback.format_exc()}seed {seed}: make sim SEED={seed} N=1\n")
             totals.add_failed(seed)
         if totals.seed_count % SAVE_EVERY == 0:
-            sys.stderr.write(f"{totals.seed_count} of {seed_count}, {len(totals.failed)} failed\n")
-            if keep:
-                totals.save(keep)
+            sys.stderr.write(f"{totals.seed_count} seeds, {len(totals.failed)} failed\n")
+            totals.save(keep)
+    totals.save(keep)
 
 
 def main() -> int:
@@ -52,13 +70,11 @@ def main() -> int:
     arguments = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     logging.disable()
-    # A seed leaves some three files open, which thousands of seeds add up to.
     raise_open_files_limit()
-    keep: Path | None = arguments.keep
-    totals = Totals.load(keep) if keep and keep.exists() else Totals(arguments.seed)
-    run_seeds(totals, arguments.count, keep)
-    if keep:
-        totals.save(keep)
+    with tempfile.TemporaryDirectory() as folder:
+        keep: Path = arguments.keep or Path(folder) / "totals.json"
+        totals = Totals.load(keep) if keep.exists() else Totals(arguments.seed)
+        totals = run_in_processes(totals, arguments.count, keep)
     sys.stdout.write(f"{totals.as_text()}\n")
     return 1 if totals.failed else 0
 
