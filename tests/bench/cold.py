@@ -110,6 +110,7 @@ def beside_reader(load: Load, seconds: float) -> Report:
     alone = [load.job(PROBE, "PROBE", BODY_BYTES, seconds=seconds)]
     reader = Reader(load)
     while not reader.body_bytes:
+        assert reader.is_alive, "the reader ended before it had read anything"
         time.sleep(ONSET_S)
     pid = load.peer.broker_pid
     began, fetched, read = time.monotonic(), fetched_bytes(pid), reader.body_bytes

@@ -409,14 +409,16 @@ class Staging:
     async def _remove_applied(self, query: Query) -> None:
         """Remove what is in the log by now, for which nobody waits."""
         try:
-            query.void(
-                await trio.to_thread.run_sync(query.paths_up_to, query.state.applied_batch_id)
-            )
-            await trio.to_thread.run_sync(query.remove_void)
+            paths = await trio.to_thread.run_sync(query.paths_up_to, query.state.applied_batch_id)
+            await self._remove(query, paths)
         except OSError as error:
             log.error("staged blocks that are in the log not removed", reason=str(error))
-        if self._queries.get(query.folder.name) is not query:
-            query.remove_folder()  # it was forgotten when it was not empty yet
+
+    async def _remove(self, query: Query, paths: Iterable[Path]) -> None:
+        """Remove attempts, and the folder of a query that has nothing else. Raises OSError."""
+        if query.void(paths):
+            await trio.to_thread.run_sync(query.remove_void)
+            query.remove_folder()
 
     async def _run_flush(self) -> None:
         """Bring to disk what is staged, so that little is left for the seal."""
@@ -448,9 +450,8 @@ class Staging:
         before_ms = self._store.clock.now_ms() - self._reserved_ms
         for path in await trio.to_thread.run_sync(self._leftovers, before_ms):
             query = self._known(path.parent.name)
-            if query.problem is None and query.void([path]):
-                await trio.to_thread.run_sync(query.remove_void)
-                query.remove_folder()
+            if query.problem is None:
+                await self._remove(query, [path])
 
     def _leftovers(self, before_ms: int) -> list[Path]:
         paths = self._root.glob(f"*/*{BLOCKS_SUFFIX}")
