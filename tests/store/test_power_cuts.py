@@ -75,10 +75,10 @@ async def test_after_a_failed_flush_the_loop_rests(tmp_path: Path) -> None:
         await nursery.start(store.run)
         files.is_broken = True
         put(store, store.queue("Topic", 0))
-        answers: list[bool] = []
-        store.when_flushed(store.max_physical_offset, answers.append)
+        tell, told = trio.open_memory_channel[bool](1)
+        store.when_flushed(store.max_physical_offset, tell.send_nowait)
         with trio.fail_after(5):
-            await trio.testing.wait_all_tasks_blocked(0.001)
-        assert answers == [False]
+            assert await told.receive() is False
+            await trio.testing.wait_all_tasks_blocked(0.001)  # never, if it asked again and again
         nursery.cancel_scope.cancel()
     crash(store)

@@ -20,6 +20,7 @@ from headrace_broker.store import recovery
 from headrace_broker.store.checkpoint import INDEX_MARK_NAME, Checkpoint, IndexMark
 from headrace_broker.store.errors import LoadInterrupted
 from headrace_broker.store.files import Files
+from headrace_broker.store.index_file import ENTRY_BYTES
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.recovery import FirstRecord, RecoveryPlan, plan_recovery
 from headrace_protocol.message import encode_properties, encode_record
@@ -451,6 +452,55 @@ def test_an_index_file_is_kept_up_to_its_mark(tmp_path: Path) -> None:
         assert len(found) == 1, number
     assert len(store.query_index("A", "after", 9, 0, 1 << 62)) == 1
     store.close()
+
+
+def put_with_keys(store: MessageStore, count: int) -> None:
+    first = store.queue("A", 0).next_offset
+    for number in range(first, first + count):
+        put(store, store.queue("A", 0), KEYS=f"key{number}")
+    store.index_tick()
+
+
+def test_an_index_file_that_was_full_after_the_mark_is_not_trusted(tmp_path: Path) -> None:
+    """Its time does not tell that it was synced: the one before may have the same."""
+    store = open_store(tmp_path)
+    put_with_keys(store, 20)
+    store.flusher.flush_now()
+    put_with_keys(store, 20)
+    first, second, _ = store.index_files.files
+    assert second.is_full
+    assert second.header.end_timestamp == first.header.end_timestamp
+    crash(store)
+    with second.file.path.open("r+b") as file:  # the page of its header was written back alone
+        unsynced = file.seek(second.entries_at + 2 * ENTRY_BYTES)
+        file.write(bytes(second.file.file_bytes - unsynced))
+    store = open_store(tmp_path)
+    for number in range(40):
+        assert len(store.query_index("A", f"key{number}", 9, 0, 1 << 62)) == 1, number
+    store.close()
+
+
+def test_index_files_are_removed_from_the_newest_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start that is cut off must not leave a gap, which nothing would tell from a whole index."""
+    store = open_store(tmp_path)
+    put_with_keys(store, 3 * 19)
+    names = [index_file.file.path.name for index_file in store.index_files.files]
+    crash(store)
+    unlink = FaultyFiles.unlink
+
+    def unlink_first_only(files: FaultyFiles, path: Path) -> None:
+        monkeypatch.setattr(FaultyFiles, "unlink", interrupt)
+        unlink(files, path)
+
+    def interrupt(_files: FaultyFiles, _path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FaultyFiles, "unlink", unlink_first_only)
+    with pytest.raises(KeyboardInterrupt):
+        open_store(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "index").iterdir()) == names[:2]
 
 
 def test_whatever_ends_a_start_leaves_the_directory_unlocked(tmp_path: Path) -> None:

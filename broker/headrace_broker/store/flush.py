@@ -220,8 +220,9 @@ class Flusher:
         self._save(work)
 
     def _save(self, work: _ThoroughFlush) -> None:
-        self.checkpoint.save(self.checkpoint_path, self.seam)
+        # The mark first: a checkpoint of ours without one is taken for the peer's.
         work.mark.save(self.settings.root / INDEX_MARK_NAME, self.seam)
+        self.checkpoint.save(self.checkpoint_path, self.seam)
 
     def flush_log_now(self) -> None:
         """Bring the log to disk without a thread. Raises OSError."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import struct
 import threading
+from bisect import bisect_left
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -229,19 +231,27 @@ class IndexFiles:
     def _open(self, file: MappedFile) -> IndexFile:
         return IndexFile(file, self.slot_count, self.entry_count)
 
-    def recover(self, index_msg_timestamp: int, mark: IndexMark | None) -> None:
+    def recover(self, index_msg_timestamp: int, mark_path: Path) -> None:
         """Keep what a crash cannot have damaged: finished files, and entries up to the mark."""
-        for number, index_file in enumerate(self.files):
-            # A header that never reached the disk is all zeros, older than any time.
-            if index_file.is_full and index_file.header.end_timestamp <= index_msg_timestamp:
-                continue
-            kept = number
-            if mark and mark.index_count > 1 and mark.file_name == index_file.file.path.name:
-                index_file.truncate(mark.index_count, mark.end_timestamp)
-                kept += 1
-            self.delete(self.files[kept:])
-            break
-        if mark and mark.file_name in {"", *(file.file.path.name for file in self.files)}:
+        mark = IndexMark.load(mark_path)
+        if mark:
+            self._keep_to(mark)
+            return
+        # By the peer's rule. Where a mark is lost the rule is not enough: of files that became
+        # full in one millisecond the last may not be on disk.
+        limit_ms = index_msg_timestamp - mark_path.exists()
+        # A header that never reached the disk is all zeros, so its file is not full.
+        whole = takewhile(lambda f: f.is_full and f.header.end_timestamp <= limit_ms, self.files)
+        self._delete_from(len(list(whole)))
+
+    def _keep_to(self, mark: IndexMark) -> None:
+        names = [index_file.file.path.name for index_file in self.files]
+        kept = bisect_left(names, mark.file_name)
+        if mark.file_name in names and mark.index_count > 1:
+            self.files[kept].truncate(mark.index_count, mark.end_timestamp)
+            kept += 1
+        self._delete_from(kept)
+        if mark.file_name in {"", *names[:kept]}:
             self.last_seen = mark.last_seen
 
     def start_flush(self) -> IndexFlush:
@@ -324,11 +334,9 @@ class IndexFiles:
         """Each file, and the bytes of it in use."""
         return [(f.file, f.entries_at + f.header.index_count * ENTRY_BYTES) for f in self.files]
 
-    def delete(self, files: list[IndexFile]) -> None:
-        """Remove some of the files."""
-        for file in files:
-            file.file.delete()
-            self.files.remove(file)
+    def _delete_from(self, kept: int) -> None:
+        while len(self.files) > kept:  # the newest first: a start that is cut off leaves no gap
+            self.files.pop().file.delete()
 
 
 def _local_time_name(now_ms: int) -> str:

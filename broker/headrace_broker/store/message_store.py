@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from headrace_broker.clock import SystemClock
-from headrace_broker.store.checkpoint import INDEX_MARK_NAME, Checkpoint, IndexMark
+from headrace_broker.store.checkpoint import INDEX_MARK_NAME, Checkpoint
 from headrace_broker.store.cleaner import Cleaner
 from headrace_broker.store.commit_log import CommitLog
 from headrace_broker.store.consume_queue import ConsumeQueue
@@ -235,8 +235,7 @@ class MessageStore:
         )
         checkpoint = self.flusher.checkpoint
         if not is_clean:
-            mark = IndexMark.load(self.root / INDEX_MARK_NAME)
-            self.index_files.recover(checkpoint.index_msg_timestamp, mark)
+            self.index_files.recover(checkpoint.index_msg_timestamp, self.root / INDEX_MARK_NAME)
         newest_unit = max(
             (queue.consume_queue.last_physical_offset for queue in self.queues), default=-1
         )
