@@ -111,6 +111,31 @@ def test_a_chunk_is_looked_at_once_for_many_reads(store: MessageStore, files: Co
     assert len(files.asked) == looks
 
 
+def test_who_wants_what_is_being_fetched_for_another_waits_too(store: MessageStore) -> None:
+    with pytest.raises(NotReady) as units:
+        get(store, 10)
+    units.value.fetch()
+    with pytest.raises(NotReady) as first:
+        get(store, 10)
+    with pytest.raises(NotReady):
+        get(store, 20)
+    first.value.fetch()
+    assert get(store, 20) is GetStatus.FOUND
+
+
+def test_what_vanished_before_it_was_fetched_is_not_asked_for_again(
+    store: MessageStore, files: ColdFiles
+) -> None:
+    with pytest.raises(NotReady) as cold:
+        get(store, 10)
+    path = store.queue("t", 0).consume_queue.files.files[0].path
+    moved = path.rename(path.with_name("moved"))
+    cold.value.fetch()
+    files.cached |= {(str(store.commit_log.files.files[0].path), 0)}
+    assert get(store, 10) is GetStatus.FOUND
+    moved.rename(path)
+
+
 def test_a_look_holds_good_for_some_seconds_only(
     store: MessageStore, files: ColdFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final
@@ -39,33 +40,34 @@ class PageCache:
 
     def check(self, file: MappedFile, start: int, end: int) -> None:
         """Raise NotReady when some of a range of a file must be read from the disk."""
-        for chunk in range(start // CHUNK_BYTES, (end - 1) // CHUNK_BYTES + 1):
-            now = monotonic()
-            if self._looks.get((file, chunk), 0.0) < now:
-                self._remember(file, chunk, now)
+        chunks = range(start // CHUNK_BYTES, (end - 1) // CHUNK_BYTES + 1)
+        for chunk in chunks:
+            if self._looks.get((file, chunk), 0.0) < monotonic():
                 chunk_start = chunk * CHUNK_BYTES
                 chunk_end = min(chunk_start + CHUNK_BYTES, file.file_bytes)
                 if not self._seam.is_cached(file, chunk_start, chunk_end):
-                    raise NotReady(partial(self._read, file, chunk_start, max(end, chunk_end)))
+                    raise NotReady(partial(self._fetch, file, range(chunk, chunks.stop)))
+                self._remember(file, chunk)
 
-    def _remember(self, file: MappedFile, chunk: int, now: float) -> None:
-        # Also of a cold one: it is read now.
+    def _remember(self, file: MappedFile, chunk: int) -> None:
         if len(self._looks) >= _LOOKS_KEPT:
             self._looks.clear()
-        self._looks[file, chunk] = now + LOOK_LIFE_S
+        self._looks[file, chunk] = monotonic() + LOOK_LIFE_S
+
+    def _fetch(self, file: MappedFile, chunks: range) -> None:
+        """Bring chunks into the cache; for any thread. Raises OSError."""
+        with suppress(FileNotFoundError):  # expired meanwhile; whoever has a view of it waits
+            self._read(file, chunks.start * CHUNK_BYTES, chunks.stop * CHUNK_BYTES)
+        # Not before: somebody else who wants them has to wait as well.
+        for chunk in chunks:
+            self._remember(file, chunk)
 
     def _read(self, file: MappedFile, start: int, end: int) -> None:
-        """Bring a range into the cache, and have the kernel read on; for any thread.
-
-        Raises OSError.
-        """
-        try:
-            descriptor = self._seam.open(file.path, os.O_RDONLY)
-        except FileNotFoundError:  # expired meanwhile; whoever has a view of it waits
-            return
+        """Read a range, up to the end of the file, and have the kernel read on."""
+        descriptor = self._seam.open(file.path, os.O_RDONLY)
         try:
             buffer = bytearray(_READ_BYTES)
-            for position in range(start, end, _READ_BYTES):
+            for position in range(start, min(end, file.file_bytes), _READ_BYTES):
                 os.preadv(descriptor, [buffer], position)
             os.posix_fadvise(descriptor, end, CHUNK_BYTES, os.POSIX_FADV_WILLNEED)
         finally:
