@@ -1,16 +1,17 @@
 """Cold reads: what a consumer that reads old messages from the disk does to hot sends.
 
 A store is filled, the broker restarted and the system's cache of the store's files dropped. Then a
-probe sends 1,000 messages a second by a schedule: alone, beside a consumer that reads all of it
-from the beginning as fast as it can, and alone again, since the disk may still have had to do with
-the filling. The consumer has the lowest priority: it stands for one on a machine of its own, which
-would take no core from broker and probe.
+probe sends 1,000 messages a second by a schedule: alone, and beside a consumer that reads all of
+it from the beginning as fast as it can; so several times in turn, since the disk has still to do
+with the filling for a while. The consumer has the lowest priority: it stands for one on a machine
+of its own, which would take no core from broker and probe.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -39,6 +40,7 @@ BODY_BYTES = 1024
 BODIES = [os.urandom(BODY_BYTES) for _ in range(1000)]
 CALL_MESSAGES = 50_000
 ONSET_S = 1
+PATIENCE_MS = 600_000
 COLUMNS = (
     ("p50_us", "p50 beside it, ms", 1000, 2),
     ("alone_p50_us", "p50 alone, ms", 1000, 2),
@@ -52,7 +54,7 @@ COLUMNS = (
 
 
 class Reader:
-    """A process that reads the topic from its beginning until told to end, or all is read."""
+    """A process that reads the topic from its beginning, while it is let."""
 
     def __init__(self, load: Load) -> None:
         context = multiprocessing.get_context("spawn")
@@ -60,19 +62,29 @@ class Reader:
         arguments = load.peer.nameserver, self._body_bytes
         self._process = context.Process(target=_read, args=arguments, daemon=True)
         self._process.start()
+        while not self.body_bytes:
+            self.check_alive()
+            time.sleep(0.1)
 
     @property
     def body_bytes(self) -> int:
         """What it has read so far."""
         return int(self._body_bytes.value)
 
-    @property
-    def is_alive(self) -> bool:
+    def check_alive(self) -> None:
         """Whether there was always more to read."""
-        return self._process.is_alive()
+        assert self._process.is_alive(), "nothing is left to read: more gigabytes, fewer seconds"
+
+    def pause(self) -> None:
+        os.kill(self._process.pid or 0, signal.SIGSTOP)
+        time.sleep(ONSET_S)
+
+    def go_on(self) -> None:
+        os.kill(self._process.pid or 0, signal.SIGCONT)
+        time.sleep(ONSET_S)
 
     def stop(self) -> None:
-        self._process.terminate()
+        self._process.kill()
         self._process.join()
 
 
@@ -81,7 +93,7 @@ def _read(nameserver: str, body_bytes: Any) -> None:
     with blocking.PullConsumer(nameserver=nameserver) as consumer:
         consumer.assign(consumer.queues(TOPIC))
         consumer.seek_to("first")
-        while (batch := consumer.receive_many(timeout_ms=1000)) is not None:
+        while (batch := consumer.receive_many(timeout_ms=PATIENCE_MS)) is not None:
             body_bytes.value += len(batch) * BODY_BYTES
 
 
@@ -105,23 +117,19 @@ def drop_cached(store: Path) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def beside_reader(load: Load, seconds: float) -> Report:
-    """The probe alone, beside the reader, and alone again."""
-    alone = [load.job(PROBE, "PROBE", BODY_BYTES, seconds=seconds)]
-    reader = Reader(load)
-    while not reader.body_bytes:
-        assert reader.is_alive, "the reader ended before it had read anything"
-        time.sleep(ONSET_S)
+def beside_reader(load: Load, reader: Reader, seconds: float) -> Report:
+    """The probe alone, then beside the reader, which is paused before and after."""
+    alone = load.job(PROBE, "PROBE", BODY_BYTES, seconds=seconds)
+    reader.go_on()
     pid = load.peer.broker_pid
     began, fetched, read = time.monotonic(), fetched_bytes(pid), reader.body_bytes
     report = load.job(PROBE, "PROBE", BODY_BYTES, seconds=seconds)
     fetched, read = fetched_bytes(pid) - fetched, reader.body_bytes - read
     report["read_mb_s"] = read / (time.monotonic() - began) / 1e6
     report["from_disk"] = fetched / max(read, 1)
-    assert reader.is_alive, "all was read before the probe ended: more gigabytes, fewer seconds"
-    reader.stop()
-    alone.append(load.job(PROBE, "PROBE", BODY_BYTES, seconds=seconds))
-    report |= {f"alone_{key}": min(each[key] for each in alone) for key in ("p50_us", "p99_us")}
+    reader.check_alive()
+    reader.pause()
+    report |= {f"alone_{key}": alone[key] for key in ("p50_us", "p99_us")}
     report["p99_ratio"] = report["p99_us"] / report["alone_p99_us"]
     return report
 
@@ -130,6 +138,22 @@ def fetched_bytes(pid: int) -> int:
     """What a process has made the disk read."""
     lines = Path(f"/proc/{pid}/io").read_text().splitlines()
     return int(dict(line.split(": ") for line in lines)["read_bytes"])
+
+
+def rounds(load: Load, chosen: argparse.Namespace) -> list[Report]:
+    """So many reports of one peer."""
+    reader = Reader(load)
+    reader.pause()
+    reports = []
+    for _ in range(chosen.rounds):
+        report = beside_reader(load, reader, chosen.seconds)
+        say(
+            f"p99 {report['alone_p99_us'] / 1000:.2f} -> {report['p99_us'] / 1000:.2f} ms "
+            f"beside {report['read_mb_s']:.0f} MB/s, {report['from_disk']:.0%} from the disk"
+        )
+        reports.append(report)
+    reader.stop()
+    return reports
 
 
 def measure(chosen: argparse.Namespace, directory: Path) -> dict[str, Any]:
@@ -142,15 +166,10 @@ def measure(chosen: argparse.Namespace, directory: Path) -> dict[str, Any]:
         drop_cached(store)
         with loaded(name, directory, store=store) as load:
             load.warm_up(WARM_UP_S, BODY_BYTES)
-            report = beside_reader(load, chosen.seconds)
-        reports[name] = {CASE: [report]}
-        say(
-            f"{name:9} p99 {report['alone_p99_us'] / 1000:.2f} -> {report['p99_us'] / 1000:.2f} ms "
-            f"beside {report['read_mb_s']:.0f} MB/s, {report['from_disk']:.0%} from the disk"
-        )
+            reports[name] = {CASE: rounds(load, chosen)}
     return {
         **stamp(),
-        "rounds": 1,
+        "rounds": chosen.rounds,
         "seconds": chosen.seconds,
         "gigabytes": chosen.gigabytes,
         "peers": reports,
@@ -171,7 +190,8 @@ def markdown(results: dict[str, Any]) -> str:
 def main(options: list[str]) -> None:
     parser = option_parser("cold", __doc__)
     parser.add_argument("--gigabytes", type=float, default=20, help="of bodies in the store")
-    parser.add_argument("--seconds", type=float, default=15, help="of each probe")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=5, help="of each probe")
     chosen = parse(parser, options)
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as directory:
         results = measure(chosen, Path(directory))

@@ -13,8 +13,9 @@ from headrace_broker.store import commit_log, page_cache, reader
 from headrace_broker.store.files import Files
 from headrace_broker.store.page_cache import CHUNK_BYTES, PageCache, is_resident
 from headrace_broker.store.reader import GetStatus
+from headrace_broker.store.seal import StoreDamaged
 from headrace_protocol.errors import NotReady
-from tests.support.stores import SetClock, open_store, put, read_all
+from tests.support.stores import SetClock, crash, open_store, put, read_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,22 +53,35 @@ def files() -> ColdFiles:
     return ColdFiles()
 
 
-@pytest.fixture
-def store(tmp_path: Path, files: ColdFiles, monkeypatch: pytest.MonkeyPatch):
-    """Two thousand messages in one queue, of which the last tenth counts as hot."""
-    monkeypatch.setattr(commit_log, "HOT_BYTES", 200_000)
-    monkeypatch.setattr(reader, "HOT_UNITS", 200)
-    store = open_store(
-        tmp_path,
+def open_small(root: Path, files: ColdFiles) -> MessageStore:
+    return open_store(
+        root,
         SetClock(),
         files,
         commit_log_file_bytes=4 * CHUNK_BYTES,
         consume_queue_file_bytes=20 * 300,
         ring_rows=4096,
     )
+
+
+def fill(root: Path, files: ColdFiles) -> MessageStore:
+    """Two thousand messages in one queue, of which the last tenth counts as hot."""
+    store = open_small(root, files)
     queue = store.queue("t", 0)
     for _ in range(2000):
         put(store, queue, BODY)
+    return store
+
+
+@pytest.fixture(autouse=True)
+def hot_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_log, "HOT_BYTES", 200_000)
+    monkeypatch.setattr(reader, "HOT_UNITS", 200)
+
+
+@pytest.fixture
+def store(tmp_path: Path, files: ColdFiles):
+    store = fill(tmp_path, files)
     yield store
     store.close()
 
@@ -82,10 +96,57 @@ def get_bulk(store: MessageStore, queue_offset: int) -> GetStatus:
     return store.get_bulk(queue, queue_offset, 32, 1 << 20, None).status
 
 
+def get_in_the_end(store: MessageStore, queue_offset: int) -> GetStatus:
+    for _ in range(2):
+        try:
+            return get(store, queue_offset)
+        except NotReady as cold:
+            cold.fetch()
+    return get(store, queue_offset)
+
+
 def test_what_is_hot_is_read_without_a_look(store: MessageStore, files: ColdFiles) -> None:
     assert get(store, 1950) is GetStatus.FOUND
     assert get_bulk(store, 1950) is GetStatus.FOUND
     assert files.asked == []
+
+
+@pytest.mark.parametrize("read", [get, get_bulk])
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_after_a_start_the_newest_may_be_cold_too(
+    tmp_path: Path, files: ColdFiles, is_clean: bool, read
+) -> None:
+    store = fill(tmp_path, files)
+    store.close() if is_clean else crash(store)
+    store = open_small(tmp_path, files)
+    put(store, store.queue("t", 0), BODY)
+    files.cached.clear()
+    files.asked.clear()
+    assert read(store, 2000) is GetStatus.FOUND
+    assert files.asked == []
+    for folder in ("0", "commitlog"):  # what is sealed is compared when it is fetched
+        with pytest.raises(NotReady) as cold:
+            read(store, 1950)
+        assert files.asked[-1][0] == folder
+        cold.value.fetch()
+    assert read(store, 1950) is GetStatus.FOUND
+    store.close()
+
+
+@pytest.mark.parametrize("folder", ["consumequeue/t/0", "commitlog"])
+def test_rot_is_found_when_it_is_fetched(tmp_path: Path, files: ColdFiles, folder: str) -> None:
+    fill(tmp_path, files).close()
+    store = open_small(tmp_path, files)
+    files.cached.clear()
+    path = tmp_path / folder / f"{0:020d}"
+    time_ns = path.stat().st_mtime_ns
+    with path.open("r+b") as file:
+        file.seek(200)
+        file.write(b"rotten")
+    os.utime(path, ns=(time_ns, time_ns))
+    with pytest.raises(StoreDamaged, match=str(path)):
+        get_in_the_end(store, 5)
+    crash(store)
 
 
 @pytest.mark.parametrize("read", [get, get_bulk])

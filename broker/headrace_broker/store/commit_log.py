@@ -85,6 +85,7 @@ class CommitLog:
         self.store_host = settings.store_host
         self.store_flag = STORE_HOST_V6 if len(settings.store_host) == 20 else 0
         self.position = self.file_start = self.flushed_offset = 0
+        self.started_at = 0  # older bytes were there before this process
         self.append_end = -1
         self.refusal: StoreNotWritable | None = StoreNotWritable("not loaded", settings.root)
         self.is_refusal_final = True
@@ -459,7 +460,7 @@ class CommitLog:
         last = self.files.files[-1] if self.files.files else None
         self.file_start = last.start_offset if last else 0
         self.position = end_offset - self.file_start
-        self.flushed_offset = end_offset
+        self.flushed_offset = self.started_at = end_offset
         self.append_end = -1
 
     @property
@@ -503,7 +504,7 @@ class CommitLog:
         Raises NotReady for old bytes that the disk must give first, or much that must be compared
         with what a clean stop left.
         """
-        if runs[0][0] < self.max_offset - HOT_BYTES:
+        if runs[0][0] < max(self.max_offset - HOT_BYTES, self.started_at):
             self._check_cached(runs)
         views = []
         base, file_end, view = 0, 0, memoryview(b"")

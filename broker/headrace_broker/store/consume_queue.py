@@ -51,6 +51,7 @@ class ConsumeQueue:
         "max_offset",
         "position",
         "room_end",
+        "started_at",
     )
 
     def __init__(self, directory: Path, file_bytes: int, seam: Files) -> None:
@@ -60,6 +61,7 @@ class ConsumeQueue:
         self.map: mmap.mmap | None = None
         self.position = self.room_end = 0
         self.max_offset = self.flushed_offset = 0
+        self.started_at = 0  # older units were there before this process: memory may not hold them
         # What was cleared comes back with a power cut until the next flush.
         self.is_cut = False
         self._min_offset = 0
@@ -130,6 +132,11 @@ class ConsumeQueue:
             self.files.seam.map_budget.mapped(self)
         self.map = file.map
         self.room_end = file.allocated_bytes - file.allocated_bytes % UNIT_BYTES
+
+    def loaded(self) -> None:
+        """All that was there when the store was opened is here now, and reading it is over."""
+        self.started_at = self.max_offset
+        self.unmap()
 
     def unmap(self) -> None:
         """Give all maps up until they are needed again."""

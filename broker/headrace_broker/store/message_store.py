@@ -174,7 +174,7 @@ class MessageStore:
         report = self._recover(is_clean=is_clean)
         self.cleaner.trimmer.load()
         for queue in self.queues:
-            queue.consume_queue.unmap()
+            queue.consume_queue.loaded()
         self.begin_batch()
         self.commit_log.accept()
         return report

@@ -1,7 +1,7 @@
 """Old data that may have to come from the disk: found out beforehand, and read in a thread.
 
 A page fault holds the interpreter's lock, and sendmsg of a cold range the loop, for as long as the
-disk takes. What was written lately is taken for cached without a look.
+disk takes. What this process wrote lately is taken for cached without a look.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
+from zlib_ng.zlib_ng import crc32
+
+from headrace_broker.store.seal import BLOCK_BYTES
 from headrace_protocol.errors import NotReady
 
 if TYPE_CHECKING:
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.mapped_file import MappedFile
 
 HOT_BYTES: Final = 256 << 20
-CHUNK_BYTES: Final = 1 << 20
+CHUNK_BYTES: Final = BLOCK_BYTES  # so that a seal says of each whether it is what it was
 # How long a look at a chunk holds good; the kernel keeps what was just read for longer.
 LOOK_LIFE_S: Final = 5.0
 _LOOKS_KEPT: Final = 10_000
@@ -57,21 +60,37 @@ class PageCache:
     def _fetch(self, file: MappedFile, chunks: range) -> None:
         """Bring chunks into the cache; for any thread. Raises OSError."""
         with suppress(FileNotFoundError):  # expired meanwhile; whoever has a view of it waits
-            self._read(file, chunks.start * CHUNK_BYTES, chunks.stop * CHUNK_BYTES)
+            self._read(file, chunks)
         # Not before: somebody else who wants them has to wait as well.
         for chunk in chunks:
             self._remember(file, chunk)
 
-    def _read(self, file: MappedFile, start: int, end: int) -> None:
-        """Read a range, up to the end of the file, and have the kernel read on."""
+    def _read(self, file: MappedFile, chunks: range) -> None:
+        """Read chunks and compare them with the file's seal; have the kernel read on."""
+        buffer = memoryview(bytearray(_READ_BYTES))
         descriptor = self._seam.open(file.path, os.O_RDONLY)
         try:
-            buffer = bytearray(_READ_BYTES)
-            for position in range(start, min(end, file.file_bytes), _READ_BYTES):
-                os.preadv(descriptor, [buffer], position)
+            for chunk in chunks:
+                checksum = partial(_read_chunk, descriptor, buffer, chunk * CHUNK_BYTES)
+                if file.seal is None or not file.seal.is_open(chunk):
+                    checksum(0)
+                else:
+                    file.seal.compare(chunk, checksum(file.seal.used_bytes))
+            end = chunks.stop * CHUNK_BYTES
             os.posix_fadvise(descriptor, end, CHUNK_BYTES, os.POSIX_FADV_WILLNEED)
         finally:
             self._seam.close(descriptor)
+
+
+def _read_chunk(descriptor: int, buffer: memoryview, start: int, used_bytes: int) -> int:
+    """Read a chunk by and by; returns the CRC-32 of what of it lies below ``used_bytes``."""
+    checksum = 0
+    for position in range(start, start + CHUNK_BYTES, len(buffer)):
+        count = os.preadv(descriptor, [buffer], position)
+        used = min(count, used_bytes - position)
+        if used > 0:  # while the bytes are in the core's own cache
+            checksum = crc32(buffer[:used], checksum)
+    return checksum
 
 
 def is_resident(address: int, byte_count: int) -> bool:

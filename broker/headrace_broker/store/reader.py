@@ -185,7 +185,7 @@ class Reader:
         if (file := queue.files.find(queue_offset * UNIT_BYTES)) is not None:
             start = queue_offset * UNIT_BYTES - file.start_offset
             end = min(start + count * UNIT_BYTES, file.file_bytes)
-            if queue.max_offset - queue_offset > HOT_UNITS:
+            if queue_offset < max(queue.max_offset - HOT_UNITS, queue.started_at):
                 self.commit_log.page_cache.check(file, start, end)
             file.check_soon(start, end)
         return queue.units_view(queue_offset, count)

@@ -82,6 +82,15 @@ class FileSeal:
         count = self._states.count(_OPEN, numbers.start, numbers.stop)
         return min(count * BLOCK_BYTES, self.used_bytes)
 
+    def is_open(self, number: int) -> bool:
+        """Whether a block is in use and was not compared yet."""
+        return number < len(self._states) and self._states[number] == _OPEN
+
+    def compare(self, number: int, checksum: int) -> None:
+        """Note whether a block is what it was; ``check`` tells. In any thread."""
+        is_same = checksum == self.checksums[number]
+        self._states[number] = _COMPARED if is_same else _DAMAGED
+
     def check(self, path: Path, view: memoryview, start: int, end: int) -> None:
         """Compare the blocks that hold a range and were not compared before; in any thread.
 
@@ -92,8 +101,7 @@ class FileSeal:
                 continue
             at, upto = number * BLOCK_BYTES, min((number + 1) * BLOCK_BYTES, self.used_bytes)
             if self._states[number] == _OPEN:
-                is_same = crc32(view[at:upto]) == self.checksums[number]
-                self._states[number] = _COMPARED if is_same else _DAMAGED
+                self.compare(number, crc32(view[at:upto]))
             if self._states[number] == _DAMAGED:
                 raise StoreDamaged(path, at, upto - at)
 
