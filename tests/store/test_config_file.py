@@ -83,6 +83,23 @@ def test_the_backup_stands_in_for_a_damaged_file(damage: bytes, tmp_path: Path) 
         config.load()
 
 
+@pytest.mark.parametrize("steps", range(6))
+def test_a_crash_after_a_damage_leaves_what_the_backup_held(steps: int, tmp_path: Path) -> None:
+    path = tmp_path / "topics.json"
+    for data in (OLD, NEW):
+        ConfigFile(path).save(data)
+    path.write_bytes(NEW[:9])
+    config = ConfigFile(path, CrashingFiles(steps))
+    assert config.load() == OLD
+    try:
+        config.save(b'{"a":3}')
+    except InterruptedError:
+        assert steps < 5
+    assert ConfigFile(path).load() == (b'{"a":3}' if steps == 5 else OLD)
+    damaged = path if steps < 4 else config.damaged_path
+    assert damaged.read_bytes() == NEW[:9]
+
+
 def test_no_changed_byte_passes(tmp_path: Path) -> None:
     config = ConfigFile(tmp_path / "topics.json")
     config.save(OLD)

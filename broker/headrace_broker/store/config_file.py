@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 BACKUP_SUFFIX: Final = ".bak"
+DAMAGED_SUFFIX: Final = ".damaged"
 _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _SEAL: Final = re.compile(rb"\n([ \t]{32})\Z")
 _BIT_TO_BLANK: Final = bytes.maketrans(b"01", b" \t")
@@ -45,6 +46,7 @@ class ConfigFile:
     def __init__(self, path: Path, files: Files | None = None) -> None:
         self.path = path
         self.backup_path = path.with_name(path.name + BACKUP_SUFFIX)
+        self.damaged_path = path.with_name(path.name + DAMAGED_SUFFIX)
         self.source = ConfigSource.MISSING
         self.problem = ""
         self._files = files or Files()
@@ -101,8 +103,11 @@ class ConfigFile:
         finally:
             files.close(descriptor)
         if self.path.exists():
-            files.rename(self.path, self.backup_path)
+            # A file that could not be read must not take the place of the backup that was.
+            is_damaged = self.source is ConfigSource.BACKUP
+            files.rename(self.path, self.damaged_path if is_damaged else self.backup_path)
         files.rename(new_path, self.path)
+        self.source = ConfigSource.FILE
         files.fsync_directory(self.path.parent)
 
 

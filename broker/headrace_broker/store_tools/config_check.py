@@ -10,7 +10,7 @@ from headrace_broker.store.checkpoint import (
     Checkpoint,
     IndexMark,
 )
-from headrace_broker.store.config_file import BACKUP_SUFFIX, unsealed
+from headrace_broker.store.config_file import BACKUP_SUFFIX, DAMAGED_SUFFIX, unsealed
 from headrace_broker.store_tools.findings import Finding, PutAway, RestoreBackup
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import (
@@ -35,8 +35,8 @@ _BINARY: Final = frozenset(("timercheck",))
 def config_findings(folder: Path) -> Iterator[Finding]:
     """Files that cannot be read; with a whole backup they can be written anew."""
     for path in sorted(path for path in folder.glob("*") if path.is_file()):
-        # A crash in the middle of a save leaves a .tmp, which nobody reads.
-        if path.name in _BINARY or path.suffix == ".tmp":
+        # Nobody reads these: a crash in the middle of a save leaves the first.
+        if path.name in _BINARY or path.suffix in {".tmp", DAMAGED_SUFFIX}:
             continue
         name = path.name.removesuffix(BACKUP_SUFFIX)
         problem = text_problem(name, path.read_bytes())
