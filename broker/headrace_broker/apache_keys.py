@@ -69,7 +69,8 @@ _WITHOUT_EFFECT = """
     combineCQEnableCheckSelf combineCQLoadingCQTypes combineCQMaxExtraSearchCommitLogFiles
     combineCQPreferCQType combineCQUseRocksdbForLmq commercialBaseCount commercialSizePerMsg
     commitCommitLogLeastPages commitCommitLogThoroughInterval commitIntervalCommitLog
-    commitLogForceSwapMapInterval commitLogSwapMapInterval commitLogSwapMapReserveFileNum
+    commitLogForceSwapMapInterval commitLogRecoverMaxNum commitLogSwapMapInterval
+    commitLogSwapMapReserveFileNum
     compactionCqMappedFileSize compactionMappedFileSize compactionScheduleInternal
     compactionThreadNum compatibleWithOldNameSrv compressedRegister configBlackList
     configManagerVersion configName connectTimeoutMillis consumerFallbehindThreshold

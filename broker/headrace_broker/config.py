@@ -219,9 +219,6 @@ class BrokerConfig(BaseModel):
     delete_file_batch_max: int = _setting(
         10, "log files removed at one look", unit="files", reloadable=True, ge=1, le=_INT_MAX
     )
-    commit_log_recover_max_num: int = _setting(
-        10, "log files read again after a crash, at most", unit="files", ge=1, le=_INT_MAX
-    )
 
     @field_validator("broker_name", "broker_cluster_name")
     @classmethod
@@ -297,7 +294,6 @@ class BrokerConfig(BaseModel):
             queue_flush_thorough_interval_ms=self.flush_consume_queue_thorough_interval,
             retention=self.retention(),
             clean_interval_ms=self.clean_resource_interval,
-            recover_files_max=self.commit_log_recover_max_num,
         )
 
     def retention(self) -> Retention:

@@ -207,7 +207,6 @@ def random_sizes(rng: Random) -> dict[str, Any]:
         "max_message_size": 4096,
         "flush_commit_log_thorough_interval": FLUSH_INTERVAL_MS,
         "flush_consume_queue_thorough_interval": 5000,
-        "commit_log_recover_max_num": 1000,
         # A full disk must not take what was consumed: the history would miss it.
         "clean_file_forcibly_enable": False,
     }

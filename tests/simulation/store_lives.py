@@ -266,7 +266,6 @@ def random_settings(root: Path, rng: Random) -> StoreSettings:
         commit_log_file_bytes=rng.choice((4096, 16384, 65536)),
         consume_queue_file_bytes=rng.choice((200, 6000)),
         ring_rows=rng.choice((1 << 6, 1 << 11)),
-        recover_files_max=1000,
         index_entry_count=rng.choice((20, 400)),
     )
 

@@ -80,21 +80,19 @@ def test_how_far_a_crash_start_goes_back(checkpoint: Checkpoint, queues_from: in
         newest_unit=290,
         index_end=120,
         checkpoint=checkpoint,
-        files_max=10,
     )
     assert plan == RecoveryPlan(min(queues_from, 120), queues_from, 120)
 
 
-def test_a_crash_start_goes_back_a_bounded_number_of_files() -> None:
+def test_a_crash_start_without_a_checkpoint_reads_all() -> None:
     plan = plan_recovery(
         is_clean=False,
         files=FILES,
         newest_unit=290,
         index_end=-1,
         checkpoint=NO_CHECKPOINT,
-        files_max=2,
     )
-    assert plan == RecoveryPlan(100, 100, 100)
+    assert plan == RecoveryPlan(0, 0, 0)
 
 
 def test_a_clean_start_reads_from_the_newest_unit() -> None:
@@ -104,7 +102,6 @@ def test_a_clean_start_reads_from_the_newest_unit() -> None:
         newest_unit=250,
         index_end=240,
         checkpoint=NO_CHECKPOINT,
-        files_max=10,
     )
     assert plan == RecoveryPlan(250, 251, 251)
 
@@ -117,7 +114,6 @@ def test_an_empty_log_leaves_no_units(is_clean: bool) -> None:
         newest_unit=9,
         index_end=9,
         checkpoint=NO_CHECKPOINT,
-        files_max=10,
     )
     assert plan == RecoveryPlan(0, 0, 0)
 
@@ -197,6 +193,24 @@ def test_a_queue_with_a_hole_is_made_anew(hole: int, tmp_path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(hole % 200)
         file.write(bytes(min(9, 200 - hole % 200)))
+    store = open_store(tmp_path)
+    assert contents(store) == wanted
+    store.close()
+
+
+def test_units_are_made_again_however_many_files_ago_they_were_lost(tmp_path: Path) -> None:
+    """Between two checkpoints small files can become many."""
+    store, _ = fill(tmp_path, 3)
+    store.flusher.flush_now()
+    unit_bytes = (tmp_path / "consumequeue" / "A" / "0" / f"{0:020d}").read_bytes()
+    while len(store.commit_log.files.files) < 15:
+        put(store, store.queue("A", 0), KEYS="key")
+    wanted = contents(store)
+    crash(store)
+    # The power cut leaves of the queue what was flushed.
+    for path in sorted((tmp_path / "consumequeue" / "A" / "0").iterdir())[1:]:
+        path.unlink()
+    (tmp_path / "consumequeue" / "A" / "0" / f"{0:020d}").write_bytes(unit_bytes)
     store = open_store(tmp_path)
     assert contents(store) == wanted
     store.close()

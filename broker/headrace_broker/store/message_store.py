@@ -245,7 +245,6 @@ class MessageStore:
             newest_unit=newest_unit,
             index_end=self.index_files.end_physical_offset,
             checkpoint=checkpoint,
-            files_max=self.settings.recover_files_max,
         )
         report = recovery.run(plan, newest_unit, is_clean=is_clean, on_progress=self.on_recovery)
         self.flusher.newest_recovered = recovery.newest

@@ -120,13 +120,11 @@ def plan_recovery(
     newest_unit: int,
     index_end: int,
     checkpoint: Checkpoint,
-    files_max: int,
 ) -> RecoveryPlan:
     """Decide how far to go back.
 
     newest_unit: largest physical offset in any ConsumeQueue, -1 without units.
     index_end: physical offset of the newest index entry that is kept, -1 without entries.
-    files_max: an unclean start goes back that many files at most.
     """
     if not files:
         return RecoveryPlan(0, 0, 0)
@@ -135,10 +133,10 @@ def plan_recovery(
         # What has a unit has its index entries too; the newest record leads to those after it.
         new_from = max(newest_unit + 1, log_start)
         return RecoveryPlan(max(newest_unit, log_start), new_from, max(index_end + 1, new_from))
-    oldest = files[-files_max:][0].start_offset
     # The checkpoint speaks of queues that are there; who removed them all wants them made anew.
-    queues_from = max(_unclean_start(files, checkpoint), oldest) if newest_unit >= 0 else log_start
-    index_from = max(index_end, oldest)
+    # The peer goes back ten files at most, and acknowledged records before them have no unit then.
+    queues_from = _unclean_start(files, checkpoint) if newest_unit >= 0 else log_start
+    index_from = max(index_end, log_start)
     return RecoveryPlan(min(queues_from, index_from), queues_from, index_from)
 
 

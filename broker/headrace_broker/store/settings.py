@@ -68,7 +68,6 @@ class StoreSettings:
     index_tick_ms: int = 100  # each block has a fixed cost of some 0.25 ms
     retention: Retention = Retention()
     clean_interval_ms: int = 10_000
-    recover_files_max: int = 10
 
     def __post_init__(self) -> None:
         if self.ring_rows & (self.ring_rows - 1):
