@@ -144,6 +144,15 @@ class Broker:
         store.on_recovery = progress
         report = await trio.to_thread.run_sync(store.load)
         log.info("store open", path=str(self.config.store_path_root_dir), **report.as_log())
+        if report.cut_count:
+            log.error(
+                "the log was cut at a damaged record, messages are lost",
+                path=str(self.config.store_path_root_dir),
+                offset=report.log_end,
+                whole_records_behind=report.cut_count,
+                remedy="restore a copy; after the next crash, headrace store fsck and store copy"
+                " before the start find such damage and save what lies behind it",
+            )
         return store
 
     async def _serve(

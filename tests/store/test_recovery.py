@@ -170,6 +170,22 @@ def test_damage_in_the_last_record_loses_that_one_only(
     store.close()
 
 
+@pytest.mark.parametrize("damaged", [0, 1, 20, 39])
+def test_the_report_tells_what_a_cut_took(damaged: int, tmp_path: Path) -> None:
+    store, ends = fill(tmp_path, 40)
+    assert len(store.commit_log.files.files) > 1
+    file = store.commit_log.files.find(ends[damaged] - 1)
+    assert file
+    file.map[ends[damaged] - 30 - file.start_offset] ^= 1  # in the body: the length still holds
+    crash(store)
+    store = MessageStore(small_settings(tmp_path), SetClock(), FaultyFiles())
+    assert store.load().cut_count == 39 - damaged
+    crash(store)
+    store = MessageStore(small_settings(tmp_path), SetClock(), FaultyFiles())
+    assert store.load().cut_count == 0
+    store.close()
+
+
 def test_what_a_cut_left_behind_does_not_come_back(tmp_path: Path) -> None:
     store, ends = fill(tmp_path, 5)
     store.commit_log.files.files[0].map[ends[1] + 90] ^= 1

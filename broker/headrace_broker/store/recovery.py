@@ -90,6 +90,32 @@ def _is_file_end(file: MappedFile, position: int) -> bool:
     return bool(magic == MAGIC_BLANK and size == file.file_bytes - position)
 
 
+def count_behind(files: list[MappedFile], end_offset: int) -> int:
+    """Whole records after the first that is none: with some, that one is more than a cut tail.
+
+    files: those of the log.
+    """
+    count = 0
+    while files := _files_past(files, end_offset):
+        begin_offset = _after(files[0], end_offset)
+        scan = LogScan(_files_past(files, begin_offset), begin_offset)
+        count += sum(len(block.columns) for block in scan)
+        end_offset = scan.end_offset
+    return count
+
+
+def _files_past(files: list[MappedFile], offset: int) -> list[MappedFile]:
+    return [file for file in files if file.end_offset > offset]
+
+
+def _after(file: MappedFile, offset: int) -> int:
+    """Where a damaged record says that the next one begins, else the end of the file."""
+    position = offset - file.start_offset
+    size, magic = place_of(file.map[position : position + 8])
+    is_placed = magic in RECORD_MAGICS and RECORD_BYTES_MIN <= size <= file.file_bytes - position
+    return offset + size if is_placed else file.end_offset
+
+
 # --- plan ----------------------------------------------------------------------------------
 
 
@@ -163,6 +189,7 @@ class RecoveryReport:
     log_end: int
     record_count: int
     unplaced_count: int  # records whose topic or queue offset cannot be right
+    cut_count: int  # whole records that lay behind one that was none
 
     def as_log(self) -> dict[str, object]:
         """The fields of a log line."""
@@ -229,10 +256,16 @@ class Recovery:
             self._put(self._rows(columns, plan), plan)
             on_progress(scan.end_offset - scanned_from, bytes_max)
         self.indexer.index_files.last_seen = self.newest[0] if self.newest else -1
+        cut_count = count_behind(scan.files, scan.end_offset)
         self._cut_log(scan.end_offset, is_clean=is_clean)
         self._cut_queues(scan.end_offset, newest_unit)
         return RecoveryReport(
-            is_clean, scanned_from, scan.end_offset, self.record_count, self.unplaced_count
+            is_clean,
+            scanned_from,
+            scan.end_offset,
+            self.record_count,
+            self.unplaced_count,
+            cut_count,
         )
 
     def _cut_queues(self, physical_offset: int, newest_unit: int) -> None:
