@@ -8,7 +8,7 @@ import pytest
 from anyio import run
 
 from headrace import Admin, Message, Producer, PullConsumer
-from tests.conformance.peer import running
+from tests.conformance.peer import PeerError, running
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,3 +90,19 @@ def test_either_broker_opens_the_others_store(tmp_path: Path) -> None:
         wanted += run(write, peer.nameserver, "third")
     with running("apache", store=store) as peer:
         run(check, peer.nameserver, wanted, ["first", "second", "third"])
+
+
+@pytest.mark.parametrize(("holder", "other"), [("headrace", "apache"), ("apache", "headrace")])
+def test_a_second_broker_is_kept_out(holder: str, other: str, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with running(holder, tmp_path, store=store) as peer:
+        wanted = run(write, peer.nameserver, "before")
+        with (
+            pytest.raises(PeerError, match=r"Lock failed, MQ already started|is in use"),
+            running(other, tmp_path, store=store),
+        ):
+            pass
+        peer.daemons["broker"].kill()
+    # Apache's broker looks at the lock after it has read the store, and has changed it by then.
+    with running(holder, tmp_path, store=store) as peer:
+        run(check, peer.nameserver, wanted, ["before"])
