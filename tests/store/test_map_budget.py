@@ -50,6 +50,9 @@ def test_queues_take_turns(tmp_path: Path, is_clean: bool) -> None:
 
     again = open_few(tmp_path)
     assert mapped_count(again) <= MAPS
+    for number in range(QUEUES):  # to find out what is in memory takes a map, too
+        assert len(read_all(again, again.queue("t", number))) == 15
+        assert mapped_count(again) <= MAPS
     for number in range(QUEUES):
         queue = again.queue("t", number)
         put(again, queue, b"more")

@@ -323,13 +323,18 @@ class ConsumeQueue:
         count = min(count_max, self.max_offset - queue_offset)
         if file is None or count <= 0:
             return memoryview(b"")
-        if not file.is_mapped:
-            self.files.seam.map_budget.mapped(self)
+        view = self.view_of(file)
         position = start - file.start_offset
         end = min(position + count * UNIT_BYTES, file.file_bytes)
         if file.seal is not None:
             file.require(position, end)
-        return file.view[position:end]
+        return view[position:end]
+
+    def view_of(self, file: MappedFile) -> memoryview:
+        """The whole of one of the files, mapped within the budget."""
+        if not file.is_mapped:
+            self.files.seam.map_budget.mapped(self)
+        return file.view
 
     def unit(self, queue_offset: int) -> tuple[int, int, int]:
         """Physical offset, size and tags code of one unit, which must exist."""

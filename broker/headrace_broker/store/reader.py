@@ -186,6 +186,7 @@ class Reader:
             start = queue_offset * UNIT_BYTES - file.start_offset
             end = min(start + count * UNIT_BYTES, file.file_bytes)
             if queue_offset < max(queue.max_offset - HOT_UNITS, queue.started_at):
+                queue.view_of(file)  # within the budget, before the look maps it
                 self.commit_log.page_cache.check(file, start, end)
             file.check_soon(start, end)
         return queue.units_view(queue_offset, count)
