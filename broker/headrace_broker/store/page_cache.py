@@ -67,7 +67,7 @@ class PageCache:
 
     def _read(self, file: MappedFile, chunks: range) -> None:
         """Read chunks and compare them with the file's seal; have the kernel read on."""
-        buffer = memoryview(bytearray(_READ_BYTES))
+        buffer = bytearray(_READ_BYTES)
         descriptor = self._seam.open(file.path, os.O_RDONLY)
         try:
             for chunk in chunks:
@@ -82,14 +82,14 @@ class PageCache:
             self._seam.close(descriptor)
 
 
-def _read_chunk(descriptor: int, buffer: memoryview, start: int, used_bytes: int) -> int:
+def _read_chunk(descriptor: int, buffer: bytearray, start: int, used_bytes: int) -> int:
     """Read a chunk by and by; returns the CRC-32 of what of it lies below ``used_bytes``."""
     checksum = 0
     for position in range(start, start + CHUNK_BYTES, len(buffer)):
         count = os.preadv(descriptor, [buffer], position)
         used = min(count, used_bytes - position)
         if used > 0:  # while the bytes are in the core's own cache
-            checksum = crc32(buffer[:used], checksum)
+            checksum = crc32(buffer if used == len(buffer) else buffer[:used], checksum)
     return checksum
 
 
