@@ -71,11 +71,11 @@ class PageCache:
         descriptor = self._seam.open(file.path, os.O_RDONLY)
         try:
             for chunk in chunks:
-                checksum = partial(_read_chunk, descriptor, buffer, chunk * CHUNK_BYTES)
-                if file.seal is None or not file.seal.is_open(chunk):
-                    checksum(0)
-                else:
-                    file.seal.compare(chunk, checksum(file.seal.used_bytes))
+                seal = file.seal if file.seal and file.seal.is_open(chunk) else None
+                used_bytes = seal.used_bytes if seal else 0
+                checksum = _read_chunk(descriptor, buffer, chunk * CHUNK_BYTES, used_bytes)
+                if seal:
+                    seal.compare(chunk, checksum)
             end = chunks.stop * CHUNK_BYTES
             os.posix_fadvise(descriptor, end, CHUNK_BYTES, os.POSIX_FADV_WILLNEED)
         finally:

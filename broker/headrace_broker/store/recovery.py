@@ -54,13 +54,19 @@ def read_block(file: MappedFile, position: int, bytes_max: int) -> LogBlock | No
 
     bytes_max: where to stop, but one record is always read.
     """
-    remaining = file.file_bytes - position
-    size, magic = place_of(file.map[position : position + 8])
-    if magic not in RECORD_MAGICS or not RECORD_BYTES_MIN <= size <= remaining:
+    size = _stated_size(file, position)
+    if not size:
         return None
-    data = file.map[position : position + min(max(size, bytes_max), remaining)]
+    data = file.map[position : position + min(max(size, bytes_max), file.file_bytes - position)]
     starts, end = walk(data)
     return checked(data, starts, end, file.start_offset + position)[0]
+
+
+def _stated_size(file: MappedFile, position: int) -> int:
+    """Of the record that seems to begin there; 0 where none can."""
+    size, magic = place_of(file.map[position : position + 8])
+    fits = RECORD_BYTES_MIN <= size <= file.file_bytes - position
+    return size if magic in RECORD_MAGICS and fits else 0
 
 
 class LogScan:
@@ -110,10 +116,8 @@ def _files_past(files: list[MappedFile], offset: int) -> list[MappedFile]:
 
 def _after(file: MappedFile, offset: int) -> int:
     """Where a damaged record says that the next one begins, else the end of the file."""
-    position = offset - file.start_offset
-    size, magic = place_of(file.map[position : position + 8])
-    is_placed = magic in RECORD_MAGICS and RECORD_BYTES_MIN <= size <= file.file_bytes - position
-    return offset + size if is_placed else file.end_offset
+    size = _stated_size(file, offset - file.start_offset)
+    return offset + size if size else file.end_offset
 
 
 # --- plan ----------------------------------------------------------------------------------
