@@ -81,12 +81,13 @@ OURS, THEIRS, FALLBACK = "headrace", "kafka", "apache"
 
 @dataclass(frozen=True)
 class Length:
-    """How many rows are read, by size of the body, how many written, how many warm up."""
+    """How many rows are read, by size of the body, how many written and how often, to warm up."""
 
     rounds: int
     read: dict[int, int]
     written: int
     warm_up: int
+    write_goes: int
 
     def scaled(self, part: float) -> Length:
         """The same with a part of the rows that are read."""
@@ -94,8 +95,10 @@ class Length:
 
 
 # A JVM is compiled while it reads: with less the first case that counts is a third slower.
-FULL = Length(2, {1024: 2_000_000, 100: 10_000_000}, written=2_000_000, warm_up=2_000_000)
-SHORT = Length(1, {1024: 200_000, 100: 800_000}, written=400_000, warm_up=100_000)
+FULL = Length(
+    2, {1024: 2_000_000, 100: 10_000_000}, written=2_000_000, warm_up=2_000_000, write_goes=3
+)
+SHORT = Length(1, {1024: 200_000, 100: 800_000}, written=400_000, warm_up=100_000, write_goes=1)
 WRITTEN_BODY_BYTES = 100
 WARM_UP = "warm"
 COPIED = "copied"
@@ -184,18 +187,28 @@ def fill(peer: Peer, place: Place, topic: str, body_bytes: int, rows: int) -> No
 
 
 def cases(peer: Peer, cores: int, length: Length) -> Iterator[Case]:
-    """Every work with every size, after a first go of each that does not count."""
+    """Every work with every size, after a first go of each that does not count.
+
+    What writes does so in turn, some times: the first goes of a session cost the most.
+    """
     for work in peer.works:
-        if work in WRITES and (cores != WRITE_CORES or not length.written):
-            continue
-        warm_up = _case(work, f"warm {work}", WARM_UP, WRITTEN_BODY_BYTES, length.warm_up, cores)
-        yield msgspec.structs.replace(warm_up, is_warm_up=True)
-        if work in WRITES:
-            yield _case(work, work, COPIED, WRITTEN_BODY_BYTES, length.written, cores)
-        else:
+        if work in READS:
+            yield _warm_up(work, length, cores)
             for body_bytes, rows in length.read.items():
                 if work != "limited" or body_bytes == LIMITED_BODY_BYTES:
                     yield _case(work, work, filled(body_bytes), body_bytes, rows, cores)
+    writes = [work for work in peer.works if work in WRITES]
+    if cores == WRITE_CORES and length.written:
+        yield from (_warm_up(work, length, cores) for work in writes)
+        for go, work in product(range(length.write_goes), writes):
+            case = _case(work, work, COPIED, WRITTEN_BODY_BYTES, length.written, cores)
+            yield msgspec.structs.replace(case, target=f"{work}_{go}")
+
+
+def _warm_up(work: str, length: Length, cores: int) -> Case:
+    case = _case(work, f"warm {work}", WARM_UP, WRITTEN_BODY_BYTES, length.warm_up, cores)
+    target = f"warm_{work}" if work in WRITES else ""
+    return msgspec.structs.replace(case, target=target, is_warm_up=True)
 
 
 def _case(work: str, title: str, topic: str, body_bytes: int, rows: int, cores: int) -> Case:
@@ -205,7 +218,6 @@ def _case(work: str, title: str, topic: str, body_bytes: int, rows: int, cores: 
         topic=topic,
         rows=rows,
         body_bytes=body_bytes,
-        target=f"{title}_{cores}".replace(" ", "_") if work in WRITES else "",
         limit=-(-rows // TRIGGERS) if work == "limited" else 0,
         is_exactly_once=work == "copy",
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench import spark
-from tests.bench.spark import PEERS, SHORT, bars, cases, markdown, run_python
+from tests.bench.spark import FULL, PEERS, SHORT, bars, cases, markdown, run_python
 from tests.conformance.peer import PeerError
 
 PYTHON = Path(sys.executable)
@@ -27,6 +27,13 @@ def test_each_read_is_measured_on_all_cores_and_each_write_on_two() -> None:
     writes = ["write 100 B", "copy 100 B", "copy-plain 100 B"]
     assert names[1] == [f"{name} local[1]" for name in reads]
     assert names[2] == [f"{name} local[2]" for name in (*reads, *writes)]
+
+
+def test_writes_take_turns_each_into_a_topic_of_its_own() -> None:
+    counted = [case for case in cases(PEERS["headrace"], 2, FULL) if case.target]
+    goes = [case.target for case in counted if not case.is_warm_up]
+    assert goes[:4] == ["write_0", "copy_0", "copy-plain_0", "write_1"]
+    assert len(goes) == len(set(goes)) == 3 * FULL.write_goes
 
 
 def test_bars_are_ratios_of_medians() -> None:
