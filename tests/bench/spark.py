@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 CORES = (1, 2)
 BODY_BYTES = (1024, 100)
-READS = {"batch", "stream", "limited"}
+READS = {"alone", "batch", "stream", "limited"}
 WRITES = {"write", "copy", "copy-plain"}
 # They have a promise only for that many, and the time is short.
 WRITE_CORES = 2
@@ -69,7 +69,7 @@ PEERS = {
         "headrace",
         "send-many-bytes",
         NEWEST,
-        ("batch", "stream", "limited", "write", "copy", "copy-plain"),
+        ("alone", "batch", "stream", "limited", "write", "copy", "copy-plain"),
     ),
     "headrace-oldest": Peer(
         "headrace", "headrace", "send-many-bytes", OLDEST, ("batch", "stream"), part=0.25

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
+from pyspark.cloudpickle import register_pickle_by_value
 
 from headrace.spark import session
+from tests.bench import spark_alone
 from tests.bench.processes import cpu_s
 
 if TYPE_CHECKING:
@@ -118,6 +120,15 @@ class Bench:
         stream = self._source(self.spark.readStream, case).load()
         return _available_now(stream.writeStream.format("noop"), checkpoint)
 
+    def read_alone(self, case: Case, _: str) -> int:
+        """The same with rows that are there."""
+        register_pickle_by_value(spark_alone)  # workers do not find it
+        self.spark.dataSource.register(spark_alone.AloneSource)
+        place = {"nameserver": self._job.address, "topic": case.topic}
+        source = self.spark.read.format("alone").options(rows=case.rows, **place)
+        source.load().write.format("noop").mode("overwrite").save()
+        return self._executions.rows()
+
     def write_batch(self, case: Case, _: str) -> None:
         """``df.write`` of rows that Spark makes."""
         self._sink(self._made_rows(case).write, case).mode("append").save()
@@ -159,6 +170,7 @@ class Bench:
 
 # Each returns the rows that it had; None: they are to be counted in the target.
 WORKS: dict[str, Callable[[Bench, Case, str], int | None]] = {
+    "alone": Bench.read_alone,
     "batch": Bench.read_batch,
     "stream": Bench.read_stream,
     "write": Bench.write_batch,

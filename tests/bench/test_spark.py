@@ -23,7 +23,15 @@ def test_each_read_is_measured_on_all_cores_and_each_write_on_two() -> None:
         cores: [case.name for case in cases(PEERS["headrace"], cores, SHORT) if not case.is_warm_up]
         for cores in spark.CORES
     }
-    reads = ["batch 1024 B", "batch 100 B", "stream 1024 B", "stream 100 B", "limited 1024 B"]
+    reads = [
+        "alone 1024 B",
+        "alone 100 B",
+        "batch 1024 B",
+        "batch 100 B",
+        "stream 1024 B",
+        "stream 100 B",
+        "limited 1024 B",
+    ]
     writes = ["write 100 B", "copy 100 B", "copy-plain 100 B"]
     assert names[1] == [f"{name} local[1]" for name in reads]
     assert names[2] == [f"{name} local[2]" for name in (*reads, *writes)]
