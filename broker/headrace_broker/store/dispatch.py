@@ -72,10 +72,12 @@ class Dispatcher:
 
     def _put_each(self, waiting: slice, touched: set[StoreQueue]) -> int:
         """Returns how many rows were put, up to the first that needs a file too many."""
-        buffer = memoryview(self.ring.buffer)
         queues = self.queues
         pack_into = UNIT.pack_into
-        rows = ROW.iter_unpack(buffer[waiting.start * ROW_BYTES : waiting.stop * ROW_BYTES])
+        # A copy, since Python before 3.12.7 can crash when garbage, such as what the traceback of a
+        # full disk holds, has an iterator over a memoryview in a loop (python/cpython#77894).
+        data = self.ring.buffer[waiting.start * ROW_BYTES : waiting.stop * ROW_BYTES]
+        rows = ROW.iter_unpack(data)
         for number, row in enumerate(rows):
             physical_offset, queue_offset, tags_code, _, size, queue_key, _, sys_flag = row
             if sys_flag & NOT_QUEUED:
