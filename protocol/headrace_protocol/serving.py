@@ -66,10 +66,12 @@ class Reply(msgspec.Struct, gc=False):
     remark: str | None = None
 
 
-class Request(msgspec.Struct, gc=False):
+class Request(msgspec.Struct):
     """One request with the channel that it came from.
 
     is_again: it is served once more, with what it had to wait for; what it changes is changed.
+
+    For the collector to see: while it is held, what its channel belongs to knows it.
     """
 
     channel: Channel

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -121,6 +123,17 @@ def test_a_held_request_is_answered_later_in_its_own_codec() -> None:
     service.held[0].reply(Reply(code=19, remark="nothing"))
     ((serialize_type, _, _),) = FrameReader().feed(bytes(service.channel.written))
     assert serialize_type == SerializeType.ROCKETMQ
+
+
+def test_a_held_request_keeps_nothing_alive_that_only_it_knows() -> None:
+    service = Service()
+    service.channel.held = service.held  # as a channel knows its server, and so who holds it
+    service.take(encode_frame(SerializeType.JSON, RequestCode.PULL_MESSAGE, 1))
+    assert service.held
+    channel = weakref.ref(service.channel)
+    del service
+    gc.collect()
+    assert channel() is None
 
 
 def test_an_unreadable_header_is_for_the_driver_to_close() -> None:
