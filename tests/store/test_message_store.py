@@ -7,6 +7,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -539,6 +541,27 @@ async def test_a_failed_flush_stops_sends_for_good(tmp_path: Path) -> None:
     assert (tmp_path / "abort").exists()
     with pytest.raises(StoreNotWritable):
         put(store, queue)
+
+
+@pytest.mark.parametrize("fault", ["is_full", "is_unwritable", "is_broken"])
+def test_a_refused_send_leaves_nothing_behind(fault: str, tmp_path: Path) -> None:
+    files = FaultyFiles()
+    store = open_store(tmp_path, files=files)
+    queue = store.queue("T", 0)
+    put(store, queue, bytes(3000))
+    setattr(files, fault, True)
+    with suppress(OSError, StoreNotWritable):
+        put(store, queue, bytes(3000))
+        store.flusher.flush_log_now()
+    body = memoryview(bytes(3000))
+    known = weakref.ref(body)
+    with suppress(StoreNotWritable):
+        put(store, queue, body)
+    assert store.commit_log.refusal is not None
+    del body
+    assert known() is None
+    setattr(files, fault, False)
+    store.close()
 
 
 # --- the running store ---------------------------------------------------------------------

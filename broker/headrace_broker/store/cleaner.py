@@ -168,10 +168,9 @@ class Cleaner:
     def _is_out_of_room(self) -> bool:
         """Whether an append failed for it of late: of a quota the file system does not tell."""
         refusal = self.commit_log.refusal
-        cause = refusal.__cause__ if refusal else None
         age_ms = self.commit_log.clock.now_ms() - self.commit_log.refused_ms
         is_late = 0 <= age_ms <= self.settings.clean_interval_ms
-        return is_late and isinstance(cause, OSError) and cause.errno in _NO_ROOM
+        return is_late and refusal is not None and refusal.error_number in _NO_ROOM
 
     def _look_at_clock(self) -> None:
         jump_ms = self._clock_watch.look(self.commit_log.clock.now_ms(), trio.current_time())

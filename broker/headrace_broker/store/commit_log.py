@@ -347,7 +347,9 @@ class CommitLog:
         except OSError as error:
             self._pending = [block]
             raise self.refuse(
-                f"the log can't be written: {error.strerror or error}", self._file.path
+                f"the log can't be written: {error.strerror or error}",
+                self._file.path,
+                error_number=error.errno,
             ) from error
         self._pending.clear()
         self._pending_position += len(block)
@@ -375,7 +377,9 @@ class CommitLog:
             else:
                 self._roll()
         except OSError as error:
-            raise self.refuse(error.strerror or str(error), self.files.directory) from error
+            raise self.refuse(
+                error.strerror or str(error), self.files.directory, error_number=error.errno
+            ) from error
 
     def _reopen(self) -> None:
         if not self.files.files:
@@ -423,16 +427,30 @@ class CommitLog:
     # --- refusing appends ------------------------------------------------------------------
 
     def refuse(
-        self, reason: str, path: Path, *, is_final: bool = False, retry_ms: int = RETRY_MS
+        self,
+        reason: str,
+        path: Path,
+        *,
+        error_number: int | None = None,
+        is_final: bool = False,
+        retry_ms: int = RETRY_MS,
     ) -> StoreNotWritable:
-        """Stop appends: for good, or until one of them is tried again ``retry_ms`` later."""
+        """Stop appends: for good, or until one of them is tried again ``retry_ms`` later.
+
+        error_number: of the OSError that is the reason. Returns what to raise.
+        """
         if not self.is_refusal_final:
-            self.refusal = StoreNotWritable(reason, path)
+            self.refusal = StoreNotWritable(reason, path, error_number)
             self.is_refusal_final = is_final
             self.refused_ms, self.retry_ms = self.clock.now_ms(), retry_ms
             self.append_end = -1
-        assert self.refusal is not None
-        return self.refusal
+        return self._refused()
+
+    def _refused(self) -> StoreNotWritable:
+        # A new one for each append: one that is kept would keep all frames it was raised through.
+        refusal = self.refusal
+        assert refusal is not None
+        return StoreNotWritable(refusal.reason, refusal.path, refusal.error_number)
 
     def accept(self) -> None:
         """Take appends from now on; the next one opens the file."""
@@ -450,7 +468,7 @@ class CommitLog:
         # A clock that went back must not keep it refused.
         is_early = 0 <= self.clock.now_ms() - self.refused_ms < self.retry_ms
         if self.is_refusal_final or is_early:
-            raise self.refusal
+            raise self._refused()
         self.resume()
 
     # --- position and reading --------------------------------------------------------------

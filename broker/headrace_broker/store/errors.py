@@ -35,12 +35,16 @@ class LoadInterrupted(StoreError):
 
 
 class StoreNotWritable(StoreError):
-    """Appends are refused; reads go on."""
+    """Appends are refused; reads go on.
 
-    def __init__(self, reason: str, path: Path) -> None:
+    error_number: of the OSError that was the reason.
+    """
+
+    def __init__(self, reason: str, path: Path, error_number: int | None = None) -> None:
         super().__init__(f"store takes no messages: {reason} ({path})")
         self.reason = reason
         self.path = path
+        self.error_number = error_number
 
 
 class StoreBusy(StoreError):

@@ -497,7 +497,7 @@ class MessageStore:
         self.index_tick()
 
     def _refuse(self, error: OSError, path: Path) -> None:
-        self.commit_log.refuse(error.strerror or str(error), path).__cause__ = error
+        self.commit_log.refuse(error.strerror or str(error), path, error_number=error.errno)
 
     def query_index(
         self,
