@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from headrace_broker.store import index_keys, message_store
 from headrace_broker.store.files import Files
-from headrace_broker.store.index_file import IndexFiles
+from headrace_broker.store.index_file import ALLOCATE_STEP_BYTES, IndexFiles
 from headrace_broker.store.index_keys import Regions, index_prefixes, key_hashes, record_keys
 from headrace_protocol.message import (
     decode_properties,
@@ -171,6 +171,16 @@ def test_file_names_ascend_when_the_clock_does_not(tmp_path: Path) -> None:
     names = [file.file.path.name for file in index.files]
     assert names == sorted(set(names))
     assert all(len(name) == 17 for name in names)
+
+
+def test_disk_blocks_are_asked_for_only_when_they_are_used_up(tmp_path: Path) -> None:
+    index = IndexFiles(small_settings(tmp_path, index_entry_count=200_000), Files())
+    for number in range(3):
+        index.put(np.full(1, number), np.arange(1), np.arange(1), 1)
+    (file,) = index.files
+    assert file.file.allocated_bytes == file.entries_at + ALLOCATE_STEP_BYTES
+    index.put(np.zeros(60_000, np.int32), np.arange(60_000), np.arange(60_000), 1)
+    assert file.file.allocated_bytes == file.entries_at + 2 * ALLOCATE_STEP_BYTES
 
 
 def test_a_broken_link_ends_the_walk(tmp_path: Path) -> None:

@@ -153,9 +153,9 @@ class MappedFile:
         return True
 
     def allocate(self, end: int, step_bytes: int) -> None:
-        """Back the file with blocks up to ``end`` or a step further. Raises OSError."""
-        target = min(max(end, self.allocated_bytes + step_bytes), self.file_bytes)
-        if target > self.allocated_bytes:
+        """Back the file with blocks up to ``end``, by a step at least. Raises OSError."""
+        if end > self.allocated_bytes:
+            target = min(max(end, self.allocated_bytes + step_bytes), self.file_bytes)
             with self._descriptor() as descriptor:
                 self.files.allocate(descriptor, self.allocated_bytes, target - self.allocated_bytes)
             self.allocated_bytes = target
