@@ -102,7 +102,9 @@ def test_a_second_broker_is_kept_out(holder: str, other: str, tmp_path: Path) ->
             running(other, tmp_path, store=store),
         ):
             pass
-        peer.daemons["broker"].kill()
+        wanted += run(write, peer.nameserver, "after")
+        run(check, peer.nameserver, wanted, ["after"])
+        peer.daemons["broker"].stop()
     # Apache's broker looks at the lock after it has read the store, and has changed it by then.
     with running(holder, tmp_path, store=store) as peer:
-        run(check, peer.nameserver, wanted, ["before"])
+        run(check, peer.nameserver, wanted, ["before", "after"])

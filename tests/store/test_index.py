@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import shutil
 import tempfile
+from operator import attrgetter
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import structlog
 import trio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -20,16 +23,19 @@ from headrace_broker.store import index_keys, message_store
 from headrace_broker.store.files import Files
 from headrace_broker.store.index_file import ALLOCATE_STEP_BYTES, IndexFiles
 from headrace_broker.store.index_keys import Regions, index_prefixes, key_hashes, record_keys
+from headrace_broker.store.message_store import MessageStore
+from headrace_broker.store_tools.directory import open_directory
+from headrace_broker.store_tools.fsck import check, repair
 from headrace_protocol.message import (
     decode_properties,
     encode_properties,
     index_key_hash,
     java_hash,
 )
-from tests.support.stores import FaultyFiles, SetClock, open_store, put, small_settings
+from tests.support.stores import FaultyFiles, SetClock, crash, open_store, put, small_settings
 
 if TYPE_CHECKING:
-    from headrace_broker.store.message_store import MessageStore
+    from collections.abc import Callable
 
 TOPICS = ["T", "a longer topic", "Thème"]
 NAMES = st.sampled_from(["UNIQ_KEY", "KEYS", "TAGS", "WAIT", "KEY", "KEYSX", "XTAGS", ""])
@@ -328,3 +334,130 @@ async def test_a_full_disk_in_the_thread_refuses_and_heals(
         nursery.cancel_scope.cancel()
     assert len(store.query_index("T", "k0", 9, 0, 1 << 62)) == 1
     store.close()
+
+
+# --- files that somebody else removes ------------------------------------------------------
+
+
+def put_keys(store: MessageStore, *keys: str) -> None:
+    for key in keys:
+        put(store, store.queue("T", 0), KEYS=key)
+    store.index_tick()
+
+
+def found(store: MessageStore, *keys: str) -> list[int]:
+    return [len(store.query_index("T", key, 9, 0, 1 << 62)) for key in keys]
+
+
+def index_paths(root: Path) -> list[Path]:
+    return sorted((root / "index").iterdir())
+
+
+def opened_again(root: Path, count: int) -> MessageStore:
+    """With an index file that has yet to be mapped and given blocks."""
+    store = open_store(root, index_entry_count=200_000)
+    put_keys(store, *(f"before{number}" for number in range(count)))
+    store.close()
+    return open_store(root, index_entry_count=200_000)
+
+
+def put_more(store: MessageStore) -> None:
+    put_keys(store, "more")
+
+
+def flush(store: MessageStore) -> None:
+    store.flusher.flush_now()
+
+
+def query(store: MessageStore) -> None:
+    assert found(store, "before0") == [0]
+
+
+def clean(store: MessageStore) -> None:
+    assert store.index_files.detach_below(1 << 40) == []
+
+
+@pytest.mark.parametrize("notice", [put_more, flush, query, clean])
+@pytest.mark.parametrize("end", [MessageStore.close, crash])
+def test_a_broker_goes_on_without_an_index_file_that_vanished(
+    tmp_path: Path, notice: Callable[[MessageStore], None], end: Callable[[MessageStore], None]
+) -> None:
+    store = opened_again(tmp_path, 3)
+    (path,) = index_paths(tmp_path)
+    path.unlink()
+    with structlog.testing.capture_logs() as logs:
+        notice(store)
+    assert [(line["log_level"], line["paths"]) for line in logs] == [("error", [str(path)])]
+    put_keys(store, "after")
+    assert store.commit_log.refusal is None
+    assert found(store, "before0", "before2", "after") == [0, 0, 1]
+    store.flusher.flush_now()
+    end(store)
+    store = open_store(tmp_path, index_entry_count=200_000)
+    assert found(store, "before0", "before2", "after") == [1, 1, 1]
+    store.close()
+    assert not (tmp_path / "abort").exists()
+    store = open_store(tmp_path, index_entry_count=200_000)
+    assert found(store, "before0", "before2", "after") == [1, 1, 1]
+    store.close()
+
+
+def test_the_index_files_before_the_one_that_vanished_stay(tmp_path: Path) -> None:
+    clock = SetClock()
+    store = open_store(tmp_path, clock)
+    put_keys(store, *map(str, range(25)))
+    first, second = index_paths(tmp_path)
+    second.unlink()
+    store.flusher.flush_now()
+    clock.ms -= 3_600_000  # as local time does in autumn: later names must ascend all the same
+    put_keys(store, *map(str, range(25, 60)))
+    assert found(store, "0", "18", "19", "24", "25", "59") == [1, 1, 0, 0, 1, 1]
+    made = index_paths(tmp_path)[1:]
+    assert min(made) > second
+    store.close()
+    before = first.stat().st_ino
+    store = MessageStore(small_settings(tmp_path), clock, FaultyFiles())
+    assert store.load().scanned_from > 0
+    assert found(store, *map(str, range(60))) == [1] * 60
+    assert first.stat().st_ino == before
+    store.close()
+
+
+def test_an_index_folder_that_vanished_is_made_anew(tmp_path: Path) -> None:
+    store = opened_again(tmp_path, 1)
+    shutil.rmtree(tmp_path / "index")
+    put_keys(store, "after")
+    assert store.commit_log.refusal is None
+    assert found(store, "before0", "after") == [0, 1]
+    store.close()
+    store = open_store(tmp_path, index_entry_count=200_000)
+    assert found(store, "before0", "after") == [1, 1]
+    store.close()
+
+
+def test_what_somebody_else_left_in_the_place_of_an_index_file_goes(tmp_path: Path) -> None:
+    """Apache's broker indexes the end of the log in a file of its own before it gives up."""
+    store = opened_again(tmp_path, 2)
+    (path,) = index_paths(tmp_path)
+    path.rename(path.with_name(str(int(path.name) + 1)))
+    put_keys(store, "after")
+    store.close()
+    store = open_store(tmp_path, index_entry_count=200_000)
+    assert found(store, "before0", "before1", "after") == [1, 1, 1]
+    store.close()
+    with open_directory(tmp_path, small_settings(tmp_path, index_entry_count=200_000)) as directory:
+        assert check(directory, lambda _: None).findings == []
+
+
+def test_fsck_tells_what_the_index_lacks(tmp_path: Path) -> None:
+    store = opened_again(tmp_path, 2)
+    index_paths(tmp_path)[0].unlink()
+    put_keys(store, "after")
+    store.close()
+    with open_directory(tmp_path, small_settings(tmp_path, index_entry_count=200_000)) as directory:
+        report = check(directory, lambda _: None)
+        assert report.damage == []
+        assert "2 keys of records in the log have no entry" in map(
+            attrgetter("problem"), report.findings
+        )
+        assert repair(directory, report.findings, lambda _: None) is None

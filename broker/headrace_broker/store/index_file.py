@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 
 from headrace_broker.store.checkpoint import IndexMark
 from headrace_broker.store.errors import StoreFormatError
@@ -34,6 +35,8 @@ ENTRY_BYTES: Final = ENTRY_DTYPE.itemsize
 ALLOCATE_STEP_BYTES: Final = 1 << 20
 REBUILD_ENTRIES: Final = 1 << 19
 Array = npt.NDArray[Any]
+
+log = structlog.get_logger("headrace.broker")
 
 
 class IndexHeader(NamedTuple):
@@ -207,6 +210,9 @@ class IndexFiles:
         # Physical offset of the newest record that was looked at for keys; -1: not known.
         self.last_seen = -1
         self._full: list[tuple[IndexFile, int]] = []
+        # Name of the first file that somebody else has removed since the start, "" for none. A
+        # start after a crash keeps what was before it, and makes the rest anew from the log.
+        self.lost_from = ""
 
     def load(self, *, is_clean: bool = True) -> None:
         """Find the files. Raises StoreFormatError."""
@@ -257,13 +263,17 @@ class IndexFiles:
     def start_flush(self) -> IndexFlush:
         """What has become full since the last call, and where the last file stands."""
         with self.lock:
+            self.forget_vanished()
             full, self._full = self._full, []
-            if not self.files:
-                return IndexFlush(full, None, IndexMark("", 0, 0, self.last_seen))
-            last = self.files[-1]
-            name, header = last.file.path.name, last.header
-            mark = IndexMark(name, header.index_count, header.end_timestamp, self.last_seen)
-            return IndexFlush(full, last, mark)
+            return IndexFlush(full, self.files[-1] if self.files else None, self._mark())
+
+    def _mark(self) -> IndexMark:
+        if self.lost_from:
+            return IndexMark(self.lost_from, 0, 0, -1)
+        if not self.files:
+            return IndexMark("", 0, 0, self.last_seen)
+        name, header = self.files[-1].file.path.name, self.files[-1].header
+        return IndexMark(name, header.index_count, header.end_timestamp, self.last_seen)
 
     @property
     def end_physical_offset(self) -> int:
@@ -277,8 +287,13 @@ class IndexFiles:
     ) -> None:
         """Add entries in log order, with the lock held. Raises OSError."""
         while len(key_hashes):
-            last = self._last_with_room(now_ms)
-            count = last.put(key_hashes, physical_offsets, timestamps)
+            try:
+                last = self._last_with_room(now_ms)
+                count = last.put(key_hashes, physical_offsets, timestamps)
+            except FileNotFoundError:
+                if not self.forget_vanished():
+                    raise
+                continue
             key_hashes, physical_offsets = key_hashes[count:], physical_offsets[count:]
             timestamps = timestamps[count:]
             if last.is_full:
@@ -305,11 +320,32 @@ class IndexFiles:
 
     def _new_path(self, now_ms: int) -> Path:
         # Names must ascend, also when the clock does not.
-        latest = int(self.files[-1].file.path.name) if self.files else 0
+        last = self.files[-1].file.path.name if self.files else ""
+        latest = int(max(last, self.lost_from) or 0)
         return self.directory / f"{max(int(_local_time_name(now_ms)), latest + 1):017d}"
+
+    def forget_vanished(self) -> bool:
+        """Go on without the files that somebody else has removed, if any; with the lock held.
+
+        Apache's broker removes those that are not finished when it is started on our directory:
+        it looks at the lock only then.
+        """
+        there = set(self.directory.glob("*"))
+        gone = [f.file.path for f in self.files if f.file.path not in there]
+        if not gone:
+            return False
+        self.files[:] = [f for f in self.files if f.file.path not in gone]
+        self.lost_from = min(self.lost_from or gone[0].name, gone[0].name)
+        log.error(
+            "index files were removed under the running broker: messages are taken, but queries by"
+            " key miss those before; the next start makes the index anew from the log",
+            paths=[str(path) for path in gone],
+        )
+        return True
 
     def find(self, key_hash: int) -> Iterator[int]:
         """Physical offsets of entries with this hash, newest first; hold the lock meanwhile."""
+        self.forget_vanished()
         for file in reversed(self.files):
             yield from file.find(key_hash)
 
@@ -317,6 +353,7 @@ class IndexFiles:
         """Let go of files with nothing at or past ``log_min_offset``, but not of the last."""
         count = 0
         with self.lock:
+            self.forget_vanished()
             for file in self.files[:-1]:
                 if file.header.end_physical_offset >= log_min_offset:
                     break

@@ -305,7 +305,8 @@ class MessageStore:
             self.flusher.flush_now()
             if self.commit_log.refusal is None:
                 self._seal()
-                (self.root / "abort").unlink()
+                if not self.index_files.lost_from:
+                    (self.root / "abort").unlink()
         finally:
             self.commit_log.refuse("closed", self.root, is_final=True)
             self.commit_log.stop_writing()
