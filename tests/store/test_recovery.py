@@ -550,6 +550,30 @@ def test_whatever_ends_a_start_leaves_the_directory_unlocked(tmp_path: Path) -> 
     store.close()
 
 
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_queues_that_are_made_anew_are_whole_after_an_interruption(
+    is_clean: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint spoke of the queues that were removed, not of the half that is there now."""
+    monkeypatch.setattr(recovery, "SCAN_BYTES", 300)
+    store, _ = fill(tmp_path)
+    store.flusher.flush_now()
+    store.close() if is_clean else crash(store)
+    shutil.rmtree(tmp_path / "consumequeue")
+
+    def interrupt(_done: int, _most: int) -> None:
+        raise LoadInterrupted("told to stop")
+
+    interrupted = MessageStore(small_settings(tmp_path), SetClock(), FaultyFiles())
+    interrupted.on_recovery = interrupt
+    with pytest.raises(LoadInterrupted):
+        interrupted.load()
+    assert (tmp_path / "consumequeue").exists()  # some units are there
+    store = open_store(tmp_path)
+    assert [len(read_all(store, store.queue(topic, 0))) for topic in "AB"] == [12, 12]
+    store.close()
+
+
 @pytest.mark.parametrize("keys", ["", "key"])
 def test_what_was_looked_at_for_keys_is_not_read_again(keys: str, tmp_path: Path) -> None:
     store = open_store(tmp_path)

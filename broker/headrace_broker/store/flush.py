@@ -219,6 +219,16 @@ class Flusher:
         self.checkpoint = work.update(self.checkpoint)
         self._save(work)
 
+    def forget_queues(self) -> None:
+        """Take back that units are on disk, before all are made anew. Raises OSError.
+
+        Who is cut off then has some units again, and the checkpoint would pass for one of theirs.
+        """
+        forgotten = self.checkpoint._replace(logics_msg_timestamp=0, logics_physical_offset=0)
+        if forgotten != self.checkpoint:
+            self.checkpoint = forgotten
+            forgotten.save(self.checkpoint_path, self.seam)
+
     def _save(self, work: _ThoroughFlush) -> None:
         # The mark first: a checkpoint of ours without one is taken for the peer's.
         work.mark.save(self.settings.root / INDEX_MARK_NAME, self.seam)

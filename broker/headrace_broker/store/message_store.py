@@ -246,6 +246,8 @@ class MessageStore:
             index_end=self.index_files.end_physical_offset,
             checkpoint=checkpoint,
         )
+        if newest_unit < 0:
+            self.flusher.forget_queues()
         report = recovery.run(plan, newest_unit, is_clean=is_clean, on_progress=self.on_recovery)
         self.flusher.newest_recovered = recovery.newest
         self._mark_dirty({queue for queue in self.queues if queue.consume_queue.is_cut})
