@@ -35,11 +35,15 @@ class State(StrEnum):
 class Readiness:
     """Where a broker stands.
 
-    done_bytes, bytes_max: how much of the log a start has read anew, and the most that it will.
+    done_queues, queue_count: how many ConsumeQueues a start has looked at, and how many there are.
+    done_bytes, bytes_max: how much of the log it has read anew after that, and the most that it
+    will.
     failure: called while it serves, for why messages are refused until the next start, or None.
     """
 
     state: State = State.LOADING
+    done_queues: int = 0
+    queue_count: int = 0
     done_bytes: int = 0
     bytes_max: int = 0
     failure: Callable[[], str | None] = lambda: None
@@ -48,7 +52,12 @@ class Readiness:
         """Whether messages are taken, and what to tell."""
         report: dict[str, Any] = {"state": self.state}
         if self.state is State.LOADING:
-            report |= {"doneBytes": self.done_bytes, "atMostBytes": self.bytes_max}
+            report |= {
+                "doneQueues": self.done_queues,
+                "queues": self.queue_count,
+                "doneBytes": self.done_bytes,
+                "atMostBytes": self.bytes_max,
+            }
         failure = self.failure() if self.state is State.SERVING else None
         if failure:
             report["failure"] = failure

@@ -33,6 +33,7 @@ from headrace_broker.statistics import BrokerStatistics
 from headrace_broker.store.config_file import ConfigFile
 from headrace_broker.store.errors import LoadInterrupted
 from headrace_broker.store.message_store import MessageStore
+from headrace_broker.store.recovery import LoadStage
 from headrace_broker.topic_attributes import topic_limits
 from headrace_broker.topics import TopicTable
 from headrace_protocol.drivers.network import TcpNetwork
@@ -65,8 +66,8 @@ class Broker:
     network: where it listens and where its nameservers are. files: the disk of its store.
     owns_loop: see RemotingServer; for a process that is a broker and nothing else.
     readiness: where it stands. monitor_address: where that is told over HTTP, if it is.
-    on_progress: called each second of a start, in a thread, with the bytes of the log that were
-    read anew and the most that will be.
+    on_progress: called each second of a start, in a thread, with the stage that it is at, how much
+    of that is done and the most that there is to do: queues looked at, bytes of the log read anew.
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class Broker:
         settings = self.config.store_settings(pack_host(host, listener.port))
         store = MessageStore(settings, self._clock, self._files)
         store.works_aside = self._owns_process
-        store.on_recovery = progress
+        store.on_progress = progress
         report = await trio.to_thread.run_sync(store.load)
         log.info("store open", path=str(self.config.store_path_root_dir), **report.as_log())
         if report.cut_count:
@@ -208,26 +209,35 @@ async def _set_when_cancelled(event: trio.Event) -> None:
 
 
 class _LoadProgress:
-    """Called by the thread that reads the log anew: says how far it is, and ends it on demand."""
+    """Called by the thread that opens the store: says how far it is, and ends it on demand."""
 
     def __init__(self, broker: Broker, stop: trio.Event) -> None:
         self._broker = broker
         self._stop = stop
         self._said_at = monotonic()
 
-    def __call__(self, done_bytes: int, bytes_max: int) -> None:
+    def __call__(self, stage: LoadStage, done: int, most: int) -> None:
         """Raises LoadInterrupted once the broker is to stop."""
         readiness = self._broker.readiness
-        readiness.done_bytes, readiness.bytes_max = done_bytes, bytes_max
+        if stage is LoadStage.QUEUES:
+            readiness.done_queues, readiness.queue_count = done, most
+        else:
+            readiness.done_bytes, readiness.bytes_max = done, most
         if self._stop.is_set():
-            raise LoadInterrupted(f"stopped after {done_bytes >> 20} MiB of the log were read")
+            raise LoadInterrupted(
+                f"stopped after {readiness.done_queues} of {readiness.queue_count} queues were "
+                f"looked at and {readiness.done_bytes >> 20} MiB of the log were read"
+            )
         if monotonic() - self._said_at >= _PROGRESS_S:
             self._said_at = monotonic()
-            self._broker.on_progress(done_bytes, bytes_max)
+            self._broker.on_progress(stage, done, most)
 
 
-def _log_progress(done_bytes: int, bytes_max: int) -> None:
-    log.info("reading the log", done_mib=done_bytes >> 20, at_most_mib=bytes_max >> 20)
+def _log_progress(stage: LoadStage, done: int, most: int) -> None:
+    if stage is LoadStage.QUEUES:
+        log.info("looking at the queues", done=done, of=most)
+    else:
+        log.info("reading the log", done_mib=done >> 20, at_most_mib=most >> 20)
 
 
 class _Parts:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from headrace.admin.client import Admin
     from headrace.consumer.push import Consumer
     from headrace.producer.producer import Producer
+    from headrace_broker.store.recovery import OnProgress
     from headrace_protocol.drivers.aio import Connect
     from headrace_protocol.drivers.network import Network
 
@@ -143,7 +144,7 @@ async def run_daemons(
     nameserver_port: int = 0,
     broker_port: int = 0,
     owns_loop: bool = False,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> AsyncIterator[Embedded]:
     """Run both daemons as tasks of the block, under trio; see ``embedded``.
 

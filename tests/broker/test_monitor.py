@@ -52,8 +52,10 @@ async def served() -> AsyncIterator[Served]:
 
 async def test_ready_says_how_far_a_start_is(served: Served) -> None:
     readiness = served.readiness
+    readiness.done_queues, readiness.queue_count = 3, 9
     readiness.done_bytes, readiness.bytes_max = 5, 70
-    loading = {"state": "loading", "doneBytes": 5, "atMostBytes": 70}
+    log_read = {"doneBytes": 5, "atMostBytes": 70}
+    loading = {"state": "loading", "doneQueues": 3, "queues": 9, **log_read}
     assert await get(served.port, "/ready") == (503, loading)
     assert await get(served.port, "/live") == (200, {})
     readiness.state = State.SERVING
@@ -128,7 +130,7 @@ async def test_it_answers_while_the_store_is_opened(tmp_path: Path) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(SlowBroker(config(tmp_path), MemoryNetwork()).run)
         nursery.cancel_scope.cancel()
-    assert seen == [(503, {"state": "loading", "doneBytes": 0, "atMostBytes": 0})]
+    assert seen == [(503, Readiness().report()[1])]
 
 
 async def test_a_port_in_use_is_named(tmp_path: Path, served: Served) -> None:

@@ -19,10 +19,12 @@ from tests.support.stores import crash, put
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from headrace_broker.store.recovery import LoadStage
+
 RECORDS = 5000
 
 
-def config_of_a_crashed_store(folder: Path) -> BrokerConfig:
+def config_of_a_crashed_store(folder: Path, queues: int = 1) -> BrokerConfig:
     config = BrokerConfig(
         broker_name="b",
         bind_address="127.0.0.1",
@@ -34,7 +36,7 @@ def config_of_a_crashed_store(folder: Path) -> BrokerConfig:
     store = MessageStore(config.store_settings(bytes(8)))
     store.load()
     for number in range(RECORDS):
-        put(store, store.queue("T", 0), b"%d" % number)
+        put(store, store.queue("T", number % queues), b"%d" % number)
     crash(store)
     return config
 
@@ -53,7 +55,7 @@ async def test_progress_is_told_and_a_stop_is_obeyed(
                 await trio.sleep(0.001)  # the thread that loads tells by its log alone
             nursery.cancel_scope.cancel()
     last = next(entry for entry in logs if entry["event"] == "store not opened")
-    assert last["reason"].startswith("stopped after 0 MiB")
+    assert "1 of 1 queues were looked at and 0 MiB of the log" in last["reason"]
     assert not any(entry["event"] == "store open" for entry in logs)
 
     async with trio.open_nursery() as nursery:  # the same directory, unlocked
@@ -62,3 +64,30 @@ async def test_progress_is_told_and_a_stop_is_obeyed(
         opened = next(entry for entry in logs if entry["event"] == "store open")
         assert opened["record_count"] == RECORDS
         nursery.cancel_scope.cancel()
+
+
+async def test_queues_are_counted_before_the_log_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the log, and in what /ready answers meanwhile."""
+    monkeypatch.setattr(server, "_PROGRESS_S", 0.0)
+    broker = Broker(config_of_a_crashed_store(tmp_path, queues=3), MemoryNetwork())
+    tell, reports = broker.on_progress, []
+
+    def note(stage: LoadStage, done: int, most: int) -> None:
+        reports.append(broker.readiness.report()[1])
+        tell(stage, done, most)
+
+    broker.on_progress = note
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(broker.run)
+            nursery.cancel_scope.cancel()
+    told = [
+        entry for entry in logs if entry["event"] in {"looking at the queues", "reading the log"}
+    ]
+    assert [(entry.get("done"), entry.get("of")) for entry in told[:3]] == [(1, 3), (2, 3), (3, 3)]
+    assert {entry["event"] for entry in told[3:]} == {"reading the log"}
+    assert [report["doneQueues"] for report in reports[:3]] == [1, 2, 3]
+    assert {report["queues"] for report in reports} == {3}
+    assert reports[2]["doneBytes"] == 0 < reports[3]["doneBytes"] <= reports[3]["atMostBytes"]

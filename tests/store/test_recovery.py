@@ -22,7 +22,7 @@ from headrace_broker.store.errors import LoadInterrupted
 from headrace_broker.store.files import Files
 from headrace_broker.store.index_file import ENTRY_BYTES
 from headrace_broker.store.message_store import MessageStore
-from headrace_broker.store.recovery import FirstRecord, RecoveryPlan, plan_recovery
+from headrace_broker.store.recovery import FirstRecord, LoadStage, RecoveryPlan, plan_recovery
 from headrace_protocol.message import encode_properties, encode_record
 from tests.support.stores import (
     HOST,
@@ -281,16 +281,18 @@ def test_an_interrupted_start_is_made_good_by_the_next(
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")
     told: list[tuple[int, int]] = []
 
-    def interrupt(done_bytes: int, bytes_max: int) -> None:
-        told.append((done_bytes, bytes_max))
-        if len(told) == blocks:
+    def interrupt(stage: LoadStage, done: int, most: int) -> None:
+        told.append((done, most))
+        if stage is LoadStage.QUEUES:
+            assert told == [(number, 2) for number in range(1, done + 1)]
+        elif len(told) == 2 + blocks:
             raise LoadInterrupted("told to stop")
 
     interrupted = MessageStore(small_settings(tmp_path / "cut"), SetClock(), FaultyFiles())
-    interrupted.on_recovery = interrupt
+    interrupted.on_progress = interrupt
     with pytest.raises(LoadInterrupted):
         interrupted.load()
-    assert all(before < after for (before, _), (after, _) in pairwise(told))
+    assert all(before < after for (before, _), (after, _) in pairwise(told[2:]))
     assert told[-1][0] < told[-1][1]
     queries = []
     for name in ("whole", "cut"):
@@ -538,11 +540,11 @@ def test_whatever_ends_a_start_leaves_the_directory_unlocked(tmp_path: Path) -> 
     put(store, store.queue("A", 0))
     crash(store)
 
-    def interrupt(_done: int, _most: int) -> None:
+    def interrupt(_stage: LoadStage, _done: int, _most: int) -> None:
         raise KeyboardInterrupt
 
     ended = MessageStore(small_settings(tmp_path), SetClock(), FaultyFiles())
-    ended.on_recovery = interrupt
+    ended.on_progress = interrupt
     with pytest.raises(KeyboardInterrupt):
         ended.load()
     store = open_store(tmp_path)
@@ -561,11 +563,11 @@ def test_queues_that_are_made_anew_are_whole_after_an_interruption(
     store.close() if is_clean else crash(store)
     shutil.rmtree(tmp_path / "consumequeue")
 
-    def interrupt(_done: int, _most: int) -> None:
+    def interrupt(_stage: LoadStage, _done: int, _most: int) -> None:
         raise LoadInterrupted("told to stop")
 
     interrupted = MessageStore(small_settings(tmp_path), SetClock(), FaultyFiles())
-    interrupted.on_recovery = interrupt
+    interrupted.on_progress = interrupt
     with pytest.raises(LoadInterrupted):
         interrupted.load()
     assert (tmp_path / "consumequeue").exists()  # some units are there

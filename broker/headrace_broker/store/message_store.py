@@ -25,7 +25,7 @@ from headrace_broker.store.indexer import BLOCK_ROWS_MAX, THREAD_ROWS_MAX, Index
 from headrace_broker.store.lock import StoreLock
 from headrace_broker.store.reader import Reader
 from headrace_broker.store.record_checksum import SLOT_BYTES
-from headrace_broker.store.recovery import Recovery, RecoveryReport, plan_recovery
+from headrace_broker.store.recovery import LoadStage, Recovery, RecoveryReport, plan_recovery
 from headrace_broker.store.ring import Ring
 from headrace_broker.store.seal import FileSeal, Seals, Used
 from headrace_broker.store.store_queue import StoreQueue
@@ -112,8 +112,8 @@ class MessageStore:
         # While it runs threads index and flush what was asked for.
         self.works_aside = False
         self._index_threads = trio.CapacityLimiter(1)
-        # Called with bytes read and the most that there can be, in the thread that loads.
-        self.on_recovery: OnProgress = lambda _done, _most: None
+        # Called in the thread that loads; what it raises ends the start.
+        self.on_progress: OnProgress = lambda _stage, _done, _most: None
         # Called with the queues that get units outside the caller's own dispatch().
         self.on_touched: Callable[[set[StoreQueue]], None] = lambda _: None
         # The hot path, without a call in between.
@@ -213,7 +213,8 @@ class MessageStore:
     def _load_queues(self, *, is_clean: bool) -> None:
         batch_directory = self.root / "batchconsumequeue"
         self._batch_topics = frozenset(path.name for path in batch_directory.glob("*"))
-        for topic, name in _queue_folders(self.root / "consumequeue"):
+        folders = _queue_folders(self.root / "consumequeue")
+        for number, (topic, name) in enumerate(folders, 1):
             if not name.isdigit():
                 raise StoreFormatError(
                     self.root / "consumequeue" / topic / name,
@@ -223,6 +224,7 @@ class MessageStore:
             queue = self.queue(topic, int(name))
             queue.consume_queue.load(is_clean, self.flusher.checkpoint.logics_physical_offset)
             queue.next_offset = queue.consume_queue.max_offset
+            self.on_progress(LoadStage.QUEUES, number, len(folders))
 
     def _recover(self, *, is_clean: bool) -> RecoveryReport:
         recovery = Recovery(
@@ -248,7 +250,7 @@ class MessageStore:
         )
         if newest_unit < 0:
             self.flusher.forget_queues()
-        report = recovery.run(plan, newest_unit, is_clean=is_clean, on_progress=self.on_recovery)
+        report = recovery.run(plan, newest_unit, is_clean=is_clean, on_progress=self.on_progress)
         self.flusher.newest_recovered = recovery.newest
         self._mark_dirty({queue for queue in self.queues if queue.consume_queue.is_cut})
         self._mark_dirty(recovery.touched)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -42,8 +43,17 @@ TAGS_MARK: Final = b"TAGS\x01"
 CLOCK_MARGIN_MS: Final = 3000
 # Some thousands of records: larger blocks save nothing, and progress is told after each.
 SCAN_BYTES: Final = 4 << 20
-# Called with bytes read and the most that there can be.
-OnProgress = Callable[[int, int], None]
+
+
+class LoadStage(StrEnum):
+    """What a start is at, in this order."""
+
+    QUEUES = "queues"  # counted in queues
+    LOG = "log"  # counted in bytes
+
+
+# Called with what was done of a stage, and the most that there can be.
+OnProgress = Callable[[LoadStage, int, int], None]
 
 
 # --- reading the log -----------------------------------------------------------------------
@@ -247,8 +257,7 @@ class Recovery:
         """Read, dispatch and cut. Raises OSError.
 
         newest_unit: what the plan was made with; most starts need not look at each queue.
-        on_progress: called with bytes read and the most that there can be, after each block. What
-        it raises ends the work, which the next start does again.
+        on_progress: called after each block; what it raises ends the work.
         """
         self._cut_queues(plan.queues_from, newest_unit)
         scanned_from, scan = self._scan(plan)
@@ -258,7 +267,7 @@ class Recovery:
             self.record_count += len(columns)
             self.newest = int(columns.physical_offset[-1]), int(columns.store_timestamp[-1])
             self._put(self._rows(columns, plan), plan)
-            on_progress(scan.end_offset - scanned_from, bytes_max)
+            on_progress(LoadStage.LOG, scan.end_offset - scanned_from, bytes_max)
         self.indexer.index_files.last_seen = self.newest[0] if self.newest else -1
         cut_count = count_behind(scan.files, scan.end_offset)
         self._cut_log(scan.end_offset, is_clean=is_clean)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from headrace_broker.store.recovery import LoadStage
 
 
 def dev(
@@ -70,9 +73,11 @@ async def _run(data: Path | None, host: str, nameserver_port: int, broker_port: 
             nursery.cancel_scope.cancel()
 
 
-def _show_progress(done_bytes: int, bytes_max: int) -> None:
-    end = "\n" if done_bytes == bytes_max else ""
-    sys.stderr.write(
-        f"\rreading the log after a crash: {done_bytes >> 20} of at most {bytes_max >> 20} MiB{end}"
-    )
+def _show_progress(stage: LoadStage, done: int, most: int) -> None:
+    if stage == "queues":
+        text = f"looking at the queues: {done} of {most}"
+    else:
+        text = f"reading the log: {done >> 20} of at most {most >> 20} MiB"
+    end = "\n" if done == most else ""
+    sys.stderr.write(f"\r\x1b[K{text}{end}")
     sys.stderr.flush()
