@@ -576,6 +576,45 @@ def test_queues_that_are_made_anew_are_whole_after_an_interruption(
     store.close()
 
 
+@pytest.mark.parametrize(("is_clean", "has_queues"), [(True, False), (False, True), (False, False)])
+def test_what_a_long_start_made_is_not_made_again(
+    is_clean: bool, has_queues: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each minute it is brought to disk, and the checkpoint moves."""
+    monkeypatch.setattr(recovery, "SCAN_BYTES", 300)
+    store, ends = fill(tmp_path / "whole")
+    store.close() if is_clean else crash(store)
+    if not has_queues:
+        shutil.rmtree(tmp_path / "whole/consumequeue")
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    clock = SetClock()
+    synced: list[str] = []
+
+    def interrupt(stage: LoadStage, done: int, _most: int) -> None:
+        clock.ms += 30_000
+        if stage is LoadStage.LOG and done >= ends[-1] // 2:
+            synced[:] = interrupted.seam.synced
+            raise LoadInterrupted("told to stop")
+
+    interrupted = MessageStore(small_settings(tmp_path / "cut"), clock, FaultyFiles())
+    interrupted.on_progress = interrupt
+    with pytest.raises(LoadInterrupted):
+        interrupted.load()
+    # The log before what speaks of it, the checkpoint last.
+    places = [path.removeprefix(f"{tmp_path}/cut/").partition("/")[0] for path in synced]
+    assert places.index("commitlog") < places.index("consumequeue")
+    assert places[-1] == "checkpoint"
+    starts, queries = [], []
+    for name in ("whole", "cut"):
+        store = MessageStore(small_settings(tmp_path / name), SetClock(), FaultyFiles())
+        starts.append(store.load().scanned_from)
+        queries.append([store.query_index("A", str(number), 9, 0, 1 << 62) for number in range(40)])
+        crash(store)
+    assert starts[0] == 0 < ends[-1] // 4 < starts[1]
+    assert queries[0] == queries[1]
+    assert image(tmp_path / "cut") == image(tmp_path / "whole")
+
+
 @pytest.mark.parametrize("keys", ["", "key"])
 def test_what_was_looked_at_for_keys_is_not_read_again(keys: str, tmp_path: Path) -> None:
     store = open_store(tmp_path)

@@ -40,12 +40,15 @@ if TYPE_CHECKING:
     from headrace_broker.store.encoded_records import EncodedRecords
     from headrace_broker.store.mapped_file import MappedFile
     from headrace_broker.store.reader import IndexType
-    from headrace_broker.store.recovery import OnProgress
+    from headrace_broker.store.recovery import OnProgress, RecoveryPlan
     from headrace_broker.store.ring import Cursor
     from headrace_broker.store.settings import StoreSettings
 
 # What a store's directory holds; anything else alone is somebody's other folder.
 STORE_NAMES = frozenset(("commitlog", "consumequeue", "config", "checkpoint", "lock", "index"))
+
+# A start that reads for long brings what it made to disk so often, and those after it begin there.
+KEEP_MS = 60_000
 
 # Some ten milliseconds of files for queues that get their first message.
 NEW_FILES_AT_ONCE = 16
@@ -250,16 +253,43 @@ class MessageStore:
         )
         if newest_unit < 0:
             self.flusher.forget_queues()
-        report = recovery.run(plan, newest_unit, is_clean=is_clean, on_progress=self.on_progress)
-        self.flusher.newest_recovered = recovery.newest
-        self._mark_dirty({queue for queue in self.queues if queue.consume_queue.is_cut})
-        self._mark_dirty(recovery.touched)
+        kept_ms = self.clock.now_ms()
+
+        def keep_and_tell(stage: LoadStage, done: int, most: int) -> None:
+            nonlocal kept_ms
+            if self.clock.now_ms() - kept_ms >= KEEP_MS:
+                self._keep_recovered(recovery, plan)
+                kept_ms = self.clock.now_ms()
+            self.on_progress(stage, done, most)
+
+        report = recovery.run(plan, newest_unit, is_clean=is_clean, on_progress=keep_and_tell)
+        self._take_over(recovery)
         if not is_clean:
             # A killed process leaves in memory what no flush has brought to disk.
             self.commit_log.flushed_offset = report.scanned_from
             self._doubt_names()
             self.flusher.flush_now()
         return report
+
+    def _take_over(self, recovery: Recovery) -> None:
+        """Have the next flush bring to disk what was made, and say so in the checkpoint."""
+        self.flusher.newest_recovered = recovery.newest
+        self._mark_dirty({queue for queue in self.queues if queue.consume_queue.is_cut})
+        self._mark_dirty(recovery.touched)
+        recovery.touched.clear()
+
+    def _keep_recovered(self, recovery: Recovery, plan: RecoveryPlan) -> None:
+        """Bring to disk what a start has made so far, so that it is not for nothing if cut off."""
+        assert recovery.newest is not None
+        newest_offset, _ = recovery.newest
+        # Of the log, too: a killed process leaves in memory what no flush has brought to disk.
+        for file in self.commit_log.files.files:
+            if plan.scan_from < file.end_offset and file.start_offset <= newest_offset:
+                file.sync()
+        self.index_files.last_seen = max(self.index_files.last_seen, newest_offset)
+        self._take_over(recovery)
+        self._doubt_names()
+        self.flusher.flush_now()
 
     def _doubt_names(self) -> None:
         """Of files that may be new since the checkpoint, which is behind all that it speaks of."""
