@@ -45,10 +45,18 @@ def load_table(file: ConfigFile, parse: Callable[[bytes], Table]) -> Table | Non
     return table
 
 
-def say_if_lost(file: ConfigFile) -> None:
-    """Warn that a file which every store has is missing beside a log that has messages."""
+def say_if_lost(file: ConfigFile, meaning: str) -> None:
+    """Warn that a file which every store has is missing beside a log that has messages.
+
+    meaning: what it is to users that the table starts empty.
+    """
     if any((file.path.parent.parent / "commitlog").glob("*")):
-        log.warning("file missing beside a log with messages, starts empty", path=str(file.path))
+        log.warning(
+            "file missing beside a log with messages, starts empty",
+            path=str(file.path),
+            meaning=meaning,
+            remedy="if it was lost, stop this broker and put a copy of it in its place",
+        )
 
 
 def next_version(version: DataVersion, now_ms: int) -> DataVersion:

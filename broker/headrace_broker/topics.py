@@ -122,7 +122,10 @@ class TopicTable:
             file.beside("topicIncarnation.json"), self._topics.keys() - self._system_names
         )
         if found is None:
-            say_if_lost(file)
+            say_if_lost(
+                file,
+                "topics must be created anew, with the queues they had, to reach their messages",
+            )
             self._changed(None)
 
     def __len__(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,8 +18,6 @@ from headrace_protocol.drivers.network import MemoryNetwork
 from tests.support.stores import crash, put
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from headrace_broker.store.recovery import LoadStage
 
 RECORDS = 5000
@@ -91,3 +90,28 @@ async def test_queues_are_counted_before_the_log_is_read(
     assert [report["doneQueues"] for report in reports[:3]] == [1, 2, 3]
     assert {report["queues"] for report in reports} == {3}
     assert reports[2]["doneBytes"] == 0 < reports[3]["doneBytes"] <= reports[3]["atMostBytes"]
+
+
+async def test_a_table_that_is_missing_beside_messages_is_missed(tmp_path: Path) -> None:
+    config = config_of_a_crashed_store(tmp_path)
+    names = ["consumerOffset.json", "subscriptionGroup.json", "topics.json"]
+
+    async def missed() -> list[str]:
+        """What a start warns of; the broker is stopped at once."""
+        with structlog.testing.capture_logs() as logs:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(Broker(config, MemoryNetwork()).run)
+                nursery.cancel_scope.cancel()
+        warnings = [entry for entry in logs if entry["event"].startswith("file missing beside")]
+        assert all(entry["log_level"] == "warning" for entry in warnings)
+        assert all(entry["meaning"] and entry["remedy"] for entry in warnings)
+        return sorted(Path(entry["path"]).name for entry in warnings)
+
+    assert await missed() == names
+    assert await missed() == []  # nobody has committed, and yet there is a file
+    for name in names:
+        (tmp_path / "config" / name).unlink()
+        (tmp_path / "config" / f"{name}.bak").unlink(missing_ok=True)
+        assert await missed() == [name]
+    config = config.model_copy(update={"store_path_root_dir": tmp_path / "new"})
+    assert await missed() == []

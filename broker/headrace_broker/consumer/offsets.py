@@ -7,6 +7,7 @@ and joins it with the rest; all but the copying of what changed is done in a thr
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from headrace_broker.persistence import (
@@ -14,6 +15,7 @@ from headrace_broker.persistence import (
     file_text,
     load_table,
     next_version,
+    say_if_lost,
     table_text,
     with_breaks,
 )
@@ -78,7 +80,8 @@ class ConsumerOffsets:
         """Load the table. Raises StoreFormatError when what is there can't be read."""
         self._file = file
         self._now_ms = now_ms
-        loaded = load_table(file, _parse) or ConsumerOffsetSerializeWrapper()
+        found = load_table(file, _parse)
+        loaded = found or ConsumerOffsetSerializeWrapper()
         self.data_version: DataVersion = loaded.data_version
         self._committed = _Table(loaded.offset_table)
         self._pulled = _Table(loaded.pull_offset_table)
@@ -88,7 +91,12 @@ class ConsumerOffsets:
             self._remember(key)
         self._resets: dict[Key, Offsets] = {}
         self._commits = 0
-        self._is_dirty = False
+        # Written at once when it is new: later its absence says that it was lost.
+        self._is_dirty = found is None
+        if found is None:
+            say_if_lost(file, "all groups begin as new ones: they skip messages or get them again")
+            with suppress(OSError):  # a full disk; the next save tries again
+                self.persist()
 
     # -- progress ----------------------------------------------------------------------------------
 

@@ -72,7 +72,7 @@ class SubscriptionGroups:
         self._groups = {name: SubscriptionGroupConfig(group_name=name) for name in _BUILT_IN}
         self._groups.update(loaded.subscription_group_table)
         if found is None:
-            say_if_lost(file)
+            say_if_lost(file, "groups have the default settings, those that were created, too")
             self._changed()
 
     def __len__(self) -> int:
