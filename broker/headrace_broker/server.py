@@ -166,6 +166,10 @@ class Broker:
         parts = _Parts(
             self.config, store, self._clock, self._network, listener, owns_loop=self._owns_loop
         )
+        for kind, names in parts.topics.kinds().items():
+            log.warning(
+                "kept for Apache RocketMQ, not served in full", kind=kind.value, topics=names
+            )
         await trio.to_thread.run_sync(parts.staging.load)
         async with trio.open_nursery() as nursery:
             if self._owns_process:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headrace_broker.incarnations import Incarnations
+from headrace_broker.peer_topics import MAPPING_NAME, PeerKind, kind_of, static_topics_in
 from headrace_broker.persistence import (
     SavedFile,
     TableText,
@@ -118,6 +119,8 @@ class TopicTable:
         self._topics = _system_topics(config)
         self._system_names = frozenset(self._topics) | _NOT_FOR_CLIENTS | {DEFAULT_TOPIC}
         self._topics.update(loaded.topic_config_table)
+        mapping = load_table(file.beside(MAPPING_NAME), static_topics_in)
+        self._static_topics = mapping or frozenset()
         self.incarnations = Incarnations(
             file.beside("topicIncarnation.json"), self._topics.keys() - self._system_names
         )
@@ -148,6 +151,28 @@ class TopicTable:
             raise self._unknown(topic)
         return config
 
+    def expect_served(self, topic: str) -> TopicConfig:
+        """A topic that must be there, with queues that this broker reads. Raises RequestError."""
+        config = self.expect(topic)
+        if not self.is_served(config):
+            raise PeerKind.INNER_BATCH.refusal(topic, "its batch queues are not read here")
+        return config
+
+    def kinds(self) -> dict[PeerKind, list[str]]:
+        """Names of the topics that only Apache's broker serves in full."""
+        found: dict[PeerKind, list[str]] = {}
+        for topic in self._topics.values():
+            if (kind := self._kind(topic)) is not None:
+                found.setdefault(kind, []).append(topic.topic_name)
+        return found
+
+    def is_served(self, topic: TopicConfig) -> bool:
+        """Whether this broker reads the topic's queues."""
+        return self._kind(topic) is not PeerKind.INNER_BATCH
+
+    def _kind(self, topic: TopicConfig) -> PeerKind | None:
+        return kind_of(topic, self._static_topics)
+
     def is_system(self, topic: str) -> bool:
         """Whether a topic belongs to the broker rather than to its users."""
         return topic in self._system_names or topic.startswith(_SYSTEM_PREFIX)
@@ -173,6 +198,8 @@ class TopicTable:
                 f"the topic[{name}] sending message is forbidden: its perm is {topic.perm}, "
                 f"give it {topic.perm | PERM_WRITE} with mqadmin updateTopicPerm",
             )
+        if (kind := self._kind(topic)) is not None:
+            raise kind.refusal(name, "a message that is stored here would not reach its readers")
 
     def check_readable(self, topic: str) -> TopicConfig:
         """A topic that may be read. Raises RequestError."""
@@ -182,7 +209,7 @@ class TopicTable:
                 f"the broker[{self._config.broker_name}] pulling message is forbidden: its "
                 "brokerPermission has no read bit, read from another broker",
             )
-        config = self.expect(topic)
+        config = self.expect_served(topic)
         if not config.perm & PERM_READ:
             raise RequestError(
                 ResponseCode.NO_PERMISSION,
@@ -190,6 +217,24 @@ class TopicTable:
                 f"give it {config.perm | PERM_READ} with mqadmin updateTopicPerm",
             )
         return config
+
+    def check_complete(self, topic: str, min_offset: int) -> None:
+        """Raise RequestError if the log has no more all that a compacted topic keeps.
+
+        min_offset: of a queue that is to be read from its beginning.
+        """
+        if min_offset and self._kind(self.expect(topic)) is PeerKind.COMPACTED:
+            raise PeerKind.COMPACTED.refusal(
+                topic,
+                f"the log begins at queue offset {min_offset}, and what is kept of the messages "
+                "before is in the compaction log, which is not read here",
+            )
+
+    def check_changeable(self, topic: str) -> None:
+        """Raise RequestError for a topic that only Apache's broker can change or delete."""
+        kind = self._kind(self._topics.get(topic) or TopicConfig(topic_name=topic))
+        if kind is not None:
+            raise kind.refusal(topic, "it can't be made, changed or deleted here")
 
     def registered(self, broker_permission: int) -> dict[str, TopicConfig]:
         """The table as nameservers are told it: a broker hands on only what it allows itself."""
@@ -265,6 +310,7 @@ class TopicTable:
         if known is not None:
             return known
         check_topic_name(topic)
+        self.check_changeable(topic)
         if topic.startswith(RETRY_PREFIX):
             return self._create(_topic(topic, 1))
         default = self._topics.get(default_topic)

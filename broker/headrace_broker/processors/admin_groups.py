@@ -179,7 +179,8 @@ class AdminGroupsProcessor:
         topics = [
             topic
             for name in sorted(names)
-            if (topic := self._topics.get(name)) and self._is_wanted(group, name)
+            if (topic := self._topics.get(name)) and self._topics.is_served(topic)
+            if self._is_wanted(group, name)
         ]
         table = yield from fastjson.dumps_sliced(
             (self._queue_key(topic, queue_id), self._progress(group, topic, queue_id))
@@ -216,7 +217,7 @@ class AdminGroupsProcessor:
     def time_spans(self, request: Request) -> Generator[None, None, Reply]:
         """QUERY_CONSUME_TIME_SPAN: where a group stands in each queue, in store times."""
         header = request.header(QueryConsumeTimeSpanHeader)
-        topic = self._topics.expect(header.topic)
+        topic = self._topics.expect_served(header.topic)
         spans = []
         for queue_id in range(topic.write_queue_nums):
             spans.append(self._time_span(header.group, topic, queue_id))
@@ -249,7 +250,7 @@ class AdminGroupsProcessor:
         By time (-1: the end), of one queue or all; of one queue also to an offset.
         """
         header = request.header(ResetOffsetHeader)
-        topic = self._topics.expect(header.topic)
+        topic = self._topics.expect_served(header.topic)
         if self._groups.get(header.group) is None:
             raise RequestError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,

@@ -141,6 +141,7 @@ class AdminTopicsProcessor:
         """A topic whose attributes were changes still. Raises RequestError for what can't be."""
         check_config(topic)
         name = topic.topic_name
+        self._topics.check_changeable(name)
         if self._topics.is_system(name):
             raise RequestError(
                 ResponseCode.INVALID_PARAMETER,
@@ -202,6 +203,7 @@ class AdminTopicsProcessor:
                 ResponseCode.INVALID_PARAMETER,
                 f"The topic[{name}] is conflict with system topic: the broker needs it",
             )
+        self._topics.check_changeable(name)
         # The table first: what is not in it can't be written or read while the rest goes.
         if self._topics.delete(name):
             for queue in self._store.queues_of(name):
@@ -240,7 +242,7 @@ class AdminTopicsProcessor:
 
     def stats(self, request: Request) -> Generator[None, None, Reply]:
         """GET_TOPIC_STATS_INFO: how far each queue reaches."""
-        topic = self._topics.expect(request.header(GetTopicStatsHeader).topic)
+        topic = self._topics.expect_served(request.header(GetTopicStatsHeader).topic)
         name = topic.topic_name
         queue_nums = max(topic.read_queue_nums, topic.write_queue_nums)
         table = yield from fastjson.dumps_sliced(

@@ -221,7 +221,9 @@ class PullProcessor:
         return GetResult(status, [], 0, 0, offset, min_offset, max_offset)
 
     def _answer(self, header: PullHeader, result: GetResult, answer: AnswerResult) -> Reply | None:
-        if result.status is GetStatus.FOUND:
+        if result.status is GetStatus.OFFSET_TOO_SMALL:
+            self._topics.check_complete(header.topic, result.min_offset)
+        elif result.status is GetStatus.FOUND:
             group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
             self._statistics.get(group, topic, result.count, result.body_bytes)
             self._offsets.commit_pull(group, topic, queue_id, result.next_offset)

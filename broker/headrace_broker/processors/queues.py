@@ -22,7 +22,7 @@ def checked_queue(
     Queues that a topic has no more but that still hold messages are found.
     Raises RequestError when there is no such topic or queue.
     """
-    config = topics.expect(topic)
+    config = topics.expect_served(topic)
     queue = store.find_queue(topic, queue_id)
     count = max(config.read_queue_nums, config.write_queue_nums)
     if queue is None and not 0 <= queue_id < count:
@@ -30,6 +30,8 @@ def checked_queue(
             ResponseCode.INVALID_PARAMETER,
             f"queue {queue_id} of topic {topic}: there are {count}, ask for the route again",
         )
+    if queue is not None:
+        topics.check_complete(topic, store.min_offset(queue))
     return queue
 
 

@@ -23,9 +23,18 @@ from headrace_broker.store.flush import Flusher
 from headrace_broker.store.index_file import HEADER_BYTES, IndexFiles
 from headrace_broker.store.indexer import BLOCK_ROWS_MAX, THREAD_ROWS_MAX, Indexer
 from headrace_broker.store.lock import StoreLock
+from headrace_broker.store.peer_queues import BATCH_FOLDER, PeerQueues
 from headrace_broker.store.reader import Reader
 from headrace_broker.store.record_checksum import SLOT_BYTES
-from headrace_broker.store.recovery import LoadStage, Recovery, RecoveryReport, plan_recovery
+from headrace_broker.store.recovery import (
+    LoadStage,
+    Recovery,
+    RecoveryReport,
+    first_records,
+    plan_recovery,
+    scan_from,
+    unclean_start,
+)
 from headrace_broker.store.ring import Ring
 from headrace_broker.store.seal import FileSeal, Seals, Used
 from headrace_broker.store.store_queue import StoreQueue
@@ -170,6 +179,8 @@ class MessageStore:
         is_clean = not abort.exists()
         self.flusher.checkpoint = Checkpoint.load(self.flusher.checkpoint_path)
         self.commit_log.files.load(is_clean=is_clean)
+        if not is_clean:
+            self._check_peer_queues()
         self._load_queues(is_clean=is_clean)
         self.index_files.load(is_clean=is_clean)
         self._check_seals(is_clean=is_clean)
@@ -181,6 +192,25 @@ class MessageStore:
         self.begin_batch()
         self.commit_log.accept()
         return report
+
+    def _check_peer_queues(self) -> None:
+        """Refuse what only Apache's broker can recover; few stores have any of it.
+
+        Raises StoreFormatError.
+        """
+        peer_queues = PeerQueues(self.root)
+        log_files = self.commit_log.files.files
+        if not peer_queues or not log_files:
+            return
+        start = unclean_start(first_records(log_files), self.flusher.checkpoint)
+        scan = scan_from(self.commit_log.files, start)
+        scanned_from = scan.end_offset
+        for block in scan:
+            peer_queues.check(block)
+            done, most = block.end_offset - scanned_from, log_files[-1].end_offset - scanned_from
+            self.on_progress(LoadStage.LOG, done, most)
+        peer_queues.check_end(scan.end_offset)
+        peer_queues.sync(self.seam)
 
     def _check_seals(self, *, is_clean: bool) -> None:
         """Compare what a clean start goes by; the rest is compared when it is first read.
@@ -214,8 +244,7 @@ class MessageStore:
         self.seam.fsync_directory(self.root)
 
     def _load_queues(self, *, is_clean: bool) -> None:
-        batch_directory = self.root / "batchconsumequeue"
-        self._batch_topics = frozenset(path.name for path in batch_directory.glob("*"))
+        self._batch_topics = frozenset(path.name for path in (self.root / BATCH_FOLDER).glob("*"))
         folders = _queue_folders(self.root / "consumequeue")
         for number, (topic, name) in enumerate(folders, 1):
             if not name.isdigit():
@@ -246,7 +275,7 @@ class MessageStore:
         )
         plan = plan_recovery(
             is_clean=is_clean,
-            files=recovery.first_records(),
+            files=first_records(self.commit_log.files.files),
             newest_unit=newest_unit,
             index_end=self.index_files.end_physical_offset,
             checkpoint=checkpoint,

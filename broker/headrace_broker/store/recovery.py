@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.dispatch import Dispatcher
     from headrace_broker.store.indexer import Indexer
     from headrace_broker.store.mapped_file import MappedFile
+    from headrace_broker.store.mapped_file_queue import MappedFileQueue
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_protocol.columns import Array, RecordColumns
 
@@ -106,6 +107,17 @@ def _is_file_end(file: MappedFile, position: int) -> bool:
     return bool(magic == MAGIC_BLANK and size == file.file_bytes - position)
 
 
+def scan_from(log: MappedFileQueue, wanted: int) -> LogScan:
+    """Reads on from the record at ``wanted`` if it is whole, else from the start of its file."""
+    if not log.files:
+        return LogScan([], 0)
+    file = log.find(wanted) or log.files[-1]
+    start = file.start_offset
+    if start <= wanted < file.end_offset and read_block(file, wanted - start, 0):
+        start = wanted
+    return LogScan(log.files[log.files.index(file) :], start)
+
+
 def count_behind(files: list[MappedFile], end_offset: int) -> int:
     """Whole records after the first that is none: with some, that one is more than a cut tail.
 
@@ -138,6 +150,16 @@ class FirstRecord(NamedTuple):
 
     start_offset: int
     store_timestamp: int | None
+
+
+def first_records(files: list[MappedFile]) -> list[FirstRecord]:
+    """One per log file."""
+    firsts = []
+    for file in files:
+        block = read_block(file, 0, bytes_max=0)
+        timestamp = int(block.columns.store_timestamp[0]) if block else None
+        firsts.append(FirstRecord(file.start_offset, timestamp))
+    return firsts
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +197,13 @@ def plan_recovery(
         return RecoveryPlan(max(newest_unit, log_start), new_from, max(index_end + 1, new_from))
     # The checkpoint speaks of queues that are there; who removed them all wants them made anew.
     # The peer goes back ten files at most, and acknowledged records before them have no unit then.
-    queues_from = _unclean_start(files, checkpoint) if newest_unit >= 0 else log_start
+    queues_from = unclean_start(files, checkpoint) if newest_unit >= 0 else log_start
     index_from = max(index_end, log_start)
     return RecoveryPlan(min(queues_from, index_from), queues_from, index_from)
 
 
-def _unclean_start(files: list[FirstRecord], checkpoint: Checkpoint) -> int:
+def unclean_start(files: list[FirstRecord], checkpoint: Checkpoint) -> int:
+    """Up to where all queues are on disk, by the checkpoint. files: at least one."""
     if checkpoint.logics_physical_offset > 0:
         return max(checkpoint.logics_physical_offset, files[0].start_offset)
     stamps = (checkpoint.physic_msg_timestamp, checkpoint.logics_msg_timestamp)
@@ -242,15 +265,6 @@ class Recovery:
         self.touched: set[StoreQueue] = set()
         self._keys: dict[tuple[bytes, int], int] = {}
 
-    def first_records(self) -> list[FirstRecord]:
-        """One per log file."""
-        firsts = []
-        for file in self.commit_log.files.files:
-            block = read_block(file, 0, bytes_max=0)
-            timestamp = int(block.columns.store_timestamp[0]) if block else None
-            firsts.append(FirstRecord(file.start_offset, timestamp))
-        return firsts
-
     def run(
         self, plan: RecoveryPlan, newest_unit: int, *, is_clean: bool, on_progress: OnProgress
     ) -> RecoveryReport:
@@ -260,7 +274,8 @@ class Recovery:
         on_progress: called after each block; what it raises ends the work.
         """
         self._cut_queues(plan.queues_from, newest_unit)
-        scanned_from, scan = self._scan(plan)
+        scan = scan_from(self.commit_log.files, plan.scan_from)
+        scanned_from = scan.end_offset
         bytes_max = scan.files[-1].end_offset - scanned_from if scan.files else 0
         for block in scan:
             columns = block.columns
@@ -287,18 +302,6 @@ class Recovery:
             if newest_unit >= physical_offset:
                 queue.consume_queue.truncate_from_physical(physical_offset)
             queue.next_offset = queue.consume_queue.max_offset
-
-    def _scan(self, plan: RecoveryPlan) -> tuple[int, LogScan]:
-        """Where reading begins: at the wanted record if it is whole, else at its file's start."""
-        files = self.commit_log.files.files
-        if not files:
-            return 0, LogScan([], 0)
-        wanted = plan.scan_from
-        file = self.commit_log.files.find(wanted) or files[-1]
-        start = file.start_offset
-        if file.start_offset <= wanted < file.end_offset and read_block(file, wanted - start, 0):
-            start = wanted
-        return start, LogScan(files[files.index(file) :], start)
 
     def _rows(self, columns: RecordColumns, plan: RecoveryPlan) -> Rows:
         """Rows of the ring, without the records of queues that cannot be."""
