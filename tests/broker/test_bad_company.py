@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import functools
 import json
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import structlog.testing
 import trio
 
@@ -99,6 +100,27 @@ async def test_held_pulls_are_paid_for_by_who_sends_them(monkeypatch: pytest.Mon
             assert int((await health(under_test))["heldPullCount"]) == 0
     (reason,) = closed_reasons(logs)
     assert "this one holds most" in reason
+    assert "of requests that wait" in reason
+
+
+async def test_held_pulls_are_paid_for_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    hold = pull_fields(sysFlag=6, suspendTimeoutMillis=60_000)
+    with structlog.testing.capture_logs() as logs:
+        async with daemons(monkeypatch, total_bytes_max=8 << 20) as under_test:
+            async with under_test.wire() as wire:
+                # What a pull has no use for is not kept.
+                for _ in range(4):
+                    await wire.send(request(Code.PULL_MESSAGE, hold, b"x" * (3 << 20)))
+                with trio.fail_after(5):
+                    while (table := await health(under_test))["heldPullCount"] != "4":
+                        pass
+                assert int(table["heldBytes"]) < 1 << 20
+            async with under_test.wire() as greedy:
+                wide = request(Code.PULL_MESSAGE, {**hold, "unknown": "x" * (1 << 20)})
+                with suppress(anyio.BrokenResourceError, OSError):
+                    await greedy.send(wide * 10)
+                await greedy.closed()
+    (reason,) = closed_reasons(logs)
     assert "of requests that wait" in reason
 
 

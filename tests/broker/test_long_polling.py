@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from headrace_broker.consumer.long_polling import HELD_PULL_BYTES, HeldPull, LongPolling
+from headrace_broker.consumer.long_polling import HeldPull, LongPolling
 from tests.support.channel import MemoryChannel
 from tests.support.stores import SetClock, open_store
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.store_queue import StoreQueue
+
+
+HELD_BYTES = 3000
 
 
 class Held:
@@ -33,7 +36,7 @@ class Held:
             self.told.append((number, may_wait))
             return self.has_found or not may_wait
 
-        self.polling.hold(queue, HeldPull(answer, channel), s)
+        self.polling.hold(queue, HeldPull(answer, channel, HELD_BYTES), s)
 
 
 @pytest.fixture
@@ -52,7 +55,7 @@ async def test_an_arrival_answers_all_that_wait_in_their_order(queue: StoreQueue
     held, channel = Held(), MemoryChannel()
     for number in range(5):
         held.hold(queue, number, channel)
-    assert channel.charged_bytes == 5 * HELD_PULL_BYTES
+    assert channel.charged_bytes == 5 * HELD_BYTES
     held.polling.arrived([queue])
     assert held.told == [(number, True) for number in range(5)]
     assert held.polling.held_count == channel.charged_bytes == 0
@@ -86,7 +89,7 @@ async def test_thousands_at_one_queue_are_answered_in_slices(queue: StoreQueue) 
     held.hold(queue, 5000, channel)
     assert sum(1 for _ in work) == 4900
     assert held.polling.held_count == 1
-    assert channel.charged_bytes == HELD_PULL_BYTES
+    assert channel.charged_bytes == HELD_BYTES
 
 
 async def test_a_deadline_ends_the_wait_even_amid_slices(

@@ -16,7 +16,7 @@ from headrace_protocol.columns import encode_records
 from headrace_protocol.command import header_fields
 from headrace_protocol.drivers.network import MemoryNetwork
 from headrace_protocol.errors import NotReady
-from headrace_protocol.frame import FrameReader
+from headrace_protocol.frame import PREFIX_BYTES, FrameReader
 from headrace_protocol.header_codecs import SerializeType, decode_header, encode_frame
 from headrace_protocol.headers import (
     BulkPullHeader,
@@ -239,6 +239,7 @@ class Company:
         self.channels = [MemoryChannel() for _ in range(4)]
         self.tags: list[list[str]] = [[] for _ in range(QUEUES)]
         self.waiting: dict[int, tuple[MemoryChannel, int, int, str]] = {}
+        self.header_bytes: dict[int, int] = {}
         self.answered = 0
         self.codes: Counter[int] = Counter()
 
@@ -250,6 +251,7 @@ class Company:
         codec = SerializeType.JSON if bulk else self.rng.choice(list(SerializeType))
         self.waiting[opaque] = channel, queue_id, offset, tags
         frame = pull_frame(offset, tags, queue_id=queue_id, opaque=opaque, codec=codec, bulk=bulk)
+        self.header_bytes[opaque] = len(frame) - PREFIX_BYTES
         self.broker.take(frame, channel)
 
     def pull_anything(self) -> None:
@@ -319,7 +321,8 @@ class Company:
             assert channel.is_open
             assert not self._wanted(queue_id, offset, tags), (queue_id, offset, tags)
         assert self.broker.long_polling.held_count == len(self.waiting)
-        assert sum(channel.charged_bytes for channel in self.channels) == 2048 * len(self.waiting)
+        charged_bytes = sum(channel.charged_bytes for channel in self.channels)
+        assert charged_bytes == sum(2048 + self.header_bytes[opaque] for opaque in self.waiting)
 
 
 @pytest.mark.parametrize("seed", range(8))

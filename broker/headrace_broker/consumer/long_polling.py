@@ -19,8 +19,6 @@ Key = TypeVar("Key")
 _TICK_S = 0.5
 # More of them than this are answered in slices.
 _AT_ONCE = 64
-# What one takes: itself, its request and its header. Measured (docs/performance.md "Growth").
-HELD_PULL_BYTES = 2048
 
 
 class HeldPull:
@@ -28,14 +26,15 @@ class HeldPull:
 
     answer: called with True to try again, with False when the deadline has come and something
     must be answered; returns whether it was answered.
-    channel: of the client that waits.
+    channel: of the client that waits. held_bytes: what is kept for it, which the client is charged.
     """
 
-    __slots__ = ("answer", "channel", "is_over", "queue", "tick")
+    __slots__ = ("answer", "channel", "held_bytes", "is_over", "queue", "tick")
 
-    def __init__(self, answer: Callable[[bool], bool], channel: Channel) -> None:
+    def __init__(self, answer: Callable[[bool], bool], channel: Channel, held_bytes: int) -> None:
         self.answer = answer
         self.channel = channel
+        self.held_bytes = held_bytes
         self.is_over = False
         self.queue: StoreQueue
         self.tick: int
@@ -67,7 +66,7 @@ class LongPolling:
         _wait(queue, pull)
         self._due.setdefault(pull.tick, {})[pull] = None
         self._of_channels.setdefault(pull.channel, {})[pull] = None
-        pull.channel.charge(HELD_PULL_BYTES)
+        pull.channel.charge(pull.held_bytes)
 
     def arrived(self, queues: Iterable[StoreQueue]) -> None:
         """Messages were put into ``queues``: try their pulls again."""
@@ -139,7 +138,7 @@ class LongPolling:
             pull.queue.waiting.pop(pull, None)
         _discard(self._due, pull.tick, pull)
         _discard(self._of_channels, pull.channel, pull)
-        pull.channel.charge(-HELD_PULL_BYTES)
+        pull.channel.charge(-pull.held_bytes)
 
 
 def _wait(queue: StoreQueue, pull: HeldPull) -> None:

@@ -186,7 +186,9 @@ class PullProcessor:
             look = partial(self._look_again, request, header, queue, get, answer, may_wait)
             return self._registry.try_again(request, look)
 
-        pull = HeldPull(try_again, request.channel)
+        # Of no use to a pull, and whatever its client has put there.
+        request.body = b""
+        pull = HeldPull(try_again, request.channel, request.held_bytes)
         self._long_polling.hold(queue, pull, timeout_ms / 1000)
 
     def _look_again(
