@@ -139,6 +139,8 @@ class Registry:
         self.run_long: Callable[[Iterator[None]], None] = deque[None](maxlen=0).extend
         self.run_fetch: Callable[[Fetch, Then], None] = _fetch_now
         self.on_slow: Callable[[str, float], None] = lambda _name, _seconds: None
+        # Of each client the long requests that are not finished, the one that runs first.
+        self._long: dict[Channel, deque[tuple[LongFunction, Request]]] = {}
         self._ready_start = b""
         self._ready_function: ReadyFunction | None = None
 
@@ -203,7 +205,9 @@ class Registry:
         try:
             reply = self._functions.get(code, _unknown)(request)
         except NotReady as wait:
-            self.run_fetch(wait.fetch, functools.partial(self._fetched, request))
+            held_bytes = request.held_bytes
+            request.channel.charge(held_bytes)
+            self.run_fetch(wait.fetch, functools.partial(self._fetched, request, held_bytes))
             return
         except Exception as error:  # noqa: BLE001 - one bad request must not end the daemon
             reply = self._failed(request, error)
@@ -213,7 +217,8 @@ class Registry:
         if seconds > _SLOW_S:
             self.on_slow(code_name(code), seconds)
 
-    def _fetched(self, request: Request, problem: OSError | None) -> None:
+    def _fetched(self, request: Request, held_bytes: int, problem: OSError | None) -> None:
+        request.channel.charge(-held_bytes)
         if problem is None:
             request.is_again = True
             self._serve(request)
@@ -221,7 +226,27 @@ class Registry:
             _send(request, self._failed(request, problem))
 
     def _begin_long(self, function: LongFunction, request: Request) -> None:
-        self.run_long(self._serve_long(function, request))
+        """Begin it when the client has no other: what each has made so far takes memory."""
+        channel = request.channel
+        channel.charge(request.held_bytes)
+        waiting = self._long.get(channel)
+        if waiting is not None:
+            waiting.append((function, request))
+            return
+        self._long[channel] = deque([(function, request)])
+        self.run_long(self._serve_all_long(channel))
+
+    def _serve_all_long(self, channel: Channel) -> Iterator[None]:
+        waiting = self._long[channel]
+        while waiting:
+            function, request = waiting[0]
+            if channel.is_open:  # else nobody waits for what was not begun
+                yield from self._serve_long(function, request)
+            waiting.popleft()
+            channel.charge(-request.held_bytes)
+            if waiting:
+                yield
+        del self._long[channel]
 
     def _serve_long(self, function: LongFunction, request: Request) -> Iterator[None]:
         try:

@@ -44,6 +44,19 @@ async def test_short_work_is_done_at_once() -> None:
     assert done == ["short"]
 
 
+async def test_what_comes_at_once_does_not_keep_the_loop_piece_by_piece() -> None:
+    work, done = SlicedWork(), []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(work.run)
+        for number in range(60):
+            work.start(long_work(1, done, str(number)))
+        assert len(done) < 20
+        with trio.fail_after(5):
+            while len(done) < 60:
+                await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+
+
 async def test_fetches_run_in_threads_a_few_at_a_time() -> None:
     fetches = Fetches()
     threads: list[int] = []

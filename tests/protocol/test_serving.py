@@ -165,6 +165,11 @@ def long_service() -> tuple[Service, list[Iterator[None]]]:
     return service, works
 
 
+def answer_codes(channel: MemoryChannel) -> list[int]:
+    """Of the answers since the last time."""
+    return [command.code for command, _ in channel.replies() if command.is_response]
+
+
 def test_long_work_is_answered_at_its_end() -> None:
     (service, works), connection = long_service(), Connection[str](SerializeType.JSON)
     assert ask(service, connection, "t") == []
@@ -185,6 +190,38 @@ def test_errors_of_long_work_become_codes(topic: str, code: int) -> None:
     (event,) = connection.receive_data(bytes(service.channel.written))
     assert event.command.code == code
     assert service.unexpected == (["a bug"] if topic == "bug" else [])
+
+
+def test_long_requests_of_a_client_are_done_one_after_the_other() -> None:
+    service, works = long_service()
+    connections = [Connection[str](SerializeType.JSON) for _ in range(2)]
+    for topic in ("first", "second", "third"):
+        assert ask(service, connections[0], topic) == []
+    service.channel, first = MemoryChannel(), service.channel
+    ask(service, connections[1], "other")
+    one, other = works
+    assert first.charged_bytes > 3 * 2048 > service.channel.charged_bytes > 2048
+    next(one)
+    assert sum(1 for _ in other) == 3
+    assert answer_codes(service.channel) == [0]
+    list(one)
+    assert answer_codes(first) == [0, 0, 0]
+    assert first.charged_bytes == service.channel.charged_bytes == 0
+    # Who comes back after that is served as before.
+    ask(service, connections[1], "again")
+    list(works[2])
+    assert answer_codes(service.channel) == [0]
+
+
+def test_what_a_client_waited_for_is_not_begun_when_it_is_gone() -> None:
+    (service, works), connection = long_service(), Connection[str](SerializeType.JSON)
+    for topic in ("t", "bug", "bug"):
+        ask(service, connection, topic)
+    next(works[0])
+    service.channel.is_open = False
+    for work in works:
+        list(work)
+    assert service.unexpected == []
 
 
 class Disk:
@@ -218,6 +255,20 @@ def test_what_must_be_fetched_is_served_then(fetches: int, is_aside: bool) -> No
     (event,) = ask(service, Connection(SerializeType.JSON), "t")
     assert event.command.header(OffsetResponseHeader).offset == 3
     assert disk.missing == 0
+
+
+def test_what_waits_for_the_disk_is_charged_to_its_client() -> None:
+    service, disk, waiting = Service(), Disk(1), []
+    service.registry = Registry(lambda _, error: service.unexpected.append(str(error)))
+    service.registry.route(RequestCode.GET_MIN_OFFSET, disk.offset)
+    service.registry.run_fetch = lambda fetch, then: waiting.append((fetch, then))
+    ask(service, Connection(SerializeType.JSON), "t")
+    assert service.channel.charged_bytes > 2048
+    ((fetch, then),) = waiting
+    fetch()
+    then(None)
+    assert answer_codes(service.channel) == [0]
+    assert service.channel.charged_bytes == 0
 
 
 def test_what_can_not_be_fetched_is_told() -> None:
