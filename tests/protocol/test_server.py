@@ -62,11 +62,29 @@ class Echo:
         self.closed_channels.append(channel.address)
 
 
+@dataclass
+class Farewell(Echo):
+    """Tells the others of each client that goes, more than their sockets take."""
+
+    others: set[ServerChannel] = field(default_factory=set)
+
+    def handle(self, channel: ServerChannel, frames: list[Frame]) -> None:
+        self.others.add(channel)
+        super().handle(channel, frames)
+
+    def closed(self, channel: ServerChannel) -> None:
+        self.others.discard(channel)
+        for other in self.others:
+            other.write(bytes(20_000_000))
+        super().closed(channel)
+
+
 @asynccontextmanager
 async def serving(
     limits: ServerLimits | None = None,
+    echo: Echo | None = None,
 ) -> AsyncIterator[tuple[RemotingServer, Echo, Any]]:
-    echo = Echo()
+    echo = echo or Echo()
     server = RemotingServer(echo, limits)
     network = TcpNetwork()
     listener = network.listen("127.0.0.1", 0)
@@ -177,6 +195,17 @@ async def test_malformed_bytes_close_only_their_client() -> None:
         assert await receive_frames(good, 1) == [b"still here"]
         assert len(echo.closed_channels) == 1
         assert len(server.channels) == 1
+
+
+async def test_a_stop_closes_all_whatever_the_others_are_told_of_it() -> None:
+    async with serving(echo=Farewell()) as (server, echo, connect):
+        for _ in range(3):
+            stream = await connect()
+            await stream.send_all(frame(b"a"))
+            await receive_frames(stream, 1)
+    assert len(echo.closed_channels) == 3
+    assert server.channels == set()
+    assert server.held_bytes == 0
 
 
 async def test_a_slow_reader_is_no_longer_read_until_it_reads() -> None:

@@ -204,9 +204,10 @@ class RemotingServer:
                 nursery.start_soon(self._sweep)
                 task_status.started()
         finally:
-            sockets.close()
+            # Those still open may be told of each that goes, so their epoll must be there.
             for channel in list(self.channels):
                 self.close_channel(channel, "the server stops")
+            sockets.close()
 
     async def serve_stream(self, stream: trio.abc.Stream, host: str, port: int) -> None:
         """Serve one client on a stream, e.g. in memory, until it ends.
@@ -611,8 +612,7 @@ class _SocketTransport:
 
     def close(self) -> None:
         self._channels.pop(self.socket.fileno(), None)
-        if not self._epoll.closed:
-            self._epoll.unregister(self.socket)
+        self._epoll.unregister(self.socket)
         self.socket.close()
 
     def _set_mask(self, mask: int) -> None:
