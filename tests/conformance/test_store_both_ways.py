@@ -7,12 +7,12 @@ import shutil
 import subprocess
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from anyio import run
 
-from headrace import Admin, Message, Producer
+from headrace import Admin, HeadraceError, Message, Producer
 from tests.conformance.peer import driver_command, java_build, running
 from tests.support.golden import golden_store, manifest
 
@@ -39,7 +39,6 @@ GOLDEN_SETTINGS = {
     "compactionCqMappedFileSize": "4600",
     "fileReservedTime": "100000",
 }
-# Static, compacted and inner-batch topics are read through what headrace does not have yet.
 TOPICS = [
     *("G_PLAIN", "G_TAGS", "G_UTF8", "G_BIG", "G_BATCH", "G_ONEWAY", "G_SHARD", "G_ORDER"),
     *("G_RETRY", "G_TX", "%RETRY%g_retry", "%DLQ%g_retry"),
@@ -49,6 +48,8 @@ BUSY_TOPICS = [
     *("G_DELAY", "G_TIMER", "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"),
     *("RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"),
 ]
+# Static, compacted and inner-batch topics, which headrace keeps for Apache's broker.
+KEPT_TOPICS = ["G_STATIC", "G_COMPACT", "G_BCQ"]
 GROUPS = ["g_push", "g_retry", "g_orderly", "g_lite"]
 # What mqadmin prints the same of both brokers.
 TABLES = [
@@ -104,6 +105,17 @@ async def write(nameserver: str) -> None:
         await producer.send(Message(NEW, b"large " * 20_000, key="large"))
 
 
+async def be_refused(nameserver: str, topics: Iterable[str]) -> None:
+    """Neither sends nor deletions get through to topics that only Apache's broker serves."""
+    refusal = "which this broker keeps for Apache RocketMQ"
+    async with Producer(nameserver=nameserver) as producer, Admin(nameserver=nameserver) as admin:
+        for topic in topics:
+            with pytest.raises(HeadraceError, match=refusal):
+                await producer.send(Message(topic, b"new", key="new"))
+            with pytest.raises(HeadraceError, match=refusal):
+                await admin.delete_topic(topic)
+
+
 @pytest.mark.parametrize("ending", ["clean", "kill9"])
 def test_a_store_with_every_kind_of_message(ending: str, tmp_path: Path) -> None:
     """Written by Apache's broker, opened by ours, by Apache's, which is killed, and by ours."""
@@ -113,7 +125,10 @@ def test_a_store_with_every_kind_of_message(ending: str, tmp_path: Path) -> None
     topics = [*TOPICS, NEW, *(["G_STREAM"] if "acked" in written else [])]
     with running("headrace", store=store, settings=GOLDEN_SETTINGS) as peer:
         run(write, peer.nameserver)
+        run(be_refused, peer.nameserver, KEPT_TOPICS)
         ours = dump(peer, tmp_path, [*topics, *BUSY_TOPICS])
+        static = dump(peer, tmp_path, ["G_STATIC"])
+        assert places(static) == places_of(written, "G_STATIC")
         tables = [mqadmin(peer, tmp_path, *command) for command in TABLES]
         peer.daemons["broker"].stop()
     read = Counter(message["topic"] for message in written["messages"])
@@ -125,6 +140,7 @@ def test_a_store_with_every_kind_of_message(ending: str, tmp_path: Path) -> None
     assert all(tables)
 
     with running("apache", store=store, settings=GOLDEN_SETTINGS) as peer:
+        assert places(dump(peer, tmp_path, KEPT_TOPICS)) == places_of(written, *KEPT_TOPICS)
         theirs = dump(peer, tmp_path, [*topics, *BUSY_TOPICS])
         assert quiet(theirs) == quiet(ours)
         assert of_kind(ours, "message") <= theirs
@@ -141,6 +157,73 @@ def wait_for_timers(peer: Peer, home: Path, delivered: int) -> None:
     until = time.monotonic() + TIMER_TIMEOUT_S
     while by_topic(dump(peer, home, ["G_TIMER"]))["G_TIMER"] <= delivered:
         assert time.monotonic() < until, "no timer fired"
+
+
+def places(lines: set[str]) -> list[tuple[str, ...]]:
+    """Topic, queue, queue offset and physical offset of each message."""
+    return sorted(tuple(line.split("\t")[1:5]) for line in of_kind(lines, "message"))
+
+
+def places_of(written: dict[str, Any], *topics: str) -> list[tuple[str, ...]]:
+    """The same of what Apache's client read before."""
+    fields = ("topic", "queueId", "queueOffset", "physicalOffset")
+    messages = [message for message in written["messages"] if message["topic"] in topics]
+    return sorted(tuple(str(message[field]) for field in fields) for message in messages)
+
+
+# Made by Apache's broker, from what mqadmin is told.
+K_TOPICS = {
+    "K_STATIC": ("updateStaticTopic", "-c", "DefaultCluster", "-qn", "2", "-t", "K_STATIC"),
+    "K_COMPACT": (
+        *("updateTopic", "-c", "DefaultCluster", "-r", "2", "-w", "2", "-t", "K_COMPACT"),
+        *("-a", "+cleanup.policy=COMPACTION"),
+    ),
+    "K_BCQ": (
+        *("updateTopic", "-c", "DefaultCluster", "-r", "2", "-w", "2", "-t", "K_BCQ"),
+        *("-a", "+queue.type=BatchCQ"),
+    ),
+}
+K_MESSAGES = 40
+
+
+async def write_to_kept(nameserver: str) -> None:
+    async with Producer(nameserver=nameserver) as producer:
+        for topic in K_TOPICS:
+            for number in range(K_MESSAGES // 2):
+                await producer.send(Message(topic, b"one %d" % number, key=f"key-{number}"))
+            many = [Message(topic, b"many", key=f"k-{n}") for n in range(K_MESSAGES // 2)]
+            await producer.send_many(many)
+
+
+def test_topics_of_kinds_that_only_apaches_broker_serves(tmp_path: Path) -> None:
+    """Made by Apache's broker in a store of ours, which it opens again after ours; with kills."""
+    store = tmp_path / "store"
+    with running("headrace", store=store, settings={}) as peer:
+        run(write, peer.nameserver)
+        peer.daemons["broker"].stop()
+    with running("apache", store=store, settings={}) as peer:
+        for command in K_TOPICS.values():
+            mqadmin(peer, tmp_path, *command)
+        run(write_to_kept, peer.nameserver)
+        theirs = dump(peer, tmp_path, [NEW, *K_TOPICS])
+    counts = dict.fromkeys(K_TOPICS, K_MESSAGES)
+    assert by_topic(theirs) == {NEW: WRITTEN, **counts}
+
+    with running("headrace", store=store, settings={}) as peer:
+        run(be_refused, peer.nameserver, K_TOPICS)
+        ours = dump(peer, tmp_path, [NEW, "K_STATIC", "K_COMPACT"])
+        assert by_topic(ours) == {NEW: WRITTEN, "K_STATIC": K_MESSAGES, "K_COMPACT": K_MESSAGES}
+        assert {line for line in of_kind(ours, "message") if "\tK_COMPACT\t" not in line} <= theirs
+        run(write, peer.nameserver)
+
+    with running("apache", store=store, settings={}) as peer:
+        again = dump(peer, tmp_path, K_TOPICS)
+        assert of_kind(again, "message") == {
+            line for line in of_kind(theirs, "message") if f"\t{NEW}\t" not in line
+        }
+        run(write_to_kept, peer.nameserver)
+        found = by_topic(dump(peer, tmp_path, [NEW, *K_TOPICS]))
+        assert found == {NEW: 2 * WRITTEN, **dict.fromkeys(K_TOPICS, 2 * K_MESSAGES)}
 
 
 def by_topic(lines: set[str]) -> Counter[str]:
