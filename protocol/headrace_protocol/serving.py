@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from headrace_protocol.frame import Buffer, Frame
 
 Header = TypeVar("Header", bound=msgspec.Struct)
+Result = TypeVar("Result")
 
 _SLOW_S = 0.005
 # What a request that waits takes besides its bytes. Measured (docs/performance.md "Growth").
@@ -115,8 +116,9 @@ class Request(msgspec.Struct):
 
 # Returns the answer, or None when it has answered itself or holds the request to answer later.
 RequestFunction = Callable[[Request], Reply | None]
-# The same in slices: yields where others may have their turn.
-LongFunction = Callable[[Request], Generator[None, None, Reply | None]]
+# The same in slices: yields where others may have their turn, and what it has to wait for.
+LongWork = Generator[NotReady | None, None, Reply | None]
+LongFunction = Callable[[Request], LongWork]
 # What must be done before a request can be served, and what is told of its OSError, if any.
 Fetch = Callable[[], None]
 Then = Callable[[OSError | None], None]
@@ -140,7 +142,7 @@ class Registry:
         self.run_fetch: Callable[[Fetch, Then], None] = _fetch_now
         self.on_slow: Callable[[str, float], None] = lambda _name, _seconds: None
         # Of each client the long requests that are not finished, the one that runs first.
-        self._long: dict[Channel, deque[tuple[LongFunction, Request]]] = {}
+        self._long: dict[Channel, deque[tuple[LongWork, Request]]] = {}
         self._ready_start = b""
         self._ready_function: ReadyFunction | None = None
 
@@ -229,32 +231,52 @@ class Registry:
         """Begin it when the client has no other: what each has made so far takes memory."""
         channel = request.channel
         channel.charge(request.held_bytes)
-        waiting = self._long.get(channel)
-        if waiting is not None:
-            waiting.append((function, request))
-            return
-        self._long[channel] = deque([(function, request)])
-        self.run_long(self._serve_all_long(channel))
+        waiting = self._long.setdefault(channel, deque())
+        waiting.append((function(request), request))
+        if len(waiting) == 1:
+            self.run_long(self._serve_all_long(channel))
 
-    def _serve_all_long(self, channel: Channel) -> Iterator[None]:
+    def _serve_all_long(self, channel: Channel, problem: OSError | None = None) -> Iterator[None]:
+        """One after the other, until one must wait for the disk.
+
+        problem: why what the first has waited for is not there.
+        """
         waiting = self._long[channel]
         while waiting:
-            function, request = waiting[0]
+            work, request = waiting[0]
             if channel.is_open:  # else nobody waits for what was not begun
-                yield from self._serve_long(function, request)
+                wait = yield from self._serve_long(work, request, problem)
+                if wait is not None:
+                    self.run_fetch(wait.fetch, functools.partial(self._go_on, channel))
+                    return
+            problem = None
             waiting.popleft()
             channel.charge(-request.held_bytes)
             if waiting:
                 yield
         del self._long[channel]
 
-    def _serve_long(self, function: LongFunction, request: Request) -> Iterator[None]:
+    def _serve_long(
+        self, work: LongWork, request: Request, problem: OSError | None
+    ) -> Generator[None, None, NotReady | None]:
+        """Returns what it must wait for; None when it was answered."""
         try:
-            reply = yield from function(request)
+            wait = work.throw(problem) if problem else next(work)
+            while wait is None:
+                yield
+                wait = next(work)
+        except StopIteration as end:
+            reply = end.value
         except Exception as error:  # noqa: BLE001 - as in _serve
             reply = self._failed(request, error)
+        else:
+            return wait
         if reply is not None:
             _send(request, reply)
+        return None
+
+    def _go_on(self, channel: Channel, problem: OSError | None) -> None:
+        self.run_long(self._serve_all_long(channel, problem))
 
     def _failed(self, request: Request, error: Exception) -> Reply:
         if isinstance(error, RequestError):
@@ -266,6 +288,26 @@ class Registry:
             code=ResponseCode.SYSTEM_ERROR,
             remark=f"{type(error).__name__}: {error} (see the log of this daemon)",
         )
+
+
+def all_ready(
+    reads: Iterable[Callable[[], Result]],
+) -> Generator[NotReady | None, None, list[Result]]:
+    """What each returns, for a LongFunction: asked again when what it needs is there."""
+    results: list[Result] = []
+    for read in reads:
+        while (wait := _try_to(read, results)) is not None:
+            yield wait
+        yield None
+    return results
+
+
+def _try_to(read: Callable[[], Result], results: list[Result]) -> NotReady | None:
+    try:
+        results.append(read())
+    except NotReady as wait:
+        return wait
+    return None
 
 
 def _fetch_now(fetch: Fetch, then: Then) -> None:

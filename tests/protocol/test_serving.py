@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +15,7 @@ from headrace_protocol.errors import NotReady, RemoteProtocolError, RequestError
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import GetMinOffsetHeader, OffsetResponseHeader
-from headrace_protocol.serving import Registry, Reply, Request, notice
+from headrace_protocol.serving import Registry, Reply, Request, all_ready, notice
 from tests.support.channel import MemoryChannel
 
 if TYPE_CHECKING:
@@ -279,6 +280,65 @@ def test_what_can_not_be_fetched_is_told() -> None:
     (event,) = ask(service, Connection(SerializeType.JSON), "t")
     assert event.command.code == ResponseCode.SYSTEM_ERROR
     assert "Input/output error" in event.command.remark
+
+
+def each_offset(disk: Disk, request: Request) -> Generator[NotReady | None, None, Reply]:
+    replies = yield from all_ready([partial(disk.offset, request)] * 3)
+    assert len(replies) == 3
+    return replies[-1]
+
+
+def long_disk_service(disk: Disk) -> tuple[Service, list[Iterator[None]]]:
+    service, works = Service(), []
+    service.registry = Registry(lambda _, error: service.unexpected.append(str(error)))
+    service.registry.route_long(RequestCode.GET_MIN_OFFSET, partial(each_offset, disk))
+    service.registry.run_long = works.append
+    service.registry.run_fetch = disk.run
+    return service, works
+
+
+@pytest.mark.parametrize("fetches", [0, 1, 5])
+def test_long_work_goes_on_with_what_it_waited_for(fetches: int) -> None:
+    disk = Disk(fetches)
+    service, works = long_disk_service(disk)
+    connection: Connection[str] = Connection(SerializeType.JSON)
+    assert ask(service, connection, "t") == []
+    turns = 0
+    while works:
+        turns += sum(1 for _ in works.pop())
+    (event,) = connection.receive_data(bytes(service.channel.written))
+    assert event.command.header(OffsetResponseHeader).offset == 3
+    assert (disk.missing, turns) == (0, 3)
+
+
+def test_long_work_ends_with_what_can_not_be_fetched() -> None:
+    service, works = long_disk_service(Disk(1, OSError(5, "Input/output error")))
+    connection: Connection[str] = Connection(SerializeType.JSON)
+    ask(service, connection, "t")
+    while works:
+        list(works.pop())
+    (event,) = connection.receive_data(bytes(service.channel.written))
+    assert event.command.code == ResponseCode.SYSTEM_ERROR
+    assert "Input/output error" in event.command.remark
+    assert service.channel.charged_bytes == 0
+
+
+def test_long_work_that_waits_for_the_disk_keeps_its_turn() -> None:
+    service, works = long_disk_service(Disk(1))
+    waiting: list[tuple[Callable[[], None], Callable[[OSError | None], None]]] = []
+    service.registry.run_fetch = lambda fetch, then: waiting.append((fetch, then))
+    connection: Connection[str] = Connection(SerializeType.JSON)
+    for topic in ("first", "second"):
+        ask(service, connection, topic)
+    list(works.pop())
+    ((fetch, then),) = waiting
+    assert works == []
+    assert answer_codes(service.channel) == []
+    fetch()
+    then(None)
+    list(works.pop())
+    assert answer_codes(service.channel) == [0, 0]
+    assert service.channel.charged_bytes == 0
 
 
 def test_slow_requests_are_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
