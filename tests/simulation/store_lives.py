@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from tests.simulation.determinism import decided_by, temporary_folder
 from tests.simulation.history import PromiseBroken
 from tests.simulation.totals import Outcome
 from tests.support.faulty_files import FaultRates, FaultyFiles, PowerCut, next_life
-from tests.support.stores import HOST, SetClock, read_all, small_settings
+from tests.support.stores import HOST, SetClock, read_all, ready, small_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -162,13 +163,14 @@ class Life:
     def check_index(self) -> None:
         records = list(enumerate(self.appended.records))
         for number, (topic, _, body) in self.rng.sample(records, min(len(records), INDEX_LOOKS)):
-            places = self.store.query_index(topic, f"key{number}", 32, 0, END_MS)
+            query = partial(self.store.query_index, topic, f"key{number}", 32, 0, END_MS)
+            places = ready(query)
             if body not in [record_body(self.store, place) for place in places]:
                 raise PromiseBroken(f"key{number} of {topic} leads to {places}, not to its record")
 
 
 def record_body(store: MessageStore, physical_offset: int) -> bytes | None:
-    record = store.record_at(physical_offset)
+    record = ready(partial(store.record_at, physical_offset))
     return None if record is None else next(iter(decode_records(record))).body
 
 

@@ -108,12 +108,14 @@ def test_a_gap_is_filled_with_blank_units(tmp_path: Path) -> None:
 def test_files_below_the_logs_first_byte_go(tmp_path: Path) -> None:
     queue = filled(tmp_path, 35)
     assert queue.min_offset(0) == 0
-    assert queue.min_offset(1901) == 20
-    assert queue.detach_below(900) == []
-    delete_files(queue.detach_below(901))
+    assert queue.search_cold(901)() == queue.first_at_or_after(901) == 10
+    assert queue.detach_before(9) == []
+    delete_files(queue.detach_before(10))
     assert queue.first_offset == 10
     assert queue.min_offset(901) == 10
-    delete_files(queue.detach_below(1 << 40))
+    assert queue.search_cold(1 << 40)() == 35
+    assert queue.min_offset(1901) == 20
+    delete_files(queue.detach_before(35))
     assert queue.min_offset(1 << 40) == 35
     names = [path.name for path in (tmp_path / "consumequeue" / "T" / "0").iterdir()]
     assert names == [f"{600:020d}"]  # the last file stays

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,8 +15,9 @@ from headrace_broker.store.files import Files
 from headrace_broker.store.page_cache import CHUNK_BYTES, PageCache, is_resident
 from headrace_broker.store.reader import GetStatus
 from headrace_broker.store.seal import StoreDamaged
+from headrace_broker.store.settings import Retention
 from headrace_protocol.errors import NotReady
-from tests.support.stores import SetClock, crash, open_store, put, read_all
+from tests.support.stores import SetClock, crash, open_store, put, read_all, ready
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,7 +72,18 @@ def fill(root: Path, files: ColdFiles) -> MessageStore:
     queue = store.queue("t", 0)
     for _ in range(2000):
         put(store, queue, BODY)
+    assert know_min(store) == 0
     return store
+
+
+def know_min(store: MessageStore) -> int:
+    """Look for the oldest message, as the first pull does; then memory is empty again."""
+    assert isinstance(store.seam, ColdFiles)
+    found = ready(lambda: store.min_offset(store.queue("t", 0)))
+    store.seam.cached.clear()
+    store.seam.asked.clear()
+    store.commit_log.page_cache = PageCache(store.seam)
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -120,8 +133,7 @@ def test_after_a_start_the_newest_may_be_cold_too(
     store.close() if is_clean else crash(store)
     store = open_small(tmp_path, files)
     put(store, store.queue("t", 0), BODY)
-    files.cached.clear()
-    files.asked.clear()
+    know_min(store)
     assert read(store, 2000) is GetStatus.FOUND
     assert files.asked == []
     for folder in ("0", "commitlog"):  # what is sealed is compared when it is fetched
@@ -251,6 +263,69 @@ def test_everything_is_read_in_the_end(store: MessageStore) -> None:
         else:
             break
     assert len(messages) == 2000
+
+
+@pytest.mark.parametrize(
+    ("look", "folders"),
+    [
+        (lambda store, queue: store.unit(queue, 5), ["0"]),
+        (lambda store, _: store.record_at(5000), ["commitlog"]),
+        (lambda store, queue: store.store_time_at(queue, 5), ["0", "commitlog"]),
+        (lambda store, queue: store.earliest_store_time(queue), ["0", "commitlog"]),
+        (lambda store, _: store.query_index("t", "k", 9, 0, 1), ["index"]),
+    ],
+)
+def test_lookups_wait_for_what_is_cold(
+    store: MessageStore, files: ColdFiles, look: Any, folders: list[str]
+) -> None:
+    queue = store.queue("t", 0)
+    put(store, queue, KEYS="k")
+    store.index_tick()
+    for folder in folders:
+        with pytest.raises(NotReady) as cold:
+            look(store, queue)
+        assert files.asked[-1][0] == folder
+        cold.value.fetch()
+    look(store, queue)
+
+
+def test_a_search_by_time_waits_for_each_step(tmp_path: Path, files: ColdFiles) -> None:
+    store = open_small(tmp_path, files)
+    clock = store.clock
+    assert isinstance(clock, SetClock)
+    queue = store.queue("t", 0)
+    for _ in range(2000):
+        clock.ms += 10
+        put(store, queue, BODY)
+    know_min(store)
+    for number in (1, 700, 1999):
+        at_ms = clock.ms - 10 * (1999 - number)
+        assert ready(partial(store.offset_by_time, queue, at_ms)) == number
+    assert {folder for folder, *_ in files.asked} == {"0", "commitlog"}
+    store.close()
+
+
+async def test_a_clean_up_finds_the_oldest_messages_in_a_thread(
+    store: MessageStore, files: ColdFiles
+) -> None:
+    queue = store.queue("t", 0)
+    for _ in range(3000):
+        put(store, queue, BODY)
+    first, second = store.commit_log.files.files
+    store.index_tick()
+    store.flusher.flush_now()
+    assert isinstance(store.clock, SetClock)
+    os.utime(first.path, times=(0, store.clock.ms / 1000))
+    store.clock.ms += 100 * 3_600_000
+    ratios = {"clean_ratio": 1.0, "force_ratio": 1.0, "refuse_ratio": 1.0}
+    store.cleaner.retention = Retention(delete_hours=frozenset(range(24)), **ratios)
+    await store.cleaner.round()
+    assert store.commit_log.min_offset == second.start_offset
+    asked = len(files.asked)
+    min_offset = store.min_offset(queue)
+    assert [folder for folder, *_ in files.asked[asked:]] == ["0"]  # one look at what was read
+    assert store.unit(queue, min_offset)[0] == second.start_offset
+    assert queue.consume_queue.first_offset == min_offset // 300 * 300 > 0
 
 
 def test_looks_are_forgotten_before_they_are_too_many(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace_broker.store.files import Files
 from headrace_broker.store.message_store import MessageStore
@@ -15,9 +15,13 @@ from headrace_protocol.errors import NotReady
 from headrace_protocol.message import StoredMessage, decode_records, encode_properties, tags_code
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headrace_broker.clock import Clock
+    from headrace_broker.store.mapped_file import MappedFile
     from headrace_broker.store.store_queue import StoreQueue
 
+Result = TypeVar("Result")
 HOST = bytes((10, 0, 0, 1)) + (4711).to_bytes(4, "big")
 
 
@@ -58,6 +62,9 @@ class FaultyFiles(Files):
 
     def fsync(self, descriptor: int) -> None:
         self.fdatasync(descriptor)
+
+    def is_cached(self, _file: MappedFile, _start: int, _end: int) -> bool:
+        return True
 
     def fsync_directory(self, path: Path) -> None:
         if not path.is_dir():
@@ -113,7 +120,7 @@ def put(
 def read_all(store: MessageStore, queue: StoreQueue) -> list[StoredMessage]:
     """Everything a consumer gets from the queue's beginning on."""
     messages: list[StoredMessage] = []
-    offset = store.min_offset(queue)
+    offset = ready(lambda: store.min_offset(queue))
     while (result := get_ready(store, queue, offset)).status is GetStatus.FOUND:
         messages += [m for buffer in result.buffers for m in decode_records(buffer)]
         offset = result.next_offset
@@ -122,8 +129,13 @@ def read_all(store: MessageStore, queue: StoreQueue) -> list[StoredMessage]:
 
 def get_ready(store: MessageStore, queue: StoreQueue, offset: int) -> GetResult:
     """A few messages, after what has to be done before."""
+    return ready(lambda: store.get(queue, offset, 7, 3000, None))
+
+
+def ready(read: Callable[[], Result]) -> Result:
+    """What it returns, after all that it has to wait for."""
     while True:
         try:
-            return store.get(queue, offset, 7, 3000, None)
+            return read()
         except NotReady as wait:
             wait.fetch()

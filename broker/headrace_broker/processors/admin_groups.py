@@ -5,6 +5,7 @@ Source: docs/protocol.md "Groups"; tests/broker/test_admin_groups.py.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -40,7 +41,7 @@ from headrace_protocol.headers import (
     QueryTopicConsumeByWhoHeader,
     ResetOffsetHeader,
 )
-from headrace_protocol.serving import Reply
+from headrace_protocol.serving import Reply, all_ready
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.topics import TopicTable
     from headrace_protocol.bodies import TopicConfig
+    from headrace_protocol.errors import NotReady
     from headrace_protocol.serving import Registry, Request
 
 log = structlog.get_logger("headrace.broker")
@@ -171,7 +173,7 @@ class AdminGroupsProcessor:
 
     # -- progress ----------------------------------------------------------------------------------
 
-    def consume_stats(self, request: Request) -> Generator[None, None, Reply]:
+    def consume_stats(self, request: Request) -> Generator[NotReady | None, None, Reply]:
         """GET_CONSUME_STATS: how far a group is in each queue."""
         header = request.header(GetConsumeStatsHeader)
         group = header.consumer_group
@@ -182,11 +184,12 @@ class AdminGroupsProcessor:
             if (topic := self._topics.get(name)) and self._topics.is_served(topic)
             if self._is_wanted(group, name)
         ]
-        table = yield from fastjson.dumps_sliced(
-            (self._queue_key(topic, queue_id), self._progress(group, topic, queue_id))
+        rows = yield from all_ready(
+            partial(self._progress, group, topic, queue_id)
             for topic in topics
             for queue_id in range(topic.read_queue_nums)
         )
+        table = yield from fastjson.dumps_sliced(rows)
         consume_tps = sum(self._statistics.group_rate(group, t.topic_name) for t in topics)
         return Reply(
             body=(fastjson.dumps({"consumeTps": float(consume_tps), "offsetTable": table}),)
@@ -197,11 +200,13 @@ class AdminGroupsProcessor:
         online = self._consumers.group(group)
         return online is None or not online.subscriptions or topic in online.subscriptions
 
-    def _progress(self, group: str, topic: TopicConfig, queue_id: int) -> OffsetWrapper:
+    def _progress(
+        self, group: str, topic: TopicConfig, queue_id: int
+    ) -> tuple[MessageQueue, OffsetWrapper]:
         name = topic.topic_name
         queue = self._store.find_queue(name, queue_id)
         consumed = self._offsets.query(group, name, queue_id) or 0
-        return OffsetWrapper(
+        return self._queue_key(topic, queue_id), OffsetWrapper(
             broker_offset=self._store.max_offset(queue) if queue else 0,
             consumer_offset=consumed,
             pull_offset=self._offsets.query_pull(group, name, queue_id) or 0,
@@ -214,14 +219,14 @@ class AdminGroupsProcessor:
         groups = self._consumers.groups_of_topic(topic) | self._offsets.groups_of(topic)
         return Reply(body=(GroupList(group_list=sorted(groups)).encode(),))
 
-    def time_spans(self, request: Request) -> Generator[None, None, Reply]:
+    def time_spans(self, request: Request) -> Generator[NotReady | None, None, Reply]:
         """QUERY_CONSUME_TIME_SPAN: where a group stands in each queue, in store times."""
         header = request.header(QueryConsumeTimeSpanHeader)
         topic = self._topics.expect_served(header.topic)
-        spans = []
-        for queue_id in range(topic.write_queue_nums):
-            spans.append(self._time_span(header.group, topic, queue_id))
-            yield
+        spans = yield from all_ready(
+            partial(self._time_span, header.group, topic, queue_id)
+            for queue_id in range(topic.write_queue_nums)
+        )
         return Reply(body=(QueryConsumeTimeSpanBody(consume_time_span_set=spans).encode(),))
 
     def _time_span(self, group: str, topic: TopicConfig, queue_id: int) -> QueueTimeSpan:
@@ -244,7 +249,7 @@ class AdminGroupsProcessor:
 
     # -- resets ------------------------------------------------------------------------------------
 
-    def reset_offset(self, request: Request) -> Generator[None, None, Reply]:
+    def reset_offset(self, request: Request) -> Generator[NotReady | None, None, Reply]:
         """INVOKE_BROKER_TO_RESET_OFFSET: members are told at their next pull.
 
         By time (-1: the end), of one queue or all; of one queue also to an offset.
@@ -256,15 +261,16 @@ class AdminGroupsProcessor:
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"Group {header.group} does not exist: look at `headrace group list`",
             )
-        targets = {}
         if header.queue_id >= 0:
-            targets[header.queue_id] = self._reset_target(header)
+            queue_ids = range(header.queue_id, header.queue_id + 1)
+            offsets = yield from all_ready([partial(self._reset_target, header)])
         else:
-            for queue_id in range(topic.read_queue_nums):
-                targets[queue_id] = self._offset_by_time(
-                    topic.topic_name, queue_id, header.timestamp
-                )
-                yield
+            queue_ids = range(topic.read_queue_nums)
+            offsets = yield from all_ready(
+                partial(self._offset_by_time, topic.topic_name, queue_id, header.timestamp)
+                for queue_id in queue_ids
+            )
+        targets = dict(zip(queue_ids, offsets, strict=True))
         for queue_id, offset in targets.items():
             self._offsets.reset(header.group, header.topic, queue_id, offset)
         log.info("offsets reset", group=header.group, topic=header.topic, offsets=targets)
@@ -308,7 +314,7 @@ class AdminGroupsProcessor:
 
     # -- queues ------------------------------------------------------------------------------------
 
-    def consume_queue(self, request: Request) -> Generator[None, None, Reply]:
+    def consume_queue(self, request: Request) -> Generator[NotReady | None, None, Reply]:
         """QUERY_CONSUME_QUEUE: units of a queue."""
         header = request.header(QueryConsumeQueueHeader)
         queue = self._store.find_queue(header.topic, header.queue_id)
@@ -317,15 +323,17 @@ class AdminGroupsProcessor:
                 ResponseCode.SYSTEM_ERROR,
                 f"{header.queue_id}@{header.topic} is not exist! Nothing was ever written to it",
             )
-        min_offset, max_offset = self._store.min_offset(queue), self._store.max_offset(queue)
+        (min_offset,) = yield from all_ready([partial(self._store.min_offset, queue)])
+        max_offset = self._store.max_offset(queue)
         start = max(header.index, min_offset)
         end = min(header.index + min(header.count, _UNITS_MAX), max_offset)
-        queue_data = []
-        for offset, size, tags_code in map(queue.consume_queue.unit, range(start, end)):
-            queue_data.append(
-                ConsumeQueueData(physic_offset=offset, physic_size=size, tags_code=tags_code)
-            )
-            yield
+        units = yield from all_ready(
+            partial(self._store.unit, queue, queue_offset) for queue_offset in range(start, end)
+        )
+        queue_data = [
+            ConsumeQueueData(physic_offset=offset, physic_size=size, tags_code=tags_code)
+            for offset, size, tags_code in units
+        ]
         body = QueryConsumeQueueResponseBody(
             queue_data=queue_data, min_queue_index=min_offset, max_queue_index=max_offset
         )

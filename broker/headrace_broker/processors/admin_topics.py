@@ -33,7 +33,7 @@ from headrace_protocol.headers import (
     GetTopicStatsHeader,
     TopicConfigResponseHeader,
 )
-from headrace_protocol.serving import Reply
+from headrace_protocol.serving import Reply, all_ready
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.topics import TopicTable
+    from headrace_protocol.errors import NotReady
     from headrace_protocol.serving import Registry, Request
 
 log = structlog.get_logger("headrace.broker")
@@ -99,7 +100,7 @@ class AdminTopicsProcessor:
         )
         self._reply_when_told(request, self._put([self._merged(topic)], request))
 
-    def update_and_create_list(self, request: Request) -> Generator[None, None, None]:
+    def update_and_create_list(self, request: Request) -> Generator[NotReady | None, None, None]:
         """UPDATE_AND_CREATE_TOPIC_LIST: all or none, from the body."""
         topics = CreateTopicListRequestBody.decode(request.body).topic_config_list
         if not topics:
@@ -107,8 +108,9 @@ class AdminTopicsProcessor:
         merged = []
         for topic in topics:
             merged.append(self._merged(topic))
-            yield
-        self._reply_when_told(request, self._put(merged, request))
+            yield None
+        (reply,) = yield from all_ready([functools.partial(self._put, merged, request)])
+        self._reply_when_told(request, reply)
 
     def _reply_when_told(self, request: Request, reply: Reply) -> None:
         """Answer once the change is on disk and nameservers, whom others ask, know of it."""
@@ -240,27 +242,25 @@ class AdminTopicsProcessor:
 
         self._topics.incarnations.saved.when_saved(saved)
 
-    def stats(self, request: Request) -> Generator[None, None, Reply]:
+    def stats(self, request: Request) -> Generator[NotReady | None, None, Reply]:
         """GET_TOPIC_STATS_INFO: how far each queue reaches."""
         topic = self._topics.expect_served(request.header(GetTopicStatsHeader).topic)
         name = topic.topic_name
         queue_nums = max(topic.read_queue_nums, topic.write_queue_nums)
-        table = yield from fastjson.dumps_sliced(
-            (
-                MessageQueue(name, self._config.broker_name, queue_id),
-                self._queue_stats(name, queue_id),
-            )
-            for queue_id in range(queue_nums)
+        rows = yield from all_ready(
+            functools.partial(self._queue_stats, name, queue_id) for queue_id in range(queue_nums)
         )
+        table = yield from fastjson.dumps_sliced(rows)
         body = {"offsetTable": table, "topicPutTps": self._statistics.topic_rate(name)}
         return Reply(body=(fastjson.dumps(body),))
 
-    def _queue_stats(self, topic: str, queue_id: int) -> TopicOffset:
+    def _queue_stats(self, topic: str, queue_id: int) -> tuple[MessageQueue, TopicOffset]:
+        key = MessageQueue(topic, self._config.broker_name, queue_id)
         queue = self._store.find_queue(topic, queue_id)
         if queue is None:
-            return TopicOffset()
+            return key, TopicOffset()
         max_offset = self._store.max_offset(queue)
-        return TopicOffset(
+        return key, TopicOffset(
             min_offset=self._store.min_offset(queue),
             max_offset=max_offset,
             last_update_timestamp=store_time(self._store, queue, max_offset - 1),

@@ -183,7 +183,7 @@ class ClientProcessor:
         queue = store.find_queue(topic, queue_id)
         if queue is None or not store.max_offset(queue) or store.min_offset(queue) > 0:
             return False
-        physical_offset, _, _ = queue.consume_queue.unit(0)
+        physical_offset, _, _ = store.unit(queue, 0)
         return store.max_physical_offset - physical_offset <= _MEMORY_BYTES * _MEMORY_RATIO
 
     def update_offset(self, request: Request) -> Reply:

@@ -163,7 +163,7 @@ class PullProcessor:
         offset = self._offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
         if offset is None:
             return None
-        min_offset, max_offset = self._store.min_offset(queue), self._store.max_offset(queue)
+        min_offset, max_offset = _known_range(queue)
         return GetResult(GetStatus.OFFSET_RESET, [], 0, 0, offset, min_offset, max_offset)
 
     def _hold(
@@ -218,7 +218,7 @@ class PullProcessor:
         return True
 
     def _nothing_yet(self, header: PullHeader, queue: StoreQueue) -> GetResult:
-        min_offset, max_offset = self._store.min_offset(queue), self._store.max_offset(queue)
+        min_offset, max_offset = _known_range(queue)
         status, offset = GetStatus.NO_MATCHED_MESSAGE, header.queue_offset
         return GetResult(status, [], 0, 0, offset, min_offset, max_offset)
 
@@ -306,6 +306,11 @@ def _answer(request: Request, code: ResponseCode, result: GetResult) -> Reply | 
         code,
         result.status.name,
     )
+
+
+def _known_range(queue: StoreQueue) -> tuple[int, int]:
+    """From min_offset to max_offset, without a look at the disk."""
+    return queue.consume_queue.min_offset_seen, queue.consume_queue.max_offset
 
 
 def _is_held(status: GetStatus, queue_offset: int) -> bool:

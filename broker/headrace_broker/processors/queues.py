@@ -36,7 +36,7 @@ def checked_queue(
 
 
 def store_time(store: MessageStore, queue: StoreQueue | None, queue_offset: int) -> int:
-    """When a message was stored, in ms; 0 when it is not there."""
+    """When a message was stored, in ms; 0 when it is not there. Raises NotReady."""
     timestamp = store.store_time_at(queue, queue_offset) if queue else None
     return timestamp or 0
 

@@ -507,7 +507,7 @@ def count_tagged(commit_log: CommitLog, tag: int, from_offset: int) -> int:
     for file in commit_log.files.files:
         physical_offset = max(file.start_offset, from_offset)
         while physical_offset < file.end_offset and (
-            record := commit_log.record_at(physical_offset)
+            record := commit_log.record_at(physical_offset, may_wait=True)
         ):
             count += _has_tag(record, tag)
             physical_offset += len(record)

@@ -20,10 +20,11 @@ from headrace_broker.store.retention import ClockWatch, DiskUsage, Facts, LogFil
 from headrace_broker.store.topic_trimmer import TopicTrimmer
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from headrace_broker.store.commit_log import CommitLog
+    from headrace_broker.store.consume_queue import ConsumeQueue
     from headrace_broker.store.index_file import IndexFiles
     from headrace_broker.store.mapped_file import MappedFile
     from headrace_broker.store.outlook import LowestUnconsumed
@@ -119,6 +120,7 @@ class Cleaner:
     async def round(self) -> None:
         """One look at everything. Raises OSError."""
         self._look_at_clock()
+        await self._clean_after_log()  # a start has left it to do
         await self.raise_floors()
         plan = await self._plan()
         self._refuse_or_accept(plan)
@@ -226,14 +228,26 @@ class Cleaner:
         log_min_offset = self.commit_log.min_offset
         if log_min_offset == self._log_min_cleaned:
             return
-        await _in_slices(self._detach_queue_files(log_min_offset))
+        searches: dict[ConsumeQueue, Callable[[], int]] = {}
+        await _in_slices(self._look_at_queues(log_min_offset, searches))
+        firsts = await self._aside(lambda: [search() for search in searches.values()])
+        await _in_slices(self._detach_queue_files(zip(searches, firsts, strict=True)))
         self._going += self.index_files.detach_below(log_min_offset)
         self._log_min_cleaned = log_min_offset
 
-    def _detach_queue_files(self, log_min_offset: int) -> Iterator[None]:
+    def _look_at_queues(
+        self, log_min_offset: int, searches: dict[ConsumeQueue, Callable[[], int]]
+    ) -> Iterator[None]:
+        """Note how a thread finds each queue's first unit that leads into the log."""
         for queues in list(self._topics.values()):
             for queue in list(queues.values()):
-                self._going += queue.consume_queue.detach_below(log_min_offset)
+                consume_queue = queue.consume_queue
+                searches[consume_queue] = consume_queue.search_cold(log_min_offset)
+            yield
+
+    def _detach_queue_files(self, firsts: Iterable[tuple[ConsumeQueue, int]]) -> Iterator[None]:
+        for consume_queue, first in firsts:
+            self._going += consume_queue.detach_before(first)
             yield
 
     async def _remove(self) -> None:
@@ -282,7 +296,8 @@ class Cleaner:
             )
 
     async def _search_unconsumed(self) -> None:
-        await _in_slices(self._outlook.search(self._lowest_unconsumed()))
+        await _in_slices(self._outlook.look(self._lowest_unconsumed()))
+        self._outlook.oldest = await self._aside(self._outlook.find_oldest)
 
     def status(self) -> CleanerStatus:
         """As of the last look."""

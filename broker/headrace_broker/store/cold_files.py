@@ -51,6 +51,11 @@ class ColdFiles:
         data = self.read(queue_offset * UNIT_BYTES, count * UNIT_BYTES)
         return np.frombuffer(data, UNIT_DTYPE, len(data) // UNIT_BYTES)
 
+    def place(self, queue_offset: int) -> int:
+        """Where a unit of a queue points; -1 if it is gone. Raises OSError."""
+        data = self.read(queue_offset * UNIT_BYTES, 8)
+        return int.from_bytes(data, "big", signed=True) if data else -1
+
     def store_time_ms(self, physical_offset: int) -> int | None:
         """Of the record there, if one is. Raises OSError."""
         head = self.read(physical_offset, _HEAD_BYTES)

@@ -9,6 +9,7 @@ from zlib_ng.zlib_ng import crc32
 
 from headrace_broker.store.batch_records import BatchRecords
 from headrace_broker.store.errors import RecordTooLarge, StoreBusy, StoreNotWritable
+from headrace_broker.store.mapped_file import MappedFile
 from headrace_broker.store.mapped_file_queue import MappedFileQueue
 from headrace_broker.store.page_cache import HOT_BYTES, PageCache
 from headrace_broker.store.record_checksum import SEPARATOR, checksum_slot
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from headrace_broker.clock import Clock
     from headrace_broker.store.encoded_records import EncodedRecords
     from headrace_broker.store.files import Files
-    from headrace_broker.store.mapped_file import MappedFile
     from headrace_broker.store.settings import StoreSettings
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_protocol.columns import Array
@@ -496,8 +496,12 @@ class CommitLog:
         """Each file, and the bytes of it in use."""
         return [(f, min(f.file_bytes, self.max_offset - f.start_offset)) for f in self.files.files]
 
-    def record_at(self, physical_offset: int) -> memoryview | None:
-        """One whole record as a view; None if none begins there."""
+    def record_at(self, physical_offset: int, *, may_wait: bool = False) -> memoryview | None:
+        """One whole record as a view; None if none begins there.
+
+        may_wait: for the disk, rather than raise NotReady as ``slices``.
+        """
+        check = MappedFile.require if may_wait else self._check
         self.write_out()
         file = self.files.find(physical_offset)
         if file is None or physical_offset + RECORD_BYTES_MIN > self.max_offset:
@@ -505,7 +509,7 @@ class CommitLog:
         position = physical_offset - file.start_offset
         if position + RECORD_BYTES_MIN > self.file_bytes:
             return None
-        file.require(position, position + RECORD_BYTES_MIN)
+        check(file, position, position + RECORD_BYTES_MIN)
         size, magic, stated_offset = _RECORD_PLACE.unpack_from(file.map, position)
         end = position + size
         is_record = magic in RECORD_MAGICS and stated_offset == physical_offset
@@ -513,8 +517,17 @@ class CommitLog:
             return None
         if end > self.file_bytes:
             return None
-        file.require(position, end)
+        check(file, position, end)
         return file.view[position:end]
+
+    def _check(self, file: MappedFile, start: int, end: int) -> None:
+        if file.start_offset + start < self._hot_from:
+            self.page_cache.check(file, start, end)
+        file.check_soon(start, end)
+
+    @property
+    def _hot_from(self) -> int:
+        return max(self.max_offset - HOT_BYTES, self.started_at)
 
     def slices(self, runs: list[tuple[int, int]]) -> list[memoryview]:
         """Bytes by physical offset, each run within one file, as views.
@@ -522,7 +535,7 @@ class CommitLog:
         Raises NotReady for old bytes that the disk must give first, or much that must be compared
         with what a clean stop left.
         """
-        if runs[0][0] < max(self.max_offset - HOT_BYTES, self.started_at):
+        if runs[0][0] < self._hot_from:
             self._check_cached(runs)
         views = []
         base, file_end, view = 0, 0, memoryview(b"")
@@ -545,7 +558,7 @@ class CommitLog:
             self.page_cache.check(file, start - file.start_offset, end - file.start_offset)
 
     def store_timestamp_at(self, physical_offset: int) -> int | None:
-        """When the record there was stored; None if none is."""
+        """When the record there was stored; None if none is. Raises NotReady as ``slices``."""
         record = self.record_at(physical_offset)
         if record is None:
             return None

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -15,7 +18,7 @@ from headrace_protocol.columns import UNIT_DTYPE
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from headrace_broker.store.files import Files
@@ -25,10 +28,13 @@ if TYPE_CHECKING:
 UNIT: Final = struct.Struct(">qiq")
 UNIT_BYTES: Final = UNIT.size
 Units = npt.NDArray[Any]
+# As ``ConsumeQueue.units_view``; may raise NotReady.
+ReadUnits = Callable[["ConsumeQueue", int, int], memoryview]
 # Stands where a queue offset has no record: before the first one of a queue that starts late.
 BLANK_SIZE: Final = 0x7FFFFFFF
 ALLOCATE_STEP_BYTES: Final = 1 << 18
 WARM_FILES: Final = 3
+BLANK_UNITS: Final = 512  # looked at together
 
 
 class ConsumeQueue:
@@ -42,13 +48,13 @@ class ConsumeQueue:
     __slots__ = (
         "_floor",
         "_log_min_seen",
-        "_min_offset",
         "file",
         "files",
         "flushed_offset",
         "is_cut",
         "map",
         "max_offset",
+        "min_offset_seen",
         "position",
         "room_end",
         "started_at",
@@ -64,7 +70,8 @@ class ConsumeQueue:
         self.started_at = 0  # older units were there before this process: memory may not hold them
         # What was cleared comes back with a power cut until the next flush.
         self.is_cut = False
-        self._min_offset = 0
+        # What min_offset() said last; it never sinks while there are units.
+        self.min_offset_seen = 0
         self._floor = 0
         self._log_min_seen = -1
 
@@ -240,6 +247,7 @@ class ConsumeQueue:
         self.flushed_offset = min(self.flushed_offset, queue_offset)
         self._floor = min(self._floor, queue_offset)
         self._log_min_seen = -1
+        self.min_offset_seen = 0
         end = queue_offset * UNIT_BYTES
         self.files.delete_from(end)
         self.file = self.map = None
@@ -258,16 +266,21 @@ class ConsumeQueue:
         """Forget the units that point at or past ``physical_offset``."""
         self.truncate(self.first_at_or_after(physical_offset))
 
-    def detach_below(self, log_min_offset: int) -> list[MappedFile]:
-        """Let go of files whose last unit points below the log's first byte. Raises OSError."""
-        units = ColdFiles(self.files)
-        count = 0
-        for file in self.files.files[:-1]:
-            last = units.units(file.end_offset // UNIT_BYTES - 1, 1)
-            if len(last) and last["physical_offset"][0] >= log_min_offset:
-                break
-            count += 1
-        return self.files.detach_first(count)
+    def search_cold(self, physical_offset: int) -> Callable[[], int]:
+        """``first_at_or_after`` for any thread, from the disk. Raises OSError there."""
+        place = ColdFiles(self.files).place
+        # A floor says nothing of the log.
+        known = self.min_offset_seen if self.min_offset_seen > self._floor else 0
+        low = max(self.first_offset, known)
+        return partial(_first_at, place, physical_offset, low, self.max_offset)
+
+    def detach_before(self, queue_offset: int) -> list[MappedFile]:
+        """Let go of files that end there; the units before lead below the log's first byte."""
+        self.min_offset_seen = max(self.min_offset_seen, min(queue_offset, self.max_offset))
+        end = queue_offset * UNIT_BYTES
+        return self.files.detach_first(
+            sum(file.end_offset <= end for file in self.files.files[:-1])
+        )
 
     def raise_floor(self, queue_offset: int) -> None:
         """Show nothing below ``queue_offset`` any more, though its records are in the log."""
@@ -360,29 +373,49 @@ class ConsumeQueue:
         """The oldest unit on disk, whether or not its record still is."""
         return self.files.min_offset // UNIT_BYTES if self.files.files else self.max_offset
 
-    def min_offset(self, log_min_offset: int) -> int:
-        """The oldest unit whose record is still in the log and was not given up."""
+    def min_offset(self, log_min_offset: int, read: ReadUnits = units_view) -> int:
+        """The oldest unit whose record is still in the log and was not given up.
+
+        read: what it raises passes.
+        """
         if self._log_min_seen != log_min_offset:
-            found = self.first_at_or_after(log_min_offset)
-            self._min_offset = max(self._skip_blank(found), self._floor)
+            found = self._skip_blank(self._first_kept(log_min_offset, read), read)
+            self.min_offset_seen = max(found, self._floor)
             # An empty answer is not kept: the next unit may be the first one.
-            self._log_min_seen = log_min_offset if self._min_offset < self.max_offset else -1
-        return self._min_offset
+            is_empty = self.min_offset_seen >= self.max_offset
+            self._log_min_seen = -1 if is_empty else log_min_offset
+        return self.min_offset_seen
+
+    def _first_kept(self, log_min_offset: int, read: ReadUnits) -> int:
+        def place(queue_offset: int) -> int:
+            return int(UNIT.unpack(read(self, queue_offset, 1))[0])
+
+        low = max(self.first_offset, self.min_offset_seen)
+        return _first_at(place, log_min_offset, low, self.max_offset)
 
     def first_at_or_after(self, physical_offset: int) -> int:
         """The first unit that points at or past ``physical_offset``; max_offset if none does."""
-        low, high = self.first_offset, self.max_offset
-        while low < high:
-            middle = (low + high) // 2
-            if self.unit(middle)[0] < physical_offset:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return _first_at(
+            lambda queue_offset: self.unit(queue_offset)[0],
+            physical_offset,
+            self.first_offset,
+            self.max_offset,
+        )
 
-    def _skip_blank(self, queue_offset: int) -> int:
-        for _, size, _ in self.iter_units(queue_offset):
-            if size != BLANK_SIZE:
-                break
-            queue_offset += 1
+    def _skip_blank(self, queue_offset: int, read: ReadUnits) -> int:
+        while queue_offset < self.max_offset:
+            for _, size, _ in UNIT.iter_unpack(read(self, queue_offset, BLANK_UNITS)):
+                if size != BLANK_SIZE:
+                    return queue_offset
+                queue_offset += 1
         return queue_offset
+
+
+def _first_at(place: Callable[[int], int], physical_offset: int, low: int, high: int) -> int:
+    """The first of the units from ``low`` to ``high`` that points there or past it, else high.
+
+    place: where a unit points.
+    """
+    if low < high and place(low) >= physical_offset:  # mostly: nothing has gone, or it was found
+        return low
+    return low + bisect_left(range(low, high), physical_offset, key=place)

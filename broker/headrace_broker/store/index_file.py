@@ -17,6 +17,7 @@ from headrace_broker.store.checkpoint import IndexMark
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.mapped_file import MappedFile
 from headrace_broker.store.mapped_file_queue import without_unborn
+from headrace_broker.store.page_cache import PageCache
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,18 +137,25 @@ class IndexFile:
             self.file.require(0, self.file.seal.used_bytes)
             self.file.seal = None
 
-    def find(self, key_hash: int) -> Iterator[int]:
+    def find(self, key_hash: int, pages: PageCache) -> Iterator[int]:
         """Physical offsets of the entries with this hash, newest first.
 
-        Raises StoreDamaged, or NotReady when there is much to compare with the seal first.
+        Raises StoreDamaged, or NotReady when the disk must give some of it first, or there is
+        much to compare with the seal.
         """
         if self.file.seal is not None:
             self.file.check_soon(0, self.file.seal.used_bytes)
+        slot = key_hash % self.slot_count
+        slot_at = HEADER_BYTES + slot * SLOT_BYTES
+        pages.check(self.file, 0, HEADER_BYTES)
+        pages.check(self.file, slot_at, slot_at + SLOT_BYTES)
         count = self.header.index_count
-        number = int(self.slots[key_hash % self.slot_count])
+        number = int(self.slots[slot])
         entries = self.entries
         # A link leads to an older entry; one that does not is damage and ends the walk.
         while 0 < number < count:
+            entry_at = self.entries_at + number * ENTRY_BYTES
+            pages.check(self.file, entry_at, entry_at + ENTRY_BYTES)
             stored_hash, physical_offset, _, previous = entries[number].tolist()
             if stored_hash == key_hash:
                 yield physical_offset
@@ -205,6 +213,7 @@ class IndexFiles:
             HEADER_BYTES + self.slot_count * SLOT_BYTES + self.entry_count * ENTRY_BYTES
         )
         self.seam = seam
+        self._page_cache = PageCache(seam)
         self.files: list[IndexFile] = []
         self.lock = threading.Lock()
         # Physical offset of the newest record that was looked at for keys; -1: not known.
@@ -344,10 +353,13 @@ class IndexFiles:
         return True
 
     def find(self, key_hash: int) -> Iterator[int]:
-        """Physical offsets of entries with this hash, newest first; hold the lock meanwhile."""
+        """Physical offsets of entries with this hash, newest first; hold the lock meanwhile.
+
+        Raises as ``IndexFile.find``.
+        """
         self.forget_vanished()
         for file in reversed(self.files):
-            yield from file.find(key_hash)
+            yield from file.find(key_hash, self._page_cache)
 
     def detach_below(self, log_min_offset: int) -> list[MappedFile]:
         """Let go of files with nothing at or past ``log_min_offset``, but not of the last."""

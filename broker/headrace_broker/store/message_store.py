@@ -138,6 +138,8 @@ class MessageStore:
         self.get_bulk = self.reader.get_bulk
         self.offset_by_time = self.reader.offset_by_time
         self.store_time_at = self.reader.store_time_at
+        self.min_offset = self.reader.min_offset
+        self.unit = self.reader.unit
         self.when_flushed = self.flusher.when_flushed
 
     # --- start and stop --------------------------------------------------------------------
@@ -460,16 +462,12 @@ class MessageStore:
             self.flusher.flush_now()
             callback()
 
-    def min_offset(self, queue: StoreQueue) -> int:
-        """The oldest queue offset whose record is still in the log."""
-        return queue.consume_queue.min_offset(self.commit_log.min_offset)
-
     def max_offset(self, queue: StoreQueue) -> int:
         """Just after the newest queue offset that can be read."""
         return queue.consume_queue.max_offset
 
     def earliest_store_time(self, queue: StoreQueue) -> int | None:
-        """Store time of the oldest record; None when the queue is empty."""
+        """Store time of the oldest record; None when the queue is empty. Raises NotReady."""
         return self.reader.store_time_at(queue, self.min_offset(queue))
 
     # --- the batch of requests -------------------------------------------------------------
@@ -574,7 +572,8 @@ class MessageStore:
     ) -> list[int]:
         """As ``Reader.query_index``, with everything appended so far indexed first.
 
-        Raises NotReady when index files must be compared with what a clean stop left.
+        Raises NotReady for what the disk must give first, and when index files must be compared
+        with what a clean stop left.
         """
         self.index_tick()
         with self.index_files.lock:

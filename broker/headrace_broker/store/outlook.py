@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from headrace_broker.store.cold_files import ColdFiles
 from headrace_broker.store.growth import Growth
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from headrace_broker.store.commit_log import CommitLog
+    from headrace_broker.store.consume_queue import ConsumeQueue
     from headrace_broker.store.retention import DiskUsage
     from headrace_broker.store.settings import Retention
     from headrace_broker.store.store_queue import StoreQueue
@@ -41,7 +43,10 @@ class Unconsumed(NamedTuple):
 
 
 class Outlook:
-    """``oldest`` is the oldest record not consumed, as of the last search."""
+    """``look`` on the loop, ``find_oldest`` in any thread.
+
+    ``oldest`` is the oldest record not consumed, as of the last look.
+    """
 
     def __init__(
         self, commit_log: CommitLog, topics: Mapping[str, Mapping[int, StoreQueue]]
@@ -50,27 +55,36 @@ class Outlook:
         self.growth = Growth()
         self._commit_log = commit_log
         self._topics = topics
+        self._places: list[tuple[ColdFiles, int, str, int, str]] = []
         self._limit_bytes = 0
         self._sampled_s = self._alarm_s = -math.inf
 
-    def search(self, lowest_unconsumed: LowestUnconsumed) -> Iterator[None]:
-        """Find ``oldest`` anew; yields after each topic."""
-        found: list[Unconsumed] = []
+    def look(self, lowest_unconsumed: LowestUnconsumed) -> Iterator[None]:
+        """See what groups have yet to consume; yields after each topic."""
+        self._places = []
         for topic, queues in list(self._topics.items()):
             for queue_id, (queue_offset, group) in lowest_unconsumed(topic, queues).items():
-                physical_offset = self._physical_offset(queues[queue_id], queue_offset)
-                if physical_offset is not None:
-                    found.append(Unconsumed(physical_offset, topic, queue_id, group))
+                consume_queue = queues[queue_id].consume_queue
+                first = self._first_shown(consume_queue, queue_offset)
+                if first < consume_queue.max_offset:
+                    units = ColdFiles(consume_queue.files)
+                    self._places.append((units, first, topic, queue_id, group))
             yield
-        self.oldest = min(found, default=None)
 
-    def _physical_offset(self, queue: StoreQueue, queue_offset: int) -> int | None:
-        """Of the first record from ``queue_offset`` on that is still shown."""
-        consume_queue = queue.consume_queue
+    def _first_shown(self, consume_queue: ConsumeQueue, queue_offset: int) -> int:
+        """The first unit from ``queue_offset`` on that is still shown."""
         if queue_offset >= consume_queue.max_offset:
-            return None
-        first = max(queue_offset, consume_queue.min_offset(self._commit_log.min_offset))
-        return consume_queue.unit(first)[0] if first < consume_queue.max_offset else None
+            return queue_offset
+        return max(queue_offset, consume_queue.min_offset(self._commit_log.min_offset))
+
+    def find_oldest(self) -> Unconsumed | None:
+        """Of what the last look saw, in any thread. Raises OSError."""
+        found = (
+            Unconsumed(units.place(first), topic, queue_id, group)
+            for units, first, topic, queue_id, group in self._places
+        )
+        # Of a queue that is gone meanwhile nothing is left to consume.
+        return min((each for each in found if each.physical_offset >= 0), default=None)
 
     @property
     def keep_from(self) -> int:
@@ -80,7 +94,7 @@ class Outlook:
     # --- when the disk is full ---------------------------------------------------------------
 
     def is_sample_due(self, now_s: float) -> bool:
-        """Whether ``sample`` wants to be called; search before."""
+        """Whether ``sample`` wants to be called; look before."""
         return now_s >= self._sampled_s + SAMPLE_EVERY_S
 
     def used_by_others(self, disk: DiskUsage) -> int:

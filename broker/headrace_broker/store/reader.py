@@ -103,7 +103,7 @@ class Reader:
         """
         consume_queue = queue.consume_queue
         log_min_offset = self.commit_log.files.min_offset
-        min_offset = consume_queue.min_offset(log_min_offset)
+        min_offset = consume_queue.min_offset(log_min_offset, self._units)
         max_offset = consume_queue.max_offset
         if not min_offset <= queue_offset < max_offset:
             return _outside(queue_offset, min_offset, max_offset)
@@ -134,7 +134,7 @@ class Reader:
         """
         consume_queue = queue.consume_queue
         log_min_offset = self.commit_log.files.min_offset
-        min_offset = consume_queue.min_offset(log_min_offset)
+        min_offset = consume_queue.min_offset(log_min_offset, self._units)
         max_offset = consume_queue.max_offset
         if not min_offset <= queue_offset < max_offset:
             return _outside(queue_offset, min_offset, max_offset)
@@ -191,6 +191,17 @@ class Reader:
             file.check_soon(start, end)
         return queue.units_view(queue_offset, count)
 
+    def min_offset(self, queue: StoreQueue) -> int:
+        """The oldest queue offset whose record is still in the log. Raises NotReady."""
+        return queue.consume_queue.min_offset(self.commit_log.min_offset, self._units)
+
+    def unit(self, queue: StoreQueue, queue_offset: int) -> tuple[int, int, int]:
+        """As ``ConsumeQueue.unit``. Raises NotReady."""
+        physical_offset, size, tags_code = UNIT.unpack(
+            self._units(queue.consume_queue, queue_offset, 1)
+        )
+        return physical_offset, size, tags_code
+
     # --- by time ---------------------------------------------------------------------------
 
     def offset_by_time(
@@ -200,9 +211,10 @@ class Reader:
 
         LOWER: the first record stored at or after it; max_offset when all are older.
         UPPER: the last one stored at or before it; 0 when all are newer.
+        Raises NotReady.
         """
         consume_queue = queue.consume_queue
-        min_offset = consume_queue.min_offset(self.commit_log.min_offset)
+        min_offset = self.min_offset(queue)
         limit_ms = timestamp_ms if boundary == "LOWER" else timestamp_ms + 1
         low, high = min_offset, consume_queue.max_offset
         while low < high:
@@ -218,11 +230,11 @@ class Reader:
         return low - 1 if low > min_offset else 0
 
     def store_time_at(self, queue: StoreQueue, queue_offset: int) -> int | None:
-        """When the record at a queue offset was stored; None if it is not there."""
+        """When the record at a queue offset was stored; None if not there. Raises NotReady."""
         consume_queue = queue.consume_queue
         if not consume_queue.first_offset <= queue_offset < consume_queue.max_offset:
             return None
-        return self.commit_log.store_timestamp_at(consume_queue.unit(queue_offset)[0])
+        return self.commit_log.store_timestamp_at(self.unit(queue, queue_offset)[0])
 
     # --- by key ----------------------------------------------------------------------------
 
@@ -240,7 +252,7 @@ class Reader:
         begin_ms, end_ms: store time, both included.
         index_type: K for KEYS, U for UNIQ_KEY, T for TAGS; None for either of the first two.
 
-        Each record is read, so different keys with one hash do not mix.
+        Each record is read, so different keys with one hash do not mix. Raises NotReady.
         """
         found: list[int] = []
         text = TAGS_MARK + key if index_type == "T" else key
