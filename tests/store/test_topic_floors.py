@@ -208,6 +208,25 @@ async def test_the_log_was_removed_below(tmp_path: Path) -> None:
     store.close()
 
 
+async def test_what_left_with_the_log_is_not_counted_any_more(tmp_path: Path) -> None:
+    store = timed_store(tmp_path, count=40)
+    store.index_tick()
+    store.flusher.flush_now()
+    size = store.queue("T", 0).consume_queue.unit(0)[1]
+    limit(store, size=40 * size)
+    all_hours = frozenset(range(24))
+    store.cleaner.retention = Retention(delete_hours=all_hours, reserved_ms=-(1 << 50))
+    await store.cleaner.round()  # counts them, and then the oldest files of the queues go too
+    begun = firsts(store)
+    assert min(begun) > 10
+    store.cleaner.retention = NEVER
+    for number in range(20):
+        put(store, store.queue("T", number % 2), bytes(300))
+    await store.cleaner.round()
+    assert firsts(store) == begun
+    store.close()
+
+
 async def test_a_clock_that_jumps_hides_nothing(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:

@@ -109,7 +109,7 @@ def _count(queues: Sequence[QueueView], counted: dict[int, Counted]) -> int:
     """Bytes of all queues' records."""
     for queue in queues:
         known = counted.get(queue.queue_id)
-        if known is None or queue.first < known.first or queue.max_offset < known.end:
+        if known is None or not _goes_on(queue, known):
             known = Counted(queue.first, queue.first, 0)
         gone = _byte_count(queue, known.first, min(queue.first, known.end))
         more = _byte_count(queue, max(queue.first, known.end), queue.max_offset)
@@ -117,6 +117,13 @@ def _count(queues: Sequence[QueueView], counted: dict[int, Counted]) -> int:
             queue.first, queue.max_offset, known.byte_count - gone + more
         )
     return sum(counted[queue.queue_id].byte_count for queue in queues)
+
+
+def _goes_on(queue: QueueView, known: Counted) -> bool:
+    """Whether what the queue has lost and got since it was counted can still be read."""
+    if queue.first < known.first or queue.max_offset < known.end:
+        return False
+    return queue.first == known.first or len(queue.units.units(known.first, 1)) > 0
 
 
 def _byte_count(queue: QueueView, first: int, end: int) -> int:
