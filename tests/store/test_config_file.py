@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from headrace_broker.store.config_file import ConfigFile, ConfigSource, is_whole, sealed, unsealed
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files import Files
+from tests.support.faulty_files import FaultyFiles, next_life
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,6 +58,15 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
         "topics.json",
         "topics.json.bak",
     ]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_power_cut_leaves_what_was_saved_and_its_folder(seed: int, tmp_path: Path) -> None:
+    files = FaultyFiles(tmp_path / "store", Random(seed))
+    path = files.root / "config" / "topics.json"
+    ConfigFile(path, files).save(NEW)
+    files.cut_power()
+    assert ConfigFile(path, next_life(files.root, files.rng, before=files)).load() == NEW
 
 
 @pytest.mark.parametrize("steps", range(6))

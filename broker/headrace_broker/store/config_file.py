@@ -94,7 +94,10 @@ class ConfigFile:
     def save(self, data: bytes) -> None:
         """Replace the file, on disk when this returns. Raises OSError."""
         files = self._files
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        folder = self.path.parent
+        if not folder.exists():
+            files.make_directories(folder)
+            files.fsync_directory(folder.parent)
         new_path = self.path.with_name(self.path.name + ".tmp")
         descriptor = files.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
