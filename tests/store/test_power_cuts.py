@@ -11,6 +11,8 @@ import trio.testing
 
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.ring import Ring
+from headrace_broker.store.settings import Retention
+from headrace_broker.store.topic_floors import TopicLimit
 from tests.support.faulty_files import FaultyFiles, next_life
 from tests.support.stores import FaultyFiles as BrokenFiles
 from tests.support.stores import SetClock, crash, open_store, put, read_all, small_settings
@@ -19,10 +21,54 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+# Whatever is old enough for the hour goes, and all is.
+ALL_EXPIRED = Retention(delete_hours=frozenset(range(24)), reserved_ms=-(1 << 50))
+
+
 def loaded(files: FaultyFiles) -> MessageStore:
-    store = MessageStore(small_settings(files.root), SetClock(), files)
+    settings = small_settings(files.root, retention=ALL_EXPIRED)
+    store = MessageStore(settings, SetClock(), files)
     store.load()
     return store
+
+
+async def cleaned(files: FaultyFiles) -> MessageStore:
+    """A store whose first files of the log were just removed, with all of topic Old's records."""
+    store = loaded(files)
+    for topic in ("Old", "Old", *["New"] * 9):
+        put(store, store.queue(topic, 0), bytes(900))
+    store.index_tick()
+    store.flusher.flush_log_now()
+    await store.cleaner.round()
+    assert store.commit_log.min_offset > 0
+    return store
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_a_queue_goes_on_though_its_records_were_removed(seed: int, tmp_path: Path) -> None:
+    files = FaultyFiles(tmp_path / "store", Random(seed))
+    crash(await cleaned(files))
+    files.cut_power()
+    store = loaded(next_life(files.root, files.rng, before=files))
+    assert store.queue("Old", 0).next_offset == 2
+    crash(store)
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_what_a_topics_limit_gave_up_is_not_lost(seed: int, tmp_path: Path) -> None:
+    files = FaultyFiles(tmp_path / "store", Random(seed))
+    store = loaded(files)
+    queue = store.queue("Topic", 0)
+    for _ in range(9):
+        put(store, queue)
+    store.cleaner.topic_limits = lambda: {"Topic": TopicLimit(None, 0)}
+    await store.cleaner.raise_floors()
+    files.cut_power()
+    crash(store)
+    store = loaded(next_life(files.root, files.rng, before=files))
+    queue = store.queue("Topic", 0)
+    assert (store.min_offset(queue), queue.next_offset) == (9, 9)
+    crash(store)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -17,7 +17,7 @@ import trio
 from headrace_broker.store.cold_files import ColdFiles
 from headrace_broker.store.outlook import ALARM_EVERY_S, Outlook, nothing_to_consume
 from headrace_broker.store.retention import ClockWatch, DiskUsage, Facts, LogFile, plan_clean
-from headrace_broker.store.topic_trimmer import TopicTrimmer
+from headrace_broker.store.topic_trimmer import TopicTrimmer, highest_place
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -62,6 +62,7 @@ class Cleaner:
     look_at_groups: what consumers have yet to read; called once for each look at all queues.
     topic_limits: of the topics that have some.
     settled_from: physical offset from which on records are still flushed, dispatched or indexed.
+    flush: brings queues and index to disk too.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Cleaner:
         index_files: IndexFiles,
         topics: Mapping[str, Mapping[int, StoreQueue]],
         settled_from: Callable[[], int],
+        flush: Callable[[], Awaitable[None]],
     ) -> None:
         self.settings = settings
         self.retention = settings.retention
@@ -81,6 +83,7 @@ class Cleaner:
         self.topic_limits: Callable[[], Mapping[str, TopicLimit]] = dict
         self.is_refusing = False
         self._settled_from = settled_from
+        self._flush = flush
         self._seam = commit_log.files.seam
         self._topics = topics
         self._clock_watch = ClockWatch()
@@ -125,6 +128,9 @@ class Cleaner:
         plan = await self._plan()
         self._refuse_or_accept(plan)
         self._report(plan)
+        # No start makes units of what is not in the log any more: a queue would begin anew.
+        if plan.reasons and not await self._bring_to_disk():
+            return
         self._going += self.commit_log.files.detach_first(len(plan.reasons))
         await self._clean_after_log()
         await self._remove()
@@ -132,6 +138,11 @@ class Cleaner:
 
     async def _aside(self, work: Callable[[], _Result]) -> _Result:
         return await trio.to_thread.run_sync(work) if self.works_aside else work()
+
+    async def _bring_to_disk(self) -> bool:
+        """Queues and index too; False if the disk failed, and then nothing may be removed."""
+        await self._flush()
+        return not self.commit_log.is_refusal_final
 
     # --- the log ---------------------------------------------------------------------------
 
@@ -269,7 +280,12 @@ class Cleaner:
             limits = {topic: limit._replace(reserved_ms=None) for topic, limit in limits.items()}
         await _in_slices(self.trimmer.look(limits, self._lowest_unconsumed()))
         now_ms = self.commit_log.clock.now_ms()
-        self.trimmer.apply(await self._aside(lambda: self.trimmer.find(now_ms)))
+        floors = await self._aside(lambda: self.trimmer.find(now_ms))
+        # What a power cut takes leaves its queue offset, and perhaps its place, to another record.
+        is_young = highest_place(floors) >= self.commit_log.flushed_offset
+        if is_young and not await self._bring_to_disk():
+            return
+        self.trimmer.apply(floors)
         await self._aside(self.trimmer.save)
 
     def _lowest_unconsumed(self) -> LowestUnconsumed:

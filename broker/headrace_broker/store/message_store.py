@@ -110,7 +110,12 @@ class MessageStore:
         self.reader = Reader(self.commit_log, self.index_files)
         self.flusher = Flusher(settings, self.seam, self.ring, self.commit_log, self.index_files)
         self.cleaner = Cleaner(
-            settings, self.commit_log, self.index_files, self._topics, self._settled_from
+            settings,
+            self.commit_log,
+            self.index_files,
+            self._topics,
+            self._settled_from,
+            self.flusher.flush_thoroughly,
         )
         self.flusher.on_flushed = self._dispatch_unasked
         self.seals = Seals(settings.root, self.seam)

@@ -26,6 +26,12 @@ class _TopicLook(NamedTuple):
     counted: dict[int, Counted]
 
 
+def highest_place(floors_of_topics: list[dict[int, Floor]]) -> int:
+    """Physical offset of the newest record that is to be given up; -1 without any."""
+    floors = [floor for floors in floors_of_topics for floor in floors.values()]
+    return max((floor.place_before for floor in floors), default=-1)
+
+
 class TopicTrimmer:
     """``look`` on the loop, ``find`` in any thread, ``apply`` on the loop."""
 
