@@ -9,6 +9,7 @@ import pytest
 import trio
 import trio.testing
 
+from headrace_broker.store import cleaner
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.ring import Ring
 from headrace_broker.store.settings import Retention
@@ -68,6 +69,19 @@ async def test_what_a_topics_limit_gave_up_is_not_lost(seed: int, tmp_path: Path
     store = loaded(next_life(files.root, files.rng, before=files))
     queue = store.queue("Topic", 0)
     assert (store.min_offset(queue), queue.next_offset) == (9, 9)
+    crash(store)
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_a_removed_file_does_not_come_back_shorter(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cleaner, "_FREE_BYTES", 1000)
+    files = FaultyFiles(tmp_path / "store", Random(seed))
+    crash(await cleaned(files))
+    files.cut_power()
+    store = loaded(next_life(files.root, files.rng, before=files))
+    assert store.queue("New", 0).next_offset == 9
     crash(store)
 
 
