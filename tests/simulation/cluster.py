@@ -62,6 +62,11 @@ class BrokerMachine:
             namesrv_addr=NAMESERVER,
             store_path_root_dir=folder / self.name,
             flush_disk_type="SYNC_FLUSH" if history.is_sync else "ASYNC_FLUSH",
+            # "Hours", which are seconds here; a limit of the topic leaves the files alone.
+            file_reserved_time=min(history.reserved_s, 1_000_000),
+            delete_when=";".join(f"{hour:02}" for hour in range(24)),
+            clean_resource_interval=1000,
+            append_checksums=self.rng.random() < 0.5,
             **random_sizes(self.rng),
         )
 
@@ -92,7 +97,8 @@ class BrokerMachine:
         self.files = next_life(root, self.rng, self._rates, before)
         self.files.is_calm = self._network.is_calm
         self.files.on_fault = self._on_fault
-        broker = Broker(self._config, network, SimulatedClock(), self.files)
+        clock = self.files.clock = SimulatedClock()
+        broker = Broker(self._config, network, clock, self.files)
         try:
             with trio.CancelScope() as self._scope:
                 async with trio.open_nursery() as nursery:
@@ -207,6 +213,6 @@ def random_sizes(rng: Random) -> dict[str, Any]:
         "max_message_size": 4096,
         "flush_commit_log_thorough_interval": FLUSH_INTERVAL_MS,
         "flush_consume_queue_thorough_interval": 5000,
-        # A full disk must not take what was consumed: the history would miss it.
+        # A full disk must not take what is young: the history would miss it.
         "clean_file_forcibly_enable": False,
     }

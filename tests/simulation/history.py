@@ -7,17 +7,20 @@ the brokers hold is read from each queue's first offset to its last. Then:
 - nothing was invented or changed: every message that anybody got was sent as it is;
 - offsets are dense: each from the first to the last has one message;
 - reads agree: who read an offset read the message that is there at the end;
-- acknowledged is there at the end, at the offset that the acknowledgement named;
+- acknowledged is there at the end, at the offset that the acknowledgement named, or has expired:
+  it is older than ``reserved_s``, and each group was given it;
 - every message that is there was consumed by each group, and by the ordered one in order;
 - acknowledged messages of one key stand in the order in which they were sent.
 
 A broker with synchronous flush must keep all of that. One without may lose, when the power fails,
 what was acknowledged less than ``window_s`` before the end of that life; what took the place of
-the lost ones may stay unread by who was past them.
+the lost ones may stay unread by who was past them. Any broker may lose so what its producer did
+not want to wait for (WAIT=false).
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -37,12 +40,17 @@ class PromiseBroken(Exception):
 
 
 class Sent(NamedTuple):
-    """What a producer gave to a broker; ``number`` counts the messages of its key."""
+    """What a producer gave to a broker; ``number`` counts the messages of its key.
+
+    waits: whether the acknowledgement is to come when a broker with synchronous flush has it on
+    disk.
+    """
 
     key: str
     number: int
     tag: str
     body: bytes
+    waits: bool = True
 
 
 class Place(NamedTuple):
@@ -88,15 +96,22 @@ class Life:
 
 @dataclass
 class History:
-    """Everything that happened, in order. final: what the brokers hold at the end."""
+    """Everything that happened, in order.
+
+    reserved_s: the age from which on messages may be removed that all groups have consumed.
+    final: what the brokers hold at the end. firsts: the first offset of each queue then.
+    """
 
     is_sync: bool
     window_s: float
+    reserved_s: float = math.inf
     sent: dict[bytes, Sent] = field(default_factory=dict)
     acks: list[Ack] = field(default_factory=list)
     got: list[Got] = field(default_factory=list)
     lives: list[Life] = field(default_factory=list)
     final: dict[MessageQueue, list[tuple[int, bytes]]] = field(default_factory=dict)
+    firsts: dict[MessageQueue, int] = field(default_factory=dict)
+    ended_s: float = 0.0
     findings: Counter[str] = field(default_factory=Counter)
     loss_window_s: float = 0.0
 
@@ -115,8 +130,11 @@ class History:
         if (message.key, message.tag) != (sent.key, sent.tag):
             raise PromiseBroken(f"{message} has key {message.key} and tag {message.tag}: {sent}")
 
-    def read_finally(self, queue: MessageQueue, messages: Iterable[ReceivedMessage]) -> None:
-        """What a queue holds at the end. Raises PromiseBroken."""
+    def read_finally(
+        self, queue: MessageQueue, first: int, messages: Iterable[ReceivedMessage]
+    ) -> None:
+        """What a queue holds at the end, from its first offset on. Raises PromiseBroken."""
+        self.firsts[queue] = first
         kept = self.final[queue] = []
         for message in messages:
             self.check_sent(message)
@@ -137,8 +155,9 @@ class History:
     def check_dense(self) -> None:
         for queue, messages in self.final.items():
             offsets = [offset for offset, _ in messages]
-            if offsets != list(range(len(offsets))):
-                raise PromiseBroken(f"{queue} holds the offsets {offsets}")
+            first = self.firsts.get(queue, 0)
+            if offsets != list(range(first, first + len(offsets))):
+                raise PromiseBroken(f"{queue}, from {first} on, holds the offsets {offsets}")
 
     def check_keys(self) -> None:
         """What was not acknowledged may come late, and what was sent again be there twice."""
@@ -146,7 +165,7 @@ class History:
         for queue, messages in self.final.items():
             last: dict[str, int] = {}
             for offset, body in messages:
-                key, number, _, _ = self.sent[body]
+                key, number = self.sent[body][:2]
                 if (Place(queue, offset), body) in acked:
                     if number < last.get(key, -1):
                         raise PromiseBroken(f"{queue}: {key}/{number} stands after {last[key]}")
@@ -157,14 +176,30 @@ class History:
         there = self._final_places()
         lost_in = set()
         for ack in self.acks:
+            if self._is_expired(ack.place):
+                self._check_may_expire(ack)
+                if not self._must_be_read(ack.place.queue):
+                    continue  # who was past it has not read it, and nobody knows it any more
             if there.get(ack.place) != ack.body:
                 self._check_may_be_lost(ack)
-                self.findings["acknowledged, then lost (async)"] += 1
+                how = "WAIT=false" if self.is_sync else "async"
+                self.findings[f"acknowledged, then lost ({how})"] += 1
                 lost_in.add(ack.place.queue)
         return lost_in
 
+    def _is_expired(self, place: Place) -> bool:
+        return place.queue_offset < self.firsts.get(place.queue, 0)
+
+    def _check_may_expire(self, ack: Ack) -> None:
+        self.findings["acknowledged, then expired"] += 1
+        age_s = self.ended_s - ack.sent_s
+        if age_s < self.reserved_s:
+            raise PromiseBroken(f"{ack.place} expired {age_s:.3f} s after it was sent")
+
     def _final_places(self) -> dict[Place, bytes]:
-        return {
+        """What is there at the end, and what of the expired somebody has read."""
+        expired = {got.place: got.body for got in self.got if self._is_expired(got.place)}
+        return expired | {
             Place(queue, offset): body
             for queue, messages in self.final.items()
             for offset, body in messages
@@ -172,7 +207,7 @@ class History:
 
     def _check_may_be_lost(self, ack: Ack) -> None:
         what = f"{ack.body[:40]!r}, acknowledged at {ack.time_s:.3f} s as {ack.place}"
-        if self.is_sync:
+        if self.is_sync and self.sent[ack.body].waits:
             raise PromiseBroken(f"{what}, is not there")
         ages_s = [
             min(life.ended_s, life.failed_s or life.ended_s) - ack.time_s

@@ -8,6 +8,7 @@ seed decides everything. ``history`` says what must hold.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +17,7 @@ import trio
 import trio.testing
 
 from headrace import Admin
+from headrace_broker import config
 from headrace_broker.store import commit_log, page_cache
 from tests.simulation.cluster import (
     DISK_RATES,
@@ -44,6 +46,10 @@ SLOW_DISK_PROBABILITIES = (0.05, 0.5)
 SLOW_DISK_S_MAX = 0.4
 # Flush loop: interval, what it sleeps, and slow syncs, its own and one that it waits for.
 WINDOW_S = FLUSH_INTERVAL_MS / 1000 + 0.5 + 4 * SLOW_DISK_S_MAX
+# Whole seconds, of messages that expire; most of them live for tens of seconds.
+RESERVED_S = (5, 20, math.inf)
+# Consumers commit every 5 s, and brokers save that every 5 s.
+COMMITTED_S = 20.0
 # Pages further back than this count as old, so that reading them from the disk is simulated too.
 HOT_BYTES = 16 * 1024
 # Of the simulation's clock: long after the last fault everything must have arrived.
@@ -57,7 +63,9 @@ class Simulation:
         self.rng = rng
         self.nursery = nursery
         self.network = FaultyNetwork(rng, nursery)
-        self.history = History(is_sync=rng.random() < 0.6, window_s=WINDOW_S)
+        self.history = History(
+            is_sync=rng.random() < 0.6, window_s=WINDOW_S, reserved_s=rng.choice(RESERVED_S)
+        )
         rates = rng.choice((FaultRates(), FaultRates(cold=0.1, read=0.05), DISK_RATES))
         self.nameserver = NameServerMachine(self.network)
         self.brokers = [
@@ -106,10 +114,19 @@ class Simulation:
             self.nursery.start_soon(broker.run)
         await self._settle()
         async with Admin(nameserver=NAMESERVER, connect=self.network.connect) as admin:
-            await admin.create_topic(TOPIC, queues=QUEUES)
+            await admin.create_topic(TOPIC, queues=QUEUES, attributes=self._topic_limits())
         for group, count in GROUPS.items():
             for member in range(count):
                 self.nursery.start_soon(self.workload.consume, group, member)
+        if self.history.reserved_s < math.inf:
+            # What a group has not consumed stays if the broker knows that it consumes at all.
+            await trio.sleep(COMMITTED_S)
+
+    def _topic_limits(self) -> dict[str, str]:
+        """Half of the topics that expire do so before their files."""
+        reserved_s = self.history.reserved_s
+        is_limited = reserved_s < math.inf and self.rng.random() < 0.5
+        return {"reserve.time": str(round(reserved_s * 1000))} if is_limited else {}
 
     def _set_calm(self, *, is_calm: bool) -> None:
         self.network.is_calm = is_calm
@@ -166,6 +183,7 @@ def run(seed: int) -> Outcome:
         faults: Counter[str] = Counter()
         patch.setattr(trio.to_thread, "run_sync", run_here(rng, faults))
         patch.setattr(commit_log, "HOT_BYTES", HOT_BYTES)
+        patch.setattr(config, "_HOUR_MS", 1000)  # what is kept for hours is kept for seconds
         patch.setattr(page_cache, "monotonic", trio.current_time)
         try:
             outcome = trio.run(simulate, rng, folder, clock=clock)

@@ -112,3 +112,59 @@ def test_asynchronous_flush_may_not_lose_anything_while_there_is_power() -> None
 def test_synchronous_flush_may_not_lose_anything() -> None:
     with pytest.raises(PromiseBroken, match="is not there"):
         with_power_cut(history(BODIES[:2]), ended_s=2.6).check()
+
+
+def expired(got: list[int], *, is_sync: bool = True) -> History:
+    """The first message, sent at 0 s, is gone at 10 s; ``got`` are the offsets that were read."""
+    seen = history(BODIES, got, is_sync=is_sync)
+    seen.reserved_s, seen.ended_s = 10.0, 10.0
+    seen.firsts[QUEUE] = 1
+    del seen.final[QUEUE][0]
+    return seen
+
+
+def test_what_is_old_and_consumed_may_expire() -> None:
+    seen = expired([0, 1, 2])
+    seen.check()
+    assert seen.findings["acknowledged, then expired"] == 1
+
+
+def test_what_is_young_may_not_expire() -> None:
+    seen = expired([0, 1, 2])
+    seen.ended_s = 9.9
+    with pytest.raises(PromiseBroken, match=r"expired 9.900 s after it was sent"):
+        seen.check()
+
+
+@pytest.mark.parametrize("is_sync", [True, False])
+def test_what_nobody_has_consumed_may_not_expire(is_sync: bool) -> None:
+    with pytest.raises(PromiseBroken, match=r"b'k/0', acknowledged .* is not there"):
+        expired([1, 2], is_sync=is_sync).check()
+
+
+def test_what_one_group_has_not_consumed_may_not_expire() -> None:
+    seen = expired([0, 1, 2])
+    seen.got += [Got("plain", 0, Place(QUEUE, offset), BODIES[offset]) for offset in (1, 2)]
+    with pytest.raises(PromiseBroken, match=r"plain never got .*queue_offset=0"):
+        seen.check()
+
+
+def test_of_what_expired_reads_agree() -> None:
+    seen = expired([0, 1, 2])
+    seen.got.append(Got(GROUP, 0, Place(QUEUE, 0), b"k/1"))
+    with pytest.raises(PromiseBroken):
+        seen.check()
+
+
+def test_who_was_past_what_a_power_cut_took_need_not_have_read_what_expired() -> None:
+    with_power_cut(expired([1, 2], is_sync=False), ended_s=20.0).check()
+
+
+def test_who_does_not_wait_for_the_disk_may_lose() -> None:
+    seen = with_power_cut(history(BODIES[:2]), ended_s=4.0)
+    seen.sent[b"k/2"] = seen.sent[b"k/2"]._replace(waits=False)
+    seen.check()
+    assert seen.findings["acknowledged, then lost (WAIT=false)"] == 1
+    seen.lives[0].ended_s = 6.0
+    with pytest.raises(PromiseBroken, match=r"is not there, 3.500 s before a power cut"):
+        seen.check()

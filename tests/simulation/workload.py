@@ -9,6 +9,7 @@ import trio
 from headrace import Consumer, Message, Producer, PullConsumer
 from headrace.errors import HeadraceError, RouteNotFound
 from headrace_protocol.codes import ResponseCode
+from headrace_protocol.message import WAIT
 from tests.simulation.cluster import NAMESERVER
 from tests.simulation.history import BATCH_KEY, Ack, Place, Sent
 
@@ -29,6 +30,14 @@ BATCH_COUNT_MAX = 20
 PAUSE_S_MAX = 1.2
 BODY_BYTES = (10, 10, 200, 1500)
 TAGS = ("", "red", "green")
+UNWAITING_PROBABILITY = 0.2
+
+
+class Unwaiting(Message, gc=False):
+    """Does not want its broker to wait for the disk, as Apache's clients can say."""
+
+    def properties_text(self) -> str:
+        return f"{super().properties_text()}{WAIT}\x01false\x02"
 
 
 class Workload:
@@ -54,7 +63,8 @@ class Workload:
 
     async def _send_key(self, producer: Producer, key: str) -> None:
         for number in range(MESSAGES_PER_KEY):
-            message, sent_s = self._message(key, number), trio.current_time()
+            waits = self.rng.random() >= UNWAITING_PROBABILITY
+            message, sent_s = self._message(key, number, waits=waits), trio.current_time()
             try:
                 result = await producer.send(message)
             except HeadraceError:
@@ -80,11 +90,12 @@ class Workload:
                 del batch[: result.message_count]
             await trio.sleep(self.rng.random() * 4 * PAUSE_S_MAX)
 
-    def _message(self, key: str, number: int) -> Message:
+    def _message(self, key: str, number: int, *, waits: bool = True) -> Message:
         rng = self.rng
         body = f"{key}/{number}/".encode() + rng.randbytes(rng.choice(BODY_BYTES))
-        sent = self.history.sent[body] = Sent(key, number, rng.choice(TAGS), body)
-        return Message(TOPIC, body, key=key, tag=sent.tag)
+        sent = self.history.sent[body] = Sent(key, number, rng.choice(TAGS), body, waits)
+        kind = Message if waits else Unwaiting
+        return kind(TOPIC, body, key=key, tag=sent.tag)
 
     def _acked(self, result: SendResult, messages: list[Message], sent_s: float) -> None:
         if result.status != ResponseCode.SUCCESS:
@@ -137,13 +148,20 @@ class Workload:
                 return False
             if {queue.broker_name for queue in queues} != self.brokers.keys():
                 return False
+            firsts = {queue: await consumer.min_offset(queue) for queue in queues}
             ends = {queue: await consumer.max_offset(queue) for queue in queues}
             await consumer.assign(queues)
             messages: dict[MessageQueue, list[ReceivedMessage]] = {queue: [] for queue in queues}
             while any(consumer.position(queue) < end for queue, end in ends.items()):
                 batch = await consumer.receive_many(timeout_ms=60_000)
-                assert batch is not None, "what is there can be read"
+                if batch is None:
+                    break
                 messages[batch.queue] += batch
+            if firsts != {queue: await consumer.min_offset(queue) for queue in queues}:
+                return False  # some have expired meanwhile
+            are_read = all(consumer.position(queue) >= end for queue, end in ends.items())
+            assert are_read, "what is there can be read"
+        self.history.ended_s = trio.current_time()
         for queue in queues:
-            self.history.read_finally(queue, messages[queue])
+            self.history.read_finally(queue, firsts[queue], messages[queue])
         return True

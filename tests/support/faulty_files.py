@@ -25,16 +25,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from headrace_broker.store.files import Files
+from headrace_broker.store.retention import DiskUsage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from random import Random
 
+    from headrace_broker.clock import Clock
     from headrace_broker.store.mapped_file import MappedFile
 
 PAGE_BYTES = 4096
 SECTOR_BYTES = 512
 WRITE_BACK_PROBABILITY = 0.05
+ROOMY = DiskUsage(used_bytes=0, usable_bytes=1 << 40)
 
 
 FAULT_NAMES = {
@@ -229,7 +232,8 @@ class FaultyFiles(Files):
     finds; who stops or is killed leaves what he wrote where it is.
 
     cut_after: operations until the power goes, by itself. cut_at_sync: it goes when something is
-    to be synced. is_full: there is no room for more.
+    to be synced. is_full: there is no room for more. usage: what the disk says of itself, whether
+    it is or not. clock: that of the files' times, else the machine's.
     """
 
     def __init__(
@@ -250,6 +254,8 @@ class FaultyFiles(Files):
         self.cut_after = -1
         self.cut_at_sync = False
         self.is_full = False
+        self.usage = ROOMY
+        self.clock: Clock | None = None
         self.is_calm = False
         self.is_over = False
         self.image: Image | None = None
@@ -347,16 +353,17 @@ class FaultyFiles(Files):
         self._operate()
         self._need_room(None)
         super().allocate(descriptor, position, byte_count)
-        self._file(descriptor).resized()
+        self._changed(descriptor)
 
     def truncate(self, descriptor: int, byte_count: int) -> None:
         self._operate()
         super().truncate(descriptor, byte_count)
-        self._file(descriptor).resized()
+        self._changed(descriptor)
 
     def clear(self, descriptor: int, position: int, byte_count: int) -> None:
         self._operate()
         super().clear(descriptor, position, byte_count)
+        self._changed(descriptor)
 
     def write(self, descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:
         self._operate()
@@ -365,6 +372,12 @@ class FaultyFiles(Files):
             super().write(descriptor, part, position)
             raise _error(errno.EIO)
         super().write(descriptor, data, position)
+        self._changed(descriptor)
+
+    def _changed(self, descriptor: int) -> None:
+        if self.clock is not None:
+            now_ns = self.clock.now_ms() * 1_000_000
+            os.utime(descriptor, ns=(now_ns, now_ns))
         self._file(descriptor).resized()
 
     def fsync(self, descriptor: int) -> None:
@@ -397,6 +410,11 @@ class FaultyFiles(Files):
         # What the kernel holds is no seed's to decide, but it can be asked.
         super().is_cached(file, start, end)
         return not self._happens("cold")
+
+    def disk_usage(self, path: Path) -> DiskUsage:
+        assert path == self.root
+        self._operate()
+        return self.usage
 
     def rename(self, source: Path, target: Path) -> None:
         self._operate()
