@@ -77,6 +77,20 @@ async def test_what_is_slow_is_told_with_its_own_step_only() -> None:
     assert "an earlier request" not in watchdog.longest.ran
 
 
+async def test_of_many_slow_parts_the_slowest_are_named() -> None:
+    async with watching() as watchdog:
+        await trio.lowlevel.checkpoint()
+        for number in range(300):
+            watchdog.note(f"part {number}", number / 1000)
+        compute(0.03)
+        await trio.lowlevel.checkpoint()
+    _, _, parts = watchdog.longest.ran.partition(", ")
+    assert parts == (
+        "part 299 299 ms, part 298 298 ms, part 297 297 ms, part 296 296 ms, part 295 295 ms, "
+        "and 295 more"
+    )
+
+
 async def test_garbage_collections_are_measured() -> None:
     async with watching() as watchdog:
         cycles: list[list[object]] = [[] for _ in range(50_000)]

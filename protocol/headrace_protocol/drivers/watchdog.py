@@ -17,6 +17,7 @@ log = structlog.get_logger("headrace.watchdog")
 
 STALL_MS = 20.0
 _REPORT_S = 1.0
+_NAMED_PARTS = 5
 _SCHEDULED_PATH = "/proc/thread-self/schedstat"
 _SCHEDULED_AGE_S = 0.001
 
@@ -26,7 +27,7 @@ class Stall(NamedTuple):
 
     ms: how long, without what it waited for a core that other processes had. cpu_ms: how much of
     it the loop's thread ran; the rest it waited, for a disk or for another thread of this process.
-    ran: the task, with the slow parts that are known.
+    ran: the task, with the slowest of the parts that are known.
     """
 
     ms: float
@@ -50,7 +51,7 @@ class Watchdog(trio.abc.Instrument):
         self.stall_count = 0
         self.longest_collection_ms = 0.0
         self._began = self._collection_began = 0.0
-        self._parts: list[str] = []
+        self._parts: list[tuple[float, str]] = []
         self._worst = _NO_STALL
         self._scheduled_file = -1
         self._scheduled = b""
@@ -58,7 +59,7 @@ class Watchdog(trio.abc.Instrument):
 
     def note(self, what: str, seconds: float) -> None:
         """Something that the present step did took long."""
-        self._parts.append(f"{what} {seconds * 1000:.0f} ms")
+        self._parts.append((seconds, what))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watch this loop until cancelled; a stall is logged, at most one a second."""
@@ -105,11 +106,17 @@ class Watchdog(trio.abc.Instrument):
 
     def _stepped(self, task: Task, ms: float) -> None:
         cpu_ms, waited_ms = self._since_begin()
-        stall = Stall(ms - waited_ms, cpu_ms, ", ".join((_short_name(task), *self._parts)))
+        stall = Stall(ms - waited_ms, cpu_ms, ", ".join((_short_name(task), *self._slowest())))
         self.longest = max(self.longest, stall)
         if stall.ms > STALL_MS:
             self.stall_count += 1
             self._worst = max(self._worst, stall)
+
+    def _slowest(self) -> list[str]:
+        parts = sorted(self._parts, reverse=True)
+        texts = [f"{what} {seconds * 1000:.0f} ms" for seconds, what in parts[:_NAMED_PARTS]]
+        more = len(parts) - len(texts)
+        return [*texts, f"and {more} more"] if more else texts
 
     def _since_begin(self) -> tuple[float, float]:
         """How long the thread ran, and waited for a core, since the step began, in ms."""
