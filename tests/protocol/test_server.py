@@ -429,6 +429,39 @@ async def test_a_batch_that_takes_long_is_cut_and_goes_on_with_the_rest() -> Non
     assert len(ledger.batches) >= clients_count * 0.002 / 0.005 / 2
 
 
+async def test_requests_that_take_long_are_read_a_few_at_a_time() -> None:
+    with waiting_clients((frame(b"costly" + b"x" * 300)) * 600) as (listener, clients):
+        ledger = Ledger(frame_s=0.001)
+        seen: list[int] = []
+
+        def is_done() -> bool:
+            if len(ledger.order) >= 3 and not seen:
+                seen.append(len(ledger.order))
+                modest = socket.create_connection(clients[0].getpeername())
+                clients.append(modest)
+                modest.sendall(frame(b"small"))
+            return any(name == "small" for name, _ in ledger.order)
+
+        await serve_until(ledger, listener, is_done)
+    counts = [count for name, count in ledger.order if name == "costl"]
+    # As many before it is known what they cost, then 10 ms of them.
+    assert max(counts) <= 15
+
+
+async def test_who_costs_little_is_soon_read_as_much_as_there_is() -> None:
+    flood = memoryview(frame(b"cheap" + b"x" * 300) * 3000)
+    with waiting_clients(b"") as (listener, (client,)):
+        ledger = Ledger()
+        rest = [flood]
+
+        def is_done() -> bool:
+            with suppress(BlockingIOError):
+                rest[0] = rest[0][client.send(rest[0]) :] or flood
+            return bool(ledger.order) and max(count for _, count in ledger.order) > 700
+
+        await serve_until(ledger, listener, is_done)
+
+
 async def test_what_a_handler_keeps_for_a_client_counts() -> None:
     @dataclass
     class Keeper(Echo):

@@ -38,6 +38,11 @@ _RECEIVE_BYTES = 256 * 1024
 _SMALL_RECEIVE_BYTES = 64 * 1024
 _HEAVY_BYTES = 16 * 1024
 _COMPANY_S = 0.1
+# What is read at once of somebody new, and of somebody whose requests take long: as many as take
+# so long together.
+_FIRST_RECEIVE_BYTES = 4 * 1024
+_LEAST_RECEIVE_BYTES = 512
+_TURN_S = 0.01
 _BUFFERS_PER_SEND = 1024  # IOV_MAX on Linux
 # How much of large answers is sent at once: a quarter of a millisecond.
 _SENT_AT_ONCE = 512 * 1024
@@ -113,6 +118,7 @@ class ServerChannel:
         "partial_since",
         "reader",
         "transport",
+        "turn_bytes",
     )
 
     def __init__(self, server: RemotingServer, transport: _Transport, host: str, port: int) -> None:
@@ -130,6 +136,8 @@ class ServerChannel:
         self.is_heavy = False
         # Until its first whole frame.
         self.is_stranger = True
+        # What is read of it at once.
+        self.turn_bytes = _FIRST_RECEIVE_BYTES
 
     @property
     def held_bytes(self) -> int:
@@ -522,8 +530,9 @@ class _SocketLoop:
     def _readable(self, channel: ServerChannel, buffer: memoryview) -> None:
         transport = channel.transport
         assert isinstance(transport, _SocketTransport)
+        began = perf_counter()
         try:
-            count = transport.socket.recv_into(buffer)
+            count = transport.socket.recv_into(buffer, min(len(buffer), channel.turn_bytes))
         except BlockingIOError:
             return
         except OSError:
@@ -531,8 +540,17 @@ class _SocketLoop:
         if count:
             channel.is_heavy = count >= _HEAVY_BYTES
             self._server.received(channel, buffer[:count])
+            self._fit_turn(channel, count, perf_counter() - began)
         else:
             self._server.close_channel(channel, "")
+
+    def _fit_turn(self, channel: ServerChannel, count: int, seconds: float) -> None:
+        """Read less, or more again, of a client by what its last ``count`` bytes took."""
+        if seconds > _TURN_S:
+            channel.is_heavy = True
+            channel.turn_bytes = max(int(count * _TURN_S / seconds), _LEAST_RECEIVE_BYTES)
+        elif channel.turn_bytes < _RECEIVE_BYTES and seconds < _TURN_S / 2:
+            channel.turn_bytes = min(2 * channel.turn_bytes, _RECEIVE_BYTES)
 
     def _writable(self, channel: ServerChannel) -> None:
         before = channel.out_bytes
