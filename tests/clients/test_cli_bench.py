@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import pytest
 
 import headrace as library
+from headrace.admin import workloads
+from headrace.errors import ConnectFailed
+from headrace.producer.pipeline import Pipeline
 from tests.support.cli import Outcome, headrace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from headrace.embedded import Embedded
+    from headrace.messages import Message
 
 
 @pytest.fixture(scope="module")
@@ -110,5 +115,39 @@ def test_nothing_to_receive_is_said() -> None:
     headrace("topic", "create", "empty")
     outcome = bench("--work", "receive", "--topic", "empty")
     assert outcome.exit_code == 1
-    assert "no message got through" in outcome.stderr
+    assert "topic empty has no messages" in outcome.stderr
     headrace("topic", "delete", "empty", "--yes")
+
+
+def test_only_a_broker_that_makes_no_topics_is_helped_by_one_that_is_there() -> None:
+    outcome = bench("--queues", "100000")
+    assert outcome.exit_code == 1
+    assert "readQueueNums 100000" in outcome.stderr
+    assert "--topic" not in outcome.stderr
+
+
+def test_what_was_measured_before_a_failure_is_printed() -> None:
+    headrace("topic", "create", "writeonly", "--perm", "w")
+    outcome = bench("--work", "send", "--work", "receive", "--topic", "writeonly", "--json")
+    assert outcome.exit_code == 1
+    assert [row["work"] for row in outcome.json()] == ["send"]
+    assert "topic writeonly has no queue to read" in outcome.stderr
+    headrace("topic", "delete", "writeonly", "--yes")
+
+
+@pytest.mark.parametrize("work", ["pipeline", "latency"])
+def test_messages_that_fail_for_a_while_are_counted(
+    work: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, sent = Pipeline.send, itertools.count()
+
+    async def send(self: Pipeline, message: Message) -> None:
+        if next(sent) == 1:
+            raise ConnectFailed("10.0.0.1:1", "Connection refused")
+        await real(self, message)
+
+    monkeypatch.setattr(Pipeline, "send", send)
+    monkeypatch.setattr(workloads, "_STALL_MS", 100)
+    (row,) = bench("--work", work, "--json").json()
+    assert row["errors"] == 1
+    assert row["per_second"] > 0

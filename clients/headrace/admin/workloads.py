@@ -6,6 +6,7 @@ import os
 import struct
 import time
 from array import array
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import trio
@@ -117,7 +118,10 @@ async def pipeline(setup: Setup) -> Outcome:
             while (begin := _now()) < tally.deadline:
                 message = Message(setup.topic, body)
                 started[id(message)] = begin
-                await sends.send(message)
+                try:
+                    await sends.send(message)
+                except HeadraceError as error:
+                    on_result(message, error)
         return tally.outcome()
 
 
@@ -142,9 +146,13 @@ async def receive(setup: Setup) -> Outcome:
     """The topic from its beginning to its end, or as far as the time lets it come."""
     async with PullConsumer(nameserver=setup.nameserver) as consumer:
         queues = await consumer.queues(setup.topic)
+        if not queues:
+            raise CommandFailed(f"topic {setup.topic} has no queue to read: look at its perm")
         wanted = 0
         for queue in queues:
             wanted += await consumer.max_offset(queue) - await consumer.min_offset(queue)
+        if not wanted:
+            raise CommandFailed(f"topic {setup.topic} has no messages to receive: send some first")
         await consumer.assign(queues)
         tally = _Tally(setup.seconds)
         while tally.messages < wanted and _now() < tally.deadline:
@@ -179,12 +187,14 @@ async def _send_steadily(
     setup: Setup, producer: Producer, run: bytes, total: int, tally: _Tally
 ) -> None:
     padding = os.urandom(setup.body_bytes - _STAMP.size)
-    async with producer.pipeline() as sends:
+    # What fails does not arrive, and is counted as that.
+    async with producer.pipeline(on_result=lambda _message, _result: None) as sends:
         for number in range(total):
             due = tally.begin + number / setup.rate
             # Late ones are stamped as due, or else waiting for a slow broker would not count.
             await trio.sleep(max(0, due - _now()))
-            await sends.send(Message(setup.topic, _STAMP.pack(run, due) + padding))
+            with suppress(HeadraceError):
+                await sends.send(Message(setup.topic, _STAMP.pack(run, due) + padding))
 
 
 async def _receive_stamped(consumer: PullConsumer, run: bytes, total: int, tally: _Tally) -> None:

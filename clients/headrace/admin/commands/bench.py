@@ -15,6 +15,7 @@ from headrace.admin.options import Json, Nameserver
 from headrace.admin.output import print_rows
 from headrace.errors import BrokerError, ConfigurationError, HeadraceError
 from headrace.messages import BODY_BYTES_MAX
+from headrace_protocol.codes import ResponseCode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -29,6 +30,8 @@ _UNITS = {None: 1, "B": 1, "KiB": 1024, "MiB": 1024 * 1024}
 BODY_BYTES_MIN = 16
 _PERCENTILES = {"p50_ms": 0.5, "p99_ms": 0.99, "p999_ms": 0.999}
 _DELETE_S = 5
+# Refusals that another topic would get, too.
+_NOT_FOR_LACK_OF_RIGHTS = {ResponseCode.INVALID_PARAMETER, ResponseCode.REQUEST_CODE_NOT_SUPPORTED}
 
 
 def bench(
@@ -66,14 +69,22 @@ def bench(
     body_bytes = _body_bytes(size)
     name = topic or f"headrace_bench_{secrets.token_hex(4)}"
     setup = Setup(name, body_bytes, seconds, in_flight, rate, nameserver)
+    rows: list[dict[str, Any]] = []
 
-    async def run() -> list[dict[str, Any]]:
+    async def run() -> None:
         async with _topic(setup, queues, is_throw_away=topic is None):
             if topic is None and works[0] == "receive":
                 await _outcome("send-many", setup)
-            return [_row(name, setup, await _outcome(name, setup)) for name in works]
+            for name in works:
+                outcome = await _outcome(name, setup)
+                rows.append(_row(name, setup, outcome))
 
-    print_rows(trio.run(run), as_json=as_json, empty="")
+    try:
+        trio.run(run)
+    finally:
+        # Also what was measured before a failure, or an interrupt.
+        if rows:
+            print_rows(rows, as_json=as_json, empty="")
 
 
 def _works(wanted: list[str]) -> list[str]:
@@ -103,6 +114,8 @@ async def _topic(setup: Setup, queues: int, *, is_throw_away: bool) -> AsyncIter
             if is_throw_away or setup.topic not in await admin.topics():
                 await admin.create_topic(setup.topic, queues=queues)
         except BrokerError as error:
+            if error.code in _NOT_FOR_LACK_OF_RIGHTS:
+                raise
             raise CommandFailed(f"{error}; name a topic that is there with --topic") from error
         try:
             yield
