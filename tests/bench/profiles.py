@@ -74,7 +74,7 @@ STAGES = (
     Stage("read", r"store/reader\.py|processors/pull\.py|consumer/"),
     Stage("append", r"store/"),
     Stage("append", r"processors/send\.py", text=r"append\(queue|[^s]\.append"),
-    Stage("reply", r"processors/", r"_reply|_answer|answer"),
+    Stage("reply", r"processors/", r"_repl|answer"),
     Stage("reply", r"processors/|serving\.py", text=r"repl|channel\.write"),
     Stage(
         "checks", r"processors/|topics\.py|serving\.py|statistics\.py|headrace_broker/server\.py"

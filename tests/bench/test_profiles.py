@@ -35,6 +35,11 @@ def test_a_sample_belongs_to_the_stage_nearest_to_where_it_was_taken():
     assert profile.stages == {"frame": 60, "properties": 30, "checks": 9, "other": 1}
 
 
+def test_answers_to_sends_are_replies():
+    profile = fold(f"{stack(f'SendProcessor.send_ready ({SEND}:1)', f'_replies ({SEND}:1)')} 5")
+    assert profile.stages == {"reply": 5}
+
+
 def test_a_function_has_its_own_time_and_that_of_what_it_calls():
     profile = fold(RAW)
     name = "SendProcessor.send_ready (headrace_broker/processors/send.py)"
