@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import pytest
 import structlog.testing
 import trio
 
@@ -31,8 +32,6 @@ from tests.broker.test_bad_input import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-    import pytest
 
 
 @asynccontextmanager
@@ -64,22 +63,36 @@ def closed_reasons(logs: Any) -> list[str]:
     return [line["reason"] for line in logs if line["event"] == "client closed"]
 
 
+@pytest.mark.slow
 async def test_a_slow_reader_is_paused_and_in_the_end_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with structlog.testing.capture_logs() as logs:
-        limits = {"connection_bytes_max": 1 << 20, "total_bytes_max": 64 << 20}
-        async with daemons(monkeypatch, **limits) as under_test, under_test.wire() as slow:
-            await fill(slow, 30, 100_000)
+        limits = {"connection_bytes_max": 1 << 20, "total_bytes_max": 32 << 20}
+        async with daemons(monkeypatch, **limits) as under_test, AsyncExitStack() as stack:
             pull = request(Code.PULL_MESSAGE, pull_fields())
-            with trio.move_on_after(0.3):
-                while True:
-                    await slow.send(pull * 100)
+
+            async def pull_without_reading() -> None:
+                slow = await stack.enter_async_context(under_test.wire())
+                with trio.move_on_after(0.1), suppress(anyio.BrokenResourceError, OSError):
+                    while True:
+                        await slow.send(pull * 100)
+
+            async with under_test.wire() as sender:
+                await fill(sender, 30, 100_000)
+            await pull_without_reading()
             # It was read only until it held its share.
             held = int((await health(under_test))["heldBytes"])
-            assert (1 << 20) < held < (64 << 20)
+            assert (1 << 20) < held < (32 << 20)
+            assert not closed_reasons(logs)
+            # Too many of the kind hold more than there is for all.
+            for _ in range((32 << 20) // held + 1):
+                await pull_without_reading()
+            assert int((await health(under_test))["heldBytes"]) <= 32 << 20
             await under_test.serves()
     assert [line["client"] for line in logs if line["event"] == "slow reader paused"]
+    assert closed_reasons(logs)
+    assert all("of answers that it does not take" in reason for reason in closed_reasons(logs))
 
 
 async def test_held_pulls_are_paid_for_by_who_sends_them(monkeypatch: pytest.MonkeyPatch) -> None:
