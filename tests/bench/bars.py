@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from headrace_protocol.drivers.server import ServerLimits
 from tests.bench.table import OURS, THEIRS, rows_as_table
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ TITLES = {
     "started_mb": "resident memory after the start, MB",
     "idle_cpu_percent": "idle CPU, % of a core",
     "p99_ratio": "p99 with ÷ without it",
+    "memory_mb": "broker's memory beside it, MB",
     "first_send_s": "start to first accepted send, ratio",
 }
 
@@ -60,8 +62,10 @@ COMPARE = (
     Bar("daemons", "idle_cpu_percent", -1, is_ratio=False),
 )
 LATENCY = (Bar("paced 50 %", "p99_us", -0.7), Bar("paced 50 %", "p999_us", -0.7))
+BUDGET_MB = ServerLimits().total_bytes_max / 1e6
 ABUSE = tuple(
-    Bar(offender, "p99_ratio", -2, is_ratio=False)
+    Bar(offender, key, limit, is_ratio=False)
+    for key, limit in (("p99_ratio", -2), ("memory_mb", -BUDGET_MB))
     for offender in ("slow reader", "half frames", "silent connections", "flood")
 )
 COLD = (Bar("cold reader", "p99_ratio", -2, is_ratio=False),)
