@@ -17,6 +17,7 @@ from headrace_broker.store.checkpoint import INDEX_MARK_NAME, Checkpoint, IndexM
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from headrace_broker.store.commit_log import CommitLog
     from headrace_broker.store.consume_queue import ConsumeQueue
@@ -51,6 +52,7 @@ class Flusher:
         self.ring = ring
         self.commit_log = commit_log
         self.index_files = index_files
+        index_files.on_vanished = _log_vanished
         self.checkpoint_path = settings.root / "checkpoint"
         self.checkpoint = Checkpoint()
         self.dirty_queues: set[ConsumeQueue] = set()
@@ -301,6 +303,14 @@ class _ThoroughFlush:
         if self.index_end_timestamp is not None:
             checkpoint = checkpoint._replace(index_msg_timestamp=self.index_end_timestamp)
         return checkpoint
+
+
+def _log_vanished(paths: list[Path]) -> None:
+    log.error(
+        "index files were removed under the running broker: messages are taken, but queries by key"
+        " miss those before; the next start makes the index anew from the log",
+        paths=[str(path) for path in paths],
+    )
 
 
 def _call_all(syncs: list[Callable[[], None]]) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import structlog
 
 from headrace_broker.store.checkpoint import IndexMark
 from headrace_broker.store.errors import StoreFormatError
@@ -20,7 +19,7 @@ from headrace_broker.store.mapped_file_queue import without_unborn
 from headrace_broker.store.page_cache import PageCache
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from headrace_broker.store.files import Files
@@ -36,8 +35,6 @@ ENTRY_BYTES: Final = ENTRY_DTYPE.itemsize
 ALLOCATE_STEP_BYTES: Final = 1 << 20
 REBUILD_ENTRIES: Final = 1 << 19
 Array = npt.NDArray[Any]
-
-log = structlog.get_logger("headrace.broker")
 
 
 class IndexHeader(NamedTuple):
@@ -222,6 +219,8 @@ class IndexFiles:
         # Name of the first file that somebody else has removed since the start, "" for none. A
         # start after a crash keeps what was before it, and makes the rest anew from the log.
         self.lost_from = ""
+        # Called with the files that were found to be gone.
+        self.on_vanished: Callable[[list[Path]], None] = lambda _: None
 
     def load(self, *, is_clean: bool = True) -> None:
         """Find the files. Raises StoreFormatError."""
@@ -340,16 +339,14 @@ class IndexFiles:
         it looks at the lock only then.
         """
         there = set(self.directory.glob("*"))
-        gone = [f.file.path for f in self.files if f.file.path not in there]
+        gone = [f.file for f in self.files if f.file.path not in there]
         if not gone:
             return False
-        self.files[:] = [f for f in self.files if f.file.path not in gone]
-        self.lost_from = min(self.lost_from or gone[0].name, gone[0].name)
-        log.error(
-            "index files were removed under the running broker: messages are taken, but queries by"
-            " key miss those before; the next start makes the index anew from the log",
-            paths=[str(path) for path in gone],
-        )
+        self.files[:] = [f for f in self.files if f.file not in gone]
+        for file in gone:
+            file.unmap()  # which gives its blocks back
+        self.lost_from = min(self.lost_from or gone[0].path.name, gone[0].path.name)
+        self.on_vanished([file.path for file in gone])
         return True
 
     def find(self, key_hash: int) -> Iterator[int]:
