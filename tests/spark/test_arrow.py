@@ -204,6 +204,16 @@ def test_columns_of_bodies_come_first_and_ours_give_way() -> None:
     assert "queue" not in own_columns(body)
 
 
+def test_ours_give_way_to_names_that_spark_takes_for_theirs() -> None:
+    # Spark resolves names in any case: of `Tags` and `tags` neither could be read.
+    body = body_format("Tags string, VALUE double", "json")
+    schema = source_schema(body)
+    assert schema.fieldNames()[:3] == ["Tags", "VALUE", "_corrupt"]
+    assert {"_tags", "_value"} <= set(schema.fieldNames())
+    assert own_columns(body)["_value"] == "value"
+    assert not {"tags", "value"} & (own_columns(body).keys() | set(schema.fieldNames()))
+
+
 @pytest.mark.parametrize("ddl", ["_corrupt int", "queue int, _queue int", "a int, a string"])
 def test_a_column_twice(ddl: str) -> None:
     with pytest.raises(SchemaError, match="would be there twice"):

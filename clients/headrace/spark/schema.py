@@ -48,7 +48,8 @@ def own_columns(body: BodyFormat | None = None) -> dict[str, str]:
 
 
 def _shown_name(name: str, body: BodyFormat | None) -> str:
-    is_taken = body is not None and name in body.names
+    # Spark takes names in another case for the same.
+    is_taken = body is not None and name in map(str.lower, body.names)
     return _PREFIX + name if is_taken else name
 
 
