@@ -176,6 +176,27 @@ def test_avro(encoding: str) -> None:
     assert corrupt == [None, "Object missing required field `size`"]
 
 
+def test_avro_names_have_namespaces() -> None:
+    size = {"type": "enum", "name": "Size", "symbols": ["S", "L"]}
+    line = {
+        "type": "record",
+        "name": "Line",
+        "namespace": "org.stock",
+        "fields": [{"name": "sku", "type": "string"}, {"name": "size", "type": "com.shop.Size"}],
+    }
+    fields = [
+        {"name": "a", "type": size},
+        {"name": "b", "type": "com.shop.Size"},
+        {"name": "c", "type": line},
+        {"name": "d", "type": ["null", "org.stock.Line"]},
+        {"name": "e", "type": "Size"},
+    ]
+    schema = {"type": "record", "name": "com.shop.Order", "fields": fields}
+    line_body = {"sku": "x", "size": "L"}
+    body = {"a": "S", "b": "L", "c": line_body, "d": line_body, "e": "S"}
+    assert decoded(json.dumps(schema), [json.dumps(body).encode()]) == ([body], [None])
+
+
 def test_a_time_beyond_the_column() -> None:
     field = {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}}
     schema = json.dumps({"type": "record", "name": "R", "fields": [field]})
@@ -198,6 +219,10 @@ def test_a_time_beyond_the_column() -> None:
         ('{"type": "record", "fields": [{"name": "a", "type": "nt"}]}', "unknown type 'nt'"),
         ('{"type": "record", "fields": [{"name": "a"}]}', "field a has no type"),
         ('{"type": "record", "fields": [{"type": "int"}]}', "without a name"),
+        (
+            '{"type": "record", "fields": [{"name": "a", "type": {"logicalType": "date"}}]}',
+            "field a has no type",
+        ),
     ],
 )
 def test_a_bad_avro_schema(schema: str, said: str) -> None:

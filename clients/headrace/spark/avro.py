@@ -39,14 +39,22 @@ class _Names:
 
     def __init__(self) -> None:
         self._kinds: dict[str, Kind] = {}
+        self._namespace = ""
 
     def _fields(self, record: dict[str, Any]) -> tuple[Field, ...]:
         fields = record.get("fields")
         if not isinstance(fields, list) or not fields:
             raise SchemaError(f"the Avro record {record.get('name', '')!r} has no fields")
-        return tuple(
+        around, self._namespace = self._namespace, self._defined(record).rpartition(".")[0]
+        found = tuple(
             (_name(field), *self._nullable(field.get("type"), _name(field))) for field in fields
         )
+        self._namespace = around
+        return found
+
+    def _defined(self, schema: dict[str, Any]) -> str:
+        """The full name of the type that ``schema`` defines."""
+        return _full_name(str(schema.get("name", "")), schema.get("namespace", self._namespace))
 
     def _nullable(self, schema: Any, place: str) -> tuple[Kind, bool]:
         if not isinstance(schema, list):
@@ -68,7 +76,7 @@ class _Names:
             return logical
         kind = self._complex(schema, place)
         if "name" in schema:
-            self._kinds[schema["name"]] = kind
+            self._kinds[self._defined(schema)] = kind
         return kind
 
     def _complex(self, schema: dict[str, Any], place: str) -> Kind:
@@ -91,9 +99,13 @@ class _Names:
     def _named(self, name: str, place: str) -> Kind:
         if name in _PRIMITIVES:
             return leaf(_PRIMITIVES[name])
-        if name in self._kinds:
-            return self._kinds[name]
+        if (known := self._kinds.get(_full_name(name, self._namespace))) is not None:
+            return known
         raise SchemaError(f"the Avro field {place} has the unknown type {name!r}")
+
+
+def _full_name(name: str, namespace: str) -> str:
+    return name if "." in name or not namespace else f"{namespace}.{name}"
 
 
 def _name(field: Any) -> str:
@@ -105,7 +117,7 @@ def _name(field: Any) -> str:
 
 def _logical(schema: dict[str, Any]) -> Kind | None:
     """Numbers that stand for times; Avro takes logical types that it does not know for plain."""
-    match schema["type"], schema["logicalType"]:
+    match schema.get("type"), schema["logicalType"]:
         case "int", "date":
             return leaf(t.DateType(), read=pa.int32())
         case "long", "timestamp-millis":
