@@ -223,6 +223,20 @@ def test_a_time_beyond_the_column() -> None:
             '{"type": "record", "fields": [{"name": "a", "type": {"logicalType": "date"}}]}',
             "field a has no type",
         ),
+        (
+            json.dumps(
+                {
+                    "type": "record",
+                    "fields": [
+                        {
+                            "name": "a",
+                            "type": {"type": "bytes", "logicalType": "decimal", "precision": 39},
+                        }
+                    ],
+                }
+            ),
+            r"decimal\(39,0\): at most 38 digits",
+        ),
     ],
 )
 def test_a_bad_avro_schema(schema: str, said: str) -> None:
@@ -351,6 +365,9 @@ def test_ddl_is_read_as_spark_reads_it(spark: Any) -> None:
         ("a decimal(x)", "at character 11: expected a number, not 'x'"),
         ("a $", "at character 3: '\\$' is not understood"),
         ("m map<int, string>", "the keys of a body's table are strings"),
+        ("a decimal(39,2)", r"decimal\(39,2\): at most 38 digits, .* of them after the point"),
+        ("a decimal(0)", r"decimal\(0,0\): at most 38 digits"),
+        ("a decimal(5,6)", r"decimal\(5,6\): .* of them after the point"),
     ],
 )
 def test_bad_ddl(ddl: str, said: str) -> None:

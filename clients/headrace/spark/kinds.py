@@ -35,12 +35,23 @@ class Kind:
 
 Field = tuple[str, Kind, bool]  # name, kind, whether null is allowed
 
+_DIGITS_MAX = 38
 UTC_MS = pa.timestamp("ms", tz="UTC")
 UTC_US = pa.timestamp("us", tz="UTC")
 
 
 def leaf(spark: t.DataType, read: pa.DataType | None = None, via: Any = None) -> Kind:
-    """A kind without parts, read as another type if that is given, and cast by way of ``via``."""
+    """A kind without parts, read as another type if that is given, and cast by way of ``via``.
+
+    Raises SchemaError for a decimal that no column can hold.
+    """
+    if isinstance(spark, t.DecimalType) and not (
+        0 < spark.precision <= _DIGITS_MAX and 0 <= spark.scale <= spark.precision
+    ):
+        raise SchemaError(
+            f"{spark.simpleString()}: at most {_DIGITS_MAX} digits, and no more than all of them "
+            "after the point"
+        )
     final = to_arrow(t.StructType([t.StructField("x", spark)])).field("x").type
     read = final if read is None else read
     return Kind(spark, read, (via or final, final))
