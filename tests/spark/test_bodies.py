@@ -368,6 +368,8 @@ def test_ddl_is_read_as_spark_reads_it(spark: Any) -> None:
         ("a decimal(39,2)", r"decimal\(39,2\): at most 38 digits, .* of them after the point"),
         ("a decimal(0)", r"decimal\(0,0\): at most 38 digits"),
         ("a decimal(5,6)", r"decimal\(5,6\): .* of them after the point"),
+        (str(Order), r"is text.*model_schema\(Order\)"),
+        (str(t.StructType([])), r"is text.*simpleString\(\)"),
     ],
 )
 def test_bad_ddl(ddl: str, said: str) -> None:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _ENCODINGS = ("json", "msgpack")
+# What ``str`` makes of a model, and of a schema of Spark's.
+_OBJECT = re.compile(r"<class '(?:.*\.)?(\w+)'>|StructType\(")
 _IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 # A body that is not of the schema: how decoders say it, and Arrow of what they let through.
 _UNDECODABLE = (msgspec.MsgspecError, pydantic.ValidationError, UnicodeDecodeError, RecursionError)
@@ -170,6 +172,12 @@ def _parsed(schema: str) -> tuple[Model | None, tuple[Field, ...]]:
         return None, avro_fields(schema)
     if is_pickled(schema):
         return _of_model(schema)
+    if found := _OBJECT.match(schema):
+        raise SchemaError(
+            f"option schema is text, and {schema[:60]!r} is what Python prints: give "
+            f"headrace.spark.model_schema({found[1] or 'Model'}), or simpleString() of a schema of "
+            "Spark's"
+        )
     try:
         return None, _ddl_fields(schema)
     except SchemaError:
