@@ -222,14 +222,15 @@ def _point(name: str, value: str | None) -> Point | None:
 
 
 def _timestamp_ms(name: str, value: str) -> int:
-    if value.isascii() and value.isdigit():
+    if value.isascii() and value.isdigit() and int(value) < 2**63:
         return int(value)
     try:
         time = dt.datetime.fromisoformat(value)
     except ValueError:
         raise OptionError(name, value, f"expected {_POINTS}") from None
     if time.tzinfo is None:
-        raise OptionError(name, value, f"without a time zone it is no point in time: {value}Z?")
+        hint = f"{time.isoformat()}Z?"
+        raise OptionError(name, value, f"without a time zone it is no point in time: {hint}")
     return round(time.timestamp() * 1000)
 
 
