@@ -84,8 +84,7 @@ class StreamReader(DataSourceStreamReader):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Where a new query begins."""
         options = self._options
-        queues = self._cluster.queues(options.topics)
-        self._cluster.check_sql(options.sql, queues)
+        queues = self._queues()
         has = extent(self._cluster, queues)
         starts = resolve("starting", options.starting or _LATEST, self._cluster, queues, has)
         if self._returned:
@@ -145,13 +144,19 @@ class StreamReader(DataSourceStreamReader):
         """What there is now, once the topics' brokers can be asked."""
 
         def look() -> Available:
-            queues = self._cluster.queues(self._options.topics)
+            queues = self._queues()
             latest = self._cluster.max_offsets(queues)
             return Available(queues, latest, self._cluster.incarnations(queues))
 
         available = self._patiently(look)
         self.remember(available.queues)
         return available
+
+    def _queues(self) -> Queues:
+        """The queues there are now. Raises OptionError if their brokers can't filter as asked."""
+        queues = self._cluster.queues(self._options.topics)
+        self._cluster.check_sql(self._options.sql, queues)
+        return queues
 
     def _patiently(self, work: Callable[[], Result]) -> Result:
         """What ``work`` returns, tried again while brokers or nameservers are away for a moment.
@@ -224,7 +229,7 @@ class StreamReader(DataSourceStreamReader):
         moved = [queue for queue, end in last.offsets.items() if first.offsets.get(queue) != end]
         if not moved:
             return []
-        queues = self._cluster.queues(self._options.topics)
+        queues = self._queues()
         gone = [queue for queue in moved if queue not in queues]
         if gone:
             raise NoQueue(gone[0].topic, f"read on broker {gone[0].broker_name}")
