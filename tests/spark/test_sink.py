@@ -183,6 +183,8 @@ def test_what_can_not_be_written_is_said_at_plan_time(mq) -> None:
         batch_writer(place | {"topic": "NoSuchTopic"}, schema, overwrite=False)
     with pytest.raises(OptionError, match="a topic only grows"):
         batch_writer(place | {"topic": "T"}, schema, overwrite=True)
+    with pytest.raises(OptionError, match="outputMode='complete': a topic only grows"):
+        stream_writer(place | {"topic": "T"}, schema, overwrite=True)
     with pytest.raises(OptionError, match="did you mean topic"):
         stream_writer(place | {"topics": "T"}, schema, overwrite=False)
     with pytest.raises(OptionError, match="true or false"):

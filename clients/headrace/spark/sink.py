@@ -101,28 +101,28 @@ def batch_writer(
     given: Mapping[str, str], schema: StructType, *, overwrite: bool
 ) -> DataSourceWriter:
     """What ``df.write`` asks for. Raises OptionError, SchemaError, TopicNotFound, NoQueue."""
-    return BatchWriter(_checked(given, schema, overwrite=overwrite), f"write-{uuid4().hex}")
+    if overwrite:
+        raise OptionError(
+            "mode", "overwrite", "a topic only grows: append, or delete and make it before"
+        )
+    return BatchWriter(_checked(given, schema), f"write-{uuid4().hex}")
 
 
 def stream_writer(
     given: Mapping[str, str], schema: StructType, *, overwrite: bool
 ) -> DataSourceStreamWriter:
     """What ``df.writeStream`` asks for. Raises as ``batch_writer``."""
+    if overwrite:
+        raise OptionError("outputMode", "complete", "a topic only grows: use append")
     # Spark asks anew for each batch, and a broker may be away between two.
     patience_s = 0.0 if _is_new(given) else PATIENCE_S
-    options = _checked(given, schema, overwrite=overwrite, patience_s=patience_s)
+    options = _checked(given, schema, patience_s)
     if _ARROW_BASE is not DataSourceStreamWriter:
         return ArrowStreamWriter(options)
     return RowStreamWriter(options, arrow_schema(schema))
 
 
-def _checked(
-    given: Mapping[str, str], schema: StructType, *, overwrite: bool, patience_s: float = 0.0
-) -> WriteOptions:
-    if overwrite:
-        raise OptionError(
-            "mode", "overwrite", "a topic only grows: append, or delete and make it before"
-        )
+def _checked(given: Mapping[str, str], schema: StructType, patience_s: float = 0.0) -> WriteOptions:
     options = write_options(given)
     check_schema(schema, options.topic)
     if options.topic is not None:
