@@ -120,7 +120,7 @@ def spoiled(subject: Subject, flip: Flip | None) -> Iterator[tuple[MessageStore,
             flip.apply(root)
         store = MessageStore(subject.settings(root), SetClock(), FaultyFiles())
         yield store, root
-        store.lock.release()
+        store.abandon()
 
 
 def served(subject: Subject, flip: Flip | None) -> View:

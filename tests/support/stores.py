@@ -95,7 +95,16 @@ def open_store(
 
 def crash(store: MessageStore) -> None:
     """Let go of a store as a killed process would: what it wrote stays, nothing is finished."""
-    store.lock.release()
+    store.abandon()
+
+
+def held(folder: Path) -> list[str]:
+    """Descriptors and maps that this process has of files below a folder, removed ones too."""
+    process = Path("/proc/self")
+    maps = (process / "maps").read_text().splitlines()
+    # That of the listing itself is gone by then.
+    descriptors = [str(path.readlink()) for path in (process / "fd").iterdir() if path.is_symlink()]
+    return [name for name in (*maps, *descriptors) if str(folder) in name]
 
 
 def put(

@@ -82,6 +82,8 @@ class Cleaner:
         self.look_at_groups: Callable[[], LowestUnconsumed] = lambda: nothing_to_consume
         self.topic_limits: Callable[[], Mapping[str, TopicLimit]] = dict
         self.is_refusing = False
+        # Files that the store has let go of, and that are still to be removed.
+        self.going: list[MappedFile] = []
         self._settled_from = settled_from
         self._flush = flush
         self._seam = commit_log.files.seam
@@ -89,7 +91,6 @@ class Cleaner:
         self._clock_watch = ClockWatch()
         self.trimmer = TopicTrimmer(settings.root, commit_log, topics)
         self._outlook = Outlook(commit_log, topics)
-        self._going: list[MappedFile] = []
         self._log_min_cleaned = -1
         self._asked_rounds = 0
         self._removed_files = 0
@@ -131,7 +132,7 @@ class Cleaner:
         # No start makes units of what is not in the log any more: a queue would begin anew.
         if plan.reasons and not await self._bring_to_disk():
             return
-        self._going += self.commit_log.files.detach_first(len(plan.reasons))
+        self.going += self.commit_log.files.detach_first(len(plan.reasons))
         await self._clean_after_log()
         await self._remove()
         await self._forecast()
@@ -167,7 +168,7 @@ class Cleaner:
             hour=time.localtime(now_ms / 1000).tm_hour,
             disk=await self._aside(self.disk_usage),
             keep_from=self._settled_from(),
-            going_bytes=sum(file.file_bytes for file in self._going),
+            going_bytes=sum(file.file_bytes for file in self.going),
             is_asked=is_asked,
             is_clock_trusted=self._clock_watch.is_trusted(trio.current_time()),
             is_out_of_room=self._is_out_of_room(),
@@ -243,7 +244,7 @@ class Cleaner:
         await _in_slices(self._look_at_queues(log_min_offset, searches))
         firsts = await self._aside(lambda: [search() for search in searches.values()])
         await _in_slices(self._detach_queue_files(zip(searches, firsts, strict=True)))
-        self._going += self.index_files.detach_below(log_min_offset)
+        self.going += self.index_files.detach_below(log_min_offset)
         self._log_min_cleaned = log_min_offset
 
     def _look_at_queues(
@@ -258,15 +259,15 @@ class Cleaner:
 
     def _detach_queue_files(self, firsts: Iterable[tuple[ConsumeQueue, int]]) -> Iterator[None]:
         for consume_queue, first in firsts:
-            self._going += consume_queue.detach_before(first)
+            self.going += consume_queue.detach_before(first)
             yield
 
     async def _remove(self) -> None:
         """Remove what was let go of, as far as no reader holds it."""
-        if self._going:
-            going, self._going = self._going, []
+        if self.going:
+            going, self.going = self.going, []
             left = await trio.to_thread.run_sync(delete_files, going)
-            self._going = left + self._going
+            self.going = left + self.going
             self._removed_files += len(going) - len(left)
 
     # --- limits of topics ------------------------------------------------------------------
@@ -319,7 +320,7 @@ class Cleaner:
         """As of the last look."""
         return CleanerStatus(
             removed_files=self._removed_files,
-            waiting_files=len(self._going),
+            waiting_files=len(self.going),
             oldest_unconsumed=str(self._outlook.oldest or ""),
             full_in_hours=self._outlook.full_in_hours,
         )

@@ -185,8 +185,8 @@ class MappedFile:
 
     def delete(self) -> None:
         """Remove the file; views already handed out stay readable."""
-        self.files.unlink(self.path)
         self.unmap()
+        self.files.unlink(self.path)
 
     @contextmanager
     def _descriptor(self) -> Iterator[int]:

@@ -83,7 +83,7 @@ class StoreStatistics:
 
 
 class MessageStore:
-    """A store directory: load() first, then run() in a nursery, close() last.
+    """A store directory: load() first, then run() in a nursery, close() last, or abandon().
 
     The loop's thread is the only one to call in; nothing here awaits but run().
     """
@@ -161,11 +161,11 @@ class MessageStore:
             self.lock.acquire()
             return self._load_locked()
         except OSError as error:
-            self.lock.release()
+            self.abandon()
             reason = error.strerror or str(error)
             raise StoreError(f"store {self.root} cannot be opened: {reason}") from error
         except BaseException:
-            self.lock.release()
+            self.abandon()
             raise
 
     def _check_directory(self) -> None:
@@ -363,7 +363,7 @@ class MessageStore:
             task_status.started()
 
     def close(self) -> None:
-        """Finish dispatch, bring all to disk and unlock; nothing if it is not loaded.
+        """Finish dispatch and bring all to disk if it is loaded, then ``abandon`` it.
 
         The abort file stays when something could not be brought to disk. Raises OSError.
         """
@@ -378,9 +378,22 @@ class MessageStore:
                 if not self.index_files.lost_from:
                     (self.root / "abort").unlink()
         finally:
-            self.commit_log.refuse("closed", self.root, is_final=True)
-            self.commit_log.stop_writing()
-            self.lock.release()
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of the directory as the end of the process would: nothing is written.
+
+        Descriptors, maps and the lock are given back; the map of a file that somebody has a view
+        of goes with the view.
+        """
+        self.commit_log.refuse("closed", self.root, is_final=True)
+        self.commit_log.stop_writing()
+        for queue in self.queues:
+            queue.consume_queue.unmap()
+        index = [index_file.file for index_file in self.index_files.files]
+        for file in (*self.commit_log.files.files, *index, *self.cleaner.going):
+            file.unmap()
+        self.lock.release()
 
     def _seal(self) -> None:
         sizes = [*self.commit_log.used, *self.index_files.used]
