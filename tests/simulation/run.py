@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import multiprocessing
 import os
 import random
 import sys
@@ -24,27 +23,11 @@ from tests.simulation.totals import Outcome, Totals
 # A cluster takes as long as a dozen stores.
 CLUSTER_EVERY = 8
 SAVE_EVERY = 50
-# A seed leaves some four files open that nothing closes, so no process runs many.
-SEEDS_OF_PROCESS = 1000
 
 
 def run_seed(seed: int) -> Outcome:
     """Run what a seed stands for. Raises PromiseBroken, or whatever else ended it."""
     return (simulation if seed % CLUSTER_EVERY == 0 else store_lives).run(seed)
-
-
-def run_in_processes(totals: Totals, seed_count: int, keep: Path) -> Totals:
-    """Go on with ``totals`` until they are of so many seeds, each thousand in a new process."""
-    while totals.seed_count < seed_count:
-        upto = min(totals.seed_count + SEEDS_OF_PROCESS, seed_count)
-        context = multiprocessing.get_context("fork")
-        process = context.Process(target=run_seeds, args=(totals, upto, keep))
-        process.start()
-        process.join()
-        if process.exitcode:
-            sys.exit(process.exitcode)
-        totals = Totals.load(keep)
-    return totals
 
 
 def run_seeds(totals: Totals, seed_count: int, keep: Path) -> None:
@@ -74,7 +57,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         keep: Path = arguments.keep or Path(folder) / "totals.json"
         totals = Totals.load(keep) if keep.exists() else Totals(arguments.seed)
-        totals = run_in_processes(totals, arguments.count, keep)
+        run_seeds(totals, arguments.count, keep)
     sys.stdout.write(f"{totals.as_text()}\n")
     return 1 if totals.failed else 0
 

@@ -513,7 +513,7 @@ class _Store:
             self.over(life)
 
     def over(self, life: Life) -> None:
-        life.store.lock.release()
+        life.store.abandon()
         life.held.clear()
         self.outcome.faults.update(life.files.faults)
         self.outcome.counts.update(life.counts)

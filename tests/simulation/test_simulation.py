@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ from tests.simulation import simulation, store_lives
 from tests.simulation.history import PromiseBroken
 from tests.simulation.run import CLUSTER_EVERY, run_seed
 from tests.simulation.totals import Totals
+from tests.support.stores import held
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,6 +78,14 @@ def test_the_page_has_the_totals_of_the_kept_run() -> None:
 @pytest.mark.parametrize("seed", [CLUSTER_EVERY, 1])
 def test_a_seed_is_the_same_run_each_time(seed: int) -> None:
     assert run_seed(seed) == run_seed(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [CLUSTER_EVERY, 1])
+def test_a_seed_leaves_nothing_open(seed: int) -> None:
+    run_seed(seed)
+    gc.collect()
+    assert held(Path("/headrace-")) == []
 
 
 def nothing(*_: Any) -> None:

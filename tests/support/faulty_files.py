@@ -288,6 +288,8 @@ class FaultyFiles(Files):
                 self._look_everywhere()
             self.is_over = True
             self.image = self._after_power_cut()
+            self._files.clear()  # and so closed, whoever still knows this life
+            self._folders.clear()
             self._note("power cut")
 
     def kill(self) -> None:
