@@ -42,6 +42,7 @@ TITLES = {
     "idle_cpu_percent": "idle CPU, % of a core",
     "p99_ratio": "p99 with ÷ without it",
     "memory_mb": "broker's memory beside it, MB",
+    "stall_cpu_ms": "longest pause, ms of its own work",
     "first_send_s": "start to first accepted send, ratio",
 }
 
@@ -61,7 +62,11 @@ COMPARE = (
     Bar("daemons", "started_mb", -100, is_ratio=False),
     Bar("daemons", "idle_cpu_percent", -1, is_ratio=False),
 )
-LATENCY = (Bar("paced 50 %", "p99_us", -0.7), Bar("paced 50 %", "p999_us", -0.7))
+LATENCY = (
+    Bar("paced 50 %", "p99_us", -0.7),
+    Bar("paced 50 %", "p999_us", -0.7),
+    Bar("the broker's loop", "stall_cpu_ms", -20, is_ratio=False),
+)
 BUDGET_MB = ServerLimits().total_bytes_max / 1e6
 ABUSE = tuple(
     Bar(offender, key, limit, is_ratio=False)

@@ -11,12 +11,13 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.blocking import Admin
 from tests.bench.bars import LATENCY, bars_table
 from tests.bench.charts import draw_latency
 from tests.bench.load import SENDS, Load, loaded, say
 from tests.bench.options import option_parser, parse
 from tests.bench.results import keep, stamp
-from tests.bench.table import heading, tables
+from tests.bench.table import OURS, heading, tables
 
 if TYPE_CHECKING:
     from tests.bench.driver import Report
@@ -25,6 +26,7 @@ SHARES = (10, 25, 50, 75, 90)
 BODY_BYTES = 1024
 END_TO_END = "end to end 1,000/s"
 END_TO_END_RATE = 1000
+PAUSES = "the broker's loop"
 CASES = [*(f"paced {share} %" for share in SHARES), END_TO_END]
 WARM_UP_S = 4
 PEAK_S = 3
@@ -36,6 +38,11 @@ COLUMNS = (
     ("p999_us", "p99.9, ms", 1000, 2),
     ("max_us", "longest, ms", 1000, 2),
     ("broker_cpu_us", "broker CPU, µs/message", 1, 2),
+)
+PAUSE_COLUMNS = (
+    ("stall_cpu_ms", "longest pause, ms of its own work", 1, 1),
+    ("stall_ms", "longest pause, ms that passed", 1, 1),
+    ("collection_ms", "longest garbage collection, ms", 1, 1),
 )
 
 
@@ -62,6 +69,21 @@ def sweep(
         )
 
 
+def pauses(load: Load) -> Report:
+    """What the broker's watchdog has seen since its start."""
+    with Admin(nameserver=load.peer.nameserver) as admin:
+        told = admin.runtime_info(load.peer.broker)
+    say(
+        f"{load.peer.name:9} longest pause {told['longestLoopStallMs']} ms: it ran "
+        f"{told['longestLoopStallRan']}"
+    )
+    return {
+        "stall_ms": float(told["longestLoopStallMs"]),
+        "stall_cpu_ms": float(told["longestLoopStallCpuMs"]),
+        "collection_ms": float(told["longestGarbageCollectionMs"]),
+    }
+
+
 def measure(peers: list[str], rounds: int, seconds: float, directory: Path) -> dict[str, Any]:
     """All figures; the first peer's first peak sets the loads of everybody."""
     reports: dict[str, dict[str, list[Report]]] = {name: {} for name in peers}
@@ -74,6 +96,8 @@ def measure(peers: list[str], rounds: int, seconds: float, directory: Path) -> d
                 peak = peak or own_peak
                 say(f"round {number + 1} of {rounds}: {name}, peak {own_peak:,.0f}/s")
                 sweep(load, peak, seconds, number, reports[name])
+                if name == OURS:
+                    reports[name].setdefault(PAUSES, []).append(pauses(load))
     return {**stamp(), "rounds": rounds, "seconds": seconds, "peak": peak, "peers": reports}
 
 
@@ -84,6 +108,7 @@ def markdown(results: dict[str, Any]) -> str:
         "![Latency against load](charts/latency.png)\n",
         bars_table(LATENCY, results["peers"]),
         tables(results, CASES, COLUMNS),
+        tables({"peers": {OURS: results["peers"].get(OURS, {})}}, [PAUSES], PAUSE_COLUMNS),
     ]
     return "\n".join(filter(None, parts))
 
