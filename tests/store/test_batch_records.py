@@ -74,6 +74,7 @@ def test_a_batch_is_stored_as_its_items_would_be(
                 Path(folder),
                 store_host=store_host,
                 commit_log_file_bytes=1 << 16,
+                ring_rows=128,  # for all that is put before it is dispatched
                 appends_checksums=appends_checksums,
             )
             queue = store.queue("T", 2)
