@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from headrace_broker.store import flush
 from headrace_broker.store.checkpoint import Checkpoint
 from headrace_broker.store.cleaner import delete_files
+from headrace_broker.store.consume_queue import UNIT, UNIT_BYTES
 from headrace_broker.store.errors import (
     RecordTooLarge,
     StoreBusy,
@@ -214,6 +215,23 @@ def test_a_rare_tag_is_looked_for_in_steps(tmp_path: Path) -> None:
     store.dispatch()
     result = store.get(queue, 0, 32, 1 << 18, frozenset((1,)))
     assert (result.status, result.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 800)
+    store.close()
+
+
+@pytest.mark.parametrize("place", [1 << 40, 4000])
+@pytest.mark.parametrize("is_cold", [True, False])
+def test_a_unit_that_leads_nowhere_is_told(place: int, is_cold: bool, tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    queue = store.queue("T", 0)
+    for _ in range(3):
+        put(store, queue)
+    store.commit_log.started_at = store.commit_log.max_offset if is_cold else 0
+    (file,) = queue.consume_queue.files.files
+    UNIT.pack_into(file.map, UNIT_BYTES, place, 1000, 0)
+    for offset in (0, 1):
+        with pytest.raises(StoreFormatError, match=f"leads to {place}.*fsck --repair"):
+            store.get(queue, offset, 9, 9999, None)
+    assert store.get(queue, 2, 9, 9999, None).count == 1
     store.close()
 
 

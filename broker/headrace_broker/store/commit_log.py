@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Final
 from zlib_ng.zlib_ng import crc32
 
 from headrace_broker.store.batch_records import BatchRecords
-from headrace_broker.store.errors import RecordTooLarge, StoreBusy, StoreNotWritable
+from headrace_broker.store.errors import (
+    RecordTooLarge,
+    StoreBusy,
+    StoreFormatError,
+    StoreNotWritable,
+)
 from headrace_broker.store.mapped_file import MappedFile
 from headrace_broker.store.mapped_file_queue import MappedFileQueue
 from headrace_broker.store.page_cache import HOT_BYTES, PageCache
@@ -533,7 +538,7 @@ class CommitLog:
         """Bytes by physical offset, each run within one file, as views.
 
         Raises NotReady for old bytes that the disk must give first, or much that must be compared
-        with what a clean stop left.
+        with what a clean stop left; StoreFormatError for a run that is not in the log.
         """
         if runs[0][0] < self._hot_from:
             self._check_cached(runs)
@@ -541,9 +546,8 @@ class CommitLog:
         base, file_end, view = 0, 0, memoryview(b"")
         check: Callable[[int, int], None] | None = None
         for start, end in runs:
-            if not base <= start < file_end:
-                file = self.files.find(start)
-                assert file is not None
+            if start < base or end > file_end:
+                file = self._file_of(start, end)
                 base, file_end, view = file.start_offset, file.end_offset, file.view
                 check = None if file.seal is None else file.check_soon
             if check is not None:
@@ -553,9 +557,19 @@ class CommitLog:
 
     def _check_cached(self, runs: list[tuple[int, int]]) -> None:
         for start, end in runs:
-            file = self.files.find(start)
-            assert file is not None
+            file = self._file_of(start, end)
             self.page_cache.check(file, start - file.start_offset, end - file.start_offset)
+
+    def _file_of(self, start: int, end: int) -> MappedFile:
+        file = self.files.find(start)
+        if file is None or end > file.end_offset:
+            # A unit says so. After a crash they have no checksums.
+            raise StoreFormatError(
+                self.files.directory,
+                f"a unit of a queue leads to {start} up to {end}, where no record can be",
+                "stop the broker and run `headrace store fsck --repair`",
+            )
+        return file
 
     def store_timestamp_at(self, physical_offset: int) -> int | None:
         """When the record there was stored; None if none is. Raises NotReady as ``slices``."""
