@@ -103,8 +103,13 @@ class Life:
         appended: Appended,
         least_count: int,
         shown_from: dict[Name, int],
+        *,
+        is_after_kill: bool,
     ) -> None:
-        """shown_from: the first offset of each queue that is on disk as such; kept up to date."""
+        """shown_from: the first offset of each queue that is on disk as such; kept up to date.
+
+        is_after_kill: the store is what a killed process left in memory, not what a disk kept.
+        """
         self.least_count = least_count
         self.rng = files.rng
         self.files = files
@@ -116,6 +121,9 @@ class Life:
         self.store.cleaner.topic_limits = lambda: self.limits
         self.shown_from = shown_from
         self.seen_from = dict(shown_from)
+        # What a killed process removed may come back until something else goes from there.
+        self.doubtful_from: dict[Name, int] = {}
+        self.is_after_kill = is_after_kill
         self.held: list[Held] = []
         self.counts: Counter[str] = Counter()
         self.asked_rounds = 0
@@ -213,7 +221,12 @@ class Life:
     def flushed(self, count: int) -> None:
         self.appended.flushed_count = count
         if self.is_cleaned:  # and with the log the names of its files are on disk
-            self.shown_from.update(self.seen_from)
+            self.note_shown()
+
+    def note_shown(self) -> None:
+        for name, offset in self.seen_from.items():
+            if offset != self.doubtful_from.get(name):
+                self.shown_from[name] = offset
 
     def fill_disk(self) -> None:
         self.files.is_full = not self.files.is_full
@@ -370,7 +383,9 @@ class Life:
             queue = self.store.find_queue(*name)
             if queue is None or self.store.max_offset(queue) != self.next_offset(name):
                 raise PromiseBroken(f"{queue} does not go on at {self.next_offset(name)}")
-        self.shown_from.update(self.seen_from)
+        if self.is_after_kill:
+            self.doubtful_from = dict(self.seen_from)
+        self.note_shown()
         self.check_index()
 
     def next_offset(self, name: Name) -> int:
@@ -477,7 +492,15 @@ class _Store:
             retention=random_retention(self.rng),
             appends_checksums=self.rng.random() < 0.5,
         )
-        return Life(settings, self.files, self.clock, appended, least_count, self.shown_from)
+        return Life(
+            settings,
+            self.files,
+            self.clock,
+            appended,
+            least_count,
+            self.shown_from,
+            is_after_kill=is_on,
+        )
 
     def live(self) -> None:
         """One life with faults."""
