@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from headrace.spark.ddl import parse_ddl
+from headrace.spark.errors import OptionError, SchemaError
 from headrace.spark.source import HeadraceSource
 from headrace.spark.stream import StreamReader
 from tests.spark.streams import q, row_count
@@ -89,6 +91,28 @@ def test_older_versions_of_spark_begin_no_later_than_the_first_batch_ends(
     assert row_count(running, end, running.latestOffset()) == 2
 
 
+@pytest.mark.parametrize(
+    ("options", "schema", "error", "message"),
+    [
+        ({"ending": "latest"}, "value binary", OptionError, "option ending: is of batches"),
+        ({"topik": "x"}, "value binary", OptionError, "option topik='x'.*did you mean topic"),
+        ({}, "valeu binary", SchemaError, "there is no column valeu.*did you mean value"),
+    ],
+)
+def test_a_stream_that_can_not_be_says_so_when_it_is_asked(
+    options: dict[str, str], schema: str, error: type[Exception], message: str
+) -> None:
+    source = HeadraceSource({"nameserver": "127.0.0.1:1", "topic": "t", **options})
+    running = source.streamReader(parse_ddl(schema))
+    with pytest.raises(error, match=message):
+        running.initialOffset()
+    with pytest.raises(error, match=message):
+        running.latestOffset()
+    with pytest.raises(error, match=message):
+        running.partitions({}, {})
+    running.stop()
+
+
 # -- in Spark --------------------------------------------------------------------------------------
 
 
@@ -125,6 +149,11 @@ def test_a_query_goes_on_where_it_was(
     started(spark, mq, tmp_path, **options).awaitTermination()
     rows = spark.read.parquet(str(tmp_path / "out")).collect()
     assert sorted(int(row.value) for row in rows) == list(range(100))
+
+    query = started(spark, mq, tmp_path, ending="latest", **options)
+    with pytest.raises(Exception, match="option ending: is of batches") as raised:
+        query.awaitTermination()
+    assert "UnboundLocalError" not in str(raised.value)
 
     producer.send_many(bodies, topic="goes-elsewhere")
     query = started(spark, mq, tmp_path, topic="goes-elsewhere")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
+from headrace.errors import HeadraceError
 from headrace.spark.errors import OptionError
 from headrace.spark.options import read_options
 from headrace.spark.schema import source_schema
@@ -58,10 +59,13 @@ class HeadraceSource(DataSource):
         return reader(self._read_options, self._body, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
-        """Of a stream. Raises OptionError."""
-        from headrace.spark.stream import stream_reader
+        """Of a stream; what is wrong with it, the reader raises when it is first asked."""
+        from headrace.spark.stream import RefusedReader, stream_reader
 
-        return stream_reader(self._read_options, self._body, schema)
+        try:
+            return stream_reader(self._read_options, self._body, schema)
+        except HeadraceError as error:
+            return RefusedReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Of a batch. Raises OptionError, SchemaError, TopicNotFound, NoQueue."""

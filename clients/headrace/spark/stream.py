@@ -242,6 +242,23 @@ class StreamReader(DataSourceStreamReader):
         return read_tasks(self._cluster, places, ranges, self._options.split_bytes)
 
 
+class RefusedReader(DataSourceStreamReader):
+    """In place of a reader that can't be: whatever it is asked, it says why.
+
+    An error on the way to a reader never comes through: PySpark 4.0 to 4.3 then stop the reader
+    that they do not have, and raise UnboundLocalError.
+    """
+
+    def __init__(self, error: HeadraceError) -> None:
+        self._error = error
+
+    def _refuse(self, *_: Any) -> Any:
+        raise self._error
+
+    # Spark's names, and with them its types.
+    initialOffset = latestOffset = partitions = read = _refuse  # type: ignore[assignment]  # noqa: N815
+
+
 def stream_reader(
     options: ReadOptions, body: BodyFormat | None, schema: StructType
 ) -> StreamReader:
