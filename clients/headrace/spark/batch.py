@@ -37,8 +37,10 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, options: ReadOptions, body: BodyFormat | None, schema: StructType) -> None:
         """Raises OptionError, SchemaError."""
-        if options.limits:
-            raise OptionError("maxRows", None, "maxRows, maxBytes and maxSeconds are of streams")
+        for name, value in options.limits.named().items():
+            raise OptionError(
+                name, str(value), "limits a trigger of a stream; a batch ends at option ending"
+            )
         self._options = options
         self._body = body
         self._schema: pa.Schema = arrow_schema(schema, body)

@@ -70,7 +70,12 @@ class Limits:
     seconds: int | None = None
 
     def __bool__(self) -> bool:
-        return not (self.rows is None and self.bytes is None and self.seconds is None)
+        return bool(self.named())
+
+    def named(self) -> dict[str, int]:
+        """Those that there are, by the names of their options."""
+        values = zip(_LIMITS, (self.rows, self.bytes, self.seconds), strict=True)
+        return {name: value for name, value in values if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
