@@ -113,11 +113,35 @@ def test_a_filter_is_of_tags_or_sql(text: str, tags: str, sql: str | None) -> No
         ({"starting": '{"t": {"b": {"0": -1}}}'}, "-1 is no queue offset"),
         ({"starting": '{"t": {"b": {"x": 1}}}'}, "invalid literal"),
         ({"group": "a b"}, "option group='a b': 'a b' is no group name"),
+        (
+            {"starting": '{"t": {"b": {"0": 8}}}', "ending": '{"t": {"b": {"0": 7}}}'},
+            "option starting=.*8.*: lies behind option ending=.*7",
+        ),
+        ({"starting": "latest", "ending": "earliest"}, "starting='latest': .* ending='earliest'"),
+        ({"starting": "2000", "ending": "1999"}, "starting='2000': .* ending='1999'"),
+        ({"starting": "latest", "ending": '{"t": {"b": {"0": 7}}}'}, "starting='latest': .*7"),
     ],
 )
 def test_wrong_options_are_named(given: dict[str, str], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         read_options(options(**given))
+
+
+@pytest.mark.parametrize(
+    ("starting", "ending"),
+    [
+        ("2000", "2000"),
+        ("earliest", "earliest"),
+        ("latest", "latest"),
+        ("latest", "2000"),
+        ('{"t": {"b": {"0": 7}}}', '{"t": {"b": {"0": 7, "1": 3}}}'),
+        ('{"t": {"b": {"0": 7}}}', "2000"),
+    ],
+)
+def test_a_range_may_happen_to_be_empty(starting: str, ending: str) -> None:
+    found = read_options(options(starting=starting, ending=ending))
+    assert found.starting is not None
+    assert found.ending is not None
 
 
 def test_a_missing_topic_is_named() -> None:

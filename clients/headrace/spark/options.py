@@ -163,12 +163,13 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     """The options of a read, checked. Raises OptionError."""
     options = Options(given, _READ_OPTIONS)
     tags, sql = _filter(options.text("filter"))
+    starting, ending = _span(options.text("starting"), options.text("ending"))
     return ReadOptions(
         nameservers=nameservers(options),
         topics=_topics(options.required("topic", "flights")),
         group=_group(options.text("group")),
-        starting=_point("starting", options.text("starting")),
-        ending=_point("ending", options.text("ending")),
+        starting=starting,
+        ending=ending,
         tags=tags,
         sql=sql,
         limits=Limits(*map(options.whole_number, _LIMITS)),
@@ -214,6 +215,28 @@ def _filter(value: str | None) -> tuple[str, str | None]:
     if value is None:
         return "*", None
     return (value, None) if _TAGS.fullmatch(value) else ("*", value)
+
+
+def _span(starting: str | None, ending: str | None) -> tuple[Point | None, Point | None]:
+    """Where a read begins and ends, of which the end must not lie before the beginning."""
+    start, end = _point("starting", starting), _point("ending", ending)
+    if start and end and _is_behind(start, end):
+        raise OptionError(
+            "starting", starting, f"lies behind option ending={ending!r}, so nothing can be read"
+        )
+    return start, end
+
+
+def _is_behind(start: Point, end: Point) -> bool:
+    """Whether ``start`` lies behind ``end``, whatever the queues have."""
+    match start.kind, end.kind:
+        case "offsets", "offsets":
+            return any(at > end.offsets.get(queue, at) for queue, at in start.offsets.items())
+        case "time", "time":
+            return start.timestamp_ms > end.timestamp_ms
+        case "latest", "offsets":
+            return True
+    return end.kind == "earliest" != start.kind
 
 
 def _point(name: str, value: str | None) -> Point | None:
