@@ -104,6 +104,40 @@ def test_only_the_attempts_that_won_are_read_and_once(mq) -> None:
     assert bodies(mq.nameserver, "Attempts", 4) == Counter([b"a", b"b", b"c", b"d"])
 
 
+def test_a_copied_checkpoint_with_another_topic_is_refused(mq) -> None:
+    for topic in ("Original", "Copy"):
+        make_topic(mq.nameserver, topic)
+    original, copy = (options(mq.nameserver, topic) for topic in ("Original", "Copy"))
+    for batch_id in (0, 1):
+        commit(mq.nameserver, "q7", batch_id, write_rows(original, "q7", batch_id, batches(b"a")))
+    # The batch that was committed last, and one before it.
+    for batch_id in (1, 0):
+        written = write_rows(copy, "q7", batch_id, batches(b"b"))
+        said = f"batch {batch_id} of query q7 .*to another topic.*Give each its own checkpoint"
+        with pytest.raises(CommitConflict, match=said):
+            commit(mq.nameserver, "q7", batch_id, written)
+    # From here on it is the topic that changes.
+    commit(mq.nameserver, "q7", 2, write_rows(copy, "q7", 2, batches(b"c")))
+    assert bodies(mq.nameserver, "Original", 2) == Counter({b"a": 2})
+    assert bodies(mq.nameserver, "Copy", 1) == Counter([b"c"])
+
+
+def test_rows_that_are_dropped_are_logged(mq, caplog) -> None:
+    make_topic(mq.nameserver, "Dropped")
+    to = options(mq.nameserver, "Dropped")
+    with caplog.at_level(logging.WARNING, "headrace.spark"):
+        first = write_rows(to, "q8", 0, batches(b"a"))
+        commit(mq.nameserver, "q8", 0, first)
+        commit(mq.nameserver, "q8", 0, first)
+        commit(mq.nameserver, "q8", 1, write_rows(to, "q8", 1, batches(b"b")))
+        assert caplog.messages == []
+        for batch_id in (1, 0):
+            commit(mq.nameserver, "q8", batch_id, write_rows(to, "q8", batch_id, batches(b"a")))
+    for batch_id, message in zip((1, 0), caplog.messages, strict=True):
+        assert f"batch {batch_id} of query q8 was committed before" in message
+        assert "copy of another one's" in message
+
+
 def test_an_abort_does_not_undo_a_commit(mq) -> None:
     make_topic(mq.nameserver, "Aborted")
     to = options(mq.nameserver, "Aborted")

@@ -7,9 +7,11 @@ batch finds the decision at any of them and follows it. Source: docs/protocol.md
 
 from __future__ import annotations
 
+import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
@@ -34,6 +36,26 @@ if TYPE_CHECKING:
     from headrace_protocol.drivers.response import Response
 
 Parts = dict[str, list[StagedAttempt]]
+
+_log = logging.getLogger("headrace.spark")
+_MARK_CHARACTERS = 16
+
+
+def new_attempt(topic: str | None) -> str:
+    """A name for an attempt; topic: of all its rows, None if each row has its own.
+
+    Names of attempts are all that a decision has, so the topic leaves a mark in them.
+    """
+    # Spark counts attempts anew in each run of a query, and files of the last one may be left.
+    name = uuid4().hex
+    if topic is None:
+        return name
+    return f"{name}-{sha256(topic.encode()).hexdigest()[:_MARK_CHARACTERS]}"
+
+
+def _topic_marks(decision: Decision) -> set[str]:
+    names = [each.attempt for part in decision.attempts.values() for each in part]
+    return {mark for name in names if (mark := name.partition("-")[2])}
 
 
 class CommitConflict(SparkConnectorError):
@@ -93,9 +115,10 @@ class Committer:
     # -- commit ------------------------------------------------------------------------------------
 
     def commit(self, batch_id: int, parts: Parts) -> None:
-        """Make the batch readable, exactly once; what was decided before is followed.
+        """Make the batch readable, exactly once; what was decided before is followed, and logged.
 
-        parts: the attempts by name of broker. Raises HeadraceError: commit again then.
+        parts: the attempts by name of broker. Raises CommitConflict if that is of another topic,
+        HeadraceError: commit again then.
         """
         until = time.monotonic() + PATIENCE_S
         while not self._is_committed(batch_id, parts, until):
@@ -114,12 +137,33 @@ class Committer:
 
     def _commit(self, batch_id: int, parts: Parts, lanes: Mapping[str, Lane]) -> None:
         states = {name: self._state(lane) for name, lane in lanes.items()}
-        decision = choose(states, _decision(batch_id, parts))
+        mine = _decision(batch_id, parts)
+        decision = choose(states, mine)
+        # Decisions are made anew by who tries again, but not what they say.
+        if decision is None or decision.attempts != mine.attempts:
+            self._give_way(mine, decision or _last(states))
         if decision is None or not decision.attempts:
             return
         for name, lane in lanes.items():
             self._decide(lane, decision, states[name].decision)
         self._apply(decision, lanes)
+
+    def _give_way(self, mine: Decision, decided: Decision) -> None:
+        """Say that the rows of ``mine`` are dropped. Raises CommitConflict: see ``commit``."""
+        batch = f"batch {mine.batch_id} of query {self._query_id}"
+        marks = _topic_marks(mine)
+        if marks and marks.isdisjoint(_topic_marks(decided) or marks):
+            raise CommitConflict(
+                f"{batch} was committed before, to another topic than this one's: two queries have "
+                "copies of one checkpoint, or option topic was changed. Give each its own "
+                "checkpointLocation, or write the batch to the topic of before once more"
+            )
+        _log.warning(
+            "%s was committed before, so these rows are dropped. That is right if it was the same "
+            "query, before a restart; if this checkpoint is a copy of another one's, they are "
+            "lost: begin with a new checkpointLocation",
+            batch,
+        )
 
     def _lanes(self, stack: ExitStack) -> dict[str, Lane]:
         """A lane to each broker of ours, in order of name."""
@@ -189,6 +233,11 @@ class Committer:
         with ExitStack() as stack:
             for lane in self._lanes(stack).values():
                 lane.ask(RequestCode.STAGE_FORGET, header).expect()
+
+
+def _last(states: Mapping[str, BrokerState]) -> Decision:
+    decisions = [state.decision for state in states.values() if state.decision]
+    return max(decisions, key=lambda each: each.batch_id)
 
 
 def _decision(batch_id: int, parts: Parts) -> Decision:

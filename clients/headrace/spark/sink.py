@@ -35,7 +35,7 @@ from headrace.errors import HeadraceError, InvalidMessage, NoQueue
 from headrace.instance import local_ip
 from headrace.producer.sources import check_batch_topic
 from headrace.spark.cluster import Cluster
-from headrace.spark.commits import Committer
+from headrace.spark.commits import Committer, new_attempt
 from headrace.spark.errors import OptionError
 from headrace.spark.lanes import (
     PATIENCE_S,
@@ -173,8 +173,7 @@ def write_rows(
 
     Raises HeadraceError.
     """
-    # Spark counts attempts anew in each run of a query, and files of the last one may be left.
-    name = AttemptName(query_id, batch_id, uuid4().hex)
+    name = AttemptName(query_id, batch_id, new_attempt(options.topic))
     with TaskWriter(options, name) as writer:
         for batch in batches:
             writer.write(batch)
