@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -18,10 +19,14 @@ from headrace.spark.errors import (
     CheckpointMismatch,
     DataLoss,
     OptionError,
+    TopicDeleted,
     TopicNotFound,
     TopicRecreated,
 )
 from headrace.spark.source import HeadraceSource
+from headrace_protocol.codes import RequestCode
+from headrace_protocol.drivers.blocking import BlockingConnection
+from headrace_protocol.headers import DeleteTopicHeader
 from tests.spark.brokers import broker
 from tests.spark.streams import offsets, q, ranges, restored, row_count
 
@@ -236,6 +241,96 @@ def test_a_topic_that_was_made_anew_is_noticed(
     if sent_count < 5:
         with pytest.raises(TopicRecreated, match="queue 0 ends at 1, and the checkpoint is at 5"):
             reader(topic).latestOffset(start, EVERYTHING)
+
+
+def test_a_topic_deleted_with_unread_messages_is_a_loss(
+    reader: Readers,
+    producer: blocking.Producer,
+    admin: blocking.Admin,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for topic in ("del-stays", "del-unread", "del-drained"):
+        admin.create_topic(topic, queues=1)
+        producer.send_many([b"x"] * 9, topic=topic, queue=q(topic, 0))
+    strict, lenient = reader("del-*"), reader("del-*", failOnDataLoss="false")
+    at = strict.initialOffset()
+    at["topics"]["del-unread"]["broker-a"]["queues"]["0"] = 2
+    for each in (strict, lenient):
+        each.latestOffset(at, ReadMaxRows(1))  # now it knows what there is to read
+    planned = strict.latestOffset(at, EVERYTHING)
+    admin.delete_topic("del-drained")
+    assert strict.latestOffset(at, EVERYTHING) == planned
+    assert caplog.messages == []
+
+    admin.delete_topic("del-unread")
+    gone = "del-unread/broker-a/0 has no message at offset 2 any more: .*deleted with 7 unread"
+    with pytest.raises(DataLoss, match=f"{gone}.*failOnDataLoss=false"):
+        strict.latestOffset(at, EVERYTHING)
+    with pytest.raises(DataLoss, match=gone):
+        strict.partitions(at, planned)
+    producer.send_many([b"x"], topic="del-stays", queue=q("del-stays", 0))
+    end = lenient.latestOffset(at, EVERYTHING)
+    assert ranges(lenient, at, end) == [("broker-a", 0, 9, 10)]
+    assert lenient.latestOffset(end, EVERYTHING) == end
+    (message,) = caplog.messages
+    assert re.search(gone, message)
+    assert ranges(lenient, at, planned) == []
+    # A new run does not know what there was.
+    caplog.clear()
+    assert reader("del-*").latestOffset(end, EVERYTHING) == end
+    (message,) = caplog.messages
+    assert re.search(r"del-drained/broker-a/0 \(at 9\), del-unread/broker-a/0 \(at 2\)", message)
+
+
+def test_queues_that_can_not_be_read_any_more_are_a_loss(
+    reader: Readers, producer: blocking.Producer, admin: blocking.Admin
+) -> None:
+    admin.create_topic("shrinks", queues=3)
+    for queue_id in (1, 2):
+        producer.send_many([b"x"] * 5, topic="shrinks", queue=q("shrinks", queue_id))
+    at = reader("shrinks").initialOffset()
+    at["topics"]["shrinks"]["broker-a"]["queues"]["1"] = 2
+    admin.create_topic("shrinks", queues=1)
+    gone = "shrinks/broker-a/1 has no message at offset 2 .*: .*1 queue to read.* 3 unread"
+    with pytest.raises(DataLoss, match=gone):
+        reader("shrinks").latestOffset(at, EVERYTHING)
+    assert reader("shrinks", failOnDataLoss="false").latestOffset(at, EVERYTHING) == at
+    at["topics"]["shrinks"]["broker-a"]["queues"]["1"] = 5
+    assert reader("shrinks").latestOffset(at, EVERYTHING) == at
+
+
+def test_a_topic_deleted_on_one_of_several_brokers_is_a_loss(
+    reader: Readers, mq: Embedded, admin: blocking.Admin, tmp_path: Path
+) -> None:
+    admin.create_topic("halved", queues=1, broker="broker-a")
+    with broker(mq, tmp_path, "broker-h") as other:
+        admin.create_topic("halved", queues=1, broker="broker-h")
+        with blocking.Producer(nameserver=mq.nameserver) as producer:
+            producer.send_many([b"x"] * 5, topic="halved", queue=q("halved", 0, "broker-h"))
+        running = reader("halved", starting="earliest")
+        at = running.initialOffset()
+        planned = running.latestOffset(at, EVERYTHING)
+        with BlockingConnection.connect(other.address) as connection:
+            header = DeleteTopicHeader(topic="halved")
+            code = RequestCode.DELETE_TOPIC_IN_BROKER
+            connection.request(code, header, timeout_ms=5000).expect()
+        with pytest.raises(DataLoss, match=r"halved/broker-h/0 .* deleted with 5 unread"):
+            running.latestOffset(at, EVERYTHING)
+        assert running.latestOffset(planned, EVERYTHING) == planned
+
+
+def test_a_named_topic_that_was_deleted_is_not_waited_for(
+    reader: Readers, producer: blocking.Producer, admin: blocking.Admin
+) -> None:
+    admin.create_topic("named", queues=1)
+    producer.send_many([b"x"] * 5, topic="named", queue=q("named", 0))
+    at = reader("named").initialOffset()
+    admin.delete_topic("named")
+    for options in ({}, {"failOnDataLoss": "false"}):
+        with pytest.raises(TopicDeleted, match=r"topic named was deleted .*broker-a.*new checkpoi"):
+            reader("named", **options).latestOffset(at, EVERYTHING)
+    with pytest.raises(TopicDeleted, match="topic named was deleted"):
+        reader("name?").latestOffset(at, EVERYTHING)
 
 
 def test_a_broker_that_lost_its_newest_messages_is_noticed(

@@ -9,6 +9,7 @@ from headrace.spark.errors import (
     DataLoss,
     OptionError,
     SparkConnectorError,
+    TopicDeleted,
     TopicRecreated,
 )
 from headrace.spark.options import SPLIT_BYTES, Limits, Point, read_options
@@ -155,6 +156,7 @@ def test_a_missing_topic_is_named() -> None:
         OptionError("topik", "x", "unknown", "topic"),
         DataLoss("t", "b", 3, 17, "the oldest is 20"),
         TopicRecreated("t", "b", "because"),
+        TopicDeleted("t", "b"),
         CheckpointMismatch("another"),
     ],
 )

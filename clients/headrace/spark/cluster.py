@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
@@ -22,12 +23,15 @@ from headrace.route import TopicRoute
 from headrace.spark.errors import OptionError, TopicNotFound
 from headrace.system_topics import user_topics
 from headrace_protocol.bodies import (
+    MASTER_ID,
     CheckClientRequestBody,
+    ClusterInfo,
     ConsumerData,
     HeartbeatData,
     MessageQueue,
     QueryConsumeQueueResponseBody,
     SubscriptionData,
+    TopicConfig,
     TopicList,
     TopicRouteData,
 )
@@ -212,6 +216,63 @@ class Cluster:
             )
         return TopicRoute(topic, response.expect().decode(TopicRouteData), fetched_at=0.0)
 
+    def masters(self) -> dict[str, str]:
+        """Address of the master of each broker, by name. Raises NameserverUnavailable."""
+        response = self.ask_nameserver(RequestCode.GET_BROKER_CLUSTER_INFO)
+        brokers = response.expect().decode(ClusterInfo).broker_addr_table
+        return {
+            name: broker.broker_addrs[MASTER_ID]
+            for name, broker in brokers.items()
+            if MASTER_ID in broker.broker_addrs
+        }
+
+    # -- what there is no more ---------------------------------------------------------------------
+
+    def gone(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+        """Those of ``queues`` that nobody can read any more, by what their brokers say themselves.
+
+        Returns how many queues to read the topic has at the broker: none where it was deleted.
+        """
+        try:
+            masters = self.masters()
+        except NameserverUnavailable:
+            return {}  # who is there can't be told
+        queues = [queue for queue in queues if queue.broker_name in masters]
+        counts: dict[Place, int] = {}
+        for name in {queue.broker_name for queue in queues}:
+            places = {(queue.topic, name) for queue in queues if queue.broker_name == name}
+            # One that does not answer is away, whatever the nameserver still says.
+            with suppress(ConnectFailed, ConnectionLost, RequestTimeout):
+                counts |= self._read_queue_counts(dict.fromkeys(places, masters[name]))
+        found = {queue: counts.get((queue.topic, queue.broker_name)) for queue in queues}
+        return {
+            queue: count
+            for queue, count in found.items()
+            if count is not None and count <= queue.queue_id
+        }
+
+    def _read_queue_counts(self, places: Mapping[Place, str]) -> dict[Place, int]:
+        answers = self.ask_each({where: _config_request(where[0]) for where in places}, places)
+        return {
+            where: 0
+            if answer.command.code == ResponseCode.TOPIC_NOT_EXIST
+            else answer.expect().decode(TopicConfig).read_queue_nums
+            for where, answer in answers.items()
+        }
+
+    def left_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+        """The max offsets of queues that topics have no more, of those that are still stored."""
+        masters = self.masters()
+        places = {queue: masters[queue.broker_name] for queue in queues}
+        requests: dict[MessageQueue, Request] = {
+            queue: (RequestCode.GET_MAX_OFFSET, _max_header(queue), b"") for queue in places
+        }
+        return {
+            queue: answer.expect().header(OffsetResponseHeader).offset
+            for queue, answer in self.ask_each(requests, places).items()
+            if answer.command.code == ResponseCode.SUCCESS
+        }
+
     def check_sql(self, sql: str | None, queues: Queues) -> None:
         """Raise OptionError unless the brokers can carry out this SQL92 filter; None is none."""
         if sql is None:
@@ -232,15 +293,16 @@ class Cluster:
                 )
 
     def incarnations(self, queues: Queues) -> Incarnations:
-        """What tells each topic of each broker from others of the same name; None if unknown."""
+        """What tells each topic of each broker from others of the same name; None if unknown.
+
+        Without those that a broker does not have: nameservers may list them for long.
+        """
         places = {(queue.topic, queue.broker_name): at for queue, at in queues.items()}
-        requests: dict[Place, Request] = {
-            where: (RequestCode.GET_TOPIC_CONFIG, GetTopicConfigHeader(topic=where[0]), b"")
-            for where in places
-        }
+        answers = self.ask_each({where: _config_request(where[0]) for where in places}, places)
         return {
             where: answer.expect().header(TopicConfigResponseHeader).incarnation
-            for where, answer in self.ask_each(requests, places).items()
+            for where, answer in answers.items()
+            if answer.command.code != ResponseCode.TOPIC_NOT_EXIST
         }
 
     # -- offsets -----------------------------------------------------------------------------------
@@ -350,6 +412,10 @@ def _setter(answers: list[Response | None], index: int) -> Callable[[Response], 
         answers[index] = response
 
     return set_answer
+
+
+def _config_request(topic: str) -> Request:
+    return RequestCode.GET_TOPIC_CONFIG, GetTopicConfigHeader(topic=topic), b""
 
 
 def _min_header(queue: MessageQueue) -> GetMinOffsetHeader:

@@ -18,7 +18,6 @@ from uuid import uuid4
 from headrace.errors import RequestTimeout
 from headrace.spark.errors import BrokerMissing, SparkConnectorError
 from headrace.spark.lanes import AWAY, PATIENCE_S, PAUSE_S, Lane
-from headrace_protocol.bodies import MASTER_ID, ClusterInfo
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import (
     StageAbortHeader,
@@ -167,18 +166,9 @@ class Committer:
 
     def _lanes(self, stack: ExitStack) -> dict[str, Lane]:
         """A lane to each broker of ours, in order of name."""
-        masters = sorted(self._masters().items())
+        masters = sorted(self._cluster.masters().items())
         lanes = {name: stack.enter_context(Lane(address)) for name, address in masters}
         return {name: lane for name, lane in lanes.items() if lane.is_headrace()}
-
-    def _masters(self) -> dict[str, str]:
-        response = self._cluster.ask_nameserver(RequestCode.GET_BROKER_CLUSTER_INFO)
-        brokers = response.expect().decode(ClusterInfo).broker_addr_table
-        return {
-            name: broker.broker_addrs[MASTER_ID]
-            for name, broker in brokers.items()
-            if MASTER_ID in broker.broker_addrs
-        }
 
     def _state(self, lane: Lane) -> BrokerState:
         answer = lane.ask(RequestCode.STAGE_STATE, StageQueryHeader(query_id=self._query_id))
@@ -220,7 +210,7 @@ class Committer:
     def abort(self, batch_id: int, parts: Parts) -> None:
         """Give attempts up, as far as no broker holds a decision that names them."""
         header = StageAbortHeader(query_id=self._query_id, batch_id=batch_id)
-        masters = self._masters()
+        masters = self._cluster.masters()
         for name, attempts in parts.items():
             if name in masters:
                 with Lane(masters[name]) as lane:

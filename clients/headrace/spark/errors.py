@@ -83,5 +83,16 @@ class TopicRecreated(SparkConnectorError):
         self.broker = broker
 
 
+class TopicDeleted(SparkConnectorError):
+    """Topics that a query reads were deleted, so that nothing is left to read."""
+
+    def __init__(self, topics: str, brokers: str) -> None:
+        super().__init__(
+            f"topic {topics} was deleted ({brokers} does not have it any more), and what was not "
+            "read of it is gone. Begin with a new checkpointLocation, or create the topic again "
+            "and read what comes with option failOnDataLoss=false"
+        )
+
+
 class CheckpointMismatch(SparkConnectorError):
     """A checkpoint that belongs to another source."""

@@ -24,6 +24,7 @@ from headrace.spark.errors import (
     BrokerMissing,
     DataLoss,
     OptionError,
+    TopicDeleted,
     TopicNotFound,
     TopicRecreated,
 )
@@ -75,8 +76,12 @@ class StreamReader(DataSourceStreamReader):
         self._schema: pa.Schema = arrow_schema(schema, body)
         self._cluster = Cluster(options.nameservers)
         self._returned: StreamOffset | None = None
-        # Names of those that had the topics; nobody is waited for who was never there.
-        self._brokers: set[str] = set()
+        # Those that were there once; nobody else's broker is waited for.
+        self._seen: set[MessageQueue] = set()
+        # Where their messages ended when that was last asked.
+        self._latest: Offsets = {}
+        # Those of them that are no more, about which nothing is left to say.
+        self._gone: set[MessageQueue] = set()
         self._shown: Offsets = {}
 
     # -- what Spark calls --------------------------------------------------------------------------
@@ -84,14 +89,14 @@ class StreamReader(DataSourceStreamReader):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Where a new query begins."""
         options = self._options
-        queues = self._queues()
+        queues, incarnations = self._present()
         has = extent(self._cluster, queues)
         starts = resolve("starting", options.starting or _LATEST, self._cluster, queues, has)
         if self._returned:
             # Before 4.2 Spark asks first where the batch ends; it must not begin behind that.
             starts = {q: min(at, self._returned.offsets.get(q, at)) for q, at in starts.items()}
         self.remember(starts)
-        return StreamOffset(starts, self._cluster.incarnations(queues)).to_json()
+        return StreamOffset(starts, incarnations).to_json()
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802
         """Where the next batch ends."""
@@ -138,25 +143,35 @@ class StreamReader(DataSourceStreamReader):
 
     def remember(self, queues: Iterable[MessageQueue]) -> None:
         """The brokers of these queues are waited for from now on when they are away."""
-        self._brokers |= {queue.broker_name for queue in queues}
+        self._seen.update(queues)
 
     def available(self) -> Available:
         """What there is now, once the topics' brokers can be asked."""
 
         def look() -> Available:
-            queues = self._queues()
-            latest = self._cluster.max_offsets(queues)
-            return Available(queues, latest, self._cluster.incarnations(queues))
+            queues, incarnations = self._present()
+            return Available(queues, self._cluster.max_offsets(queues), incarnations)
 
         available = self._patiently(look)
         self.remember(available.queues)
+        self._latest |= available.latest
         return available
 
-    def _queues(self) -> Queues:
-        """The queues there are now. Raises OptionError if their brokers can't filter as asked."""
-        queues = self._cluster.queues(self._options.topics)
+    def _present(self) -> tuple[Queues, Incarnations]:
+        """The queues there are now, and of which topics.
+
+        Raises TopicNotFound, and OptionError if their brokers can't filter as asked.
+        """
+        listed = self._cluster.queues(self._options.topics)
+        incarnations = self._cluster.incarnations(listed)
+        queues = {q: at for q, at in listed.items() if (q.topic, q.broker_name) in incarnations}
+        if listed and not queues:
+            raise TopicNotFound(
+                f"topic {self._options.topics} is not on {_brokers(listed)} any more, where the "
+                "nameserver says it is: was it deleted?"
+            )
         self._cluster.check_sql(self._options.sql, queues)
-        return queues
+        return queues, incarnations
 
     def _patiently(self, work: Callable[[], Result]) -> Result:
         """What ``work`` returns, tried again while brokers or nameservers are away for a moment.
@@ -164,25 +179,69 @@ class StreamReader(DataSourceStreamReader):
         What was never there is an error at once.
         """
         try:
-            return patiently(work, PATIENCE_S if self._brokers else 0.0)
+            return patiently(lambda: self._unless_deleted(work), PATIENCE_S if self._seen else 0.0)
         except TopicNotFound as error:
-            if not self._brokers:
+            if not self._seen:
                 raise
             raise BrokerMissing(
                 f"no broker that had topic {self._options.topics} is back within "
-                f"{PATIENCE_S:g} s ({', '.join(sorted(self._brokers))}); start it again, then "
+                f"{PATIENCE_S:g} s ({_brokers(self._seen)}); start it again, then "
                 f"the query. The nameserver says: {error}"
             ) from error
+
+    def _unless_deleted(self, work: Callable[[], Result]) -> Result:
+        """What ``work`` returns. Raises TopicDeleted if nobody can bring back what it misses."""
+        try:
+            return work()
+        except TopicNotFound as error:
+            gone = self._cluster.gone(self._seen)
+            kept = {queue.topic for queue in self._seen if gone.get(queue) != 0}
+            deleted = {queue.topic for queue in gone} - kept
+            names = self._options.topics.names
+            # A pattern misses nothing as long as some topic that fits may come back.
+            missed = deleted.intersection(names) if names or kept else deleted
+            if not missed:
+                raise
+            brokers = _brokers(queue for queue in gone if queue.topic in missed)
+            raise TopicDeleted(",".join(sorted(missed)), brokers) from error
 
     def new_ranges(self, known: StreamOffset, available: Available) -> Ranges:
         """What there is beyond ``known``, queue by queue; new queues from their oldest message on.
 
         Raises TopicRecreated and DataLoss, unless losses are to be reported only.
         """
+        self._gone -= available.latest.keys()
+        missing = known.offsets.keys() - available.latest.keys() - self._gone
+        starts_of_missing = {queue: known.offsets[queue] for queue in missing}
+        self._gone |= self._report_gone(starts_of_missing, self._latest)
         known_starts = self._known_starts(known, available.latest, available.incarnations)
         fresh = {q: at for q, at in available.queues.items() if q not in known_starts}
         starts = {**self._cluster.min_offsets(fresh), **known_starts}
         return {queue: Range(starts[queue], end) for queue, end in available.latest.items()}
+
+    def _report_gone(self, starts: Offsets, ends: Offsets) -> set[MessageQueue]:
+        """Those queues that are no more, of some that can't be read; the others' brokers are away.
+
+        starts: where they were to be read on. ends: where their messages ended, as far as known.
+        Raises DataLoss if there was something to read, unless losses are to be reported only.
+        """
+        gone = self._cluster.gone(starts) if starts else {}
+        cut = [queue for queue, count in gone.items() if count]
+        ends = {**ends, **(self._cluster.left_offsets(cut) if cut else {})}
+        for queue in sorted(gone.keys() & ends.keys()):
+            unread_count = ends[queue] - starts[queue]
+            if unread_count > 0:
+                loss = _gone_loss(queue, starts[queue], unread_count, gone[queue])
+                if self._options.fail_on_data_loss:
+                    raise loss
+                _log.warning("skipped %d messages: %s", unread_count, loss)
+        if unknown := sorted(gone.keys() - ends.keys()):
+            _log.warning(
+                "deleted since the checkpoint was written, and whether all was read can't be told: "
+                "%s",
+                ", ".join(f"{place(queue)} (at {starts[queue]})" for queue in unknown),
+            )
+        return set(gone)
 
     def within(self, limits: Limits, ranges: Ranges, available: Available) -> Ranges:
         """The beginnings of ``ranges`` that a trigger may take."""
@@ -229,10 +288,13 @@ class StreamReader(DataSourceStreamReader):
         moved = [queue for queue, end in last.offsets.items() if first.offsets.get(queue) != end]
         if not moved:
             return []
-        queues = self._queues()
-        gone = [queue for queue in moved if queue not in queues]
-        if gone:
-            raise NoQueue(gone[0].topic, f"read on broker {gone[0].broker_name}")
+        queues, _ = self._present()
+        known = {**first.offsets, **last.begins}
+        missing = {queue: known.get(queue, 0) for queue in moved if queue not in queues}
+        gone = self._report_gone(missing, last.offsets)
+        for queue in missing.keys() - gone:
+            raise NoQueue(queue.topic, f"read on broker {queue.broker_name}")
+        moved = [queue for queue in moved if queue not in gone]
         places = {queue: queues[queue] for queue in moved}
         oldest = self._cluster.min_offsets(places)
         known_starts = self._known_starts(first, unexplained(last), last.incarnations)
@@ -293,6 +355,22 @@ def next_offset(known: StreamOffset, ranges: Ranges, available: Available) -> St
     }
     incarnations = {**known.incarnations, **available.incarnations}
     return StreamOffset({**known.offsets, **ends}, incarnations, begins)
+
+
+def _brokers(queues: Iterable[MessageQueue]) -> str:
+    return ", ".join(sorted({queue.broker_name for queue in queues}))
+
+
+def _gone_loss(queue: MessageQueue, start: int, unread_count: int, queue_count: int) -> DataLoss:
+    """queue_count: how many queues to read the topic still has on the broker."""
+    unread = f"{unread_count} unread message{'s' * (unread_count > 1)}"
+    found = f"its topic was deleted with {unread} in this queue"
+    if queue_count:
+        found = (
+            f"its topic has {queue_count} queue{'s' * (queue_count > 1)} to read there now, which "
+            f"leaves out {unread} in this one; readQueueNums of before brings them back"
+        )
+    return DataLoss(queue.topic, queue.broker_name, queue.queue_id, start, found)
 
 
 def unexplained(offset: StreamOffset) -> Offsets:
