@@ -197,6 +197,26 @@ def test_avro_names_have_namespaces() -> None:
     assert decoded(json.dumps(schema), [json.dumps(body).encode()]) == ([body], [None])
 
 
+@pytest.mark.parametrize("encoding", ["json", "msgpack"])
+def test_avro_bytes_of_fixed_size(encoding: str) -> None:
+    md5 = {"type": "fixed", "name": "MD5", "size": 4}
+    fields = [
+        {"name": "a", "type": md5},
+        {"name": "b", "type": ["null", "MD5"]},
+        {"name": "c", "type": ["null", {"type": "array", "items": "MD5"}]},
+    ]
+    schema = json.dumps({"type": "record", "name": "R", "fields": fields})
+    codec: Any = msgspec.json if encoding == "json" else msgspec.msgpack
+    sizes = [(4, 4), (3, 4), (4, 5)]
+    bodies = [codec.encode({"a": b"\xff" * a, "b": b"x" * b, "c": [b"1234"]}) for a, b in sizes]
+    rows, corrupt = decoded(schema, [*bodies, codec.encode({"a": b"abcd"})], encoding)
+    assert rows[0] == {"a": b"\xff" * 4, "b": b"xxxx", "c": [b"1234"]}
+    assert rows[3] == {"a": b"abcd", "b": None, "c": None}
+    assert corrupt[0] is corrupt[3] is None
+    assert re.search(r"length >= 4 - at `\$.a`", corrupt[1])
+    assert re.search(r"length <= 4 - at `\$.b`", corrupt[2])
+
+
 def test_a_time_beyond_the_column() -> None:
     field = {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}}
     schema = json.dumps({"type": "record", "name": "R", "fields": [field]})
@@ -212,6 +232,10 @@ def test_a_time_beyond_the_column() -> None:
         ('{"type": "record"', "begins as Avro's JSON does"),
         ('{"type": "array", "items": "int"}', "is a record"),
         ('{"type": "record", "name": "R", "fields": []}', "record 'R' has no fields"),
+        (
+            '{"type": "record", "fields": [{"name": "a", "type": {"type": "fixed", "size": "4"}}]}',
+            "field a is fixed, of size '4'",
+        ),
         (
             '{"type": "record", "fields": [{"name": "a", "type": ["int", "string"]}]}',
             "a is a union",

@@ -92,7 +92,7 @@ class _Names:
             case "enum":
                 return leaf(t.StringType())
             case "fixed":
-                return leaf(t.BinaryType())
+                return leaf(t.BinaryType(), read=pa.binary(_size(schema, place)))
             case other:
                 return self._kind(other, place)
 
@@ -113,6 +113,13 @@ def _name(field: Any) -> str:
     if not isinstance(name, str) or not name:
         raise SchemaError(f"an Avro field without a name: {field!r}")
     return name
+
+
+def _size(fixed: dict[str, Any], place: str) -> int:
+    size = fixed.get("size")
+    if type(size) is not int or not 0 < size < 2**31:
+        raise SchemaError(f"the Avro field {place} is fixed, of size {size!r}: give its bytes")
+    return size
 
 
 def _logical(schema: dict[str, Any]) -> Kind | None:

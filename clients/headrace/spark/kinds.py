@@ -138,6 +138,9 @@ def python_type(kind: pa.DataType, *, as_dict: bool = False) -> Any:
     if pa.types.is_integer(kind):
         limit = 1 << kind.bit_width - 1
         return Annotated[int, msgspec.Meta(ge=-limit, le=limit - 1)]
+    if pa.types.is_fixed_size_binary(kind):
+        size = kind.byte_width
+        return Annotated[bytes, msgspec.Meta(min_length=size, max_length=size)]
     if pa.types.is_timestamp(kind):
         return datetime
     if pa.types.is_decimal(kind):
