@@ -122,6 +122,11 @@ class _File:
         if size != self.sizes[-1]:
             self.sizes.append(size)
 
+    def written_anew(self, start: int, end: int) -> None:
+        """The kernel takes these bytes for dirty, whatever was dropped there before."""
+        for page in range(start // PAGE_BYTES, -(-end // PAGE_BYTES)):
+            self.gone.pop(page, None)
+
     def sync(self) -> None:
         """All that was written is durable, without what is gone."""
         self.resized()
@@ -374,6 +379,7 @@ class FaultyFiles(Files):
             super().write(descriptor, part, position)
             raise _error(errno.EIO)
         super().write(descriptor, data, position)
+        self._file(descriptor).written_anew(position, position + len(data))
         self._changed(descriptor)
 
     def _changed(self, descriptor: int) -> None:
