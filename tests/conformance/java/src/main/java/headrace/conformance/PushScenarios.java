@@ -57,7 +57,8 @@ final class PushScenarios {
             inbox.await(index + 1);
             waits.add((System.nanoTime() - sent) / 1_000_000);
         }
-        Check.that(waits.stream().allMatch(wait -> wait < 1000), "waited %s ms", waits);
+        // A pull that nothing wakes is answered after 15 s; a busy machine may take a second or two.
+        Check.that(waits.stream().allMatch(wait -> wait < 5000), "waited %s ms", waits);
         return "waited " + waits + " ms";
     }
 
