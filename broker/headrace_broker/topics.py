@@ -218,12 +218,16 @@ class TopicTable:
             )
         return config
 
+    def is_compacted(self, topic: str) -> bool:
+        """Whether Apache's broker keeps the newest message of each key. Raises RequestError."""
+        return self._kind(self.expect(topic)) is PeerKind.COMPACTED
+
     def check_complete(self, topic: str, min_offset: int) -> None:
         """Raise RequestError if the log has no more all that a compacted topic keeps.
 
         min_offset: of a queue that is to be read from its beginning.
         """
-        if min_offset and self._kind(self.expect(topic)) is PeerKind.COMPACTED:
+        if min_offset and self.is_compacted(topic):
             raise PeerKind.COMPACTED.refusal(
                 topic,
                 f"the log begins at queue offset {min_offset}, and what is kept of the messages "

@@ -16,6 +16,7 @@ from headrace_protocol.headers import (
     GetMaxOffsetHeader,
     GetMinOffsetHeader,
     GetTopicStatsHeader,
+    OffsetResponseHeader,
     PullMessageHeader,
     ResetOffsetHeader,
     SendMessageHeaderV2,
@@ -189,6 +190,9 @@ def test_a_compacted_topic_is_read_while_the_log_has_all_of_it(tmp_path: Path) -
     header = GetMinOffsetHeader(topic="G_COMPACT", queue_id=0)
     assert_refused(broker, "G_COMPACT", RequestCode.GET_MIN_OFFSET, header)
     assert_refused(broker, "G_COMPACT", RequestCode.PULL_MESSAGE, pull("G_COMPACT"))
+    end = GetMaxOffsetHeader(topic="G_COMPACT", queue_id=0)
+    answer = broker.ask(RequestCode.GET_MAX_OFFSET, end)
+    assert answer.command.header(OffsetResponseHeader).offset == queue.next_offset
     later = pull("G_COMPACT", queue_offset=min_offset)
     answer = broker.ask(RequestCode.PULL_MESSAGE, later)
     assert len(decode_records(answer.body)) == queue.next_offset - min_offset

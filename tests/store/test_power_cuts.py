@@ -45,12 +45,17 @@ async def cleaned(files: FaultyFiles) -> MessageStore:
     return store
 
 
-@pytest.mark.parametrize("seed", range(5))
-async def test_a_queue_goes_on_though_its_records_were_removed(seed: int, tmp_path: Path) -> None:
-    files = FaultyFiles(tmp_path / "store", Random(seed))
+async def cleaned_and_cut(seed: int, root: Path) -> MessageStore:
+    """Such a store, started again after a power cut."""
+    files = FaultyFiles(root, Random(seed))
     crash(await cleaned(files))
     files.cut_power()
-    store = loaded(next_life(files.root, files.rng, before=files))
+    return loaded(next_life(files.root, files.rng, before=files))
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_a_queue_goes_on_though_its_records_were_removed(seed: int, tmp_path: Path) -> None:
+    store = await cleaned_and_cut(seed, tmp_path / "store")
     assert store.queue("Old", 0).next_offset == 2
     crash(store)
 
@@ -77,10 +82,7 @@ async def test_a_removed_file_does_not_come_back_shorter(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cleaner, "_FREE_BYTES", 1000)
-    files = FaultyFiles(tmp_path / "store", Random(seed))
-    crash(await cleaned(files))
-    files.cut_power()
-    store = loaded(next_life(files.root, files.rng, before=files))
+    store = await cleaned_and_cut(seed, tmp_path / "store")
     assert store.queue("New", 0).next_offset == 9
     crash(store)
 

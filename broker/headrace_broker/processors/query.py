@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from headrace_broker.processors.queues import checked_queue
+from headrace_broker.processors.queues import checked_queue, complete_queue
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import (
@@ -113,7 +113,7 @@ class QueryProcessor:
                 ResponseCode.INVALID_PARAMETER,
                 f"boundaryType {header.boundary_type!r}: expected LOWER or UPPER",
             )
-        queue = checked_queue(self._store, self._topics, header.topic, header.queue_id)
+        queue = complete_queue(self._store, self._topics, header.topic, header.queue_id)
         offset = self._store.offset_by_time(queue, header.timestamp, boundary) if queue else 0
         return Reply(OffsetResponseHeader(offset=offset))
 
@@ -126,12 +126,12 @@ class QueryProcessor:
     def min_offset(self, request: Request) -> Reply:
         """GET_MIN_OFFSET: the oldest message."""
         header = request.header(GetMinOffsetHeader)
-        queue = checked_queue(self._store, self._topics, header.topic, header.queue_id)
+        queue = complete_queue(self._store, self._topics, header.topic, header.queue_id)
         return Reply(OffsetResponseHeader(offset=self._store.min_offset(queue) if queue else 0))
 
     def earliest_store_time(self, request: Request) -> Reply:
         """GET_EARLIEST_MSG_STORETIME: when the oldest message was stored; -1 if there is none."""
         header = request.header(GetEarliestMsgStoretimeHeader)
-        queue = checked_queue(self._store, self._topics, header.topic, header.queue_id)
+        queue = complete_queue(self._store, self._topics, header.topic, header.queue_id)
         timestamp = self._store.earliest_store_time(queue) if queue else None
         return Reply(TimestampResponseHeader(timestamp=-1 if timestamp is None else timestamp))

@@ -30,7 +30,19 @@ def checked_queue(
             ResponseCode.INVALID_PARAMETER,
             f"queue {queue_id} of topic {topic}: there are {count}, ask for the route again",
         )
-    if queue is not None:
+    return queue
+
+
+def complete_queue(
+    store: MessageStore, topics: TopicTable, topic: str, queue_id: int
+) -> StoreQueue | None:
+    """A checked queue that is asked for its beginning or a time.
+
+    Raises RequestError too when the log has no more all that a compacted topic keeps, NotReady
+    when the disk must be waited for.
+    """
+    queue = checked_queue(store, topics, topic, queue_id)
+    if queue is not None and topics.is_compacted(topic):
         topics.check_complete(topic, store.min_offset(queue))
     return queue
 
