@@ -153,7 +153,7 @@ class Registry:
 
     def route_long(self, code: RequestCode, function: LongFunction) -> None:
         """Let ``function`` serve ``code`` in slices, since its work grows with some table."""
-        self.route(code, functools.partial(self._begin_long, function))
+        self.route(code, functools.partial(self.begin_long, function))
 
     def route_ready(self, header_start: bytes, function: ReadyFunction) -> None:
         """Let ``function`` serve, many at a time, requests whose JSON header begins like this."""
@@ -227,9 +227,10 @@ class Registry:
         else:
             _send(request, self._failed(request, problem))
 
-    def _begin_long(self, function: LongFunction, request: Request) -> None:
-        """Begin it when the client has no other: what each has made so far takes memory."""
+    def begin_long(self, function: LongFunction, request: Request) -> None:
+        """Let ``function`` serve a request in slices, after the client's others of that kind."""
         channel = request.channel
+        # One at a time, since what each has made so far takes memory.
         channel.charge(request.held_bytes)
         waiting = self._long.setdefault(channel, deque())
         waiting.append((function(request), request))
@@ -288,6 +289,16 @@ class Registry:
             code=ResponseCode.SYSTEM_ERROR,
             remark=f"{type(error).__name__}: {error} (see the log of this daemon)",
         )
+
+
+def at_once(work: LongWork) -> Reply | None:
+    """What it returns when it runs in one slice; it must be of a kind that never waits."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            reply: Reply | None = end.value
+            return reply
 
 
 def all_ready(

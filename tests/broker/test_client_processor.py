@@ -32,6 +32,8 @@ from tests.support.broker import heartbeat
 from tests.support.channel import MemoryChannel
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.support.broker import Answer, BrokerUnderTest
 
 
@@ -89,6 +91,44 @@ def test_a_group_that_cannot_be_does_not_spoil_the_others(broker: BrokerUnderTes
     assert members(broker, "good") == ["c"]
     assert broker.consumers.members("not a name") == []
     assert [member.client_id for member in broker.producers.members("p")] == ["c"]
+
+
+def many_groups(count: int) -> HeartbeatData:
+    consumers = [ConsumerData(group_name=f"g{number}") for number in range(count)]
+    producers = [ProducerData(group_name="p")]
+    return HeartbeatData(client_id="c", producer_data_set=producers, consumer_data_set=consumers)
+
+
+def test_a_heartbeat_of_many_groups_lets_others_have_their_turn(broker: BrokerUnderTest) -> None:
+    works: list[Iterator[None]] = []
+    broker.registry.run_long = works.append
+    channel = MemoryChannel()
+    broker.send(RequestCode.HEART_BEAT, None, many_groups(500).encode(), channel)
+    (work,) = works
+    next(work)
+    assert members(broker, "g499") == []
+    broker.join("g", "other", "t")
+    assert sum(1 for _ in work) >= 500
+    (answer,) = (command for command, _ in channel.replies() if command.is_response)
+    assert answer.code == ResponseCode.SUCCESS
+    assert members(broker, "g0") == members(broker, "g499") == ["c"]
+
+
+def test_who_leaves_while_its_groups_are_taken_in_is_no_member(broker: BrokerUnderTest) -> None:
+    works: list[Iterator[None]] = []
+    broker.registry.run_long = works.append
+    channel = MemoryChannel()
+    broker.send(RequestCode.HEART_BEAT, None, many_groups(500).encode(), channel)
+    (work,) = works
+    for _ in range(300):
+        next(work)
+    assert members(broker, "g100") == ["c"]
+    channel.is_open = False
+    broker.consumers.channel_closed(channel)
+    broker.producers.channel_closed(channel)
+    assert list(work) == []
+    assert [broker.consumers.members(f"g{number}") for number in range(500)] == [[]] * 500
+    assert broker.producers.members("p") == []
 
 
 @pytest.mark.parametrize("body", [b"", b"[1]", b'{"consumerDataSet":3}', b"{"])
