@@ -18,12 +18,23 @@ CHARTS = ROOT / "docs" / "charts"
 SIGNIFICANT_DIGITS = 5
 
 
+def _ticks() -> tuple[int, int]:
+    """What the cores have spent since the machine's start, and what of it the host took."""
+    ticks = [int(text) for text in Path("/proc/stat").read_text().split()[1:9]]
+    return sum(ticks), ticks[7]
+
+
+_BEGAN = _ticks()
+
+
 def stamp() -> dict[str, Any]:
-    """When and where something was measured."""
+    """When and where something was measured, and how much the machine was kept from it."""
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release()}"
+    spent, stolen = (now - before for now, before in zip(_ticks(), _BEGAN, strict=True))
     return {
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "machine": f"{machine}, Python {platform.python_version()}",
+        "machine": f"{machine}, Python {platform.python_version()}, "
+        f"{stolen / max(spent, 1):.0%} of it taken by its host",
     }
 
 

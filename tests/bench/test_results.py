@@ -28,6 +28,14 @@ def test_what_is_kept_is_small_and_found_again(tmp_path: Path, monkeypatch: pyte
     assert len((tmp_path / "results" / "latency.json").read_text().splitlines()) == 2
 
 
+def test_what_the_host_took_is_told(monkeypatch: pytest.MonkeyPatch):
+    spent, stolen = results._ticks()
+    assert 0 <= stolen < spent
+    monkeypatch.setattr(results, "_BEGAN", (1000, 100))
+    monkeypatch.setattr(results, "_ticks", lambda: (3000, 250))
+    assert results.stamp()["machine"].endswith(", 8% of it taken by its host")
+
+
 def test_every_group_has_its_place_in_the_document():
     text = results.DOCUMENT.read_text()
     for group in ("compare", "latency", "growth", "abuse"):
