@@ -79,7 +79,8 @@ final class ProducerScenarios {
                 }
             });
         }
-        Check.that(done.await(10, TimeUnit.SECONDS), "%d callbacks missing", done.getCount());
+        boolean isDone = done.await(Session.LIMIT.toSeconds(), TimeUnit.SECONDS);
+        Check.that(isDone, "%d callbacks missing", done.getCount());
         Check.that(failures.isEmpty(), "failed: %s", failures.peek());
         Check.equal((long) count, places.stream().distinct().count(), "different places");
         Check.equal(count, session.readAll(session.topic(), count).size(), "messages read");

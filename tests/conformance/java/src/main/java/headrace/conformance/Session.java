@@ -24,7 +24,7 @@ import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 final class Session {
     static final Duration LIMIT = Duration.ofSeconds(20);
     /** Many JVMs' worth of clients start at once on a small machine; the defaults are 3 s. */
-    private static final int TIMEOUT_MS = 10_000;
+    private static final int TIMEOUT_MS = 20_000;
 
     final String nameserver;
     final String scope;
