@@ -190,6 +190,11 @@ def test_a_compacted_topic_is_read_while_the_log_has_all_of_it(tmp_path: Path) -
     header = GetMinOffsetHeader(topic="G_COMPACT", queue_id=0)
     assert_refused(broker, "G_COMPACT", RequestCode.GET_MIN_OFFSET, header)
     assert_refused(broker, "G_COMPACT", RequestCode.PULL_MESSAGE, pull("G_COMPACT"))
+    for queue_id in (0, -1):  # one queue, all
+        reset = ResetOffsetHeader(
+            group="g", topic="G_COMPACT", queue_id=queue_id, timestamp=0, is_force=True
+        )
+        assert_refused(broker, "G_COMPACT", RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset)
     end = GetMaxOffsetHeader(topic="G_COMPACT", queue_id=0)
     answer = broker.ask(RequestCode.GET_MAX_OFFSET, end)
     assert answer.command.header(OffsetResponseHeader).offset == queue.next_offset

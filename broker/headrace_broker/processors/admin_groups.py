@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from headrace_broker.processors.queues import checked_queue, not_saved, store_time
+from headrace_broker.processors.queues import checked_queue, complete_queue, not_saved, store_time
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import (
     ClientConnection,
@@ -282,9 +282,9 @@ class AdminGroupsProcessor:
         return Reply(body=(body.encode(),))
 
     def _reset_target(self, header: ResetOffsetHeader) -> int:
-        queue = checked_queue(self._store, self._topics, header.topic, header.queue_id)
         if header.offset is None or header.offset < 0:
             return self._offset_by_time(header.topic, header.queue_id, header.timestamp)
+        queue = checked_queue(self._store, self._topics, header.topic, header.queue_id)
         min_offset, max_offset = (
             (self._store.min_offset(queue), self._store.max_offset(queue)) if queue else (0, 0)
         )
@@ -297,12 +297,11 @@ class AdminGroupsProcessor:
         return header.offset
 
     def _offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        queue = self._store.find_queue(topic, queue_id)
-        if queue is None:
-            return 0
         if timestamp_ms < 0:
-            return self._store.max_offset(queue)
-        return self._store.offset_by_time(queue, timestamp_ms)
+            queue = checked_queue(self._store, self._topics, topic, queue_id)
+            return self._store.max_offset(queue) if queue else 0
+        queue = complete_queue(self._store, self._topics, topic, queue_id)
+        return self._store.offset_by_time(queue, timestamp_ms) if queue else 0
 
     def clone_offset(self, request: Request) -> Reply:
         """CLONE_GROUP_OFFSET: let a group go on where another one is."""
