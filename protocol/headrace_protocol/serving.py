@@ -230,10 +230,10 @@ class Registry:
     def begin_long(self, function: LongFunction, request: Request) -> None:
         """Let ``function`` serve a request in slices, after the client's others of that kind."""
         channel = request.channel
-        # One at a time, since what each has made so far takes memory.
         channel.charge(request.held_bytes)
         waiting = self._long.setdefault(channel, deque())
         waiting.append((function(request), request))
+        # One at a time, since what each has made so far takes memory.
         if len(waiting) == 1:
             self.run_long(self._serve_all_long(channel))
 

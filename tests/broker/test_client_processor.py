@@ -93,18 +93,24 @@ def test_a_group_that_cannot_be_does_not_spoil_the_others(broker: BrokerUnderTes
     assert [member.client_id for member in broker.producers.members("p")] == ["c"]
 
 
-def many_groups(count: int) -> HeartbeatData:
-    consumers = [ConsumerData(group_name=f"g{number}") for number in range(count)]
-    producers = [ProducerData(group_name="p")]
-    return HeartbeatData(client_id="c", producer_data_set=producers, consumer_data_set=consumers)
-
-
-def test_a_heartbeat_of_many_groups_lets_others_have_their_turn(broker: BrokerUnderTest) -> None:
+def begun_heartbeat(broker: BrokerUnderTest) -> tuple[MemoryChannel, Iterator[None]]:
+    """One of 500 groups, and the slices in which it is taken in."""
+    consumers = [ConsumerData(group_name=f"g{number}") for number in range(500)]
+    data = HeartbeatData(
+        client_id="c",
+        producer_data_set=[ProducerData(group_name="p")],
+        consumer_data_set=consumers,
+    )
     works: list[Iterator[None]] = []
     broker.registry.run_long = works.append
     channel = MemoryChannel()
-    broker.send(RequestCode.HEART_BEAT, None, many_groups(500).encode(), channel)
+    broker.send(RequestCode.HEART_BEAT, None, data.encode(), channel)
     (work,) = works
+    return channel, work
+
+
+def test_a_heartbeat_of_many_groups_lets_others_have_their_turn(broker: BrokerUnderTest) -> None:
+    channel, work = begun_heartbeat(broker)
     next(work)
     assert members(broker, "g499") == []
     broker.join("g", "other", "t")
@@ -115,11 +121,7 @@ def test_a_heartbeat_of_many_groups_lets_others_have_their_turn(broker: BrokerUn
 
 
 def test_who_leaves_while_its_groups_are_taken_in_is_no_member(broker: BrokerUnderTest) -> None:
-    works: list[Iterator[None]] = []
-    broker.registry.run_long = works.append
-    channel = MemoryChannel()
-    broker.send(RequestCode.HEART_BEAT, None, many_groups(500).encode(), channel)
-    (work,) = works
+    channel, work = begun_heartbeat(broker)
     for _ in range(300):
         next(work)
     assert members(broker, "g100") == ["c"]
