@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import structlog
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# Machines of CI are shared and slow at times; a slow example is no failure. A failing example is
+# Machines of CI are shared and slow at times; slow examples are no failure. A failing example is
 # printed with what reproduces it.
-settings.register_profile("headrace", deadline=None, print_blob=True)
+settings.register_profile(
+    "headrace", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("headrace")
 
 # Events of daemons in the tests' own process go to logging, never to standard output. Set here and

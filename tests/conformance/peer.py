@@ -31,6 +31,9 @@ PROJECT = Path(__file__).resolve().with_name("java")
 BUILD = ROOT / ".cache" / "java"
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 60
+# Of sends that shall happen once: after the client's own 3 s it tries again, and a machine's host
+# may keep it from running for longer.
+TIMEOUT_MS = 60_000
 # Below Linux's ephemeral range, so that no outgoing connection takes a port we just found free.
 PORTS = range(20_000, 32_000)
 

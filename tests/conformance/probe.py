@@ -16,9 +16,9 @@ ATTEMPT_TIMEOUT_S = 3
 PAUSE_S = 0.005
 
 
-def wait_for_route(nameserver: str, timeout_s: float) -> None:
-    """Returns once the nameserver knows a broker; TimeoutError after ``timeout_s``."""
-    _retry(nameserver, _frame(GET_ROUTEINFO_BY_TOPIC, {"topic": TEMPLATE_TOPIC}), timeout_s)
+def wait_for_route(nameserver: str, timeout_s: float, topic: str = TEMPLATE_TOPIC) -> None:
+    """Returns once the nameserver knows a broker with it; TimeoutError after ``timeout_s``."""
+    _retry(nameserver, _frame(GET_ROUTEINFO_BY_TOPIC, {"topic": topic}), timeout_s)
 
 
 def wait_for_send(broker: str, timeout_s: float) -> None:

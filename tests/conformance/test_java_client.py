@@ -62,7 +62,7 @@ SCENARIOS = (
     "view_by_offset_id",
     "view_by_unique_id",
 )
-SUITE_TIMEOUT_S = 150
+SUITE_TIMEOUT_S = 300
 ALLOW = Path(__file__).with_name("allow.txt")
 
 pytestmark = [

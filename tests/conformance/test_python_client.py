@@ -12,11 +12,12 @@ import pytest
 import headrace
 from headrace import Admin, Consumer, Message, Producer, PullConsumer, ReceivedMessage
 from headrace.errors import BrokerError, RouteNotFound
+from tests.conformance.peer import TIMEOUT_MS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-TIMEOUT_S = 40
+TIMEOUT_S = 120
 POLL_S = 0.05
 QUEUES = 4
 
@@ -70,7 +71,7 @@ def bodies(found: list[ReceivedMessage] | list[Message]) -> list[bytes]:
 
 async def send_one_by_one(nameserver: str, topic: str) -> None:
     await make_topic(nameserver, topic)
-    async with Producer(nameserver=nameserver) as producer:
+    async with Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer:
         results = [await producer.send(message) for message in messages(topic, 30)]
     found = await read(nameserver, topic, 30)
     places = [(result.queue, result.queue_offset, result.message_id) for result in results]
@@ -82,7 +83,7 @@ async def send_one_by_one(nameserver: str, topic: str) -> None:
 async def send_every_field(nameserver: str, topic: str) -> None:
     await make_topic(nameserver, topic, queues=1)
     sent = Message(topic, b"\0\1\2", key="k1 k2", tag="é", properties={"город": "東京 🚀"})
-    async with Producer(nameserver=nameserver) as producer:
+    async with Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer:
         await producer.send(sent)
     (found,) = await read(nameserver, topic, 1)
     assert (found.body, found.key, found.tag) == (sent.body, sent.key, sent.tag)
@@ -93,7 +94,7 @@ async def send_every_field(nameserver: str, topic: str) -> None:
 async def send_big_bodies(nameserver: str, topic: str) -> None:
     await make_topic(nameserver, topic, queues=1)
     sent = [Message(topic, b"fox " * 250_000), Message(topic, random.randbytes(1_000_000))]
-    async with Producer(nameserver=nameserver) as producer:
+    async with Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer:
         for message in sent:
             await producer.send(message)
     assert bodies(await read(nameserver, topic, 2)) == bodies(sent)
@@ -102,7 +103,7 @@ async def send_big_bodies(nameserver: str, topic: str) -> None:
 async def send_in_batches(nameserver: str, topic: str) -> None:
     await make_topic(nameserver, topic)
     sent = messages(topic, 500)
-    async with Producer(nameserver=nameserver) as producer:
+    async with Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer:
         results = await producer.send_many(sent)
     assert sum(result.message_count for result in results) == 500
     found = await read(nameserver, topic, 500)
@@ -115,7 +116,7 @@ async def send_in_a_pipeline(nameserver: str, topic: str) -> None:
     await make_topic(nameserver, topic)
     sent = messages(topic, 3000)
     async with (
-        Producer(nameserver=nameserver) as producer,
+        Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer,
         producer.pipeline(max_in_flight=200) as pipeline,
     ):
         for message in sent:
@@ -126,14 +127,14 @@ async def send_in_a_pipeline(nameserver: str, topic: str) -> None:
 async def send_one_way(nameserver: str, topic: str) -> None:
     await make_topic(nameserver, topic)
     sent = messages(topic, 50)
-    async with Producer(nameserver=nameserver) as producer:
+    async with Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer:
         for message in sent:
             await producer.send_oneway(message)
         assert bodies(await read(nameserver, topic, 50)) == bodies(sent)
 
 
 async def create_topic_by_sending(nameserver: str, topic: str) -> None:
-    async with Producer(nameserver=nameserver) as producer:
+    async with Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer:
         await producer.send(Message(topic, b"first"))
     assert bodies(await read(nameserver, topic, 1)) == [b"first"]
 
@@ -149,7 +150,7 @@ async def be_refused(nameserver: str, topic: str) -> None:
 async def pull_by_tag(nameserver: str, topic: str) -> None:
     await make_topic(nameserver, topic)
     sent = [*messages(topic, 10, "A"), *messages(topic, 10, "B"), *messages(topic, 10, "C")]
-    async with Producer(nameserver=nameserver) as producer:
+    async with Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer:
         await producer.send_many(sent)
     found = await read(nameserver, topic, 20, "A || C")
     assert {message.tag for message in found} == {"A", "C"}
@@ -158,7 +159,7 @@ async def pull_by_tag(nameserver: str, topic: str) -> None:
 async def pull_seek_and_commit(nameserver: str, topic: str) -> None:
     await make_topic(nameserver, topic, queues=1)
     async with (
-        Producer(nameserver=nameserver) as producer,
+        Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer,
         PullConsumer(f"G_{topic}", nameserver=nameserver) as consumer,
     ):
         await producer.send_many(messages(topic, 20))
@@ -184,7 +185,7 @@ async def consume_in_a_group(nameserver: str, topic: str) -> None:
     await make_topic(nameserver, topic)
     group = f"G_{topic}"
     sent = messages(topic, 200)
-    async with Producer(nameserver=nameserver) as producer:
+    async with Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer:
         await producer.send_many(sent)
         async with Consumer(group, topic, nameserver=nameserver, start="first") as consumer:
             assert bodies(await take(consumer, 200)) == bodies(sent)
@@ -199,7 +200,7 @@ async def consume_in_a_group(nameserver: str, topic: str) -> None:
 
 async def consume_in_order(nameserver: str, topic: str) -> None:
     await make_topic(nameserver, topic)
-    async with Producer(nameserver=nameserver) as producer:
+    async with Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer:
         await producer.send_many(messages(topic, 100))
     group = f"G_{topic}"
     async with Consumer(
@@ -229,7 +230,7 @@ async def has_queues(consumer: Consumer, topic: str, count: int) -> bool:
 async def send_back(nameserver: str, topic: str) -> None:
     await make_topic(nameserver, topic, queues=1)
     async with (
-        Producer(nameserver=nameserver) as producer,
+        Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer,
         Consumer(f"G_{topic}", topic, nameserver=nameserver, start="first") as consumer,
     ):
         await producer.send(Message(topic, b"again"))
@@ -241,7 +242,10 @@ async def send_back(nameserver: str, topic: str) -> None:
 
 async def look_up(nameserver: str, topic: str) -> None:
     await make_topic(nameserver, topic)
-    async with Producer(nameserver=nameserver) as producer, Admin(nameserver=nameserver) as admin:
+    async with (
+        Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer,
+        Admin(nameserver=nameserver) as admin,
+    ):
         await producer.send_many(messages(topic, 20))
         result = await producer.send(Message(topic, b"wanted", key="rare"))
 
@@ -285,7 +289,7 @@ async def administer(nameserver: str, topic: str) -> None:
 async def reset_a_group(nameserver: str, topic: str) -> None:
     await make_topic(nameserver, topic, queues=1)
     group = f"G_{topic}"
-    async with Producer(nameserver=nameserver) as producer:
+    async with Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer:
         await producer.send_many(messages(topic, 10))
     async with Consumer(group, topic, nameserver=nameserver, start="first") as consumer:
         await take(consumer, 10)
@@ -334,7 +338,7 @@ def test_blocking_client(nameserver: str) -> None:
     with headrace.blocking.Admin(nameserver=nameserver) as admin:
         admin.create_topic(topic, queues=QUEUES)
     with (
-        headrace.blocking.Producer(nameserver=nameserver) as producer,
+        headrace.blocking.Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer,
         headrace.blocking.Consumer(
             "G_PY_blocking", topic, nameserver=nameserver, start="first"
         ) as consumer,

@@ -8,7 +8,7 @@ import pytest
 from anyio import run
 
 from headrace import Admin, Message, Producer, PullConsumer
-from tests.conformance.peer import PeerError, running
+from tests.conformance.peer import TIMEOUT_MS, PeerError, running
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,7 @@ async def write(nameserver: str, part: str) -> list[Body]:
     async with Admin(nameserver=nameserver) as admin:
         for topic in TOPICS:
             await admin.create_topic(topic, queues=3)
-    async with Producer(nameserver=nameserver) as producer:
+    async with Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer:
         for topic, key, tag, body in bodies:
             await producer.send(Message(topic, body, key=key, tag=tag))
     return bodies

@@ -50,13 +50,14 @@ async def test_a_long_step_is_measured_named_and_logged() -> None:
         async with watching() as watchdog, trio.open_nursery() as nursery:
             nursery.start_soon(step, watchdog, 0.03)
             await trio.sleep(0.1)
-    assert watchdog.longest.ms >= 30
-    assert watchdog.longest.cpu_ms >= 29
-    assert watchdog.longest.ran == "test_watchdog.step, GET_TOPIC_STATS_INFO 30 ms"
+    assert watchdog.longest.ms >= 29
     assert watchdog.stall_count >= 1
-    warning = next(line for line in logs if line["ran"] == watchdog.longest.ran)
+    # Not the longest of all: a host can keep the machine from any other step for longer than this.
+    ran = "test_watchdog.step, GET_TOPIC_STATS_INFO 30 ms"
+    warning = next(line for line in logs if line["ran"] == ran)
     assert (warning["log_level"], warning["event"]) == ("warning", "the loop stalled")
-    assert warning["ms"] >= 30
+    assert warning["ms"] >= 29
+    assert warning["cpu_ms"] >= 29
 
 
 async def test_waiting_for_the_disk_is_a_stall_without_cpu() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.processes import HEADRACE, dev, run
+from tests.support.processes import HEADRACE, TIMEOUT_S, dev, run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,7 +95,7 @@ def test_follow_prints_what_comes_until_it_is_interrupted() -> None:
             broker.run("send", "t", text)
             assert reader.stdout.readline() == f"{text}\n"
         reader.send_signal(signal.SIGINT)
-        assert reader.communicate(timeout=10) == ("", "")
+        assert reader.communicate(timeout=TIMEOUT_S) == ("", "")
         assert reader.returncode == 130
 
 
@@ -107,7 +107,7 @@ def test_an_interrupted_member_has_committed_what_it_printed() -> None:
         assert reader.stdout is not None
         assert reader.stdout.readline() == "one\n"
         reader.send_signal(signal.SIGINT)
-        assert reader.communicate(timeout=10) == ("", "")
+        assert reader.communicate(timeout=TIMEOUT_S) == ("", "")
         assert reader.returncode == 130
         assert sum(row["lag"] for row in broker.json("group", "lag", "g")) == 0
 
@@ -126,7 +126,7 @@ def test_lines_typed_one_by_one_are_sent_at_once() -> None:
         sender.stdin.flush()
         assert broker.run("consume", "t", "--follow", "--max", "1") == "typed\n"
         sender.stdin.close()
-        assert sender.wait(timeout=10) == 0
+        assert sender.wait(timeout=TIMEOUT_S) == 0
         assert sender.stdout is not None
         sender.stdout.close()
 

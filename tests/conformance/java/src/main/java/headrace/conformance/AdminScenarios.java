@@ -1,6 +1,5 @@
 package headrace.conformance;
 
-import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
@@ -167,7 +166,7 @@ final class AdminScenarios {
         consumer.shutdown();
         MessageQueue queue = session.producer().fetchPublishMessageQueues(session.topic()).get(0);
         DefaultMQAdminExt admin = session.admin();
-        Check.eventually(Duration.ofSeconds(5), () -> admin.examineConsumeStats(session.group())
+        Check.eventually(Session.LIMIT, () -> admin.examineConsumeStats(session.group())
             .getOffsetTable().get(queue).getConsumerOffset() == count, count + " committed");
     }
 

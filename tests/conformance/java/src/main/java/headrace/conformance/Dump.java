@@ -8,10 +8,12 @@ import java.util.Map;
 import java.util.TreeMap;
 import java.util.TreeSet;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
+import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.common.UtilAll;
 import org.apache.rocketmq.common.message.MessageConst;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
+import org.apache.rocketmq.remoting.protocol.ResponseCode;
 import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 
 /**
@@ -29,7 +31,20 @@ public final class Dump {
     private Dump() {
     }
 
-    public static void main(String[] args) throws Exception {
+    public static void main(String[] args) {
+        int status = 0;
+        try {
+            dump(args);
+        } catch (Exception failure) {
+            failure.printStackTrace();
+            status = 1;
+        }
+        System.out.flush();
+        // Shutting the clients down would take seconds, and they don't let the process end.
+        Runtime.getRuntime().halt(status);
+    }
+
+    private static void dump(String[] args) throws Exception {
         Session session = new Session(args[0], "dump");
         DefaultMQAdminExt admin = session.admin();
         List<DefaultMQPullConsumer> groups = new ArrayList<>();
@@ -49,9 +64,6 @@ public final class Dump {
                 printOffsets(group, queues);
             }
         }
-        System.out.flush();
-        // Shutting the clients down would take seconds.
-        Runtime.getRuntime().halt(0);
     }
 
     private static void print(Object... fields) {
@@ -82,7 +94,8 @@ public final class Dump {
         return keys;
     }
 
-    private static String find(DefaultMQAdminExt admin, String topic, String key) {
+    private static String find(DefaultMQAdminExt admin, String topic, String key)
+            throws Exception {
         try {
             List<Long> places = new ArrayList<>();
             for (MessageExt found : admin.queryMessage(topic, key, 64, 0, Long.MAX_VALUE)
@@ -91,7 +104,10 @@ public final class Dump {
             }
             places.sort(Comparator.naturalOrder());
             return new TreeSet<>(places).toString();
-        } catch (Exception notFound) {
+        } catch (MQClientException failure) {
+            if (failure.getResponseCode() != ResponseCode.NO_MESSAGE) {
+                throw failure;
+            }
             return "nothing";
         }
     }

@@ -172,7 +172,7 @@ final class ProducerScenarios {
         DefaultMQProducer producer = session.newProducer("P_" + session.scope + "_plain");
         producer.setCompressMsgBodyOverHowmuch(Integer.MAX_VALUE);
         producer.start();
-        producer.send(new Message(session.topic(), body), 10_000);
+        producer.send(new Message(session.topic(), body));
         MessageExt read = session.readAll(session.topic(), 1).get(0);
         Check.that(Arrays.equals(body, read.getBody()), "body differs");
         return body.length + " random bytes";

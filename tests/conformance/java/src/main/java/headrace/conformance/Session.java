@@ -13,6 +13,7 @@ import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.PullResult;
 import org.apache.rocketmq.client.consumer.PullStatus;
+import org.apache.rocketmq.client.impl.factory.MQClientInstance;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
@@ -22,9 +23,12 @@ import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 
 /** The clients of one scenario: own topic and group names, shut down together at its end. */
 final class Session {
-    static final Duration LIMIT = Duration.ofSeconds(20);
-    /** Many JVMs' worth of clients start at once on a small machine; the defaults are 3 s. */
-    private static final int TIMEOUT_MS = 20_000;
+    /**
+     * Many JVMs' worth of clients start at once on a small machine, whose host may keep all of it
+     * from running for some seconds; the defaults are 3 to 6 s.
+     */
+    private static final int TIMEOUT_MS = 60_000;
+    static final Duration LIMIT = Duration.ofMillis(TIMEOUT_MS);
 
     final String nameserver;
     final String scope;
@@ -61,11 +65,17 @@ final class Session {
         return client;
     }
 
+    /** Requests about topics and offsets have a limit of their own. */
+    private static void letTakeTime(MQClientInstance started) {
+        started.getMQAdminImpl().setTimeoutMillis(TIMEOUT_MS);
+    }
+
     /** The session's usual producer; scenarios that need other settings make a newProducer. */
     DefaultMQProducer producer() throws Exception {
         if (producer == null) {
             producer = newProducer("P_" + scope);
             producer.start();
+            letTakeTime(producer.getDefaultMQProducerImpl().getMqClientFactory());
         }
         return producer;
     }
@@ -127,10 +137,11 @@ final class Session {
 
     DefaultMQAdminExt admin() throws Exception {
         if (admin == null) {
-            admin = connect(new DefaultMQAdminExt(5000));
+            admin = connect(new DefaultMQAdminExt(TIMEOUT_MS));
             admin.setInstanceName("admin_" + scope);
             shutdowns.push(admin::shutdown);
             admin.start();
+            letTakeTime(admin.getDefaultMQAdminExtImpl().getMqClientInstance());
         }
         return admin;
     }
@@ -139,7 +150,9 @@ final class Session {
     @SuppressWarnings("deprecation")
     DefaultMQPullConsumer pull(String group) throws Exception {
         DefaultMQPullConsumer made = connect(new DefaultMQPullConsumer(group));
+        made.setConsumerPullTimeoutMillis(TIMEOUT_MS);
         made.start();
+        letTakeTime(made.getDefaultMQPullConsumerImpl().getRebalanceImpl().getmQClientFactory());
         return made;
     }
 
