@@ -19,7 +19,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from headrace.admin.client import Admin as AsyncAdmin
 from headrace.consumer.pull import PullConsumer as AsyncPullConsumer
 from headrace.consumer.push import Consumer as AsyncConsumer
-from headrace.errors import ClientClosed
+from headrace.errors import ClientClosed, ConfigurationError
 from headrace.producer.producer import Producer as AsyncProducer
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ class _Blocking(Generic[Client]):
         self._portal: BlockingPortal | None = None
 
     def __enter__(self) -> Self:
+        if self._portal is not None:
+            raise ConfigurationError("this client is open already: one block at a time")
         portal = start_blocking_portal("trio")
         self._portal = self._stack.enter_context(portal)
         try:
@@ -63,8 +65,7 @@ class _Blocking(Generic[Client]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        portal, self._portal = self._portal, None
-        assert portal is not None
+        self._portal = None
         self._stack.__exit__(error_type, error, traceback)
 
     def __getattr__(self, name: str) -> Any:
@@ -77,7 +78,13 @@ class _Blocking(Generic[Client]):
         """Run a method, async or not, on the event loop."""
         if self._portal is None:
             raise ClientClosed(type(self).__name__)
-        return self._portal.call(partial(_awaited, function, *args, **kwargs))
+        future = self._portal.start_task_soon(partial(_awaited, function, *args, **kwargs))
+        try:
+            return future.result()
+        except BaseException:
+            # Of a signal's handler: who waits no more would be waited for when the block is left.
+            future.cancel()
+            raise
 
 
 async def _awaited(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -88,13 +95,19 @@ async def _awaited(function: Callable[..., Any], *args: Any, **kwargs: Any) -> A
 class Pipeline(_Blocking["AsyncPipeline"]):
     """See ``headrace.producer.pipeline.Pipeline``; runs on its producer's event loop."""
 
-    def __init__(self, client: AsyncPipeline, portal: BlockingPortal) -> None:
+    def __init__(self, client: AsyncPipeline, producer: Producer) -> None:
         super().__init__(client)
-        self._portal = portal
+        self._producer = producer
 
     def __enter__(self) -> Self:
+        self._portal = self._producer._portal
         self._enter_client()
         return self
+
+    def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._producer._portal is None:
+            raise ClientClosed("Producer")
+        return super()._call(function, *args, **kwargs)
 
     def send_all(self, messages: Iterable[Message]) -> None:
         """Put many messages under way, a thousand per call to the event loop."""
@@ -111,9 +124,7 @@ class Producer(_Blocking[AsyncProducer]):
 
     def pipeline(self, **kwargs: Any) -> Pipeline:
         """See ``headrace.Producer.pipeline``; ``on_result`` is called in the loop's thread."""
-        pipeline = self._call(self._client.pipeline, **kwargs)
-        assert self._portal is not None
-        return Pipeline(pipeline, self._portal)
+        return Pipeline(self._call(self._client.pipeline, **kwargs), self)
 
 
 class PullConsumer(_Blocking[AsyncPullConsumer]):

@@ -18,6 +18,13 @@ NAMESERVER_DEFAULT = "127.0.0.1:9876"
 _KNOWN_KEYS = {"nameserver"}
 
 
+def check_limits(least: int = 1, **limits: float | None) -> None:
+    """Raise ConfigurationError naming the first that is below ``least``."""
+    for name, limit in limits.items():
+        if limit is not None and limit < least:
+            raise ConfigurationError(f"{name}={limit}: it must be at least {least}")
+
+
 def config_file() -> Path:
     """The user's config file, whether it exists or not."""
     return Path.home() / ".config" / "headrace.toml"

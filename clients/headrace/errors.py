@@ -87,8 +87,8 @@ class NoQueue(HeadraceError):
 
     def __init__(self, topic: str, wanted: str) -> None:
         super().__init__(
-            f"topic {topic} has no queue to {wanted} now: its perm, or its brokers' perm, forbids "
-            f"it, or no master is up (see `headrace topic describe {topic}`)"
+            f"topic {topic} has no queue to {wanted} now: there is none, its perm, or its brokers' "
+            f"perm, forbids it, or no master is up (see `headrace topic describe {topic}`)"
         )
         self.topic = topic
 

@@ -19,6 +19,7 @@ import msgspec
 from headrace.config import resolve_nameservers
 from headrace.errors import (
     ClientClosed,
+    ConfigurationError,
     ConnectFailed,
     ConnectionLost,
     HeadraceError,
@@ -96,6 +97,8 @@ class ClientInstance:
 
     async def start(self) -> TaskGroup:
         """Begin; returns the task group for the client's own tasks."""
+        if self._tasks is not None:
+            raise ConfigurationError("this client is open already: one block at a time")
         self._tasks = await self._background.start()
         self._tasks.start_soon(self._heartbeat_regularly)
         self._tasks.start_soon(self._refresh_routes_regularly)
@@ -103,6 +106,8 @@ class ClientInstance:
 
     async def stop(self) -> None:
         """Say goodbye to the brokers, within a deadline, and end all tasks."""
+        if self._tasks is None:
+            return
         try:
             with anyio.move_on_after(_GOODBYE_S, shield=True):
                 await self._unregister()

@@ -66,9 +66,17 @@ class Message(msgspec.Struct, gc=False):
         if not 0 <= self.delay_level <= DELAY_LEVEL_MAX:
             raise InvalidMessage(f"delay_level {self.delay_level}: 0 to {DELAY_LEVEL_MAX} exist")
         if self.key or self.tag or self.properties:
-            text = self.key + self.tag
+            text = self._key_and_tag()
             if self.properties or "\x01" in text or "\x02" in text or len(text) > _SURELY_FIT:
                 self._check_properties()
+
+    def _key_and_tag(self) -> str:
+        try:
+            return self.key + self.tag
+        except TypeError:
+            raise InvalidMessage(
+                f"key {self.key!r} and tag {self.tag!r} for {self.topic}: both have to be str"
+            ) from None
 
     def properties_text(self) -> str:
         """All properties as they go into the record, but for the ids of a client."""
@@ -107,6 +115,8 @@ class Message(msgspec.Struct, gc=False):
                 f"property {min(reserved)} belongs to the broker; use key=, tag= or delay_level="
             )
         for name, value in self.properties.items():
+            if not isinstance(value, str):
+                raise InvalidMessage(f"property {name!r} = {value!r}: it has to be a str")
             if not (name and value):
                 raise InvalidMessage(f"property {name!r} = {value!r}: neither may be empty")
 
@@ -405,6 +415,8 @@ def _values_of(properties: list[bytes], name: str) -> list[str]:
 
 def check_topic(topic: str) -> None:
     """Raise InvalidMessage unless ``topic`` can be a topic's name."""
+    if not isinstance(topic, str):
+        raise InvalidMessage(f"{topic!r} is no topic name: it has to be a str")
     if not _TOPIC.fullmatch(topic) and not _RETRY_TOPIC.fullmatch(topic):
         raise InvalidMessage(
             f"{topic!r} is no topic name: 1 to 127 letters, digits, and any of % | _ -"

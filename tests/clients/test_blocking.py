@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 from itertools import islice
 
 import pytest
 
 import headrace
 from headrace import Message, blocking
-from headrace.errors import ClientClosed, InvalidMessage, RouteNotFound
+from headrace.errors import ClientClosed, ConfigurationError, InvalidMessage, RouteNotFound
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +109,55 @@ def test_messages_by_the_thousand(mq):
     with blocking.Admin(**options(mq)) as admin:
         # The last message is at hand when the block is left without an exception.
         assert sum(queue.lag for queue in admin.lag("g", "Many")) == 0
+
+
+class Interrupted(BaseException):
+    """As the handler of a signal raises it."""
+
+
+@contextlib.contextmanager
+def interrupted():
+    """The main thread is, a moment later, wherever it waits."""
+
+    def interrupt(*_):
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    main = threading.main_thread().ident
+    assert main is not None
+    timer = threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGALRM))
+    timer.start()
+    try:
+        with pytest.raises(Interrupted):
+            yield
+    finally:
+        timer.cancel()
+        timer.join()
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_the_block_can_be_left_after_an_interrupted_call(mq):
+    produce(mq, "Interrupted", 0)
+    with blocking.PullConsumer(**options(mq)) as consumer:
+        consumer.assign(consumer.queues("Interrupted"))
+        with interrupted():
+            consumer.receive_many()
+    with pytest.raises(ClientClosed):
+        consumer.receive_many()
+
+
+def test_a_client_has_one_block_at_a_time(mq):
+    with blocking.Producer(**options(mq)) as producer:
+        with pytest.raises(ConfigurationError, match="open already"):
+            producer.__enter__()
+        pipeline = producer.pipeline()
+        with pytest.raises(ClientClosed, match="Pipeline"):
+            pipeline.send(Message("Plain", b"x"))
+        with pipeline:
+            pipeline.send(Message("Plain", b"x"))
+    producer.__exit__(None, None, None)
+    with pytest.raises(ClientClosed, match="Producer"):
+        pipeline.send(Message("Plain", b"x"))
 
 
 def test_errors_are_the_async_clients(mq):

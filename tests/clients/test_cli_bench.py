@@ -147,7 +147,7 @@ def test_messages_that_fail_for_a_while_are_counted(
         await real(self, message)
 
     monkeypatch.setattr(Pipeline, "send", send)
-    monkeypatch.setattr(workloads, "_STALL_MS", 100)
+    monkeypatch.setattr(workloads, "_STALL_MS", 1000)
     (row,) = bench("--work", work, "--json").json()
     assert row["errors"] == 1
     assert row["per_second"] > 0

@@ -10,9 +10,11 @@ from collections import defaultdict
 import anyio
 import pytest
 import trio
+import trio.lowlevel
 
 import headrace
 from headrace import Consumer, HeadraceError, Message, MessageQueue, PullConsumer
+from headrace.consumer import fetcher
 from headrace.errors import ClientClosed, ConfigurationError, RouteNotFound
 from headrace_protocol.message import BodyTooLarge
 
@@ -99,6 +101,25 @@ async def test_a_message_whose_handler_ran_out_of_time_comes_again(mq):
                     await trio.sleep_forever()
     async with mq.consumer("g", "T") as consumer:
         assert await take(consumer, 1) == [4]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_a_member_that_is_cancelled_says_goodbye(mq, ordered):
+    await produce(mq, 50, queues=1)
+    numbers = []
+    with trio.CancelScope() as scope:
+        async with mq.consumer("g", "T", ordered=ordered) as consumer:
+            async for message in consumer:
+                numbers.append(int(message.body))
+                if len(numbers) == 50:
+                    scope.cancel()
+    assert scope.cancelled_caught
+    async with mq.admin() as admin:
+        assert [queue.lag for queue in await admin.lag("g", "T")] == [0]
+    async with mq.consumer("g", "T", ordered=ordered) as consumer:
+        await produce(mq, 1, queues=1, first=50)
+        with trio.fail_after(5):
+            assert await take(consumer, 1) == [50]
 
 
 async def test_messages_of_another_task_that_is_cancelled_come_again(mq):
@@ -302,6 +323,17 @@ async def test_progress_beyond_the_end_is_corrected(mq):
         assert (await take(consumer, 1))[0] in range(6)
 
 
+async def test_a_topic_that_is_made_anew_is_read_from_its_beginning(mq, monkeypatch):
+    monkeypatch.setattr(fetcher, "_PAUSE_S", 0.01)
+    await produce(mq, 5, queues=1)
+    async with mq.consumer("g", "T") as consumer:
+        assert await take(consumer, 5) == [0, 1, 2, 3, 4]
+        async with mq.admin() as admin:
+            await admin.delete_topic("T")
+        await produce(mq, 8, queues=1, first=5)
+        assert await take(consumer, 8) == [5, 6, 7, 8, 9, 10, 11, 12]
+
+
 async def test_resetting_a_group_reaches_its_running_members(mq):
     await produce(mq, 20, queues=1)
     async with mq.consumer("g", "T") as consumer, mq.producer() as producer:
@@ -325,6 +357,18 @@ async def reader(mq):
     await produce(mq, 100, queues=2)
     async with PullConsumer("g", nameserver=mq.nameserver, connect=mq.connect) as consumer:
         yield consumer
+
+
+async def test_no_time_to_wait_is_enough_for_what_is_here(reader):
+    await reader.assign(await reader.queues("T"))
+    count = 0
+    with trio.fail_after(5):
+        while count < 100:
+            batch = await reader.receive_many(max_messages=7, timeout_ms=0)
+            count += len(batch or ())
+            await trio.lowlevel.checkpoint()
+    assert count == 100
+    assert await reader.receive_many(timeout_ms=0) is None
 
 
 async def receive(consumer, count):
@@ -588,6 +632,9 @@ async def test_a_missing_topic_is_an_error_on_entering(mq):
         {"group": "g", "topics": "T", "start": dt.datetime(2026, 1, 1)},  # noqa: DTZ001
         {"group": "g", "topics": "T", "queue_messages_max": 0},
         {"group": "g", "topics": "T", "body_bytes_max": 0},
+        {"group": "g", "topics": ["T"]},
+        {"group": "g", "topics": {"T": None}},
+        {"group": "g", "topics": {"T": "a > 5 and TAGS in ('x')"}},
     ],
 )
 def test_settings_that_cannot_work_are_refused_at_once(options):
@@ -601,6 +648,16 @@ async def test_consumers_outside_their_block_are_errors(mq):
     reader = PullConsumer(nameserver=mq.nameserver)
     with pytest.raises(ClientClosed):
         await reader.queues("T")
+
+
+async def test_a_client_has_one_block_at_a_time(mq):
+    async with mq.producer() as producer, mq.consumer("g", "TBW102") as consumer:
+        for client in (producer, consumer):
+            with pytest.raises(ConfigurationError, match="open already"):
+                await client.__aenter__()
+    await producer.__aexit__(None, None, None)
+    async with producer:
+        await producer.send(Message("Again", b"x"))
 
 
 async def test_progress_needs_a_group(mq):

@@ -411,6 +411,10 @@ async def test_a_known_route_outlives_its_nameserver(autojump_clock):
         (Message("T", b"x", properties={"a": "x" * 32768}), "32725"),
         (Message("T", b"x", properties={"a": "ü" * 16380}), "32725"),
         (Message("T", b"x", delay_level=19), "delay_level 19"),
+        (Message(5, b"x"), "5 is no topic name"),
+        (Message("T", b"x", key=5), "key 5 .* have to be str"),
+        (Message("T", b"x", tag=5), "tag 5 .* have to be str"),
+        (Message("T", b"x", properties={"a": 5}), "'a' = 5: it has to be a str"),
     ],
 )
 async def test_bad_messages_do_not_reach_the_wire(message, reason):
@@ -430,6 +434,37 @@ async def test_bad_messages_do_not_reach_the_wire(message, reason):
 def test_bad_nameservers_are_refused_at_once(nameserver, reason):
     with pytest.raises(ConfigurationError, match=reason):
         Producer(nameserver=nameserver)
+
+
+@pytest.mark.parametrize(
+    "options", [{"timeout_ms": 0}, {"retries": -1}, {"compress_from_bytes": -1}]
+)
+def test_limits_that_cannot_work_are_refused_at_once(options):
+    with pytest.raises(ConfigurationError, match=f"{next(iter(options))}=.*: it must be at least"):
+        Producer(**options, nameserver="127.0.0.1:65001")
+
+
+async def test_pipelines_that_would_never_send_are_refused():
+    async with (
+        scripted_cluster() as (nameserver, _, network),
+        producer(nameserver, network) as p,
+    ):
+        for options in ({"max_in_flight": 0}, {"max_bytes": 0}):
+            with pytest.raises(ConfigurationError, match="at least 1"):
+                p.pipeline(**options)
+
+
+async def test_a_pipeline_outside_its_block_is_an_error():
+    async with scripted_cluster() as (nameserver, (broker,), network):
+        async with producer(nameserver, network) as p:
+            pipeline = p.pipeline()
+            with pytest.raises(ClientClosed, match=r"async with producer\.pipeline"):
+                await pipeline.send(Message("T", b"x"))
+            async with pipeline:
+                await pipeline.send(Message("T", b"x"))
+            with pytest.raises(ClientClosed):
+                await pipeline.send(Message("T", b"y"))
+        assert broker.sent == [b"x"]
 
 
 def test_bad_groups_are_refused_at_once():

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import anyio
 
 from headrace.consumer.pulls import SLICE_BYTES, Wanted
-from headrace.errors import HeadraceError
+from headrace.errors import BrokerError, HeadraceError
+from headrace_protocol.codes import ResponseCode
 
 if TYPE_CHECKING:
     from headrace.consumer.inbox import Inbox
@@ -22,6 +23,11 @@ _log = logging.getLogger("headrace.consumer")
 SUSPEND_MS = 15_000
 _TIMEOUT_MS = 30_000
 _PAUSE_S = 1.0
+
+
+def _is_gone(error: HeadraceError) -> bool:
+    """Whether the broker of the queue says that there is no such topic."""
+    return isinstance(error, BrokerError) and error.code == ResponseCode.TOPIC_NOT_EXIST
 
 
 class Fetcher:
@@ -49,6 +55,9 @@ class Fetcher:
         try:
             result = await self._pull(process_queue, offset, subscription)
         except HeadraceError as error:
+            if _is_gone(error) and offset and not process_queue.replica_id:
+                # Made again, the topic begins anew: what it has then was never read.
+                process_queue.reset(0)
             await self._pause(process_queue, error)
         else:
             # The answer may have been here already when a seek came.

@@ -42,11 +42,17 @@ class Inbox:
         """
         await anyio.lowlevel.checkpoint()
         while True:
-            delivery = self._left_by_this_task() or self._next()
+            delivery = self.take_ready()
             if delivery:
-                self._in_hand[delivery] = _Holder()
                 return delivery
             await self._wait_for_change()
+
+    def take_ready(self) -> Delivery | None:
+        """``take`` what is here already."""
+        delivery = self._left_by_this_task() or self._next()
+        if delivery:
+            self._in_hand[delivery] = _Holder()
+        return delivery
 
     def finished(self, delivery: Delivery) -> None:
         """Its task asks for more, so what was handed out of the delivery is processed."""
@@ -132,13 +138,22 @@ class Receiver:
         """The delivery at hand if it has more, else another one."""
         if self.delivery and self.delivery.has_more:
             await anyio.lowlevel.checkpoint()
-            if self.delivery.has_more:
-                return self.delivery
-        if self.delivery:
+        self._let_go_if_done()
+        if self.delivery is None:
+            self.delivery = await self._inbox.take()
+        return self.delivery
+
+    def receive_ready(self) -> Delivery | None:
+        """``receive`` what is here already."""
+        self._let_go_if_done()
+        if self.delivery is None:
+            self.delivery = self._inbox.take_ready()
+        return self.delivery
+
+    def _let_go_if_done(self) -> None:
+        if self.delivery and not self.delivery.has_more:
             self._inbox.finished(self.delivery)
             self.delivery = None
-        self.delivery = await self._inbox.take()
-        return self.delivery
 
 
 class BatchIterator:

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 
-from headrace.errors import ConfigurationError
-
 if TYPE_CHECKING:
     from headrace.messages import MessageBatch, ReceivedMessage
     from headrace_protocol.bodies import MessageQueue
@@ -22,13 +20,6 @@ class Limits(NamedTuple):
 
     messages: int
     record_bytes: int
-
-
-def check_limits(**limits: int | None) -> None:
-    """Raise ConfigurationError naming the first that is below 1."""
-    for name, limit in limits.items():
-        if limit is not None and limit < 1:
-            raise ConfigurationError(f"{name}={limit}: it must be at least 1")
 
 
 class Delivery:

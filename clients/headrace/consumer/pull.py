@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Self
 
 import anyio
 
+from headrace.config import check_limits
 from headrace.consumer.fetcher import Fetcher
 from headrace.consumer.inbox import Inbox, Receiver
 from headrace.consumer.offset_store import OffsetStore
-from headrace.consumer.process_queue import Limits, ProcessQueue, check_limits
+from headrace.consumer.process_queue import Limits, ProcessQueue
 from headrace.consumer.pulls import READER_GROUP
 from headrace.consumer.start import Start, check_start, start_offset
 from headrace.consumer.subscription import ALL, Subscription
@@ -140,15 +141,19 @@ class PullConsumer:
         """The next messages of any assigned queue, from one queue, in order.
 
         max_messages: no more than this; without it, what one answer of a broker brought.
-        timeout_ms: return None when none came within it; without it, wait for ever.
+        timeout_ms: return None when none came within it, 0 for what is here already; without it,
+            wait for ever.
         """
         self._instance.check_open("PullConsumer")
         check_limits(max_messages=max_messages)
         if not self._process_queues:
             raise ConfigurationError("no queue is assigned, so nothing would ever come")
+        delivery = None
         with anyio.move_on_after(None if timeout_ms is None else timeout_ms / 1000):
-            return (await self._receiver.receive()).next_part(max_messages)
-        return None
+            delivery = await self._receiver.receive()
+        # Without time to wait there was none to look either.
+        delivery = delivery or self._receiver.receive_ready()
+        return delivery.next_part(max_messages) if delivery else None
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """Store progress for the group, and wait for it.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
 
 import anyio
 
+from headrace.config import check_limits
 from headrace.consumer.assignment import RETRY_TOPIC_PREFIX, Assignment
 from headrace.consumer.inbox import BatchIterator, Inbox, MessageIterator
-from headrace.consumer.process_queue import Limits, check_limits
+from headrace.consumer.process_queue import Limits
 from headrace.consumer.running_info import running_info
 from headrace.consumer.start import Start, check_start, consume_from_where
 from headrace.consumer.subscription import ALL, Subscription
@@ -22,7 +24,7 @@ from headrace_protocol.headers import ConsumerSendMsgBackHeader
 from headrace_protocol.message import BODY_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from headrace.messages import ReceivedMessage
     from headrace_protocol.bodies import MessageQueue
@@ -193,6 +195,8 @@ class Consumer:
 def _subscriptions(group: str, topics: str | Mapping[str, str]) -> list[Subscription]:
     """What the group reads: its topics, and what it has sent back. Raises ConfigurationError."""
     expressions = {topics: ALL} if isinstance(topics, str) else topics
+    if not isinstance(expressions, Mapping):
+        raise ConfigurationError(f"topics={topics!r}: a topic, or {{topic: tags}} for some")
     if not expressions:
         raise ConfigurationError(f"group {group} subscribes to no topic")
     retry = Subscription(f"{RETRY_TOPIC_PREFIX}{group}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING
 
+from headrace.errors import ConfigurationError
 from headrace.messages import check_topic
 from headrace_protocol.bodies import SubscriptionData
 from headrace_protocol.message import TAGS, java_hash, property_value
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 ALL = "*"
 _OR = "||"
 _TAGS = TAGS.encode()
+# What no tag looks like; without a word a consumer would wait for it for ever.
+_SQL = re.compile(r"\s([<>=]|!=|<>|<=|>=|and|or|is|in|not|between)\s", re.IGNORECASE)
 
 
 class Subscription:
@@ -25,6 +29,13 @@ class Subscription:
 
     def __init__(self, topic: str, expression: str = ALL) -> None:
         check_topic(topic)
+        if not isinstance(expression, str):
+            raise ConfigurationError(f"tags={expression!r} of {topic}: a text, {ALL!r} for all")
+        if _SQL.search(expression):
+            raise ConfigurationError(
+                f"tags={expression!r} of {topic}: SQL92 filters are not there yet; name tags with "
+                f"{_OR} between them"
+            )
         self.topic = topic
         self.expression = expression.strip() or ALL
         parts = (part.strip() for part in self.expression.split(_OR))

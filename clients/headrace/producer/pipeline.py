@@ -10,6 +10,7 @@ import anyio.lowlevel
 
 from headrace.errors import (
     BrokerError,
+    ClientClosed,
     ConnectFailed,
     ConnectionLost,
     HeadraceError,
@@ -94,6 +95,7 @@ class Pipeline:
                 await self.flush()
         finally:
             self._forget_all()
+            self._tasks = None
             await self._background.stop()
 
     async def send(self, message: Message) -> None:
@@ -128,7 +130,12 @@ class Pipeline:
     # -- waiting -----------------------------------------------------------------------------------
 
     async def _pause(self) -> None:
-        """Let others run, and wait while the pipeline is full. Raises PipelineError."""
+        """Let others run, and wait while the pipeline is full.
+
+        Raises PipelineError, and ClientClosed outside the block.
+        """
+        if self._tasks is None:
+            raise ClientClosed("producer.pipeline")
         if not self._is_full():
             await anyio.lowlevel.checkpoint()
         while self._is_full():
@@ -360,6 +367,8 @@ class Pipeline:
         self._in_flight.clear()
         for lane in self._lanes.values():
             lane.messages.clear()
+        # Whoever sends after the block pauses first, and is told there.
+        self._pause_count = 0
 
 
 class _Flight:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Self
 
+from headrace.config import check_limits
 from headrace.errors import HeadraceError
 from headrace.instance import ClientInstance
 from headrace.messages import Message, SendResult, check_group
@@ -46,6 +47,8 @@ class Producer:
         connect: Connect = connect_tcp,
     ) -> None:
         check_group(group)
+        check_limits(timeout_ms=timeout_ms)
+        check_limits(0, retries=retries, compress_from_bytes=compress_from_bytes)
         self.group = group
         self._instance = ClientInstance(nameserver, connect=connect, producer_group=group)
         self._sender = Sender(
@@ -122,6 +125,7 @@ class Producer:
     ) -> Pipeline:
         """Send many messages without waiting for each; see ``Pipeline``."""
         self._instance.check_open("Producer")
+        check_limits(max_in_flight=max_in_flight, max_bytes=max_bytes)
         return Pipeline(self._sender, max_in_flight, max_bytes, on_result)
 
     async def queues(self, topic: str) -> Sequence[MessageQueue]:

@@ -174,6 +174,8 @@ def chunks_of_values(
     """Chunks of bodies with their keys and tags."""
     columns = {"keys": keys, "tags": tags}
     for name, column in columns.items():
+        if isinstance(column, str | bytes):
+            raise InvalidMessage(f"{name}={column!r}: a sequence with one for each message")
         if isinstance(values, Sequence) and isinstance(column, Sequence):
             _check_count(name, len(column), len(values))
     texts = {name: iter(column) for name, column in columns.items() if column is not None}

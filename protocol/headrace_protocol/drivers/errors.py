@@ -128,7 +128,7 @@ _WAYS_OUT = {
     ResponseCode.SYSTEM_BUSY: "it will take messages again when it has caught up: try later",
     ResponseCode.FLOW_CONTROL: "it will take messages again when it has caught up: try later",
     ResponseCode.NO_PERMISSION: "see the topic's and the broker's perm (`headrace topic describe`)",
-    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "this server is of another kind or version",
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "this kind or version of server does not do it",
 }
 
 
