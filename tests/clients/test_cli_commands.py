@@ -246,6 +246,7 @@ def test_doctor_tells_a_broker_from_a_nameserver(mq: Embedded) -> None:
         (("send", "t", "--file", "/nowhere/x.csv"), 3, "/nowhere/x.csv: No such file"),
         (("send", "t", "--key-column", "k"), 2, "lines have no columns"),
         (("send", "t", ""), 2, "0 bytes"),
+        (("send", "a b"), 2, "'a b' is no topic name"),
         (("topic", "create", "t", "--perm", "x"), 2, "write rw, r or w"),
         (("topic", "create", "t", "--attribute", "x"), 2, "KEY=VALUE"),
         (("topic", "create", "t", "--broker", "no"), 2, "no broker named no"),

@@ -112,23 +112,61 @@ def test_an_interrupted_member_has_committed_what_it_printed() -> None:
         assert sum(row["lag"] for row in broker.json("group", "lag", "g")) == 0
 
 
+def sender(*arguments: str) -> subprocess.Popen[str]:
+    """A ``headrace send`` whose standard input stays open."""
+    return subprocess.Popen(
+        [HEADRACE, "send", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def say(sender: subprocess.Popen[str], text: str) -> None:
+    assert sender.stdin is not None
+    sender.stdin.write(text)
+    sender.stdin.flush()
+
+
 def test_lines_typed_one_by_one_are_sent_at_once() -> None:
     with dev() as broker:
         broker.run("topic", "create", "t", "--queues", "1")
-        sender = subprocess.Popen(
-            [HEADRACE, "send", "t", "--nameserver", broker.nameserver],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert sender.stdin is not None
-        sender.stdin.write("typed\n")
-        sender.stdin.flush()
+        with sender("t", "-n", broker.nameserver) as typing:
+            say(typing, "typed\n")
+            assert broker.run("consume", "t", "--follow", "--max", "1") == "typed\n"
+            typing.communicate(timeout=TIMEOUT_S)
+            assert typing.returncode == 0
+
+
+def test_an_interrupt_ends_send_that_waits_for_standard_input() -> None:
+    with dev() as broker, sender("t", "-n", broker.nameserver) as waiting:
+        broker.run("topic", "create", "t", "--queues", "1")
+        say(waiting, "typed\n")
         assert broker.run("consume", "t", "--follow", "--max", "1") == "typed\n"
-        sender.stdin.close()
-        assert sender.wait(timeout=TIMEOUT_S) == 0
-        assert sender.stdout is not None
-        sender.stdout.close()
+        waiting.send_signal(signal.SIGINT)
+        assert waiting.wait(timeout=TIMEOUT_S) == 130
+        assert waiting.stderr is not None
+        assert waiting.stderr.read() == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "words"),
+    [
+        (("t", "-n", "127.0.0.1:1"), 3, "cannot connect to 127.0.0.1:1"),
+        (("a b", "-n", "127.0.0.1:1"), 2, "'a b' is no topic name"),
+    ],
+)
+def test_an_error_ends_send_that_waits_for_standard_input(
+    arguments: tuple[str, ...], exit_code: int, words: str
+) -> None:
+    with sender(*arguments) as waiting:
+        say(waiting, "typed\n")
+        assert waiting.wait(timeout=TIMEOUT_S) == exit_code
+        assert waiting.stderr is not None
+        text = waiting.stderr.read()
+        assert words in text
+        assert text.count("\n") == 1
 
 
 def test_a_reader_that_goes_away_ends_consume_quietly() -> None:

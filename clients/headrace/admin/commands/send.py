@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -17,6 +17,8 @@ from headrace.admin.rows import BadRow, Columns, RowFormat, format_of, read_mess
 from headrace.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from io import FileIO
+
     import trio
 
     from headrace.messages import Message, SendResult
@@ -57,6 +59,9 @@ def send(
     """Send one message, or each line or row of a file or of standard input."""
     import trio
 
+    from headrace.messages import check_topic
+
+    check_topic(topic)
     if body is not None:
         if file or row_format or key_column or tag_column or body_column:
             raise ConfigurationError("a BODY and options for files: send one or the other")
@@ -113,16 +118,17 @@ def _sent(result: SendResult) -> dict[str, Any]:
 
 class _Source(NamedTuple):
     name: str
-    file: BinaryIO
+    file: FileIO
     file_bytes: int | None
 
 
 @contextmanager
 def _open(path: Path | None) -> Iterator[_Source]:
     if path is None or path == Path("-"):
-        yield _Source("standard input", sys.stdin.buffer, None)
+        # A buffer has a lock, and Python aborts at its end when a thread still waits inside.
+        yield _Source("standard input", sys.stdin.buffer.raw, None)  # type: ignore[union-attr]
         return
-    with path.open("rb") as file:
+    with path.open("rb", buffering=0) as file:
         yield _Source(str(path), file, path.stat().st_size)
 
 
@@ -194,7 +200,7 @@ class _Stream:
         rest = b""
         while True:
             before_read()
-            data = self._source.file.read1(_CHUNK_BYTES)  # type: ignore[attr-defined]
+            data = self._source.file.read(_CHUNK_BYTES)
             self._advance(len(data))
             if not data:
                 break
