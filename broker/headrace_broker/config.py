@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 import socket
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -84,7 +85,7 @@ class BrokerConfig(BaseModel):
     bind_address: str = _setting("0.0.0.0", "address to listen on")  # noqa: S104 - as the peer
     listen_port: int = _setting(10911, "port to listen on; 0 takes any free one", ge=0, le=65535)
     broker_ip1: str = _setting(
-        "", "address that clients are told; empty: the one it listens on", key="brokerIP1"
+        "", "IP address that clients are told; empty: the one it listens on", key="brokerIP1"
     )
     namesrv_addr: str = _setting("", "nameservers to register with: HOST:PORT;HOST:PORT")
     register_name_server_period: int = _setting(
@@ -228,6 +229,16 @@ class BrokerConfig(BaseModel):
         ):
             raise ValueError("use only letters, digits, '%', '|', '_' and '-', and at least one")
         return name
+
+    @field_validator("broker_ip1")
+    @classmethod
+    def _is_ip_address(cls, address: str) -> str:
+        # Records hold 4 or 16 bytes of it, which a name does not have.
+        try:
+            ip_address(address or "0.0.0.0")  # noqa: S104 - parsed, not bound
+        except ValueError:
+            raise ValueError("expected an IPv4 or IPv6 address, or leave it out") from None
+        return address
 
     @field_validator("delete_when")
     @classmethod

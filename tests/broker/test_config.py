@@ -67,6 +67,8 @@ def test_a_file_of_the_peer_starts_this_broker(conf: Path, tmp_path: Path) -> No
         ("flushDiskType=x", "1: flushDiskType=x: Input should be 'ASYNC_FLUSH' or 'SYNC_FLUSH'"),
         ("brokerName=a b", "1: brokerName=a b: use only letters, digits"),
         ("namesrvAddr=a", "1: namesrvAddr=a: 'a' is no address: write HOST:PORT"),
+        ("brokerIP1=localhost", "1: brokerIP1=localhost: expected an IPv4 or IPv6 address"),
+        ("brokerIP1=999.1.1.1", "1: brokerIP1=999.1.1.1: expected an IPv4 or IPv6 address"),
         ("listenPort", "1: expected key=value, found 'listenPort'"),
         ("=5", "1: expected key=value, found '=5'"),
         ("brokerName=a\\\nb=c", "1: brokerName goes on in the next line: write it in one line"),
@@ -80,6 +82,12 @@ def test_a_file_of_the_peer_starts_this_broker(conf: Path, tmp_path: Path) -> No
 def test_a_wrong_line_is_named(conf: Path, text: str, problem: str) -> None:
     found = problems(conf, text)
     assert found[0].startswith(problem), found
+
+
+@pytest.mark.parametrize("address", ["", "192.0.2.7", "2001:db8::7"])
+def test_an_address_for_clients(conf: Path, tmp_path: Path, address: str) -> None:
+    conf.write_text(f"brokerIP1={address}\nstorePathRootDir={tmp_path}/store\n")
+    assert load_config(conf)[0].broker_ip1 == address
 
 
 def test_a_key_that_stands_twice_names_both_lines(conf: Path) -> None:

@@ -269,6 +269,28 @@ def test_wrong_usage_is_exit_code_2() -> None:
     assert headrace("no-such-command").exit_code == 2
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("dev", "--log-level", "foo"),
+        ("broker", "--log-level", "foo", "-c", "broker.conf"),
+        ("nameserver", "--log-level", "foo"),
+        ("dev", "--broker-port", "70000"),
+        ("dev", "--nameserver-port", "-1"),
+        ("nameserver", "--port", "99999", "--check-config"),
+        ("nameserver", "--port", "-1", "--check-config"),
+    ],
+)
+def test_options_of_daemons_are_checked_before_a_start(arguments: tuple[str, ...]) -> None:
+    outcome = headrace(*arguments)
+    assert outcome.exit_code == 2
+    assert f"Invalid value for '{arguments[1]}'" in outcome.stderr
+
+
+def test_log_levels_may_be_in_capitals() -> None:
+    succeed("nameserver", "--log-level", "INFO", "--check-config")
+
+
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError

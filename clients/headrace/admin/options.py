@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
+
+
+class Level(StrEnum):
+    """From which level on a daemon logs."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
 
 Nameserver = Annotated[
     str | None,
@@ -18,3 +29,4 @@ Nameserver = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+LogLevel = Annotated[Level, typer.Option(case_sensitive=False, help="Log from this level on.")]

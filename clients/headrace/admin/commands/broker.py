@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from headrace.admin.options import Level, LogLevel
 from headrace.errors import ConfigurationError
 
 
@@ -18,7 +19,7 @@ def broker(
     check_config: Annotated[
         bool, typer.Option("--check-config", help="Read the file, say what is wrong, and end.")
     ] = False,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: LogLevel = Level.INFO,
 ) -> None:
     """Run a broker until SIGINT (Ctrl-C) or SIGTERM."""
     import trio

@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.admin.options import Level, LogLevel
+
 if TYPE_CHECKING:
     from headrace_broker.store.recovery import LoadStage
+
+_Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")]
 
 
 def dev(
@@ -17,12 +21,12 @@ def dev(
         Path | None,
         typer.Option(help="Keep the messages here; else in a temporary folder, gone at the end."),
     ] = None,
-    nameserver_port: Annotated[int, typer.Option(help="0 takes any free port.")] = 9876,
-    broker_port: Annotated[int, typer.Option(help="0 takes any free port.")] = 10911,
+    nameserver_port: _Port = 9876,
+    broker_port: _Port = 10911,
     host: Annotated[
         str, typer.Option(help="Listen here; 0.0.0.0 lets other machines in.")
     ] = "127.0.0.1",
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
+    log_level: LogLevel = Level.WARNING,
 ) -> None:
     """Run a nameserver and a broker until SIGINT (Ctrl-C) or SIGTERM.
 

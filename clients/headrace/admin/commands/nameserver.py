@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from headrace.admin.options import Level, LogLevel
 from headrace.errors import ConfigurationError
 
 
@@ -14,11 +15,13 @@ def nameserver(
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="File of lines key=value.")
     ] = None,
-    port: Annotated[int | None, typer.Option(help="Instead of the file's listenPort.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Instead of the file's listenPort.")
+    ] = None,
     check_config: Annotated[
         bool, typer.Option("--check-config", help="Read the file, say what is wrong, and end.")
     ] = False,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: LogLevel = Level.INFO,
 ) -> None:
     """Run a nameserver until SIGINT (Ctrl-C) or SIGTERM."""
     import msgspec
