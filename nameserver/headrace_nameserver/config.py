@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Annotated
+import os
+from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from headrace_nameserver.routes import BROKER_TIMEOUT_MS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
@@ -62,11 +61,27 @@ def _read_line(text: str, place: str) -> tuple[str, str]:
     if key not in _KEYS:
         raise ConfigError(f"{place}: unknown key {key!r}; {_known(key)}")
     try:
-        msgspec.convert({key: value}, NameServerConfig, strict=False)
-    except msgspec.ValidationError as error:
+        _check_path(msgspec.convert({key: value}, NameServerConfig, strict=False).kv_config_path)
+    except (msgspec.ValidationError, ConfigError) as error:
         reason = str(error).partition(" - at")[0]
         raise ConfigError(f"{place}: {key} = {value!r}: {reason}") from error
     return key, value
+
+
+def _check_path(path: str | None) -> None:
+    """Raise ConfigError when a file can't be kept there; makes nothing.
+
+    Its folder is made with the file, what that lies in is not, as with a broker's store.
+    """
+    if not path:
+        return
+    folder = Path(path).parent
+    place = folder if folder.exists() else folder.parent
+    if not place.is_dir():
+        problem = "is no directory" if place.exists() else "does not exist"
+        raise ConfigError(f"{place} {problem}: make it first")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ConfigError(f"this user may not write to {place}")
 
 
 def _known(key: str) -> str:

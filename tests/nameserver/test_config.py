@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,14 +17,15 @@ def test_reads_lines_of_keys_and_values(tmp_path: Path) -> None:
     path = tmp_path / "namesrv.conf"
     path.write_text(
         "# comment\n\nlistenPort = 9877\nbindAddress=127.0.0.1\nsupportActingMaster=true\n"
-        "kvConfigPath=/x/kv=1.json\n"
+        f"kvConfigPath={tmp_path}/x/kv=1.json\n"
     )
     assert load_config(path) == NameServerConfig(
         listen_port=9877,
         bind_address="127.0.0.1",
         support_acting_master=True,
-        kv_config_path="/x/kv=1.json",
+        kv_config_path=f"{tmp_path}/x/kv=1.json",
     )
+    assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize(
@@ -45,6 +47,26 @@ def test_names_the_line_of_a_mistake(tmp_path: Path, text: str, reason: str) -> 
     path = tmp_path / "namesrv.conf"
     path.write_text(text)
     with pytest.raises(ConfigError, match=f"namesrv.conf{reason}"):
+        load_config(path)
+
+
+def test_names_a_path_where_nothing_can_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "namesrv.conf"
+    path.write_text(f"\nkvConfigPath={tmp_path}/a/b/kv.json")
+    with pytest.raises(ConfigError, match=rf"namesrv.conf:2: .*{tmp_path}/a does not exist: make"):
+        load_config(path)
+    (tmp_path / "a").write_text("")
+    with pytest.raises(ConfigError, match=rf"namesrv.conf:2: .*{tmp_path}/a is no directory"):
+        load_config(path)
+    (tmp_path / "a").unlink()
+    (tmp_path / "a").mkdir()
+    assert load_config(path).kv_config_path == f"{tmp_path}/a/b/kv.json"
+    assert not (tmp_path / "a/b").exists()
+    # Root may write everywhere, so the answer of the system is given here.
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ConfigError, match="this user may not write to"):
         load_config(path)
 
 
