@@ -66,6 +66,9 @@ def report(error: BaseException) -> int:
     causes = list(_leaves(error))
     if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
         return INTERRUPTED
+    if all(isinstance(cause, BrokenPipeError) for cause in causes):
+        # Whoever read the output has enough, which is no news.
+        return FAILED
     if not all(isinstance(cause, _expected()) for cause in causes):
         raise error
     for text in dict.fromkeys(map(_text, causes)):
