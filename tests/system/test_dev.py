@@ -176,3 +176,20 @@ def test_a_reader_that_goes_away_ends_consume_quietly(group: str) -> None:
         line = f"({HEADRACE} consume t {group} -n {broker.nameserver}; echo $? >&2) | head -n 1"
         done = subprocess.run(line, check=False, shell=True, capture_output=True, text=True)
         assert (done.stdout.count("\n"), done.stderr) == (1, "1\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "exit_code", "said"),
+    [
+        ("--version >&-", 2, "headrace: stdout is closed: this command needs it\n"),
+        ("send t <&-", 2, "headrace: stdin is closed: this command needs it\n"),
+        ("topic list -n 127.0.0.1:1 2>&-", 3, ""),
+        ("nameserver --check-config <&- >&- 2>&-", 0, ""),
+    ],
+)
+def test_a_standard_stream_that_is_closed_matters_only_where_it_is_used(
+    command: str, exit_code: int, said: str
+) -> None:
+    line = f"{HEADRACE} {command}"
+    done = subprocess.run(line, check=False, shell=True, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (exit_code, "", said)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Annotated
+from typing import Annotated, Never
 
 import typer
 
@@ -23,6 +24,7 @@ from headrace.admin.commands import (
     store,
     topic,
 )
+from headrace.errors import ConfigurationError
 
 app = typer.Typer(
     name="headrace",
@@ -48,8 +50,35 @@ def options(
         raise typer.Exit
 
 
+class _Closed:
+    """Stands for a standard stream that is closed: no terminal, and any other use is refused.
+
+    Commands that do not use it run: daemons are often started like that.
+    """
+
+    closed = True  # nothing to flush at the end
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def isatty(self) -> bool:
+        return False
+
+    def __getattr__(self, _attribute: str) -> Never:
+        raise ConfigurationError(f"{self._name} is closed: this command needs it")
+
+
+def _replace_closed_streams() -> None:
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            # It takes the stream's number, which would else go to a socket, or a file of a store.
+            number = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, _Closed(name) if name != "stderr" else os.fdopen(number, "w"))
+
+
 def main() -> None:
     """Run the command line and exit."""
+    _replace_closed_streams()
     try:
         app()
     except (Exception, BaseExceptionGroup, KeyboardInterrupt) as error:  # noqa: BLE001 - what is not expected goes on
