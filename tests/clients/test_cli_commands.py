@@ -168,6 +168,15 @@ def test_a_new_group_may_begin_at_the_end(topic: str) -> None:
     assert succeed(*arguments).stdout == "2\n"
 
 
+@pytest.mark.slow
+def test_the_lag_in_a_topic_that_is_not_there(topic: str) -> None:
+    succeed("send", topic, "0")
+    succeed("consume", topic, "--group", f"group_{topic}")
+    lag = ("group", "lag", f"group_{topic}", "--topic")
+    assert succeed(*lag, topic).rows()
+    assert "topic nowhere is on no broker" in fail(3, *lag, "nowhere")
+
+
 # -- topics, messages, cluster ---------------------------------------------------------------------
 
 
@@ -241,6 +250,8 @@ def test_doctor_tells_a_broker_from_a_nameserver(mq: Embedded) -> None:
         (("consume", "a b"), 2, "'a b' is no topic name"),
         (("consume", "t", "--from", "soon"), 2, "'soon' is no place"),
         (("consume", "t", "--group", "g", "--queue", "1"), 2, "without --group"),
+        (("message", "query", "t", "k", "--since", "5"), 2, "'5' is no time: write a time"),
+        (("message", "query", "t", "k", "--since", "2h", "--until", "3h"), 2, "swap them"),
         (("send", "t", "body", "--file", "x"), 2, "one or the other"),
         (("send", "t", "--key", "k"), 2, "rows have --key-column"),
         (("send", "t", "--file", "/nowhere/x.csv"), 3, "/nowhere/x.csv: No such file"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -39,7 +40,13 @@ def test_ages_count_from_now(text: str, age: timedelta) -> None:
     assert before - age <= parse_time(text) <= datetime.now(UTC) - age
 
 
-@pytest.mark.parametrize("text", ["", "soon", "-5", "3w", "2026-13-01", "¹"])
+@pytest.mark.parametrize("text", ["", "soon", "-5", "3w", "2026-13-01", "¹", "9999999d"])
 def test_anything_else_names_what_can_be_written(text: str) -> None:
     with pytest.raises(ConfigurationError, match="earliest, latest, a queue offset, a time"):
         parse_place(text)
+
+
+@pytest.mark.parametrize("text", ["", "soon", "5", "latest", "99999999999d", "0001-01-01T00:00+14"])
+def test_where_only_a_time_will_do_nothing_else_is_offered(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{re.escape(text)}' is no time: write a time"):
+        parse_time(text)

@@ -11,7 +11,8 @@ from headrace.errors import ConfigurationError
 # What a place means: either end, a queue offset, or a point in time.
 Place = Literal["first", "last"] | int | datetime
 
-HELP = "earliest, latest, a queue offset, a time (2026-11-21T06:00) or an age (90s, 15m, 2h, 1d)"
+_TIME_HELP = "a time (2026-11-21T06:00) or an age (90s, 15m, 2h, 1d)"
+HELP = f"earliest, latest, a queue offset, {_TIME_HELP}"
 
 _AGE = re.compile(r"(\d+)(s|m|h|d)")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -25,18 +26,26 @@ def parse_place(text: str) -> Place:
         return "last"
     if text.isascii() and text.isdigit():
         return int(text)
-    return parse_time(text)
+    try:
+        return _time(text)
+    except (ValueError, OverflowError):
+        raise ConfigurationError(f"{text!r} is no place in a queue: write {HELP}") from None
 
 
 def parse_time(text: str) -> datetime:
-    """Read a time or an age. Raises ConfigurationError."""
+    """Read a time or an age; a time without a zone is local. Raises ConfigurationError."""
+    try:
+        return _time(text)
+    except (ValueError, OverflowError):
+        raise ConfigurationError(f"{text!r} is no time: write {_TIME_HELP}") from None
+
+
+def _time(text: str) -> datetime:
+    """Raises ValueError, and OverflowError for what lies outside the years 1 to 9999."""
     age = _AGE.fullmatch(text)
     if age:
         return datetime.now(UTC) - timedelta(**{_UNITS[age[2]]: int(age[1])})
-    try:
-        return datetime.fromisoformat(text).astimezone(UTC)
-    except ValueError:
-        raise ConfigurationError(f"{text!r} is no place in a queue: write {HELP}") from None
+    return datetime.fromisoformat(text).astimezone(UTC)
 
 
 def milliseconds(time: datetime) -> int:

@@ -67,12 +67,21 @@ def lag(
     async def run() -> list[QueueLag]:
         async with Admin(nameserver=nameserver) as admin:
             lags = await admin.lag(group, topic)
-            if not lags and group not in {known.group_name for known in await admin.groups()}:
-                raise NotFound(f"there is no group {group}; see `headrace group list`")
+            if not lags:
+                await _check_known(admin, group, topic)
             return lags
 
     rows = [_lag_row(lag) for lag in trio.run(run)]
-    print_rows(rows, as_json=as_json, empty=f"group {group} has committed nothing yet")
+    where = f" in topic {topic}" if topic else ""
+    print_rows(rows, as_json=as_json, empty=f"group {group} has committed nothing yet{where}")
+
+
+async def _check_known(admin: Admin, group: str, topic: str | None) -> None:
+    """Raise NotFound, or RouteNotFound for the topic."""
+    if group not in {known.group_name for known in await admin.groups()}:
+        raise NotFound(f"there is no group {group}; see `headrace group list`")
+    if topic is not None:
+        await admin.topic_stats(topic)
 
 
 def _lag_row(lag: QueueLag) -> dict[str, Any]:

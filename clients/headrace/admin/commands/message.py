@@ -11,6 +11,7 @@ from headrace.admin.messages import message_record, printable
 from headrace.admin.options import Json, Nameserver
 from headrace.admin.output import print_record, print_rows, time_text
 from headrace.admin.places import milliseconds, parse_time
+from headrace.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from headrace.messages import ReceivedMessage
@@ -65,6 +66,8 @@ def query(
 
     begin_ms = milliseconds(parse_time(since)) if since else 0
     end_ms = milliseconds(parse_time(until)) if until else _TIMESTAMP_MS_MAX
+    if begin_ms > end_ms:
+        raise ConfigurationError(f"--since {since} is after --until {until}: swap them")
 
     async def run() -> list[ReceivedMessage]:
         async with Admin(nameserver=nameserver) as admin:
