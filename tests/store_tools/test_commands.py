@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,27 @@ def test_a_store_in_use_is_refused(root: str, config: str) -> None:
     store.close()
 
 
+@pytest.mark.parametrize("command", [["dump"], ["copy", "copy"]])
+def test_a_topic_that_is_not_there_is_named(
+    tmp_path: Path, root: str, config: str, command: list[str]
+) -> None:
+    target = [str(tmp_path / name) for name in command[1:]]
+    done = headrace("store", command[0], root, *target, "--topic", "nosuch", "-c", config)
+    assert (done.exit_code, done.stdout) == (3, "")
+    assert done.stderr == (
+        f"headrace: {root} has no queue of topic nosuch: headrace store stat lists its topics\n"
+    )
+    assert not (tmp_path / "copy").exists()
+
+
+def test_records_of_a_deleted_topic_are_still_printed(root: str, config: str) -> None:
+    lines = headrace("store", "dump", root, "--topic", "A", "-c", config).stdout
+    shutil.rmtree(Path(root) / "consumequeue" / "A")
+    done = headrace("store", "dump", root, "--topic", "A", "-c", config)
+    assert (done.exit_code, done.stdout, done.stderr) == (0, lines, "")
+    assert lines
+
+
 def test_wrong_places_are_named(tmp_path: Path, root: str) -> None:
     done = headrace("store", "stat", str(tmp_path / "nowhere"))
     assert (done.exit_code, "no such directory" in done.stderr) == (3, True)
@@ -88,6 +110,8 @@ def test_wrong_places_are_named(tmp_path: Path, root: str) -> None:
     (tmp_path / "bad.conf").write_text("mappedFileSizeCommitLog=many\n")
     done = headrace("store", "stat", root, "-c", str(tmp_path / "bad.conf"))
     assert (done.exit_code, "mappedFileSizeCommitLog" in done.stderr) == (2, True)
+    done = headrace("store", "stat", root, "-c", str(tmp_path / "nowhere.conf"))
+    assert (done.exit_code, "nowhere.conf: can't read settings" in done.stderr) == (2, True)
 
 
 def test_stat_lists_topics(root: str, config: str) -> None:

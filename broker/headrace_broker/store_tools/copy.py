@@ -57,7 +57,8 @@ def copy_topics(
     target: a directory that does not exist yet, or is empty. Queue offsets stay, physical offsets
     do not. Until the end it looks like a store after a crash, which a start would recover.
 
-    Raises StoreError for a topic without queues or a target that is in use; OSError.
+    Raises TopicNotFound for a topic without queues, StoreError for a target that is in use;
+    OSError.
     """
     _check(source, target, topics)
     target.mkdir(parents=True, exist_ok=True)
@@ -74,12 +75,7 @@ def copy_topics(
 
 
 def _check(source: StoreDirectory, target: Path, topics: list[str]) -> None:
-    known = {folder.parent.name for folder in source.queue_paths}
-    for topic in topics:
-        if topic not in known:
-            raise StoreError(
-                f"{source.root} has no queue of topic {topic}: headrace store stat lists its topics"
-            )
+    source.check_topics(topics)
     if target.exists() and any(target.iterdir()):
         raise StoreError(f"{target} is not empty: name a new directory")
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from headrace_broker.store.errors import StoreFormatError
+from headrace_broker.store.errors import StoreError, StoreFormatError
 from headrace_broker.store.files import Files
 from headrace_broker.store.index_file import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES
 from headrace_broker.store.lock import StoreLock
@@ -23,6 +23,16 @@ if TYPE_CHECKING:
 Advance = Callable[[int], None]
 
 _NAMES: Final = frozenset(("commitlog", "consumequeue", "config", "checkpoint", "index"))
+
+
+class TopicNotFound(StoreError):
+    """A store has no queue of a topic."""
+
+    def __init__(self, root: Path, topic: str) -> None:
+        super().__init__(
+            f"{root} has no queue of topic {topic}: headrace store stat lists its topics"
+        )
+        self.topic = topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +62,13 @@ class StoreDirectory:
         """The folders of the ConsumeQueues: TOPIC/QUEUE_ID."""
         found = (self.root / "consumequeue").glob("*/*")
         return sorted(path for path in found if path.is_dir() and path.name.isdigit())
+
+    def check_topics(self, topics: Iterable[str]) -> None:
+        """Raise TopicNotFound for the first that has no queue here."""
+        known = {folder.parent.name for folder in self.queue_paths}
+        for topic in topics:
+            if topic not in known:
+                raise TopicNotFound(self.root, topic)
 
     @property
     def index_paths(self) -> list[Path]:

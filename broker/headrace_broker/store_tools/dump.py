@@ -47,12 +47,21 @@ def has_topic(columns: RecordColumns, name: bytes) -> Array:
 def dump(
     directory: StoreDirectory, wanted: Wanted, advance: Advance
 ) -> Iterator[StoredMessage | LogDamage]:
-    """Records in log order, and what is damaged between them. Raises OSError."""
+    """Records in log order, and what is damaged between them.
+
+    Raises, at the end, TopicNotFound for a topic with neither queues nor records; OSError.
+    """
+    count = 0
     first = wanted.start - directory.settings.commit_log_file_bytes
     paths = [path for path in directory.log_paths if int(path.name) > first]
     for found in LogReader(paths, directory.settings.commit_log_file_bytes, advance):
         if isinstance(found, LogDamage):
             yield found
             continue
-        for number in wanted.numbers(found.columns).tolist():
+        numbers = wanted.numbers(found.columns).tolist()
+        count += len(numbers)
+        for number in numbers:
             yield found.columns.message(number)
+    # Records of a deleted topic stay in the log, so what has no queue may still be there.
+    if not count and wanted.topic is not None:
+        directory.check_topics([wanted.topic])

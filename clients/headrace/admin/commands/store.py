@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.admin.failures import CommandFailed
+from headrace.admin.failures import CommandFailed, NotFound
 from headrace.admin.messages import printable
 from headrace.admin.options import Json
 from headrace.admin.output import (
@@ -182,7 +182,7 @@ def copy(
 @contextmanager
 def _opened(directory: Path, config: Path | None) -> Iterator[StoreDirectory]:
     from headrace_broker.store.errors import StoreError
-    from headrace_broker.store_tools.directory import open_directory
+    from headrace_broker.store_tools.directory import TopicNotFound, open_directory
 
     sizes = None
     if config is not None:
@@ -195,6 +195,8 @@ def _opened(directory: Path, config: Path | None) -> Iterator[StoreDirectory]:
     try:
         with open_directory(directory, sizes) as store:
             yield store
+    except TopicNotFound as error:
+        raise NotFound(str(error)) from error
     except StoreError as error:
         raise CommandFailed(str(error)) from error
 
