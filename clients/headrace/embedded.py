@@ -77,7 +77,8 @@ class embedded:  # noqa: N801 - used like a function
 
     Topics are made by the first send. Logs go to the standard library's ``logging`` as
     ``headrace.*``, unless the program has configured structlog.
-    Raises StoreLocked when another broker has the folder open.
+    Raises StoreLocked when another broker has the folder open, ConfigurationError when ``data`` is
+    a file.
     """
 
     def __init__(self, data: str | Path | None = None, *, memory: bool = False) -> None:
@@ -151,7 +152,7 @@ async def run_daemons(
     host: to listen on. nameserver_port, broker_port: 0 takes any free one.
     owns_loop: the process does nothing else; see ``RemotingServer``.
     on_progress: see ``Broker``; without it the log tells.
-    Raises OSError (address), StoreError (directory).
+    Raises OSError (address), StoreError (directory), ConfigurationError (``data`` is a file).
     """
     from tempfile import TemporaryDirectory
 
@@ -162,7 +163,7 @@ async def run_daemons(
 
     async with AsyncExitStack() as stack:
         folder = data or Path(stack.enter_context(TemporaryDirectory(prefix="headrace-")))
-        folder.mkdir(parents=True, exist_ok=True)
+        _make(folder)
         nameserver = NameServer(
             NameServerConfig(bind_address=host, listen_port=nameserver_port), network
         )
@@ -184,14 +185,37 @@ async def run_daemons(
         yield Embedded(nameserver.address, broker.address, folder, network.connect)
 
 
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigurationError(
+            f"no store can be in {folder}: it or what it lies in is a file; name another folder"
+        ) from None
+
+
 async def _start(stack: AsyncExitStack, run: Callable[..., Coroutine[Any, Any, object]]) -> None:
-    """Start a daemon; the stack stops it."""
+    """Start a daemon; the stack stops it. Raises what keeps it from starting."""
     from headrace.tasks import Background
 
     background = Background()
     tasks = await background.start()
     stack.push_async_callback(background.stop)
-    await tasks.start(run)
+    reason = None
+    try:
+        await tasks.start(run)
+    except ExceptionGroup as group:
+        reason = _only(group)
+    # Raised inside, it would have the group that held it as its context.
+    if reason:
+        raise reason
+
+
+def _only(error: Exception) -> Exception:
+    """What is inside groups of one; a group of several as it is."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 def _log_to_logging() -> None:

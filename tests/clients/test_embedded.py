@@ -14,6 +14,7 @@ import trio
 import headrace
 from headrace import Message, blocking
 from headrace.errors import ConfigurationError, ConnectFailed
+from headrace_broker.store.errors import StoreLocked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,25 +92,27 @@ async def test_a_named_folder_is_kept_and_opened_again(tmp_path: Path) -> None:
 
 async def test_a_folder_in_use_is_named_with_its_user(tmp_path: Path) -> None:
     async with headrace.embedded(tmp_path, memory=True):
-        with pytest.RaisesGroup(
-            pytest.RaisesExc(Exception, match="in use by"),
-            allow_unwrapped=True,
-            flatten_subgroups=True,
-        ):
+        with pytest.raises(StoreLocked, match="in use by"):
             async with headrace.embedded(tmp_path, memory=True):
                 raise AssertionError("two brokers had one folder")
 
 
 def test_what_keeps_a_thread_from_starting_is_raised(tmp_path: Path) -> None:
-    with (
-        headrace.embedded(tmp_path),
-        pytest.RaisesGroup(
-            pytest.RaisesExc(Exception, match="in use by"),
-            allow_unwrapped=True,
-            flatten_subgroups=True,
-        ),
-    ):
-        headrace.embedded(tmp_path).__enter__()
+    with headrace.embedded(tmp_path):
+        with pytest.raises(StoreLocked, match="in use by") as caught:
+            headrace.embedded(tmp_path).__enter__()
+        assert caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("folder", ["file", "file/inside"])
+async def test_a_file_is_no_folder(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigurationError, match=f"no store can be in {tmp_path / folder}: it or"):
+        async with headrace.embedded(tmp_path / folder, memory=True):
+            pass
+    with pytest.raises(ConfigurationError, match="no store can be in"):
+        headrace.embedded(tmp_path / folder).__enter__()
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 async def test_an_exception_of_the_block_goes_on_as_it_is() -> None:
