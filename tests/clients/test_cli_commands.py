@@ -219,6 +219,12 @@ def test_messages_are_found_by_id_and_key(mq: Embedded, topic: str) -> None:
     fail(3, "message", "query", topic, "k", "--until", "1h")
 
 
+def test_a_key_with_a_blank_is_found_by_its_parts(topic: str) -> None:
+    succeed("send", topic, "one", "--key", "a b")
+    for part in ("a", "b"):
+        assert [row[-1] for row in succeed("message", "query", topic, part).rows()] == ["one"]
+
+
 def test_cluster_and_doctor(mq: Embedded) -> None:
     (broker,) = succeed("cluster", "--json").json()
     assert (broker["broker"], broker["id"], broker["address"]) == ("broker-a", 0, mq.broker)
@@ -250,6 +256,7 @@ def test_doctor_tells_a_broker_from_a_nameserver(mq: Embedded) -> None:
         (("consume", "a b"), 2, "'a b' is no topic name"),
         (("consume", "t", "--from", "soon"), 2, "'soon' is no place"),
         (("consume", "t", "--group", "g", "--queue", "1"), 2, "without --group"),
+        (("message", "query", "t", "a b"), 2, "ask for one of the parts: 'a' or 'b'"),
         (("message", "query", "t", "k", "--since", "5"), 2, "'5' is no time: write a time"),
         (("message", "query", "t", "k", "--since", "2h", "--until", "3h"), 2, "swap them"),
         (("send", "t", "body", "--file", "x"), 2, "one or the other"),

@@ -313,7 +313,13 @@ class Admin:
         """Messages with a key, oldest first.
 
         max_count: most messages per broker. begin_ms, end_ms: store time, ms since 1970.
+        Raises ConfigurationError for a key with a blank: brokers divide what was sent at blanks.
         """
+        if " " in key:
+            raise ConfigurationError(
+                f"no message is found under {key!r}: keys are divided at blanks, so ask for one "
+                f"of the parts: {' or '.join(map(repr, key.split()))}"
+            )
         header = QueryMessageHeader(
             topic=topic,
             key=key,

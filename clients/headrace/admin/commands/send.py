@@ -37,7 +37,9 @@ def send(
         str | None,
         typer.Argument(help="One message's text. Without it messages are read, one a line."),
     ] = None,
-    key: Annotated[str, typer.Option(help="Key of the message in the argument.")] = "",
+    key: Annotated[
+        str, typer.Option(help="Key of the message in the argument; blanks divide several.")
+    ] = "",
     tag: Annotated[str, typer.Option(help="Tag of the message in the argument.")] = "",
     file: Annotated[
         Path | None, typer.Option("--file", "-f", help="Read this file; - is standard input.")
