@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from typing import TYPE_CHECKING
@@ -137,6 +138,21 @@ def test_lines_typed_one_by_one_are_sent_at_once() -> None:
             assert broker.run("consume", "t", "--follow", "--max", "1") == "typed\n"
             typing.communicate(timeout=TIMEOUT_S)
             assert typing.returncode == 0
+
+
+def test_standard_input_that_does_not_block_is_waited_for() -> None:
+    with dev() as broker:
+        ours, its = os.pipe()
+        os.set_blocking(ours, False)
+        command = [HEADRACE, "send", "t", "-n", broker.nameserver]
+        with subprocess.Popen(command, stdin=ours, stdout=subprocess.PIPE) as reading:
+            os.close(ours)
+            broker.run("topic", "list")  # long enough for it to come to its first read
+            os.write(its, b"late\n")
+            os.close(its)
+            reading.communicate(timeout=TIMEOUT_S)
+            assert reading.returncode == 0
+        assert broker.run("consume", "t") == "late\n"
 
 
 def test_an_interrupt_ends_send_that_waits_for_standard_input() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -134,6 +135,13 @@ def _open(path: Path | None) -> Iterator[_Source]:
         yield _Source(str(path), file, path.stat().st_size)
 
 
+def _read(file: FileIO) -> bytes:
+    """What comes next, empty at the end; waits also where another process made reads not wait."""
+    while (data := file.read(_CHUNK_BYTES)) is None:
+        select.select([file], [], [])
+    return data
+
+
 class _Stream:
     """Rows on their way to the broker: read in a thread, sent by a pipeline.
 
@@ -202,7 +210,7 @@ class _Stream:
         rest = b""
         while True:
             before_read()
-            data = self._source.file.read(_CHUNK_BYTES)
+            data = _read(self._source.file)
             self._advance(len(data))
             if not data:
                 break
