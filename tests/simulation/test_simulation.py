@@ -23,7 +23,7 @@ from headrace_broker.store.mapped_file_queue import MappedFileQueue
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.outlook import nothing_to_consume
 from headrace_broker.store.retention import ClockWatch
-from headrace_broker.store.seal import FileSeal
+from headrace_broker.store.seal import FileSeal, StoreDamaged
 from tests.simulation import simulation, store_lives
 from tests.simulation.history import PromiseBroken
 from tests.simulation.run import CLUSTER_EVERY, run_seed
@@ -170,7 +170,7 @@ def test_a_planted_bug_is_found(
 ) -> None:
     monkeypatch.setattr(owner, name, bug)
     # Which of them comes first depends on how this process hashes strings.
-    with pytest.raises((PromiseBroken, StoreFormatError, AssertionError)):
+    with pytest.raises((PromiseBroken, StoreFormatError, StoreDamaged, AssertionError)):
         run_all(run)
 
 

@@ -12,6 +12,7 @@ from headrace_protocol.codes import ResponseCode
 from headrace_protocol.message import WAIT
 from tests.simulation.cluster import NAMESERVER
 from tests.simulation.history import BATCH_KEY, Ack, Place, Sent
+from tests.simulation.network import LifeNetwork
 
 if TYPE_CHECKING:
     from random import Random
@@ -31,6 +32,7 @@ PAUSE_S_MAX = 1.2
 BODY_BYTES = (10, 10, 200, 1500)
 TAGS = ("", "red", "green")
 UNWAITING_PROBABILITY = 0.2
+WORDLESS_PROBABILITY = 0.5
 
 
 class Unwaiting(Message, gc=False):
@@ -121,17 +123,23 @@ class Workload:
                     await trio.sleep(1)
 
     async def _consume(self, group: str, member: int) -> None:
+        network = LifeNetwork(self.network)
         consumer = Consumer(
             group,
             TOPIC,
             nameserver=NAMESERVER,
             start="first",
             ordered=group.startswith("ordered"),
-            connect=self.network.connect,
+            connect=network.connect,
         )
         async with consumer:
-            async for message in consumer:
-                self.history.received(group, member, message)
+            try:
+                async for message in consumer:
+                    self.history.received(group, member, message)
+            except trio.Cancelled:
+                if self.rng.random() < WORDLESS_PROBABILITY:
+                    network.end()
+                raise
 
     async def read_all(self) -> None:
         """Read every queue from its first to its last offset, when nothing fails any more."""
