@@ -26,26 +26,23 @@ def parse_place(text: str) -> Place:
         return "last"
     if text.isascii() and text.isdigit():
         return int(text)
-    try:
-        return _time(text)
-    except (ValueError, OverflowError):
-        raise ConfigurationError(f"{text!r} is no place in a queue: write {HELP}") from None
+    return _time(text, f"no place in a queue: write {HELP}")
 
 
 def parse_time(text: str) -> datetime:
     """Read a time or an age; a time without a zone is local. Raises ConfigurationError."""
-    try:
-        return _time(text)
-    except (ValueError, OverflowError):
-        raise ConfigurationError(f"{text!r} is no time: write {_TIME_HELP}") from None
+    return _time(text, f"no time: write {_TIME_HELP}")
 
 
-def _time(text: str) -> datetime:
-    """Raises ValueError, and OverflowError for what lies outside the years 1 to 9999."""
+def _time(text: str, otherwise: str) -> datetime:
+    """Raises ConfigurationError saying that ``text`` is ``otherwise``."""
     age = _AGE.fullmatch(text)
-    if age:
-        return datetime.now(UTC) - timedelta(**{_UNITS[age[2]]: int(age[1])})
-    return datetime.fromisoformat(text).astimezone(UTC)
+    try:
+        if age:
+            return datetime.now(UTC) - timedelta(**{_UNITS[age[2]]: int(age[1])})
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):  # the latter outside the years 1 to 9999
+        raise ConfigurationError(f"{text!r} is {otherwise}") from None
 
 
 def milliseconds(time: datetime) -> int:
