@@ -6,7 +6,6 @@ Keys are the peer's, so that a broker.conf of Apache RocketMQ starts this broker
 from __future__ import annotations
 
 import difflib
-import os
 import socket
 from ipaddress import ip_address
 from pathlib import Path
@@ -17,6 +16,7 @@ from pydantic.alias_generators import to_camel
 
 from headrace_broker.apache_keys import EXPECTED_VALUES, WITHOUT_EFFECT
 from headrace_protocol.drivers.address import split_address
+from headrace_protocol.drivers.folders import why_no_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -325,12 +325,8 @@ class BrokerConfig(BaseModel):
     def check_paths(self) -> None:
         """Raise ConfigError when the store can't be where it shall be; makes nothing."""
         root = self.store_path_root_dir
-        place = root if root.exists() else root.parent
-        if not place.is_dir():
-            problem = "is no directory" if place.exists() else "does not exist"
-            raise ConfigError([f"storePathRootDir={root}: {place} {problem}: make it first"])
-        if not os.access(place, os.W_OK | os.X_OK):
-            raise ConfigError([f"storePathRootDir={root}: this user may not write to {place}"])
+        if reason := why_no_files(root):
+            raise ConfigError([f"storePathRootDir={root}: {reason}"])
 
     # -- text --------------------------------------------------------------------------------------
 

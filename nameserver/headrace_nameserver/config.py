@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import os
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
 from headrace_nameserver.routes import BROKER_TIMEOUT_MS
+from headrace_protocol.drivers.folders import why_no_files
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
@@ -69,19 +69,9 @@ def _read_line(text: str, place: str) -> tuple[str, str]:
 
 
 def _check_path(path: str | None) -> None:
-    """Raise ConfigError when a file can't be kept there; makes nothing.
-
-    Its folder is made with the file, what that lies in is not, as with a broker's store.
-    """
-    if not path:
-        return
-    folder = Path(path).parent
-    place = folder if folder.exists() else folder.parent
-    if not place.is_dir():
-        problem = "is no directory" if place.exists() else "does not exist"
-        raise ConfigError(f"{place} {problem}: make it first")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise ConfigError(f"this user may not write to {place}")
+    """Raise ConfigError when a file can't be kept there; makes nothing."""
+    if path and (reason := why_no_files(Path(path).parent)):
+        raise ConfigError(reason)
 
 
 def _known(key: str) -> str:
