@@ -1,7 +1,7 @@
 """The bounds on what a peer may send, in one table, checked before any work is done for it.
 
 Each is far above what Apache RocketMQ's clients, tools, brokers and nameservers send; a number
-that is theirs says so. Source: docs/protocol.md "Bounds".
+that is theirs says so. Source: docs/protocol.md "Limits".
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 _KIB = 1024
 _MIB = 1024 * _KIB
 
-# A frame, until its sender's first good request. A larger one may come first if its header asks
-# for a body that its code may have.
-FIRST_FRAME_BYTES_MAX = 64 * _KIB
+# Frames are bounded in frame.py, before anything is known of what they hold.
+
+# All fields of a request: properties of PROPERTIES_BYTES_MAX with every byte escaped fit in.
+HEADER_BYTES_MAX = 256 * _KIB
 
 # -- names and texts -------------------------------------------------------------------------------
 
@@ -34,6 +35,8 @@ GROUP_CHARS_MAX = 120
 ADDRESS_CHARS_MAX = 255
 # KEYS, one key of a query, or all properties of a message: records keep no more.
 KEYS_BYTES_MAX = PROPERTIES_BYTES_MAX = 0x7FFF
+# Tags, or a topic with a key: what gets a Java hash.
+HASHED_CHARS_MAX = 64 * _KIB
 SUBSCRIPTION_BYTES_MAX = 32 * _KIB
 KV_VALUE_BYTES_MAX = 64 * _KIB
 
@@ -43,7 +46,7 @@ QUEUE_NUMS_MAX = 65_536
 PERM_MAX = 15
 # Of a list or map in a body.
 ITEMS_MAX = 10_000
-# No Java type needs more.
+# No Java type needs more; many larger ones may have one hash.
 INTEGER_DIGITS_MAX = 19
 # Levels of a group's retry policy; the peer's have two.
 POLICY_DEPTH_MAX = 8

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 from zlib_ng.zlib_ng import crc32
 
+from headrace_protocol.bounds import HASHED_CHARS_MAX, OutOfBounds
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -387,27 +389,44 @@ def split_keys(keys: str) -> list[str]:
     return [key for key in keys.split(KEY_SEPARATOR) if key]
 
 
-@lru_cache(maxsize=1024)
-def _powers_of_31(count: int) -> tuple[int, ...]:
-    return tuple(pow(31, exponent, 1 << 32) for exponent in range(count - 1, -1, -1))
+# Long texts are hashed in blocks, since powers for all of their units would take time and memory.
+_BLOCK_UNITS = 128
+_POWERS_OF_31 = [pow(31, exponent, 1 << 32) for exponent in range(_BLOCK_UNITS + 1)]
+# The powers for a block, by the number of its units.
+_POWERS = [tuple(_POWERS_OF_31[:count][::-1]) for count in range(_BLOCK_UNITS + 1)]
 
 
 def java_hash(text: str) -> int:
-    """Java's ``String.hashCode``: over UTF-16 units, wrapped to a signed 32-bit number."""
+    """Java's ``String.hashCode``: over UTF-16 units, wrapped to a signed 32-bit number.
+
+    Raises OutOfBounds for a text longer than any tags or key.
+    """
+    if len(text) > HASHED_CHARS_MAX:
+        raise OutOfBounds(f"tags or key of {len(text)} characters: {HASHED_CHARS_MAX} is the most")
     units: Sequence[int]
     if text.isascii():
         units = text.encode()
     else:
         raw = text.encode("utf-16-be", "surrogatepass")
         units = struct.unpack(f">{len(raw) // 2}H", raw)
-    value: int = sum(map(mul, units, _powers_of_31(len(units)))) & 0xFFFFFFFF
+    value = 0
+    for start in range(0, len(units), _BLOCK_UNITS):
+        block = units[start : start + _BLOCK_UNITS]
+        count = len(block)
+        value = (value * _POWERS_OF_31[count] + sum(map(mul, block, _POWERS[count]))) & 0xFFFFFFFF
     return value - (1 << 32) if value >= 1 << 31 else value
 
 
-@lru_cache(maxsize=4096)
+_java_hash_cached = lru_cache(maxsize=4096)(java_hash)
+# Longer tags are nobody's, and would fill the memory of a cache.
+_CACHED_CHARS_MAX = 256
+
+
 def tags_code(tags: str | None) -> int:
     """What a ConsumeQueue unit keeps of the whole TAGS text; 0 without tags."""
-    return java_hash(tags) if tags else 0
+    if not tags:
+        return 0
+    return java_hash(tags) if len(tags) > _CACHED_CHARS_MAX else _java_hash_cached(tags)
 
 
 def tags_code_of(raw_properties: bytes) -> int:
@@ -417,7 +436,9 @@ def tags_code_of(raw_properties: bytes) -> int:
         return 0
     end = raw_properties.find(b"\x02", start)
     if end <= start:  # no value, or no separator at the end
-        return _tags_code_of_bytes(property_value(raw_properties, b"TAGS"))
+        return tags_code(property_value(raw_properties, b"TAGS").decode(errors="replace"))
+    if end - start > _CACHED_CHARS_MAX:
+        return java_hash(raw_properties[start:end].decode(errors="replace"))
     return _tags_code_of_bytes(raw_properties[start:end])
 
 

@@ -391,17 +391,15 @@ class SendProcessor:
 
         They are looked through as text: most are none of the broker's business.
         """
+        if len(properties) > PROPERTIES_BYTES_MAX:
+            raise _too_large(len(properties))
         items, code, uniq_key, waits = self._look_through(properties)
         if not uniq_key:
             uniq_key = self._uniq_keys.next()
             items.insert(0, f"UNIQ_KEY\x01{uniq_key}")
         stored = ("\x02".join(items) + self._added).encode()
         if len(stored) > PROPERTIES_BYTES_MAX:
-            raise RequestError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"properties of {len(stored)} bytes: {PROPERTIES_BYTES_MAX} "
-                "is the most, put what is larger into the body",
-            )
+            raise _too_large(len(stored))
         return stored, code, uniq_key, waits
 
     def _look_through(self, properties: str) -> tuple[list[str], int, str, bool]:
@@ -570,6 +568,14 @@ def _prefix(header_bytes: int) -> str:
 
 # By the length of the header; only one with an absurd UNIQ_KEY is longer.
 _PREFIXES = [_prefix(header_bytes) for header_bytes in range(1024)]
+
+
+def _too_large(properties_bytes: int) -> RequestError:
+    return RequestError(
+        ResponseCode.MESSAGE_ILLEGAL,
+        f"properties of {properties_bytes} bytes: {PROPERTIES_BYTES_MAX} is the most, put what is "
+        "larger into the body",
+    )
 
 
 def _not_served(what: str, place: str) -> RequestError:
