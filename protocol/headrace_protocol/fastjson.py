@@ -2,7 +2,8 @@
 
 Beyond JSON it has integer keys without quotes, ``{0:"10.0.0.1:10911"}``, and objects as keys,
 ``{{"brokerName":"a","queueId":0,"topic":"T"}:5}``; its readers also take single quotes and bare
-names. Most texts are plain JSON, so that is tried first; the parser here reads the rest.
+names. Most texts are plain JSON, so that is tried first; the parser here reads the rest. It takes
+up to a microsecond for each character, so what a peer sends goes through ``bounded`` first.
 Source: docs/protocol.md "JSON bodies"; tests/protocol/test_fastjson.py.
 """
 
@@ -19,8 +20,17 @@ from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
+from headrace_protocol.bounds import INTEGER_DIGITS_MAX
+
 T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview
+
+# Text that a peer may send in any form of the dialect: the parser takes 30 ms at most for it.
+PARSED_BYTES_MAX = 32 * 1024
+# Text in which integer keys get their quotes, and how many do. Only a registration with static
+# topics is so large, and has so many.
+_QUOTED_BYTES_MAX = 1024 * 1024
+_QUOTED_KEYS_MAX = 10_000
 
 # The peer's deepest body has eight levels; what nests deeper wants to exhaust our stack.
 DEPTH_MAX = 64
@@ -77,7 +87,10 @@ def loads(data: Buffer) -> Any:
     """
     try:
         value = msgspec.json.decode(data)
-    except _NOT_PLAIN:
+    except _NOT_PLAIN as error:
+        # The parser would only tell where the number is that is out of range.
+        if isinstance(error, msgspec.ValidationError) and len(data) > PARSED_BYTES_MAX:
+            raise MalformedJson(str(error)) from error
         return _Parser(data).parse()
     _check_depth(value, 1)
     return value
@@ -92,15 +105,62 @@ def decode(data: Buffer, value_type: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=value_type, strict=False)
     except _NOT_PLAIN:
-        value = _without_nulls(_Parser(data).parse())
+        value = _without_nulls(loads(data))
     try:
         return msgspec.convert(value, value_type, strict=False, str_keys=True)
     except msgspec.ValidationError as error:
         raise MalformedJson(str(error)) from error
 
 
+def bounded(data: Buffer) -> Buffer:
+    """A text that a peer sent, in a form that ``decode`` reads as fast as JSON.
+
+    Up to PARSED_BYTES_MAX bytes may be in any form of the dialect. More must be JSON but for
+    integer keys, which get their quotes here. Raises MalformedJson for anything else.
+    """
+    if len(data) <= PARSED_BYTES_MAX or _is_json(data):
+        return data
+    if len(data) <= _QUOTED_BYTES_MAX:
+        quoted = _TO_INTEGER_KEY.sub(_quoted_key, data, _QUOTED_KEYS_MAX)
+        if _is_json(quoted):
+            return quoted
+    raise MalformedJson(
+        f"{len(data)} bytes that are not JSON: above {PARSED_BYTES_MAX} bytes only JSON is read, "
+        f"and up to {_QUOTED_BYTES_MAX} bytes JSON with {_QUOTED_KEYS_MAX} integers as keys"
+    )
+
+
 # What msgspec raises for text that is not plain JSON of the type, however deep it nests.
 _NOT_PLAIN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+# Up to a key that is an integer, or the end. No alternative gives back what it has taken, and one
+# takes each character, so that time grows with the length alone.
+_TO_INTEGER_KEY = re.compile(
+    rb"""
+    ( (?: [^"{,]++
+        | "(?:[^"\\]++|\\.)*+(?:"|\Z)
+        | [{,](?!\s*+-?\d++\s*+:)
+      )*+ )
+    (?: ([{,]\s*+) (-?\d++) | \Z )
+    """,
+    re.DOTALL | re.VERBOSE,
+)
+
+
+def _quoted_key(match: re.Match[bytes]) -> bytes:
+    before, separator, key = match.groups()
+    return b'%b%b"%b"' % (before, separator, key) if key else before
+
+
+def _is_json(data: Buffer) -> bool:
+    """Whether the text is JSON, except that what it quotes may not be UTF-8."""
+    try:
+        _skip(data)
+    except _NOT_PLAIN:
+        return False
+    return True
+
+
+_skip = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def _check_depth(value: Any, depth: int) -> None:
@@ -264,14 +324,14 @@ class _Parser:
         match = _NUMBER.match(self.text, self.position)
         if match is None:
             raise self.unexpected("a number")
-        try:
-            number: int | float
-            if match["fraction"] or match["exponent"]:
-                number = float(match.group())
-            else:
-                number = int(match.group())
-        except ValueError:  # Python's limit of digits
-            number = math.inf
+        text = match.group()
+        number: int | float
+        if match["fraction"] or match["exponent"]:
+            number = float(text)
+        else:
+            # Many larger integers may have one hash, so that a dict of them takes for ever.
+            is_small = len(text.removeprefix("-")) <= INTEGER_DIGITS_MAX
+            number = int(text) if is_small else math.inf
         if number in {math.inf, -math.inf}:
             raise MalformedJson("a number out of range", self.position)
         self.position = match.end()

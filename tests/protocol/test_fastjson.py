@@ -16,6 +16,7 @@ from headrace_protocol import fastjson
 from headrace_protocol.fastjson import DEPTH_MAX, MalformedJson, ObjectKey
 from tests.support.golden_frames import GOLDEN
 
+INTEGERS = st.integers(-(2**63), 2**63 - 1)
 QUEUE = ObjectKey({"brokerName": "a", "queueId": 0, "topic": "T"})
 
 
@@ -100,13 +101,13 @@ def test_an_open_quote_takes_no_exponential_time() -> None:
 
 
 def keys() -> st.SearchStrategy[Any]:
-    scalars = st.integers() | st.booleans() | st.text()
+    scalars = INTEGERS | st.booleans() | st.text()
     objects = st.dictionaries(st.text(), scalars, max_size=3).map(ObjectKey)
-    return st.text() | st.integers() | objects
+    return st.text() | INTEGERS | objects
 
 
 def scalars() -> st.SearchStrategy[Any]:
-    numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    numbers = INTEGERS | st.floats(allow_nan=False, allow_infinity=False)
     return st.booleans() | numbers | st.text()
 
 
