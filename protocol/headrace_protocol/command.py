@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from headrace_protocol.headers import Int64  # noqa: TC001 - msgspec reads annotations
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -26,11 +28,11 @@ class Command(msgspec.Struct, gc=False):
     ext_fields: as the codec left them; typed by ``header()``, as plain text by ``ext()``.
     """
 
-    code: int
+    code: Int64
     language: str = "JAVA"
-    version: int = 0
-    opaque: int = 0
-    flag: int = 0
+    version: Int64 = 0
+    opaque: Int64 = 0
+    flag: Int64 = 0
     remark: str | None = None
     ext_fields: Any = None
 

@@ -6,11 +6,15 @@ Source: docs/protocol.md "Frame".
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 from headrace_protocol.errors import LocalProtocolError, RemoteProtocolError
 
 # The peer's netty decoder refuses more, counted with the four bytes of the length.
 FRAME_BYTES_MAX = 16 * 1024 * 1024
+# What comes before the first good request. A larger frame may come first if its header asks for a
+# body that its code may have.
+FIRST_FRAME_BYTES_MAX = 64 * 1024
 LENGTH_BYTES = 4
 PREFIX = struct.Struct(">II")
 PREFIX_BYTES = PREFIX.size
@@ -38,6 +42,10 @@ _FOREIGN = (
 # views do. A plain tuple, since there is one for every frame.
 Buffer = bytes | bytearray | memoryview
 Frame = tuple[int, Buffer, Buffer]
+
+# Raises RemoteProtocolError for a large frame that must not come: serialize type, header, bytes of
+# the body.
+Admit = Callable[[int, Buffer, int], None]
 
 # From here on a view of the body is cheaper than a copy, and so is all that is done with it.
 _VIEW_BYTES = 16 * 1024
@@ -68,12 +76,15 @@ class FrameReader:
     """Cuts a byte stream into frames; looks at every byte once.
 
     frame_bytes_max: largest frame taken, in bytes with its length field.
+    admit: asked about each frame above FIRST_FRAME_BYTES_MAX as soon as its header is there;
+    None admits all.
     """
 
-    __slots__ = ("_frame_bytes_max", "_missing", "_partial", "_room")
+    __slots__ = ("_frame_bytes_max", "_missing", "_partial", "_room", "admit")
 
-    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX, admit: Admit | None = None) -> None:
         self._frame_bytes_max = frame_bytes_max
+        self.admit = admit
         self._partial = bytearray()
         self._missing = 0
         self._room: memoryview | None = None
@@ -168,7 +179,10 @@ class FrameReader:
         return position
 
     def _still_missing(self) -> int:
-        """Bytes until the next thing can be told of the partial frame: its prefix, then its end."""
+        """Bytes until the next thing can be told of the partial frame.
+
+        That is its prefix, then its header if it must be admitted, then its end.
+        """
         have = len(self._partial)
         if have < PREFIX_BYTES:
             return PREFIX_BYTES - have
@@ -177,6 +191,15 @@ class FrameReader:
         header_end = PREFIX_BYTES + (mark & _HEADER_LENGTH_MASK)
         if frame_bytes > self._frame_bytes_max or header_end > frame_bytes:
             self._refuse(bytes(self._partial[:PREFIX_BYTES]))
+        if self.admit is not None and frame_bytes > FIRST_FRAME_BYTES_MAX:
+            if header_end > FIRST_FRAME_BYTES_MAX:
+                raise RemoteProtocolError(
+                    f"a first frame with a header of {header_end - PREFIX_BYTES} bytes"
+                )
+            if have < header_end:
+                return int(header_end - have)
+            header = bytes(self._partial[PREFIX_BYTES:header_end])
+            self.admit(mark >> 24, header, frame_bytes - header_end)
         return int(frame_bytes - have)
 
     def _refuse(self, start: bytes) -> None:

@@ -14,9 +14,16 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
+from headrace_protocol import fastjson
+from headrace_protocol.bounds import HEADER_BYTES_MAX, OutOfBounds, body_of
 from headrace_protocol.codes import RequestCode, ResponseCode, code_name
 from headrace_protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, Command, header_fields
-from headrace_protocol.errors import LocalProtocolError, NotReady, RequestError
+from headrace_protocol.errors import (
+    LocalProtocolError,
+    NotReady,
+    RemoteProtocolError,
+    RequestError,
+)
 from headrace_protocol.header_codecs import (
     HEADRACE_MARK,
     SerializeType,
@@ -31,6 +38,8 @@ Header = TypeVar("Header", bound=msgspec.Struct)
 Result = TypeVar("Result")
 
 _SLOW_S = 0.005
+# A body up to this size needs no look at its bound.
+_SMALL_BYTES = fastjson.PARSED_BYTES_MAX
 # What a request that waits takes besides its bytes. Measured (docs/performance.md "Growth").
 _WAITING_BYTES = 2048
 
@@ -147,7 +156,7 @@ class Registry:
         self._ready_function: ReadyFunction | None = None
 
     def route(self, code: RequestCode, function: RequestFunction) -> None:
-        """Let ``function`` serve ``code``."""
+        """Let ``function`` serve ``code``, which has a row in ``bounds.BODIES``."""
         assert code not in self._functions, code
         self._functions[code] = function
 
@@ -186,12 +195,29 @@ class Registry:
     def serve(self, channel: Channel, frame: Frame) -> None:
         """Serve one frame. Raises RemoteProtocolError as ``handle``."""
         serialize_type, header, body = frame
+        header_bytes = len(header)
+        if header_bytes > HEADER_BYTES_MAX:
+            raise RemoteProtocolError(
+                f"a header of {header_bytes} bytes: {HEADER_BYTES_MAX} is the most"
+            )
         command = decode_header(serialize_type, header)
         if command.is_response:
             return
         if not channel.is_greeted:
             _greet(channel, command)
-        self._serve(Request(channel, serialize_type, command, body, len(header)))
+        request = Request(channel, serialize_type, command, body, header_bytes)
+        if len(body) > _SMALL_BYTES and not self._has_good_body(request):
+            return
+        self._serve(request)
+
+    def _has_good_body(self, request: Request) -> bool:
+        """Whether a large body may be read; answers the request if not."""
+        try:
+            _check_body(request)
+        except (OutOfBounds, fastjson.MalformedJson) as error:
+            self._send(request, self._failed(request, error))
+            return False
+        return True
 
     def try_again(self, request: Request, answer: Callable[[], bool]) -> bool:
         """Whether a held request is answered now: by ``answer``, or with what it raises."""
@@ -298,6 +324,28 @@ class Registry:
             code=ResponseCode.SYSTEM_ERROR,
             remark=f"{type(error).__name__}: {error} (see the log of this daemon)",
         )
+
+
+def admit(serialize_type: int, header: Buffer, body_bytes: int) -> None:
+    """Raise RemoteProtocolError unless the header is one of a request that may have such a body."""
+    code = decode_header(serialize_type, header).code
+    bytes_max = body_of(code).bytes_max
+    if body_bytes > bytes_max:
+        raise RemoteProtocolError(_too_large(code, body_bytes, bytes_max))
+
+
+def _check_body(request: Request) -> None:
+    """Raise OutOfBounds or MalformedJson before a large body costs anything."""
+    body, code = request.body, request.command.code
+    bound = body_of(code)
+    if len(body) > bound.bytes_max:
+        raise OutOfBounds(_too_large(code, len(body), bound.bytes_max))
+    if bound.is_json:
+        request.body = fastjson.bounded(body)
+
+
+def _too_large(code: int, body_bytes: int, bytes_max: int) -> str:
+    return f"{code_name(code)} with a body of {body_bytes} bytes: {bytes_max} is the most"
 
 
 def at_once(work: LongWork) -> Reply | None:

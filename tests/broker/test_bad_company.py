@@ -122,16 +122,17 @@ async def test_held_pulls_are_paid_for_by_their_size(monkeypatch: pytest.MonkeyP
         async with daemons(monkeypatch, total_bytes_max=8 << 20) as under_test:
             async with under_test.wire() as wire:
                 # What a pull has no use for is not kept.
-                for _ in range(4):
-                    await wire.send(request(Code.PULL_MESSAGE, hold, b"x" * (3 << 20)))
+                for _ in range(60):
+                    await wire.send(request(Code.PULL_MESSAGE, hold, b"x" * (200 << 10)))
                 with trio.fail_after(5):
-                    while (table := await health(under_test))["heldPullCount"] != "4":
+                    while (table := await health(under_test))["heldPullCount"] != "60":
                         pass
                 assert int(table["heldBytes"]) < 1 << 20
             async with under_test.wire() as greedy:
-                wide = request(Code.PULL_MESSAGE, {**hold, "unknown": "x" * (1 << 20)})
+                await greedy.ask(request(9999))
+                wide = request(Code.PULL_MESSAGE, {**hold, "unknown": "x" * (200 << 10)})
                 with suppress(anyio.BrokenResourceError, OSError):
-                    await greedy.send(wide * 10)
+                    await greedy.send(wide * 50)
                 await greedy.closed()
     (reason,) = closed_reasons(logs)
     assert "of requests that wait" in reason

@@ -87,10 +87,10 @@ def server():
 
 def test_requests_are_answered(face, server):
     server.answer(CODE, lambda asked: Reply(OffsetResponseHeader(offset=7), (asked.body,)))
-    first, second = face.ask(server.address, (CODE, HEADER, b"a"), (CODE, HEADER, b"b" * 300_000))
+    first, second = face.ask(server.address, (CODE, HEADER, b"a"), (CODE, HEADER, b"b" * 200_000))
     assert first.expect().header(OffsetResponseHeader).offset == 7
     assert bytes(first.body) == b"a"
-    assert bytes(second.body) == b"b" * 300_000
+    assert bytes(second.body) == b"b" * 200_000
 
 
 def test_an_answer_of_several_megabytes_arrives_whole(face, server):
@@ -352,7 +352,7 @@ async def test_a_fill_of_a_connection_that_ends_finds_it_closed():
 async def test_large_bodies_arrive_between_small_ones():
     async with Running() as (server, connection):
         server.answer(CODE, lambda asked: Reply(body=(asked.body,)))
-        bodies = [b"%d" % n * size for n, size in enumerate((1, 100_000, 2, 300_000, 200_000, 3))]
+        bodies = [b"%d" % n * size for n, size in enumerate((1, 100_000, 2, 250_000, 200_000, 3))]
         found = []
         for body in bodies:
             connection.submit(CODE, HEADER, body, lambda _c, body, _e: found.append(bytes(body)))

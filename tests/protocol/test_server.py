@@ -33,8 +33,11 @@ if TYPE_CHECKING:
     from headrace_protocol.frame import Frame
 
 
+HEADER = b'{"code":10}'
+
+
 def frame(body: bytes) -> bytes:
-    return frame_prefix(0, 2, len(body)) + b"{}" + body
+    return frame_prefix(0, len(HEADER), len(body)) + HEADER + body
 
 
 @dataclass

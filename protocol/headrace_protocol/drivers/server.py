@@ -25,6 +25,7 @@ import trio
 from headrace_protocol.drivers.host_log import HostLog
 from headrace_protocol.errors import RemoteProtocolError
 from headrace_protocol.frame import FRAME_BYTES_MAX, FrameReader
+from headrace_protocol.serving import admit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -127,7 +128,7 @@ class ServerChannel:
         self.transport = transport
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.host_bytes = pack_host(host, port)
-        self.reader = FrameReader(server.limits.frame_bytes_max)
+        self.reader = FrameReader(server.limits.frame_bytes_max, admit)
         self.out: list[Buffer] = []
         self.out_bytes = self.partial_bytes = self.charged_bytes = 0
         self.partial_since = self.last_heard = trio.current_time()
@@ -289,6 +290,7 @@ class RemotingServer:
 
     def _got_to_know(self, channel: ServerChannel) -> None:
         channel.is_stranger = False
+        channel.reader.admit = None
         self._strangers.pop(channel, None)
 
     def end_batch(self) -> None:
