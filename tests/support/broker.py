@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from headrace_broker.config import BrokerConfig
 from headrace_broker.consumer.groups import ConsumerManager, ProducerManager
 from headrace_broker.consumer.locks import QueueLocks
@@ -19,6 +21,7 @@ from headrace_broker.processors.client import ClientProcessor
 from headrace_broker.processors.pull import PullProcessor
 from headrace_broker.processors.query import QueryProcessor
 from headrace_broker.processors.send import SendProcessor
+from headrace_broker.processors.send_back import SendBackProcessor
 from headrace_broker.processors.staging import StagingProcessor
 from headrace_broker.staging.service import Staging
 from headrace_broker.statistics import BrokerStatistics
@@ -27,6 +30,7 @@ from headrace_broker.topics import TopicTable
 from headrace_protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData, TopicConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.command import VERSION, Command, header_fields
+from headrace_protocol.drivers.host_log import HostLog
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.message import UniqKeyGenerator
@@ -107,6 +111,7 @@ class BrokerUnderTest:
             pulls,
             bulk,
             StagingProcessor(store, bulk, self.staging),
+            SendBackProcessor(HostLog(structlog.get_logger())),
             QueryProcessor(store, topics),
             ClientProcessor(
                 store, topics, groups, consumers, producers, offsets, self.locks, now_ms
