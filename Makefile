@@ -12,7 +12,7 @@ export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-oldest-spark check format fuzz sim conformance spark-kills \
-	bench bench-python bench-spark profile corruption kills soak clean
+	bench bench-python bench-spark profile corruption kills soak abuse clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -101,6 +101,9 @@ kills: setup ## kill -9 the broker under load: N=, SEED=; FAULT=pauses or restar
 
 soak: setup ## mixed load, and whether anything grows or is left: MINUTES=30
 	$(BIN)/python -m tests.soak.run $(if $(MINUTES),--minutes $(MINUTES)) $(SOAK)
+
+abuse: setup ## attack running daemons and clients: MINUTES=20, SEED=
+	$(BIN)/python -m tests.abuse.run $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
 corruption: setup ## change one byte of a closed store, many times: N=, SEED=
 	$(BIN)/python -m tests.store_tools.corruption $(if $(N),--count $(N)) $(if $(SEED),--seed $(SEED))

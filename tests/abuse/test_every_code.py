@@ -6,13 +6,10 @@ listed here, and fails without a row in the table of bounds.
 
 from __future__ import annotations
 
-import struct
-import zlib
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import msgspec
 import pytest
 import structlog.testing
 import trio
@@ -23,107 +20,27 @@ from headrace_protocol.codes import ResponseCode
 from headrace_protocol.drivers.network import MemoryNetwork
 from headrace_protocol.frame import FRAME_BYTES_MAX
 from headrace_protocol.header_codecs import HEADRACE_MARK, SerializeType
+from tests.abuse.hostile import (
+    BODIES_OF_OTHERS,
+    DEEP_BODIES,
+    JSON,
+    LARGE_BODIES,
+    MSGPACK,
+    ROCKETMQ,
+    closing_headers,
+    headers,
+    plain_fields,
+)
 from tests.broker.test_bad_input import Daemons, Wire, daemons, framed, request, send_fields
-from tests.support.wire_types import REQUEST_HEADERS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
 
-JSON, ROCKETMQ, MSGPACK = SerializeType
 BROKER, NAMESERVER = "broker", "nameserver"
 
 # A pull may wait, and nothing answers a message that is sent back.
 MAY_WAIT = frozenset({Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE, Code.BULK_PULL})
 NOT_ANSWERED = frozenset({Code.CONSUMER_SEND_MSG_BACK})
-
-
-# -- what is asked ---------------------------------------------------------------------------------
-
-FOREIGN_TEXTS = (
-    "x" * 30_000,
-    "\x1b[2J",
-    "../../../etc",
-    "%n%s{0}",
-    "ä" * 500,
-    " ",
-    "-1",
-    "a\x01b\x02",
-)
-NO_FIELDS: dict[str, Any] = {}
-SAME_HASH = 2**61 - 1
-DEEP = 5000
-
-BODIES_OF_OTHERS = {
-    "nothing": b"",
-    "HTTP": b"GET / HTTP/1.1\r\n\r\n",
-    "zeros": bytes(5000),
-    "zlib": zlib.compress(bytes(300_000)),
-    "a number of blocks": struct.pack(">iii", 2**31 - 1, -(2**31), -1),
-    "no text": b"\xff\xfe\xed\xa0\x80" * 20,
-    "null": b"null",
-    "a list": b'[1,"a",null,{}]',
-    "wrong types": b'{"clientID":5,"topicConfigList":{},"mqSet":"x","groupName":[],"a":1e999}',
-    "nulls": b'{"clientID":null,"topicConfigList":[null],"mqSet":[null],"groupName":null}',
-    "bare names": b"{clientID:'c',mqSet:[{}],groupName:g,topicConfigList:[{}]}",
-    "lines": b"noSuchKey=1\nstorePathRootDir=/\n\x1b[2J=\n",
-}
-DEEP_BODIES = {
-    "lists": b"[" * DEEP + b"]" * DEEP,
-    "lists without end": b"[" * 100_000,
-    "objects": b'{"a":' * DEEP + b"1" + b"}" * DEEP,
-    "integer keys": b"{1:" * DEEP + b"1" + b"}" * DEEP,
-    "object keys": b"{{" * DEEP,
-    "a policy": b'{"groupName":"deep","groupRetryPolicy":' + b'{"a":' * 50 + b"1" + b"}" * 51,
-}
-LARGE_BODIES = {
-    "one hash": b"{%b}" % b",".join(b"%d:1" % (n * SAME_HASH) for n in range(1, 8000)),
-    "nulls": b'{"clientID":"c","mqSet":[%bnull]}' % (b"null," * 40_000),
-    "names": b"{clientID:c,a:[%b1]}" % (b"1," * 100_000),
-    "empty lists": b'{"a":[%b[]]}' % (b"[]," * 80_000),
-}
-
-
-def plain_value(field_type: Any) -> Any:
-    """Something that the field's type takes."""
-    kinds = msgspec.inspect.type_info(field_type)
-    if isinstance(kinds, msgspec.inspect.UnionType):
-        kinds = kinds.types[0]
-    if isinstance(kinds, msgspec.inspect.IntType):
-        return max(kinds.ge or 0, 0)
-    if isinstance(kinds, msgspec.inspect.BoolType):
-        return False
-    return "Foreign"
-
-
-def plain_fields(code: int) -> dict[str, Any]:
-    """What the request's header must hold."""
-    header_type = REQUEST_HEADERS.get(code)
-    if header_type is None:
-        return {}
-    return {
-        field.encode_name: plain_value(field.type) for field in msgspec.structs.fields(header_type)
-    }
-
-
-def headers(code: int) -> Iterator[dict[str, Any]]:
-    """Fields that are missing, plain, foreign, large or extreme, all of a kind at once."""
-    plain = plain_fields(code)
-    yield NO_FIELDS
-    yield plain
-    for text in (
-        "x" * 30_000,
-        "\x1b[2J",
-        "../../../etc",
-        "%n%s{0}",
-        "ä" * 500,
-        " ",
-        "-1",
-        "a\x01b\x02",
-    ):
-        yield {name: text if value == "Foreign" else value for name, value in plain.items()}
-    for number in (-1, 2**31 - 1, -(2**31), 2**63 - 1, -(2**63), 10**30, 1.5):
-        yield {name: number if isinstance(value, int) else value for name, value in plain.items()}
-    yield {f"field {number}": "x" for number in range(1000)}
 
 
 class Walk:
@@ -171,23 +88,6 @@ async def walk(walk: Walk, code: Code, codec: SerializeType) -> None:
     if bytes_max < FRAME_BYTES_MAX:
         await walk.send("an oversized body", plain, bytes(bytes_max + 1))
     await walk.settle()
-
-
-def closing_headers(code: int) -> Iterator[tuple[SerializeType, bytes]]:
-    """Headers that are none, or nest: they may close their connection, and no more."""
-    deep_list = b"[" * DEEP + b"]" * DEEP
-    for deep in (deep_list, b'{"a":' * DEEP + b"1" + b"}" * DEEP, b"[" * 60_000):
-        yield JSON, b'{"code":%d,"extFields":%b,"opaque":1}' % (code, deep)
-        yield JSON, b'{"code":%d,"extFields":{"topic":%b},"opaque":1}' % (code, deep)
-        yield JSON, b'{"code":%d,"z":%b,"extFields":{},"opaque":1}' % (code, deep)
-    yield JSON, b'{"code":%d,"extFields":[],"opaque":1}' % code
-    yield JSON, b'{"code":%d,"extFields":{"topic":{}},"opaque":1e400}' % code
-    fixed = struct.pack(">hBhiiii", code % 2**15, 0, 0, 1, 0, 0, 2**31 - 1)
-    yield ROCKETMQ, fixed
-    yield ROCKETMQ, fixed[:-4] + struct.pack(">ihi", 6, -1, -1)
-    for levels in (100, 990, DEEP):
-        start = b"\x97" + struct.pack(">BI", 0xCE, code) + b"\xa4JAVA\xcd\x02\x01\x01\x00\xc0"
-        yield MSGPACK, start + b"\x81\xa1a" + b"\x91" * levels + b"\x01"
 
 
 # -- daemons ---------------------------------------------------------------------------------------

@@ -67,6 +67,12 @@ class Daemon:
         assert self._process
         return self._process.pid
 
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        assert self._process
+        return self._process.poll()
+
     def said(self) -> str:
         """All that it has logged so far."""
         return self._log.read_text(errors="replace")

@@ -1,0 +1,294 @@
+"""Attacks on running daemons and clients: ``python -m tests.abuse.run --minutes 20``.
+
+Attackers of all kinds, each a process of its own, send hostile headers, bodies, routes, pipelines
+and spoiled frames to a nameserver and a broker, and answer clients of ours as hostile servers.
+Beside them an innocent client sends, pulls and looks up its route. No daemon may end, the innocent
+client is answered soon, and when the attackers have left, nothing is left of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.blocking import Admin
+from tests.abuse.attackers import KINDS, SERVERS, Peer
+from tests.broker.test_bad_input import (
+    pull_fields,
+    queue_fields,
+    request,
+    send_fields,
+    topic_fields,
+)
+from tests.soak.holdings import CLIENTS, holding
+from tests.support.cluster import Cluster, Daemon
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from headrace_protocol.command import Command
+
+ROOT = Path(__file__).resolve().parents[2]
+BROKER = "innocent"
+TOPIC = "Alive"
+PAUSE_S = 0.02
+LOOK_S = 10.0
+LEAVE_S = 60.0
+# The first attacks fill tables and caches that have a bound.
+WARM_UP_PART = 0.25
+ANSWER_MS_MAX = 250.0
+STALL_CPU_MS_MAX = 50.0
+MEMORY_GROWTH_MAX = 0.10
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the daemons hold: memory of their own, descriptors that are no files of the store."""
+
+    memory_mb: dict[str, float]
+    descriptors: dict[str, int]
+    clients: dict[str, int]
+
+
+@dataclass
+class Innocent:
+    """A client that sends, pulls and looks up its route, and takes the time of each answer."""
+
+    broker: Peer
+    nameserver: Peer
+    answers: int = 0
+    slowest_ms: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    @contextmanager
+    def at(cls, cluster: Cluster) -> Iterator[Innocent]:
+        # Longer than any bound, so that a slow answer is measured and not lost.
+        broker = Peer(cluster.brokers[BROKER].address, silence_s=60)
+        nameserver = Peer(cluster.nameserver.address, silence_s=60)
+        with broker.socket, nameserver.socket:
+            broker.send(request(17, topic_fields(topic=TOPIC)))
+            broker.receive()
+            yield cls(broker, nameserver)
+
+    def work(self) -> None:
+        """One request of each kind."""
+        sent = self._ask("send", self.broker, 310, send_fields(b=TOPIC), b"well?")
+        offset = sent.ext()["queueOffset"]
+        self._ask("pull", self.broker, 11, pull_fields(topic=TOPIC, queueOffset=offset))
+        self._ask("offset", self.broker, 30, queue_fields(topic=TOPIC))
+        self._ask("route", self.nameserver, 105, {"topic": TOPIC})
+
+    def _ask(
+        self, kind: str, peer: Peer, code: int, fields: dict[str, Any], body: bytes = b""
+    ) -> Command:
+        began = time.monotonic()
+        peer.send(request(code, fields, body))
+        command, _ = peer.receive()
+        took_ms = (time.monotonic() - began) * 1000
+        if command.code != 0:
+            raise AbuseFailed(f"the innocent client's {kind} got {command.code}: {command.remark}")
+        self.answers += 1
+        self.slowest_ms[kind] = max(self.slowest_ms.get(kind, 0.0), round(took_ms, 1))
+        return command
+
+
+class AbuseFailed(Exception):
+    """A daemon ended, or an innocent client was refused."""
+
+
+@contextmanager
+def attackers(cluster: Cluster, seed: int, kinds: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Some kinds at work; the dict says what each did once they have left."""
+    addresses = cluster.nameserver.address, cluster.brokers[BROKER].address
+    processes = {
+        kind: subprocess.Popen(
+            [sys.executable, "-m", "tests.abuse.attackers", kind, *addresses, str(seed)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for kind in kinds
+    }
+    did: dict[str, Any] = {}
+    try:
+        for process in processes.values():
+            assert process.stdout
+            process.stdout.readline()
+        yield did
+        for process in processes.values():
+            process.terminate()
+        did |= {kind: end(process) for kind, process in processes.items()}
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
+            assert process.stdout
+            process.stdout.close()
+
+
+def end(process: subprocess.Popen[str]) -> dict[str, int]:
+    """What an attacker did, which may still have to wait for somebody."""
+    try:
+        printed, _ = process.communicate(timeout=LEAVE_S)
+    except subprocess.TimeoutExpired:
+        return {"fault: does not end": 1}
+    did: dict[str, int] = json.loads(printed) if printed else {"fault: ended early": 1}
+    return did
+
+
+def attacked(
+    cluster: Cluster, innocent: Innocent, seconds: float, seed: int, kinds: Sequence[str]
+) -> dict[str, Any]:
+    """Attack for so long; what the attackers did. Raises AbuseFailed."""
+    with attackers(cluster, seed, kinds) as did:
+        until, look_at = time.monotonic() + seconds, 0.0
+        while (now := time.monotonic()) < until:
+            innocent.work()
+            if now > look_at:
+                look_at = now + LOOK_S
+                check_alive(cluster)
+                say(f"{until - now:.0f} s to go; slowest answers in ms: {innocent.slowest_ms}")
+            time.sleep(PAUSE_S)
+    check_alive(cluster)
+    return did
+
+
+def daemons(cluster: Cluster) -> dict[str, Daemon]:
+    return {"nameserver": cluster.nameserver, "broker": cluster.brokers[BROKER]}
+
+
+def check_alive(cluster: Cluster) -> None:
+    for name, daemon in daemons(cluster).items():
+        if daemon.exit_code is not None:
+            raise AbuseFailed(f"the {name} ended with {daemon.exit_code}: {daemon.said()[-3000:]}")
+
+
+def runtime_info(cluster: Cluster) -> dict[str, str]:
+    with Admin(nameserver=cluster.nameserver.address) as admin:
+        info: dict[str, str] = admin.runtime_info(cluster.brokers[BROKER].address)
+    return info
+
+
+def look(cluster: Cluster) -> Held:
+    pids = {name: daemon.pid for name, daemon in daemons(cluster).items()}
+    info = runtime_info(cluster)
+    return Held(
+        {name: holding(pid).memory_mb for name, pid in pids.items()},
+        {name: descriptors(pid) for name, pid in pids.items()},
+        {key: int(info[key]) for key in CLIENTS},
+    )
+
+
+def descriptors(pid: int) -> int:
+    """Sockets, pipes and the like; how many files a store has open depends on its topics."""
+    links = [link.readlink() for link in Path(f"/proc/{pid}/fd").iterdir()]
+    return sum(not link.is_absolute() for link in links)
+
+
+def settled(cluster: Cluster, before: Held | None) -> Held:
+    """What is held when the attackers' connections are gone, or after LEAVE_S."""
+    until = time.monotonic() + LEAVE_S
+    while True:
+        held = look(cluster)
+        if before is None or not left_over(before, held) or time.monotonic() > until:
+            return held
+        time.sleep(0.5)
+
+
+def left_over(before: Held, after: Held) -> list[str]:
+    counts = [
+        (f"{key} of the broker", before.clients[key], after.clients[key]) for key in CLIENTS
+    ] + [
+        (f"descriptors of the {name}", before.descriptors[name], count)
+        for name, count in after.descriptors.items()
+    ]
+    return [f"{what}: {now}, {was} before" for what, was, now in counts if now > was]
+
+
+def abuse(seconds: float, seed: int, kinds: Sequence[str] = (*KINDS, SERVERS)) -> dict[str, Any]:
+    """Everything that was seen. Raises AbuseFailed."""
+    with (
+        tempfile.TemporaryDirectory(prefix="headrace-abuse-") as folder,
+        Cluster(Path(folder), BROKER) as cluster,
+        Innocent.at(cluster) as innocent,
+    ):
+        innocent.work()
+        before = look(cluster)
+        attacked(cluster, innocent, seconds * WARM_UP_PART, seed, kinds)
+        warm = settled(cluster, before)
+        did = attacked(cluster, innocent, seconds * (1 - WARM_UP_PART), seed + 1, kinds)
+        after = settled(cluster, before)
+        info = runtime_info(cluster)
+        return {
+            "attackers": did,
+            "answers": innocent.answers,
+            "slowest_ms": innocent.slowest_ms,
+            "stall_ms": float(info["longestLoopStallMs"]),
+            "stall_cpu_ms": float(info["longestLoopStallCpuMs"]),
+            "stall_ran": info["longestLoopStallRan"],
+            "faults": {name: daemon.said().count('"unexpected error"')
+                       for name, daemon in daemons(cluster).items()},
+            "before": vars(before),
+            "warm": vars(warm),
+            "after": vars(after),
+            "left_over": left_over(before, after),
+        }  # fmt: skip
+
+
+def wrongs(seen: dict[str, Any]) -> list[str]:
+    """What no attack may bring about, whatever the machine does besides."""
+    faults = [f"{kind}: {what}" for kind, did in seen["attackers"].items()
+              for what in did if what.startswith("fault")]  # fmt: skip
+    logged = [f"{count} faults in the log of the {name}"
+              for name, count in seen["faults"].items() if count]  # fmt: skip
+    return [*faults, *logged, *seen["left_over"]]
+
+
+def excesses(seen: dict[str, Any]) -> list[str]:
+    """Times and sizes over their bounds."""
+    found = [
+        f"the innocent client waited {took} ms for its {kind}, {ANSWER_MS_MAX} is the most"
+        for kind, took in seen["slowest_ms"].items()
+        if took > ANSWER_MS_MAX
+    ]
+    if seen["stall_cpu_ms"] > STALL_CPU_MS_MAX:
+        found.append(
+            f"the broker's loop ran {seen['stall_cpu_ms']} ms without a pause "
+            f"({seen['stall_ran']}), {STALL_CPU_MS_MAX} is the most"
+        )
+    for name, warm_mb in seen["warm"]["memory_mb"].items():
+        mb = seen["after"]["memory_mb"][name]
+        if mb > warm_mb * (1 + MEMORY_GROWTH_MAX):
+            found.append(f"the {name} holds {mb} MB, {warm_mb} MB after the first attackers left")
+    return found
+
+
+def say(line: object) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args()
+    try:
+        seen = abuse(chosen.minutes * 60, chosen.seed)
+    except AbuseFailed as failure:
+        sys.exit(f"{failure}\nagain: make abuse SEED={chosen.seed}")
+    say(json.dumps({"minutes": chosen.minutes, "seed": chosen.seed, **seen}))
+    if problems := [*wrongs(seen), *excesses(seen)]:
+        sys.exit("\n".join(problems))
+
+
+if __name__ == "__main__":
+    main()
