@@ -42,7 +42,7 @@ from headrace_protocol.drivers.network import TcpNetwork
 from headrace_protocol.drivers.server import RemotingServer, pack_host
 from headrace_protocol.drivers.watchdog import Watchdog
 from headrace_protocol.message import UniqKeyGenerator
-from headrace_protocol.serving import Registry, Request
+from headrace_protocol.serving import TURN_S, Registry, Request
 
 if TYPE_CHECKING:
     from headrace_broker.clock import Clock
@@ -306,6 +306,7 @@ class _Parts:
         registry = Registry(self._note_unexpected)
         registry.run_long = self.sliced_work.start
         registry.run_fetch = self.fetches.start
+        registry.turn_s = TURN_S
         registry.on_slow = self.watchdog.note
         now_ms = self._clock.now_ms
         uniq_keys = UniqKeyGenerator(now_ms, os.getpid(), self._store.store_host[:-4])
@@ -373,13 +374,13 @@ class _Parts:
 
     # -- frames ------------------------------------------------------------------------------------
 
-    def handle(self, channel: ServerChannel, frames: list[Frame]) -> None:
+    def handle(self, channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
         """See FrameHandler."""
         store = self._store
         store.begin_batch()
         end = store.max_physical_offset
         try:
-            self.registry.handle(channel, frames)
+            return self.registry.handle(channel, frames)
         finally:
             # Also when something that can't be read came after what was stored.
             if store.max_physical_offset != end:

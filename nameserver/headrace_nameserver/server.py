@@ -14,7 +14,7 @@ from headrace_nameserver.routes import RouteTable
 from headrace_protocol.codes import code_name
 from headrace_protocol.drivers.network import TcpNetwork
 from headrace_protocol.drivers.server import RemotingServer, ServerChannel
-from headrace_protocol.serving import Registry
+from headrace_protocol.serving import TURN_S, Registry
 
 if TYPE_CHECKING:
     from headrace_nameserver.config import NameServerConfig
@@ -52,6 +52,7 @@ class NameServer:
         )
         self._server = RemotingServer(self)
         self._registry = Registry(self._note_unexpected)
+        self._registry.turn_s = TURN_S
         processor.register(self._registry)
 
     async def run(self, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
@@ -83,9 +84,9 @@ class NameServer:
 
     # -- frames ------------------------------------------------------------------------------------
 
-    def handle(self, channel: ServerChannel, frames: list[Frame]) -> None:
+    def handle(self, channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
         """See FrameHandler."""
-        self._registry.handle(channel, frames)
+        return self._registry.handle(channel, frames)
 
     def finish_batch(self) -> None:
         """See FrameHandler; every request was answered at once."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from time import perf_counter
@@ -38,6 +39,8 @@ Header = TypeVar("Header", bound=msgspec.Struct)
 Result = TypeVar("Result")
 
 _SLOW_S = 0.005
+# For how long a daemon serves one client's requests before it looks at the others.
+TURN_S = 0.005
 # A body up to this size needs no look at its bound.
 _SMALL_BYTES = fastjson.PARSED_BYTES_MAX
 # What a request that waits takes besides its bytes. Measured (docs/performance.md "Growth").
@@ -142,6 +145,7 @@ class Registry:
     run_long: takes work that shall run in slices; runs it to its end at once unless it is set.
     run_fetch: takes a function for a thread, and one to call after it; calls both at once unless
     it is set. on_slow: told of requests that took long: name of the code, seconds.
+    turn_s: how long ``handle`` may serve one client.
     """
 
     def __init__(self, unexpected: Callable[[Request, Exception], None]) -> None:
@@ -149,6 +153,7 @@ class Registry:
         self._unexpected = unexpected
         self.run_long: Callable[[Iterator[None]], None] = deque[None](maxlen=0).extend
         self.run_fetch: Callable[[Fetch, Then], None] = _fetch_now
+        self.turn_s = math.inf
         self.on_slow: Callable[[str, float], None] = lambda _name, _seconds: None
         # Of each client the long requests that are not finished, the one that runs first.
         self._long: dict[Channel, deque[tuple[LongWork, Request]]] = {}
@@ -169,31 +174,39 @@ class Registry:
         self._ready_start = header_start
         self._ready_function = function
 
-    def handle(self, channel: Channel, frames: list[Frame]) -> None:
+    def handle(self, channel: Channel, frames: list[Frame]) -> list[Frame]:
         """Serve what one client sent at once; every request is answered, one-way or held.
 
+        Returns the frames at the end that there was no time for: give them again later.
         Raises RemoteProtocolError for a header that can't be read: close the channel then.
         """
         function = self._ready_function
+        end = perf_counter() + self.turn_s
         if function is None or not channel.is_greeted:
-            for frame in frames:
-                self.serve(channel, frame)
-            return
+            for number, frame in enumerate(frames, 1):
+                if self.serve(channel, frame) > end:
+                    return frames[number:]
+            return []
         start, start_bytes = self._ready_start, len(self._ready_start)
         ready: list[Frame] = []
-        for frame in frames:
+        for number, frame in enumerate(frames, 1):
             if frame[1][:start_bytes] == start and not frame[0]:
                 ready.append(frame)
                 continue
             if ready:
                 function(channel, ready)
                 ready = []
-            self.serve(channel, frame)
+            if self.serve(channel, frame) > end:
+                return frames[number:]
         if ready:
             function(channel, ready)
+        return []
 
-    def serve(self, channel: Channel, frame: Frame) -> None:
-        """Serve one frame. Raises RemoteProtocolError as ``handle``."""
+    def serve(self, channel: Channel, frame: Frame) -> float:
+        """Serve one frame; returns when that was done, 0 if it cost nothing.
+
+        Raises RemoteProtocolError as ``handle``.
+        """
         serialize_type, header, body = frame
         header_bytes = len(header)
         if header_bytes > HEADER_BYTES_MAX:
@@ -202,13 +215,13 @@ class Registry:
             )
         command = decode_header(serialize_type, header)
         if command.is_response:
-            return
+            return 0.0
         if not channel.is_greeted:
             _greet(channel, command)
         request = Request(channel, serialize_type, command, body, header_bytes)
         if len(body) > _SMALL_BYTES and not self._has_good_body(request):
-            return
-        self._serve(request)
+            return perf_counter()
+        return self._serve(request)
 
     def _has_good_body(self, request: Request) -> bool:
         """Whether a large body may be read; answers the request if not."""
@@ -227,7 +240,7 @@ class Registry:
             self._send(request, self._failed(request, error))
             return True
 
-    def _serve(self, request: Request) -> None:
+    def _serve(self, request: Request) -> float:
         began = perf_counter()
         code = request.command.code
         try:
@@ -236,14 +249,15 @@ class Registry:
             held_bytes = request.held_bytes
             request.channel.charge(held_bytes)
             self.run_fetch(wait.fetch, functools.partial(self._fetched, request, held_bytes))
-            return
+            return perf_counter()
         except Exception as error:  # noqa: BLE001 - one bad request must not end the daemon
             reply = self._failed(request, error)
         if reply is not None:
             self._send(request, reply)
-        seconds = perf_counter() - began
-        if seconds > _SLOW_S:
-            self.on_slow(code_name(code), seconds)
+        now = perf_counter()
+        if now - began > _SLOW_S:
+            self.on_slow(code_name(code), now - began)
+        return now
 
     def _fetched(self, request: Request, held_bytes: int, problem: Exception | None) -> None:
         request.channel.charge(-held_bytes)

@@ -85,8 +85,11 @@ class ServerLimits:
 class FrameHandler(Protocol):
     """What a daemon does with frames."""
 
-    def handle(self, channel: ServerChannel, frames: list[Frame]) -> None:
-        """Serve the frames that one client sent at once; they live until this returns."""
+    def handle(self, channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
+        """Serve the frames that one client sent at once.
+
+        Returns those at the end that are to be handled later, after the other clients' turn.
+        """
 
     def finish_batch(self) -> None:
         """All ready clients were handled; their replies, which must be true, leave after this."""
@@ -114,6 +117,7 @@ class ServerChannel:
         "is_slow",
         "is_stranger",
         "last_heard",
+        "later",
         "out",
         "out_bytes",
         "partial_bytes",
@@ -130,6 +134,8 @@ class ServerChannel:
         self.host_bytes = pack_host(host, port)
         self.reader = FrameReader(server.limits.frame_bytes_max, admit)
         self.out: list[Buffer] = []
+        # Frames that there was no time for; it is not read until they are served.
+        self.later: list[Frame] = []
         self.out_bytes = self.partial_bytes = self.charged_bytes = 0
         self.partial_since = self.last_heard = trio.current_time()
         self.is_open = True
@@ -240,6 +246,11 @@ class RemotingServer:
                     self.begin_batch()
                     self.received(channel, data)
                     self.end_batch()
+                    while channel.later:
+                        await trio.lowlevel.checkpoint()
+                        self.begin_batch()
+                        self.guard(channel, self.serve_later)
+                        self.end_batch()
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 pass
             finally:
@@ -262,7 +273,7 @@ class RemotingServer:
             if frames:
                 if channel.is_stranger:
                     self._got_to_know(channel)
-                self._handler.handle(channel, frames)
+                self._serve(channel, frames)
         except RemoteProtocolError as error:
             self.close_channel(channel, str(error), is_fault=True)
             return
@@ -271,6 +282,24 @@ class RemotingServer:
             return
         if channel.is_open:
             self._count_partial(channel, progressed=bool(frames))
+
+    def _serve(self, channel: ServerChannel, frames: list[Frame]) -> None:
+        later = self._handler.handle(channel, frames)
+        if later or channel.later:
+            self._keep(channel, later)
+
+    def serve_later(self, channel: ServerChannel) -> None:
+        """Serve what a client's last turn had no time for, or as much of it as this one has."""
+        self._serve(channel, channel.later)
+
+    def _keep(self, channel: ServerChannel, frames: list[Frame]) -> None:
+        kept_bytes = [
+            sum(len(header) + len(body) for _, header, body in each)
+            for each in (channel.later, frames)
+        ]
+        channel.later = frames
+        channel.charge(kept_bytes[1] - kept_bytes[0])
+        self._update_reading(channel)
 
     def failed(self, channel: ServerChannel, error: Exception) -> None:
         """Something of ours failed for a client: close it, the others go on."""
@@ -286,6 +315,8 @@ class RemotingServer:
         """Do what one client needs; close that client when it fails."""
         try:
             work(channel)
+        except RemoteProtocolError as error:
+            self.close_channel(channel, str(error), is_fault=True)
         except Exception as error:  # noqa: BLE001 - as in received
             self.failed(channel, error)
 
@@ -380,7 +411,8 @@ class RemotingServer:
 
     def _update_reading(self, channel: ServerChannel) -> None:
         if channel.is_open:
-            channel.transport.set_reading(reading=not (channel.is_slow or channel.is_held_back))
+            is_paused = channel.is_slow or channel.is_held_back or bool(channel.later)
+            channel.transport.set_reading(reading=not is_paused)
 
     def _count_partial(self, channel: ServerChannel, *, progressed: bool) -> None:
         partial_bytes = channel.reader.partial_bytes
@@ -443,6 +475,7 @@ class RemotingServer:
         self._strangers.pop(channel, None)
         self.held_bytes -= channel.held_bytes
         channel.out.clear()
+        channel.later = []
         if is_fault:
             self.host_log.warning(channel.address, "client closed", reason=reason)
         self.guard(channel, lambda channel: channel.transport.close())
@@ -563,7 +596,10 @@ class _SocketLoop:
         is_alone = not self._heavy and now - self._light_at > _COMPANY_S
         self._server.begin_batch()
         try:
-            if channel.is_open:
+            if channel.later:
+                self._server.guard(channel, self._server.serve_later)
+                self._look_later(channel)
+            elif channel.is_open:
                 self._readable(channel, self._buffer if is_alone else self._small_buffer)
         finally:
             self._server.end_batch()
@@ -581,9 +617,18 @@ class _SocketLoop:
         if count:
             channel.is_heavy = count >= _HEAVY_BYTES
             self._server.received(channel, buffer[:count])
+            self._look_later(channel)
             self._fit_turn(channel, count, perf_counter() - began)
         else:
             self._server.close_channel(channel, "")
+
+    def _look_later(self, channel: ServerChannel) -> None:
+        """Come back to a client whose turn had no time for all that it sent."""
+        if channel.later:
+            channel.is_heavy = True
+            transport = channel.transport
+            assert isinstance(transport, _SocketTransport)
+            self._heavy[transport.socket.fileno()] = channel
 
     def _fit_turn(self, channel: ServerChannel, count: int, seconds: float) -> None:
         """Read less, or more again, of a client by what its last ``count`` bytes took."""
