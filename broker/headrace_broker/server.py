@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -200,10 +201,11 @@ class Broker:
                 await parts.registration.unregister()
             parts.long_polling.answer_all()
             nursery.cancel_scope.cancel()
-        parts.topics.incarnations.saved.finish()
-        parts.topics.saved.finish()
-        parts.groups.saved.finish()
-        parts.offsets.persist()
+        with ExitStack() as tables:  # in reverse; one that fails does not keep the others
+            tables.callback(parts.offsets.persist)
+            tables.callback(parts.groups.saved.finish)
+            tables.callback(parts.topics.saved.finish)
+            tables.callback(parts.topics.incarnations.saved.finish)
 
 
 async def _set_when_cancelled(event: trio.Event) -> None:

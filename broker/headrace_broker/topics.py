@@ -289,10 +289,10 @@ class TopicTable:
         self._changed(None)
         return True
 
-    def when_saved(self, callback: Callable[[OSError | None], None]) -> None:
+    def when_saved(self, callback: Callable[[Exception | None], None]) -> None:
         """Call back once all changes so far are on disk, or with the error that keeps them."""
 
-        def told_apart(error: OSError | None) -> None:
+        def told_apart(error: Exception | None) -> None:
             if error:
                 callback(error)
             else:

@@ -7,6 +7,7 @@ that is theirs says so. Source: docs/protocol.md "Limits".
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -259,19 +260,19 @@ def check_perm(what: str, perm: int) -> None:
 
 
 def check_depth(what: str, value: Any, depth_max: int = POLICY_DEPTH_MAX) -> None:
-    """A value of lists and maps: how many levels it nests."""
+    """A value of lists and maps: how many levels it nests, with those of objects as keys."""
     level = [value]
     for _ in range(depth_max):
         level = [item for outer in level for item in _children(outer)]
         if not level:
             return
-    if any(isinstance(item, dict | list) for item in level):
+    if any(isinstance(item, Mapping | list) for item in level):
         raise OutOfBounds(f"{what} nests more than {depth_max} levels deep")
 
 
 def _children(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(value.values())
+    if isinstance(value, Mapping):
+        return [*value, *value.values()]
     return value if isinstance(value, list) else []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Protocol
 
 from headrace_broker.persistence import (
@@ -19,6 +18,7 @@ from headrace_protocol.bodies import (
     SubscriptionGroupConfig,
     SubscriptionGroupWrapper,
 )
+from headrace_protocol.bounds import check_depth, check_group, check_queue_nums
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
     from headrace_broker.persistence import NowMs
     from headrace_broker.store.config_file import ConfigFile
-
-GROUP_CHARS_MAX = 120
-_GROUP_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 TOOLS_CONSUMER = "TOOLS_CONSUMER"
 # The groups that the peer has from its first start on.
@@ -111,8 +108,8 @@ class SubscriptionGroups:
         return config
 
     def put(self, config: SubscriptionGroupConfig) -> None:
-        """Create or replace a group. Raises RequestError for a name that can't be one."""
-        check_group_name(config.group_name)
+        """Create or replace a group. Raises RequestError for what can't be one."""
+        _check(config)
         self._groups[config.group_name] = config
         self._changed()
 
@@ -148,18 +145,14 @@ class SubscriptionGroups:
         )
 
 
-def check_group_name(group: str) -> None:
-    """Raise RequestError for a text that can't be a group's name."""
-    if len(group) > GROUP_CHARS_MAX:
-        raise RequestError(
-            ResponseCode.INVALID_PARAMETER,
-            f"group {group[:40]}... has {len(group)} characters: {GROUP_CHARS_MAX} is the most",
-        )
-    if not _GROUP_NAME.fullmatch(group):
-        raise RequestError(
-            ResponseCode.INVALID_PARAMETER,
-            f"group {group!r}: use only letters, digits, '%', '|', '_' and '-', and at least one",
-        )
+def _check(config: SubscriptionGroupConfig) -> None:
+    """Raise RequestError for what can't be a group's settings."""
+    group = config.group_name
+    check_group(group)
+    check_queue_nums(f"group {group}: retryQueueNums", config.retry_queue_nums)
+    # Their shape is not ours: what nests too deep could be saved, but never read again.
+    check_depth(f"groupRetryPolicy of group {group}", config.group_retry_policy)
+    check_depth(f"subscriptionDataSet of group {group}", config.subscription_data_set)
 
 
 def _unknown(group: str) -> RequestError:

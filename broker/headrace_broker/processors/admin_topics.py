@@ -115,7 +115,7 @@ class AdminTopicsProcessor:
     def _reply_when_told(self, request: Request, reply: Reply) -> None:
         """Answer once the change is on disk and nameservers, whom others ask, know of it."""
 
-        def saved(error: OSError | None) -> None:
+        def saved(error: Exception | None) -> None:
             if error is None:
                 self._when_told(functools.partial(request.reply, reply))
             else:
@@ -235,7 +235,7 @@ class AdminTopicsProcessor:
         body = TopicConfigAndQueueMapping(**msgspec.structs.asdict(topic)).encode()
         incarnation = self._topics.incarnations.of(topic.topic_name)
 
-        def saved(error: OSError | None) -> None:
+        def saved(error: Exception | None) -> None:
             # One that is not on disk would be another after a crash.
             header = TopicConfigResponseHeader(incarnation=None if error else incarnation)
             request.reply(Reply(header, (body,)))
