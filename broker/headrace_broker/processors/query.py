@@ -95,12 +95,12 @@ class QueryProcessor:
     def view_message(self, request: Request) -> Reply:
         """VIEW_MESSAGE_BY_ID: the record at a physical offset."""
         physical_offset = request.header(ViewMessageHeader).offset
-        record = self._store.record_at(physical_offset)
+        record = self._store.message_at(physical_offset)
         if record is None:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
-                f"can not find message by the offset, {physical_offset}: it has expired, or the "
-                "id is of another broker",
+                f"can not find message by the offset, {physical_offset}: none begins there, it "
+                "has expired, or the id is of another broker",
             )
         return Reply(body=(record,))
 

@@ -579,6 +579,19 @@ class MessageStore:
     def _refuse(self, error: OSError, path: Path) -> None:
         self.commit_log.refuse(error.strerror or str(error), path, error_number=error.errno)
 
+    def message_at(self, physical_offset: int) -> memoryview | None:
+        """The record of a message that begins there; None if none does. Raises NotReady.
+
+        A body may hold what looks like a record, so the message's unit must point there, or the
+        row of the ring that will become its unit. Records without a unit (of deleted topics, or
+        cleaned from their queue) are not served.
+        """
+        record = self.record_at(physical_offset)
+        if record is None:
+            return None
+        is_message = self.reader.has_unit(self._names, physical_offset, record)
+        return record if is_message or self.ring.holds(physical_offset) else None
+
     def query_index(
         self,
         topic: str,

@@ -19,7 +19,7 @@ from headrace_protocol.message import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from headrace_broker.store.commit_log import CommitLog
     from headrace_broker.store.consume_queue import ConsumeQueue
@@ -201,6 +201,26 @@ class Reader:
             self._units(queue.consume_queue, queue_offset, 1)
         )
         return physical_offset, size, tags_code
+
+    def has_unit(
+        self,
+        queues: Mapping[tuple[str, int], StoreQueue],
+        physical_offset: int,
+        record: Buffer,
+    ) -> bool:
+        """Whether the unit that a record says is its own points to it. Raises NotReady."""
+        try:
+            message = decode_record(record)
+        except CorruptRecord:
+            return False
+        queue = queues.get((message.topic, message.queue_id))
+        queue_offset = message.queue_offset
+        if queue is None:
+            return False
+        consume_queue = queue.consume_queue
+        if not consume_queue.first_offset <= queue_offset < consume_queue.max_offset:
+            return False
+        return self.unit(queue, queue_offset)[:2] == (physical_offset, len(record))
 
     # --- by time ---------------------------------------------------------------------------
 
