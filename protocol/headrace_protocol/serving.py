@@ -370,6 +370,16 @@ def all_ready(
     return results
 
 
+def until_done(step: Callable[[], bool]) -> Generator[NotReady | None, None, None]:
+    """Call ``step`` as long as it says that there is more, for a LongFunction.
+
+    step: goes on where it was when what it needed is there.
+    """
+    is_more = True
+    while is_more:
+        (is_more,) = yield from all_ready([step])
+
+
 def _try_to(read: Callable[[], Result], results: list[Result]) -> NotReady | None:
     try:
         results.append(read())

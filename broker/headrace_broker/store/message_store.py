@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.cleaner import CleanerStatus
     from headrace_broker.store.encoded_records import EncodedRecords
     from headrace_broker.store.mapped_file import MappedFile
-    from headrace_broker.store.reader import IndexType
+    from headrace_broker.store.reader import IndexType, KeyQuery
     from headrace_broker.store.recovery import OnProgress, RecoveryPlan
     from headrace_broker.store.ring import Cursor
     from headrace_broker.store.settings import StoreSettings
@@ -589,7 +589,7 @@ class MessageStore:
         record = self.record_at(physical_offset)
         if record is None:
             return None
-        is_message = self.reader.has_unit(self._names, physical_offset, record)
+        is_message = self.reader.has_unit(self._names, physical_offset)
         return record if is_message or self.ring.holds(physical_offset) else None
 
     def query_index(
@@ -600,15 +600,10 @@ class MessageStore:
         begin_ms: int,
         end_ms: int,
         index_type: IndexType | None = None,
-    ) -> list[int]:
-        """As ``Reader.query_index``, with everything appended so far indexed first.
-
-        Raises NotReady for what the disk must give first, and when index files must be compared
-        with what a clean stop left.
-        """
+    ) -> KeyQuery:
+        """As ``Reader.query_index``, with everything appended so far indexed first."""
         self.index_tick()
-        with self.index_files.lock:
-            return self.reader.query_index(topic, key, max_count, begin_ms, end_ms, index_type)
+        return self.reader.query_index(topic, key, max_count, begin_ms, end_ms, index_type)
 
     # --- loops -----------------------------------------------------------------------------
 
