@@ -5,7 +5,6 @@ Source: docs/protocol.md "Topics"; tests/broker/test_topics.py.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,6 +28,7 @@ from headrace_protocol.bodies import (
     TopicConfig,
     TopicConfigSerializeWrapper,
 )
+from headrace_protocol.bounds import check_perm, check_queue_nums, check_topic
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 
@@ -44,10 +44,6 @@ DLQ_PREFIX = "%DLQ%"
 DEFAULT_TOPIC = "TBW102"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 
-QUEUE_NUMS_MAX = 65_536
-_TOPIC_CHARS_MAX = 127
-_RETRY_TOPIC_CHARS_MAX = 255
-_TOPIC_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 _SYSTEM_PREFIX = "rmq_sys_"
 _PERM_ALL = PERM_READ | PERM_WRITE | PERM_INHERIT
 
@@ -313,7 +309,7 @@ class TopicTable:
         known = self._topics.get(topic)
         if known is not None:
             return known
-        check_topic_name(topic)
+        check_topic(topic)
         self.check_changeable(topic)
         if topic.startswith(RETRY_PREFIX):
             return self._create(_topic(topic, 1))
@@ -376,40 +372,13 @@ class TopicTable:
         )
 
 
-def check_topic_name(topic: str) -> None:
-    """Raise RequestError for a text that can't be a topic's name."""
-    if not _TOPIC_NAME.fullmatch(topic):
-        raise RequestError(
-            ResponseCode.INVALID_PARAMETER,
-            f"topic {topic[:_TOPIC_CHARS_MAX]!r}: use only letters, digits, '%', '|', '_' and "
-            "'-', and at least one",
-        )
-    is_retry = topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
-    chars_max = _RETRY_TOPIC_CHARS_MAX if is_retry else _TOPIC_CHARS_MAX
-    if len(topic) > chars_max:
-        raise RequestError(
-            ResponseCode.INVALID_PARAMETER,
-            f"topic {topic[:40]}... has {len(topic)} characters: {chars_max} is the most",
-        )
-
-
 def check_config(topic: TopicConfig) -> None:
     """Raise RequestError for what can't be a topic's settings."""
-    check_topic_name(topic.topic_name)
-    for name, queue_nums in (
-        ("readQueueNums", topic.read_queue_nums),
-        ("writeQueueNums", topic.write_queue_nums),
-    ):
-        if not 0 <= queue_nums <= QUEUE_NUMS_MAX:
-            raise RequestError(
-                ResponseCode.INVALID_PARAMETER,
-                f"topic {topic.topic_name}: {name} {queue_nums}, expected 0 to {QUEUE_NUMS_MAX}",
-            )
-    if not 0 <= topic.perm <= 15:
-        raise RequestError(
-            ResponseCode.INVALID_PARAMETER,
-            f"topic {topic.topic_name}: perm {topic.perm}, expected 2 write, 4 read or 6 both",
-        )
+    name = topic.topic_name
+    check_topic(name)
+    check_queue_nums(f"topic {name}: readQueueNums", topic.read_queue_nums)
+    check_queue_nums(f"topic {name}: writeQueueNums", topic.write_queue_nums)
+    check_perm(f"topic {name}: perm", topic.perm)
 
 
 def unread_warning(topic: TopicConfig) -> str | None:

@@ -10,9 +10,10 @@ import pytest
 from headrace_broker.config import BrokerConfig
 from headrace_broker.store.config_file import ConfigFile
 from headrace_broker.store.errors import StoreFormatError
-from headrace_broker.topics import TopicTable, check_topic_name, unread_warning
+from headrace_broker.topics import TopicTable, unread_warning
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import TopicConfig
+from headrace_protocol.bounds import check_topic
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 from tests.support.broker import broker_config
@@ -125,7 +126,7 @@ def test_retry_and_dead_letter_topics_need_no_default(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a", "A-b_c|d%9", "x" * 127, "%RETRY%" + "g" * 120])
 def test_names_that_can_be(name: str) -> None:
-    check_topic_name(name)
+    check_topic(name)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,7 @@ def test_names_that_can_be(name: str) -> None:
 )
 def test_names_that_cannot_be(name: str, tmp_path: Path) -> None:
     for put in (
-        check_topic_name,
+        check_topic,
         lambda name: table(tmp_path).create_on_send(name, "TBW102", 1, "client"),
         lambda name: table(tmp_path).put(TopicConfig(topic_name=name)),
     ):
