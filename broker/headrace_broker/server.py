@@ -17,6 +17,7 @@ from headrace_broker.consumer.long_polling import LongPolling
 from headrace_broker.consumer.offsets import ConsumerOffsets
 from headrace_broker.consumer.subscriptions import SubscriptionGroups
 from headrace_broker.consumer.unconsumed import UnconsumedLook
+from headrace_broker.host_budget import HostBudget
 from headrace_broker.monitor import Monitor, Readiness, State
 from headrace_broker.processors.admin_broker import AdminBrokerProcessor
 from headrace_broker.processors.admin_groups import AdminGroupsProcessor
@@ -187,6 +188,7 @@ class Broker:
             nursery.start_soon(parts.statistics.run, self._clock.now_ms)
             nursery.start_soon(parts.long_polling.run)
             nursery.start_soon(parts.relieve_pressure)
+            nursery.start_soon(parts.consumers.run)
             nursery.start_soon(parts.expire_clients)
             nursery.start_soon(parts.persist_offsets)
             await nursery.start(self._network.serve, listener, parts.server)
@@ -273,21 +275,26 @@ class _Parts:
         store.on_touched = self.long_polling.arrived
         self.server = RemotingServer(self, owns_loop=owns_loop)
         now_ms = clock.now_ms
-        self.topics = TopicTable(config, ConfigFile(folder / "topics.json", store.seam), now_ms)
+        budget = HostBudget()
+        self.topics = TopicTable(
+            config, ConfigFile(folder / "topics.json", store.seam), now_ms, budget
+        )
         self.groups = SubscriptionGroups(
-            config, ConfigFile(folder / "subscriptionGroup.json", store.seam), now_ms
+            config, ConfigFile(folder / "subscriptionGroup.json", store.seam), now_ms, budget
         )
         self.offsets = ConsumerOffsets(
             ConfigFile(folder / "consumerOffset.json", store.seam), now_ms
         )
         self.consumers = ConsumerManager(self.groups)
+        self.consumers.run_long = self.sliced_work.start
         self.producers = ProducerManager()
+        self.producers.run_long = self.sliced_work.start
         self.staging = Staging(
-            store, config.broker_name, config.staged_reserved_ms, self.statistics.put
+            store, config.broker_name, config.staged_reserved_ms, self.statistics.put, budget
         )
         store.cleaner.look_at_groups = self._look_at_groups
         store.cleaner.topic_limits = lambda: topic_limits(self.topics.all())
-        self.locks = QueueLocks()
+        self.locks = QueueLocks(budget)
         self.registration = Registration(
             config, config.nameservers, network, self.topics, listener.address, ha_address=""
         )
@@ -454,11 +461,12 @@ class _Parts:
                 self.server.hold_back(channel, is_held_back=False)
 
     async def expire_clients(self) -> None:
-        """Forget clients whose heartbeats stopped."""
+        """Forget clients whose heartbeats stopped, and locks that were not renewed."""
         while True:
             await trio.sleep(_EXPIRE_S)
             self.consumers.expire(self._clock.now_ms())
             self.producers.expire(self._clock.now_ms())
+            self.sliced_work.start(self.locks.expire(self._clock.now_ms()))
 
     async def persist_offsets(self) -> None:
         """Write consumer offsets when they have changed."""

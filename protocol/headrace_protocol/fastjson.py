@@ -389,9 +389,22 @@ def dumps_sliced(items: Iterable[tuple[Any, Any]]) -> Generator[None, None, Writ
     remaining = iter(items)
     parts = []
     while table := dict(islice(remaining, _SLICE_ITEMS)):
+        for key, value in table.items():
+            if isinstance(value, dict) and len(value) > _SLICE_ITEMS:
+                table[key] = yield from dumps_sliced(value.items())
         parts.append(dumps(table)[1:-1].decode())
         yield
     return Written(f"{{{','.join(parts)}}}")
+
+
+def dumps_list_sliced(items: Iterable[Any]) -> Generator[None, None, Written]:
+    """The same for a list."""
+    remaining = iter(items)
+    parts = []
+    while some := list(islice(remaining, _SLICE_ITEMS)):
+        parts.append(dumps(some)[1:-1].decode())
+        yield
+    return Written(f"[{','.join(parts)}]")
 
 
 _SLICE_ITEMS = 128

@@ -71,7 +71,7 @@ def test_a_reset_is_told_once_and_not_overrun(offsets: ConsumerOffsets) -> None:
 def test_a_clone_goes_on_where_the_other_is(offsets: ConsumerOffsets) -> None:
     offsets.commit("g", "t", 0, 9)
     offsets.commit("g", "t", 1, 4)
-    offsets.clone("g", "copy", "t")
+    list(offsets.clone("g", "copy", "t"))
     offsets.commit("g", "t", 0, 10)
     assert offsets.offsets_of("copy", "t") == {0: 9, 1: 4}
     assert offsets.groups_of("t") == {"g", "copy"}

@@ -11,6 +11,7 @@ from headrace_broker.consumer.locks import QueueLocks
 from headrace_broker.consumer.long_polling import LongPolling
 from headrace_broker.consumer.offsets import ConsumerOffsets
 from headrace_broker.consumer.subscriptions import SubscriptionGroups
+from headrace_broker.host_budget import HostBudget
 from headrace_broker.processors.admin_broker import AdminBrokerProcessor
 from headrace_broker.processors.admin_groups import AdminGroupsProcessor
 from headrace_broker.processors.admin_topics import AdminTopicsProcessor
@@ -67,13 +68,15 @@ class BrokerUnderTest:
         now_ms = self.clock.now_ms
         self.store = open_store(self.config.store_path_root_dir, self.clock, **store)
         files = self.config.store_path_root_dir / "config"
-        self.topics = TopicTable(self.config, ConfigFile(files / "topics.json"), now_ms)
+        self.budget = HostBudget()
+        topics_file = ConfigFile(files / "topics.json")
+        self.topics = TopicTable(self.config, topics_file, now_ms, self.budget)
         groups_file = ConfigFile(files / "subscriptionGroup.json")
-        self.groups = SubscriptionGroups(self.config, groups_file, now_ms)
+        self.groups = SubscriptionGroups(self.config, groups_file, now_ms, self.budget)
         self.offsets = ConsumerOffsets(ConfigFile(files / "consumerOffset.json"), now_ms)
         self.consumers = ConsumerManager(self.groups)
         self.producers = ProducerManager()
-        self.locks = QueueLocks()
+        self.locks = QueueLocks(self.budget)
         self.statistics = BrokerStatistics()
         self.long_polling = LongPolling()
         self.staging = Staging(
@@ -81,6 +84,7 @@ class BrokerUnderTest:
             self.config.broker_name,
             self.config.staged_reserved_ms,
             self.statistics.put,
+            self.budget,
         )
         self.staging.load()
         self.unexpected: list[Exception] = []

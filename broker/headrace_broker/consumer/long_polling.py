@@ -97,8 +97,7 @@ class LongPolling:
 
     def channel_closed(self, channel: Channel) -> None:
         """Nobody waits any more for an answer on ``channel``."""
-        for pull in list(self._of_channels.get(channel, ())):
-            self._forget(pull)
+        self.run_long(self._forget_each(list(self._of_channels.get(channel, ()))))
 
     def answer_all(self) -> None:
         """The broker stops: nobody shall wait for it."""
@@ -118,6 +117,11 @@ class LongPolling:
             self._forget(pull)
         else:
             _wait(pull.queue, pull)
+
+    def _forget_each(self, pulls: Iterable[HeldPull]) -> Iterator[None]:
+        for pull in pulls:
+            self._forget(pull)
+            yield
 
     def _end_each(self, pulls: Iterable[HeldPull]) -> Iterator[None]:
         for pull in pulls:

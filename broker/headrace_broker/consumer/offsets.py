@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.config_file import ConfigFile
 
 _COMMITS_PER_VERSION = 500
+_QUEUES_AT_ONCE = 500
 
 Key = tuple[str, str]  # topic, group
 Offsets = dict[int, int]  # queue id -> queue offset
@@ -160,10 +161,12 @@ class ConsumerOffsets:
             self._resets.pop(key, None)
         return offset
 
-    def clone(self, source_group: str, target_group: str, topic: str) -> None:
-        """Let ``target_group`` go on where ``source_group`` is."""
-        for queue_id, offset in self.offsets_of(source_group, topic).items():
+    def clone(self, source_group: str, target_group: str, topic: str) -> Iterator[None]:
+        """Let ``target_group`` go on where ``source_group`` is; yields after some queues."""
+        for number, (queue_id, offset) in enumerate(self.offsets_of(source_group, topic).items()):
             self._put((topic, target_group), queue_id, offset)
+            if not number % _QUEUES_AT_ONCE:
+                yield
 
     # -- deletion ----------------------------------------------------------------------------------
 

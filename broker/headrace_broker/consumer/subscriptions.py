@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from headrace_broker.host_budget import HostBudget
 from headrace_broker.persistence import (
     SavedFile,
     TableText,
@@ -25,8 +26,12 @@ from headrace_protocol.errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from headrace_broker.host_budget import Host
     from headrace_broker.persistence import NowMs
     from headrace_broker.store.config_file import ConfigFile
+
+# With its retry topic, and both as their files hold them.
+_GROUP_BYTES = 6 * 1024
 
 TOOLS_CONSUMER = "TOOLS_CONSUMER"
 # The groups that the peer has from its first start on.
@@ -55,9 +60,16 @@ class SubscriptionGroups:
     saved: the file, which follows the table.
     """
 
-    def __init__(self, policy: GroupPolicy, file: ConfigFile, now_ms: NowMs) -> None:
+    def __init__(
+        self,
+        policy: GroupPolicy,
+        file: ConfigFile,
+        now_ms: NowMs,
+        budget: HostBudget | None = None,
+    ) -> None:
         """Load the table. Raises StoreFormatError when what is there can't be read."""
         self.change_count = 0
+        self._budget = budget or HostBudget()
         self._policy = policy
         self.saved = SavedFile(file, self._snapshot)
         self._text = TableText()
@@ -83,8 +95,8 @@ class SubscriptionGroups:
         """A group; None when there is none of that name."""
         return self._groups.get(group)
 
-    def get_or_create(self, group: str) -> SubscriptionGroupConfig:
-        """A group, made with the defaults when it is not there.
+    def get_or_create(self, group: str, host: Host) -> SubscriptionGroupConfig:
+        """A group, made with the defaults for ``host`` when it is not there.
 
         Raises RequestError when there is none and none may be made.
         """
@@ -93,12 +105,14 @@ class SubscriptionGroups:
             if not self._policy.auto_create_subscription_group:
                 raise _unknown(group)
             config = SubscriptionGroupConfig(group_name=group)
+            _check(config)
+            self._budget.keep(host, ("group", group), _GROUP_BYTES)
             self.put(config)
         return config
 
-    def check_consumable(self, group: str) -> SubscriptionGroupConfig:
+    def check_consumable(self, group: str, host: Host) -> SubscriptionGroupConfig:
         """A group that may consume; made when it is not there. Raises RequestError."""
-        config = self.get_or_create(group)
+        config = self.get_or_create(group, host)
         if not config.consume_enable:
             raise RequestError(
                 ResponseCode.NO_PERMISSION,
@@ -117,6 +131,7 @@ class SubscriptionGroups:
         """Forget a group; whether it was there."""
         if self._groups.pop(group, None) is None:
             return False
+        self._budget.drop(("group", group))
         self._changed()
         return True
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from headrace_broker.host_budget import Host
 from headrace_broker.processors.queues import checked_queue, complete_queue, not_saved, store_time
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import (
@@ -99,7 +100,7 @@ class AdminGroupsProcessor:
         registry.route(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, self.groups_of_topic)
         registry.route_long(RequestCode.QUERY_CONSUME_TIME_SPAN, self.time_spans)
         registry.route_long(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, self.reset_offset)
-        registry.route(RequestCode.CLONE_GROUP_OFFSET, self.clone_offset)
+        registry.route_long(RequestCode.CLONE_GROUP_OFFSET, self.clone_offset)
         registry.route_long(RequestCode.QUERY_CONSUME_QUEUE, self.consume_queue)
 
     # -- settings ----------------------------------------------------------------------------------
@@ -303,12 +304,15 @@ class AdminGroupsProcessor:
         queue = complete_queue(self._store, self._topics, topic, queue_id)
         return self._store.offset_by_time(queue, timestamp_ms) if queue else 0
 
-    def clone_offset(self, request: Request) -> Reply:
+    def clone_offset(self, request: Request) -> Generator[None, None, Reply]:
         """CLONE_GROUP_OFFSET: let a group go on where another one is."""
         header = request.header(CloneGroupOffsetHeader)
-        topics = {header.topic} if header.topic else self._offsets.topics_of(header.src_group)
+        source, target = header.src_group, header.dest_group
+        self._groups.get_or_create(target, Host.of(request.channel))
+        topics = {header.topic} if header.topic else self._offsets.topics_of(source)
         for topic in topics:
-            self._offsets.clone(header.src_group, header.dest_group, topic)
+            yield from self._offsets.clone(source, target, topic)
+            yield
         return Reply()
 
     # -- queues ------------------------------------------------------------------------------------
