@@ -157,6 +157,7 @@ class ConsumerManager:
         self._settings = groups
         self._members = _Members()
         self._groups: dict[str, ConsumerGroup] = {}
+        self._groups_of: dict[str, set[str]] = {}
 
     def heartbeat(
         self, member: Member, data: ConsumerData, now_ms: int, *, with_subscriptions: bool = True
@@ -171,9 +172,12 @@ class ConsumerManager:
         held_bytes = _held_bytes(data.subscription_data_set) if with_subscriptions else None
         is_news = self._members.heard(data.group_name, member, now_ms, held_bytes)
         if with_subscriptions:
+            before = group.subscriptions
             has_changed, has_other_topics = group.update(data)
             self.change_count += has_changed
             is_news |= has_other_topics
+            if has_other_topics:
+                self._subscribe(data.group_name, before, group.subscriptions)
         if is_news:
             self._notify(data.group_name)
 
@@ -184,7 +188,7 @@ class ConsumerManager:
         if group in self._members.groups:
             self._notify(group)
         else:
-            del self._groups[group]
+            self._subscribe(group, self._groups.pop(group).subscriptions, ())
             self.change_count += 1
 
     def channel_closed(self, channel: Channel) -> None:
@@ -211,15 +215,18 @@ class ConsumerManager:
 
     def groups_of_topic(self, topic: str) -> set[str]:
         """Groups that are subscribed to a topic now."""
-        return {name for name, group in self._groups.items() if topic in group.subscriptions}
+        return set(self._groups_of.get(topic, ()))
 
-    def groups_by_topic(self) -> dict[str, set[str]]:
-        """Of each topic somebody is subscribed to, the groups."""
-        by_topic: dict[str, set[str]] = {}
-        for name, group in self._groups.items():
-            for topic in group.subscriptions:
-                by_topic.setdefault(topic, set()).add(name)
-        return by_topic
+    def _subscribe(self, group: str, before: Iterable[str], after: Iterable[str]) -> None:
+        """Note which topics a group wants no more, and which others."""
+        before, after = set(before), set(after)
+        for topic in before - after:
+            groups = self._groups_of[topic]
+            groups.discard(group)
+            if not groups:
+                del self._groups_of[topic]
+        for topic in after - before:
+            self._groups_of.setdefault(topic, set()).add(group)
 
     def subscription_for_pull(self, group: str, topic: str, sub_version: int) -> SubscriptionData:
         """What a group wants of a topic, for a pull that does not say it itself.
