@@ -39,6 +39,7 @@ from headrace_broker.store.recovery import LoadStage
 from headrace_broker.topic_attributes import topic_limits
 from headrace_broker.topics import TopicTable
 from headrace_protocol.codes import code_name
+from headrace_protocol.drivers.host_log import HostLog
 from headrace_protocol.drivers.network import TcpNetwork
 from headrace_protocol.drivers.server import RemotingServer, pack_host
 from headrace_protocol.drivers.watchdog import Watchdog
@@ -267,6 +268,8 @@ class _Parts:
         self._config = config
         folder = config.store_path_root_dir / "config"
         self.statistics = BrokerStatistics()
+        # What clients change, for the log.
+        self.changes = HostLog(log)
         self.watchdog = Watchdog()
         self.sliced_work = SlicedWork()
         self.fetches = Fetches()
@@ -352,6 +355,7 @@ class _Parts:
                 self.offsets,
                 self.long_polling,
                 self.statistics,
+                self.changes,
                 self.registration.when_told,
             ),
             AdminGroupsProcessor(
@@ -364,6 +368,7 @@ class _Parts:
                 self.offsets,
                 self.statistics,
                 now_ms,
+                self.changes,
             ),
             AdminBrokerProcessor(
                 self._config,
@@ -372,6 +377,7 @@ class _Parts:
                 self.offsets,
                 self.statistics,
                 now_ms,
+                self.changes,
                 self.health,
             ),
         ):
@@ -467,6 +473,7 @@ class _Parts:
             self.consumers.expire(self._clock.now_ms())
             self.producers.expire(self._clock.now_ms())
             self.sliced_work.start(self.locks.expire(self._clock.now_ms()))
+            self.changes.report()
 
     async def persist_offsets(self) -> None:
         """Write consumer offsets when they have changed."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from headrace_broker.config import BrokerConfig
 from headrace_broker.consumer.groups import ConsumerManager, ProducerManager
 from headrace_broker.consumer.locks import QueueLocks
@@ -28,6 +30,7 @@ from headrace_broker.topics import TopicTable
 from headrace_protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData, TopicConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.command import VERSION, Command, header_fields
+from headrace_protocol.drivers.host_log import HostLog
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.message import UniqKeyGenerator
@@ -69,6 +72,7 @@ class BrokerUnderTest:
         self.store = open_store(self.config.store_path_root_dir, self.clock, **store)
         files = self.config.store_path_root_dir / "config"
         self.budget = HostBudget()
+        self.changes = HostLog(structlog.get_logger())
         topics_file = ConfigFile(files / "topics.json")
         self.topics = TopicTable(self.config, topics_file, now_ms, self.budget)
         groups_file = ConfigFile(files / "subscriptionGroup.json")
@@ -116,7 +120,14 @@ class BrokerUnderTest:
                 store, topics, groups, consumers, producers, offsets, self.locks, now_ms
             ),
             AdminTopicsProcessor(
-                config, store, topics, offsets, long_polling, statistics, lambda told: told()
+                config,
+                store,
+                topics,
+                offsets,
+                long_polling,
+                statistics,
+                self.changes,
+                lambda told: told(),
             ),
             AdminGroupsProcessor(
                 config,
@@ -128,8 +139,9 @@ class BrokerUnderTest:
                 offsets,
                 statistics,
                 now_ms,
+                self.changes,
             ),
-            AdminBrokerProcessor(config, store, topics, offsets, statistics, now_ms),
+            AdminBrokerProcessor(config, store, topics, offsets, statistics, now_ms, self.changes),
         )
 
     def close(self) -> None:

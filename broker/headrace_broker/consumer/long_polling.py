@@ -90,10 +90,9 @@ class LongPolling:
                     self.run_long(self._end_each(due))
             self._next_tick = now
 
-    def queue_gone(self, queue: StoreQueue) -> None:
-        """A queue will be deleted: nobody shall wait for it."""
-        for pull in list(queue.waiting or ()):
-            self._end(pull)
+    def queue_gone(self, queue: StoreQueue) -> Iterator[None]:
+        """A queue will be deleted: nobody shall wait for it. Yields after each pull."""
+        yield from self._end_each(list(queue.waiting or ()))
 
     def channel_closed(self, channel: Channel) -> None:
         """Nobody waits any more for an answer on ``channel``."""
