@@ -9,6 +9,7 @@ import pytest
 
 from headrace_broker.store import reader
 from headrace_broker.store.index_file import IndexFile
+from headrace_broker.store.indexer import BLOCK_BYTES_MAX
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import QueryMessageHeader
 from headrace_protocol.message import StoredMessage, decode_record, decode_records
@@ -28,7 +29,7 @@ LONG_MAX = 2**63 - 1
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerUnderTest]:
     broker = BrokerUnderTest(
-        tmp_path, ring_rows=1024, commit_log_file_bytes=1 << 20, index_entry_count=10_000
+        tmp_path, ring_rows=2048, commit_log_file_bytes=1 << 23, index_entry_count=10_000
     )
     yield broker
     broker.close()
@@ -107,6 +108,40 @@ def test_newer_entries_are_passed_over_without_decoding(
     answer = broker.ask(RequestCode.QUERY_MESSAGE, header("all", end_ms))
     assert len(decode_records(answer.body)) == 2
     assert len(decoded) == 2
+
+
+def test_records_of_many_keys_are_indexed_a_few_at_a_time(broker: BrokerUnderTest) -> None:
+    indexer = broker.store.indexer
+    queue = broker.store.queue("t", 0)
+    for count, size in ((900, 1), (100, 30_000)):
+        for _ in range(count):
+            put(broker.store, queue, KEYS="k" * size, dispatch=False)
+    broker.store.dispatch()
+    rows = []
+    while indexer.waiting_count:
+        block = indexer.next_block(1024, BLOCK_BYTES_MAX)
+        rows.append(block.row_count)
+        indexer.put(block)
+    assert rows[0] >= 900
+    assert max(rows[1:]) == BLOCK_BYTES_MAX // 30_007
+
+
+def test_a_query_indexes_what_is_waiting_in_slices(broker: BrokerUnderTest) -> None:
+    queue = broker.store.queue("t", 0)
+    for _ in range(40):
+        put(broker.store, queue, KEYS="wanted " + "k" * 30_000)
+    works: list[Iterator[None]] = []
+    broker.registry.run_long = works.append
+    channel = MemoryChannel()
+    broker.send(RequestCode.QUERY_MESSAGE, header("wanted", max_num=1), b"", channel)
+    waiting = [broker.store.indexer.waiting_count]
+    for _ in works[0]:
+        waiting.append(broker.store.indexer.waiting_count)  # noqa: PERF401 - it goes on
+    assert waiting[0] == 40
+    assert waiting[-1] == 0
+    assert len(set(waiting)) >= 40 * 30_000 // BLOCK_BYTES_MAX
+    ((answer, _),) = channel.replies()
+    assert answer.code == ResponseCode.SUCCESS
 
 
 def test_a_walk_ends_after_so_many_entries(

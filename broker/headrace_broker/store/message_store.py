@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -21,7 +22,7 @@ from headrace_broker.store.errors import StoreError, StoreFormatError
 from headrace_broker.store.files import Files
 from headrace_broker.store.flush import Flusher
 from headrace_broker.store.index_file import HEADER_BYTES, IndexFiles
-from headrace_broker.store.indexer import BLOCK_ROWS_MAX, THREAD_ROWS_MAX, Indexer
+from headrace_broker.store.indexer import BLOCK_ROWS_MAX, Indexer
 from headrace_broker.store.lock import StoreLock
 from headrace_broker.store.peer_queues import BATCH_FOLDER, PeerQueues
 from headrace_broker.store.reader import Reader
@@ -602,8 +603,15 @@ class MessageStore:
         index_type: IndexType | None = None,
     ) -> KeyQuery:
         """As ``Reader.query_index``, with everything appended so far indexed first."""
-        self.index_tick()
-        return self.reader.query_index(topic, key, max_count, begin_ms, end_ms, index_type)
+        prepare = partial(self._index_up_to, self.ring.written)
+        return self.reader.query_index(topic, key, max_count, begin_ms, end_ms, index_type, prepare)
+
+    def _index_up_to(self, row_count: int) -> bool:
+        """Index some of the first rows; whether there may be more to do, and it can be done."""
+        taken = self.indexer.cursor.taken
+        if taken < row_count:
+            self._index(self.indexer.drain_block)
+        return taken < self.indexer.cursor.taken
 
     # --- loops -----------------------------------------------------------------------------
 
@@ -639,7 +647,7 @@ class MessageStore:
     async def _index_aside(self) -> None:
         """Index a large block in a thread, where it keeps nobody waiting."""
         self.commit_log.write_out()
-        block = self.indexer.next_block(THREAD_ROWS_MAX)
+        block = self.indexer.next_block()
         try:
             await trio.to_thread.run_sync(self.indexer.put, block, limiter=self._index_threads)
         except OSError as error:

@@ -266,11 +266,13 @@ class Reader:
         begin_ms: int,
         end_ms: int,
         index_type: IndexType | None = None,
+        prepare: Callable[[], bool] = lambda: False,
     ) -> KeyQuery:
         """Find records of ``topic`` with ``key``, at most ``QUERY_COUNT_MAX``.
 
         begin_ms, end_ms: store time, both included.
         index_type: K for KEYS, U for UNIQ_KEY, T for TAGS; None for either of the first two.
+        prepare: called first, as long as it returns that there is more to do.
         """
         text = TAGS_MARK + key if index_type == "T" else key
         walk = IndexWalk(self.index_files, index_key_hash(topic, text), end_ms)
@@ -283,7 +285,7 @@ class Reader:
             )
 
         count_max = min(max_count, QUERY_COUNT_MAX)
-        return KeyQuery(walk, self.message_at, is_wanted, begin_ms, count_max)
+        return KeyQuery(prepare, walk, self.message_at, is_wanted, begin_ms, count_max)
 
     def message_at(self, physical_offset: int) -> StoredMessage | None:
         """The record there; None for none, or a damaged one. Raises NotReady."""
@@ -306,6 +308,7 @@ class KeyQuery:
 
     def __init__(
         self,
+        prepare: Callable[[], bool],
         walk: IndexWalk,
         message_at: Callable[[int], StoredMessage | None],
         is_wanted: Callable[[StoredMessage], bool],
@@ -314,6 +317,7 @@ class KeyQuery:
     ) -> None:
         self.found: list[int] = []
         self.is_cut = False
+        self._prepare = prepare
         self._walk = walk
         self._message_at = message_at
         self._is_wanted = is_wanted
@@ -327,6 +331,8 @@ class KeyQuery:
 
         Raises StoreDamaged; NotReady, and the next call goes on where this one was.
         """
+        if self._prepare():
+            return True
         offsets = self._walk.offsets
         if not offsets and not self._walk.step() and not offsets:
             return False
