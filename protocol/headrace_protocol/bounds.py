@@ -17,6 +17,8 @@ from headrace_protocol.frame import FRAME_BYTES_MAX
 if TYPE_CHECKING:
     from collections.abc import Sized
 
+    from headrace_protocol.frame import Buffer
+
 _KIB = 1024
 _MIB = 1024 * _KIB
 
@@ -245,6 +247,13 @@ def check_items(what: str, items: Sized, count_max: int = ITEMS_MAX) -> None:
     """A list or map of a body."""
     if len(items) > count_max:
         raise OutOfBounds(f"{len(items)} {what}: {count_max} is the most, send them in parts")
+
+
+def check_marks(what: str, body: Buffer, mark: bytes, marks_per_item: int) -> None:
+    """A list in a large body, before it is decoded: by a mark that stands so often in each item."""
+    count = bytes(body).count(mark) // marks_per_item
+    if count > ITEMS_MAX:
+        raise OutOfBounds(f"some {count} {what}: {ITEMS_MAX} is the most, send them in parts")
 
 
 def check_queue_nums(what: str, queue_nums: int) -> None:

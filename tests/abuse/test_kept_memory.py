@@ -266,12 +266,12 @@ def test_more_locks_than_a_host_may_have_are_held_by_nobody(broker: BrokerUnderT
 def test_locking_many_queues_lets_others_have_their_turn(broker: BrokerUnderTest) -> None:
     works: list[Iterator[None]] = []
     broker.registry.run_long = works.append
-    body = LockBatchRequestBody(consumer_group="g", client_id="c", mq_set=queues(0, 5000))
+    body = LockBatchRequestBody(consumer_group="g", client_id="c", mq_set=queues(0, 4000))
     channel = MemoryChannel()
     broker.send(RequestCode.LOCK_BATCH_MQ, None, body.encode(), channel)
-    assert sum(1 for _ in works[0]) > 5000 / 128
+    assert sum(1 for _ in works[0]) > 4000 / 128
     ((_, answer),) = channel.replies()
-    assert LockBatchResponseBody.decode(answer).lock_ok_mq_set == queues(0, 5000)
+    assert LockBatchResponseBody.decode(answer).lock_ok_mq_set == queues(0, 4000)
 
 
 def test_locking_too_many_queues_is_rejected(broker: BrokerUnderTest) -> None:

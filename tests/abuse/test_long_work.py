@@ -10,10 +10,11 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pytest
 
 from headrace_broker.consumer.unconsumed import UnconsumedLook
 from headrace_broker.store.outlook import Outlook
-from headrace_protocol import bounds, fastjson
+from headrace_protocol import bounds, fastjson, staging
 from headrace_protocol.bodies import (
     ConsumerConnection,
     ConsumerData,
@@ -41,14 +42,14 @@ from headrace_protocol.headers import (
     QueryConsumeTimeSpanHeader,
     QueryTopicConsumeByWhoHeader,
     ResetOffsetHeader,
+    StageAbortHeader,
+    StageDecideHeader,
 )
 from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.channel import MemoryChannel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import pytest
 
 QUEUES = 2000
 
@@ -141,6 +142,42 @@ def test_a_list_of_too_many_topics_is_rejected(broker: BrokerUnderTest) -> None:
     answer = broker.ask(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=body)
     assert answer.code == ResponseCode.INVALID_PARAMETER
     assert "10001 topics: 10000 is the most" in answer.remark
+
+
+@pytest.mark.parametrize(
+    ("code", "header", "body"),
+    [
+        (
+            RequestCode.UPDATE_AND_CREATE_TOPIC_LIST,
+            None,
+            b'{"topicConfigList":[%s]}' % b",".join([b"{}"] * 30_000),
+        ),
+        (
+            RequestCode.STAGE_ABORT,
+            StageAbortHeader(query_id="q", batch_id=0),
+            b"[%s]" % b",".join([b'"a"'] * 10_002),
+        ),
+        (
+            RequestCode.STAGE_DECIDE,
+            StageDecideHeader(query_id="q"),
+            b'{"decisionId":"d","batchId":1,"attempts":{"b":[%s]}}'
+            % b",".join([b'{"attempt":"a","fileBytes":1,"recordCount":1}'] * 10_001),
+        ),
+    ],
+)
+def test_a_large_list_is_rejected_before_it_is_decoded(
+    broker: BrokerUnderTest,
+    code: RequestCode,
+    header: msgspec.Struct | None,
+    body: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("msgspec.json.decode", "headrace_protocol.staging._decode_names"):
+        monkeypatch.setattr(name, lambda *_args, **_more: pytest.fail("decoded"))
+    monkeypatch.setattr(staging.Decision, "decode", lambda *_args: pytest.fail("decoded"))
+    answer = broker.ask(code, header, body)
+    assert answer.code == ResponseCode.INVALID_PARAMETER
+    assert "10000 is the most, send them in parts" in answer.remark
 
 
 # -- settings --------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from headrace_protocol.bodies import (
     TopicConfigAndQueueMapping,
     TopicOffset,
 )
-from headrace_protocol.bounds import check_items
+from headrace_protocol.bounds import check_items, check_marks
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import (
@@ -107,6 +107,7 @@ class AdminTopicsProcessor:
 
     def update_and_create_list(self, request: Request) -> LongWork:
         """UPDATE_AND_CREATE_TOPIC_LIST: all or none, from the body."""
+        check_marks("topics", request.body, b"{", 2)  # one of its attributes
         topics = CreateTopicListRequestBody.decode(request.body).topic_config_list
         check_items("topics", topics)
         if not topics:

@@ -12,7 +12,7 @@ from headrace_broker.host_budget import Host
 from headrace_broker.processors.send import refusal
 from headrace_broker.store.commit_log import BLANK_BYTES
 from headrace_broker.store.errors import RecordTooLarge
-from headrace_protocol.bounds import check_items
+from headrace_protocol.bounds import check_items, check_marks
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
     StageAbortHeader,
@@ -92,6 +92,7 @@ class StagingProcessor:
     def decide(self, request: Request) -> Reply:
         """Hold a decision, unless there is one; answer with that which holds."""
         header = request.header(StageDecideHeader)
+        check_marks("attempts of a decision", request.body, b",", 3)
         decision = Decision.decode(request.body)
         check_items("brokers of a decision", decision.attempts)
         check_items("attempts of a decision", list(chain(*decision.attempts.values())))
@@ -118,6 +119,7 @@ class StagingProcessor:
     def abort(self, request: Request) -> LongWork:
         """Remove attempts that no decision names."""
         header = request.header(StageAbortHeader)
+        check_marks("attempts to abort", request.body, b",", 1)
         names = decode_names(request.body)
         check_items("attempts to abort", names)
         yield from self._staging.abort(header.query_id, header.batch_id, names)
