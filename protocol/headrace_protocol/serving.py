@@ -49,11 +49,15 @@ class Channel(Protocol):
 
     address: "host:port" of the client.
     host_bytes: the same as records hold it: 4 or 16 bytes of address, 4 of port, big-endian.
+    is_slow: it has much to take before it gets more.
+    on_taken: called once when it is no longer slow, or gone.
     """
 
     address: str
     host_bytes: bytes
     is_greeted: bool
+    is_slow: bool
+    on_taken: Callable[[], None] | None
 
     @property
     def is_open(self) -> bool:
@@ -264,12 +268,15 @@ class Registry:
             self.run_long(self._serve_all_long(channel))
 
     def _serve_all_long(self, channel: Channel, problem: Exception | None = None) -> Iterator[None]:
-        """One after the other, until one must wait for the disk.
+        """One after the other, until one must wait for the disk, or for answers to be taken.
 
         problem: why what the first has waited for is not there.
         """
         waiting = self._long[channel]
         while waiting:
+            if channel.is_open and channel.is_slow:
+                channel.on_taken = functools.partial(self._go_on, channel, problem)
+                return
             work, request = waiting[0]
             if channel.is_open:  # else nobody waits for what was not begun
                 wait = yield from self._serve_long(work, request, problem)

@@ -6,11 +6,14 @@ step does at most.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+import trio
+import trio.testing
 
 from headrace_broker.consumer.unconsumed import UnconsumedLook
 from headrace_broker.store.outlook import Outlook
@@ -30,12 +33,14 @@ from headrace_protocol.bodies import (
     TopicConfig,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.drivers.server import ServerLimits
 from headrace_protocol.headers import (
     CloneGroupOffsetHeader,
     ConsumerGroupHeader,
     CreateTopicHeader,
     DeleteSubscriptionGroupHeader,
     DeleteTopicHeader,
+    GetAllTopicConfigHeader,
     GetProducerConnectionListHeader,
     GetTopicStatsHeader,
     QueryConsumeQueueHeader,
@@ -45,6 +50,7 @@ from headrace_protocol.headers import (
     StageAbortHeader,
     StageDecideHeader,
 )
+from tests.protocol.test_server import frame, serving
 from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.channel import MemoryChannel
 
@@ -281,6 +287,54 @@ def test_stats_of_many_queues_are_written_in_slices(broker: BrokerUnderTest) -> 
     broker.create_topic("t", QUEUES)
     count, _ = steps(broker, RequestCode.GET_TOPIC_STATS_INFO, GetTopicStatsHeader(topic="t"))
     assert count >= QUEUES + QUEUES / 128
+
+
+class FullChannel(MemoryChannel):
+    """A client that has enough with one answer."""
+
+    def write(self, *buffers: bytes | bytearray | memoryview) -> None:
+        super().write(*buffers)
+        self.is_slow = True
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_no_long_answer_is_made_for_a_client_that_does_not_take_them(
+    broker: BrokerUnderTest, is_open: bool
+) -> None:
+    channel, works = FullChannel(), list[Any]()
+    broker.registry.run_long = works.append
+    for _ in range(3):
+        broker.send(RequestCode.GET_ALL_TOPIC_CONFIG, GetAllTopicConfigHeader(), b"", channel)
+    list(works.pop())
+    assert len(channel.replies()) == 1
+    assert works == []
+    assert channel.on_taken is not None
+    assert channel.charged_bytes > 0
+    taken, channel.on_taken = channel.on_taken, None
+    channel.is_slow, channel.is_open = not is_open, is_open
+    taken()
+    list(works.pop())
+    assert len(channel.replies()) == is_open
+    assert (channel.on_taken is not None) == is_open
+    assert (channel.charged_bytes > 0) == is_open
+
+
+async def test_a_client_that_takes_its_answers_gets_more_and_one_that_goes_none() -> None:
+    told: list[str] = []
+    limits = ServerLimits(connection_bytes_max=1_000_000)
+    async with serving(limits) as (server, _, connect):
+        for name in ("reads", "leaves"):
+            stream = await connect()
+            await stream.send_all(frame(b"big:10000000"))
+            await trio.testing.wait_all_tasks_blocked()
+            (channel,) = server.channels
+            assert channel.is_slow
+            channel.on_taken = functools.partial(told.append, name)
+            while name == "reads" and channel.is_slow:
+                await stream.receive_some()
+            await stream.aclose()
+            await trio.testing.wait_all_tasks_blocked()
+    assert told == ["reads", "leaves"]
 
 
 # -- the clean-up ----------------------------------------------------------------------------------

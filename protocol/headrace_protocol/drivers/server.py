@@ -114,6 +114,7 @@ class ServerChannel:
         "is_slow",
         "is_stranger",
         "last_heard",
+        "on_taken",
         "out",
         "out_bytes",
         "partial_bytes",
@@ -134,6 +135,7 @@ class ServerChannel:
         self.partial_since = self.last_heard = trio.current_time()
         self.is_open = True
         self.is_dirty = self.is_greeted = self.is_slow = self.is_held_back = False
+        self.on_taken: Callable[[], None] | None = None
         # Sends much at a time; see _SocketLoop.
         self.is_heavy = False
         # Until its first whole frame.
@@ -363,6 +365,7 @@ class RemotingServer:
         elif channel.is_slow and channel.out_bytes < limit // 2:
             channel.is_slow = False
             self._update_reading(channel)
+            _tell_taken(channel)
         if self.held_bytes > self.limits.total_bytes_max:
             self._close_greediest()
 
@@ -446,6 +449,7 @@ class RemotingServer:
             self._log.warning(channel.address, "client closed", reason=reason)
         self.guard(channel, lambda channel: channel.transport.close())
         self.guard(channel, self._handler.closed)
+        self.guard(channel, _tell_taken)
 
     async def _sweep(self) -> None:
         while True:
@@ -473,6 +477,12 @@ class RemotingServer:
         turned_away, self._turned_away = self._turned_away, Counter()
         for (host, reason), count in turned_away.most_common(_REPORTED_AT_ONCE):
             log.warning("clients turned away", host=host, count=count, reason=reason)
+
+
+def _tell_taken(channel: ServerChannel) -> None:
+    callback, channel.on_taken = channel.on_taken, None
+    if callback is not None:
+        callback()
 
 
 class _SocketLoop:
