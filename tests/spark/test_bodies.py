@@ -370,7 +370,6 @@ def test_ddl() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("spark")
 def test_ddl_is_read_as_spark_reads_it(spark: Any) -> None:
     assert parse_ddl(DDL) == t.StructType.fromDDL(DDL)
     assert (
