@@ -33,7 +33,6 @@ from headrace_protocol.bodies import (
     SubscriptionData,
     TopicConfig,
     TopicList,
-    TopicRouteData,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.blocking import BlockingConnection
@@ -214,7 +213,7 @@ class Cluster:
                 f"({response.command.remark}): create it with `headrace topic create {topic}`, "
                 "or is the name misspelt?"
             )
-        return TopicRoute(topic, response.expect().decode(TopicRouteData), fetched_at=0.0)
+        return TopicRoute.of(topic, response, fetched_at=0.0)
 
     def masters(self) -> dict[str, str]:
         """Address of the master of each broker, by name. Raises NameserverUnavailable."""
