@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from headrace.consumer.inbox import Inbox
     from headrace.consumer.subscription import Subscription
     from headrace.instance import ClientInstance
+    from headrace.messages import BodyLimits
     from headrace.route import TopicRoute
     from headrace_protocol.bodies import MessageQueue
 
@@ -55,7 +56,7 @@ class Assignment:
         start: Start,
         ordered: bool,
         limits: Limits,
-        body_bytes_max: int,
+        body_limits: BodyLimits,
     ) -> None:
         self.process_queues: dict[MessageQueue, ProcessQueue] = {}
         self.group_changed = anyio.Event()
@@ -68,7 +69,7 @@ class Assignment:
         self._limits = limits
         self._offsets = OffsetStore(instance)
         self._locks = QueueLocks(instance, group)
-        self._fetcher = Fetcher(instance, group, inbox, body_bytes_max=body_bytes_max)
+        self._fetcher = Fetcher(instance, group, inbox, body_limits)
         self._tasks: TaskGroup | None = None
 
     async def start(self, tasks: TaskGroup) -> None:

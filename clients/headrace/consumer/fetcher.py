@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from headrace.consumer.pulls import PullResult
     from headrace.consumer.subscription import Subscription
     from headrace.instance import ClientInstance
+    from headrace.messages import BodyLimits
 
 _log = logging.getLogger("headrace.consumer")
 
@@ -34,12 +35,12 @@ class Fetcher:
     """Pulls for one group into an inbox."""
 
     def __init__(
-        self, instance: ClientInstance, group: str, inbox: Inbox, *, body_bytes_max: int
+        self, instance: ClientInstance, group: str, inbox: Inbox, body_limits: BodyLimits
     ) -> None:
         self._instance = instance
         self._group = group
         self._inbox = inbox
-        self._body_bytes_max = body_bytes_max
+        self._body_limits = body_limits
 
     async def run(self, process_queue: ProcessQueue, subscription: Subscription) -> None:
         """Pull until the queue is dropped."""
@@ -81,7 +82,7 @@ class Fetcher:
             room.messages,
             min(room.record_bytes, SLICE_BYTES),
             SUSPEND_MS,
-            self._body_bytes_max,
+            self._body_limits,
         )
         code, header = wanted.request(peer_is_headrace=connection.peer_is_headrace)
         return wanted.result(await connection.request(code, header, timeout_ms=_TIMEOUT_MS))

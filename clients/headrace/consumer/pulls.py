@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.errors import MalformedAnswer
-from headrace.messages import MessageBatch
+from headrace.messages import BODY_LIMITS, BodyLimits, MessageBatch
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
     BulkPullHeader,
@@ -51,7 +51,7 @@ class Wanted(NamedTuple):
 
     messages_max, record_bytes_max: of them; a broker may give less, and gives one in any case.
     suspend_timeout_ms: how long the broker may wait for the first message; 0 to be told at once.
-    body_bytes_max: see ``MessageBatch``. sql: an SQL92 filter instead of the subscription's tags.
+    body_limits: see ``MessageBatch``. sql: an SQL92 filter instead of the subscription's tags.
     """
 
     group: str
@@ -61,7 +61,7 @@ class Wanted(NamedTuple):
     messages_max: int
     record_bytes_max: int
     suspend_timeout_ms: int
-    body_bytes_max: int
+    body_limits: BodyLimits = BODY_LIMITS
     sql: str | None = None
 
     @property
@@ -122,7 +122,7 @@ class Wanted(NamedTuple):
         if columns is None or not len(columns := self.subscription.filter(columns)):
             return None
         return MessageBatch(
-            self.queue, self.queue_offset, answer.next_offset, columns, self.body_bytes_max
+            self.queue, self.queue_offset, answer.next_offset, columns, self.body_limits
         )
 
 

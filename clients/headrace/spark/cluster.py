@@ -48,7 +48,6 @@ from headrace_protocol.headers import (
     UnregisterClientHeader,
     UpdateConsumerOffsetHeader,
 )
-from headrace_protocol.message import BODY_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -446,5 +445,4 @@ def _one_message(queue: MessageQueue, offset: int) -> Wanted:
         messages_max=1,
         record_bytes_max=1,
         suspend_timeout_ms=0,
-        body_bytes_max=BODY_BYTES_MAX,
     )
