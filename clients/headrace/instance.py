@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import anyio
-import msgspec
 
 from headrace.config import resolve_nameservers
 from headrace.errors import (
@@ -38,6 +37,7 @@ from headrace_protocol.drivers.aio import AsyncConnection, Connect, connect_tcp,
 from headrace_protocol.headers import GetRouteInfoHeader, UnregisterClientHeader
 
 if TYPE_CHECKING:
+    import msgspec
     from anyio.abc import TaskGroup
 
     from headrace_protocol.drivers.response import Response
@@ -169,7 +169,7 @@ class ClientInstance:
                 return
             reason = f"this client does not answer request type {request.command.code}"
             code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
-        except msgspec.MsgspecError as error:
+        except (ValueError, RecursionError) as error:
             reason = f"malformed request type {request.command.code}: {error}"
             code = ResponseCode.INVALID_PARAMETER
             _log.warning("%s sent a %s", connection.address, reason)

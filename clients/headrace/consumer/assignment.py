@@ -13,7 +13,8 @@ from headrace.consumer.offset_store import OffsetStore
 from headrace.consumer.process_queue import Limits, ProcessQueue
 from headrace.consumer.rebalance import allocate_averagely
 from headrace.consumer.start import Start, start_offset
-from headrace.errors import HeadraceError, RouteNotFound
+from headrace.errors import HeadraceError, NoQueue, RouteNotFound
+from headrace.pacing import Pacer
 from headrace_protocol.bodies import GetConsumerListByGroupResponseBody
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import ConsumerGroupHeader
@@ -95,15 +96,20 @@ class Assignment:
     # -- sharing -----------------------------------------------------------------------------------
 
     async def _rebalance_regularly(self, complete: bool) -> None:
+        pacer = Pacer()
         while True:
+            pacer.begin()
             with anyio.move_on_after(REBALANCE_INTERVAL_S if complete else _RETRY_PAUSE_S):
                 await self.group_changed.wait()
             self.group_changed = anyio.Event()
+            before = set(self.process_queues)
             try:
                 complete = await self._rebalance()
             except HeadraceError as error:
                 _log.warning("group %s keeps its queues as they are: %s", self._group, error)
                 complete = False
+            # A broker may say all the time that the group has changed.
+            await anyio.sleep(pacer.delay_s(progress=before != self.process_queues.keys()))
 
     async def _rebalance(self) -> bool:
         """Bring the queues up to date; False if some could not be taken yet."""
@@ -139,6 +145,8 @@ class Assignment:
         ]
         new = [address for address in addresses if not self._instance.open_connection(address)]
         await self._instance.heartbeat(new)
+        if not addresses:
+            raise NoQueue(route.topic, "read from")
         response = await self._instance.request(
             addresses[0],
             RequestCode.GET_CONSUMER_LIST_BY_GROUP,

@@ -29,7 +29,9 @@ class QueueLocks:
             response = await self._instance.request(
                 address, RequestCode.LOCK_BATCH_MQ, None, self._body(part)
             )
-            locked.update(response.expect().decode(LockBatchResponseBody).lock_ok_mq_set)
+            granted = response.expect().decode(LockBatchResponseBody).lock_ok_mq_set
+            # A broker decides about its own queues, and only about those that were asked for.
+            locked.update(set(part).intersection(granted))
         return locked
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
