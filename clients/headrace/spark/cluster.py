@@ -362,10 +362,7 @@ class Cluster:
             for header in [_units_header(queue, offset, count)]
         }
         answers = self.ask_each(requests, {place: queues[place[0]] for place in requests})
-        return {
-            place: answer.expect().decode(QueryConsumeQueueResponseBody).queue_data
-            for place, answer in answers.items()
-        }
+        return {place: _units(answer, count) for place, answer in answers.items()}
 
     # -- progress ----------------------------------------------------------------------------------
 
@@ -422,6 +419,14 @@ def _min_header(queue: MessageQueue) -> GetMinOffsetHeader:
 
 def _max_header(queue: MessageQueue) -> GetMaxOffsetHeader:
     return GetMaxOffsetHeader(topic=queue.topic, queue_id=queue.queue_id)
+
+
+def _units(answer: Response, count: int) -> list[ConsumeQueueData]:
+    """Raises BrokerError, MalformedAnswer."""
+    units = answer.expect().decode(QueryConsumeQueueResponseBody).queue_data[:count]
+    if any(unit.physic_offset < 0 or unit.physic_size < 0 for unit in units):
+        raise answer.malformed("a unit of a ConsumeQueue with a negative offset or size")
+    return units
 
 
 def _units_header(queue: MessageQueue, offset: int, count: int) -> QueryConsumeQueueHeader:
