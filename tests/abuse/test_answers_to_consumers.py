@@ -10,12 +10,13 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace import MessageQueue
+from headrace import Consumer, MessageQueue
 from headrace.consumer.pulls import Wanted
 from headrace.consumer.subscription import Subscription
-from headrace.errors import HeadraceError
+from headrace.errors import ConnectionLost, HeadraceError
 from headrace_protocol.bodies import (
     GetConsumerListByGroupResponseBody,
+    HeartbeatData,
     LockBatchRequestBody,
     LockBatchResponseBody,
     TopicRouteData,
@@ -23,9 +24,11 @@ from headrace_protocol.bodies import (
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.command import Command
 from headrace_protocol.drivers.response import Response
+from headrace_protocol.headers import OffsetResponseHeader
 from headrace_protocol.message import encode_record
 from headrace_protocol.serving import Reply
-from tests.support.member import Apache, Headrace, Member
+from tests.support.member import NO_TOPIC, NOT_FOUND, Apache, Headrace, Member
+from tests.support.scripted import close, scripted_cluster
 
 MINUTE_S = 60
 # Some while the pause doubles, then one each second.
@@ -183,9 +186,9 @@ LOCK = RequestCode.LOCK_BATCH_MQ
 async def test_notices_without_a_change_do_not_keep_a_member_busy(peer, autojump_clock):
     async with Member(peer) as member, member.consumer:
         await member.take(1)
-        for _ in range(10_000):
+        for _ in range(2000):
             member.push(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"})
-            await trio.sleep(0.001)
+            await trio.sleep(0.005)
         assert member.broker.count(MEMBERS) < 30
 
 
@@ -246,3 +249,87 @@ async def test_a_route_without_brokers_is_no_end(peer, autojump_clock, caplog):
         await trio.sleep(MINUTE_S)
         assert consumer.assignment == [QUEUE]
         assert await member.take(9)
+
+
+# -- one broker of several -------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def two_brokers():
+    """A nameserver, and two brokers with a queue each of which one keeps its messages to itself."""
+    async with scripted_cluster(brokers=2) as (nameserver, brokers, network):
+        topic = nameserver.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC][0]
+        nameserver.answer(
+            RequestCode.GET_ROUTEINFO_BY_TOPIC,
+            lambda asked: topic if asked.ext["topic"] == "T" else NO_TOPIC,
+        )
+        for broker in brokers:
+
+            def members(_asked, broker=broker):
+                last = HeartbeatData.decode(broker.last(RequestCode.HEART_BEAT).body)
+                known = GetConsumerListByGroupResponseBody(consumer_id_list=[last.client_id])
+                return Reply(body=(known.encode(),))
+
+            def granted(asked):
+                wanted = LockBatchRequestBody.decode(asked.body).mq_set
+                return Reply(body=(LockBatchResponseBody(lock_ok_mq_set=wanted).encode(),))
+
+            broker.answer(MEMBERS, members)
+            broker.answer(LOCK, granted)
+            broker.answer(RequestCode.QUERY_CONSUMER_OFFSET, NOT_FOUND)
+            broker.answer(RequestCode.GET_MIN_OFFSET, Reply(OffsetResponseHeader(offset=0)))
+            broker.answer(RequestCode.PULL_MESSAGE, None)
+        yield nameserver, brokers, network
+
+
+FAILURES = {
+    "no connection": (RequestCode.HEART_BEAT, close),
+    "no answer": (RequestCode.QUERY_CONSUMER_OFFSET, None),
+    "refused": (RequestCode.QUERY_CONSUMER_OFFSET, Reply(code=ResponseCode.SYSTEM_BUSY)),
+    "nonsense": (RequestCode.QUERY_CONSUMER_OFFSET, Reply(body=(b"{",))),
+    "no offset": (RequestCode.GET_MIN_OFFSET, close),
+    "no lock": (LOCK, Reply(body=(b"{",))),
+}
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+@pytest.mark.parametrize(("code", "answer"), FAILURES.values(), ids=FAILURES.keys())
+async def test_a_broker_that_fails_keeps_no_other_from_being_read(
+    two_brokers, code, answer, bad, autojump_clock, caplog
+):
+    nameserver, brokers, network = two_brokers
+    queues = [MessageQueue("T", f"broker-{number}", 0) for number in range(2)]
+    good_answers = brokers[bad].answers[code].copy()
+    brokers[bad].answer(code, answer)
+    connect = {"nameserver": nameserver.address, "connect": network.connect}
+    async with Consumer("g", "T", start="first", ordered=True, **connect) as consumer:
+        assert consumer.assignment == [queues[1 - bad]]
+        assert f"group g goes on without broker broker-{bad}: " in caplog.text
+        await trio.sleep(MINUTE_S)
+        assert consumer.assignment == [queues[1 - bad]]
+        assert brokers[bad].count(code) < 2 * PULLS_MAX
+        brokers[bad].answer(code, *(good_answers or [Reply()]))
+        await trio.sleep(MINUTE_S)
+        assert consumer.assignment == queues
+
+
+async def test_a_broker_that_fails_later_keeps_its_queues(two_brokers, autojump_clock, caplog):
+    nameserver, brokers, network = two_brokers
+    connect = {"nameserver": nameserver.address, "connect": network.connect}
+    async with Consumer("g", "T", start="first", ordered=True, **connect) as consumer:
+        both = consumer.assignment
+        assert len(both) == 2
+        brokers[1].answer(LOCK, Reply(code=ResponseCode.SYSTEM_BUSY))
+        await trio.sleep(MINUTE_S)
+        assert consumer.assignment == both
+        assert "goes on without broker broker-1" in caplog.text
+
+
+async def test_if_all_brokers_fail_that_is_an_error(two_brokers, autojump_clock):
+    nameserver, brokers, network = two_brokers
+    for broker in brokers:
+        broker.answer(RequestCode.HEART_BEAT, close)
+    connect = {"nameserver": nameserver.address, "connect": network.connect}
+    with pytest.raises(ConnectionLost):
+        async with Consumer("g", "T", **connect):
+            pass
