@@ -27,7 +27,6 @@ from headrace_broker.processors.query import QueryProcessor
 from headrace_broker.processors.send import SendProcessor
 from headrace_broker.processors.staging import StagingProcessor
 from headrace_broker.registration import Registration
-from headrace_broker.slices import Fetches, SlicedWork
 from headrace_broker.staging.service import Staging
 from headrace_broker.statistics import BrokerStatistics
 from headrace_broker.store.config_file import ConfigFile
@@ -39,6 +38,7 @@ from headrace_broker.topics import TopicTable
 from headrace_protocol.access import restrict
 from headrace_protocol.drivers.network import TcpNetwork
 from headrace_protocol.drivers.server import RemotingServer, pack_host
+from headrace_protocol.drivers.slices import Fetches, SlicedWork
 from headrace_protocol.drivers.watchdog import Watchdog
 from headrace_protocol.message import UniqKeyGenerator
 from headrace_protocol.serving import Registry, Request

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from headrace_protocol.serving import Fetch, Then
 
-log = structlog.get_logger("headrace.broker")
+log = structlog.get_logger("headrace.server")
 
 # Disks answer some at once faster than one after the other.
 _FETCHES_AT_ONCE = 4
