@@ -15,6 +15,7 @@ from headrace_protocol.access import restrict
 from headrace_protocol.codes import code_name
 from headrace_protocol.drivers.network import TcpNetwork
 from headrace_protocol.drivers.server import RemotingServer, ServerChannel
+from headrace_protocol.drivers.slices import Fetches, SlicedWork
 from headrace_protocol.serving import Registry
 
 if TYPE_CHECKING:
@@ -51,7 +52,11 @@ class NameServer:
             _now_ms,
             order_message_enable=config.order_message_enable,
         )
+        self._sliced_work = SlicedWork()
+        self._fetches = Fetches()
         self._registry = Registry(_log_unexpected)
+        self._registry.run_long = self._sliced_work.start
+        self._registry.run_fetch = self._fetches.start
         processor.register(self._registry)
         restrict(self._registry, config.anonymous_access)
 
@@ -62,6 +67,8 @@ class NameServer:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._expire)
+                nursery.start_soon(self._sliced_work.run)
+                nursery.start_soon(self._fetches.run)
                 await nursery.start(self._network.serve, listener, RemotingServer(self))
                 log.info("serving", address=self.address)
                 task_status.started(self.address)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from headrace_nameserver import registrations
 from headrace_nameserver.kv_config import KVConfig
 from headrace_nameserver.processors import NameServerProcessor
 from headrace_nameserver.routes import RouteTable
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import msgspec
+
+    from headrace_nameserver.registrations import BrokerTopics
+
+HA_ADDRESS = "127.0.0.1:10912"
 
 
 @dataclass
@@ -97,10 +102,15 @@ def register_header(
     name: str = "b0", broker_id: int = 0, address: str = "127.0.0.1:10911", **fields: Any
 ) -> RegisterBrokerHeader:
     fields.setdefault("cluster_name", "c0")
-    fields.setdefault("ha_server_addr", f"{address}-ha")
+    fields.setdefault("ha_server_addr", HA_ADDRESS)
     return RegisterBrokerHeader(
         broker_name=name, broker_id=broker_id, broker_addr=address, **fields
     )
+
+
+def broker_topics(header: RegisterBrokerHeader, body: RegisterBrokerBody) -> BrokerTopics:
+    """What a route table takes of a registration."""
+    return registrations.check(header, body)
 
 
 def register_body(*topics: TopicConfig | str, version: int = 1) -> RegisterBrokerBody:
