@@ -52,9 +52,10 @@ class NameServer:
             _now_ms,
             order_message_enable=config.order_message_enable,
         )
+        self._server = RemotingServer(self)
         self._sliced_work = SlicedWork()
         self._fetches = Fetches()
-        self._registry = Registry(_log_unexpected)
+        self._registry = Registry(self._note_unexpected)
         self._registry.run_long = self._sliced_work.start
         self._registry.run_fetch = self._fetches.start
         processor.register(self._registry)
@@ -69,7 +70,7 @@ class NameServer:
                 nursery.start_soon(self._expire)
                 nursery.start_soon(self._sliced_work.run)
                 nursery.start_soon(self._fetches.run)
-                await nursery.start(self._network.serve, listener, RemotingServer(self))
+                await nursery.start(self._network.serve, listener, self._server)
                 log.info("serving", address=self.address)
                 task_status.started(self.address)
         finally:
@@ -106,6 +107,10 @@ class NameServer:
         for broker in self._table.close_channel(channel, _now_ms()):
             _log_lost(broker, "connection closed")
 
+    def _note_unexpected(self, request: Request, error: Exception) -> None:
+        client, code = request.channel.address, code_name(request.command.code)
+        self._server.note_unexpected(client, error, request=code)
+
 
 def _now_ms() -> int:
     return int(trio.current_time() * 1000)
@@ -113,12 +118,3 @@ def _now_ms() -> int:
 
 def _log_lost(broker: LiveBroker, reason: str) -> None:
     log.warning("broker lost", broker=broker.name, address=broker.address, reason=reason)
-
-
-def _log_unexpected(request: Request, error: Exception) -> None:
-    log.error(
-        "request failed",
-        request=code_name(request.command.code),
-        client=request.channel.address,
-        exc_info=error,
-    )
