@@ -21,7 +21,7 @@ from headrace_protocol.bodies import (
     TopicRouteData,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.errors import RequestError
+from headrace_protocol.errors import NotReady, RequestError
 from headrace_protocol.headers import (
     AddWritePermOfBrokerResponseHeader,
     BrokerHeartbeatHeader,
@@ -45,7 +45,8 @@ from headrace_protocol.headers import (
 from headrace_protocol.serving import Reply, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Generator, Iterable
+    from concurrent.futures import Future
 
     from headrace_nameserver.kv_config import KVConfig
     from headrace_nameserver.routes import LostBroker, RouteTable
@@ -87,9 +88,7 @@ class NameServerProcessor:
         """Serve all codes of a nameserver."""
         self._begin_long = registry.begin_long
         at_once: dict[RequestCode, RequestFunction] = {
-            RequestCode.PUT_KV_CONFIG: self.put_kv_config,
             RequestCode.GET_KV_CONFIG: self.get_kv_config,
-            RequestCode.DELETE_KV_CONFIG: self.delete_kv_config,
             RequestCode.UNREGISTER_BROKER: self.unregister_broker,
             RequestCode.BROKER_HEARTBEAT: self.broker_heartbeat,
             RequestCode.QUERY_DATA_VERSION: self.query_data_version,
@@ -100,6 +99,8 @@ class NameServerProcessor:
             RequestCode.REGISTER_TOPIC_IN_NAMESRV: self.register_topic,
         }
         in_slices: dict[RequestCode, LongFunction] = {
+            RequestCode.PUT_KV_CONFIG: self.put_kv_config,
+            RequestCode.DELETE_KV_CONFIG: self.delete_kv_config,
             RequestCode.GET_KVLIST_BY_NAMESPACE: self.get_kv_list,
             RequestCode.REGISTER_BROKER: self.register_broker,
             RequestCode.GET_BROKER_CLUSTER_INFO: self.get_cluster_info,
@@ -289,11 +290,17 @@ class NameServerProcessor:
 
     # -- key-value table ---------------------------------------------------------------------------
 
-    def put_kv_config(self, request: Request) -> Reply:
-        """PUT_KV_CONFIG (100)."""
+    def put_kv_config(self, request: Request) -> LongWork:
+        """PUT_KV_CONFIG (100): answered when it is on disk."""
         header = request.header(PutKVConfigHeader)
-        self._kv_config.put(header.namespace, header.key, header.value)
+        yield from self._saved(self._kv_config.put(header.namespace, header.key, header.value))
         return Reply()
+
+    def _saved(self, change: Future[None]) -> Generator[NotReady, None, None]:
+        """Wait until a change is on disk. Raises what keeps it from there."""
+        if not change.done():
+            yield NotReady(self._kv_config.save)
+        change.result()
 
     def get_kv_config(self, request: Request) -> Reply:
         """GET_KV_CONFIG (101)."""
@@ -306,10 +313,10 @@ class NameServerProcessor:
             )
         return Reply(GetKVConfigResponseHeader(value=value))
 
-    def delete_kv_config(self, request: Request) -> Reply:
-        """DELETE_KV_CONFIG (102)."""
+    def delete_kv_config(self, request: Request) -> LongWork:
+        """DELETE_KV_CONFIG (102): answered when it is on disk."""
         header = request.header(KVKeyHeader)
-        self._kv_config.delete(header.namespace, header.key)
+        yield from self._saved(self._kv_config.delete(header.namespace, header.key))
         return Reply()
 
     def get_kv_list(self, request: Request) -> LongWork:
