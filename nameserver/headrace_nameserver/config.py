@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 
 from headrace_nameserver.routes import BROKER_TIMEOUT_MS
-from headrace_protocol.access import AnonymousAccess, why_exposed
+from headrace_protocol.access import AnonymousAccess, is_loopback, why_exposed
 from headrace_protocol.drivers.folders import why_no_files
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -25,6 +25,7 @@ class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True
     broker_timeout_ms: silence after which a broker is dropped, unless it asks for its own limit.
     support_acting_master: show a slave as master of a broker that has none and allows it.
     order_message_enable: put the namespace ORDER_TOPIC_CONFIG into routes.
+    register_from_own_address: brokers register their connection's IP; unset: true off loopback.
     """
 
     bind_address: str = "127.0.0.1"
@@ -34,6 +35,14 @@ class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True
     broker_timeout_ms: Annotated[int, msgspec.Meta(ge=1)] = BROKER_TIMEOUT_MS
     support_acting_master: bool = False
     order_message_enable: bool = False
+    register_from_own_address: bool | None = None
+
+    @property
+    def checks_own_address(self) -> bool:
+        """Whether a registered address must be the connection's."""
+        if self.register_from_own_address is None:
+            return not is_loopback(self.bind_address)
+        return self.register_from_own_address
 
 
 class ConfigError(Exception):

@@ -12,6 +12,7 @@ import structlog
 
 from headrace_nameserver import registrations
 from headrace_nameserver.kv_config import ORDER_TOPIC_CONFIG
+from headrace_nameserver.own_address import check_own_address
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import (
     Body,
@@ -20,7 +21,9 @@ from headrace_protocol.bodies import (
     KVTable,
     TopicRouteData,
 )
+from headrace_protocol.bounds import NAME_CHARS_MAX, check_name, check_text
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.drivers.host_log import HostLog
 from headrace_protocol.errors import NotReady, RequestError
 from headrace_protocol.headers import (
     AddWritePermOfBrokerResponseHeader,
@@ -66,6 +69,8 @@ _TOPICS_AT_ONCE = 1000
 class NameServerProcessor:
     """Answers from a route table and a key-value table.
 
+    register_from_own_address: whether brokers may only register addresses of their own host.
+    log: what clients cause, with the client; whoever runs this calls its ``report``.
     now_ms: a clock that never goes back. wall_ms: ms since 1970, for what people read.
     """
 
@@ -76,6 +81,7 @@ class NameServerProcessor:
         now_ms: Callable[[], int],
         *,
         order_message_enable: bool = False,
+        register_from_own_address: bool = False,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._table = table
@@ -83,6 +89,8 @@ class NameServerProcessor:
         self._now_ms = now_ms
         self._wall_ms = wall_ms
         self._order_message_enable = order_message_enable
+        self._register_from_own_address = register_from_own_address
+        self.log = HostLog(log)
 
     def register(self, registry: Registry) -> None:
         """Serve all codes of a nameserver."""
@@ -121,8 +129,19 @@ class NameServerProcessor:
 
     def register_broker(self, request: Request) -> LongWork:
         """REGISTER_BROKER (103)."""
-        header, channel = request.header(RegisterBrokerHeader), request.channel
+        header = request.header(RegisterBrokerHeader)
+        try:
+            return (yield from self._register(header, request))
+        except RequestError as error:
+            client = request.channel.address
+            self.log.warning(client, "broker not registered", reason=error.remark)
+            raise
+
+    def _register(self, header: RegisterBrokerHeader, request: Request) -> LongWork:
+        channel = request.channel
         registrations.check_header(header)
+        if self._register_from_own_address:
+            check_own_address(header.broker_addr, channel.address)
         self._table.check_place(header, channel)
         topics = yield from registrations.read(header, request)
         if not channel.is_open:  # nobody would take it out of the table
@@ -130,7 +149,8 @@ class NameServerProcessor:
         is_new = self._table.holder(header.broker_name, header.broker_id) is None
         master = self._table.register(header, topics, channel, self._now_ms())
         if is_new:
-            log.info(
+            self.log.info(
+                channel.address,
                 "broker registered",
                 broker=header.broker_name,
                 id=header.broker_id,
@@ -147,11 +167,15 @@ class NameServerProcessor:
 
     def unregister_broker(self, request: Request) -> Reply:
         """UNREGISTER_BROKER (104)."""
-        header = request.header(UnregisterBrokerHeader)
-        if self._table.unregister(
-            header.broker_name, header.broker_addr, request.channel, self._now_ms()
-        ):
-            log.info("broker unregistered", broker=header.broker_name, address=header.broker_addr)
+        header, channel = request.header(UnregisterBrokerHeader), request.channel
+        name, address = header.broker_name, header.broker_addr
+        try:
+            was_there = self._table.unregister(name, address, channel, self._now_ms())
+        except RequestError as error:
+            self.log.warning(channel.address, "broker not unregistered", reason=error.remark)
+            raise
+        if was_there:
+            self.log.info(channel.address, "broker unregistered", broker=name, address=address)
         return Reply()
 
     def broker_heartbeat(self, request: Request) -> Reply:
@@ -184,16 +208,18 @@ class NameServerProcessor:
 
     def wipe_write_perm(self, request: Request) -> Reply:
         """WIPE_WRITE_PERM_OF_BROKER (205)."""
-        name = request.header(WritePermOfBrokerHeader).broker_name
+        name = _broker_name(request)
         count = self._table.wipe_write_perm(name)
-        log.info("write permission wiped", broker=name, topics=count)
+        client = request.channel.address
+        self.log.info(client, "write permission wiped", broker=name, topics=count)
         return Reply(WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count))
 
     def add_write_perm(self, request: Request) -> Reply:
         """ADD_WRITE_PERM_OF_BROKER (327)."""
-        name = request.header(WritePermOfBrokerHeader).broker_name
+        name = _broker_name(request)
         count = self._table.add_write_perm(name)
-        log.info("write permission given", broker=name, topics=count)
+        client = request.channel.address
+        self.log.info(client, "write permission given", broker=name, topics=count)
         return Reply(AddWritePermOfBrokerResponseHeader(add_topic_count=count))
 
     # -- topics ------------------------------------------------------------------------------------
@@ -250,8 +276,12 @@ class NameServerProcessor:
     def delete_topic(self, request: Request) -> Reply:
         """DELETE_TOPIC_IN_NAMESRV (216)."""
         header = request.header(TopicInNamesrvHeader)
-        self._table.delete_topic(header.topic, header.cluster_name or None)
-        log.info("topic deleted", topic=header.topic, cluster=header.cluster_name or "all")
+        topic, cluster = header.topic, header.cluster_name or None
+        check_name("topic", topic)
+        check_text("clusterName", cluster or "", NAME_CHARS_MAX)
+        self._table.delete_topic(topic, cluster)
+        client = request.channel.address
+        self.log.info(client, "topic deleted", topic=topic, cluster=cluster or "all")
         return Reply()
 
     def register_topic(self, request: Request) -> Reply:
@@ -261,6 +291,8 @@ class NameServerProcessor:
         for queue_data in route.queue_datas:
             registrations.check_queues(header.topic, queue_data)
         self._table.register_topic(header.topic, route.queue_datas)
+        brokers = [queue_data.broker_name for queue_data in route.queue_datas]
+        self.log.info(request.channel.address, "topic added", topic=header.topic, brokers=brokers)
         return Reply()
 
     def get_topics(self, _request: Request) -> LongWork:
@@ -294,6 +326,8 @@ class NameServerProcessor:
         """PUT_KV_CONFIG (100): answered when it is on disk."""
         header = request.header(PutKVConfigHeader)
         yield from self._saved(self._kv_config.put(header.namespace, header.key, header.value))
+        client = request.channel.address
+        self.log.info(client, "key-value set", namespace=header.namespace, key=header.key)
         return Reply()
 
     def _saved(self, change: Future[None]) -> Generator[NotReady, None, None]:
@@ -317,6 +351,8 @@ class NameServerProcessor:
         """DELETE_KV_CONFIG (102): answered when it is on disk."""
         header = request.header(KVKeyHeader)
         yield from self._saved(self._kv_config.delete(header.namespace, header.key))
+        client = request.channel.address
+        self.log.info(client, "key-value deleted", namespace=header.namespace, key=header.key)
         return Reply()
 
     def get_kv_list(self, request: Request) -> LongWork:
@@ -327,6 +363,12 @@ class NameServerProcessor:
         if table is None:
             raise RequestError(ResponseCode.QUERY_NOT_FOUND, f"nothing in namespace {namespace}")
         return _body(KVTable(table=table))
+
+
+def _broker_name(request: Request) -> str:
+    name = request.header(WritePermOfBrokerHeader).broker_name
+    check_name("brokerName", name)
+    return name
 
 
 def _body(body: Body) -> Reply:

@@ -53,17 +53,6 @@ _UNIT_SUB = 2
 _BROKER_MEMBER_TOPIC = "rmq_sys_SYNC_BROKER_MEMBER_"
 
 
-class PlaceTaken(RequestError):
-    """A registration wants what another live connection holds.
-
-    holder: host:port of that connection's client.
-    """
-
-    def __init__(self, remark: str, holder: str) -> None:
-        super().__init__(ResponseCode.SYSTEM_ERROR, remark)
-        self.holder = holder
-
-
 class LiveBroker(msgspec.Struct):
     """One address that is registered."""
 
@@ -170,7 +159,7 @@ class RouteTable:
         return wanted_ms if wanted_ms and wanted_ms > 0 else self._broker_timeout_ms
 
     def check_place(self, header: RegisterBrokerHeader, channel: Channel) -> None:
-        """Raises PlaceTaken when another live connection holds the broker's id or its address.
+        """Raises RequestError when another live connection holds the broker's id or its address.
 
         A broker that restarts has its old address: it need not wait for its old connection to end.
         """
@@ -179,12 +168,11 @@ class RouteTable:
         for held in (self.holder(header.broker_name, header.broker_id), address):
             live = self._live.get(held or address)
             if live and (live.address != address or not _same_host(live.channel, channel)):
-                raise PlaceTaken(
+                raise _taken(
                     f"{broker} can't register {address} from {channel.address}: broker {live.name} "
                     f"registered {live.address} from {live.channel.address}, and keeps it until "
                     "that connection ends; if both run, give one another brokerName, brokerId or "
-                    "brokerIP1",
-                    live.channel.address,
+                    "brokerIP1"
                 )
         self._check_cluster(header)
 
@@ -193,10 +181,9 @@ class RouteTable:
         if broker is None or broker.data.cluster == header.cluster_name:
             return
         for address in _without(broker.data.broker_addrs, header.broker_addr).values():
-            raise PlaceTaken(
-                f"broker {header.broker_name} is of cluster {broker.data.cluster}, says {address}: "
-                f"it can't be of cluster {header.cluster_name} too",
-                self._live[address].channel.address,
+            raise _taken(
+                f"{header.broker_addr} can't register broker {header.broker_name} of cluster "
+                f"{header.cluster_name}: {address} has registered it of {broker.data.cluster}"
             )
 
     def _check_first(self, header: RegisterBrokerHeader, topics: BrokerTopics) -> None:
@@ -311,15 +298,14 @@ class RouteTable:
     # -- brokers go --------------------------------------------------------------------------------
 
     def unregister(self, name: str, address: str, channel: Channel, now_ms: int) -> bool:
-        """A broker says goodbye; returns whether it was there. Raises PlaceTaken for others."""
+        """A broker says goodbye; returns whether it was there. Raises RequestError for others."""
         live = self._live.get(address)
         if live is None or live.name != name:
             return False
         if not _same_host(live.channel, channel):
-            raise PlaceTaken(
+            raise _taken(
                 f"broker {name} registered {address} from {live.channel.address}: "
-                f"{channel.address} can't unregister it",
-                live.channel.address,
+                f"{channel.address} can't unregister it"
             )
         self._remove(live, "was shut down", now_ms)
         return True
@@ -482,6 +468,10 @@ class RouteTable:
     def any_address(self) -> str | None:
         """The address of some broker."""
         return next(iter(self._live), None)
+
+
+def _taken(remark: str) -> RequestError:
+    return RequestError(ResponseCode.SYSTEM_ERROR, remark)
 
 
 def _same_host(one: Channel, other: Channel) -> bool:

@@ -29,6 +29,7 @@ log = structlog.get_logger("headrace.nameserver")
 
 # A broker that registers meanwhile may have set a shorter limit than all others.
 _EXPIRE_PERIOD_S = 1.0
+_REPORT_PERIOD_S = 5.0
 
 
 class NameServer:
@@ -51,7 +52,9 @@ class NameServer:
             KVConfig(Path(config.kv_config_path) if config.kv_config_path else None),
             _now_ms,
             order_message_enable=config.order_message_enable,
+            register_from_own_address=config.checks_own_address,
         )
+        self._log = processor.log
         self._server = RemotingServer(self)
         self._sliced_work = SlicedWork()
         self._fetches = Fetches()
@@ -68,6 +71,7 @@ class NameServer:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._expire)
+                nursery.start_soon(self._report)
                 nursery.start_soon(self._sliced_work.run)
                 nursery.start_soon(self._fetches.run)
                 await nursery.start(self._network.serve, listener, self._server)
@@ -76,11 +80,17 @@ class NameServer:
         finally:
             listener.close()
 
+    async def _report(self) -> None:
+        """Log how much was left out of the log, and let every host cause lines again."""
+        while True:
+            await trio.sleep(_REPORT_PERIOD_S)
+            self._log.report()
+
     async def _expire(self) -> None:
         while True:
             await trio.sleep(self._until_expiry_s())
             for broker in self._table.expire(_now_ms()):
-                _log_lost(broker, f"silent for {broker.timeout_ms} ms")
+                self._log_lost(broker, f"silent for {broker.timeout_ms} ms")
                 assert isinstance(broker.channel, ServerChannel)
                 broker.channel.close("its broker is silent")
 
@@ -105,7 +115,11 @@ class NameServer:
     def closed(self, channel: ServerChannel) -> None:
         """Drop the brokers behind a connection: theirs stays open as long as they live."""
         for broker in self._table.close_channel(channel, _now_ms()):
-            _log_lost(broker, "connection closed")
+            self._log_lost(broker, "connection closed")
+
+    def _log_lost(self, broker: LiveBroker, reason: str) -> None:
+        client, name, address = broker.channel.address, broker.name, broker.address
+        self._log.warning(client, "broker lost", broker=name, address=address, reason=reason)
 
     def _note_unexpected(self, request: Request, error: Exception) -> None:
         client, code = request.channel.address, code_name(request.command.code)
@@ -114,7 +128,3 @@ class NameServer:
 
 def _now_ms() -> int:
     return int(trio.current_time() * 1000)
-
-
-def _log_lost(broker: LiveBroker, reason: str) -> None:
-    log.warning("broker lost", broker=broker.name, address=broker.address, reason=reason)

@@ -40,6 +40,7 @@ class NameServerUnderTest:
     now_ms: int = 1_000_000
     wall_ms: int = 1_700_000_000_000
     order_message_enable: bool = False
+    register_from_own_address: bool = False
     kv_config_path: Path | None = None
     unexpected: list[Exception] = field(default_factory=list)
     channel: MemoryChannel = field(default_factory=MemoryChannel)
@@ -51,6 +52,7 @@ class NameServerUnderTest:
             KVConfig(self.kv_config_path),
             lambda: self.now_ms,
             order_message_enable=self.order_message_enable,
+            register_from_own_address=self.register_from_own_address,
             wall_ms=lambda: self.wall_ms,
         ).register(self.registry)
 
