@@ -335,15 +335,13 @@ class RouteTable:
         topics: set[str] = set()
         if not addresses:
             del self._brokers[live.name]
-            topics = set(broker.queues)
+            topics = set(broker.queues) if len(broker.queues) <= LOST_TOPICS_MAX else topics
         elif broker.data.enable_acting_master and MASTER_ID not in addresses:
             _change_perm(broker.queues, lambda perm: perm & ~PERM_WRITE)
         self._remember(LostBroker(live.name, live.address, cause, since_ms, topics))
 
     def _remember(self, lost: LostBroker) -> None:
         """Keep what explains missing routes, within bounds: who causes it is gone."""
-        if len(lost.topics) > LOST_TOPICS_MAX:
-            lost.topics = set()
         self._lost.append(lost)
         topic_count = sum(len(each.topics) for each in self._lost)
         while len(self._lost) > LOST_BROKERS_MAX or topic_count > LOST_TOPICS_MAX:
