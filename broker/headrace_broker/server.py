@@ -36,6 +36,7 @@ from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.recovery import LoadStage
 from headrace_broker.topic_attributes import topic_limits
 from headrace_broker.topics import TopicTable
+from headrace_protocol.access import restrict
 from headrace_protocol.drivers.network import TcpNetwork
 from headrace_protocol.drivers.server import RemotingServer, pack_host
 from headrace_protocol.drivers.watchdog import Watchdog
@@ -366,6 +367,7 @@ class _Parts:
             ),
         ):
             processor.register(registry)
+        restrict(registry, self._config.anonymous_access)
         return registry
 
     # -- frames ------------------------------------------------------------------------------------

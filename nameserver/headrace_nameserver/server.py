@@ -11,6 +11,7 @@ import trio
 from headrace_nameserver.kv_config import KVConfig
 from headrace_nameserver.processors import NameServerProcessor
 from headrace_nameserver.routes import RouteTable
+from headrace_protocol.access import restrict
 from headrace_protocol.codes import code_name
 from headrace_protocol.drivers.network import TcpNetwork
 from headrace_protocol.drivers.server import RemotingServer, ServerChannel
@@ -52,6 +53,7 @@ class NameServer:
         )
         self._registry = Registry(_log_unexpected)
         processor.register(self._registry)
+        restrict(self._registry, config.anonymous_access)
 
     async def run(self, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; started with the address. Raises OSError for the address."""
