@@ -37,6 +37,7 @@ from headrace_broker.store.recovery import LoadStage
 from headrace_broker.topic_attributes import topic_limits
 from headrace_broker.topics import TopicTable
 from headrace_protocol.access import restrict
+from headrace_protocol.drivers.logs import dropped_log_lines
 from headrace_protocol.drivers.network import TcpNetwork
 from headrace_protocol.drivers.server import RemotingServer, pack_host
 from headrace_protocol.drivers.watchdog import Watchdog
@@ -426,6 +427,7 @@ class _Parts:
             "longestLoopStallRan": stall.ran,
             "loopStallCount": str(self.watchdog.stall_count),
             "longestGarbageCollectionMs": f"{self.watchdog.longest_collection_ms:.1f}",
+            "droppedLogLines": str(dropped_log_lines()),
         }
 
     # -- services ----------------------------------------------------------------------------------

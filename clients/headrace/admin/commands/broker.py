@@ -22,6 +22,7 @@ def broker(
     log_level: LogLevel = Level.INFO,
 ) -> None:
     """Run a broker until SIGINT (Ctrl-C) or SIGTERM."""
+    import structlog
     import trio
 
     from headrace_broker.config import ConfigError, load_config
@@ -33,9 +34,10 @@ def broker(
         settings, warnings = load_config(config)
     except ConfigError as error:
         raise ConfigurationError(str(error)) from error
-    for warning in warnings:
-        sys.stderr.write(f"headrace: {warning}\n")
     if check_config:
+        sys.stderr.writelines(f"headrace: {warning}\n" for warning in warnings)
         return
     configure_logs(log_level)
+    for warning in warnings:
+        structlog.get_logger("headrace.broker").warning("setting ignored", reason=warning)
     trio.run(run_until_signal, Broker(settings, owns_loop=True).run)
