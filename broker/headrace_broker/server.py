@@ -37,6 +37,7 @@ from headrace_broker.store.recovery import LoadStage
 from headrace_broker.topic_attributes import topic_limits
 from headrace_broker.topics import TopicTable
 from headrace_protocol.access import restrict
+from headrace_protocol.codes import code_name
 from headrace_protocol.drivers.logs import dropped_log_lines
 from headrace_protocol.drivers.network import TcpNetwork
 from headrace_protocol.drivers.server import RemotingServer, pack_host
@@ -303,7 +304,7 @@ class _Parts:
         return UnconsumedLook(self.offsets, self.groups, self.consumers)
 
     def _registry(self) -> Registry:
-        registry = Registry(_log_unexpected)
+        registry = Registry(self._note_unexpected)
         registry.run_long = self.sliced_work.start
         registry.run_fetch = self.fetches.start
         registry.on_slow = self.watchdog.note
@@ -413,6 +414,10 @@ class _Parts:
         self.consumers.channel_closed(channel)
         self.producers.channel_closed(channel)
 
+    def _note_unexpected(self, request: Request, error: Exception) -> None:
+        client, code = request.channel.address, code_name(request.command.code)
+        self.server.note_unexpected(client, error, request=code)
+
     def health(self) -> dict[str, str]:
         """What clients hold, and what kept them waiting; for the monitor."""
         stall = self.watchdog.longest
@@ -466,12 +471,3 @@ class _Parts:
                     await trio.to_thread.run_sync(self.offsets.save_snapshot, snapshot)
                 except OSError as error:
                     log.error("offsets not saved, trying on", reason=str(error))
-
-
-def _log_unexpected(request: Request, error: Exception) -> None:
-    log.error(
-        "request failed",
-        code=request.command.code,
-        client=request.channel.address,
-        exc_info=error,
-    )

@@ -72,7 +72,7 @@ class Fetches:
         self._is_asked = trio.Event()
 
     def start(self, fetch: Fetch, then: Then) -> None:
-        """Call ``fetch`` in a thread when one is free, then ``then`` with its OSError, if any."""
+        """Call ``fetch`` in a thread when one is free, then ``then`` with its error, if any."""
         self._asked.append((fetch, then))
         self._is_asked.set()
 
@@ -87,11 +87,13 @@ class Fetches:
                     nursery.start_soon(self._fetch, *self._asked.popleft())
 
     async def _fetch(self, fetch: Fetch, then: Then) -> None:
-        problem = None
+        problem: Exception | None = None
         try:
             await trio.to_thread.run_sync(fetch)
         except OSError as error:
             log.error("old messages can't be read", reason=str(error))
+            problem = error
+        except Exception as error:  # noqa: BLE001 - it is for the request that asked
             problem = error
         finally:
             self._threads.release()

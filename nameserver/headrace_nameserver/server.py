@@ -51,7 +51,8 @@ class NameServer:
             _now_ms,
             order_message_enable=config.order_message_enable,
         )
-        self._registry = Registry(_log_unexpected)
+        self._server = RemotingServer(self)
+        self._registry = Registry(self._note_unexpected)
         processor.register(self._registry)
         restrict(self._registry, config.anonymous_access)
 
@@ -62,7 +63,7 @@ class NameServer:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._expire)
-                await nursery.start(self._network.serve, listener, RemotingServer(self))
+                await nursery.start(self._network.serve, listener, self._server)
                 log.info("serving", address=self.address)
                 task_status.started(self.address)
         finally:
@@ -99,6 +100,10 @@ class NameServer:
         for broker in self._table.close_channel(channel, _now_ms()):
             _log_lost(broker, "connection closed")
 
+    def _note_unexpected(self, request: Request, error: Exception) -> None:
+        client, code = request.channel.address, code_name(request.command.code)
+        self._server.note_unexpected(client, error, request=code)
+
 
 def _now_ms() -> int:
     return int(trio.current_time() * 1000)
@@ -106,12 +111,3 @@ def _now_ms() -> int:
 
 def _log_lost(broker: LiveBroker, reason: str) -> None:
     log.warning("broker lost", broker=broker.name, address=broker.address, reason=reason)
-
-
-def _log_unexpected(request: Request, error: Exception) -> None:
-    log.error(
-        "request failed",
-        request=code_name(request.command.code),
-        client=request.channel.address,
-        exc_info=error,
-    )
