@@ -22,11 +22,10 @@ def broker(
     log_level: LogLevel = Level.INFO,
 ) -> None:
     """Run a broker until SIGINT (Ctrl-C) or SIGTERM."""
-    import structlog
     import trio
 
     from headrace_broker.config import ConfigError, load_config
-    from headrace_broker.server import Broker
+    from headrace_broker.server import Broker, log_warnings
     from headrace_protocol.drivers.logs import configure_logs
     from headrace_protocol.drivers.process import run_until_signal
 
@@ -38,6 +37,5 @@ def broker(
         sys.stderr.writelines(f"headrace: {warning}\n" for warning in warnings)
         return
     configure_logs(log_level)
-    for warning in warnings:
-        structlog.get_logger("headrace.broker").warning("setting ignored", reason=warning)
+    log_warnings(warnings)
     trio.run(run_until_signal, Broker(settings, owns_loop=True).run)
