@@ -123,7 +123,7 @@ class Broker:
     async def _start_monitor(self, nursery: trio.Nursery) -> None:
         host, port = self.config.bind_address, self.config.monitor_port
         if port >= 0:
-            port = await nursery.start(Monitor(self.readiness).run, host, port)
+            port = await self.services.start(nursery, Monitor(self.readiness, host, port).run)
             self.monitor_address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             log.info("monitor", address=self.monitor_address)
 
