@@ -28,6 +28,7 @@ from headrace_broker.store.errors import (
     StoreFormatError,
     StoreNotWritable,
 )
+from headrace_broker.store.files import make_private
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.columns import HEAD_PLACES
 from headrace_protocol.errors import NotReady, RequestError
@@ -138,7 +139,7 @@ class Staging:
             )
         block = StagedBlock(header.topic, header.queue_id, header.count, sys_flag, body)
         try:
-            query.folder.mkdir(parents=True, exist_ok=True)
+            make_private(query.folder)
             attempt.append(block, self._files)
         except OSError as error:
             raise self._unavailable(error) from error

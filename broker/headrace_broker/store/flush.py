@@ -161,9 +161,13 @@ class Flusher:
         return True
 
     def _fail(self, error: OSError) -> None:
-        reason = f"a flush failed, so messages may be lost: {error.strerror or error}"
+        self.stop_writing(f"a flush failed, so messages may be lost: {error.strerror or error}")
+
+    def stop_writing(self, reason: str) -> None:
+        """Refuse messages until the next start, and tell those who wait for the disk."""
         log.error("messages are refused until the next start", reason=reason)
         self.commit_log.refuse(reason, self.settings.root, is_final=True)
+        self.ask()
 
     # --- ConsumeQueues, index, checkpoint --------------------------------------------------
 

@@ -19,7 +19,7 @@ from headrace_broker.store.commit_log import CommitLog
 from headrace_broker.store.consume_queue import ConsumeQueue
 from headrace_broker.store.dispatch import Dispatcher
 from headrace_broker.store.errors import StoreError, StoreFormatError, StoreNotWritable
-from headrace_broker.store.files import Files
+from headrace_broker.store.files import Files, make_private
 from headrace_broker.store.flush import Flusher
 from headrace_broker.store.index_file import HEADER_BYTES, IndexFiles
 from headrace_broker.store.indexer import BLOCK_ROWS_MAX, THREAD_ROWS_MAX, Indexer
@@ -61,6 +61,8 @@ STORE_NAMES = frozenset(("commitlog", "consumequeue", "config", "checkpoint", "l
 KEEP_MS = 60_000
 
 StartSoon = Callable[[trio.Nursery, Callable[[], Awaitable[None]]], None]
+
+LOCK_CHECK_S = 60.0
 
 # Some ten milliseconds of files for queues that get their first message.
 NEW_FILES_AT_ONCE = 16
@@ -162,8 +164,9 @@ class MessageStore:
         """
         self._check_directory()
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            make_private(self.root)
             self.lock.acquire()
+            self.seam.check_owner = self.lock.check
             return self._load_locked()
         except OSError as error:
             self.abandon()
@@ -366,6 +369,7 @@ class MessageStore:
             self.start_soon(nursery, self._run_index)
             self.start_soon(nursery, self._run_ahead)
             self.start_soon(nursery, self._run_heal)
+            self.start_soon(nursery, self._run_lock_check)
             task_status.started()
 
     def close(self) -> None:
@@ -376,6 +380,7 @@ class MessageStore:
         try:
             if self.commit_log.is_refusal_final:
                 return
+            self.lock.check()
             self._finish_dispatch()
             self.commit_log.files.drop_prepared()
             self.flusher.flush_now()
@@ -687,6 +692,15 @@ class MessageStore:
                     self._dispatch_unasked()
                     self.index_tick()
 
+    async def _run_lock_check(self) -> None:
+        """Stop writing when another broker may write here too."""
+        try:
+            while True:
+                await trio.sleep(LOCK_CHECK_S)
+                self.lock.check()
+        except OSError as error:
+            self.flusher.stop_writing(error.strerror or str(error))
+
     # --- monitor ---------------------------------------------------------------------------
 
     def pressure(self) -> str | None:
@@ -711,11 +725,18 @@ class MessageStore:
             ring_fill=self.ring.fill,
             slow_stage=self.ring.pressure(),
             longest_flush_ms=self.flusher.longest_flush_ms,
-            disk_ratio=self.cleaner.disk_usage().ratio,
+            disk_ratio=self._disk_ratio(),
             refusal=str(refusal) if refusal else None,
             queue_count=len(self._names),
             cleaner=self.cleaner.status(),
         )
+
+    def _disk_ratio(self) -> float:
+        """A disk that can't be asked, as when the store was removed, has no room."""
+        try:
+            return self.cleaner.disk_usage().ratio
+        except OSError:
+            return 1.0
 
     def _dispatched_offset(self) -> int:
         """Up to where queues know of the log."""
