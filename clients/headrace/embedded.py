@@ -192,7 +192,7 @@ async def run_daemons(
 
 def _make(folder: Path) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise ConfigurationError(
             f"no store can be in {folder}: it or what it lies in is a file; name another folder"

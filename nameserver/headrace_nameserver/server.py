@@ -14,7 +14,8 @@ from headrace_nameserver.routes import RouteTable
 from headrace_protocol.access import restrict
 from headrace_protocol.codes import code_name
 from headrace_protocol.drivers.network import TcpNetwork
-from headrace_protocol.drivers.server import RemotingServer, ServerChannel
+from headrace_protocol.drivers.server import RemotingServer, ServerChannel, ServerLimits
+from headrace_protocol.drivers.services import Services
 from headrace_protocol.drivers.slices import Fetches, SlicedWork
 from headrace_protocol.serving import Registry
 
@@ -43,6 +44,7 @@ class NameServer:
         self.config = config
         self.address = ""
         self._network = network or TcpNetwork()
+        self._services = Services()
         self._table = RouteTable(
             broker_timeout_ms=config.broker_timeout_ms,
             support_acting_master=config.support_acting_master,
@@ -68,12 +70,16 @@ class NameServer:
         """Serve until cancelled; started with the address. Raises OSError for the address."""
         listener = self._network.listen(self.config.bind_address, self.config.listen_port)
         self.address = listener.address
+        self._server.limits = ServerLimits()  # the daemon has raised its limit of open files by now
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._expire)
-                nursery.start_soon(self._report)
-                nursery.start_soon(self._sliced_work.run)
-                nursery.start_soon(self._fetches.run)
+                for service in (
+                    self._expire,
+                    self._report,
+                    self._sliced_work.run,
+                    self._fetches.run,
+                ):
+                    self._services.start_soon(nursery, service)
                 await nursery.start(self._network.serve, listener, self._server)
                 log.info("serving", address=self.address)
                 task_status.started(self.address)

@@ -13,11 +13,11 @@ from headrace_nameserver.config import NameServerConfig
 from headrace_nameserver.server import NameServer
 from headrace_protocol.access import ADMINISTRATIVE
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.drivers.aio import AsyncConnection
 from headrace_protocol.drivers.network import MemoryNetwork
 from tests.support.broker import BrokerUnderTest
 from tests.support.cli import headrace
 from tests.support.nameserver import NameServerUnderTest
+from tests.support.wire import ask
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,16 +97,6 @@ def test_an_address_for_clients_must_be_listened_on(tmp_path: Path) -> None:
     assert "bindAddress=127.0.0.1" in outcome.stderr
 
 
-async def answer(network: MemoryNetwork, address: str, code: RequestCode) -> tuple[int, str]:
-    """Code and remark of the answer to a request without header and body."""
-    connection = AsyncConnection(await network.connect(address), address)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(connection.run)
-        command = (await connection.request(code, timeout_ms=1000)).command
-        nursery.cancel_scope.cancel()
-    return command.code, command.remark or ""
-
-
 async def test_strangers_administer_nothing_with_read(tmp_path: Path) -> None:
     network = MemoryNetwork()
     root = tmp_path / "store"
@@ -118,10 +108,10 @@ async def test_strangers_administer_nothing_with_read(tmp_path: Path) -> None:
             (nameserver, RequestCode.PUT_KV_CONFIG, RequestCode.GET_BROKER_CLUSTER_INFO),
         ):
             address = await nursery.start(daemon.run)
-            code, remark = await answer(network, address, change)
-            assert code == ResponseCode.NO_PERMISSION
-            assert remark.startswith(f"{change.name} is refused: anonymousAccess=read lets nobody")
-            assert (await answer(network, address, lookup))[0] == ResponseCode.SUCCESS
+            refusal = (await ask(network, address, change)).command
+            assert refusal.code == ResponseCode.NO_PERMISSION
+            assert f"{change.name} is refused: anonymousAccess=read" in (refusal.remark or "")
+            assert (await ask(network, address, lookup)).command.code == ResponseCode.SUCCESS
         nursery.cancel_scope.cancel()
 
 
@@ -130,8 +120,8 @@ async def test_everybody_administers_on_loopback(tmp_path: Path) -> None:
     broker = Broker(BrokerConfig(store_path_root_dir=tmp_path / "store"), network)
     async with trio.open_nursery() as nursery:
         address = await nursery.start(broker.run)
-        code, _ = await answer(network, address, RequestCode.TRIGGER_DELETE_FILES)
-        assert code == ResponseCode.SUCCESS
+        answer = await ask(network, address, RequestCode.TRIGGER_DELETE_FILES)
+        assert answer.command.code == ResponseCode.SUCCESS
         nursery.cancel_scope.cancel()
 
 

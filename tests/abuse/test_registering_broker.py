@@ -12,6 +12,8 @@ import trio.testing
 
 from headrace_broker.config import BrokerConfig
 from headrace_broker.registration import IdentityTaken, Registration
+from headrace_nameserver.config import NameServerConfig
+from headrace_nameserver.server import NameServer
 from headrace_protocol.bodies import (
     BrokerMemberGroup,
     DataVersion,
@@ -20,6 +22,7 @@ from headrace_protocol.bodies import (
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.network import MemoryNetwork
 from headrace_protocol.serving import Reply
+from tests.support.nameserver import frame, register_header
 from tests.support.scripted import Scripted, scripted
 
 if TYPE_CHECKING:
@@ -39,10 +42,10 @@ class NoTopics:
         return {}
 
 
-def registration(network: MemoryNetwork, *nameservers: Scripted) -> Registration:
+def registration(network: MemoryNetwork, nameserver: str) -> Registration:
     return Registration(
         BrokerConfig(broker_name="broker-a"),
-        [nameserver.address for nameserver in nameservers],
+        [nameserver],
         network,
         NoTopics(),  # type: ignore[arg-type]
         OURS,
@@ -57,7 +60,7 @@ async def registered(
     """A broker that has started, and what it logs."""
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
-            await nursery.start(registration(network, nameserver).run)
+            await nursery.start(registration(network, nameserver.address).run)
             yield logs
             nursery.cancel_scope.cancel()
 
@@ -120,7 +123,7 @@ async def test_a_taken_name_ends_a_start(autojump_clock: trio.testing.MockClock)
             pytest.RaisesExc(IdentityTaken, match=f"already runs at {other.address}"),
             flatten_subgroups=True,
         ):
-            await registration(network, nameserver).run()
+            await registration(network, nameserver.address).run()
         assert nameserver.count(REGISTER) == 0
 
 
@@ -144,3 +147,28 @@ async def test_a_taken_name_does_not_end_a_running_broker(
     (refused,) = [entry for entry in logs if entry["log_level"] == "error"]
     assert other.address in refused["reason"]
     assert logs[-1]["event"] == "registered"
+
+
+async def test_a_name_is_taken_over_when_the_connection_that_holds_it_ends(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    network = MemoryNetwork()
+    async with trio.open_nursery() as nursery:
+        nameserver = NameServer(NameServerConfig(listen_port=0), network)
+        address = await nursery.start(nameserver.run)
+        stream = await network.connect(address)
+        header = register_header(name="broker-a", address="127.0.0.9:1")
+        await stream.send(frame(REGISTER, header))
+        await stream.receive()
+        # Nobody answers at that address, so it starts; the nameserver waits for the connection.
+        with structlog.testing.capture_logs() as logs:
+            await nursery.start(registration(network, address).run)
+            await trio.sleep(10)
+            assert "registered" not in [entry["event"] for entry in logs]
+            await stream.aclose()
+            await trio.sleep(3)
+            assert "registered" in [entry["event"] for entry in logs]
+        nursery.cancel_scope.cancel()
+    refused = [entry for entry in logs if entry["event"] == "broker not registered"]
+    assert "127.0.0.9:1" in refused[0]["reason"]
+    assert OURS in refused[0]["reason"]
