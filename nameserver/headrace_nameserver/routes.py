@@ -205,11 +205,13 @@ class RouteTable:
             ("all hosts", self._live.values(), BROKERS_MAX, TOPICS_MAX),
         ):
             if header.broker_addr not in self._live and len(brokers) >= brokers_max:
-                raise OutOfBounds(f"{len(brokers)} brokers of {kind} are registered, no more fit")
+                raise OutOfBounds(
+                    f"{kind}: {len(brokers)} brokers are registered, the most allowed"
+                )
             if added > 0 and added + self._size_of(brokers) > topics_max:
                 raise OutOfBounds(
-                    f"{added} topics more of broker {header.broker_name}: {topics_max} topics of "
-                    f"{kind} are the most"
+                    f"broker {header.broker_name} adds {added} topics: the brokers of {kind} may "
+                    f"have {topics_max}"
                 )
 
     def _size_with(self, known: _Broker, topics: BrokerTopics) -> int:
@@ -341,7 +343,7 @@ class RouteTable:
         self._remember(LostBroker(live.name, live.address, cause, since_ms, topics))
 
     def _remember(self, lost: LostBroker) -> None:
-        """Keep what explains missing routes, within bounds: who causes it is gone."""
+        """Keep what explains missing routes, within bounds, since no connection pays for it."""
         self._lost.append(lost)
         topic_count = sum(len(each.topics) for each in self._lost)
         while len(self._lost) > LOST_BROKERS_MAX or topic_count > LOST_TOPICS_MAX:
@@ -376,7 +378,9 @@ class RouteTable:
         for name in by_broker:
             known = self._brokers[name].queues
             if topic not in known and len(known) >= REGISTERED_TOPICS_MAX:
-                raise OutOfBounds(f"topic {topic}: broker {name} has {len(known)}, no more fit")
+                raise OutOfBounds(
+                    f"topic {topic}: broker {name} has {len(known)}, the most allowed"
+                )
         for name, queue_data in by_broker.items():
             self._brokers[name].queues[topic] = queue_data
 

@@ -26,12 +26,12 @@ class HostLog:
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def info(self, client: str, event: str, **fields: Any) -> None:
-        """Log what ``client``, "host:port", has done."""
+        """Log what ``client``, "host:port", has changed."""
         if self._has_room(client, event):
             self._log.info(event, client=client, **fields)
 
     def warning(self, client: str, event: str, **fields: Any) -> None:
-        """The same for what somebody should look at."""
+        """Log what ``client``, "host:port", has caused."""
         if self._has_room(client, event):
             self._log.warning(event, client=client, **fields)
 
