@@ -197,8 +197,9 @@ class RouteTable:
     def _check_room(
         self, header: RegisterBrokerHeader, topics: BrokerTopics, channel: Channel
     ) -> None:
-        known = self._brokers.get(header.broker_name) or _Broker(BrokerData())
-        added = self._size_with(known, topics) - known.size
+        name = header.broker_name
+        known = self._brokers.get(name) or _Broker(BrokerData(broker_name=name))
+        added = _size_with(known, topics) - known.size
         host = [live for live in self._live.values() if _same_host(live.channel, channel)]
         for kind, brokers, brokers_max, topics_max in (
             ("this host", host, BROKERS_PER_HOST_MAX, TOPICS_PER_HOST_MAX),
@@ -210,20 +211,9 @@ class RouteTable:
                 )
             if added > 0 and added + self._size_of(brokers) > topics_max:
                 raise OutOfBounds(
-                    f"broker {header.broker_name} adds {added} topics: the brokers of {kind} may "
-                    f"have {topics_max}"
+                    f"broker {name} adds {added} topics: the brokers of {kind} may have "
+                    f"{topics_max}"
                 )
-
-    def _size_with(self, known: _Broker, topics: BrokerTopics) -> int:
-        """What a broker takes after it has registered ``topics``; raises OutOfBounds."""
-        queue_count = len(known.queues) + len(topics.queues.keys() - known.queues.keys())
-        mapped_count = _mapped_queues({**known.mappings, **topics.mappings})
-        if max(queue_count, mapped_count) > REGISTERED_TOPICS_MAX:
-            raise OutOfBounds(
-                f"broker {known.data.broker_name}: {queue_count} topics with {mapped_count} mapped "
-                f"queues, {REGISTERED_TOPICS_MAX} are the most"
-            )
-        return queue_count + mapped_count
 
     def _size_of(self, live: Iterable[LiveBroker]) -> int:
         return sum(self._brokers[name].size for name in {each.name for each in live})
@@ -270,7 +260,9 @@ class RouteTable:
         if self._is_prime_slave(header) and bool(header.enable_acting_master):
             # An acting master takes no messages: the master may come back with its own.
             _change_perm(topics.queues, lambda perm: perm & ~PERM_WRITE)
-        if is_first or live is None or live.data_version != topics.data_version:
+        if not _fits(broker, topics):
+            broker.queues, broker.mappings = topics.queues, topics.mappings
+        elif is_first or live is None or live.data_version != topics.data_version:
             broker.queues |= topics.queues
             broker.mappings |= topics.mappings
         else:
@@ -478,6 +470,29 @@ def _taken(remark: str) -> RequestError:
 
 def _same_host(one: Channel, other: Channel) -> bool:
     return one.address.rpartition(":")[0] == other.address.rpartition(":")[0]
+
+
+def _fits(known: _Broker, topics: BrokerTopics) -> bool:
+    """Whether a broker may have these topics beside those that it named before.
+
+    Deleted topics stay until there are too many, since a broker need not name all topics at once.
+    """
+    added = topics.queues.keys() - known.queues.keys()
+    return len(known.queues) + len(added) <= REGISTERED_TOPICS_MAX
+
+
+def _size_with(known: _Broker, topics: BrokerTopics) -> int:
+    """What a broker takes after it has registered ``topics``; raises OutOfBounds."""
+    fits = _fits(known, topics)
+    queues = known.queues.keys() | topics.queues.keys() if fits else topics.queues
+    mapped_count = _mapped_queues({**known.mappings, **topics.mappings})
+    # One topic alone is a change, and no reason to forget the others.
+    if mapped_count > REGISTERED_TOPICS_MAX or not (fits or len(queues) > 1):
+        raise OutOfBounds(
+            f"broker {known.data.broker_name} with {len(known.queues)} topics: "
+            f"{REGISTERED_TOPICS_MAX} topics and mapped queues are the most"
+        )
+    return len(queues) + mapped_count
 
 
 def _mapped_queues(mappings: dict[str, TopicQueueMappingInfo]) -> int:

@@ -295,7 +295,6 @@ def test_all_hosts_register_so_many_brokers(
 @pytest.mark.parametrize(
     ("bound", "codes"),
     [
-        ("REGISTERED_TOPICS_MAX", [0, 0, 0, 0, 29]),
         ("TOPICS_PER_HOST_MAX", [0, 0, 29, 0, 29]),
         ("TOPICS_MAX", [0, 29, 29, 0, 29]),
     ],
@@ -316,6 +315,20 @@ def test_so_many_topics_are_kept(
     ]
     assert [answer.code for answer in answers] == codes
     assert addresses(server) == {"b0": {0: REAL}}
+
+
+def test_topics_of_old_make_room_for_those_that_a_broker_has(
+    server: NameServerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "REGISTERED_TOPICS_MAX", 4)
+    assert register(server, server.channel, "V", "W", state=1).code == ResponseCode.SUCCESS
+    assert list(server.table.topics()) == ["T", "U", "V", "W"]
+    # A change that comes alone is no list of all topics.
+    assert register(server, server.channel, "X", state=2).code == 29
+    assert register(server, server.channel, "W", "X", state=2).code == ResponseCode.SUCCESS
+    assert list(server.table.topics()) == ["W", "X"]
+    assert register(server, server.channel, "Y", state=3).code == ResponseCode.SUCCESS
+    assert list(server.table.topics()) == ["W", "X", "Y"]
 
 
 def test_queue_mappings_are_bounded_and_go_with_their_broker(
