@@ -192,17 +192,16 @@ def _entry(key: str, value: str) -> bytes:
 # -- MSGPACK ---------------------------------------------------------------------------------------
 
 
+class _MsgpackCommand(Command, gc=False):
+    # As in the other codecs: a field that nests is none.
+    ext_fields: dict[str, str | int | float | bool | None] | None = None
+
+
 def _decode_msgpack(header: Buffer) -> Command:
-    return msgspec.convert(dict(zip(_MSGPACK_NAMES, _unpack_msgpack(header), strict=True)), Command)
-
-
-def _unpack_msgpack(header: Buffer) -> list[Any]:
     values = msgpack.unpackb(header)
     if not isinstance(values, list) or len(values) != len(_MSGPACK_NAMES):
         raise ValueError(f"not an array of {len(_MSGPACK_NAMES)} values")
-    if not isinstance(values[-1], dict | None):
-        raise ValueError("extension fields that are not a map")
-    return values
+    return msgspec.convert(dict(zip(_MSGPACK_NAMES, values, strict=True)), _MsgpackCommand)
 
 
 def _encode_msgpack(command: Command) -> bytes:

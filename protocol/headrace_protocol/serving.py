@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -119,9 +119,9 @@ RequestFunction = Callable[[Request], Reply | None]
 # The same in slices: yields where others may have their turn, and what it has to wait for.
 LongWork = Generator[NotReady | None, None, Reply | None]
 LongFunction = Callable[[Request], LongWork]
-# What must be done before a request can be served, and what is told of its OSError, if any.
+# What must be done before a request can be served, and what is told of its error, if any.
 Fetch = Callable[[], None]
-Then = Callable[[OSError | None], None]
+Then = Callable[[Exception | None], None]
 # Serves requests of one client that came at once; hands on to ``Registry.serve`` what it can't.
 ReadyFunction = Callable[["Channel", "list[Frame]"], None]
 
@@ -159,6 +159,11 @@ class Registry:
         """Let ``function`` serve, many at a time, requests whose JSON header begins like this."""
         self._ready_start = header_start
         self._ready_function = function
+
+    def forbid(self, codes: Collection[RequestCode], remark: str) -> None:
+        """Answer those of ``codes`` that have a function with NO_PERMISSION from now on."""
+        for code in self._functions.keys() & codes:
+            self._functions[code] = functools.partial(_refuse, remark)
 
     def handle(self, channel: Channel, frames: list[Frame]) -> None:
         """Serve what one client sent at once; every request is answered, one-way or held.
@@ -198,7 +203,7 @@ class Registry:
         try:
             return answer()
         except Exception as error:  # noqa: BLE001 - as in _serve
-            _send(request, self._failed(request, error))
+            self._send(request, self._failed(request, error))
             return True
 
     def _serve(self, request: Request) -> None:
@@ -214,18 +219,18 @@ class Registry:
         except Exception as error:  # noqa: BLE001 - one bad request must not end the daemon
             reply = self._failed(request, error)
         if reply is not None:
-            _send(request, reply)
+            self._send(request, reply)
         seconds = perf_counter() - began
         if seconds > _SLOW_S:
             self.on_slow(code_name(code), seconds)
 
-    def _fetched(self, request: Request, held_bytes: int, problem: OSError | None) -> None:
+    def _fetched(self, request: Request, held_bytes: int, problem: Exception | None) -> None:
         request.channel.charge(-held_bytes)
         if problem is None:
             request.is_again = True
             self._serve(request)
         else:
-            _send(request, self._failed(request, problem))
+            self._send(request, self._failed(request, problem))
 
     def begin_long(self, function: LongFunction, request: Request) -> None:
         """Let ``function`` serve a request in slices, after the client's others of that kind."""
@@ -237,7 +242,7 @@ class Registry:
         if len(waiting) == 1:
             self.run_long(self._serve_all_long(channel))
 
-    def _serve_all_long(self, channel: Channel, problem: OSError | None = None) -> Iterator[None]:
+    def _serve_all_long(self, channel: Channel, problem: Exception | None = None) -> Iterator[None]:
         """One after the other, until one must wait for the disk.
 
         problem: why what the first has waited for is not there.
@@ -258,7 +263,7 @@ class Registry:
         del self._long[channel]
 
     def _serve_long(
-        self, work: LongWork, request: Request, problem: OSError | None
+        self, work: LongWork, request: Request, problem: Exception | None
     ) -> Generator[None, None, NotReady | None]:
         """Returns what it must wait for; None when it was answered."""
         try:
@@ -273,11 +278,20 @@ class Registry:
         else:
             return wait
         if reply is not None:
-            _send(request, reply)
+            self._send(request, reply)
         return None
 
-    def _go_on(self, channel: Channel, problem: OSError | None) -> None:
+    def _go_on(self, channel: Channel, problem: Exception | None) -> None:
         self.run_long(self._serve_all_long(channel, problem))
+
+    def _send(self, request: Request, reply: Reply) -> None:
+        try:
+            request.reply(reply)
+        except LocalProtocolError as error:
+            request.reply(Reply(code=ResponseCode.SYSTEM_ERROR, remark=f"the answer: {error}"))
+        except Exception as error:  # noqa: BLE001 - nobody else catches it for a held request
+            self._unexpected(request, error)
+            request.reply(Reply(code=ResponseCode.SYSTEM_ERROR, remark=_UNENCODABLE))
 
     def _failed(self, request: Request, error: Exception) -> Reply:
         if isinstance(error, RequestError):
@@ -326,13 +340,6 @@ def _fetch_now(fetch: Fetch, then: Then) -> None:
     then(None)
 
 
-def _send(request: Request, reply: Reply) -> None:
-    try:
-        request.reply(reply)
-    except LocalProtocolError as error:
-        request.reply(Reply(code=ResponseCode.SYSTEM_ERROR, remark=f"the answer: {error}"))
-
-
 def notice(code: RequestCode, header: msgspec.Struct | None = None) -> bytes:
     """A one-way request from a daemon to its client; in JSON, which every client reads."""
     return encode_frame(SerializeType.JSON, code, 0, flag=FLAG_ONEWAY, fields=header_fields(header))
@@ -354,10 +361,16 @@ def _unknown(request: Request) -> Reply:
     )
 
 
+def _refuse(remark: str, request: Request) -> Reply:
+    name = code_name(request.command.code)
+    return Reply(code=ResponseCode.NO_PERMISSION, remark=f"{name} is refused: {remark}")
+
+
 def _malformed(request: Request, error: msgspec.MsgspecError) -> str:
     code = request.command.code
     name = RequestCode(code).name if code in _KNOWN_CODES else "?"
     return f"malformed request {name} ({code}): {error}"
 
 
+_UNENCODABLE = "the answer can't be encoded (see the log of this daemon)"
 _KNOWN_CODES = frozenset(RequestCode)

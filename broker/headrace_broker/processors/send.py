@@ -117,6 +117,10 @@ class _NotPlainError(Exception):
     """A message that the fast way leaves to the general one."""
 
 
+# What ``send_ready`` leaves to the general way, which answers it or closes the connection.
+_NOT_PLAIN = (_NotPlainError, KeyError, msgspec.MsgspecError, UnicodeError, RecursionError)
+
+
 class _Target(NamedTuple):
     """A queue that may be written to, with what its topic adds to each record."""
 
@@ -183,12 +187,12 @@ class SendProcessor:
                 header = command.fields
                 queue, sys_flag = targets[header.topic, header.queue_id]
                 if command.flag or header.batch or header.sys_flag & _NOT_SERVED_FLAGS:
-                    raise _NotPlainError  # noqa: TRY301 - no call more for each message
+                    raise _NotPlainError
                 properties, code, uniq_key = self._plain_properties(header.properties)
                 body = frame[2]
                 if not body:
-                    raise _NotPlainError  # noqa: TRY301
-            except (_NotPlainError, KeyError, msgspec.MsgspecError, UnicodeError):
+                    raise _NotPlainError
+            except _NOT_PLAIN:
                 # Stored in the order in which they came.
                 self._store_plain(channel, plain, messages, answers)
                 self._serve_one(channel, frame)
@@ -552,12 +556,20 @@ def _replies(
             f'"language":"PYTHON","opaque":{opaque},{remark}'
             f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
         )
-        parts += (_PREFIXES[len(header)], header)
+        try:
+            parts += (_PREFIXES[len(header)], header)
+        except IndexError:
+            parts += (_prefix(len(header)), header)
     return "".join(parts).encode("latin-1")
 
 
-# The eight bytes before a JSON header without body, by its length.
-_PREFIXES = [PREFIX.pack(length + LENGTH_BYTES, length).decode("latin-1") for length in range(1024)]
+def _prefix(header_bytes: int) -> str:
+    """The eight bytes before a JSON header without body."""
+    return PREFIX.pack(header_bytes + LENGTH_BYTES, header_bytes).decode("latin-1")
+
+
+# By the length of the header; only one with an absurd UNIQ_KEY is longer.
+_PREFIXES = [_prefix(header_bytes) for header_bytes in range(1024)]
 
 
 def _not_served(what: str, place: str) -> RequestError:

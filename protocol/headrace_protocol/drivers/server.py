@@ -14,7 +14,7 @@ import select
 import socket
 import struct
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import structlog
 import trio
 
+from headrace_protocol.drivers.host_log import HostLog
+from headrace_protocol.drivers.process import connections_max
 from headrace_protocol.errors import RemoteProtocolError
 from headrace_protocol.frame import FRAME_BYTES_MAX, FrameReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from headrace_protocol.frame import Buffer, Frame
 
@@ -75,7 +77,7 @@ class ServerLimits:
     frame_bytes_max: int = FRAME_BYTES_MAX
     connection_bytes_max: int = 64 * 1024 * 1024
     total_bytes_max: int = 1024 * 1024 * 1024
-    connections_max: int = 20_000
+    connections_max: int = field(default_factory=connections_max)
     idle_s: float = 120.0
     half_frame_s: float = 30.0
 
@@ -174,6 +176,10 @@ class _Transport(Protocol):
 class RemotingServer:
     """All clients of one daemon.
 
+    Whatever a client sends costs its own connection at most. What the handler does for all of
+    them (``finish_batch``, ``replied``) is different: a reply that may not be true ends the server.
+
+    unexpected_errors: how often a fault of ours was found, each with a traceback in the log.
     owns_loop: nothing else in this event loop is urgent by a millisecond. While clients are busy
         the server then waits for them by itself, which saves most of the scheduler's share of a
         lone request's time.
@@ -194,6 +200,8 @@ class RemotingServer:
         self._strangers: dict[ServerChannel, None] = {}
         # What was done to clients without a line in the log for each: why and to whom, how often.
         self._turned_away: Counter[tuple[str, str]] = Counter()
+        self.unexpected_errors = 0
+        self._log = HostLog(log)
         self._handler = handler
         self._dirty: list[ServerChannel] = []
         self._is_in_batch = False
@@ -257,8 +265,28 @@ class RemotingServer:
         except RemoteProtocolError as error:
             self.close_channel(channel, str(error), is_fault=True)
             return
+        except Exception as error:  # noqa: BLE001 - a fault that one client finds is for it alone
+            self.failed(channel, error)
+            return
         if channel.is_open:
             self._count_partial(channel, progressed=bool(frames))
+
+    def failed(self, channel: ServerChannel, error: Exception) -> None:
+        """Something of ours failed for a client: close it, the others go on."""
+        self.note_unexpected(channel.address, error)
+        self.close_channel(channel, "")
+
+    def note_unexpected(self, client: str, error: Exception, **fields: Any) -> None:
+        """Count and log a fault of ours that a client has found."""
+        self.unexpected_errors += 1
+        self._log.error(client, "unexpected error", exc_info=error, **fields)
+
+    def guard(self, channel: ServerChannel, work: Callable[[ServerChannel], None]) -> None:
+        """Do what one client needs; close that client when it fails."""
+        try:
+            work(channel)
+        except Exception as error:  # noqa: BLE001 - as in received
+            self.failed(channel, error)
 
     def _got_to_know(self, channel: ServerChannel) -> None:
         channel.is_stranger = False
@@ -303,9 +331,25 @@ class RemotingServer:
         for channel in dirty:
             channel.is_dirty = False
             if channel.is_open:
-                before = channel.out_bytes
-                channel.transport.flush(channel)
-                self.sent(channel, before - channel.out_bytes)
+                try:
+                    self._flush(channel)
+                except Exception as error:  # noqa: BLE001 - as in received
+                    self.failed(channel, error)
+
+    def _flush(self, channel: ServerChannel) -> None:
+        before = channel.out_bytes
+        channel.transport.flush(channel)
+        self.sent(channel, before - channel.out_bytes)
+
+    def take_more(self, channel: ServerChannel) -> None:
+        """A client can take more of its replies.
+
+        One that takes late what it asked for is not silent, least of all while it is not read.
+        """
+        self._flush(channel)
+        channel.last_heard = trio.current_time()
+        if channel.is_slow:
+            channel.partial_since = channel.last_heard
 
     def sent(self, channel: ServerChannel, sent_bytes: int) -> None:
         """Account for what left; a client that does not take its replies is no longer read."""
@@ -320,12 +364,6 @@ class RemotingServer:
             self._update_reading(channel)
         if self.held_bytes > self.limits.total_bytes_max:
             self._close_greediest()
-
-    def note_taking(self, channel: ServerChannel) -> None:
-        """A client that takes late what it asked for is not silent, least of all while not read."""
-        channel.last_heard = trio.current_time()
-        if channel.is_slow:
-            channel.partial_since = channel.last_heard
 
     def charged(self, added_bytes: int) -> None:
         """Account for what the handler keeps for a client."""
@@ -403,10 +441,10 @@ class RemotingServer:
         self._strangers.pop(channel, None)
         self.held_bytes -= channel.held_bytes
         channel.out.clear()
-        channel.transport.close()
         if is_fault:
-            log.warning("client closed", client=channel.address, reason=reason)
-        self._handler.closed(channel)
+            self._log.warning(channel.address, "client closed", reason=reason)
+        self.guard(channel, lambda channel: channel.transport.close())
+        self.guard(channel, self._handler.closed)
 
     async def _sweep(self) -> None:
         while True:
@@ -417,6 +455,7 @@ class RemotingServer:
                 if not number % _SWEPT_AT_ONCE:
                     await trio.lowlevel.checkpoint()
             self._report_turned_away()
+            self._log.report()
 
     def _close_if_silent(self, channel: ServerChannel, now: float) -> None:
         if channel.partial_bytes or channel.is_stranger:
@@ -502,7 +541,7 @@ class _SocketLoop:
                         self._accept(self._listeners[fd])
                     continue
                 if mask & _WRITE:
-                    self._writable(channel)
+                    server.guard(channel, server.take_more)
                 if mask & ~_WRITE and channel.is_open:
                     if channel.is_heavy:
                         self._heavy[fd] = channel
@@ -552,12 +591,6 @@ class _SocketLoop:
         elif channel.turn_bytes < _RECEIVE_BYTES and seconds < _TURN_S / 2:
             channel.turn_bytes = min(2 * channel.turn_bytes, _RECEIVE_BYTES)
 
-    def _writable(self, channel: ServerChannel) -> None:
-        before = channel.out_bytes
-        channel.transport.flush(channel)
-        self._server.sent(channel, before - channel.out_bytes)
-        self._server.note_taking(channel)
-
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
@@ -589,8 +622,9 @@ class _SocketLoop:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         fd = client.fileno()
         transport = _SocketTransport(client, self.epoll, self._channels)
-        self._channels[fd] = self._server.open_channel(transport, address[0], address[1])
-        self.epoll.register(fd, _READ)
+        channel = self._server.open_channel(transport, address[0], address[1])
+        self._channels[fd] = channel
+        self._server.guard(channel, lambda _: self.epoll.register(fd, _READ))
 
 
 class _SocketTransport:
@@ -630,7 +664,8 @@ class _SocketTransport:
 
     def close(self) -> None:
         self._channels.pop(self.socket.fileno(), None)
-        self._epoll.unregister(self.socket)
+        with contextlib.suppress(OSError):  # it never came to be registered
+            self._epoll.unregister(self.socket)
         self.socket.close()
 
     def _set_mask(self, mask: int) -> None:
@@ -698,6 +733,8 @@ class _StreamTransport:
                     channel._server.sent(channel, len(data))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             channel.close("")
+        except Exception as error:  # noqa: BLE001 - as in RemotingServer.received
+            channel._server.failed(channel, error)
 
 
 def listen(host: str, port: int) -> socket.socket:

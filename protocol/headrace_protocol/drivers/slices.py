@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from headrace_protocol.serving import Fetch, Then
 
-log = structlog.get_logger("headrace.broker")
+log = structlog.get_logger("headrace.server")
 
 # Disks answer some at once faster than one after the other.
 _FETCHES_AT_ONCE = 4
@@ -48,13 +48,13 @@ class SlicedWork:
     async def run(self) -> None:
         """Go on with what was begun, until cancelled."""
         while True:
-            await self._asked.wait()
-            self._asked = trio.Event()
             while self._waiting:
                 await trio.lowlevel.checkpoint()
                 work = self._waiting.popleft()
                 if not _run_slice(work):
                     self._waiting.append(work)
+            await self._asked.wait()
+            self._asked = trio.Event()
 
 
 def _run_slice(work: Iterator[None]) -> bool:
@@ -72,7 +72,7 @@ class Fetches:
         self._is_asked = trio.Event()
 
     def start(self, fetch: Fetch, then: Then) -> None:
-        """Call ``fetch`` in a thread when one is free, then ``then`` with its OSError, if any."""
+        """Call ``fetch`` in a thread when one is free, then ``then`` with its error, if any."""
         self._asked.append((fetch, then))
         self._is_asked.set()
 
@@ -87,11 +87,13 @@ class Fetches:
                     nursery.start_soon(self._fetch, *self._asked.popleft())
 
     async def _fetch(self, fetch: Fetch, then: Then) -> None:
-        problem = None
+        problem: Exception | None = None
         try:
             await trio.to_thread.run_sync(fetch)
         except OSError as error:
             log.error("old messages can't be read", reason=str(error))
+            problem = error
+        except Exception as error:  # noqa: BLE001 - it is for the request that asked
             problem = error
         finally:
             self._threads.release()

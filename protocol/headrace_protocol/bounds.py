@@ -1,0 +1,288 @@
+"""The bounds on what a peer may send, in one table, checked before any work is done for it.
+
+Each is far above what Apache RocketMQ's clients, tools, brokers and nameservers send; a number
+that is theirs says so. Source: docs/protocol.md "Bounds".
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.errors import RequestError
+from headrace_protocol.frame import FRAME_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Sized
+
+_KIB = 1024
+_MIB = 1024 * _KIB
+
+# A frame, until its sender's first good request. A larger one may come first if its header asks
+# for a body that its code may have.
+FIRST_FRAME_BYTES_MAX = 64 * _KIB
+
+# -- names and texts -------------------------------------------------------------------------------
+
+# Names of brokers and clusters, and any name in a registration.
+NAME_CHARS_MAX = 255
+# The peer's TopicValidator: a topic fits the byte that records keep for its length.
+TOPIC_CHARS_MAX = 127
+RETRY_TOPIC_CHARS_MAX = 255
+GROUP_CHARS_MAX = 120
+ADDRESS_CHARS_MAX = 255
+# KEYS, one key of a query, or all properties of a message: records keep no more.
+KEYS_BYTES_MAX = PROPERTIES_BYTES_MAX = 0x7FFF
+SUBSCRIPTION_BYTES_MAX = 32 * _KIB
+KV_VALUE_BYTES_MAX = 64 * _KIB
+
+# -- numbers and counts ----------------------------------------------------------------------------
+
+QUEUE_NUMS_MAX = 65_536
+PERM_MAX = 15
+# Of a list or map in a body.
+ITEMS_MAX = 10_000
+# Of a broker, which names all of them in each registration.
+REGISTERED_TOPICS_MAX = 65_536
+# No Java type needs more.
+INTEGER_DIGITS_MAX = 19
+# Levels of a group's retry policy; the peer's have two.
+POLICY_DEPTH_MAX = 8
+# A body may inflate to so many times its size. A registration of similar topic names, which
+# compresses best of all that peers send, reaches 25; see inflated_bytes_max.
+INFLATED_RATIO_MAX = 20
+
+# -- bodies ----------------------------------------------------------------------------------------
+
+
+class Body(NamedTuple):
+    """What a request's body may be.
+
+    bytes_max: its size. is_json: it holds JSON.
+    """
+
+    bytes_max: int
+    is_json: bool
+
+
+_JSON = Body(256 * _KIB, is_json=True)
+_TEXT = Body(256 * _KIB, is_json=False)
+# All is in the header; a body that comes nevertheless is not looked at.
+_UNUSED = Body(256 * _KIB, is_json=False)
+# Records or messages, whose sizes have bounds of their own.
+_RECORDS = Body(FRAME_BYTES_MAX, is_json=False)
+# ITEMS_MAX attempts of some 150 bytes.
+_ATTEMPTS = Body(2 * _MIB, is_json=True)
+# ITEMS_MAX topics of some 200 bytes.
+_TOPICS = Body(4 * _MIB, is_json=True)
+# All topics of a broker, some 170 bytes each unless compressed: about 50,000.
+_REGISTRATION = Body(8 * _MIB, is_json=False)
+
+# Every request that a daemon serves; a new one needs a row.
+BODIES: dict[RequestCode, Body] = {
+    RequestCode.SEND_MESSAGE: _RECORDS,
+    RequestCode.SEND_MESSAGE_V2: _RECORDS,
+    RequestCode.SEND_BATCH_MESSAGE: _RECORDS,
+    RequestCode.BULK_SEND: _RECORDS,
+    RequestCode.STAGE_SEND: _RECORDS,
+    RequestCode.STAGE_DECIDE: _ATTEMPTS,
+    RequestCode.STAGE_ABORT: _ATTEMPTS,
+    RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: _TOPICS,
+    RequestCode.REGISTER_BROKER: _REGISTRATION,
+    RequestCode.UPDATE_BROKER_CONFIG: _TEXT,
+    **dict.fromkeys(
+        (
+            RequestCode.HEART_BEAT,
+            RequestCode.CHECK_CLIENT_CONFIG,
+            RequestCode.LOCK_BATCH_MQ,
+            RequestCode.UNLOCK_BATCH_MQ,
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+            RequestCode.QUERY_DATA_VERSION,
+            RequestCode.REGISTER_TOPIC_IN_NAMESRV,
+        ),
+        _JSON,
+    ),
+    **dict.fromkeys(
+        (
+            RequestCode.PULL_MESSAGE,
+            RequestCode.LITE_PULL_MESSAGE,
+            RequestCode.BULK_PULL,
+            RequestCode.QUERY_MESSAGE,
+            RequestCode.VIEW_MESSAGE_BY_ID,
+            RequestCode.QUERY_CONSUMER_OFFSET,
+            RequestCode.UPDATE_CONSUMER_OFFSET,
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+            RequestCode.GET_MAX_OFFSET,
+            RequestCode.GET_MIN_OFFSET,
+            RequestCode.GET_EARLIEST_MSG_STORETIME,
+            RequestCode.UNREGISTER_CLIENT,
+            RequestCode.CONSUMER_SEND_MSG_BACK,
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+            RequestCode.UPDATE_AND_CREATE_TOPIC,
+            RequestCode.DELETE_TOPIC_IN_BROKER,
+            RequestCode.GET_ALL_TOPIC_CONFIG,
+            RequestCode.GET_TOPIC_CONFIG,
+            RequestCode.GET_TOPIC_STATS_INFO,
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+            RequestCode.DELETE_SUBSCRIPTIONGROUP,
+            RequestCode.GET_CONSUMER_CONNECTION_LIST,
+            RequestCode.GET_PRODUCER_CONNECTION_LIST,
+            RequestCode.GET_CONSUME_STATS,
+            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO,
+            RequestCode.QUERY_CONSUME_TIME_SPAN,
+            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+            RequestCode.CLONE_GROUP_OFFSET,
+            RequestCode.QUERY_CONSUME_QUEUE,
+            RequestCode.GET_BROKER_RUNTIME_INFO,
+            RequestCode.GET_BROKER_CONFIG,
+            RequestCode.TRIGGER_DELETE_FILES,
+            RequestCode.DELETE_EXPIRED_COMMITLOG,
+            RequestCode.GET_ALL_CONSUMER_OFFSET,
+            RequestCode.STAGE_SEAL,
+            RequestCode.STAGE_STATE,
+            RequestCode.STAGE_COMMIT,
+            RequestCode.STAGE_FORGET,
+            RequestCode.PUT_KV_CONFIG,
+            RequestCode.GET_KV_CONFIG,
+            RequestCode.DELETE_KV_CONFIG,
+            RequestCode.GET_KVLIST_BY_NAMESPACE,
+            RequestCode.UNREGISTER_BROKER,
+            RequestCode.BROKER_HEARTBEAT,
+            RequestCode.GET_ROUTEINFO_BY_TOPIC,
+            RequestCode.GET_BROKER_CLUSTER_INFO,
+            RequestCode.GET_BROKER_MEMBER_GROUP,
+            RequestCode.WIPE_WRITE_PERM_OF_BROKER,
+            RequestCode.ADD_WRITE_PERM_OF_BROKER,
+            RequestCode.DELETE_TOPIC_IN_NAMESRV,
+            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+            RequestCode.GET_TOPICS_BY_CLUSTER,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS,
+            RequestCode.GET_UNIT_TOPIC_LIST,
+            RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST,
+            RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST,
+        ),
+        _UNUSED,
+    ),
+}
+
+
+class OutOfBounds(RequestError, ValueError):
+    """A peer sent more than a bound allows, or a name that can't be one.
+
+    A daemon answers with it like with any RequestError; elsewhere it is a ValueError.
+    """
+
+    def __init__(self, remark: str) -> None:
+        super().__init__(ResponseCode.INVALID_PARAMETER, remark)
+
+    def __str__(self) -> str:
+        return self.remark
+
+
+def body_of(code: int) -> Body:
+    """The bound of a request's body, that of a request without one for unknown codes."""
+    return BODIES.get(code, _UNUSED)  # type: ignore[call-overload, no-any-return]
+
+
+def inflated_bytes_max(body_bytes: int, plain_bytes_max: int) -> int:
+    """To how many bytes a body may inflate.
+
+    plain_bytes_max: size up to which the same might come uncompressed, and so may always inflate.
+    """
+    return max(plain_bytes_max, body_bytes * INFLATED_RATIO_MAX)
+
+
+# -- checks ----------------------------------------------------------------------------------------
+
+# Each raises OutOfBounds with a sentence that names the thing.
+
+_TOPIC = re.compile(r"[%|a-zA-Z0-9_-]+")
+_ADDRESS = re.compile(r"(?:[a-zA-Z0-9._-]+|\[[0-9a-fA-F:.]+(?:%[a-zA-Z0-9._-]+)?\]):([0-9]{1,5})")
+_SHOWN_CHARS = 40
+
+
+def check_topic(topic: str) -> None:
+    """A topic that clients may use, by the peer's rule."""
+    is_retry = topic.startswith(("%RETRY%", "%DLQ%"))
+    _check_chars("topic", topic, RETRY_TOPIC_CHARS_MAX if is_retry else TOPIC_CHARS_MAX)
+    _check_letters("topic", topic)
+
+
+def check_group(group: str) -> None:
+    """A group of producers or consumers, by the peer's rule."""
+    _check_chars("group", group, GROUP_CHARS_MAX)
+    _check_letters("group", group)
+
+
+def check_name(what: str, name: str) -> None:
+    """The name of a broker or cluster, or of a topic that a broker registers.
+
+    A broker's name is that of its host unless it is set, and names a topic too.
+    """
+    _check_chars(what, name, NAME_CHARS_MAX)
+    if not name or " " in name or not name.isprintable():
+        raise OutOfBounds(f"{what} {name!r}: use printable characters without spaces, at least one")
+
+
+def check_address(what: str, address: str) -> None:
+    """``host:port``, with an IPv6 host in brackets."""
+    _check_chars(what, address, ADDRESS_CHARS_MAX)
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not 0 < int(match[1]) < 65_536:
+        raise OutOfBounds(f"{what} {address!r}: expected HOST:PORT, e.g. 192.0.2.1:10911")
+
+
+def check_text(what: str, text: str, bytes_max: int) -> None:
+    """A text of at most so many characters, which ``what`` names; more bytes fit no record."""
+    if len(text) > bytes_max:
+        raise OutOfBounds(f"{what} of {len(text)} characters: {bytes_max} is the most")
+
+
+def check_items(what: str, items: Sized, count_max: int = ITEMS_MAX) -> None:
+    """A list or map of a body."""
+    if len(items) > count_max:
+        raise OutOfBounds(f"{len(items)} {what}: {count_max} is the most, send them in parts")
+
+
+def check_queue_nums(what: str, queue_nums: int) -> None:
+    """A number of queues."""
+    if not 0 <= queue_nums <= QUEUE_NUMS_MAX:
+        raise OutOfBounds(f"{what} {queue_nums}, expected 0 to {QUEUE_NUMS_MAX}")
+
+
+def check_perm(what: str, perm: int) -> None:
+    """A topic's permission bits."""
+    if not 0 <= perm <= PERM_MAX:
+        raise OutOfBounds(f"{what} {perm}, expected 2 write, 4 read or 6 both")
+
+
+def check_depth(what: str, value: Any, depth_max: int = POLICY_DEPTH_MAX) -> None:
+    """A value of lists and maps: how many levels it nests."""
+    level = [value]
+    for _ in range(depth_max):
+        level = [item for outer in level for item in _children(outer)]
+        if not level:
+            return
+    if any(isinstance(item, dict | list) for item in level):
+        raise OutOfBounds(f"{what} nests more than {depth_max} levels deep")
+
+
+def _children(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
+def _check_chars(what: str, name: str, chars_max: int) -> None:
+    if len(name) > chars_max:
+        raise OutOfBounds(
+            f"{what} {name[:_SHOWN_CHARS]}... has {len(name)} characters: {chars_max} is the most"
+        )
+
+
+def _check_letters(what: str, name: str) -> None:
+    if not _TOPIC.fullmatch(name):
+        raise OutOfBounds(
+            f"{what} {name!r}: use only letters, digits, '%', '|', '_' and '-', and at least one"
+        )
