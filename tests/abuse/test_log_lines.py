@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace import blocking
-from headrace_protocol.drivers.logs import LogLines
+from headrace_protocol.drivers.logs import LogLines, renderer
 from tests.support.processes import HEADRACE, TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -72,6 +72,17 @@ def test_a_pipe_that_nobody_reads_costs_lines_and_no_time(pipe: tuple[int, int])
         assert got == b"x" * 99 + b"\n"
     assert lines.drain(TIMEOUT_S)
     os.close(reader)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_strangers_control_characters_reach_no_terminal(is_terminal: bool) -> None:
+    event = {"event": "client closed", "level": "warning", "reason": "no code \x1b]0;title\x07\r"}
+    line = renderer(is_terminal=is_terminal)(None, "warning", event)
+    assert isinstance(line, str)
+    assert "]0;title" in line
+    assert "\x1b]" not in line
+    assert "\x07" not in line
+    assert "\r" not in line
 
 
 @pytest.mark.slow

@@ -52,14 +52,14 @@ LOSSES = [remove, replace, remove_all]
 
 
 @pytest.mark.parametrize("lose", LOSSES)
-async def test_a_store_whose_lock_is_lost_stops_writing_within_a_minute(
+async def test_a_store_whose_lock_is_lost_soon_stops_writing(
     store: MessageStore, lose, autojump_clock: object
 ) -> None:
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
             await nursery.start(store.run)
             lose(store.root / "lock")
-            await trio.sleep(LOCK_CHECK_S + 1)
+            await trio.sleep(2 * LOCK_CHECK_S)
             nursery.cancel_scope.cancel()
     with pytest.raises(StoreNotWritable, match="lock was removed or replaced while this broker"):
         put(store, store.queue("T", 0), b"body")

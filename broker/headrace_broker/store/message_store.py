@@ -62,7 +62,7 @@ KEEP_MS = 60_000
 
 StartSoon = Callable[[trio.Nursery, Callable[[], Awaitable[None]]], None]
 
-LOCK_CHECK_S = 60.0
+LOCK_CHECK_S = 1.0
 
 # Some ten milliseconds of files for queues that get their first message.
 NEW_FILES_AT_ONCE = 16

@@ -83,6 +83,13 @@ def dropped_log_lines() -> int:
     return _lines.dropped_count if _lines else 0
 
 
+def renderer(*, is_terminal: bool) -> structlog.typing.Processor:
+    """Makes a line of an event; neither kind lets a stranger's control characters through."""
+    if is_terminal:
+        return structlog.dev.ConsoleRenderer(repr_native_str=True)
+    return structlog.processors.JSONRenderer()
+
+
 def configure_logs(level: str = "info") -> None:
     """Send events to standard error; standard output belongs to what a command answers.
 
@@ -91,18 +98,13 @@ def configure_logs(level: str = "info") -> None:
     global _lines  # noqa: PLW0603 - as structlog's settings, one for the process
     lines = _lines = LogLines(sys.stderr.fileno())
     atexit.register(lines.drain, _DRAIN_S)
-    renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer()
-        if sys.stderr.isatty()
-        else structlog.processors.JSONRenderer()
-    )
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
-            renderer,
+            renderer(is_terminal=sys.stderr.isatty()),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[level.upper()]
