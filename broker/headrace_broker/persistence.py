@@ -176,6 +176,8 @@ class SavedFile:
     async def run(self) -> None:
         """Write what changes until cancelled; retry what can't be written."""
         self._is_running = True
+        if self._saved_count != self._change_count:  # what failed has not been saved
+            self._asked.set()
         try:
             while True:
                 await self._asked.wait()

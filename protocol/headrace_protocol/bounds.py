@@ -49,6 +49,8 @@ QUEUE_NUMS_MAX = 65_536
 PERM_MAX = 15
 # Of a list or map in a body.
 ITEMS_MAX = 10_000
+# Of a broker, which names all of them in each registration.
+REGISTERED_TOPICS_MAX = 65_536
 # No Java type needs more; many larger ones may have one hash.
 INTEGER_DIGITS_MAX = 19
 # Levels of a group's retry policy; the peer's have two.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -172,6 +172,11 @@ class Registry:
         """Let ``function`` serve, many at a time, requests whose JSON header begins like this."""
         self._ready_start = header_start
         self._ready_function = function
+
+    def forbid(self, codes: Collection[RequestCode], remark: str) -> None:
+        """Answer those of ``codes`` that have a function with NO_PERMISSION from now on."""
+        for code in self._functions.keys() & codes:
+            self._functions[code] = functools.partial(_refuse, remark)
 
     def handle(self, channel: Channel, frames: list[Frame]) -> None:
         """Serve what one client sent at once; every request is answered, one-way or held.
@@ -419,6 +424,11 @@ def _unknown(request: Request) -> Reply:
         code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
         remark=f" request type {code} not supported",
     )
+
+
+def _refuse(remark: str, request: Request) -> Reply:
+    name = code_name(request.command.code)
+    return Reply(code=ResponseCode.NO_PERMISSION, remark=f"{name} is refused: {remark}")
 
 
 def _malformed(request: Request, error: msgspec.MsgspecError) -> str:

@@ -81,14 +81,13 @@ class LongPolling:
 
     async def run(self) -> None:
         """Answer pulls whose deadline has come, until cancelled."""
-        self._next_tick = _tick(trio.current_time())
+        self._next_tick = self._next_tick or _tick(trio.current_time())
         while True:
             await trio.sleep(_TICK_S)
-            now = _tick(trio.current_time())
-            for tick in range(self._next_tick, now):
+            for tick in range(self._next_tick, _tick(trio.current_time())):
+                self._next_tick = tick + 1
                 if due := self._due.pop(tick, None):
                     self.run_long(self._end_each(due))
-            self._next_tick = now
 
     def queue_gone(self, queue: StoreQueue) -> Iterator[None]:
         """A queue will be deleted: nobody shall wait for it. Yields after each pull."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from headrace_broker.staging import state as state_file
 from headrace_broker.staging.blocks import CorruptStage, StagedBlock, read_blocks
 from headrace_broker.staging.state import QueryState
+from headrace_broker.store.files import make_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -150,7 +151,7 @@ class Query:
     def sync_folder(self) -> None:
         """Make the folder and bring its name to disk, once. Raises OSError."""
         if not self._is_folder_safe:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_private(self.folder)
             for parent in (self.folder.parent, self.folder.parent.parent):
                 self._files.fsync_directory(parent)
             self._is_folder_safe = True

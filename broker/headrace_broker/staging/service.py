@@ -29,6 +29,7 @@ from headrace_broker.store.errors import (
     StoreFormatError,
     StoreNotWritable,
 )
+from headrace_broker.store.files import make_private
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.columns import HEAD_PLACES
 from headrace_protocol.errors import NotReady, RequestError
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.host_budget import Host
     from headrace_broker.store.commit_log import CommitLog
-    from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.store.message_store import MessageStore, StartSoon
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_protocol.columns import Buffer
     from headrace_protocol.headers import StageSealHeader, StageSendHeader
@@ -93,6 +94,8 @@ class Staging:
         self._asked = trio.Event()
         self._to_flush: deque[tuple[Query, Attempt]] = deque()
         self._flush_asked = trio.Event()
+        # How each of its loops is started; all of them can begin again after an error.
+        self.start_soon: StartSoon = trio.Nursery.start_soon
 
     # -- start -------------------------------------------------------------------------------------
 
@@ -146,7 +149,7 @@ class Staging:
             )
         block = StagedBlock(header.topic, header.queue_id, header.count, sys_flag, body)
         try:
-            query.folder.mkdir(parents=True, exist_ok=True)
+            make_private(query.folder)
             attempt.append(block, self._files)
         except OSError as error:
             if not attempt.block_count:
@@ -375,27 +378,29 @@ class Staging:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Apply what was decided and remove what nobody decided on, until cancelled."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._run_expiry)
-            nursery.start_soon(self._run_flush)
+            self.start_soon(nursery, self._run_expiry)
+            self.start_soon(nursery, self._run_flush)
+            self.start_soon(nursery, self._run_jobs)
             task_status.started()
-            while True:
-                await self._asked.wait()
-                self._asked = trio.Event()
-                while self._jobs:
-                    await self._apply_and_tell(self._jobs.popleft())
+
+    async def _run_jobs(self) -> None:
+        while True:
+            while self._jobs:
+                await self._apply_and_tell(self._jobs.popleft())
+            await self._asked.wait()
+            self._asked = trio.Event()
 
     async def _apply_and_tell(self, query: Query) -> None:
-        problem: Exception | None = None
         try:
             await self._apply(query)
         except (StoreError, OSError) as error:
             log.error("a staged batch waits", query=query.folder.name, reason=str(error))
-            problem = error
-        query.is_applying = False
-        waiters, query.waiters = query.waiters, []
-        for then in waiters:
-            then(problem)
-        if problem is None:
+            _tell(query, error)
+        except Exception as error:
+            _tell(query, error)
+            raise
+        else:
+            _tell(query, None)
             await self._remove_applied(query)
 
     async def _apply(self, query: Query) -> None:
@@ -526,6 +531,14 @@ class Staging:
     def _leftovers(self, before_ms: int) -> list[Path]:
         paths = self._root.glob(f"*/*{BLOCKS_SUFFIX}")
         return [path for path in paths if _modified_ms(path) < before_ms]
+
+
+def _tell(query: Query, problem: Exception | None) -> None:
+    """Answer those who wait for a batch to be in the log."""
+    query.is_applying = False
+    waiters, query.waiters = query.waiters, []
+    for then in waiters:
+        then(problem)
 
 
 def _modified_ms(path: Path) -> float:

@@ -7,13 +7,12 @@ reader of JSON skips it, and whoever else writes the file leaves it out.
 from __future__ import annotations
 
 import enum
-import os
 import re
 import zlib
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from headrace_broker.store.errors import StoreFormatError
-from headrace_broker.store.files import Files
+from headrace_broker.store.files import Files, read_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -76,7 +75,7 @@ class ConfigFile:
             (self.backup_path, ConfigSource.BACKUP),
         ):
             try:
-                value = parse(unsealed(path.read_bytes()))
+                value = parse(unsealed(read_file(path)))
             except FileNotFoundError:
                 continue
             except (ValueError, RecursionError) as error:
@@ -102,7 +101,7 @@ class ConfigFile:
             files.make_directories(folder)
             files.fsync_directory(folder.parent)
         new_path = self.path.with_name(self.path.name + ".tmp")
-        descriptor = files.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        descriptor = files.create_temporary(new_path)
         try:
             files.write(descriptor, sealed(data), 0)
             files.fsync(descriptor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,8 +19,8 @@ from headrace_broker.store.cleaner import Cleaner
 from headrace_broker.store.commit_log import CommitLog
 from headrace_broker.store.consume_queue import ConsumeQueue
 from headrace_broker.store.dispatch import Dispatcher
-from headrace_broker.store.errors import StoreError, StoreFormatError
-from headrace_broker.store.files import Files
+from headrace_broker.store.errors import StoreError, StoreFormatError, StoreNotWritable
+from headrace_broker.store.files import Files, make_private
 from headrace_broker.store.flush import Flusher
 from headrace_broker.store.index_file import HEADER_BYTES, IndexFiles
 from headrace_broker.store.indexer import BLOCK_ROWS_MAX, Indexer
@@ -42,7 +43,7 @@ from headrace_broker.store.store_queue import StoreQueue
 from headrace_broker.store.warmup import newest_files, warm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from headrace_broker.clock import Clock
@@ -59,6 +60,10 @@ STORE_NAMES = frozenset(("commitlog", "consumequeue", "config", "checkpoint", "l
 
 # A start that reads for long brings what it made to disk so often, and those after it begin there.
 KEEP_MS = 60_000
+
+StartSoon = Callable[[trio.Nursery, Callable[[], Awaitable[None]]], None]
+
+LOCK_CHECK_S = 1.0
 
 # Some ten milliseconds of files for queues that get their first message.
 NEW_FILES_AT_ONCE = 16
@@ -130,6 +135,8 @@ class MessageStore:
         # While it runs threads index and flush what was asked for.
         self.works_aside = False
         self._index_threads = trio.CapacityLimiter(1)
+        # How each of its loops is started; all of them can begin again after an error.
+        self.start_soon: StartSoon = trio.Nursery.start_soon
         # Called in the thread that loads; what it raises ends the start.
         self.on_progress: OnProgress = lambda _stage, _done, _most: None
         # Called with the queues that get units outside the caller's own dispatch().
@@ -158,8 +165,9 @@ class MessageStore:
         """
         self._check_directory()
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            make_private(self.root)
             self.lock.acquire()
+            self.seam.check_owner = self.lock.check
             return self._load_locked()
         except OSError as error:
             self.abandon()
@@ -350,17 +358,19 @@ class MessageStore:
         async with trio.open_nursery() as nursery:
             if self.works_aside:
                 self.commit_log.on_full = self._file_full
-                nursery.start_soon(self._run_seal)
-                nursery.start_soon(self._warm)
-                nursery.start_soon(self.flusher.run_asked)
-            nursery.start_soon(self._run_dispatch)
-            nursery.start_soon(self.flusher.run_group_commit)
-            nursery.start_soon(self.flusher.run_log_flush)
-            nursery.start_soon(self.flusher.run_queue_flush)
-            await nursery.start(self.cleaner.run)
-            nursery.start_soon(self._run_index)
-            nursery.start_soon(self._run_ahead)
-            nursery.start_soon(self._run_heal)
+                self.start_soon(nursery, self._run_seal)
+                self.start_soon(nursery, self._warm)
+                self.start_soon(nursery, self.flusher.run_asked)
+            self.start_soon(nursery, self._run_dispatch)
+            self.start_soon(nursery, self.flusher.run_group_commit)
+            self.start_soon(nursery, self.flusher.run_log_flush)
+            self.start_soon(nursery, self.flusher.run_queue_flush)
+            await self.cleaner.begin()
+            self.start_soon(nursery, self.cleaner.run)
+            self.start_soon(nursery, self._run_index)
+            self.start_soon(nursery, self._run_ahead)
+            self.start_soon(nursery, self._run_heal)
+            self.start_soon(nursery, self._run_lock_check)
             task_status.started()
 
     def close(self) -> None:
@@ -371,6 +381,7 @@ class MessageStore:
         try:
             if self.commit_log.is_refusal_final:
                 return
+            self.lock.check()
             self._finish_dispatch()
             self.commit_log.files.drop_prepared()
             self.flusher.flush_now()
@@ -620,14 +631,15 @@ class MessageStore:
         self.dispatcher.new_files_max = NEW_FILES_AT_ONCE
         try:
             while True:
+                self._dispatch_unasked()
                 await self._dispatch_asked.wait()
                 self._dispatch_asked = trio.Event()
                 await trio.lowlevel.checkpoint()
-                self._dispatch_unasked()
         finally:
             self.dispatcher.new_files_max = sys.maxsize
 
     async def _run_index(self) -> None:
+        self._index_asked.set()
         while True:
             await self._index_asked.wait()
             await trio.sleep(self.settings.index_tick_ms / 1000)
@@ -679,21 +691,31 @@ class MessageStore:
     async def _run_seal(self) -> None:
         """Seal the log's files as they fill up: all of them at once would make a stop long."""
         while True:
-            await self._full_asked.wait()
-            self._full_asked = trio.Event()
             while self._full_files:
                 file = self._full_files.popleft()
                 with suppress(OSError):  # what is gone by now needs no seal
                     file.seal = await trio.to_thread.run_sync(
                         FileSeal.of_full, file.path, file.file_bytes, file.seal
                     )
+            await self._full_asked.wait()
+            self._full_asked = trio.Event()
 
     async def _run_heal(self) -> None:
         while True:
             await trio.sleep(1)
             if self.commit_log.refusal is not None:
-                self._dispatch_unasked()
-                self.index_tick()
+                with suppress(StoreNotWritable):  # refused, as before
+                    self._dispatch_unasked()
+                    self.index_tick()
+
+    async def _run_lock_check(self) -> None:
+        """Stop writing when another broker may write here too."""
+        try:
+            while True:
+                await trio.sleep(LOCK_CHECK_S)
+                self.lock.check()
+        except OSError as error:
+            self.flusher.stop_writing(error.strerror or str(error))
 
     # --- monitor ---------------------------------------------------------------------------
 
@@ -719,11 +741,18 @@ class MessageStore:
             ring_fill=self.ring.fill,
             slow_stage=self.ring.pressure(),
             longest_flush_ms=self.flusher.longest_flush_ms,
-            disk_ratio=self.cleaner.disk_usage().ratio,
+            disk_ratio=self._disk_ratio(),
             refusal=str(refusal) if refusal else None,
             queue_count=len(self._names),
             cleaner=self.cleaner.status(),
         )
+
+    def _disk_ratio(self) -> float:
+        """A disk that can't be asked, as when the store was removed, has no room."""
+        try:
+            return self.cleaner.disk_usage().ratio
+        except OSError:
+            return 1.0
 
     def _dispatched_offset(self) -> int:
         """Up to where queues know of the log."""

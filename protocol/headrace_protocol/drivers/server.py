@@ -14,7 +14,7 @@ import select
 import socket
 import struct
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +23,7 @@ import structlog
 import trio
 
 from headrace_protocol.drivers.host_log import HostLog
+from headrace_protocol.drivers.process import connections_max
 from headrace_protocol.errors import RemoteProtocolError
 from headrace_protocol.frame import FRAME_BYTES_MAX, FrameReader
 from headrace_protocol.serving import admit
@@ -77,7 +78,7 @@ class ServerLimits:
     frame_bytes_max: int = FRAME_BYTES_MAX
     connection_bytes_max: int = 64 * 1024 * 1024
     total_bytes_max: int = 1024 * 1024 * 1024
-    connections_max: int = 20_000
+    connections_max: int = field(default_factory=connections_max)
     idle_s: float = 120.0
     half_frame_s: float = 30.0
 
