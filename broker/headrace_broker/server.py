@@ -27,6 +27,7 @@ from headrace_broker.processors.client import ClientProcessor
 from headrace_broker.processors.pull import PullProcessor
 from headrace_broker.processors.query import QueryProcessor
 from headrace_broker.processors.send import SendProcessor
+from headrace_broker.processors.send_back import SendBackProcessor
 from headrace_broker.processors.staging import StagingProcessor
 from headrace_broker.registration import Registration
 from headrace_broker.staging.service import Staging
@@ -361,6 +362,7 @@ class _Parts:
             pulls,
             bulk,
             StagingProcessor(self._store, bulk, self.staging),
+            SendBackProcessor(self.server.host_log),
             QueryProcessor(self._store, self.topics),
             ClientProcessor(
                 self._store,

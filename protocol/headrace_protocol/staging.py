@@ -5,14 +5,18 @@ Source: docs/protocol.md "Staged writes".
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from headrace_protocol.headers import BatchId, Int64, StagedName
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headrace_protocol.frame import Buffer
+
+Value = TypeVar("Value")
 
 
 class StagedAttempt(msgspec.Struct, frozen=True, rename="camel"):
@@ -40,7 +44,7 @@ class Decision(msgspec.Struct, frozen=True, rename="camel"):
     @classmethod
     def decode(cls, body: Buffer) -> Decision:
         """Read a body. Raises msgspec.MsgspecError."""
-        return _decode_decision(body)
+        return _read(_decode_decision, body)
 
     def part(self, broker_name: str) -> tuple[StagedAttempt, ...]:
         """What one broker has of it."""
@@ -57,7 +61,14 @@ def encode_names(attempts: list[str]) -> bytes:
 
 def decode_names(body: Buffer) -> list[str]:
     """Read such a body. Raises msgspec.MsgspecError."""
-    return _decode_names(body)
+    return _read(_decode_names, body)
 
 
 _decode_names = msgspec.json.Decoder(list[StagedName]).decode
+
+
+def _read(decode: Callable[[Buffer], Value], body: Buffer) -> Value:
+    try:
+        return decode(body)
+    except RecursionError as error:
+        raise msgspec.DecodeError("lists or objects that nest too deep") from error

@@ -22,6 +22,7 @@ from headrace_broker.processors.client import ClientProcessor
 from headrace_broker.processors.pull import PullProcessor
 from headrace_broker.processors.query import QueryProcessor
 from headrace_broker.processors.send import SendProcessor
+from headrace_broker.processors.send_back import SendBackProcessor
 from headrace_broker.processors.staging import StagingProcessor
 from headrace_broker.staging.service import Staging
 from headrace_broker.statistics import BrokerStatistics
@@ -115,6 +116,7 @@ class BrokerUnderTest:
             pulls,
             bulk,
             StagingProcessor(store, bulk, self.staging),
+            SendBackProcessor(HostLog(structlog.get_logger())),
             QueryProcessor(store, topics),
             ClientProcessor(
                 store, topics, groups, consumers, producers, offsets, self.locks, now_ms

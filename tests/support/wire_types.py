@@ -63,6 +63,13 @@ REQUEST_HEADERS: dict[int, type[msgspec.Struct]] = {
     Code.BROKER_HEARTBEAT: headers.BrokerHeartbeatHeader,
     Code.BULK_SEND: headers.BulkSendHeader,
     Code.BULK_PULL: headers.BulkPullHeader,
+    Code.STAGE_SEND: headers.StageSendHeader,
+    Code.STAGE_SEAL: headers.StageSealHeader,
+    Code.STAGE_STATE: headers.StageQueryHeader,
+    Code.STAGE_DECIDE: headers.StageDecideHeader,
+    Code.STAGE_COMMIT: headers.StageCommitHeader,
+    Code.STAGE_ABORT: headers.StageAbortHeader,
+    Code.STAGE_FORGET: headers.StageQueryHeader,
 }
 
 RESPONSE_HEADERS: dict[int, type[msgspec.Struct]] = {

@@ -183,6 +183,7 @@ class RemotingServer:
     them (``finish_batch``, ``replied``) is different: a reply that may not be true ends the server.
 
     unexpected_errors: how often a fault of ours was found, each with a traceback in the log.
+    host_log: for what clients can cause.
     owns_loop: nothing else in this event loop is urgent by a millisecond. While clients are busy
         the server then waits for them by itself, which saves most of the scheduler's share of a
         lone request's time.
@@ -204,7 +205,7 @@ class RemotingServer:
         # What was done to clients without a line in the log for each: why and to whom, how often.
         self._turned_away: Counter[tuple[str, str]] = Counter()
         self.unexpected_errors = 0
-        self._log = HostLog(log)
+        self.host_log = HostLog(log)
         self._handler = handler
         self._dirty: list[ServerChannel] = []
         self._is_in_batch = False
@@ -282,7 +283,7 @@ class RemotingServer:
     def note_unexpected(self, client: str, error: Exception, **fields: Any) -> None:
         """Count and log a fault of ours that a client has found."""
         self.unexpected_errors += 1
-        self._log.error(client, "unexpected error", exc_info=error, **fields)
+        self.host_log.error(client, "unexpected error", exc_info=error, **fields)
 
     def guard(self, channel: ServerChannel, work: Callable[[ServerChannel], None]) -> None:
         """Do what one client needs; close that client when it fails."""
@@ -447,7 +448,7 @@ class RemotingServer:
         self.held_bytes -= channel.held_bytes
         channel.out.clear()
         if is_fault:
-            self._log.warning(channel.address, "client closed", reason=reason)
+            self.host_log.warning(channel.address, "client closed", reason=reason)
         self.guard(channel, lambda channel: channel.transport.close())
         self.guard(channel, self._handler.closed)
         self.guard(channel, _tell_taken)
@@ -461,7 +462,7 @@ class RemotingServer:
                 if not number % _SWEPT_AT_ONCE:
                     await trio.lowlevel.checkpoint()
             self._report_turned_away()
-            self._log.report()
+            self.host_log.report()
 
     def _close_if_silent(self, channel: ServerChannel, now: float) -> None:
         if channel.partial_bytes or channel.is_stranger:
