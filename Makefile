@@ -11,8 +11,9 @@ OLDEST_SPARK_STAMP := $(OLDEST_SPARK)/.installed
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-oldest-spark check format fuzz sim conformance spark-kills \
-	bench bench-python bench-spark profile corruption kills soak abuse clean
+.PHONY: help setup setup-java demo test test-long test-oldest-spark durations check format fuzz \
+	sim conformance spark-kills bench bench-python bench-spark profile corruption kills soak abuse \
+	clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -53,9 +54,19 @@ setup: $(STAMP) ## make .venv with headrace and the tools
 demo: setup ## stream 336 776 flights through an embedded broker and through Spark
 	$(BIN)/headrace demo
 
-test: setup $(OLDEST_SPARK_STAMP) ## run the tests, some of them on the oldest PySpark too
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+setup-java: setup
+	@$(BIN)/python -c 'from tests.conformance import peer; peer.missing_tools() or peer.java_build()'
+
+test: setup setup-java ## run the tests; PART=broker: the quick ones of a folder; DURATIONS=30: where the time goes
+	$(BIN)/python -m pytest -n 2 $(if $(DURATIONS),--durations=$(DURATIONS)) \
+		$(if $(PART),-m "not slow and not long" tests/$(PART),-m "not long")
+
+test-long: setup setup-java $(OLDEST_SPARK_STAMP) ## run the tests that take many rounds or whole pipelines
+	$(BIN)/python -m pytest -n 2 -m long $(if $(DURATIONS),--durations=$(DURATIONS))
 	$(OLDEST_SPARK)/bin/python -m pytest $(OLDEST_SPARK_OPTIONS) tests/spark/test_end_to_end.py
+
+durations: setup setup-java ## measure every test anew: tests/durations.json, which orders them
+	$(BIN)/python -m pytest -n 2 --keep-durations
 
 test-oldest-spark: $(OLDEST_SPARK_STAMP) ## run all tests of Spark on the oldest PySpark
 	$(OLDEST_SPARK)/bin/python -m pytest $(OLDEST_SPARK_OPTIONS) tests/spark

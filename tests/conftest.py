@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import structlog
 from hypothesis import HealthCheck, settings
+
+from tests.support.spread import ByDuration, durations
+
+if TYPE_CHECKING:
+    import pytest
+    from xdist.remote import Producer
 
 # Machines of CI are shared and slow at times; slow examples are no failure. A failing example is
 # printed with what reproduces it.
@@ -19,3 +27,17 @@ structlog.configure(
     logger_factory=structlog.stdlib.LoggerFactory(),
     wrapper_class=structlog.stdlib.BoundLogger,
 )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--keep-durations", action="store_true", help="write what each test took: durations.json"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(durations(config))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByDuration:
+    return ByDuration(config, log)

@@ -34,6 +34,7 @@ MAY_IMPORT = {
     },
     "headrace_broker.staging": {
         "headrace_protocol",
+        "headrace_broker.host_budget",
         "headrace_broker.store",
         "trio",
         "msgspec",
@@ -51,6 +52,7 @@ MAY_IMPORT = {
     },
     "headrace_broker.consumer": {
         "headrace_protocol",
+        "headrace_broker.host_budget",
         "headrace_broker.store",
         "headrace_broker.persistence",
         "trio",

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic.alias_generators import to_camel
 
 from headrace_broker.apache_keys import EXPECTED_VALUES, WITHOUT_EFFECT
+from headrace_protocol.access import AnonymousAccess, is_loopback, why_exposed
 from headrace_protocol.drivers.address import split_address
 from headrace_protocol.drivers.folders import why_no_files
 
@@ -82,7 +83,14 @@ class BrokerConfig(BaseModel):
     broker_id: int = _setting(0, "0 is the master, the only role of this broker", ge=0, le=0)
 
     # -- where it is reached and whom it tells
-    bind_address: str = _setting("0.0.0.0", "address to listen on")  # noqa: S104 - as the peer
+    bind_address: str = _setting(
+        "127.0.0.1", "address to listen on; other machines need anonymousAccess too"
+    )
+    anonymous_access: AnonymousAccess = _setting(
+        "deny",
+        "allow serves other machines without asking who they are; read does too, but refuses"
+        " administration to all",
+    )
     listen_port: int = _setting(10911, "port to listen on; 0 takes any free one", ge=0, le=65535)
     broker_ip1: str = _setting(
         "", "IP address that clients are told; empty: the one it listens on", key="brokerIP1"
@@ -260,6 +268,19 @@ class BrokerConfig(BaseModel):
         expected = self.store_path_root_dir / "commitlog"
         if log_path is not None and log_path != expected:
             raise ValueError(f"storePathCommitLog={log_path}: expected {expected}, or leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _is_exposed_on_purpose(self) -> BrokerConfig:
+        if reason := why_exposed(self.bind_address, self.anonymous_access):
+            raise ValueError(f"bindAddress={self.bind_address}: {reason}")
+        is_told_outside = self.broker_ip1 and not is_loopback(self.broker_ip1)
+        if is_told_outside and is_loopback(self.bind_address):
+            raise ValueError(
+                f"brokerIP1={self.broker_ip1}: clients are told this address, but with "
+                f"bindAddress={self.bind_address} the broker does not listen there: set "
+                "bindAddress to it and anonymousAccess=allow, or leave brokerIP1 out"
+            )
         return self
 
     # -- what others read --------------------------------------------------------------------------

@@ -5,9 +5,11 @@ It is there before the store is opened. Source: deploy/README.md "Health checks"
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from http import HTTPStatus
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,11 +18,15 @@ import trio
 from headrace_protocol.drivers.server import listen
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
 _HEAD_BYTES_MAX = 8192
-_TIMEOUT_S = 5.0
-_CLIENTS_MAX = 32
+_TIMEOUT_S = 1.0
+_CLIENTS_MAX = 64
+_TURN_S = 1.0
+# The longest step that any request may cause is far below it.
+_STILL_S_MAX = 10.0
 
 
 class State(StrEnum):
@@ -33,7 +39,7 @@ class State(StrEnum):
 
 @dataclass(slots=True)
 class Readiness:
-    """Where a broker stands.
+    """Where a broker stands; written by its loop and its threads, read by the monitor's.
 
     done_queues, queue_count: how many ConsumeQueues a start has looked at, and how many there are.
     done_bytes, bytes_max: how much of the log it has read anew after that, and the most that it
@@ -65,30 +71,72 @@ class Readiness:
 
 
 class Monitor:
-    """Answers GET and HEAD of /live and /ready, one request for each connection."""
+    """Answers GET and HEAD of /live and /ready, one request for each connection.
 
-    def __init__(self, readiness: Readiness) -> None:
+    A thread with a loop of its own does, so that no answer waits for what the broker's loop does;
+    whether that one still turns is what /live answers. A client has a second for its request, and
+    the oldest of too many makes room.
+
+    host, port: to listen on; port 0 takes any free one.
+    """
+
+    def __init__(self, readiness: Readiness, host: str, port: int) -> None:
         self._readiness = readiness
-        self._clients = trio.CapacityLimiter(_CLIENTS_MAX)
+        self._host = host
+        self._port = port
+        self._turned_at = monotonic()
+        # Of those whose request is not there yet, the oldest first.
+        self._clients: dict[trio.CancelScope, None] = {}
+        self._is_stopping = False
+        self._stop: Callable[[], None] = lambda: None
+        self._thread = trio.CapacityLimiter(1)
 
-    async def run(
-        self, host: str, port: int, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
-    ) -> None:
+    async def run(self, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; started with the port. Raises OSError for the address."""
-        bound = listen(host, port)
-        listener = trio.SocketListener(trio.socket.from_stdlib_socket(bound))
-        async with trio.open_nursery() as nursery:
-            await nursery.start(trio.serve_listeners, self._serve, [listener])
-            task_status.started(bound.getsockname()[1])
+        with listen(self._host, self._port) as bound:
+            self._port = bound.getsockname()[1]
+            self._is_stopping = False
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._note_turns)
+                task_status.started(self._port)
+                await trio.to_thread.run_sync(trio.run, self._serve, bound, limiter=self._thread)
 
-    async def _serve(self, stream: trio.SocketStream) -> None:
-        with trio.move_on_after(_TIMEOUT_S):
-            async with stream, self._clients:
-                try:
+    async def _note_turns(self) -> None:
+        try:
+            while True:
+                self._turned_at = monotonic()
+                await trio.sleep(_TURN_S)
+        finally:
+            # A thread does not hear of a cancellation.
+            self._is_stopping = True
+            self._stop()
+
+    async def _serve(self, bound: socket.socket) -> None:
+        """In the thread."""
+        with trio.CancelScope() as scope:
+            token = trio.lowlevel.current_trio_token()
+            self._stop = lambda: _call_soon(token, scope.cancel)
+            if not self._is_stopping:
+                await self.serve(bound)
+
+    async def serve(self, bound: socket.socket) -> None:
+        """Serve in this loop until cancelled."""
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(bound))
+        await trio.serve_listeners(self._serve_client, [listener])
+
+    async def _serve_client(self, stream: trio.SocketStream) -> None:
+        with trio.move_on_after(_TIMEOUT_S) as scope:
+            if len(self._clients) >= _CLIENTS_MAX:
+                next(iter(self._clients)).cancel()
+            self._clients[scope] = None
+            try:
+                async with stream:
                     head = await _receive_head(stream)
                     await stream.send_all(self._answer(head))
-                except trio.BrokenResourceError:
-                    pass
+            except trio.BrokenResourceError:
+                pass
+            finally:
+                del self._clients[scope]
 
     def _answer(self, head: bytes) -> bytes:
         method, _, rest = head.partition(b" ")
@@ -98,13 +146,25 @@ class Monitor:
         elif method not in {b"GET", b"HEAD"}:
             answer = HTTPStatus.METHOD_NOT_ALLOWED, {"problem": "only GET and HEAD are answered"}
         elif path == b"/live":
-            answer = HTTPStatus.OK, {}
+            answer = self._live()
         elif path == b"/ready":
             is_ready, report = self._readiness.report()
             answer = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE, report
         else:
             answer = HTTPStatus.NOT_FOUND, {"problem": "there are /live and /ready"}
         return _encode(*answer, has_body=method != b"HEAD")
+
+    def _live(self) -> tuple[HTTPStatus, dict[str, Any]]:
+        still_s = monotonic() - self._turned_at
+        if still_s < _STILL_S_MAX:
+            return HTTPStatus.OK, {}
+        problem = f"the broker's loop has not turned for {still_s:.0f} s"
+        return HTTPStatus.SERVICE_UNAVAILABLE, {"problem": problem}
+
+
+def _call_soon(token: trio.lowlevel.TrioToken, function: Callable[[], None]) -> None:
+    with suppress(trio.RunFinishedError):
+        token.run_sync_soon(function)
 
 
 async def _receive_head(stream: trio.SocketStream) -> bytes:

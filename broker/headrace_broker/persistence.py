@@ -27,6 +27,8 @@ Table = TypeVar("Table")
 Item = TypeVar("Item")
 
 _RETRY_S = 1.0
+# What no disk is to blame for mostly fails again.
+_UNEXPECTED_RETRY_S = 60.0
 _ITEMS_AT_ONCE = 20  # half a millisecond of structs
 
 
@@ -93,17 +95,31 @@ class TableText:
         self._entries: dict[str, tuple[msgspec.Struct, bytes]] = {}
 
     def text(self, table: Mapping[str, msgspec.Struct]) -> bytes:
-        """For one thread at a time; entries are replaced, never changed."""
+        """For one thread at a time; entries are replaced, never changed.
+
+        Raises ValueError naming an entry that a start could not read back.
+        """
         entries = self._entries
         for name in [name for name in entries if name not in table]:
             del entries[name]
         changed = [item for item in table.items() if entries.get(item[0], _NONE)[0] is not item[1]]
         for name, value in with_breaks(changed):
-            entries[name] = value, fastjson.dumps(name) + b":" + field_text(value, 2)
+            entries[name] = value, _entry_text(name, value)
         return table_text(line for _, line in entries.values())
 
 
 _NONE = (None, b"")
+
+
+def _entry_text(name: str, value: msgspec.Struct) -> bytes:
+    try:
+        line = fastjson.dumps(name) + b":" + field_text(value, 2)
+        # As deep as it stands in the file.
+        table_type: Any = dict[str, dict[str, type(value)]]  # type: ignore[misc]
+        fastjson.decode(b'{"":{%s}}' % line, table_type)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{name} can't be written: {error}; delete it or change it") from error
+    return line
 
 
 def with_breaks(items: Iterable[Item]) -> Iterable[Item]:
@@ -124,15 +140,17 @@ class SavedFile:
     changes made meanwhile become the next write.
 
     snapshot: called in the loop's thread; returns what gives the text in another one.
+    unexpected_errors: how many writes failed for another reason than the disk.
     """
 
     def __init__(self, file: ConfigFile, snapshot: Callable[[], Callable[[], bytes]]) -> None:
         self._file = file
         self._snapshot = snapshot
+        self.unexpected_errors = 0
         self._change_count = self._saved_count = 0
         self._is_running = False
         self._asked = trio.Event()
-        self._waiting: list[tuple[int, Callable[[OSError | None], None]]] = []
+        self._waiting: list[tuple[int, Callable[[Exception | None], None]]] = []
 
     def changed(self) -> None:
         """The table is another now. Raises OSError when it is written at once."""
@@ -142,7 +160,7 @@ class SavedFile:
         else:
             self.finish()
 
-    def when_saved(self, callback: Callable[[OSError | None], None]) -> None:
+    def when_saved(self, callback: Callable[[Exception | None], None]) -> None:
         """Call back once all changes so far are on disk, or with the error that keeps them."""
         if self._saved_count == self._change_count:
             callback(None)
@@ -156,15 +174,18 @@ class SavedFile:
         await is_saved.wait()
 
     async def run(self) -> None:
-        """Write what changes until cancelled; what can't be written is tried again."""
+        """Write what changes until cancelled; retry what can't be written."""
         self._is_running = True
+        if self._saved_count != self._change_count:  # what failed has not been saved
+            self._asked.set()
         try:
             while True:
                 await self._asked.wait()
                 self._asked = trio.Event()
-                if not await self._save():
+                if (problem := await self._save()) is not None:
                     self._asked.set()
-                    await trio.sleep(_RETRY_S)
+                    is_disk = isinstance(problem, OSError)
+                    await trio.sleep(_RETRY_S if is_disk else _UNEXPECTED_RETRY_S)
         finally:
             self._is_running = False
 
@@ -174,19 +195,24 @@ class SavedFile:
             self._file.save(self._snapshot()())
             self._answer(self._change_count, None)
 
-    async def _save(self) -> bool:
+    async def _save(self) -> Exception | None:
+        """Returns what kept it from being written."""
         count = self._change_count
-        text = self._snapshot()
-        problem = None
+        problem: Exception | None = None
         try:
+            text = self._snapshot()
             await trio.to_thread.run_sync(lambda: self._file.save(text()))
         except OSError as error:
             log.error("not saved, trying on", path=str(self._file.path), reason=str(error))
             problem = error
+        except Exception as error:  # one bad entry must not end the daemon
+            log.error("table not saved, retrying", path=str(self._file.path), exc_info=error)
+            self.unexpected_errors += 1
+            problem = error
         self._answer(count, problem)
-        return problem is None
+        return problem
 
-    def _answer(self, count: int, problem: OSError | None) -> None:
+    def _answer(self, count: int, problem: Exception | None) -> None:
         if problem is None:
             self._saved_count = count
         waiting, self._waiting = self._waiting, []

@@ -76,6 +76,7 @@ class Registration:
         self._changed = trio.Event()
         self._change_count = 0
         self._connections: dict[str, AsyncConnection] = {}
+        self._has_started = False
         # How many changes each connected nameserver has been told, and who waits for how many.
         self._told: dict[str, int] = {}
         self._waiting: list[tuple[int, Callable[[], None]]] = []
@@ -103,7 +104,7 @@ class Registration:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Stay registered until cancelled; started after the first try with each nameserver.
 
-        Raises IdentityTaken.
+        Raises IdentityTaken before it has started; later that is logged and retried.
         """
         async with trio.open_nursery() as nursery:
             tried = {nameserver: trio.Event() for nameserver in self._nameservers}
@@ -111,6 +112,7 @@ class Registration:
                 nursery.start_soon(self._stay_registered, nameserver, event)
             for event in tried.values():
                 await event.wait()
+            self._has_started = True
             task_status.started()
 
     async def unregister(self) -> None:
@@ -136,7 +138,9 @@ class Registration:
             try:
                 await self._serve_connection(nameserver, tried)
                 last_problem = ""
-            except HeadraceError as error:
+            except (HeadraceError, IdentityTaken) as error:
+                if isinstance(error, IdentityTaken) and not self._has_started:
+                    raise
                 if str(error) != last_problem:
                     log.error("not registered, trying on", nameserver=nameserver, reason=str(error))
                     last_problem = str(error)
@@ -144,15 +148,18 @@ class Registration:
             await trio.sleep(_RETRY_S)
 
     async def _serve_connection(self, nameserver: str, tried: trio.Event) -> None:
-        """Stay registered until the connection ends. Raises HeadraceError if it never was."""
+        """Stay registered until the connection ends.
+
+        Raises HeadraceError or IdentityTaken if it never was.
+        """
         stream = await open_stream(self._network.connect, nameserver)
         connection = AsyncConnection(stream, nameserver)
-        problem: HeadraceError = ConnectionLost(nameserver, "the nameserver closed it")
+        problem: Exception = ConnectionLost(nameserver, "the nameserver closed it")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_run_connection, connection, nursery.cancel_scope)
             try:
                 await self._register_again_and_again(connection, tried)
-            except HeadraceError as error:
+            except (HeadraceError, IdentityTaken) as error:
                 # Raised in here it would leave the nursery inside a group.
                 problem = error
             finally:
@@ -231,7 +238,7 @@ class Registration:
         )
         if response.command.code != ResponseCode.SUCCESS:
             return
-        body = GetBrokerMemberGroupResponseBody.decode(response.body)
+        body = response.decode(GetBrokerMemberGroupResponseBody)
         group = body.broker_member_group or BrokerMemberGroup()
         other = group.broker_addrs.get(config.broker_id, self._address)
         if other != self._address and await self._is_alive(other):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from headrace_broker.consumer.long_polling import LongPolling
 from headrace_broker.consumer.offsets import ConsumerOffsets
 from headrace_broker.consumer.subscriptions import SubscriptionGroups
 from headrace_broker.consumer.unconsumed import UnconsumedLook
+from headrace_broker.host_budget import HostBudget
 from headrace_broker.monitor import Monitor, Readiness, State
 from headrace_broker.processors.admin_broker import AdminBrokerProcessor
 from headrace_broker.processors.admin_groups import AdminGroupsProcessor
@@ -28,7 +30,6 @@ from headrace_broker.processors.send import SendProcessor
 from headrace_broker.processors.send_back import SendBackProcessor
 from headrace_broker.processors.staging import StagingProcessor
 from headrace_broker.registration import Registration
-from headrace_broker.slices import Fetches, SlicedWork
 from headrace_broker.staging.service import Staging
 from headrace_broker.statistics import BrokerStatistics
 from headrace_broker.store.config_file import ConfigFile
@@ -37,9 +38,14 @@ from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.recovery import LoadStage
 from headrace_broker.topic_attributes import topic_limits
 from headrace_broker.topics import TopicTable
+from headrace_protocol.access import restrict
 from headrace_protocol.codes import code_name
+from headrace_protocol.drivers.host_log import HostLog
+from headrace_protocol.drivers.logs import dropped_log_lines
 from headrace_protocol.drivers.network import TcpNetwork
 from headrace_protocol.drivers.server import RemotingServer, pack_host
+from headrace_protocol.drivers.services import Services
+from headrace_protocol.drivers.slices import Fetches, SlicedWork
 from headrace_protocol.drivers.watchdog import Watchdog
 from headrace_protocol.message import UniqKeyGenerator
 from headrace_protocol.serving import TURN_S, Registry, Request
@@ -47,6 +53,7 @@ from headrace_protocol.serving import TURN_S, Registry, Request
 if TYPE_CHECKING:
     from headrace_broker.clock import Clock
     from headrace_broker.config import BrokerConfig
+    from headrace_broker.persistence import SavedFile
     from headrace_broker.store.files import Files
     from headrace_broker.store.recovery import OnProgress
     from headrace_protocol.drivers.network import Listener, Network
@@ -67,6 +74,7 @@ class Broker:
 
     network: where it listens and where its nameservers are. files: the disk of its store.
     owns_loop: see RemotingServer; for a process that is a broker and nothing else.
+    services: runs its services, and counts their unexpected errors.
     readiness: where it stands. monitor_address: where that is told over HTTP, if it is.
     on_progress: called each second of a start, in a thread, with the stage that it is at, how much
     of that is done and the most that there is to do: queues looked at, bytes of the log read anew.
@@ -87,6 +95,7 @@ class Broker:
         self._owns_loop = owns_loop and not config.is_sync_flush
         self.address = self.monitor_address = ""
         self.readiness = Readiness()
+        self.services = Services()
         self.on_progress: OnProgress = _log_progress
         self._network = network or TcpNetwork()
         self._clock = clock or SystemClock()
@@ -119,7 +128,7 @@ class Broker:
     async def _start_monitor(self, nursery: trio.Nursery) -> None:
         host, port = self.config.bind_address, self.config.monitor_port
         if port >= 0:
-            port = await nursery.start(Monitor(self.readiness).run, host, port)
+            port = await self.services.start(nursery, Monitor(self.readiness, host, port).run)
             self.monitor_address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             log.info("monitor", address=self.monitor_address)
 
@@ -166,31 +175,41 @@ class Broker:
         task_status: trio.TaskStatus[None],
     ) -> None:
         parts = _Parts(
-            self.config, store, self._clock, self._network, listener, owns_loop=self._owns_loop
+            self.config,
+            store,
+            self._clock,
+            self._network,
+            listener,
+            self.services,
+            owns_loop=self._owns_loop,
         )
         for kind, names in parts.topics.kinds().items():
             log.warning(
                 "kept for Apache RocketMQ, not served in full", kind=kind.value, topics=names
             )
         await trio.to_thread.run_sync(parts.staging.load)
+        start, start_soon = self.services.start, self.services.start_soon
         async with trio.open_nursery() as nursery:
             if self._owns_process:
-                await nursery.start(parts.watchdog.run)
+                await start(nursery, parts.watchdog.run)
                 # Embedded, where tables are small and clocks may be a test's, no thread writes.
-                nursery.start_soon(parts.topics.saved.run)
-                nursery.start_soon(parts.topics.incarnations.saved.run)
-                nursery.start_soon(parts.groups.saved.run)
+                start_soon(nursery, parts.topics.saved.run)
+                start_soon(nursery, parts.topics.incarnations.saved.run)
+                start_soon(nursery, parts.groups.saved.run)
+            # Both have a net under each of their own tasks.
             await nursery.start(store.run)
             await nursery.start(parts.staging.run)
-            nursery.start_soon(parts.sliced_work.run)
-            nursery.start_soon(parts.fetches.run)
-            nursery.start_soon(parts.statistics.run, self._clock.now_ms)
-            nursery.start_soon(parts.long_polling.run)
-            nursery.start_soon(parts.relieve_pressure)
-            nursery.start_soon(parts.expire_clients)
-            nursery.start_soon(parts.persist_offsets)
+            start_soon(nursery, parts.sliced_work.run)
+            start_soon(nursery, parts.fetches.run)
+            start_soon(nursery, parts.statistics.run, self._clock.now_ms)
+            start_soon(nursery, parts.long_polling.run)
+            start_soon(nursery, parts.relieve_pressure)
+            start_soon(nursery, parts.consumers.run)
+            start_soon(nursery, parts.expire_clients)
+            start_soon(nursery, parts.persist_offsets)
+            # No net: it has one for each client, and what it can't go on after must end the broker.
             await nursery.start(self._network.serve, listener, parts.server)
-            await nursery.start(parts.registration.run)
+            await start(nursery, parts.registration.run)
             log.info("serving", broker=self.config.broker_name, address=self.address)
             self.readiness.failure = store.failure
             self.readiness.state = State.SERVING
@@ -201,10 +220,17 @@ class Broker:
                 await parts.registration.unregister()
             parts.long_polling.answer_all()
             nursery.cancel_scope.cancel()
-        parts.topics.incarnations.saved.finish()
-        parts.topics.saved.finish()
-        parts.groups.saved.finish()
-        parts.offsets.persist()
+        with ExitStack() as tables:  # in reverse; one that fails does not keep the others
+            tables.callback(parts.offsets.persist)
+            tables.callback(parts.groups.saved.finish)
+            tables.callback(parts.topics.saved.finish)
+            tables.callback(parts.topics.incarnations.saved.finish)
+
+
+def log_warnings(warnings: list[str]) -> None:
+    """Log what ``load_config`` warned of."""
+    for warning in warnings:
+        log.warning("setting ignored", reason=warning)
 
 
 async def _set_when_cancelled(event: trio.Event) -> None:
@@ -256,14 +282,18 @@ class _Parts:
         clock: Clock,
         network: Network,
         listener: Listener,
+        services: Services,
         *,
         owns_loop: bool,
     ) -> None:
         self._store = store
+        self._services = services
         self._clock = clock
         self._config = config
         folder = config.store_path_root_dir / "config"
         self.statistics = BrokerStatistics()
+        # What clients change, for the log.
+        self.changes = HostLog(log)
         self.watchdog = Watchdog()
         self.sliced_work = SlicedWork()
         self.fetches = Fetches()
@@ -272,21 +302,27 @@ class _Parts:
         store.on_touched = self.long_polling.arrived
         self.server = RemotingServer(self, owns_loop=owns_loop)
         now_ms = clock.now_ms
-        self.topics = TopicTable(config, ConfigFile(folder / "topics.json", store.seam), now_ms)
+        budget = HostBudget()
+        self.topics = TopicTable(
+            config, ConfigFile(folder / "topics.json", store.seam), now_ms, budget
+        )
         self.groups = SubscriptionGroups(
-            config, ConfigFile(folder / "subscriptionGroup.json", store.seam), now_ms
+            config, ConfigFile(folder / "subscriptionGroup.json", store.seam), now_ms, budget
         )
         self.offsets = ConsumerOffsets(
             ConfigFile(folder / "consumerOffset.json", store.seam), now_ms
         )
         self.consumers = ConsumerManager(self.groups)
+        self.consumers.run_long = self.sliced_work.start
         self.producers = ProducerManager()
+        self.producers.run_long = self.sliced_work.start
         self.staging = Staging(
-            store, config.broker_name, config.staged_reserved_ms, self.statistics.put
+            store, config.broker_name, config.staged_reserved_ms, self.statistics.put, budget
         )
+        store.start_soon = self.staging.start_soon = services.start_soon
         store.cleaner.look_at_groups = self._look_at_groups
         store.cleaner.topic_limits = lambda: topic_limits(self.topics.all())
-        self.locks = QueueLocks()
+        self.locks = QueueLocks(budget)
         self.registration = Registration(
             config, config.nameservers, network, self.topics, listener.address, ha_address=""
         )
@@ -346,6 +382,7 @@ class _Parts:
                 self.offsets,
                 self.long_polling,
                 self.statistics,
+                self.changes,
                 self.registration.when_told,
             ),
             AdminGroupsProcessor(
@@ -358,6 +395,7 @@ class _Parts:
                 self.offsets,
                 self.statistics,
                 now_ms,
+                self.changes,
             ),
             AdminBrokerProcessor(
                 self._config,
@@ -366,10 +404,12 @@ class _Parts:
                 self.offsets,
                 self.statistics,
                 now_ms,
+                self.changes,
                 self.health,
             ),
         ):
             processor.register(registry)
+        restrict(registry, self._config.anonymous_access)
         return registry
 
     # -- frames ------------------------------------------------------------------------------------
@@ -432,7 +472,16 @@ class _Parts:
             "longestLoopStallRan": stall.ran,
             "loopStallCount": str(self.watchdog.stall_count),
             "longestGarbageCollectionMs": f"{self.watchdog.longest_collection_ms:.1f}",
+            "droppedLogLines": str(dropped_log_lines()),
+            "unexpectedErrors": str(
+                self._services.unexpected_errors
+                + self.server.unexpected_errors
+                + sum(file.unexpected_errors for file in self._saved_files())
+            ),
         }
+
+    def _saved_files(self) -> tuple[SavedFile, ...]:
+        return self.topics.saved, self.topics.incarnations.saved, self.groups.saved
 
     # -- services ----------------------------------------------------------------------------------
 
@@ -455,11 +504,13 @@ class _Parts:
                 self.server.hold_back(channel, is_held_back=False)
 
     async def expire_clients(self) -> None:
-        """Forget clients whose heartbeats stopped."""
+        """Forget clients whose heartbeats stopped, and locks that were not renewed."""
         while True:
             await trio.sleep(_EXPIRE_S)
             self.consumers.expire(self._clock.now_ms())
             self.producers.expire(self._clock.now_ms())
+            self.sliced_work.start(self.locks.expire(self._clock.now_ms()))
+            self.changes.report()
 
     async def persist_offsets(self) -> None:
         """Write consumer offsets when they have changed."""

@@ -5,11 +5,11 @@ Source: docs/protocol.md "Topics"; tests/broker/test_topics.py.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from headrace_broker.host_budget import Host, HostBudget
 from headrace_broker.incarnations import Incarnations
 from headrace_broker.peer_topics import MAPPING_NAME, PeerKind, kind_of, static_topics_in
 from headrace_broker.persistence import (
@@ -29,6 +29,7 @@ from headrace_protocol.bodies import (
     TopicConfig,
     TopicConfigSerializeWrapper,
 )
+from headrace_protocol.bounds import check_perm, check_queue_nums, check_topic
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 
@@ -38,16 +39,15 @@ if TYPE_CHECKING:
     from headrace_broker.config import BrokerConfig
     from headrace_broker.persistence import NowMs
     from headrace_broker.store.config_file import ConfigFile
+    from headrace_protocol.serving import Channel
 
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 DEFAULT_TOPIC = "TBW102"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 
-QUEUE_NUMS_MAX = 65_536
-_TOPIC_CHARS_MAX = 127
-_RETRY_TOPIC_CHARS_MAX = 255
-_TOPIC_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+# As its files hold it too.
+_TOPIC_BYTES = 3 * 1024
 _SYSTEM_PREFIX = "rmq_sys_"
 _PERM_ALL = PERM_READ | PERM_WRITE | PERM_INHERIT
 
@@ -105,9 +105,16 @@ class TopicTable:
     on_change: called after every change, with the topic that was put, or None when one went.
     """
 
-    def __init__(self, config: BrokerConfig, file: ConfigFile, now_ms: NowMs) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        file: ConfigFile,
+        now_ms: NowMs,
+        budget: HostBudget | None = None,
+    ) -> None:
         """Load the table. Raises StoreFormatError when what is there can't be read."""
         self.change_count = 0
+        self._budget = budget or HostBudget()
         self.on_change: Callable[[TopicConfig | None], None] = lambda _topic: None
         self._config = config
         self.saved = SavedFile(file, self._snapshot)
@@ -285,14 +292,15 @@ class TopicTable:
         """Forget a topic; whether it was there."""
         if self._topics.pop(topic, None) is None:
             return False
+        self._budget.drop(("topic", topic))
         self.incarnations.gone(topic)
         self._changed(None)
         return True
 
-    def when_saved(self, callback: Callable[[OSError | None], None]) -> None:
+    def when_saved(self, callback: Callable[[Exception | None], None]) -> None:
         """Call back once all changes so far are on disk, or with the error that keeps them."""
 
-        def told_apart(error: OSError | None) -> None:
+        def told_apart(error: Exception | None) -> None:
             if error:
                 callback(error)
             else:
@@ -301,30 +309,30 @@ class TopicTable:
         self.incarnations.saved.when_saved(told_apart)
 
     def create_on_send(
-        self, topic: str, default_topic: str, queue_nums: int, remote: str
+        self, topic: str, default_topic: str, queue_nums: int, channel: Channel
     ) -> TopicConfig:
         """The topic of a message; made when it is not there and ``default_topic`` passes itself on.
 
         queue_nums: how many queues the sender wishes; it gets no more than the default topic has.
-        remote: address of the sender, for the error.
+        channel: of the sender, whose host the topic is counted for.
 
         Raises RequestError when there is none and none may be made.
         """
         known = self._topics.get(topic)
         if known is not None:
             return known
-        check_topic_name(topic)
+        check_topic(topic)
         self.check_changeable(topic)
         if topic.startswith(RETRY_PREFIX):
-            return self._create(_topic(topic, 1))
+            return self._create(_topic(topic, 1), channel)
         default = self._topics.get(default_topic)
         if default is None or not self._is_inherited(default):
             raise self._unknown(topic)
         if queue_nums < 1:
             raise RequestError(
                 ResponseCode.INVALID_PARAMETER,
-                f"topic {topic} does not exist and {remote} wishes it with {queue_nums} queues: "
-                "at least 1 (defaultTopicQueueNums of the producer)",
+                f"topic {topic} does not exist and {channel.address} wishes it with {queue_nums} "
+                "queues: at least 1 (defaultTopicQueueNums of the producer)",
             )
         return self._create(
             TopicConfig(
@@ -334,7 +342,8 @@ class TopicTable:
                 perm=default.perm & ~PERM_INHERIT,
                 topic_filter_type=default.topic_filter_type,
                 topic_sys_flag=default.topic_sys_flag,
-            )
+            ),
+            channel,
         )
 
     def create_retry_topic(self, group: str, queue_nums: int = 1) -> TopicConfig:
@@ -350,11 +359,16 @@ class TopicTable:
             return False
         return bool(default.perm & PERM_INHERIT)
 
-    def _create(self, topic: TopicConfig) -> TopicConfig:
+    def _create(self, topic: TopicConfig, channel: Channel | None = None) -> TopicConfig:
+        """channel: of the client that it is made for, if it is not counted otherwise."""
         known = self._topics.get(topic.topic_name)
-        if known is None:
-            self.put(topic)
-        return known or topic
+        if known is not None:
+            return known
+        check_config(topic)
+        if channel is not None:
+            self._budget.keep(Host.of(channel), ("topic", topic.topic_name), _TOPIC_BYTES)
+        self.put(topic)
+        return topic
 
     def _changed(self, topic: TopicConfig | None) -> None:
         self.change_count += 1
@@ -376,40 +390,13 @@ class TopicTable:
         )
 
 
-def check_topic_name(topic: str) -> None:
-    """Raise RequestError for a text that can't be a topic's name."""
-    if not _TOPIC_NAME.fullmatch(topic):
-        raise RequestError(
-            ResponseCode.INVALID_PARAMETER,
-            f"topic {topic[:_TOPIC_CHARS_MAX]!r}: use only letters, digits, '%', '|', '_' and "
-            "'-', and at least one",
-        )
-    is_retry = topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
-    chars_max = _RETRY_TOPIC_CHARS_MAX if is_retry else _TOPIC_CHARS_MAX
-    if len(topic) > chars_max:
-        raise RequestError(
-            ResponseCode.INVALID_PARAMETER,
-            f"topic {topic[:40]}... has {len(topic)} characters: {chars_max} is the most",
-        )
-
-
 def check_config(topic: TopicConfig) -> None:
     """Raise RequestError for what can't be a topic's settings."""
-    check_topic_name(topic.topic_name)
-    for name, queue_nums in (
-        ("readQueueNums", topic.read_queue_nums),
-        ("writeQueueNums", topic.write_queue_nums),
-    ):
-        if not 0 <= queue_nums <= QUEUE_NUMS_MAX:
-            raise RequestError(
-                ResponseCode.INVALID_PARAMETER,
-                f"topic {topic.topic_name}: {name} {queue_nums}, expected 0 to {QUEUE_NUMS_MAX}",
-            )
-    if not 0 <= topic.perm <= 15:
-        raise RequestError(
-            ResponseCode.INVALID_PARAMETER,
-            f"topic {topic.topic_name}: perm {topic.perm}, expected 2 write, 4 read or 6 both",
-        )
+    name = topic.topic_name
+    check_topic(name)
+    check_queue_nums(f"topic {name}: readQueueNums", topic.read_queue_nums)
+    check_queue_nums(f"topic {name}: writeQueueNums", topic.write_queue_nums)
+    check_perm(f"topic {name}: perm", topic.perm)
 
 
 def unread_warning(topic: TopicConfig) -> str | None:

@@ -149,7 +149,8 @@ async def run_daemons(
 ) -> AsyncIterator[Embedded]:
     """Run both daemons as tasks of the block, under trio; see ``embedded``.
 
-    host: to listen on. nameserver_port, broker_port: 0 takes any free one.
+    host: to listen on; whoever reaches it may do anything.
+    nameserver_port, broker_port: 0 takes any free one.
     owns_loop: the process does nothing else; see ``RemotingServer``.
     on_progress: see ``Broker``; without it the log tells.
     Raises OSError (address), StoreError (directory), ConfigurationError (``data`` is a file).
@@ -165,13 +166,17 @@ async def run_daemons(
         folder = data or Path(stack.enter_context(TemporaryDirectory(prefix="headrace-")))
         _make(folder)
         nameserver = NameServer(
-            NameServerConfig(bind_address=host, listen_port=nameserver_port), network
+            NameServerConfig(
+                bind_address=host, anonymous_access="allow", listen_port=nameserver_port
+            ),
+            network,
         )
         await _start(stack, nameserver.run)
         broker = Broker(
             BrokerConfig(
                 broker_name=_BROKER_NAME,
                 bind_address=host,
+                anonymous_access="allow",
                 listen_port=broker_port,
                 namesrv_addr=nameserver.address,
                 store_path_root_dir=folder,
@@ -187,7 +192,7 @@ async def run_daemons(
 
 def _make(folder: Path) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise ConfigurationError(
             f"no store can be in {folder}: it or what it lies in is a file; name another folder"

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import anyio
-import msgspec
 
 from headrace.config import resolve_nameservers
 from headrace.errors import (
@@ -23,6 +22,7 @@ from headrace.errors import (
     ConnectFailed,
     ConnectionLost,
     HeadraceError,
+    MalformedAnswer,
     NameserverUnavailable,
     NoQueue,
     RequestTimeout,
@@ -30,13 +30,14 @@ from headrace.errors import (
 )
 from headrace.route import TopicRoute
 from headrace.tasks import Background
-from headrace_protocol.bodies import ConsumerData, HeartbeatData, ProducerData, TopicRouteData
+from headrace_protocol.bodies import ConsumerData, HeartbeatData, ProducerData
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.connection import RequestReceived
 from headrace_protocol.drivers.aio import AsyncConnection, Connect, connect_tcp, open_stream
 from headrace_protocol.headers import GetRouteInfoHeader, UnregisterClientHeader
 
 if TYPE_CHECKING:
+    import msgspec
     from anyio.abc import TaskGroup
 
     from headrace_protocol.drivers.response import Response
@@ -168,7 +169,7 @@ class ClientInstance:
                 return
             reason = f"this client does not answer request type {request.command.code}"
             code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
-        except msgspec.MsgspecError as error:
+        except (ValueError, RecursionError) as error:
             reason = f"malformed request type {request.command.code}: {error}"
             code = ResponseCode.INVALID_PARAMETER
             _log.warning("%s sent a %s", connection.address, reason)
@@ -200,7 +201,7 @@ class ClientInstance:
     async def route(self, topic: str) -> TopicRoute:
         """The topic's route, from memory while nobody doubts it.
 
-        Raises RouteNotFound, NameserverUnavailable.
+        Raises RouteNotFound, NameserverUnavailable, MalformedAnswer.
         """
         route = self._routes.get(topic)
         if route and route.is_current:
@@ -221,10 +222,11 @@ class ClientInstance:
         known = self._routes.get(topic)
         try:
             route = await self.fetch_route(topic)
-        except NameserverUnavailable:
+        except (NameserverUnavailable, MalformedAnswer) as error:
             # Brokers go on without their nameservers, and so can we.
             if known is None:
                 raise
+            _log.warning("topic %s keeps its route: %s", topic, error)
             known.is_current = True
             return known
         if known and known.data == route.data:
@@ -241,20 +243,21 @@ class ClientInstance:
         response = await self.ask_nameserver(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
         if response.command.code == ResponseCode.TOPIC_NOT_EXIST:
             raise RouteNotFound(topic, response.command.remark)
-        data = TopicRouteData.decode(response.expect().body)
-        return TopicRoute(topic, data, anyio.current_time())
+        return TopicRoute.of(topic, response, anyio.current_time())
 
     async def wait_for_route(self, topic: str) -> None:
         """Wait a little until the nameservers know a topic that a broker has just made.
 
         Brokers tell them on their own time; who has made a topic wants to use it.
         """
+        pause_s = _NEW_ROUTE_PAUSE_S
         with anyio.move_on_after(_NEW_ROUTE_S):
             while True:
                 try:
                     await self.fetch_route(topic)
                 except RouteNotFound:
-                    await anyio.sleep(_NEW_ROUTE_PAUSE_S)
+                    await anyio.sleep(pause_s)
+                    pause_s *= 2
                 else:
                     return
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from itertools import count, repeat
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, overload
 
 import msgspec
 
@@ -236,8 +236,9 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
         body = self._body
         if body is None:
             stored, batch = self.stored, self._batch
-            limit = record.BODY_BYTES_MAX if batch is None else batch.body_bytes_max
-            body = self._body = record.decompress(stored.stored_body, stored.sys_flag, limit)
+            limits = BODY_LIMITS if batch is None else batch.limits
+            body = record.decompress(stored.stored_body, stored.sys_flag, limits.body_bytes_max)
+            self._body = body
         return body
 
     @property
@@ -286,17 +287,27 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
         return self.stored.reconsume_times
 
 
+class BodyLimits(NamedTuple):
+    """To how many bytes bodies are decompressed: each one, and those of a batch together."""
+
+    body_bytes_max: int = record.BODY_BYTES_MAX
+    batch_bytes_max: int = record.BATCH_BYTES_MAX
+
+
+BODY_LIMITS = BodyLimits()
+
+
 class MessageBatch(Sequence[ReceivedMessage]):
     """Messages that came from one queue together, in order.
 
     queue_offset: where it begins. next_offset: where the next one begins; with a tag filter there
     may be gaps. columns: all fields as numpy arrays, see ``headrace_protocol.columns``.
-    body_bytes_max: larger bodies are not decompressed.
+    limits: what is larger is not decompressed.
 
     A message is made of a record when it is iterated over or asked for by its index, and not kept.
     """
 
-    __slots__ = ("body_bytes_max", "columns", "next_offset", "queue", "queue_offset")
+    __slots__ = ("columns", "limits", "next_offset", "queue", "queue_offset")
 
     def __init__(
         self,
@@ -304,13 +315,13 @@ class MessageBatch(Sequence[ReceivedMessage]):
         queue_offset: int,
         next_offset: int,
         columns: RecordColumns,
-        body_bytes_max: int = record.BODY_BYTES_MAX,
+        limits: BodyLimits = BODY_LIMITS,
     ) -> None:
         self.queue = queue
         self.queue_offset = queue_offset
         self.next_offset = next_offset
         self.columns = columns
-        self.body_bytes_max = body_bytes_max
+        self.limits = limits
 
     def __repr__(self) -> str:
         queue = self.queue
@@ -325,10 +336,17 @@ class MessageBatch(Sequence[ReceivedMessage]):
         return len(self.columns.data)
 
     def values(self) -> list[bytes]:
-        """All bodies as they were sent. Raises CorruptRecord, CodecMissing, BodyTooLarge."""
+        """All bodies as they were sent.
+
+        Raises CorruptRecord, CodecMissing, BodyTooLarge, and BatchTooLarge if they have more than
+        ``limits`` allow together.
+        """
         bodies, others = self._bodies()
-        for index in others:
-            bodies[index] = self[index].body
+        if others:
+            for index in others:
+                bodies[index] = self.columns.message(index).stored_body
+            flags = self.columns.sys_flag[others].tolist()
+            record.decompress_each(bodies, zip(others, flags, strict=True), *self.limits)
         return bodies
 
     def to_arrow(self) -> RecordBatch:
@@ -363,7 +381,7 @@ class MessageBatch(Sequence[ReceivedMessage]):
             self.offset_at(start),
             self.offset_at(end),
             self.columns.select(slice(start, end)),
-            self.body_bytes_max,
+            self.limits,
         )
 
     def before(self, offset: int) -> MessageBatch:

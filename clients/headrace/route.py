@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from headrace_protocol.bodies import (
     MASTER_ID,
@@ -15,6 +15,12 @@ from headrace_protocol.bodies import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from headrace_protocol.drivers.response import Response
+
+# Queues of a topic on all brokers. Each is an object of ours, and anybody can register a number.
+QUEUES_MAX = 65_536
+_SHOWN_MAX = 8
 
 
 class TopicRoute:
@@ -45,6 +51,23 @@ class TopicRoute:
             for part in self._parts(PERM_READ)
             for queue in _queues(topic, part.broker_name, part.read_queue_nums)
         )
+
+    @classmethod
+    def of(cls, topic: str, response: Response, fetched_at: float) -> Self:
+        """The route that a nameserver answered with. Raises BrokerError, MalformedAnswer."""
+        data = response.expect().decode(TopicRouteData)
+        parts = data.queue_datas
+        for what, counts in (
+            ("read", [part.read_queue_nums for part in parts]),
+            ("write", [part.write_queue_nums for part in parts]),
+        ):
+            if min(counts, default=0) < 0 or sum(counts) > QUEUES_MAX:
+                raise response.malformed(
+                    f"topic {topic} has {', '.join(map(str, counts[:_SHOWN_MAX]))} queues to "
+                    f"{what}; 0 to {QUEUES_MAX} on all brokers together can be. Look for a broker "
+                    "that should not be there (`headrace cluster`)"
+                )
+        return cls(topic, data, fetched_at)
 
     def _parts(self, perm: int) -> list[QueueData]:
         parts = [

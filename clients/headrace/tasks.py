@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
+from headrace.errors import HeadraceError
+
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
     from anyio.abc import TaskGroup, TaskStatus
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+# Enough that servers which don't answer cost one time-out, not one each.
+_AT_ONCE_MAX = 32
+
+
+async def at_once(
+    work: Callable[[Item], Awaitable[Result]], items: Sequence[Item]
+) -> list[Result | HeadraceError]:
+    """What ``work`` returns or raises for each item; several are under way at a time."""
+    outcomes: dict[int, Result | HeadraceError] = {}
+    limiter = anyio.CapacityLimiter(_AT_ONCE_MAX)
+
+    async def do(index: int, item: Item) -> None:
+        async with limiter:
+            try:
+                outcomes[index] = await work(item)
+            except HeadraceError as error:
+                outcomes[index] = error
+
+    async with anyio.create_task_group() as tasks:
+        for index, item in enumerate(items):
+            tasks.start_soon(do, index, item)
+    return [outcomes[index] for index in range(len(items))]
 
 
 class Background:

@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 
 from headrace_nameserver.routes import BROKER_TIMEOUT_MS
+from headrace_protocol.access import AnonymousAccess, is_loopback, why_exposed
 from headrace_protocol.drivers.folders import why_no_files
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -17,19 +18,31 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
     """What a nameserver can be told.
 
+    bind_address: address to listen on; other machines need anonymousAccess too.
     listen_port: 0 takes any free port.
+    anonymous_access: allow serves other machines too, read does but refuses administration to all.
     kv_config_path: file that keeps key-value settings over restarts; None keeps them in memory.
     broker_timeout_ms: silence after which a broker is dropped, unless it asks for its own limit.
     support_acting_master: show a slave as master of a broker that has none and allows it.
     order_message_enable: put the namespace ORDER_TOPIC_CONFIG into routes.
+    register_from_own_address: brokers register their connection's IP; unset: true off loopback.
     """
 
-    bind_address: str = "0.0.0.0"  # noqa: S104 - clients come from other machines
+    bind_address: str = "127.0.0.1"
     listen_port: Port = 9876
+    anonymous_access: AnonymousAccess = "deny"
     kv_config_path: str | None = None
     broker_timeout_ms: Annotated[int, msgspec.Meta(ge=1)] = BROKER_TIMEOUT_MS
     support_acting_master: bool = False
     order_message_enable: bool = False
+    register_from_own_address: bool | None = None
+
+    @property
+    def checks_own_address(self) -> bool:
+        """Whether a registered address must be the connection's."""
+        if self.register_from_own_address is None:
+            return not is_loopback(self.bind_address)
+        return self.register_from_own_address
 
 
 class ConfigError(Exception):
@@ -46,12 +59,16 @@ def load_config(path: Path) -> NameServerConfig:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: can't read settings: {error}") from error
     settings: dict[str, str] = {}
+    places: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if text and not text.startswith("#"):
             key, value = _read_line(text, f"{path}:{number}")
-            settings[key] = value
-    return msgspec.convert(settings, NameServerConfig, strict=False)
+            settings[key], places[key] = value, f"{path}:{number}"
+    config = msgspec.convert(settings, NameServerConfig, strict=False)
+    if reason := why_exposed(config.bind_address, config.anonymous_access):
+        raise ConfigError(f"{places['bindAddress']}: bindAddress={config.bind_address}: {reason}")
+    return config
 
 
 def _read_line(text: str, place: str) -> tuple[str, str]:

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections import deque
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from headrace_nameserver.config import ConfigError
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import KVConfigSerializeWrapper
+from headrace_protocol.bounds import (
+    ITEMS_MAX,
+    KV_VALUE_BYTES_MAX,
+    NAME_CHARS_MAX,
+    OutOfBounds,
+    check_text,
+)
 from headrace_protocol.fastjson import MalformedJson
 
 if TYPE_CHECKING:
@@ -16,29 +28,83 @@ if TYPE_CHECKING:
 # Topics whose queues are strictly ordered: topic -> "broker:queues;...".
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 
+# Of all names and values: each change writes them anew, each registration is told of some.
+CHARS_MAX = 4 * 1024 * 1024
+
+_Table = dict[str, dict[str, str]]
+
+
+class _Change(msgspec.Struct):
+    """value: None to forget the key."""
+
+    namespace: str
+    key: str
+    value: str | None
+    done: Future[None]
+
 
 class KVConfig:
     """namespace -> key -> value.
 
-    path: the file kvConfig.json, rewritten at each change, which is rare; None: memory only.
+    path: the file kvConfig.json; None: memory only. A change shows once ``save``, which any thread
+    may call, has brought it to disk. All changes that wait are written together, in their order.
     Raises ConfigError when the file is there but can't be read.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self._table: dict[str, dict[str, str]] = {}
+        self._table: _Table = {}
+        self._waiting: deque[_Change] = deque()
+        self._saving = threading.Lock()
         if path and path.exists():
             self._table = _read(path).config_table
 
-    def put(self, namespace: str, key: str, value: str) -> None:
-        """Set a value. Raises OSError when it can't be kept."""
-        self._replace(namespace, {**self._table.get(namespace, {}), key: value})
+    def put(self, namespace: str, key: str, value: str) -> Future[None]:
+        """Set a value. Raises OutOfBounds; the future has OSError if the value can't be kept."""
+        check_text("value", value, KV_VALUE_BYTES_MAX)
+        return self._change(namespace, key, value)
 
-    def delete(self, namespace: str, key: str) -> None:
-        """Forget a value. Raises OSError when that can't be kept."""
-        values = self._table.get(namespace, {})
-        if key in values:
-            self._replace(namespace, {k: v for k, v in values.items() if k != key})
+    def delete(self, namespace: str, key: str) -> Future[None]:
+        """Forget a value; as ``put``."""
+        return self._change(namespace, key, None)
+
+    def _change(self, namespace: str, key: str, value: str | None) -> Future[None]:
+        for what, text in (("namespace", namespace), ("key", key)):
+            check_text(what, text, NAME_CHARS_MAX)
+        change = _Change(namespace, key, value, Future())
+        self._waiting.append(change)
+        if self._path is None:
+            self.save()
+        return change.done
+
+    def save(self) -> None:
+        """Bring to disk what was changed so far; each change is told what came of it."""
+        with self._saving:
+            changes = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            table, made = self._with(changes)
+            try:
+                if self._path and table is not self._table:
+                    kept = KVConfigSerializeWrapper(config_table=table)
+                    _replace_file(self._path, fastjson.dumps(kept, pretty=True))
+            except Exception as error:  # noqa: BLE001 - it is raised where the requests are served
+                for change in made:
+                    change.done.set_exception(error)
+                return
+            self._table = table
+        for change in made:
+            change.done.set_result(None)
+
+    def _with(self, changes: list[_Change]) -> tuple[_Table, list[_Change]]:
+        """The table after the changes, and those that it had room for."""
+        table, made = self._table, []
+        for change in changes:
+            try:
+                table = _changed(table, change)
+            except OutOfBounds as error:
+                change.done.set_exception(error)
+            else:
+                made.append(change)
+        return table, made
 
     def get(self, namespace: str, key: str) -> str | None:
         """A value."""
@@ -48,12 +114,36 @@ class KVConfig:
         """All of a namespace; None when it has nothing."""
         return self._table.get(namespace) or None
 
-    def _replace(self, namespace: str, values: dict[str, str]) -> None:
-        table = {**self._table, namespace: values}
-        if self._path:
-            kept = KVConfigSerializeWrapper(config_table=table)
-            _replace_file(self._path, fastjson.dumps(kept, pretty=True))
-        self._table = table
+
+def _changed(table: _Table, change: _Change) -> _Table:
+    """The table after a change; it itself when that changes nothing. Raises OutOfBounds."""
+    namespace, key, value = change.namespace, change.key, change.value
+    values = table.get(namespace, {})
+    if values.get(key) == value:
+        return table
+    others = {other: text for other, text in values.items() if other != key}
+    if value is not None:
+        others[key] = value
+    changed = {**table, namespace: others}
+    if not others:
+        del changed[namespace]
+    if value is not None:
+        _check_room(changed)
+    return changed
+
+
+def _check_room(table: _Table) -> None:
+    count = sum(map(len, table.values()))
+    chars = sum(
+        len(namespace) + len(key) + len(value)
+        for namespace, values in table.items()
+        for key, value in values.items()
+    )
+    if count > ITEMS_MAX or chars > CHARS_MAX:
+        raise OutOfBounds(
+            f"{count} values of {chars} characters: {ITEMS_MAX} and {CHARS_MAX} are the most of "
+            "all namespaces; delete some first"
+        )
 
 
 def _read(path: Path) -> KVConfigSerializeWrapper:
@@ -67,9 +157,12 @@ def _read(path: Path) -> KVConfigSerializeWrapper:
 
 def _replace_file(path: Path, data: bytes) -> None:
     """Whoever reads the file, even after a crash, sees all of the old text or all of the new."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("wb") as file:
+    temporary.unlink(missing_ok=True)
+    # Nobody else's file or link is written through.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import time
-import zlib
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import structlog
 
+from headrace_nameserver import registrations
 from headrace_nameserver.kv_config import ORDER_TOPIC_CONFIG
+from headrace_nameserver.own_address import check_own_address
+from headrace_protocol import fastjson
 from headrace_protocol.bodies import (
     Body,
     DataVersion,
     GetBrokerMemberGroupResponseBody,
     KVTable,
-    RegisterBrokerBody,
-    TopicList,
     TopicRouteData,
 )
+from headrace_protocol.bounds import NAME_CHARS_MAX, check_name, check_text
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.errors import RequestError
+from headrace_protocol.drivers.host_log import HostLog
+from headrace_protocol.errors import NotReady, RequestError
 from headrace_protocol.headers import (
     AddWritePermOfBrokerResponseHeader,
     BrokerHeartbeatHeader,
@@ -44,26 +48,29 @@ from headrace_protocol.headers import (
 from headrace_protocol.serving import Reply, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator, Iterable
+    from concurrent.futures import Future
 
     from headrace_nameserver.kv_config import KVConfig
     from headrace_nameserver.routes import LostBroker, RouteTable
-    from headrace_protocol.serving import Registry
+    from headrace_protocol.serving import LongFunction, LongWork, Registry, RequestFunction
 
 log = structlog.get_logger("headrace.nameserver")
 
-# From these versions on, clients want routes as strict JSON (4.9.4) and brokers write static
-# topics into compressed registrations (5.0.0).
+# From this version on, clients want routes as strict JSON (4.9.4).
 _STRICT_JSON_VERSION = 401
-_MAPPINGS_VERSION = 413
 
-_CRC_MASK = 0x7FFFFFFF
 _LOST_NAMED_MAX = 3
+# A route of more brokers takes half a millisecond to write.
+_BROKERS_AT_ONCE = 50
+_TOPICS_AT_ONCE = 1000
 
 
 class NameServerProcessor:
     """Answers from a route table and a key-value table.
 
+    register_from_own_address: whether brokers may only register addresses of their own host.
+    log: what clients cause, with the client; whoever runs this calls its ``report``.
     now_ms: a clock that never goes back. wall_ms: ms since 1970, for what people read.
     """
 
@@ -74,6 +81,7 @@ class NameServerProcessor:
         now_ms: Callable[[], int],
         *,
         order_message_enable: bool = False,
+        register_from_own_address: bool = False,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._table = table
@@ -81,43 +89,73 @@ class NameServerProcessor:
         self._now_ms = now_ms
         self._wall_ms = wall_ms
         self._order_message_enable = order_message_enable
+        self._register_from_own_address = register_from_own_address
+        self.log = HostLog(log)
 
     def register(self, registry: Registry) -> None:
         """Serve all codes of a nameserver."""
-        for code, function in {
-            RequestCode.PUT_KV_CONFIG: self.put_kv_config,
+        self._begin_long = registry.begin_long
+        at_once: dict[RequestCode, RequestFunction] = {
             RequestCode.GET_KV_CONFIG: self.get_kv_config,
-            RequestCode.DELETE_KV_CONFIG: self.delete_kv_config,
-            RequestCode.GET_KVLIST_BY_NAMESPACE: self.get_kv_list,
-            RequestCode.REGISTER_BROKER: self.register_broker,
             RequestCode.UNREGISTER_BROKER: self.unregister_broker,
             RequestCode.BROKER_HEARTBEAT: self.broker_heartbeat,
             RequestCode.QUERY_DATA_VERSION: self.query_data_version,
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self.get_route,
-            RequestCode.GET_BROKER_CLUSTER_INFO: self.get_cluster_info,
-            RequestCode.GET_BROKER_MEMBER_GROUP: self.get_member_group,
             RequestCode.WIPE_WRITE_PERM_OF_BROKER: self.wipe_write_perm,
             RequestCode.ADD_WRITE_PERM_OF_BROKER: self.add_write_perm,
             RequestCode.DELETE_TOPIC_IN_NAMESRV: self.delete_topic,
             RequestCode.REGISTER_TOPIC_IN_NAMESRV: self.register_topic,
+        }
+        in_slices: dict[RequestCode, LongFunction] = {
+            RequestCode.PUT_KV_CONFIG: self.put_kv_config,
+            RequestCode.DELETE_KV_CONFIG: self.delete_kv_config,
+            RequestCode.GET_KVLIST_BY_NAMESPACE: self.get_kv_list,
+            RequestCode.REGISTER_BROKER: self.register_broker,
+            RequestCode.GET_BROKER_CLUSTER_INFO: self.get_cluster_info,
+            RequestCode.GET_BROKER_MEMBER_GROUP: self.get_member_group,
             RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self.get_topics,
             RequestCode.GET_TOPICS_BY_CLUSTER: self.get_topics_by_cluster,
             RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self.get_system_topics,
             RequestCode.GET_UNIT_TOPIC_LIST: self.get_unit_topics,
             RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: self.get_unit_sub_topics,
             RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self.get_unit_sub_ununit_topics,
-        }.items():
+        }
+        for code, function in at_once.items():
             registry.route(code, function)
+        for code, long_function in in_slices.items():
+            registry.route_long(code, long_function)
 
     # -- brokers -----------------------------------------------------------------------------------
 
-    def register_broker(self, request: Request) -> Reply:
+    def register_broker(self, request: Request) -> LongWork:
         """REGISTER_BROKER (103)."""
         header = request.header(RegisterBrokerHeader)
-        body = _register_body(header, request)
-        holder = self._table.holder(header.broker_name, header.broker_id)
-        master = self._table.register(header, body, request.channel, self._now_ms())
-        _log_change(header, holder)
+        try:
+            return (yield from self._register(header, request))
+        except RequestError as error:
+            client = request.channel.address
+            self.log.warning(client, "broker not registered", reason=error.remark)
+            raise
+
+    def _register(self, header: RegisterBrokerHeader, request: Request) -> LongWork:
+        channel = request.channel
+        registrations.check_header(header)
+        if self._register_from_own_address:
+            check_own_address(header.broker_addr, channel.address)
+        self._table.check_place(header, channel)
+        topics = yield from registrations.read(header, request)
+        if not channel.is_open:  # nobody would take it out of the table
+            return None
+        is_new = self._table.holder(header.broker_name, header.broker_id) is None
+        master = self._table.register(header, topics, channel, self._now_ms())
+        if is_new:
+            self.log.info(
+                channel.address,
+                "broker registered",
+                broker=header.broker_name,
+                id=header.broker_id,
+                address=header.broker_addr,
+            )
         order_topics = self._kv_config.namespace(ORDER_TOPIC_CONFIG)
         return Reply(
             RegisterBrokerResponseHeader(
@@ -129,9 +167,15 @@ class NameServerProcessor:
 
     def unregister_broker(self, request: Request) -> Reply:
         """UNREGISTER_BROKER (104)."""
-        header = request.header(UnregisterBrokerHeader)
-        if self._table.unregister(header.broker_name, header.broker_addr, self._now_ms()):
-            log.info("broker unregistered", broker=header.broker_name, address=header.broker_addr)
+        header, channel = request.header(UnregisterBrokerHeader), request.channel
+        name, address = header.broker_name, header.broker_addr
+        try:
+            was_there = self._table.unregister(name, address, channel, self._now_ms())
+        except RequestError as error:
+            self.log.warning(channel.address, "broker not unregistered", reason=error.remark)
+            raise
+        if was_there:
+            self.log.info(channel.address, "broker unregistered", broker=name, address=address)
         return Reply()
 
     def broker_heartbeat(self, request: Request) -> Reply:
@@ -150,38 +194,57 @@ class NameServerProcessor:
             QueryDataVersionResponseHeader(changed=changed), (ours.encode(),) if ours else ()
         )
 
-    def get_cluster_info(self, request: Request) -> Reply:  # noqa: ARG002 - it asks for all
+    def get_cluster_info(self, _request: Request) -> LongWork:
         """GET_BROKER_CLUSTER_INFO (106)."""
+        yield None
         return _body(self._table.cluster_info())
 
-    def get_member_group(self, request: Request) -> Reply:
+    def get_member_group(self, request: Request) -> LongWork:
         """GET_BROKER_MEMBER_GROUP (901)."""
         header = request.header(GetBrokerMemberGroupHeader)
+        yield None
         group = self._table.member_group(header.cluster_name, header.broker_name)
         return _body(GetBrokerMemberGroupResponseBody(broker_member_group=group))
 
     def wipe_write_perm(self, request: Request) -> Reply:
         """WIPE_WRITE_PERM_OF_BROKER (205)."""
-        name = request.header(WritePermOfBrokerHeader).broker_name
+        name = _broker_name(request)
         count = self._table.wipe_write_perm(name)
-        log.info("write permission wiped", broker=name, topics=count)
+        client = request.channel.address
+        self.log.info(client, "write permission wiped", broker=name, topics=count)
         return Reply(WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count))
 
     def add_write_perm(self, request: Request) -> Reply:
         """ADD_WRITE_PERM_OF_BROKER (327)."""
-        name = request.header(WritePermOfBrokerHeader).broker_name
+        name = _broker_name(request)
         count = self._table.add_write_perm(name)
-        log.info("write permission given", broker=name, topics=count)
+        client = request.channel.address
+        self.log.info(client, "write permission given", broker=name, topics=count)
         return Reply(AddWritePermOfBrokerResponseHeader(add_topic_count=count))
 
     # -- topics ------------------------------------------------------------------------------------
 
-    def get_route(self, request: Request) -> Reply:
+    def get_route(self, request: Request) -> Reply | None:
         """GET_ROUTEINFO_BY_TOPIC (105)."""
         header = request.header(GetRouteInfoHeader)
         route = self._table.route(header.topic)
         if route is None:
             raise RequestError(ResponseCode.TOPIC_NOT_EXIST, self._why_no_route(header.topic))
+        if len(route.queue_datas) > _BROKERS_AT_ONCE:
+            self._begin_long(functools.partial(self._route_later, header), request)
+            return None
+        return self._route_reply(header, request, route)
+
+    def _route_later(self, header: GetRouteInfoHeader, request: Request) -> LongWork:
+        yield None
+        route = self._table.route(header.topic)
+        if route is None:
+            raise RequestError(ResponseCode.TOPIC_NOT_EXIST, self._why_no_route(header.topic))
+        return self._route_reply(header, request, route)
+
+    def _route_reply(
+        self, header: GetRouteInfoHeader, request: Request, route: TopicRouteData
+    ) -> Reply:
         if self._order_message_enable:
             route.order_topic_conf = self._kv_config.get(ORDER_TOPIC_CONFIG, header.topic)
         strict = (
@@ -213,50 +276,65 @@ class NameServerProcessor:
     def delete_topic(self, request: Request) -> Reply:
         """DELETE_TOPIC_IN_NAMESRV (216)."""
         header = request.header(TopicInNamesrvHeader)
-        self._table.delete_topic(header.topic, header.cluster_name or None)
-        log.info("topic deleted", topic=header.topic, cluster=header.cluster_name or "all")
+        topic, cluster = header.topic, header.cluster_name or None
+        check_name("topic", topic)
+        check_text("clusterName", cluster or "", NAME_CHARS_MAX)
+        self._table.delete_topic(topic, cluster)
+        client = request.channel.address
+        self.log.info(client, "topic deleted", topic=topic, cluster=cluster or "all")
         return Reply()
 
     def register_topic(self, request: Request) -> Reply:
         """REGISTER_TOPIC_IN_NAMESRV (217)."""
         header = request.header(TopicInNamesrvHeader)
         route = TopicRouteData.decode(request.body)
+        for queue_data in route.queue_datas:
+            registrations.check_queues(header.topic, queue_data)
         self._table.register_topic(header.topic, route.queue_datas)
+        brokers = [queue_data.broker_name for queue_data in route.queue_datas]
+        self.log.info(request.channel.address, "topic added", topic=header.topic, brokers=brokers)
         return Reply()
 
-    def get_topics(self, request: Request) -> Reply:  # noqa: ARG002 - it asks for all
+    def get_topics(self, _request: Request) -> LongWork:
         """GET_ALL_TOPIC_LIST_FROM_NAMESERVER (206)."""
-        return _body(TopicList(topic_list=self._table.topics()))
+        return _topic_list(self._table.topics())
 
-    def get_topics_by_cluster(self, request: Request) -> Reply:
+    def get_topics_by_cluster(self, request: Request) -> LongWork:
         """GET_TOPICS_BY_CLUSTER (224)."""
         cluster = request.header(GetTopicsByClusterHeader).cluster
-        return _body(TopicList(topic_list=self._table.topics_of_cluster(cluster)))
+        return (yield from _topic_list(self._table.topics(cluster)))
 
-    def get_system_topics(self, request: Request) -> Reply:  # noqa: ARG002 - it asks for all
+    def get_system_topics(self, _request: Request) -> LongWork:
         """GET_SYSTEM_TOPIC_LIST_FROM_NS (304)."""
-        topics, address = self._table.system_topics(), self._table.any_address()
-        return _body(TopicList(topic_list=topics, broker_addr=address))
+        return _topic_list(self._table.system_topics(), self._table.any_address())
 
-    def get_unit_topics(self, request: Request) -> Reply:  # noqa: ARG002 - it asks for all
+    def get_unit_topics(self, _request: Request) -> LongWork:
         """GET_UNIT_TOPIC_LIST (311)."""
-        return _body(TopicList(topic_list=self._table.unit_topics(unit=True)))
+        return _topic_list(self._table.unit_topics(unit=True))
 
-    def get_unit_sub_topics(self, request: Request) -> Reply:  # noqa: ARG002 - it asks for all
+    def get_unit_sub_topics(self, _request: Request) -> LongWork:
         """GET_HAS_UNIT_SUB_TOPIC_LIST (312)."""
-        return _body(TopicList(topic_list=self._table.unit_topics(unit_sub=True)))
+        return _topic_list(self._table.unit_topics(unit_sub=True))
 
-    def get_unit_sub_ununit_topics(self, request: Request) -> Reply:  # noqa: ARG002 - all
+    def get_unit_sub_ununit_topics(self, _request: Request) -> LongWork:
         """GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST (313)."""
-        return _body(TopicList(topic_list=self._table.unit_topics(unit=False, unit_sub=True)))
+        return _topic_list(self._table.unit_topics(unit=False, unit_sub=True))
 
     # -- key-value table ---------------------------------------------------------------------------
 
-    def put_kv_config(self, request: Request) -> Reply:
-        """PUT_KV_CONFIG (100)."""
+    def put_kv_config(self, request: Request) -> LongWork:
+        """PUT_KV_CONFIG (100): answered when it is on disk."""
         header = request.header(PutKVConfigHeader)
-        self._kv_config.put(header.namespace, header.key, header.value)
+        yield from self._saved(self._kv_config.put(header.namespace, header.key, header.value))
+        client = request.channel.address
+        self.log.info(client, "key-value set", namespace=header.namespace, key=header.key)
         return Reply()
+
+    def _saved(self, change: Future[None]) -> Generator[NotReady, None, None]:
+        """Wait until a change is on disk. Raises what keeps it from there."""
+        if not change.done():
+            yield NotReady(self._kv_config.save)
+        change.result()
 
     def get_kv_config(self, request: Request) -> Reply:
         """GET_KV_CONFIG (101)."""
@@ -269,51 +347,40 @@ class NameServerProcessor:
             )
         return Reply(GetKVConfigResponseHeader(value=value))
 
-    def delete_kv_config(self, request: Request) -> Reply:
-        """DELETE_KV_CONFIG (102)."""
+    def delete_kv_config(self, request: Request) -> LongWork:
+        """DELETE_KV_CONFIG (102): answered when it is on disk."""
         header = request.header(KVKeyHeader)
-        self._kv_config.delete(header.namespace, header.key)
+        yield from self._saved(self._kv_config.delete(header.namespace, header.key))
+        client = request.channel.address
+        self.log.info(client, "key-value deleted", namespace=header.namespace, key=header.key)
         return Reply()
 
-    def get_kv_list(self, request: Request) -> Reply:
+    def get_kv_list(self, request: Request) -> LongWork:
         """GET_KVLIST_BY_NAMESPACE (219)."""
         namespace = request.header(KVNamespaceHeader).namespace
+        yield None
         table = self._kv_config.namespace(namespace)
         if table is None:
             raise RequestError(ResponseCode.QUERY_NOT_FOUND, f"nothing in namespace {namespace}")
         return _body(KVTable(table=table))
 
 
-def _log_change(header: RegisterBrokerHeader, holder: str | None) -> None:
-    """holder: the address that was registered as this broker before."""
-    broker = {"broker": header.broker_name, "id": header.broker_id, "address": header.broker_addr}
-    if holder is None:
-        log.info("broker registered", **broker)
-    elif holder != header.broker_addr:
-        log.warning(
-            "broker moved: if both run, give one another brokerName or brokerId",
-            **broker,
-            old_address=holder,
-        )
+def _broker_name(request: Request) -> str:
+    name = request.header(WritePermOfBrokerHeader).broker_name
+    check_name("brokerName", name)
+    return name
 
 
 def _body(body: Body) -> Reply:
     return Reply(body=(body.encode(),))
 
 
-def _register_body(header: RegisterBrokerHeader, request: Request) -> RegisterBrokerBody:
-    data = request.body
-    if not data:
-        return RegisterBrokerBody()
-    crc = zlib.crc32(data) & _CRC_MASK
-    if header.body_crc32 not in {0, crc}:
-        raise RequestError(
-            ResponseCode.SYSTEM_ERROR,
-            f"body of {len(data)} bytes has CRC {crc}, the header says {header.body_crc32}: it was "
-            "changed on its way",
-        )
-    if header.compressed:
-        return RegisterBrokerBody.decode_compressed(
-            data, has_mappings=request.command.version >= _MAPPINGS_VERSION
-        )
-    return RegisterBrokerBody.decode(data)
+def _topic_list(topics: Iterable[str], broker_addr: str | None = None) -> LongWork:
+    """A TopicList, written in slices."""
+    remaining = iter(topics)
+    parts = []
+    while some := list(itertools.islice(remaining, _TOPICS_AT_ONCE)):
+        parts.append(fastjson.dumps(some)[1:-1].decode())
+        yield None
+    names = fastjson.Written(f"[{','.join(parts)}]")
+    return Reply(body=(fastjson.dumps({"brokerAddr": broker_addr, "topicList": names}),))

@@ -1,9 +1,9 @@
 """Who serves which topic: a table in memory, fed by registering brokers.
 
 It knows no clock, socket or task: time comes as an argument, in ms of a clock that never goes
-back, and a channel is only something to compare. An address belongs to one broker at a time; a
-broker is in the table with each of its live addresses, and a topic is there as long as a broker
-that has it is.
+back. A broker is in the table with each of its live addresses, and its topics are there as long as
+it has one. An address, and a broker's id, belong to whoever registered them first, until that
+connection ends.
 Source: docs/protocol.md "Registration"; tests/nameserver/test_routes.py.
 """
 
@@ -20,28 +20,33 @@ from headrace_protocol.bodies import (
     BrokerData,
     BrokerMemberGroup,
     ClusterInfo,
+    DataVersion,
     QueueData,
+    TopicQueueMappingInfo,
     TopicRouteData,
 )
+from headrace_protocol.bounds import REGISTERED_TOPICS_MAX, OutOfBounds
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
-    from headrace_protocol.bodies import (
-        DataVersion,
-        RegisterBrokerBody,
-        TopicConfig,
-        TopicConfigSerializeWrapper,
-        TopicQueueMappingInfo,
-    )
+    from headrace_nameserver.registrations import BrokerTopics
     from headrace_protocol.headers import RegisterBrokerHeader
+    from headrace_protocol.serving import Channel
 
 BROKER_TIMEOUT_MS = 120_000
 
-# Enough to explain a failing cluster; each holds the names of its topics.
+# Addresses of brokers, and their topics, that this table holds; of one host, and in all.
+BROKERS_PER_HOST_MAX = 256
+BROKERS_MAX = 1024
+TOPICS_PER_HOST_MAX = 4 * REGISTERED_TOPICS_MAX
+TOPICS_MAX = 16 * REGISTERED_TOPICS_MAX
+
+# Enough to explain a failing cluster; each holds the names of its topics, which are bounded too.
 LOST_BROKERS_MAX = 100
+LOST_TOPICS_MAX = 10_000
 
 _UNIT = 1
 _UNIT_SUB = 2
@@ -56,7 +61,7 @@ class LiveBroker(msgspec.Struct):
     address: str
     ha_address: str
     data_version: DataVersion
-    channel: object
+    channel: Channel
     timeout_ms: int
     last_heard_ms: int
 
@@ -71,7 +76,7 @@ class LostBroker(msgspec.Struct):
 
     cause: what became of it, to stand between its name and a time: "was shut down".
     since_ms: time of that; of a silent broker when it was last heard.
-    topics: those that the broker had; none if other addresses of it are left.
+    topics: those that the broker had; none if other addresses of it are left, or too many.
     """
 
     name: str
@@ -79,6 +84,22 @@ class LostBroker(msgspec.Struct):
     cause: str
     since_ms: int
     topics: set[str]
+
+
+class _Broker(msgspec.Struct):
+    """What all addresses of a broker share.
+
+    queues, mappings: by topic.
+    """
+
+    data: BrokerData
+    queues: dict[str, QueueData] = {}
+    mappings: dict[str, TopicQueueMappingInfo] = {}
+
+    @property
+    def size(self) -> int:
+        """What it takes, in topics."""
+        return len(self.queues) + _mapped_queues(self.mappings)
 
 
 class RouteTable:
@@ -94,9 +115,7 @@ class RouteTable:
     ) -> None:
         self._broker_timeout_ms = broker_timeout_ms
         self._support_acting_master = support_acting_master
-        self._topics: dict[str, dict[str, QueueData]] = {}
-        self._mappings: dict[str, dict[str, TopicQueueMappingInfo]] = {}
-        self._brokers: dict[str, BrokerData] = {}
+        self._brokers: dict[str, _Broker] = {}
         self._live: dict[str, LiveBroker] = {}
         self._lost: list[LostBroker] = []
 
@@ -105,29 +124,30 @@ class RouteTable:
     def register(
         self,
         header: RegisterBrokerHeader,
-        body: RegisterBrokerBody,
-        channel: object,
+        topics: BrokerTopics,
+        channel: Channel,
         now_ms: int,
     ) -> LiveBroker | None:
         """Take what a broker says of itself; returns its master if it is a slave that has one.
 
         Raises RequestError, and changes nothing, for a new broker that names one topic only (a
-        lost change notice: it will name them all) and for one with an older state than the broker
-        whose place it wants.
+        lost change notice: it will name them all), for one that ``check_place`` refuses, and for
+        one too many.
         """
-        wrapper = body.topic_config_serialize_wrapper
-        self._check_place(header, wrapper)
+        self.check_place(header, channel)
+        self._check_first(header, topics)
+        self._check_room(header, topics, channel)
         self._leave_other_name(header, now_ms)
         is_first = self._put_address(header)
         self._lost = [lost for lost in self._lost if lost.name != header.broker_name]
         if self._speaks_for_broker(header):
-            self._put_topics(header, wrapper, is_first=is_first)
+            self._put_topics(header, topics, is_first=is_first)
         self._live[header.broker_addr] = LiveBroker(
             name=header.broker_name,
             cluster=header.cluster_name,
             address=header.broker_addr,
             ha_address=header.ha_server_addr,
-            data_version=wrapper.data_version,
+            data_version=topics.data_version,
             channel=channel,
             timeout_ms=self._timeout_ms(header),
             last_heard_ms=now_ms,
@@ -138,26 +158,65 @@ class RouteTable:
         wanted_ms = header.heartbeat_timeout_millis
         return wanted_ms if wanted_ms and wanted_ms > 0 else self._broker_timeout_ms
 
-    def _check_place(
-        self, header: RegisterBrokerHeader, wrapper: TopicConfigSerializeWrapper
-    ) -> None:
-        holder = self.holder(header.broker_name, header.broker_id)
-        if holder is None and len(wrapper.topic_config_table) == 1:
+    def check_place(self, header: RegisterBrokerHeader, channel: Channel) -> None:
+        """Raises RequestError when another live connection holds the broker's id or its address.
+
+        A broker that restarts has its old address: it need not wait for its old connection to end.
+        """
+        broker = f"broker {header.broker_name} with id {header.broker_id}"
+        address = header.broker_addr
+        for held in (self.holder(header.broker_name, header.broker_id), address):
+            live = self._live.get(held or address)
+            if live and (live.address != address or not _same_host(live.channel, channel)):
+                raise _taken(
+                    f"{broker} can't register {address} from {channel.address}: broker {live.name} "
+                    f"registered {live.address} from {live.channel.address}, and keeps it until "
+                    "that connection ends; if both run, give one another brokerName, brokerId or "
+                    "brokerIP1"
+                )
+        self._check_cluster(header)
+
+    def _check_cluster(self, header: RegisterBrokerHeader) -> None:
+        broker = self._brokers.get(header.broker_name)
+        if broker is None or broker.data.cluster == header.cluster_name:
+            return
+        for address in _without(broker.data.broker_addrs, header.broker_addr).values():
+            raise _taken(
+                f"{header.broker_addr} can't register broker {header.broker_name} of cluster "
+                f"{header.cluster_name}: {address} has registered it of {broker.data.cluster}"
+            )
+
+    def _check_first(self, header: RegisterBrokerHeader, topics: BrokerTopics) -> None:
+        if len(topics.queues) == 1 and self.holder(header.broker_name, header.broker_id) is None:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
                 f"broker {header.broker_name} ({header.broker_addr}) is not registered yet: its "
                 "first registration must name all its topics, not one",
             )
-        if holder is None or holder == header.broker_addr:
-            return
-        state_version = self._live[holder].data_version.state_version
-        if state_version > wrapper.data_version.state_version:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"broker {header.broker_name} with id {header.broker_id} is {holder}, of state "
-                f"{state_version}; {header.broker_addr} comes with state "
-                f"{wrapper.data_version.state_version}: it must follow its master first",
-            )
+
+    def _check_room(
+        self, header: RegisterBrokerHeader, topics: BrokerTopics, channel: Channel
+    ) -> None:
+        name = header.broker_name
+        known = self._brokers.get(name) or _Broker(BrokerData(broker_name=name))
+        added = _size_with(known, topics) - known.size
+        host = [live for live in self._live.values() if _same_host(live.channel, channel)]
+        for kind, brokers, brokers_max, topics_max in (
+            ("this host", host, BROKERS_PER_HOST_MAX, TOPICS_PER_HOST_MAX),
+            ("all hosts", self._live.values(), BROKERS_MAX, TOPICS_MAX),
+        ):
+            if header.broker_addr not in self._live and len(brokers) >= brokers_max:
+                raise OutOfBounds(
+                    f"{kind}: {len(brokers)} brokers are registered, the most allowed"
+                )
+            if added > 0 and added + self._size_of(brokers) > topics_max:
+                raise OutOfBounds(
+                    f"broker {name} adds {added} topics: the brokers of {kind} may have "
+                    f"{topics_max}"
+                )
+
+    def _size_of(self, live: Iterable[LiveBroker]) -> int:
+        return sum(self._brokers[name].size for name in {each.name for each in live})
 
     def _leave_other_name(self, header: RegisterBrokerHeader, now_ms: int) -> None:
         live = self._live.get(header.broker_addr)
@@ -167,23 +226,21 @@ class RouteTable:
     def holder(self, name: str, broker_id: int) -> str | None:
         """The address that is registered as this broker."""
         broker = self._brokers.get(name)
-        return broker.broker_addrs.get(broker_id) if broker else None
+        return broker.data.broker_addrs.get(broker_id) if broker else None
 
     def _put_address(self, header: RegisterBrokerHeader) -> bool:
         """Returns whether the id is new."""
-        broker = self._brokers.setdefault(
-            header.broker_name, BrokerData(broker_name=header.broker_name)
-        )
+        name, address = header.broker_name, header.broker_addr
+        broker = self._brokers.setdefault(name, _Broker(BrokerData(broker_name=name))).data
         broker.cluster = header.cluster_name
         broker.enable_acting_master = bool(header.enable_acting_master)
         broker.zone_name = header.zone_name
-        holder = broker.broker_addrs.get(header.broker_id)
-        if holder != header.broker_addr:
-            # A slave that became master, or another machine in the place of one.
-            self._live.pop(holder or "", None)
-            broker.broker_addrs = _without(broker.broker_addrs, header.broker_addr)
-            broker.broker_addrs[header.broker_id] = header.broker_addr
-        return holder is None
+        is_new = header.broker_id not in broker.broker_addrs
+        if is_new:
+            # A slave that became master, the old one being gone, leaves its old id.
+            broker.broker_addrs = _without(broker.broker_addrs, address)
+            broker.broker_addrs[header.broker_id] = address
+        return is_new
 
     def _speaks_for_broker(self, header: RegisterBrokerHeader) -> bool:
         return header.broker_id == MASTER_ID or self._is_prime_slave(header)
@@ -192,24 +249,28 @@ class RouteTable:
         return (
             header.enable_acting_master is not None
             and header.broker_id != MASTER_ID
-            and header.broker_id == min(self._brokers[header.broker_name].broker_addrs)
+            and header.broker_id == min(self._brokers[header.broker_name].data.broker_addrs)
         )
 
     def _put_topics(
-        self, header: RegisterBrokerHeader, wrapper: TopicConfigSerializeWrapper, *, is_first: bool
+        self, header: RegisterBrokerHeader, topics: BrokerTopics, *, is_first: bool
     ) -> None:
+        broker = self._brokers[header.broker_name]
         live = self._live.get(header.broker_addr)
-        changed = is_first or live is None or live.data_version != wrapper.data_version
-        # An acting master takes no messages: the master may come back with its own.
-        is_read_only = self._is_prime_slave(header) and bool(header.enable_acting_master)
-        perm_mask = ~PERM_WRITE if is_read_only else ~0
-        for topic, config in wrapper.topic_config_table.items():
-            queues = self._topics.setdefault(topic, {})
-            if changed or header.broker_name not in queues:
-                queues[header.broker_name] = _queue_data(header.broker_name, config, perm_mask)
-        if changed:
-            for topic, info in wrapper.topic_queue_mapping_info_map.items():
-                self._mappings.setdefault(topic, {})[info.bname] = info
+        if self._is_prime_slave(header) and bool(header.enable_acting_master):
+            # An acting master takes no messages: the master may come back with its own.
+            _change_perm(topics.queues, lambda perm: perm & ~PERM_WRITE)
+        if not _fits(broker, topics):
+            broker.queues, broker.mappings = topics.queues, topics.mappings
+        elif is_first or live is None or live.data_version != topics.data_version:
+            broker.queues |= topics.queues
+            broker.mappings |= topics.mappings
+        else:
+            broker.queues |= {
+                topic: queues
+                for topic, queues in topics.queues.items()
+                if topic not in broker.queues
+            }
 
     def _master_of(self, header: RegisterBrokerHeader) -> LiveBroker | None:
         if header.broker_id == MASTER_ID:
@@ -230,15 +291,20 @@ class RouteTable:
 
     # -- brokers go --------------------------------------------------------------------------------
 
-    def unregister(self, name: str, address: str, now_ms: int) -> bool:
-        """A broker says goodbye; returns whether it was there."""
+    def unregister(self, name: str, address: str, channel: Channel, now_ms: int) -> bool:
+        """A broker says goodbye; returns whether it was there. Raises RequestError for others."""
         live = self._live.get(address)
         if live is None or live.name != name:
             return False
+        if not _same_host(live.channel, channel):
+            raise _taken(
+                f"broker {name} registered {address} from {live.channel.address}: "
+                f"{channel.address} can't unregister it"
+            )
         self._remove(live, "was shut down", now_ms)
         return True
 
-    def close_channel(self, channel: object, now_ms: int) -> list[LiveBroker]:
+    def close_channel(self, channel: Channel, now_ms: int) -> list[LiveBroker]:
         """A connection ended; returns the brokers that were registered through it."""
         closed = [live for live in self._live.values() if live.channel is channel]
         for live in closed:
@@ -259,39 +325,38 @@ class RouteTable:
     def _remove(self, live: LiveBroker, cause: str, since_ms: int) -> None:
         del self._live[live.address]
         broker = self._brokers[live.name]
-        broker.broker_addrs = _without(broker.broker_addrs, live.address)
+        addresses = broker.data.broker_addrs = _without(broker.data.broker_addrs, live.address)
         topics: set[str] = set()
-        if not broker.broker_addrs:
+        if not addresses:
             del self._brokers[live.name]
-            topics = self._drop_queues(live.name)
-        elif broker.enable_acting_master and MASTER_ID not in broker.broker_addrs:
-            self._change_perm(live.name, lambda perm: perm & ~PERM_WRITE)
-        self._lost.append(LostBroker(live.name, live.address, cause, since_ms, topics))
-        del self._lost[:-LOST_BROKERS_MAX]
+            topics = set(broker.queues) if len(broker.queues) <= LOST_TOPICS_MAX else topics
+        elif broker.data.enable_acting_master and MASTER_ID not in addresses:
+            _change_perm(broker.queues, lambda perm: perm & ~PERM_WRITE)
+        self._remember(LostBroker(live.name, live.address, cause, since_ms, topics))
 
-    def _drop_queues(self, name: str) -> set[str]:
-        """Take a broker out of all topics, and topics without brokers out of the table."""
-        topics = {topic for topic, queues in self._topics.items() if queues.pop(name, None)}
-        for topic in topics:
-            if not self._topics[topic]:
-                del self._topics[topic]
-        return topics
+    def _remember(self, lost: LostBroker) -> None:
+        """Keep what explains missing routes, within bounds, since no connection pays for it."""
+        self._lost.append(lost)
+        topic_count = sum(len(each.topics) for each in self._lost)
+        while len(self._lost) > LOST_BROKERS_MAX or topic_count > LOST_TOPICS_MAX:
+            topic_count -= len(self._lost.pop(0).topics)
 
     # -- permissions and topics --------------------------------------------------------------------
 
     def wipe_write_perm(self, name: str) -> int:
         """Let no client send to a broker; returns the number of its topics."""
-        return self._change_perm(name, lambda perm: perm & ~PERM_WRITE)
+        return self._change_perm_of(name, lambda perm: perm & ~PERM_WRITE)
 
     def add_write_perm(self, name: str) -> int:
         """Let clients read from and send to a broker; returns the number of its topics."""
-        return self._change_perm(name, lambda _: PERM_READ | PERM_WRITE)
+        return self._change_perm_of(name, lambda _: PERM_READ | PERM_WRITE)
 
-    def _change_perm(self, name: str, change: Callable[[int], int]) -> int:
-        found = [queues[name] for queues in self._topics.values() if name in queues]
-        for queue_data in found:
-            queue_data.perm = change(queue_data.perm)
-        return len(found)
+    def _change_perm_of(self, name: str, change: Callable[[int], int]) -> int:
+        broker = self._brokers.get(name)
+        if broker is None:
+            return 0
+        _change_perm(broker.queues, change)
+        return len(broker.queues)
 
     def register_topic(self, topic: str, queue_datas: Iterable[QueueData]) -> None:
         """Add a topic to brokers that are registered; raises RequestError for others."""
@@ -302,18 +367,21 @@ class RouteTable:
                 ResponseCode.SYSTEM_ERROR,
                 f"topic {topic}: no broker {min(missing)} is registered here",
             )
-        if by_broker:
-            self._topics.setdefault(topic, {}).update(by_broker)
+        for name in by_broker:
+            known = self._brokers[name].queues
+            if topic not in known and len(known) >= REGISTERED_TOPICS_MAX:
+                raise OutOfBounds(
+                    f"topic {topic}: broker {name} has {len(known)}, the most allowed"
+                )
+        for name, queue_data in by_broker.items():
+            self._brokers[name].queues[topic] = queue_data
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
         """Forget a topic, everywhere or in one cluster."""
-        for name in list(self._topics.get(topic, ())):
-            if cluster in {None, self._brokers[name].cluster}:
-                del self._topics[topic][name]
-                self._mappings.get(topic, {}).pop(name, None)
-        if not self._topics.get(topic):
-            self._topics.pop(topic, None)
-            self._mappings.pop(topic, None)
+        for broker in self._brokers.values():
+            if cluster in {None, broker.data.cluster}:
+                broker.queues.pop(topic, None)
+                broker.mappings.pop(topic, None)
         for lost in self._lost:
             lost.topics.discard(topic)
 
@@ -321,17 +389,22 @@ class RouteTable:
 
     def route(self, topic: str) -> TopicRouteData | None:
         """Where a topic lives, or None. The parts are the table's: encode them, keep none."""
-        queues = self._topics.get(topic)
-        if queues is None:
+        found = [broker for broker in self._brokers.values() if topic in broker.queues]
+        if not found:
             return None
         may_act = self._support_acting_master and not topic.startswith(_BROKER_MEMBER_TOPIC)
-        brokers = [self._brokers[name] for name in queues]
-        if may_act:
-            brokers = [_with_acting_master(b, queues[b.broker_name]) for b in brokers]
+        mappings = {
+            broker.data.broker_name: broker.mappings[topic]
+            for broker in found
+            if topic in broker.mappings
+        }
         return TopicRouteData(
-            queue_datas=list(queues.values()),
-            broker_datas=brokers,
-            topic_queue_mapping_by_broker=self._mappings.get(topic),
+            queue_datas=[broker.queues[topic] for broker in found],
+            broker_datas=[
+                _with_acting_master(broker.data, broker.queues[topic]) if may_act else broker.data
+                for broker in found
+            ],
+            topic_queue_mapping_by_broker=mappings or None,
         )
 
     def route_age_ms(self, route: TopicRouteData, now_ms: int) -> int:
@@ -347,31 +420,39 @@ class RouteTable:
         """All brokers. The parts are the table's: encode them, keep none."""
         clusters: dict[str, list[str]] = {}
         for name, broker in self._brokers.items():
-            clusters.setdefault(broker.cluster, []).append(name)
-        return ClusterInfo(broker_addr_table=self._brokers, cluster_addr_table=clusters)
+            clusters.setdefault(broker.data.cluster, []).append(name)
+        addresses = {name: broker.data for name, broker in self._brokers.items()}
+        return ClusterInfo(broker_addr_table=addresses, cluster_addr_table=clusters)
 
     def member_group(self, cluster: str, name: str) -> BrokerMemberGroup:
         """The addresses of one broker; none when it is not here."""
         broker = self._brokers.get(name)
-        addresses = broker.broker_addrs if broker else {}
+        addresses = broker.data.broker_addrs if broker else {}
         return BrokerMemberGroup(cluster=cluster, broker_name=name, broker_addrs=addresses)
 
-    def topics(self) -> list[str]:
-        """All topics."""
-        return list(self._topics)
+    def topics(self, cluster: str | None = None) -> Iterator[str]:
+        """All topics, or those of a cluster. The table may change meanwhile."""
+        return (topic for topic, _ in self._each_topic(cluster))
 
-    def topics_of_cluster(self, cluster: str) -> list[str]:
-        """Topics that a broker of the cluster has."""
-        names = {name for name, broker in self._brokers.items() if broker.cluster == cluster}
-        return [topic for topic, queues in self._topics.items() if not names.isdisjoint(queues)]
-
-    def unit_topics(self, *, unit: bool | None = None, unit_sub: bool | None = None) -> list[str]:
-        """Topics by the flags of the unit deployment; None: whatever the flag."""
-        return [
+    def unit_topics(
+        self, *, unit: bool | None = None, unit_sub: bool | None = None
+    ) -> Iterator[str]:
+        """Topics by the flags of the unit deployment; None: whatever the flag. As ``topics``."""
+        return (
             topic
-            for topic, queues in self._topics.items()
+            for topic, queues in self._each_topic()
             if _has_flag(queues, _UNIT, unit) and _has_flag(queues, _UNIT_SUB, unit_sub)
-        ]
+        )
+
+    def _each_topic(self, cluster: str | None = None) -> Iterator[tuple[str, QueueData]]:
+        """Each topic once, with its queues on the first broker that has it."""
+        seen: set[str] = set()
+        for broker in list(self._brokers.values()):
+            if cluster in {None, broker.data.cluster}:
+                for topic, queues in list(broker.queues.items()):
+                    if topic not in seen:
+                        seen.add(topic)
+                        yield topic, queues
 
     def system_topics(self) -> list[str]:
         """The topics that each cluster and each broker has of its own name."""
@@ -383,18 +464,48 @@ class RouteTable:
         return next(iter(self._live), None)
 
 
+def _taken(remark: str) -> RequestError:
+    return RequestError(ResponseCode.SYSTEM_ERROR, remark)
+
+
+def _same_host(one: Channel, other: Channel) -> bool:
+    return one.address.rpartition(":")[0] == other.address.rpartition(":")[0]
+
+
+def _fits(known: _Broker, topics: BrokerTopics) -> bool:
+    """Whether a broker may have these topics beside those that it named before.
+
+    Deleted topics stay until there are too many, since a broker need not name all topics at once.
+    """
+    added = topics.queues.keys() - known.queues.keys()
+    return len(known.queues) + len(added) <= REGISTERED_TOPICS_MAX
+
+
+def _size_with(known: _Broker, topics: BrokerTopics) -> int:
+    """What a broker takes after it has registered ``topics``; raises OutOfBounds."""
+    fits = _fits(known, topics)
+    queues = known.queues.keys() | topics.queues.keys() if fits else topics.queues
+    mapped_count = _mapped_queues({**known.mappings, **topics.mappings})
+    # One topic alone is a change, and no reason to forget the others.
+    if mapped_count > REGISTERED_TOPICS_MAX or not (fits or len(queues) > 1):
+        raise OutOfBounds(
+            f"broker {known.data.broker_name} with {len(known.queues)} topics: "
+            f"{REGISTERED_TOPICS_MAX} topics and mapped queues are the most"
+        )
+    return len(queues) + mapped_count
+
+
+def _mapped_queues(mappings: dict[str, TopicQueueMappingInfo]) -> int:
+    return sum(1 + len(info.curr_id_map) for info in mappings.values())
+
+
+def _change_perm(queues: dict[str, QueueData], change: Callable[[int], int]) -> None:
+    for queue_data in queues.values():
+        queue_data.perm = change(queue_data.perm)
+
+
 def _without(addresses: dict[int, str], address: str) -> dict[int, str]:
     return {broker_id: other for broker_id, other in addresses.items() if other != address}
-
-
-def _queue_data(name: str, config: TopicConfig, perm_mask: int) -> QueueData:
-    return QueueData(
-        broker_name=name,
-        read_queue_nums=config.read_queue_nums,
-        write_queue_nums=config.write_queue_nums,
-        perm=config.perm & perm_mask,
-        topic_sys_flag=config.topic_sys_flag,
-    )
 
 
 def _with_acting_master(broker: BrokerData, queue_data: QueueData) -> BrokerData:
@@ -408,8 +519,5 @@ def _with_acting_master(broker: BrokerData, queue_data: QueueData) -> BrokerData
     return msgspec.structs.replace(broker, broker_addrs=acting | slaves)
 
 
-def _has_flag(queues: dict[str, QueueData], flag: int, wanted: bool | None) -> bool:
-    if wanted is None:
-        return True
-    first = next(iter(queues.values()))
-    return bool(first.topic_sys_flag & flag) == wanted
+def _has_flag(queues: QueueData, flag: int, wanted: bool | None) -> bool:
+    return wanted is None or bool(queues.topic_sys_flag & flag) == wanted

@@ -11,9 +11,12 @@ import trio
 from headrace_nameserver.kv_config import KVConfig
 from headrace_nameserver.processors import NameServerProcessor
 from headrace_nameserver.routes import RouteTable
+from headrace_protocol.access import restrict
 from headrace_protocol.codes import code_name
 from headrace_protocol.drivers.network import TcpNetwork
-from headrace_protocol.drivers.server import RemotingServer, ServerChannel
+from headrace_protocol.drivers.server import RemotingServer, ServerChannel, ServerLimits
+from headrace_protocol.drivers.services import Services
+from headrace_protocol.drivers.slices import Fetches, SlicedWork
 from headrace_protocol.serving import TURN_S, Registry
 
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ log = structlog.get_logger("headrace.nameserver")
 
 # A broker that registers meanwhile may have set a shorter limit than all others.
 _EXPIRE_PERIOD_S = 1.0
+_REPORT_PERIOD_S = 5.0
 
 
 class NameServer:
@@ -40,6 +44,7 @@ class NameServer:
         self.config = config
         self.address = ""
         self._network = network or TcpNetwork()
+        self._services = Services()
         self._table = RouteTable(
             broker_timeout_ms=config.broker_timeout_ms,
             support_acting_master=config.support_acting_master,
@@ -49,30 +54,50 @@ class NameServer:
             KVConfig(Path(config.kv_config_path) if config.kv_config_path else None),
             _now_ms,
             order_message_enable=config.order_message_enable,
+            register_from_own_address=config.checks_own_address,
         )
+        self._log = processor.log
         self._server = RemotingServer(self)
+        self._sliced_work = SlicedWork()
+        self._fetches = Fetches()
         self._registry = Registry(self._note_unexpected)
+        self._registry.run_long = self._sliced_work.start
+        self._registry.run_fetch = self._fetches.start
         self._registry.turn_s = TURN_S
         processor.register(self._registry)
+        restrict(self._registry, config.anonymous_access)
 
     async def run(self, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; started with the address. Raises OSError for the address."""
         listener = self._network.listen(self.config.bind_address, self.config.listen_port)
         self.address = listener.address
+        self._server.limits = ServerLimits()  # the daemon has raised its limit of open files by now
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._expire)
+                for service in (
+                    self._expire,
+                    self._report,
+                    self._sliced_work.run,
+                    self._fetches.run,
+                ):
+                    self._services.start_soon(nursery, service)
                 await nursery.start(self._network.serve, listener, self._server)
                 log.info("serving", address=self.address)
                 task_status.started(self.address)
         finally:
             listener.close()
 
+    async def _report(self) -> None:
+        """Log how much was left out of the log, and let every host cause lines again."""
+        while True:
+            await trio.sleep(_REPORT_PERIOD_S)
+            self._log.report()
+
     async def _expire(self) -> None:
         while True:
             await trio.sleep(self._until_expiry_s())
             for broker in self._table.expire(_now_ms()):
-                _log_lost(broker, f"silent for {broker.timeout_ms} ms")
+                self._log_lost(broker, f"silent for {broker.timeout_ms} ms")
                 assert isinstance(broker.channel, ServerChannel)
                 broker.channel.close("its broker is silent")
 
@@ -97,7 +122,11 @@ class NameServer:
     def closed(self, channel: ServerChannel) -> None:
         """Drop the brokers behind a connection: theirs stays open as long as they live."""
         for broker in self._table.close_channel(channel, _now_ms()):
-            _log_lost(broker, "connection closed")
+            self._log_lost(broker, "connection closed")
+
+    def _log_lost(self, broker: LiveBroker, reason: str) -> None:
+        client, name, address = broker.channel.address, broker.name, broker.address
+        self._log.warning(client, "broker lost", broker=name, address=address, reason=reason)
 
     def _note_unexpected(self, request: Request, error: Exception) -> None:
         client, code = request.channel.address, code_name(request.command.code)
@@ -106,7 +135,3 @@ class NameServer:
 
 def _now_ms() -> int:
     return int(trio.current_time() * 1000)
-
-
-def _log_lost(broker: LiveBroker, reason: str) -> None:
-    log.warning("broker lost", broker=broker.name, address=broker.address, reason=reason)

@@ -7,6 +7,7 @@ that is theirs says so. Source: docs/protocol.md "Limits".
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -15,6 +16,8 @@ from headrace_protocol.frame import FRAME_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sized
+
+    from headrace_protocol.frame import Buffer
 
 _KIB = 1024
 _MIB = 1024 * _KIB
@@ -46,6 +49,8 @@ QUEUE_NUMS_MAX = 65_536
 PERM_MAX = 15
 # Of a list or map in a body.
 ITEMS_MAX = 10_000
+# Of a broker, which names all of them in each registration.
+REGISTERED_TOPICS_MAX = 65_536
 # No Java type needs more; many larger ones may have one hash.
 INTEGER_DIGITS_MAX = 19
 # Levels of a group's retry policy; the peer's have two.
@@ -246,6 +251,13 @@ def check_items(what: str, items: Sized, count_max: int = ITEMS_MAX) -> None:
         raise OutOfBounds(f"{len(items)} {what}: {count_max} is the most, send them in parts")
 
 
+def check_marks(what: str, body: Buffer, mark: bytes, marks_per_item: int) -> None:
+    """A list in a large body, before it is decoded: by a mark that stands so often in each item."""
+    count = bytes(body).count(mark) // marks_per_item
+    if count > ITEMS_MAX:
+        raise OutOfBounds(f"some {count} {what}: {ITEMS_MAX} is the most, send them in parts")
+
+
 def check_queue_nums(what: str, queue_nums: int) -> None:
     """A number of queues."""
     if not 0 <= queue_nums <= QUEUE_NUMS_MAX:
@@ -259,19 +271,19 @@ def check_perm(what: str, perm: int) -> None:
 
 
 def check_depth(what: str, value: Any, depth_max: int = POLICY_DEPTH_MAX) -> None:
-    """A value of lists and maps: how many levels it nests."""
+    """A value of lists and maps: how many levels it nests, with those of objects as keys."""
     level = [value]
     for _ in range(depth_max):
         level = [item for outer in level for item in _children(outer)]
         if not level:
             return
-    if any(isinstance(item, dict | list) for item in level):
+    if any(isinstance(item, Mapping | list) for item in level):
         raise OutOfBounds(f"{what} nests more than {depth_max} levels deep")
 
 
 def _children(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(value.values())
+    if isinstance(value, Mapping):
+        return [*value, *value.values()]
     return value if isinstance(value, list) else []
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from zlib_ng.zlib_ng import crc32
 
 from headrace_protocol.message import (
+    BATCH_BYTES_MAX,
     BORN_HOST_V6,
     COMPRESSED,
     CRC_MASK,
@@ -29,6 +30,7 @@ from headrace_protocol.message import (
     CorruptRecord,
     decode_record,
     decompress,
+    decompress_each,
     topic_field,
 )
 
@@ -539,11 +541,14 @@ class RecordColumns:
         stored = memoryview(self.data)[start : start + int(self.body_bytes[index])]
         return decompress(bytes(stored), int(self.sys_flag[index]))
 
-    def bodies(self) -> list[bytes]:
-        """All bodies as their producers gave them. Raises CodecMissing, CorruptRecord."""
+    def bodies(self, batch_bytes_max: int = BATCH_BYTES_MAX) -> list[bytes]:
+        """All bodies as their producers gave them. Raises as ``message.decompress_each``."""
         bodies = self.stored_bodies()
-        for index in np.flatnonzero(self.sys_flag & COMPRESSED).tolist():
-            bodies[index] = decompress(bodies[index], int(self.sys_flag[index]))
+        compressed = np.flatnonzero(self.sys_flag & COMPRESSED)
+        if len(compressed):
+            flags = self.sys_flag[compressed].tolist()
+            which = zip(compressed.tolist(), flags, strict=True)
+            decompress_each(bodies, which, batch_bytes_max=batch_bytes_max)
         return bodies
 
     def stored_bodies(self) -> list[bytes]:

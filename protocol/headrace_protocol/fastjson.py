@@ -112,6 +112,17 @@ def decode(data: Buffer, value_type: type[T]) -> T:
         raise MalformedJson(str(error)) from error
 
 
+def decode_plain(data: Buffer, value_type: type[T]) -> T | None:
+    """The same for plain JSON of that type; None for what only ``decode`` reads, or nobody.
+
+    Its time has a bound, some 5 ms per MiB, which ``decode`` does not have.
+    """
+    try:
+        return msgspec.json.decode(data, type=value_type, strict=False)
+    except _NOT_PLAIN:
+        return None
+
+
 def bounded(data: Buffer) -> Buffer:
     """A text that a peer sent, in a form that ``decode`` reads as fast as JSON.
 
@@ -389,9 +400,22 @@ def dumps_sliced(items: Iterable[tuple[Any, Any]]) -> Generator[None, None, Writ
     remaining = iter(items)
     parts = []
     while table := dict(islice(remaining, _SLICE_ITEMS)):
+        for key, value in table.items():
+            if isinstance(value, dict) and len(value) > _SLICE_ITEMS:
+                table[key] = yield from dumps_sliced(value.items())
         parts.append(dumps(table)[1:-1].decode())
         yield
     return Written(f"{{{','.join(parts)}}}")
+
+
+def dumps_list_sliced(items: Iterable[Any]) -> Generator[None, None, Written]:
+    """The same for a list."""
+    remaining = iter(items)
+    parts = []
+    while some := list(islice(remaining, _SLICE_ITEMS)):
+        parts.append(dumps(some)[1:-1].decode())
+        yield
+    return Written(f"[{','.join(parts)}]")
 
 
 _SLICE_ITEMS = 128

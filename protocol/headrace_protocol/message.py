@@ -29,6 +29,8 @@ MAGIC_BLANK: Final = 0xCBD43194 - (1 << 32)
 CRC_MASK: Final = 0x7FFFFFFF
 # What readers decompress a body to unless they are told otherwise; producers send 4 MiB at most.
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
+# The same for all bodies of a batch together, which may be a thousand times what came.
+BATCH_BYTES_MAX: Final = 256 * 1024 * 1024
 PROPERTIES_BYTES_MAX: Final = 0x7FFF
 TOPIC_BYTES_MAX_V1: Final = 0x7F
 
@@ -89,6 +91,17 @@ class BodyTooLarge(ValueError):
         super().__init__(
             f"a {codec} body of {stored_bytes} bytes has more than {body_bytes_max} bytes when it "
             "is decompressed: give the consumer a larger body_bytes_max if that is what was sent"
+        )
+
+
+class BatchTooLarge(ValueError):
+    """The bodies of a batch are larger together than their reader allows."""
+
+    def __init__(self, message_count: int, batch_bytes_max: int) -> None:
+        super().__init__(
+            f"the bodies of {message_count} messages have more than {batch_bytes_max} bytes when "
+            "they are decompressed: read the messages one by one, take fewer at once "
+            "(max_messages), or give the consumer a larger batch_bytes_max"
         )
 
 
@@ -546,6 +559,30 @@ def decompress(stored_body: bytes, sys_flag: int, body_bytes_max: int = BODY_BYT
     if len(body) > body_bytes_max:
         raise BodyTooLarge(codec, len(stored_body), body_bytes_max)
     return body
+
+
+def decompress_each(
+    bodies: list[bytes],
+    sys_flags: Iterable[tuple[int, int]],
+    body_bytes_max: int = BODY_BYTES_MAX,
+    batch_bytes_max: int = BATCH_BYTES_MAX,
+) -> None:
+    """Put bodies of a batch in the place of what is stored of them.
+
+    sys_flags: of those that may be compressed, by their index.
+    Raises what ``decompress`` does, and BatchTooLarge for more than ``batch_bytes_max`` in all.
+    """
+    room = batch_bytes_max - sum(map(len, bodies))
+    for index, sys_flag in sys_flags:
+        room += len(bodies[index])
+        try:
+            body = decompress(bodies[index], sys_flag, max(0, min(body_bytes_max, room)))
+        except BodyTooLarge as error:
+            if room < body_bytes_max:
+                raise BatchTooLarge(len(bodies), batch_bytes_max) from error
+            raise
+        bodies[index] = body
+        room -= len(body)
 
 
 # Each stops at ``bytes_max``, so that a few bytes can't fill the memory. None: a body without its

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -52,11 +52,15 @@ class Channel(Protocol):
 
     address: "host:port" of the client.
     host_bytes: the same as records hold it: 4 or 16 bytes of address, 4 of port, big-endian.
+    is_slow: it has much to take before it gets more.
+    on_taken: called once when it is no longer slow, or gone.
     """
 
     address: str
     host_bytes: bytes
     is_greeted: bool
+    is_slow: bool
+    on_taken: Callable[[], None] | None
 
     @property
     def is_open(self) -> bool:
@@ -174,6 +178,11 @@ class Registry:
         self._ready_start = header_start
         self._ready_function = function
 
+    def forbid(self, codes: Collection[RequestCode], remark: str) -> None:
+        """Answer those of ``codes`` that have a function with NO_PERMISSION from now on."""
+        for code in self._functions.keys() & codes:
+            self._functions[code] = functools.partial(_refuse, remark)
+
     def handle(self, channel: Channel, frames: list[Frame]) -> list[Frame]:
         """Serve what one client sent at once; every request is answered, one-way or held.
 
@@ -278,12 +287,15 @@ class Registry:
             self.run_long(self._serve_all_long(channel))
 
     def _serve_all_long(self, channel: Channel, problem: Exception | None = None) -> Iterator[None]:
-        """One after the other, until one must wait for the disk.
+        """One after the other, until one must wait for the disk, or for answers to be taken.
 
         problem: why what the first has waited for is not there.
         """
         waiting = self._long[channel]
         while waiting:
+            if channel.is_open and channel.is_slow:
+                channel.on_taken = functools.partial(self._go_on, channel, problem)
+                return
             work, request = waiting[0]
             if channel.is_open:  # else nobody waits for what was not begun
                 wait = yield from self._serve_long(work, request, problem)
@@ -384,6 +396,16 @@ def all_ready(
     return results
 
 
+def until_done(step: Callable[[], bool]) -> Generator[NotReady | None, None, None]:
+    """Call ``step`` as long as it says that there is more, for a LongFunction.
+
+    step: goes on where it was when what it needed is there.
+    """
+    is_more = True
+    while is_more:
+        (is_more,) = yield from all_ready([step])
+
+
 def _try_to(read: Callable[[], Result], results: list[Result]) -> NotReady | None:
     try:
         results.append(read())
@@ -416,6 +438,11 @@ def _unknown(request: Request) -> Reply:
         code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
         remark=f" request type {code} not supported",
     )
+
+
+def _refuse(remark: str, request: Request) -> Reply:
+    name = code_name(request.command.code)
+    return Reply(code=ResponseCode.NO_PERMISSION, remark=f"{name} is refused: {remark}")
 
 
 def _malformed(request: Request, error: msgspec.MsgspecError) -> str:

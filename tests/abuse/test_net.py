@@ -12,11 +12,11 @@ import structlog.testing
 import trio
 import trio.lowlevel
 
-from headrace_broker.slices import Fetches
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.host_log import LINES_MAX, HostLog
 from headrace_protocol.drivers.network import MemoryNetwork, TcpNetwork
 from headrace_protocol.drivers.server import RemotingServer
+from headrace_protocol.drivers.slices import Fetches
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.serving import NotReady, Registry, Reply, Request
 from tests.broker.test_bad_input import Wire, daemons, framed, request, send_fields

@@ -58,7 +58,7 @@ def start_ms(broker: BrokerUnderTest) -> int:
     broker.create_topic("t")
     for number in range(4):
         broker.store_message("t", 0, b"%d" % number, TAGS=f"T{number}")
-    broker.groups.get_or_create("g")
+    broker.groups.put(SubscriptionGroupConfig(group_name="g"))
     return start
 
 

@@ -47,7 +47,11 @@ LOOKUPS: list[tuple[RequestCode, Any, set[str]]] = [
         ),
         {"index", "commitlog"},
     ),
-    (RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageHeader(offset=0), {"commitlog"}),
+    (
+        RequestCode.VIEW_MESSAGE_BY_ID,
+        ViewMessageHeader(offset=0),
+        {"consumequeue", "commitlog"},
+    ),
     (
         RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
         SearchOffsetHeader(**QUEUES, timestamp=START_MS + 2500),

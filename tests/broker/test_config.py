@@ -86,7 +86,10 @@ def test_a_wrong_line_is_named(conf: Path, text: str, problem: str) -> None:
 
 @pytest.mark.parametrize("address", ["", "192.0.2.7", "2001:db8::7"])
 def test_an_address_for_clients(conf: Path, tmp_path: Path, address: str) -> None:
-    conf.write_text(f"brokerIP1={address}\nstorePathRootDir={tmp_path}/store\n")
+    conf.write_text(
+        f"brokerIP1={address}\nbindAddress=::\nanonymousAccess=allow\n"
+        f"storePathRootDir={tmp_path}/store\n"
+    )
     assert load_config(conf)[0].broker_ip1 == address
 
 

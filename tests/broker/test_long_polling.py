@@ -133,7 +133,7 @@ async def test_nobody_waits_for_a_deleted_queue_or_a_broker_that_stops(
     held, channel = Held(), MemoryChannel()
     held.hold(queue, 1, channel)
     held.hold(store.queue("t", 1), 2, channel)
-    held.polling.queue_gone(queue)
+    list(held.polling.queue_gone(queue))
     assert held.told == [(1, False)]
     held.polling.answer_all()
     assert held.told == [(1, False), (2, False)]

@@ -16,7 +16,6 @@ from headrace_broker.registration import IdentityTaken
 from headrace_broker.server import Broker
 from headrace_nameserver.config import NameServerConfig
 from headrace_nameserver.server import NameServer
-from headrace_protocol.bodies import RegisterBrokerBody
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.aio import AsyncConnection
 from headrace_protocol.drivers.network import MemoryNetwork
@@ -24,7 +23,6 @@ from headrace_protocol.headers import (
     CreateTopicHeader,
     DeleteTopicHeader,
     GetRouteInfoHeader,
-    RegisterBrokerHeader,
 )
 
 if TYPE_CHECKING:
@@ -100,30 +98,6 @@ async def test_two_brokers_with_one_identity_are_told_apart(
         ):
             async with trio.open_nursery() as second:
                 await second.start(run_broker, network, tmp_path / "two")
-        assert await registered(network) == [address]
-        nursery.cancel_scope.cancel()
-
-
-async def test_a_broker_takes_over_the_name_of_one_that_is_dead(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
-) -> None:
-    network = MemoryNetwork()
-    async with trio.open_nursery() as nursery, nameserver(network):
-        connection = AsyncConnection(await network.connect(NAMESERVER), NAMESERVER)
-        nursery.start_soon(connection.run)
-        header = RegisterBrokerHeader(
-            broker_name="broker-a",
-            broker_addr="127.0.0.9:1",
-            cluster_name="DefaultCluster",
-            broker_id=0,
-            ha_server_addr="",
-        )
-        body = RegisterBrokerBody().encode()
-        response = await connection.request(
-            RequestCode.REGISTER_BROKER, header, body, timeout_ms=1000
-        )
-        response.expect()
-        address = await nursery.start(run_broker, network, tmp_path)
         assert await registered(network) == [address]
         nursery.cancel_scope.cancel()
 

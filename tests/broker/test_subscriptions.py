@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace_broker.consumer.subscriptions import SubscriptionGroups
+from headrace_broker.host_budget import Host
 from headrace_broker.store.config_file import ConfigFile
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import SubscriptionGroupConfig
@@ -18,6 +19,7 @@ from tests.support.golden import STORES, golden_store
 if TYPE_CHECKING:
     from pathlib import Path
 
+HOST = Host(b"\x7f\0\0\1")
 NOW_MS = 1_700_000_000_000
 
 
@@ -55,8 +57,8 @@ def test_a_group_is_made_when_it_is_asked_for(tmp_path: Path) -> None:
     groups = open_groups(tmp_path)
     before = groups.change_count
     assert groups.get("g") is None
-    assert groups.get_or_create("g") == SubscriptionGroupConfig(group_name="g")
-    assert groups.get_or_create("g") is groups.get("g")
+    assert groups.get_or_create("g", HOST) == SubscriptionGroupConfig(group_name="g")
+    assert groups.get_or_create("g", HOST) is groups.get("g")
     assert groups.change_count == before + 1
     assert open_groups(tmp_path).get("g") == groups.get("g")
     assert groups.delete("g")
@@ -69,7 +71,7 @@ def test_no_group_is_made_when_that_is_off(tmp_path: Path) -> None:
     groups = open_groups(tmp_path, policy)
     policy.auto_create_subscription_group = False
     with pytest.raises(RequestError, match="autoCreateSubscriptionGroup is off") as error:
-        groups.check_consumable("g")
+        groups.check_consumable("g", HOST)
     assert error.value.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
 
 
@@ -77,12 +79,12 @@ def test_a_group_that_may_not_consume(tmp_path: Path) -> None:
     groups = open_groups(tmp_path)
     groups.put(SubscriptionGroupConfig(group_name="g", consume_enable=False))
     with pytest.raises(RequestError, match="consumeEnable is false") as error:
-        groups.check_consumable("g")
+        groups.check_consumable("g", HOST)
     assert error.value.code == ResponseCode.NO_PERMISSION
 
 
 @pytest.mark.parametrize("name", ["", "a b", "g" * 121, "@"])
 def test_names_that_cannot_be(tmp_path: Path, name: str) -> None:
     with pytest.raises(RequestError) as error:
-        open_groups(tmp_path).get_or_create(name)
+        open_groups(tmp_path).get_or_create(name, HOST)
     assert error.value.code == ResponseCode.INVALID_PARAMETER

@@ -10,12 +10,14 @@ import pytest
 from headrace_broker.config import BrokerConfig
 from headrace_broker.store.config_file import ConfigFile
 from headrace_broker.store.errors import StoreFormatError
-from headrace_broker.topics import TopicTable, check_topic_name, unread_warning
+from headrace_broker.topics import TopicTable, unread_warning
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import TopicConfig
+from headrace_protocol.bounds import check_topic
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 from tests.support.broker import broker_config
+from tests.support.channel import MemoryChannel
 from tests.support.golden import STORES, golden_store
 from tests.support.golden_frames import golden_frames
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NOW_MS = 1_700_000_000_000
+
+CLIENT = MemoryChannel()
 
 
 def table(folder: Path, **settings: object) -> TopicTable:
@@ -85,16 +89,16 @@ def test_a_file_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
 
 def test_a_send_makes_a_topic_as_the_default_topic_says(tmp_path: Path) -> None:
     topics = table(tmp_path)
-    topic = topics.create_on_send("new", "TBW102", 4, "client")
+    topic = topics.create_on_send("new", "TBW102", 4, CLIENT)
     assert topic == TopicConfig(topic_name="new", read_queue_nums=4, write_queue_nums=4, perm=6)
-    assert topics.create_on_send("new", "TBW102", 7, "client") is topic
-    assert topics.create_on_send("more", "TBW102", 100, "client").write_queue_nums == 8
+    assert topics.create_on_send("new", "TBW102", 7, CLIENT) is topic
+    assert topics.create_on_send("more", "TBW102", 100, CLIENT).write_queue_nums == 8
 
 
 def test_a_send_makes_no_topic_when_that_is_off(tmp_path: Path) -> None:
     topics = table(tmp_path, auto_create_topic_enable=False)
     with refused(ResponseCode.TOPIC_NOT_EXIST, r"headrace topic create new"):
-        topics.create_on_send("new", "TBW102", 4, "client")
+        topics.create_on_send("new", "TBW102", 4, CLIENT)
 
 
 def test_a_send_makes_no_topic_by_one_that_does_not_pass_itself_on(tmp_path: Path) -> None:
@@ -102,17 +106,17 @@ def test_a_send_makes_no_topic_by_one_that_does_not_pass_itself_on(tmp_path: Pat
     topics.put(TopicConfig(topic_name="mine"))
     for default in ("mine", "missing"):
         with refused(ResponseCode.TOPIC_NOT_EXIST, "not exist"):
-            topics.create_on_send("new", default, 4, "client")
+            topics.create_on_send("new", default, 4, CLIENT)
 
 
 def test_a_send_makes_no_topic_without_queues(tmp_path: Path) -> None:
-    with refused(ResponseCode.INVALID_PARAMETER, "client wishes it with 0 queues"):
-        table(tmp_path).create_on_send("new", "TBW102", 0, "client")
+    with refused(ResponseCode.INVALID_PARAMETER, "127.0.0.1:1 wishes it with 0 queues"):
+        table(tmp_path).create_on_send("new", "TBW102", 0, CLIENT)
 
 
 def test_retry_and_dead_letter_topics_need_no_default(tmp_path: Path) -> None:
     topics = table(tmp_path, auto_create_topic_enable=False)
-    assert topics.create_on_send("%RETRY%g", "", 0, "client").read_queue_nums == 1
+    assert topics.create_on_send("%RETRY%g", "", 0, CLIENT).read_queue_nums == 1
     assert topics.create_retry_topic("h", 3).write_queue_nums == 3
     assert topics.create_dlq_topic("g").topic_name == "%DLQ%g"
     before = topics.change_count
@@ -125,7 +129,7 @@ def test_retry_and_dead_letter_topics_need_no_default(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a", "A-b_c|d%9", "x" * 127, "%RETRY%" + "g" * 120])
 def test_names_that_can_be(name: str) -> None:
-    check_topic_name(name)
+    check_topic(name)
 
 
 @pytest.mark.parametrize(
@@ -133,8 +137,8 @@ def test_names_that_can_be(name: str) -> None:
 )
 def test_names_that_cannot_be(name: str, tmp_path: Path) -> None:
     for put in (
-        check_topic_name,
-        lambda name: table(tmp_path).create_on_send(name, "TBW102", 1, "client"),
+        check_topic,
+        lambda name: table(tmp_path).create_on_send(name, "TBW102", 1, CLIENT),
         lambda name: table(tmp_path).put(TopicConfig(topic_name=name)),
     ):
         with refused(ResponseCode.INVALID_PARAMETER, "topic"):

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.conformance.peer import missing_tools, running
+from tests.conformance.console import console as console_in
+from tests.conformance.peer import missing_tools, quick_peer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.conformance.console import Console
 
 MISSING = missing_tools()
 
@@ -21,11 +24,17 @@ if MISSING and "CONFORMANCE_PEER" in os.environ:
 collect_ignore_glob = ["test_*.py"] if MISSING else []
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def nameserver() -> Iterator[str]:
-    """Of an Apache RocketMQ of the module's own."""
-    with running("apache") as peer:
+    """Of the Apache RocketMQ that these tests share; topics and groups keep them apart."""
+    with quick_peer("apache") as peer:
         yield peer.nameserver
+
+
+@pytest.fixture(scope="session")
+def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
+    with console_in(tmp_path_factory.mktemp("console")) as running_console:
+        yield running_console
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -8,17 +8,35 @@ import struct
 import time
 
 GET_ROUTEINFO_BY_TOPIC = 105
+UPDATE_BROKER_CONFIG = 25
 SEND_MESSAGE_V2 = 310
 SUCCESS = 0
 # Every broker registers this template topic; a route for it means that clients can start.
 TEMPLATE_TOPIC = "TBW102"
 ATTEMPT_TIMEOUT_S = 3
 PAUSE_S = 0.005
+REGISTRATION_PAUSE_S = 0.2
 
 
 def wait_for_route(nameserver: str, timeout_s: float, topic: str = TEMPLATE_TOPIC) -> None:
     """Returns once the nameserver knows a broker with it; TimeoutError after ``timeout_s``."""
     _retry(nameserver, _frame(GET_ROUTEINFO_BY_TOPIC, {"topic": topic}), timeout_s)
+
+
+def register(nameserver: str, broker: str, timeout_s: float) -> None:
+    """Make an Apache broker register now; TimeoutError after ``timeout_s``.
+
+    At its start it registers only with nameservers that it has connected to by then, and otherwise
+    10 s later. A change of its permission makes it register at once.
+    """
+    route = _frame(GET_ROUTEINFO_BY_TOPIC, {"topic": TEMPLATE_TOPIC})
+    permission = _frame(UPDATE_BROKER_CONFIG, {}, b"brokerPermission=6")
+    deadline = time.monotonic() + timeout_s
+    while not _is_accepted(nameserver, route):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{broker} did not register with {nameserver} in {timeout_s} s")
+        _is_accepted(broker, permission)
+        time.sleep(REGISTRATION_PAUSE_S)
 
 
 def wait_for_send(broker: str, timeout_s: float) -> None:

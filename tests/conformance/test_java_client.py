@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.peer import driver_command, running
+from tests.conformance.peer import QUICK_JVM, driver_command, quick_peer
 
 PEER = os.environ.get("CONFORMANCE_PEER", "headrace")
 CODECS = ("JSON", "ROCKETMQ")
@@ -65,11 +65,7 @@ SCENARIOS = (
 SUITE_TIMEOUT_S = 300
 ALLOW = Path(__file__).with_name("allow.txt")
 
-pytestmark = [
-    pytest.mark.conformance,
-    pytest.mark.slow,
-    pytest.mark.xdist_group("conformance"),
-]
+pytestmark = [pytest.mark.conformance, pytest.mark.slow]
 
 
 @dataclass(frozen=True)
@@ -78,34 +74,35 @@ class Result:
     detail: str
 
 
-Results = dict[tuple[str, str], Result]
+@dataclass(frozen=True)
+class Suite:
+    """What the scenarios came to in one codec, by their names."""
+
+    codec: str
+    results: dict[str, Result]
 
 
-@pytest.fixture(scope="session")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """Every scenario in both codecs, run side by side by two JVMs on one fresh broker."""
-    with running(PEER) as peer:
-        suites = {
-            codec: start_suite(codec, peer.nameserver, tmp_path_factory.mktemp(codec))
-            for codec in CODECS
-        }
-        return {key: result for codec in CODECS for key, result in outcome(codec, suites[codec])}
+@pytest.fixture(scope="session", params=["JSON", pytest.param("ROCKETMQ", marks=pytest.mark.long)])
+def suite(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Suite:
+    """Every scenario, run side by side by one JVM on a fresh broker."""
+    codec: str = request.param
+    home = tmp_path_factory.mktemp(codec)
+    command = driver_command("conformance.Suite", home=home, codec=codec, options=QUICK_JVM)
+    with quick_peer(PEER) as peer, (home / "stderr").open("w") as errors:
+        run = subprocess.Popen(
+            [*command, peer.nameserver], stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+        return Suite(codec, outcome(run))
 
 
-def start_suite(codec: str, nameserver: str, home: Path) -> subprocess.Popen[str]:
-    command = [*driver_command("conformance.Suite", home=home, codec=codec), nameserver]
-    with (home / "stderr").open("w") as errors:
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
-
-
-def outcome(codec: str, suite: subprocess.Popen[str]) -> list[tuple[tuple[str, str], Result]]:
+def outcome(run: subprocess.Popen[str]) -> dict[str, Result]:
     try:
-        printed, _ = suite.communicate(timeout=SUITE_TIMEOUT_S)
+        printed, _ = run.communicate(timeout=SUITE_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        suite.kill()
-        printed, _ = suite.communicate()
+        run.kill()
+        printed, _ = run.communicate()
     lines = [json.loads(line) for line in printed.splitlines()]
-    return [((line["scenario"], codec), Result(line["ok"], line["detail"])) for line in lines]
+    return {line["scenario"]: Result(line["ok"], line["detail"]) for line in lines}
 
 
 def allowed() -> set[tuple[str, str]]:
@@ -116,18 +113,17 @@ def allowed() -> set[tuple[str, str]]:
     return {(line[0], line[1]) for line in lines if line}
 
 
-@pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_scenario(scenario: str, codec: str, results: Results):
-    result = results.get((scenario, codec), Result(ok=False, detail="no result"))
-    if (scenario, codec) in allowed():
+def test_scenario(scenario: str, suite: Suite):
+    result = suite.results.get(scenario, Result(ok=False, detail="no result"))
+    if (scenario, suite.codec) in allowed():
         assert result.ok, f"on {PEER}, in allow.txt, but failed: {result.detail}"
     else:
-        assert not result.ok, f"passes on {PEER}: add `{scenario} {codec}` to {ALLOW.name}"
+        assert not result.ok, f"passes on {PEER}: add `{scenario} {suite.codec}` to {ALLOW.name}"
 
 
-def test_every_scenario_is_known(results: Results):
-    assert {scenario for scenario, _ in results} == set(SCENARIOS)
+def test_every_scenario_is_known(suite: Suite):
+    assert set(suite.results) == set(SCENARIOS)
 
 
 def test_allow_list_names_scenarios():

@@ -21,11 +21,7 @@ TIMEOUT_S = 120
 POLL_S = 0.05
 QUEUES = 4
 
-pytestmark = [
-    pytest.mark.conformance,
-    pytest.mark.slow,
-    pytest.mark.xdist_group("conformance"),
-]
+pytestmark = [pytest.mark.conformance, pytest.mark.slow]
 
 
 async def make_topic(nameserver: str, topic: str, queues: int = QUEUES) -> None:

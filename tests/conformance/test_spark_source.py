@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 60
 ROWS = 5000
 
-pytestmark = [
-    pytest.mark.conformance,
-    pytest.mark.slow,
-    pytest.mark.xdist_group("conformance"),
-]
+pytestmark = [pytest.mark.conformance, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import shutil
-import subprocess
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -13,7 +11,7 @@ import pytest
 from anyio import run
 
 from headrace import Admin, HeadraceError, Message, Producer
-from tests.conformance.peer import TIMEOUT_MS, driver_command, java_build, running
+from tests.conformance.peer import TIMEOUT_MS, quick_peer
 from tests.conformance.probe import wait_for_route
 from tests.support.golden import golden_store, manifest
 
@@ -21,13 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from tests.conformance.peer import Peer
+    from tests.conformance.console import Console
 
-pytestmark = [
-    pytest.mark.conformance,
-    pytest.mark.slow,
-    pytest.mark.xdist_group("conformance"),
-]
+pytestmark = [pytest.mark.conformance, pytest.mark.slow]
 
 # As tests/golden/README.md says, and nothing expires while we look.
 GOLDEN_SETTINGS = {
@@ -63,15 +57,6 @@ NEW = "H_NEW"
 WRITTEN = 2051
 
 
-def dump(peer: Peer, home: Path, topics: Iterable[str]) -> set[str]:
-    """What Apache's own client reads there; see Dump.java."""
-    command = driver_command("conformance.Dump", home=home)
-    command += [peer.nameserver, ",".join(topics), ",".join(GROUPS)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return {line for line in done.stdout.splitlines() if re.match("message|index|offset", line)}
-
-
 def of_kind(lines: set[str], *kinds: str) -> set[str]:
     return {line for line in lines if line.partition("\t")[0] in kinds}
 
@@ -79,21 +64,6 @@ def of_kind(lines: set[str], *kinds: str) -> set[str]:
 def quiet(lines: set[str]) -> set[str]:
     """Those of topics that nobody writes to."""
     return {line for line in lines if not any(f"\t{topic}\t" in line for topic in BUSY_TOPICS)}
-
-
-def mqadmin(peer: Peer, home: Path, *arguments: str) -> list[str]:
-    """The lines of its table: they name the broker, or begin with a message id."""
-    command = ["java", f"-Duser.home={home}", "-cp", f"{java_build() / 'lib'}/*"]
-    command += ["org.apache.rocketmq.tools.command.MQAdminStartup", *arguments]
-    done = subprocess.run(
-        [*command, "-n", peer.nameserver],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=TIMEOUT_S,
-    )
-    lines = done.stdout.splitlines()
-    return sorted(line for line in lines if "broker-a" in line or re.match("[0-9A-F]{32} ", line))
 
 
 async def write(nameserver: str) -> None:
@@ -121,20 +91,20 @@ async def be_refused(nameserver: str, topics: Iterable[str]) -> None:
                 await admin.delete_topic(topic)
 
 
-@pytest.mark.parametrize("ending", ["clean", "kill9"])
-def test_a_store_with_every_kind_of_message(ending: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", ["clean", pytest.param("kill9", marks=pytest.mark.long)])
+def test_a_store_with_every_kind_of_message(ending: str, console: Console, tmp_path: Path) -> None:
     """Written by Apache's broker, opened by ours, by Apache's, which is killed, and by ours."""
     store = tmp_path / "store"
     shutil.copytree(golden_store(ending), store)
     written = manifest(ending)
     topics = [*TOPICS, NEW, *(["G_STREAM"] if "acked" in written else [])]
-    with running("headrace", store=store, settings=GOLDEN_SETTINGS) as peer:
+    with quick_peer("headrace", store=store, settings=GOLDEN_SETTINGS) as peer:
         run(write, peer.nameserver)
         run(be_refused, peer.nameserver, KEPT_TOPICS)
-        ours = dump(peer, tmp_path, [*topics, *BUSY_TOPICS])
-        static = dump(peer, tmp_path, ["G_STATIC"])
+        ours = console.dump(peer, [*topics, *BUSY_TOPICS], GROUPS)
+        static = console.dump(peer, ["G_STATIC"], GROUPS)
         assert places(static) == places_of(written, "G_STATIC")
-        tables = [mqadmin(peer, tmp_path, *command) for command in TABLES]
+        tables = [console.mqadmin(peer, *command) for command in TABLES]
         peer.daemons["broker"].stop()
     read = Counter(message["topic"] for message in written["messages"])
     found = by_topic(ours)
@@ -144,23 +114,23 @@ def test_a_store_with_every_kind_of_message(ending: str, tmp_path: Path) -> None
     assert found["G_STREAM"] >= len(written.get("acked", ()))
     assert all(tables)
 
-    with running("apache", store=store, settings=GOLDEN_SETTINGS) as peer:
-        assert places(dump(peer, tmp_path, KEPT_TOPICS)) == places_of(written, *KEPT_TOPICS)
-        theirs = dump(peer, tmp_path, [*topics, *BUSY_TOPICS])
+    with quick_peer("apache", store=store, settings=GOLDEN_SETTINGS) as peer:
+        assert places(console.dump(peer, KEPT_TOPICS, GROUPS)) == places_of(written, *KEPT_TOPICS)
+        theirs = console.dump(peer, [*topics, *BUSY_TOPICS], GROUPS)
         assert quiet(theirs) == quiet(ours)
         assert of_kind(ours, "message") <= theirs
         wait_until(
-            lambda: [mqadmin(peer, tmp_path, *command) for command in TABLES] == tables,
+            lambda: [console.mqadmin(peer, *command) for command in TABLES] == tables,
             "the tables differ",
         )
         # What was to come an hour after the store was made.
         wait_until(
-            lambda: by_topic(dump(peer, tmp_path, ["G_TIMER"]))["G_TIMER"] > found["G_TIMER"],
+            lambda: by_topic(console.dump(peer, ["G_TIMER"], GROUPS))["G_TIMER"] > found["G_TIMER"],
             "no timer fired",
         )
 
-    with running("headrace", store=store, settings=GOLDEN_SETTINGS) as peer:
-        again = dump(peer, tmp_path, topics)
+    with quick_peer("headrace", store=store, settings=GOLDEN_SETTINGS) as peer:
+        again = console.dump(peer, topics, GROUPS)
         assert of_kind(again, "message", "offset") == of_kind(quiet(ours), "message", "offset")
 
 
@@ -207,35 +177,36 @@ async def write_to_kept(nameserver: str) -> None:
             await producer.send_many(many)
 
 
-def test_topics_of_kinds_that_only_apaches_broker_serves(tmp_path: Path) -> None:
+@pytest.mark.long
+def test_topics_of_kinds_that_only_apaches_broker_serves(console: Console, tmp_path: Path) -> None:
     """Made by Apache's broker in a store of ours, which it opens again after ours; with kills."""
     store = tmp_path / "store"
-    with running("headrace", store=store, settings={}) as peer:
+    with quick_peer("headrace", store=store, settings={}) as peer:
         run(write, peer.nameserver)
         peer.daemons["broker"].stop()
-    with running("apache", store=store, settings={}) as peer:
+    with quick_peer("apache", store=store, settings={}) as peer:
         for topic, command in K_TOPICS.items():
-            mqadmin(peer, tmp_path, *command)
+            console.mqadmin(peer, *command)
             wait_for_route(peer.nameserver, TIMEOUT_S, topic)
         run(write_to_kept, peer.nameserver)
-        theirs = dump(peer, tmp_path, [NEW, *K_TOPICS])
+        theirs = console.dump(peer, [NEW, *K_TOPICS], GROUPS)
     counts = dict.fromkeys(K_TOPICS, K_MESSAGES)
     assert by_topic(theirs) == {NEW: WRITTEN, **counts}
 
-    with running("headrace", store=store, settings={}) as peer:
+    with quick_peer("headrace", store=store, settings={}) as peer:
         run(be_refused, peer.nameserver, K_TOPICS)
-        ours = dump(peer, tmp_path, [NEW, "K_STATIC", "K_COMPACT"])
+        ours = console.dump(peer, [NEW, "K_STATIC", "K_COMPACT"], GROUPS)
         assert by_topic(ours) == {NEW: WRITTEN, "K_STATIC": K_MESSAGES, "K_COMPACT": K_MESSAGES}
         assert {line for line in of_kind(ours, "message") if "\tK_COMPACT\t" not in line} <= theirs
         run(write, peer.nameserver)
 
-    with running("apache", store=store, settings={}) as peer:
-        again = dump(peer, tmp_path, K_TOPICS)
+    with quick_peer("apache", store=store, settings={}) as peer:
+        again = console.dump(peer, K_TOPICS, GROUPS)
         assert of_kind(again, "message") == {
             line for line in of_kind(theirs, "message") if f"\t{NEW}\t" not in line
         }
         run(write_to_kept, peer.nameserver)
-        found = by_topic(dump(peer, tmp_path, [NEW, *K_TOPICS]))
+        found = by_topic(console.dump(peer, [NEW, *K_TOPICS], GROUPS))
         assert found == {NEW: 2 * WRITTEN, **dict.fromkeys(K_TOPICS, 2 * K_MESSAGES)}
 
 
@@ -244,7 +215,8 @@ def by_topic(lines: set[str]) -> Counter[str]:
     return Counter(line.split("\t")[1] for line in of_kind(lines, "message"))
 
 
-def test_records_with_checksums_of_their_own(tmp_path: Path) -> None:
+@pytest.mark.long
+def test_records_with_checksums_of_their_own(console: Console, tmp_path: Path) -> None:
     """Both write them, and both check them when they start after a kill."""
     store = tmp_path / "store"
     settings = {
@@ -254,12 +226,12 @@ def test_records_with_checksums_of_their_own(tmp_path: Path) -> None:
     }
     wanted: set[str] = set()
     for name in ("headrace", "apache"):
-        with running(name, store=store, settings=settings) as peer:
+        with quick_peer(name, store=store, settings=settings) as peer:
             run(write, peer.nameserver)
-            found = of_kind(dump(peer, tmp_path, [NEW]), "message")
+            found = of_kind(console.dump(peer, [NEW], GROUPS), "message")
             assert wanted <= found
             wanted = found
     assert len(wanted) == 2 * WRITTEN
     assert all("__CRC32#" in line for line in wanted)
-    with running("headrace", store=store, settings=settings) as peer:
-        assert of_kind(dump(peer, tmp_path, [NEW]), "message") == wanted
+    with quick_peer("headrace", store=store, settings=settings) as peer:
+        assert of_kind(console.dump(peer, [NEW], GROUPS), "message") == wanted

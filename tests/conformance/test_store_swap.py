@@ -8,16 +8,12 @@ import pytest
 from anyio import run
 
 from headrace import Admin, Message, Producer, PullConsumer
-from tests.conformance.peer import TIMEOUT_MS, PeerError, running
+from tests.conformance.peer import TIMEOUT_MS, PeerError, quick_peer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [
-    pytest.mark.conformance,
-    pytest.mark.slow,
-    pytest.mark.xdist_group("conformance"),
-]
+pytestmark = [pytest.mark.conformance, pytest.mark.slow, pytest.mark.long]
 
 TOPICS = ("swap_one", "swap_two")
 GROUP = "swap_group"
@@ -77,34 +73,34 @@ async def committed(nameserver: str) -> set[int | None]:
 def test_either_broker_opens_the_others_store(tmp_path: Path) -> None:
     store = tmp_path / "store"
     wanted: list[Body] = []
-    with running("headrace", store=store) as peer:
+    with quick_peer("headrace", store=store) as peer:
         wanted += run(write, peer.nameserver, "first")
         run(commit, peer.nameserver, 5)
         peer.daemons["broker"].stop()
-    with running("apache", store=store) as peer:
+    with quick_peer("apache", store=store) as peer:
         run(check, peer.nameserver, wanted, ["first"])
         assert run(committed, peer.nameserver) == {5}
         wanted += run(write, peer.nameserver, "second")
-    with running("headrace", store=store) as peer:
+    with quick_peer("headrace", store=store) as peer:
         run(check, peer.nameserver, wanted, ["first", "second"])
         wanted += run(write, peer.nameserver, "third")
-    with running("apache", store=store) as peer:
+    with quick_peer("apache", store=store) as peer:
         run(check, peer.nameserver, wanted, ["first", "second", "third"])
 
 
 @pytest.mark.parametrize(("holder", "other"), [("headrace", "apache"), ("apache", "headrace")])
 def test_a_second_broker_is_kept_out(holder: str, other: str, tmp_path: Path) -> None:
     store = tmp_path / "store"
-    with running(holder, tmp_path, store=store) as peer:
+    with quick_peer(holder, tmp_path, store=store) as peer:
         wanted = run(write, peer.nameserver, "before")
         with (
             pytest.raises(PeerError, match=r"Lock failed, MQ already started|is in use"),
-            running(other, tmp_path, store=store),
+            quick_peer(other, tmp_path, store=store),
         ):
             pass
         wanted += run(write, peer.nameserver, "after")
         run(check, peer.nameserver, wanted, ["after"])
         peer.daemons["broker"].stop()
     # Apache's broker looks at the lock after it has read the store, and has changed it by then.
-    with running(holder, tmp_path, store=store) as peer:
+    with quick_peer(holder, tmp_path, store=store) as peer:
         run(check, peer.nameserver, wanted, ["before", "after"])

@@ -12,9 +12,17 @@ from tests.faults.faults import ORDERS, run
 if TYPE_CHECKING:
     from pathlib import Path
 
+MORE_ROUNDS = {"kills": 4, "pauses": 6, "restarts": 6}
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fault", "rounds"), [("kills", 4), ("pauses", 6), ("restarts", 6)])
+@pytest.mark.parametrize(
+    ("fault", "rounds"),
+    [
+        *(("kills", 1), ("pauses", 1), ("restarts", 1)),
+        *(pytest.param(fault, n, marks=pytest.mark.long) for fault, n in MORE_ROUNDS.items()),
+    ],
+)
 def test_nothing_is_lost(fault: str, rounds: int, tmp_path: Path) -> None:
     seed = Random().randrange(1 << 32)
     said = [f"seed {seed}"]

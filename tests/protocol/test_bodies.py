@@ -186,7 +186,12 @@ BLOCKS = zlib.decompress(
         (zlib.compress(BLOCKS.replace(b" 16 ", b" xx ")), r"topic 'T xx 16 6 .*readQueueNums"),
         (zlib.compress(BLOCKS.replace(b"T 16 16", b"T_16_16")), "expected topicName readQueueN"),
         (zlib.compress(BLOCKS.replace(b"SINGLE", b"\xff\xff\xff\xff\xff\xff")), "utf-8"),
-        (zlib.compress(bytes(33 * 1024 * 1024)), "over 33554432 bytes inflated"),
+        (zlib.compress(bytes(9 * 1024 * 1024)), "over 8388608 bytes inflated"),
+        (zlib.compress((2**20 + 1).to_bytes(4)), "1048577 bytes in a block: 1048576 is the most"),
+        (
+            zlib.compress((2).to_bytes(4) + b"{}" + (65_537).to_bytes(4)),
+            "65537 topics: 65536 is the most",
+        ),
     ],
 )
 def test_malformed_compressed_register_body_is_refused(data: bytes, reason: str) -> None:

@@ -107,18 +107,23 @@ class BrokerMachine:
                     self.is_up = True
         except BaseExceptionGroup as group:
             self._excuse(group)
+        # A service that failed runs again, so it must be asked for.
+        assert not broker.services.unexpected_errors or self._is_excused()
         if not self.files.is_over:
             self._stopped()
 
     def _excuse(self, group: BaseExceptionGroup[BaseException]) -> None:
         """Dead, or with a disk that has failed, it may end in any way; else that is a finding."""
         _, rest = group.split((PowerCut, trio.Cancelled))
-        faults = self.files.faults
-        has_failed = faults["failed write"] or faults["failed sync"] or faults["full disk"]
-        if rest is not None and not self.files.is_over and not has_failed:
+        if rest is not None and not self._is_excused():
             raise rest
         if not self.files.is_over:
             self.cut_power()
+
+    def _is_excused(self) -> bool:
+        faults = self.files.faults
+        has_failed = faults["failed write"] or faults["failed sync"] or faults["full disk"]
+        return bool(self.files.is_over or has_failed)
 
     def _stopped(self) -> None:
         """All must be on disk now, whether the machine goes on or not."""

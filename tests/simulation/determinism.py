@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING
 import pytest
 from trio._core import _run
 
-from headrace_broker import slices
 from headrace_broker.store import cleaner
 from headrace_broker.store.consume_queue import ConsumeQueue
 from headrace_broker.store.store_queue import StoreQueue
-from headrace_protocol.drivers import server
+from headrace_protocol.drivers import server, slices
 from headrace_protocol.drivers.server import ServerChannel
 
 if TYPE_CHECKING:

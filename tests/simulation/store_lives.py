@@ -42,7 +42,15 @@ from tests.simulation.history import PromiseBroken
 from tests.simulation.totals import Outcome
 from tests.support.batches import block
 from tests.support.faulty_files import FaultRates, FaultyFiles, PowerCut, next_life
-from tests.support.stores import HOST, SetClock, get_ready, read_all, ready, small_settings
+from tests.support.stores import (
+    HOST,
+    SetClock,
+    get_ready,
+    query_index,
+    read_all,
+    ready,
+    small_settings,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -427,7 +435,7 @@ class Life:
     def check_index(self) -> None:
         store, records = self.store, list(enumerate(self.appended.records))
         for number, record in self.rng.sample(records, min(len(records), INDEX_LOOKS)):
-            places = ready(partial(store.query_index, record.topic, f"key{number}", 32, 0, END_MS))
+            places = ready(partial(query_index, store, record.topic, f"key{number}", 32, 0, END_MS))
             bodies = [record_body(store, place) for place in places]
             is_there = record.physical_offset >= store.commit_log.min_offset
             is_due = record.physical_offset >= self.appended.log_from

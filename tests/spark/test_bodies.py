@@ -25,6 +25,7 @@ from headrace.spark.arrow import arrow_schema
 from headrace.spark.bodies import body_format
 from headrace.spark.ddl import parse_ddl
 from headrace.spark.errors import OptionError, SchemaError
+from headrace.spark.models import MODULES_VARIABLE, PICKLED_VARIABLE
 from headrace.spark.schema import source_schema
 
 NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
@@ -296,6 +297,8 @@ class Order(pydantic.BaseModel):
 @pytest.mark.parametrize("encoding", ["json", "msgpack"])
 @pytest.mark.parametrize("schema", [model_schema(Order), f"{__name__}:Order"], ids=["text", "path"])
 def test_a_model_of_pydantic(schema: str, encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PICKLED_VARIABLE, "1")
+    monkeypatch.setenv(MODULES_VARIABLE, __name__)
     # By its path it is imported as anybody's module is; that of a test has no place in sys.path.
     module = types.ModuleType(__name__)
     vars(module)["Order"] = Order
@@ -340,7 +343,9 @@ class Strange(pydantic.BaseModel):
         ("json:dumps", "is no pydantic model"),
     ],
 )
-def test_a_bad_model(schema: str, said: str) -> None:
+def test_a_bad_model(schema: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PICKLED_VARIABLE, "1")
+    monkeypatch.setenv(MODULES_VARIABLE, "no_such_module, json")
     with pytest.raises(SchemaError, match=said):
         body_format(schema, "json")
 
@@ -370,7 +375,6 @@ def test_ddl() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("spark")
 def test_ddl_is_read_as_spark_reads_it(spark: Any) -> None:
     assert parse_ddl(DDL) == t.StructType.fromDDL(DDL)
     assert (

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from headrace.embedded import Embedded
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]
+pytestmark = pytest.mark.slow
 
 
 def fill(mq: Embedded, topic: str, numbers: range) -> None:

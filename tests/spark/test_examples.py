@@ -13,7 +13,7 @@ from headrace.config import NAMESERVER_VARIABLE
 if TYPE_CHECKING:
     from headrace.embedded import Embedded
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]
+pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # What each must print.
@@ -24,7 +24,14 @@ SAYS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
+@pytest.mark.parametrize(
+    "name",
+    [
+        # A stream's triggers take seconds.
+        pytest.param(path.name, marks=[pytest.mark.long] if "stream" in path.name else [])
+        for path in sorted(EXAMPLES.glob("*.py"))
+    ],
+)
 @pytest.mark.usefixtures("spark")
 def test_an_example_runs(
     name: str,

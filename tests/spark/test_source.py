@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from headrace.embedded import Embedded
 
-pytestmark = [pytest.mark.xdist_group("spark")]
-
 
 @pytest.fixture(scope="module")
 def numbers(mq: Embedded) -> Iterator[str]:

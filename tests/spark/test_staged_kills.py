@@ -174,6 +174,7 @@ def stage_batch(options, query_id, batch_id):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_brokers_killed_at_any_moment_keep_every_row_once(tmp_path, monkeypatch) -> None:
     choice = random.Random(os.environ.get("KILL_SEED", "1"))
     with Cluster(tmp_path, "a", "b") as cluster:

@@ -131,7 +131,6 @@ def started(spark: SparkSession, mq: Embedded, folder: Path, **options: str) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("spark")
 def test_a_query_goes_on_where_it_was(
     spark: SparkSession, mq: Embedded, producer: blocking.Producer, tmp_path: Path
 ) -> None:

@@ -19,7 +19,15 @@ from headrace_broker.store.retention import TRUST_S, DiskUsage
 from headrace_broker.store.settings import Retention
 from headrace_broker.store.topic_floors import TopicLimit
 from tests.support.quota_files import QuotaFiles
-from tests.support.stores import FaultyFiles, SetClock, crash, open_store, put, read_all
+from tests.support.stores import (
+    FaultyFiles,
+    SetClock,
+    crash,
+    open_store,
+    put,
+    query_index,
+    read_all,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -101,8 +109,8 @@ async def test_expired_files_go_oldest_first(tmp_path: Path) -> None:
     first = store.min_offset(queue)
     assert store.get(queue, 0, 9, 9, None).status is GetStatus.OFFSET_TOO_SMALL
     assert read_all(store, queue)[0].queue_offset == first > 0
-    assert store.query_index("T", "0", 9, 0, 1 << 62) == []
-    assert store.query_index("T", "2", 9, 0, 1 << 62)
+    assert query_index(store, "T", "0", 9, 0, 1 << 62) == []
+    assert query_index(store, "T", "2", 9, 0, 1 << 62)
     assert await clean(store) == [2, 3, 4]
     for _ in range(2):
         crash(store)

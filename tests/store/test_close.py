@@ -12,7 +12,7 @@ from headrace_broker.store.cleaner import delete_files
 from headrace_broker.store.errors import StoreError
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.ring import ROW
-from tests.support.stores import FaultyFiles, held, open_store, put, read_all
+from tests.support.stores import FaultyFiles, held, open_store, put, query_index, read_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ def fill(store: MessageStore) -> None:
     """Several files of log, queues and index, all of them written and read."""
     for number in range(30):
         put(store, store.queue("T", number % 2), bytes(500), KEYS=f"key{number}")
-    assert store.query_index("T", "key7", 9, 0, 1 << 62)
+    assert query_index(store, "T", "key7", 9, 0, 1 << 62)
     for queue in store.queues:
         assert len(read_all(store, queue)) >= 15
     for files in (store.commit_log.files.files, store.index_files.files):

@@ -25,6 +25,7 @@ class CrashingFiles(Files):
     """Stops before the n-th step that changes what is on disk."""
 
     def __init__(self, steps: int) -> None:
+        super().__init__()
         self.steps = steps
 
     def _step(self) -> None:

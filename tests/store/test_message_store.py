@@ -50,6 +50,7 @@ from tests.support.stores import (
     crash,
     open_store,
     put,
+    query_index,
     read_all,
     small_settings,
 )
@@ -136,7 +137,7 @@ def test_transaction_halves_have_no_place_in_the_queue(tmp_path: Path) -> None:
         put(store, queue, b"%d" % sys_flag, sys_flag=sys_flag, KEYS="k")
     for _ in range(2):
         assert [m.body for m in read_all(store, store.queue("T", 0))] == [b"8", b"0"]
-        assert len(store.query_index("T", "k", 10, 0, 1 << 62)) == 3  # not the rolled back one
+        assert len(query_index(store, "T", "k", 10, 0, 1 << 62)) == 3  # not the rolled back one
         crash(store)
         store = open_store(tmp_path)
     store.close()
@@ -452,8 +453,8 @@ def test_keys_of_deleted_queues_are_used_again(tmp_path: Path) -> None:
     queue = store.queue("Last", 0)
     offset = put(store, queue, b"last", KEYS="k")
     assert len(store.queues) == 1
-    assert store.query_index("T49", "k", 9, 0, 1 << 62) != [offset]
-    assert store.query_index("Last", "k", 9, 0, 1 << 62) == [offset]
+    assert query_index(store, "T49", "k", 9, 0, 1 << 62) != [offset]
+    assert query_index(store, "Last", "k", 9, 0, 1 << 62) == [offset]
     assert [message.body for message in read_all(store, queue)] == [b"last"]
     store.close()
 
@@ -529,10 +530,10 @@ def test_an_index_without_room_does_not_stop_readers(tmp_path: Path) -> None:
     queue = store.queue("T", 0)
     put(store, queue, KEYS="a")
     files.is_full = True
-    assert store.query_index("T", "a", 9, 0, 1 << 62) == []
+    assert query_index(store, "T", "a", 9, 0, 1 << 62) == []
     assert len(read_all(store, queue)) == 1
     files.is_full = False
-    assert store.query_index("T", "a", 9, 0, 1 << 62) == [0]
+    assert query_index(store, "T", "a", 9, 0, 1 << 62) == [0]
     store.close()
 
 
@@ -779,7 +780,7 @@ async def test_the_index_follows_by_itself(tmp_path: Path) -> None:
         put(store, store.queue("T", 0), KEYS="k")
         await until(lambda: not store.statistics().index_behind_rows)
         nursery.cancel_scope.cancel()
-    assert store.reader.query_index("T", "k", 9, 0, 1 << 62) == [0]
+    assert query_index(store.reader, "T", "k", 9, 0, 1 << 62) == [0]
     store.close()
 
 

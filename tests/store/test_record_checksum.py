@@ -20,7 +20,7 @@ from headrace_protocol.message import (
     encode_batch,
     encode_properties,
 )
-from tests.support.stores import HOST, crash, open_store, read_all, small_settings
+from tests.support.stores import HOST, crash, open_store, query_index, read_all, small_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,7 +106,7 @@ def test_each_record_ends_with_its_checksum(
     messages = read_all(store, store.queue("T", 0))
     assert [message.body for message in messages] == bodies * 2
     assert all(message.keys == ["k"] for message in messages)
-    assert len(store.query_index("T", "k", 32, 0, 1 << 62)) == min(len(records), 32)
+    assert len(query_index(store, "T", "k", 32, 0, 1 << 62)) == min(len(records), 32)
     store.close()
     with open_directory(tmp_path, small_settings(tmp_path, **LARGE)) as directory:
         assert check(directory, lambda _: None).findings == []

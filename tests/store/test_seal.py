@@ -11,7 +11,7 @@ from headrace_broker.store.seal import BLOCK_BYTES, FileSeal, StoreDamaged
 from headrace_broker.store_tools.directory import open_directory
 from headrace_broker.store_tools.fsck import check
 from headrace_protocol.errors import NotReady
-from tests.support.stores import crash, open_store, put, small_settings
+from tests.support.stores import crash, open_store, put, query_index, small_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,9 +107,9 @@ def test_a_large_index_is_compared_in_a_thread(tmp_path: Path) -> None:
     store = open_store(tmp_path, index_slot_count=400_000)
     assert store.index_files.is_sealed
     with pytest.raises(NotReady) as wait:
-        store.query_index("T", "k", 9, 0, 1 << 62)
+        query_index(store, "T", "k", 9, 0, 1 << 62)
     wait.value.fetch()
-    assert store.query_index("T", "k", 9, 0, 1 << 62) == [offset]
+    assert query_index(store, "T", "k", 9, 0, 1 << 62) == [offset]
     put(store, store.queue("T", 0), KEYS="k")
     store.index_tick()
     assert not store.index_files.is_sealed

@@ -26,7 +26,7 @@ from headrace_broker.store_tools.fsck import check
 from headrace_broker.store_tools.seal_check import seal
 from tests.support.damage import fill_store
 from tests.support.golden import golden_settings, golden_store
-from tests.support.stores import FaultyFiles, SetClock, small_settings
+from tests.support.stores import FaultyFiles, SetClock, query_index, small_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -141,7 +141,7 @@ def reads(store: MessageStore, root: Path) -> Iterator[tuple[Any, Callable[[], A
                 yield (*place, queue_offset), partial(_record, store, queue, queue_offset)
     for number in range(60):
         topic, key = "ABC"[number % 3], f"x{number}"
-        yield ("key", key), partial(store.query_index, topic, key, 9, 0, 1 << 62)
+        yield ("key", key), partial(query_index, store, topic, key, 9, 0, 1 << 62)
     for path in sorted((root / "config").glob("*.json")):
         yield path.name, partial(_text, path)
 

@@ -21,7 +21,16 @@ from headrace_protocol import fastjson
 from headrace_protocol.message import StoredMessage, encode_properties
 from tests.support.damage import contents, quiet
 from tests.support.golden import copy_golden_store, golden_settings, golden_store
-from tests.support.stores import HOST, SetClock, crash, open_store, put, read_all, small_settings
+from tests.support.stores import (
+    HOST,
+    SetClock,
+    crash,
+    open_store,
+    put,
+    query_index,
+    read_all,
+    small_settings,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +50,7 @@ def without_place(records: list[bytes]) -> list[bytes]:
 def test_a_copy_has_the_topics_and_nothing_else(root: Path) -> None:
     store = open_store(root)
     wanted = {name: bodies for name, bodies in contents(store).items() if name[0] in "AC"}
-    found_before = store.query_index("C", "x20", 9, 0, 1 << 62)
+    found_before = query_index(store, "C", "x20", 9, 0, 1 << 62)
     store.close()
     report = copied(root, "A", "C")
     assert (report.record_count, report.unplaced_count, report.damage) == (40, 0, [])
@@ -53,7 +62,7 @@ def test_a_copy_has_the_topics_and_nothing_else(root: Path) -> None:
     assert found.keys() == wanted.keys()
     for name, records in found.items():
         assert without_place(records) == without_place(wanted[name])
-    assert len(store.query_index("C", "x20", 9, 0, 1 << 62)) == len(found_before) == 1
+    assert len(query_index(store, "C", "x20", 9, 0, 1 << 62)) == len(found_before) == 1
     assert store.max_physical_offset < 60 * 350
     store.close()
 

@@ -20,7 +20,7 @@ from headrace_protocol.columns import encode_records
 from headrace_protocol.staging import Decision, StagedAttempt
 from tests.support.damage import TOPICS_TEXT, contents, quiet
 from tests.support.golden import STORES, copy_golden_store, golden_settings
-from tests.support.stores import HOST, crash, open_store, small_settings
+from tests.support.stores import HOST, crash, open_store, query_index, small_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -231,7 +231,7 @@ def test_a_repaired_index_answers_as_before(root: Path) -> None:
     with open_directory(root, small_settings(root)) as directory:
         repair(directory, check(directory, quiet).damage, quiet)
     store = open_store(root)
-    assert len(store.query_index("A", "x30", 9, 0, 1 << 62)) == 1
+    assert len(query_index(store, "A", "x30", 9, 0, 1 << 62)) == 1
     store.close()
 
 

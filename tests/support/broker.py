@@ -13,6 +13,7 @@ from headrace_broker.consumer.locks import QueueLocks
 from headrace_broker.consumer.long_polling import LongPolling
 from headrace_broker.consumer.offsets import ConsumerOffsets
 from headrace_broker.consumer.subscriptions import SubscriptionGroups
+from headrace_broker.host_budget import HostBudget
 from headrace_broker.processors.admin_broker import AdminBrokerProcessor
 from headrace_broker.processors.admin_groups import AdminGroupsProcessor
 from headrace_broker.processors.admin_topics import AdminTopicsProcessor
@@ -71,13 +72,16 @@ class BrokerUnderTest:
         now_ms = self.clock.now_ms
         self.store = open_store(self.config.store_path_root_dir, self.clock, **store)
         files = self.config.store_path_root_dir / "config"
-        self.topics = TopicTable(self.config, ConfigFile(files / "topics.json"), now_ms)
+        self.budget = HostBudget()
+        self.changes = HostLog(structlog.get_logger())
+        topics_file = ConfigFile(files / "topics.json")
+        self.topics = TopicTable(self.config, topics_file, now_ms, self.budget)
         groups_file = ConfigFile(files / "subscriptionGroup.json")
-        self.groups = SubscriptionGroups(self.config, groups_file, now_ms)
+        self.groups = SubscriptionGroups(self.config, groups_file, now_ms, self.budget)
         self.offsets = ConsumerOffsets(ConfigFile(files / "consumerOffset.json"), now_ms)
         self.consumers = ConsumerManager(self.groups)
         self.producers = ProducerManager()
-        self.locks = QueueLocks()
+        self.locks = QueueLocks(self.budget)
         self.statistics = BrokerStatistics()
         self.long_polling = LongPolling()
         self.staging = Staging(
@@ -85,6 +89,7 @@ class BrokerUnderTest:
             self.config.broker_name,
             self.config.staged_reserved_ms,
             self.statistics.put,
+            self.budget,
         )
         self.staging.load()
         self.unexpected: list[Exception] = []
@@ -117,7 +122,14 @@ class BrokerUnderTest:
                 store, topics, groups, consumers, producers, offsets, self.locks, now_ms
             ),
             AdminTopicsProcessor(
-                config, store, topics, offsets, long_polling, statistics, lambda told: told()
+                config,
+                store,
+                topics,
+                offsets,
+                long_polling,
+                statistics,
+                self.changes,
+                lambda told: told(),
             ),
             AdminGroupsProcessor(
                 config,
@@ -129,8 +141,9 @@ class BrokerUnderTest:
                 offsets,
                 statistics,
                 now_ms,
+                self.changes,
             ),
-            AdminBrokerProcessor(config, store, topics, offsets, statistics, now_ms),
+            AdminBrokerProcessor(config, store, topics, offsets, statistics, now_ms, self.changes),
         )
 
     def close(self) -> None:

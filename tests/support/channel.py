@@ -8,6 +8,8 @@ from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import decode_header
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headrace_protocol.command import Command
 
 
@@ -20,6 +22,8 @@ class MemoryChannel:
     def __init__(self) -> None:
         self.is_greeted = False
         self.is_open = True
+        self.is_slow = False
+        self.on_taken: Callable[[], None] | None = None
         self.charged_bytes = 0
         self.written = bytearray()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from headrace_nameserver import registrations
 from headrace_nameserver.kv_config import KVConfig
 from headrace_nameserver.processors import NameServerProcessor
 from headrace_nameserver.routes import RouteTable
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
     import msgspec
 
+    from headrace_nameserver.registrations import BrokerTopics
+
+HA_ADDRESS = "127.0.0.1:10912"
+
 
 @dataclass
 class NameServerUnderTest:
@@ -35,6 +40,7 @@ class NameServerUnderTest:
     now_ms: int = 1_000_000
     wall_ms: int = 1_700_000_000_000
     order_message_enable: bool = False
+    register_from_own_address: bool = False
     kv_config_path: Path | None = None
     unexpected: list[Exception] = field(default_factory=list)
     channel: MemoryChannel = field(default_factory=MemoryChannel)
@@ -46,6 +52,7 @@ class NameServerUnderTest:
             KVConfig(self.kv_config_path),
             lambda: self.now_ms,
             order_message_enable=self.order_message_enable,
+            register_from_own_address=self.register_from_own_address,
             wall_ms=lambda: self.wall_ms,
         ).register(self.registry)
 
@@ -97,10 +104,15 @@ def register_header(
     name: str = "b0", broker_id: int = 0, address: str = "127.0.0.1:10911", **fields: Any
 ) -> RegisterBrokerHeader:
     fields.setdefault("cluster_name", "c0")
-    fields.setdefault("ha_server_addr", f"{address}-ha")
+    fields.setdefault("ha_server_addr", HA_ADDRESS)
     return RegisterBrokerHeader(
         broker_name=name, broker_id=broker_id, broker_addr=address, **fields
     )
+
+
+def broker_topics(header: RegisterBrokerHeader, body: RegisterBrokerBody) -> BrokerTopics:
+    """What a route table takes of a registration."""
+    return registrations.check(header, body)
 
 
 def register_body(*topics: TopicConfig | str, version: int = 1) -> RegisterBrokerBody:

@@ -45,6 +45,7 @@ class Asked:
     body: bytes
     is_oneway: bool
     channel: ServerChannel
+    opaque: int = 0
 
 
 @dataclass
@@ -114,6 +115,7 @@ class Scripted:
             bytes(request.body),
             command.is_oneway,
             request.channel,  # type: ignore[arg-type]
+            command.opaque,
         )
         self.asked.append(asked)
         script = self.answers.get(command.code)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.clock import Clock
     from headrace_broker.store.mapped_file import MappedFile
+    from headrace_broker.store.reader import Reader
     from headrace_broker.store.store_queue import StoreQueue
 
 Result = TypeVar("Result")
@@ -139,6 +140,14 @@ def read_all(store: MessageStore, queue: StoreQueue) -> list[StoredMessage]:
 def get_ready(store: MessageStore, queue: StoreQueue, offset: int) -> GetResult:
     """A few messages, after what has to be done before."""
     return ready(lambda: store.get(queue, offset, 7, 3000, None))
+
+
+def query_index(store: MessageStore | Reader, *query: Any) -> list[int]:
+    """What a query by key finds, when nothing has to be waited for. Raises NotReady."""
+    asked = store.query_index(*query)
+    while asked.step():
+        pass
+    return asked.found
 
 
 def ready(read: Callable[[], Result]) -> Result:

@@ -15,10 +15,16 @@ import pytest
 from tests.support.processes import TIMEOUT_S, run, without_stalls
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+UNITS = sorted(DEPLOY.glob("*.service"))
 ENVIRONMENT = {
     **os.environ,
     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
 }
+
+
+needs_systemd = pytest.mark.skipif(
+    not shutil.which("systemd-analyze"), reason="no systemd on this machine"
+)
 
 
 def free_ports(count: int) -> list[int]:
@@ -69,7 +75,7 @@ def test_the_local_cluster_comes_up_and_goes_down(tmp_path: Path) -> None:
         assert not (tmp_path / f"broker-{index}" / "abort").exists()
 
 
-@pytest.mark.parametrize("unit", sorted(DEPLOY.glob("*.service")), ids=lambda path: path.name)
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
 def test_units_start_commands_that_there_are(unit: Path) -> None:
     commands = [
         line.partition("=")[2].split()
@@ -83,10 +89,37 @@ def test_units_start_commands_that_there_are(unit: Path) -> None:
         assert all(option in help_text for option in options if option.startswith("--"))
 
 
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
+def test_units_confine_their_daemon(unit: Path) -> None:
+    lines = unit.read_text().splitlines()
+    confined = {
+        "UMask=0077",
+        "CapabilityBoundingSet=",
+        "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX",
+        "SystemCallFilter=@system-service",
+        "NoNewPrivileges=true",
+        "ProtectSystem=strict",
+        "ProtectKernelTunables=true",
+        "PrivateDevices=true",
+    }
+    assert confined <= set(lines)
+    assert any(line.startswith("MemoryMax=") for line in lines)
+
+
+@needs_systemd
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
+def test_systemd_finds_little_exposed(unit: Path) -> None:
+    command = ["systemd-analyze", "security", "--offline=true", "--threshold=20", unit]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if "unrecognized option" in done.stderr:
+        pytest.skip("systemd is older than 250")
+    assert done.returncode == 0, done.stdout
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd on this machine")
+@needs_systemd
 def test_systemd_reads_the_units(tmp_path: Path) -> None:
-    for unit in DEPLOY.glob("*.service"):
+    for unit in UNITS:
         # The program and the user are made by the installation.
         text = unit.read_text().replace("/opt/headrace/bin/headrace", "/bin/true")
         (tmp_path / unit.name).write_text(text.replace("User=headrace\n", ""))

@@ -5,6 +5,7 @@ The broker compares hashes only; consumers check the tag itself. Source: docs/pr
 
 from __future__ import annotations
 
+from headrace_protocol.bounds import SUBSCRIPTION_BYTES_MAX, check_text
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.message import tags_code
@@ -15,8 +16,10 @@ TAG = "TAG"
 def wanted_tags(subscription: str | None, expression_type: str | None) -> frozenset[int] | None:
     """Tags codes that a subscription lets through; None lets everything through.
 
-    Raises RequestError for a kind of expression that this broker does not evaluate.
+    Raises RequestError for a kind of expression that this broker does not evaluate, and for one
+    that is too long.
     """
+    check_text("subscription", subscription or "", SUBSCRIPTION_BYTES_MAX)
     if expression_type and expression_type != TAG:
         raise RequestError(
             ResponseCode.SYSTEM_ERROR,

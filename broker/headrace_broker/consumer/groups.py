@@ -1,14 +1,17 @@
 """Who is connected: members of consumer groups with what they want, and producers.
 
-A client is known by its channel. Members tell by heartbeats that they are alive; whoever falls
-silent is dropped, and the others of its group are told to share the queues anew.
+A client is known by its channel, which is charged with what is kept of its heartbeats. Members tell
+by heartbeats that they are alive; whoever falls silent is dropped, and the others of its group are
+told to share the queues anew.
 """
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict, deque
 from typing import TYPE_CHECKING
 
 import msgspec
+import trio
 
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
@@ -16,7 +19,7 @@ from headrace_protocol.headers import ConsumerGroupHeader
 from headrace_protocol.serving import notice
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
     from headrace_protocol.bodies import ConsumerData, SubscriptionData
@@ -24,6 +27,14 @@ if TYPE_CHECKING:
 
 MEMBER_LIFE_MS = 120_000
 BROADCASTING = "BROADCASTING"
+# What a member of a group takes, and a topic of its subscription, besides their texts. Measured by
+# tests/abuse/test_kept_memory.py.
+_MEMBER_BYTES = 2048
+_SUBSCRIPTION_BYTES = 1024
+_TAG_BYTES = 160
+# A member that changes all the time must not make all the others rebalance each time.
+_TOLD_AT_ONCE = 4
+_TELL_S = 1.0
 
 
 class Member(msgspec.Struct):
@@ -34,45 +45,60 @@ class Member(msgspec.Struct):
     language: str
     version: int
 
+    @property
+    def held_bytes(self) -> int:
+        """What it takes in each of its groups."""
+        return _MEMBER_BYTES + 2 * (len(self.client_id) + len(self.language))
+
 
 class _Members:
     """Members of groups, with the time that each was last heard, the most silent first."""
 
     def __init__(self) -> None:
         self.groups: dict[str, dict[Channel, Member]] = {}
-        self._heard_ms: dict[tuple[str, Channel], int] = {}
-        self._groups_of: dict[Channel, set[str]] = {}
+        self._heard_ms: OrderedDict[tuple[str, Channel], int] = OrderedDict()
+        # Of each group of a channel, what the channel is charged for it.
+        self._charges: dict[Channel, dict[str, int]] = {}
 
-    def heard(self, group: str, member: Member, now_ms: int) -> bool:
-        """Note that a member is alive; whether it is new, or has another client id than before."""
+    def heard(self, group: str, member: Member, now_ms: int, held_bytes: int | None = None) -> bool:
+        """Note that a member is alive; whether it is new, or has another client id than before.
+
+        held_bytes: what is kept of what it wants; None: as much as before.
+        """
         channel = member.channel
         members = self.groups.setdefault(group, {})
         known = members.get(channel)
         members[channel] = member
-        self._groups_of.setdefault(channel, set()).add(group)
-        self._heard_ms.pop((group, channel), None)
+        charges = self._charges.setdefault(channel, {})
+        charged = charges.get(group, 0)
+        if held_bytes is not None or known is None:
+            charges[group] = member.held_bytes + 2 * len(group) + (held_bytes or 0)
+            channel.charge(charges[group] - charged)
         self._heard_ms[group, channel] = now_ms
+        self._heard_ms.move_to_end((group, channel))
         return known is None or known.client_id != member.client_id
 
     def remove(self, group: str, channel: Channel) -> bool:
         """Forget a member; whether it was one."""
         if self._heard_ms.pop((group, channel), None) is None:
             return False
-        self._groups_of[channel].discard(group)
-        if not self._groups_of[channel]:
-            del self._groups_of[channel]
+        charges = self._charges[channel]
+        channel.charge(-charges.pop(group))
+        if not charges:
+            del self._charges[channel]
         members = self.groups[group]
         del members[channel]
         if not members:
             del self.groups[group]
         return True
 
-    def groups_of(self, channel: Channel) -> set[str]:
-        return set(self._groups_of.get(channel, ()))
+    def groups_of(self, channel: Channel) -> list[str]:
+        return list(self._charges.get(channel, ()))
 
     def silent(self, now_ms: int) -> Iterator[tuple[str, Channel]]:
-        """Members that have been silent for too long."""
-        for key, heard_ms in list(self._heard_ms.items()):
+        """Members that have been silent for too long; the caller removes each."""
+        while self._heard_ms:
+            key, heard_ms = next(iter(self._heard_ms.items()))
             if now_ms - heard_ms <= MEMBER_LIFE_MS:
                 return
             yield key
@@ -106,17 +132,32 @@ def _newer(known: SubscriptionData | None, said: SubscriptionData) -> Subscripti
     return said if known is None or said.sub_version > known.sub_version else known
 
 
+def _held_bytes(subscriptions: Iterable[SubscriptionData]) -> int:
+    return sum(
+        _SUBSCRIPTION_BYTES
+        + 4 * (len(each.topic) + len(each.sub_string) + sum(map(len, each.tags_set)))
+        + _TAG_BYTES * (len(each.tags_set) + len(each.code_set))
+        for each in subscriptions
+    )
+
+
 class ConsumerManager:
     """Consumer groups with somebody in them.
 
     change_count: grows when a subscription changes, for those who keep what they looked up.
+    run_long: runs work in slices; at once and to its end unless it is set.
     """
 
     def __init__(self, groups: SubscriptionGroups) -> None:
         self.change_count = 0
+        self.run_long: Callable[[Iterator[None]], None] = deque[None](maxlen=0).extend
+        # How often the members of a group were told of changes lately; those that are still to be.
+        self._told: Counter[str] = Counter()
+        self._to_tell: dict[str, None] = {}
         self._settings = groups
         self._members = _Members()
         self._groups: dict[str, ConsumerGroup] = {}
+        self._groups_of: dict[str, set[str]] = {}
 
     def heartbeat(
         self, member: Member, data: ConsumerData, now_ms: int, *, with_subscriptions: bool = True
@@ -128,11 +169,15 @@ class ConsumerManager:
         group = self._groups.get(data.group_name)
         if group is None:
             group = self._groups[data.group_name] = ConsumerGroup(data)
-        is_news = self._members.heard(data.group_name, member, now_ms)
+        held_bytes = _held_bytes(data.subscription_data_set) if with_subscriptions else None
+        is_news = self._members.heard(data.group_name, member, now_ms, held_bytes)
         if with_subscriptions:
+            before = group.subscriptions
             has_changed, has_other_topics = group.update(data)
             self.change_count += has_changed
             is_news |= has_other_topics
+            if has_other_topics:
+                self._subscribe(data.group_name, before, group.subscriptions)
         if is_news:
             self._notify(data.group_name)
 
@@ -143,18 +188,22 @@ class ConsumerManager:
         if group in self._members.groups:
             self._notify(group)
         else:
-            del self._groups[group]
+            self._subscribe(group, self._groups.pop(group).subscriptions, ())
             self.change_count += 1
 
     def channel_closed(self, channel: Channel) -> None:
         """A client is gone; tells the others of its groups."""
-        for group in self._members.groups_of(channel):
-            self.unregister(group, channel)
+        groups = self._members.groups_of(channel)
+        self.run_long(self._leave_each((group, channel) for group in groups))
 
     def expire(self, now_ms: int) -> None:
         """Drop members that have been silent for too long; tells the others."""
-        for group, channel in self._members.silent(now_ms):
+        self.run_long(self._leave_each(self._members.silent(now_ms)))
+
+    def _leave_each(self, members: Iterable[tuple[str, Channel]]) -> Iterator[None]:
+        for group, channel in members:
             self.unregister(group, channel)
+            yield
 
     def group(self, group: str) -> ConsumerGroup | None:
         """What a group wants; None when nobody of it is connected."""
@@ -166,15 +215,18 @@ class ConsumerManager:
 
     def groups_of_topic(self, topic: str) -> set[str]:
         """Groups that are subscribed to a topic now."""
-        return {name for name, group in self._groups.items() if topic in group.subscriptions}
+        return set(self._groups_of.get(topic, ()))
 
-    def groups_by_topic(self) -> dict[str, set[str]]:
-        """Of each topic somebody is subscribed to, the groups."""
-        by_topic: dict[str, set[str]] = {}
-        for name, group in self._groups.items():
-            for topic in group.subscriptions:
-                by_topic.setdefault(topic, set()).add(name)
-        return by_topic
+    def _subscribe(self, group: str, before: Iterable[str], after: Iterable[str]) -> None:
+        """Note which topics a group wants no more, and which others."""
+        before, after = set(before), set(after)
+        for topic in before - after:
+            groups = self._groups_of[topic]
+            groups.discard(group)
+            if not groups:
+                del self._groups_of[topic]
+        for topic in after - before:
+            self._groups_of.setdefault(topic, set()).add(group)
 
     def subscription_for_pull(self, group: str, topic: str, sub_version: int) -> SubscriptionData:
         """What a group wants of a topic, for a pull that does not say it itself.
@@ -198,22 +250,42 @@ class ConsumerManager:
             )
         return subscription
 
+    async def run(self) -> None:
+        """Tell members of what has changed since they were told, until cancelled."""
+        while True:
+            await trio.sleep(_TELL_S)
+            to_tell, self._to_tell = self._to_tell, {}
+            self._told.clear()
+            for group in to_tell:
+                self.run_long(self._tell(group))
+
     def _notify(self, group: str) -> None:
-        if self._groups[group].data.message_model == BROADCASTING:
-            return  # each member reads all queues, whoever else is there
-        settings = self._settings.get(group)
+        """The members of a group are others, or want something else."""
+        self._told[group] += 1
+        if self._told[group] <= _TOLD_AT_ONCE:
+            self.run_long(self._tell(group))
+        else:
+            self._to_tell[group] = None
+
+    def _tell(self, name: str) -> Iterator[None]:
+        group = self._groups.get(name)
+        if group is None or group.data.message_model == BROADCASTING:
+            return  # of the latter each member reads all queues, whoever else is there
+        settings = self._settings.get(name)
         if settings is None or settings.notify_consumer_ids_changed_enable:
             message = notice(
-                RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ConsumerGroupHeader(consumer_group=group)
+                RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ConsumerGroupHeader(consumer_group=name)
             )
-            for channel in self._members.groups.get(group, {}):
+            for channel in list(self._members.groups.get(name, ())):
                 channel.write(message)
+                yield
 
 
 class ProducerManager:
-    """Producer groups with somebody in them."""
+    """Producer groups with somebody in them. run_long: as that of ConsumerManager."""
 
     def __init__(self) -> None:
+        self.run_long: Callable[[Iterator[None]], None] = deque[None](maxlen=0).extend
         self._members = _Members()
 
     def heartbeat(self, member: Member, group: str, now_ms: int) -> None:
@@ -226,13 +298,17 @@ class ProducerManager:
 
     def channel_closed(self, channel: Channel) -> None:
         """A client is gone."""
-        for group in self._members.groups_of(channel):
-            self._members.remove(group, channel)
+        groups = self._members.groups_of(channel)
+        self.run_long(self._leave_each((group, channel) for group in groups))
 
     def expire(self, now_ms: int) -> None:
         """Drop members that have been silent for too long."""
-        for group, channel in self._members.silent(now_ms):
+        self.run_long(self._leave_each(self._members.silent(now_ms)))
+
+    def _leave_each(self, members: Iterable[tuple[str, Channel]]) -> Iterator[None]:
+        for group, channel in members:
             self._members.remove(group, channel)
+            yield
 
     def members(self, group: str) -> list[Member]:
         """Who is in a group."""

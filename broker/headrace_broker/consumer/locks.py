@@ -2,42 +2,97 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import OrderedDict
+from typing import TYPE_CHECKING, NamedTuple
+
+from headrace_broker.host_budget import HostBudget
+from headrace_protocol.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
+    from headrace_broker.host_budget import Host
     from headrace_protocol.bodies import MessageQueue
 
 LOCK_LIFE_MS = 60_000
+# Besides its texts. Measured by tests/abuse/test_kept_memory.py.
+_LOCK_BYTES = 1024
+
+
+class _Lock(NamedTuple):
+    client_id: str
+    locked_ms: int
 
 
 class QueueLocks:
-    """Which client holds which queue; a lock that is not renewed ends by itself."""
+    """Which client holds which queue; a lock that is not renewed ends by itself.
 
-    def __init__(self) -> None:
-        # group -> queue -> (client id, when it was last locked, in ms)
-        self._locks: dict[str, dict[MessageQueue, tuple[str, int]]] = {}
+    It outlives the client's connection, since the client may go on reading for as long without.
+    """
+
+    def __init__(self, budget: HostBudget | None = None) -> None:
+        self._budget = budget or HostBudget()
+        # By group and queue, the one that was renewed first first.
+        self._locks: OrderedDict[tuple[str, MessageQueue], _Lock] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._locks)
 
     def lock(
-        self, group: str, client_id: str, queues: Iterable[MessageQueue], now_ms: int
+        self,
+        group: str,
+        client_id: str,
+        queues: Iterable[MessageQueue],
+        now_ms: int,
+        host: Host,
     ) -> list[MessageQueue]:
-        """Take or renew locks; returns the queues that ``client_id`` holds now."""
-        locks = self._locks.setdefault(group, {})
+        """Take or renew locks; returns the queues that ``client_id`` holds now.
+
+        Those that are too many for ``host`` are held by nobody.
+        """
+        locks = self._locks
         held = []
         for queue in queues:
-            owner, locked_ms = locks.get(queue, (client_id, 0))
-            if owner == client_id or now_ms - locked_ms > LOCK_LIFE_MS:
-                locks[queue] = client_id, now_ms
+            key = group, queue
+            known = locks.get(key)
+            is_mine = known is not None and known.client_id == client_id
+            if known is None or is_mine or _is_over(known, now_ms):
+                if not is_mine and not self._has_room(host, key, client_id):
+                    break
+                locks[key] = _Lock(client_id, now_ms)
+                locks.move_to_end(key)
                 held.append(queue)
         return held
 
+    def _has_room(self, host: Host, key: tuple[str, MessageQueue], client_id: str) -> bool:
+        group, queue = key
+        chars = len(group) + len(client_id) + len(queue.topic) + len(queue.broker_name)
+        try:
+            self._budget.keep(host, key, _LOCK_BYTES + 4 * chars)
+        except RequestError:
+            return False
+        return True
+
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
         """Give locks back; those that others hold stay."""
-        locks = self._locks.get(group, {})
         for queue in queues:
-            owner = locks.get(queue)
-            if owner and owner[0] == client_id:
-                del locks[queue]
-        if not locks:
-            self._locks.pop(group, None)
+            known = self._locks.get((group, queue))
+            if known and known.client_id == client_id:
+                self._forget((group, queue))
+
+    def expire(self, now_ms: int) -> Iterator[None]:
+        """Forget locks that have ended; yields after each."""
+        while self._locks:
+            key, lock = next(iter(self._locks.items()))
+            if not _is_over(lock, now_ms):
+                return
+            self._forget(key)
+            yield
+
+    def _forget(self, key: tuple[str, MessageQueue]) -> None:
+        del self._locks[key]
+        self._budget.drop(key)
+
+
+def _is_over(lock: _Lock, now_ms: int) -> bool:
+    return now_ms - lock.locked_ms > LOCK_LIFE_MS

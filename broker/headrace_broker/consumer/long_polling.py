@@ -81,24 +81,21 @@ class LongPolling:
 
     async def run(self) -> None:
         """Answer pulls whose deadline has come, until cancelled."""
-        self._next_tick = _tick(trio.current_time())
+        self._next_tick = self._next_tick or _tick(trio.current_time())
         while True:
             await trio.sleep(_TICK_S)
-            now = _tick(trio.current_time())
-            for tick in range(self._next_tick, now):
+            for tick in range(self._next_tick, _tick(trio.current_time())):
+                self._next_tick = tick + 1
                 if due := self._due.pop(tick, None):
                     self.run_long(self._end_each(due))
-            self._next_tick = now
 
-    def queue_gone(self, queue: StoreQueue) -> None:
-        """A queue will be deleted: nobody shall wait for it."""
-        for pull in list(queue.waiting or ()):
-            self._end(pull)
+    def queue_gone(self, queue: StoreQueue) -> Iterator[None]:
+        """A queue will be deleted: nobody shall wait for it. Yields after each pull."""
+        yield from self._end_each(list(queue.waiting or ()))
 
     def channel_closed(self, channel: Channel) -> None:
         """Nobody waits any more for an answer on ``channel``."""
-        for pull in list(self._of_channels.get(channel, ())):
-            self._forget(pull)
+        self.run_long(self._forget_each(list(self._of_channels.get(channel, ()))))
 
     def answer_all(self) -> None:
         """The broker stops: nobody shall wait for it."""
@@ -118,6 +115,11 @@ class LongPolling:
             self._forget(pull)
         else:
             _wait(pull.queue, pull)
+
+    def _forget_each(self, pulls: Iterable[HeldPull]) -> Iterator[None]:
+        for pull in pulls:
+            self._forget(pull)
+            yield
 
     def _end_each(self, pulls: Iterable[HeldPull]) -> Iterator[None]:
         for pull in pulls:

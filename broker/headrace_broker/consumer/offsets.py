@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.config_file import ConfigFile
 
 _COMMITS_PER_VERSION = 500
+_QUEUES_AT_ONCE = 500
 
 Key = tuple[str, str]  # topic, group
 Offsets = dict[int, int]  # queue id -> queue offset
@@ -69,8 +70,11 @@ class _Table:
                 self._texts[key] = _pair_text(key, offsets)
         return table_text(self._texts.values())
 
-    def as_body(self) -> dict[str, Offsets]:
-        return {f"{topic}@{group}": offsets for (topic, group), offsets in self.offsets.items()}
+    def rows(self) -> Iterator[tuple[str, Offsets]]:
+        """As bodies hold it; entries may come and go meanwhile."""
+        for key in list(self.offsets):
+            if (offsets := self.offsets.get(key)) is not None:
+                yield f"{key[0]}@{key[1]}", dict(offsets)
 
 
 class ConsumerOffsets:
@@ -160,10 +164,12 @@ class ConsumerOffsets:
             self._resets.pop(key, None)
         return offset
 
-    def clone(self, source_group: str, target_group: str, topic: str) -> None:
-        """Let ``target_group`` go on where ``source_group`` is."""
-        for queue_id, offset in self.offsets_of(source_group, topic).items():
+    def clone(self, source_group: str, target_group: str, topic: str) -> Iterator[None]:
+        """Let ``target_group`` go on where ``source_group`` is; yields after some queues."""
+        for number, (queue_id, offset) in enumerate(self.offsets_of(source_group, topic).items()):
             self._put((topic, target_group), queue_id, offset)
+            if not number % _QUEUES_AT_ONCE:
+                yield
 
     # -- deletion ----------------------------------------------------------------------------------
 
@@ -179,14 +185,18 @@ class ConsumerOffsets:
 
     # -- file --------------------------------------------------------------------------------------
 
-    def wrapper(self) -> ConsumerOffsetSerializeWrapper:
-        """The table as bodies hold it."""
-        return ConsumerOffsetSerializeWrapper(
-            offset_table=self._committed.as_body(),
-            pull_offset_table=self._pulled.as_body(),
-            group_topic_map=self._group_topic_map(),
-            data_version=self.data_version,
-        )
+    def committed(self) -> Iterator[tuple[str, Offsets]]:
+        """Committed offsets by "topic@group", for a reader with other things to do in between."""
+        return self._committed.rows()
+
+    def pulled(self) -> Iterator[tuple[str, Offsets]]:
+        """The same of pulled offsets."""
+        return self._pulled.rows()
+
+    def topics_by_group(self) -> Iterator[tuple[str, list[str]]]:
+        """The same of the topics of which each group has committed something."""
+        for group in list(self._topics_of):
+            yield group, sorted(self._topics_of.get(group, ()))
 
     def take_snapshot(self) -> Callable[[], bytes] | None:
         """What gives the file's new content; None when nothing has changed since the last one.
@@ -223,9 +233,6 @@ class ConsumerOffsets:
         """Write the file when something has changed."""
         if (snapshot := self.take_snapshot()) is not None:
             self.save_snapshot(snapshot)
-
-    def _group_topic_map(self) -> dict[str, list[str]]:
-        return {group: sorted(topics) for group, topics in self._topics_of.items()}
 
     def _tables(self) -> Iterator[_Table]:
         yield self._committed

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Protocol
 
+from headrace_broker.host_budget import HostBudget
 from headrace_broker.persistence import (
     SavedFile,
     TableText,
@@ -19,17 +19,19 @@ from headrace_protocol.bodies import (
     SubscriptionGroupConfig,
     SubscriptionGroupWrapper,
 )
+from headrace_protocol.bounds import check_depth, check_group, check_queue_nums
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from headrace_broker.host_budget import Host
     from headrace_broker.persistence import NowMs
     from headrace_broker.store.config_file import ConfigFile
 
-GROUP_CHARS_MAX = 120
-_GROUP_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+# With its retry topic, and both as their files hold them.
+_GROUP_BYTES = 6 * 1024
 
 TOOLS_CONSUMER = "TOOLS_CONSUMER"
 # The groups that the peer has from its first start on.
@@ -58,9 +60,16 @@ class SubscriptionGroups:
     saved: the file, which follows the table.
     """
 
-    def __init__(self, policy: GroupPolicy, file: ConfigFile, now_ms: NowMs) -> None:
+    def __init__(
+        self,
+        policy: GroupPolicy,
+        file: ConfigFile,
+        now_ms: NowMs,
+        budget: HostBudget | None = None,
+    ) -> None:
         """Load the table. Raises StoreFormatError when what is there can't be read."""
         self.change_count = 0
+        self._budget = budget or HostBudget()
         self._policy = policy
         self.saved = SavedFile(file, self._snapshot)
         self._text = TableText()
@@ -86,8 +95,8 @@ class SubscriptionGroups:
         """A group; None when there is none of that name."""
         return self._groups.get(group)
 
-    def get_or_create(self, group: str) -> SubscriptionGroupConfig:
-        """A group, made with the defaults when it is not there.
+    def get_or_create(self, group: str, host: Host) -> SubscriptionGroupConfig:
+        """A group, made with the defaults for ``host`` when it is not there.
 
         Raises RequestError when there is none and none may be made.
         """
@@ -96,12 +105,14 @@ class SubscriptionGroups:
             if not self._policy.auto_create_subscription_group:
                 raise _unknown(group)
             config = SubscriptionGroupConfig(group_name=group)
+            _check(config)
+            self._budget.keep(host, ("group", group), _GROUP_BYTES)
             self.put(config)
         return config
 
-    def check_consumable(self, group: str) -> SubscriptionGroupConfig:
+    def check_consumable(self, group: str, host: Host) -> SubscriptionGroupConfig:
         """A group that may consume; made when it is not there. Raises RequestError."""
-        config = self.get_or_create(group)
+        config = self.get_or_create(group, host)
         if not config.consume_enable:
             raise RequestError(
                 ResponseCode.NO_PERMISSION,
@@ -111,8 +122,8 @@ class SubscriptionGroups:
         return config
 
     def put(self, config: SubscriptionGroupConfig) -> None:
-        """Create or replace a group. Raises RequestError for a name that can't be one."""
-        check_group_name(config.group_name)
+        """Create or replace a group. Raises RequestError for what can't be one."""
+        _check(config)
         self._groups[config.group_name] = config
         self._changed()
 
@@ -120,6 +131,7 @@ class SubscriptionGroups:
         """Forget a group; whether it was there."""
         if self._groups.pop(group, None) is None:
             return False
+        self._budget.drop(("group", group))
         self._changed()
         return True
 
@@ -148,18 +160,14 @@ class SubscriptionGroups:
         )
 
 
-def check_group_name(group: str) -> None:
-    """Raise RequestError for a text that can't be a group's name."""
-    if len(group) > GROUP_CHARS_MAX:
-        raise RequestError(
-            ResponseCode.INVALID_PARAMETER,
-            f"group {group[:40]}... has {len(group)} characters: {GROUP_CHARS_MAX} is the most",
-        )
-    if not _GROUP_NAME.fullmatch(group):
-        raise RequestError(
-            ResponseCode.INVALID_PARAMETER,
-            f"group {group!r}: use only letters, digits, '%', '|', '_' and '-', and at least one",
-        )
+def _check(config: SubscriptionGroupConfig) -> None:
+    """Raise RequestError for what can't be a group's settings."""
+    group = config.group_name
+    check_group(group)
+    check_queue_nums(f"group {group}: retryQueueNums", config.retry_queue_nums)
+    # Their shape is not ours: what nests too deep could be saved, but never read again.
+    check_depth(f"groupRetryPolicy of group {group}", config.group_retry_policy)
+    check_depth(f"subscriptionDataSet of group {group}", config.subscription_data_set)
 
 
 def _unknown(group: str) -> RequestError:

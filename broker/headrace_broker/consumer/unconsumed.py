@@ -29,20 +29,29 @@ class UnconsumedLook:
         self._offsets = offsets
         self._groups = groups
         self._consumers = consumers
-        self._subscribed = consumers.groups_by_topic()
+        # Of one topic, whose queues come some at a time: the connected groups by name, and what
+        # those without a member have to consume.
+        self._topic = ""
+        self._connected: list[str] = []
+        self._left: dict[int, tuple[int, str]] = {}
 
     def __call__(self, topic: str, queue_ids: Iterable[int]) -> Mapping[int, tuple[int, str]]:
         """By queue id, the lowest queue offset that some group has yet to consume, and its name."""
-        lowest: dict[int, tuple[int, str]] = {}
-        connected = self._subscribed.get(topic, set())
-        for group in self._offsets.groups_of(topic) | connected:
-            if not self._counts(group, topic):
-                continue
-            for queue_id in queue_ids:
-                offset = self._offset(group, topic, queue_id, is_connected=group in connected)
-                if offset is not None:
-                    lowest[queue_id] = min(lowest.get(queue_id, (offset, group)), (offset, group))
-        return lowest
+        if topic != self._topic:
+            self._look_at(topic)
+        found = ((queue_id, self._lowest(queue_id)) for queue_id in queue_ids)
+        return {queue_id: lowest for queue_id, lowest in found if lowest is not None}
+
+    def _look_at(self, topic: str) -> None:
+        self._topic = topic
+        connected = self._consumers.groups_of_topic(topic)
+        self._connected = sorted(group for group in connected if self._counts(group, topic))
+        self._left = {}
+        for group in self._offsets.groups_of(topic) - connected:
+            if self._counts(group, topic):
+                for queue_id, offset in self._offsets.offsets_of(group, topic).items():
+                    lowest = self._left.get(queue_id, (offset, group))
+                    self._left[queue_id] = min(lowest, (offset, group))
 
     def _counts(self, group: str, topic: str) -> bool:
         if self._groups.get(group) is None:
@@ -55,8 +64,18 @@ class UnconsumedLook:
         # Without any, its members choose queues themselves and may read this topic.
         return not members.subscriptions or topic in members.subscriptions
 
-    def _offset(self, group: str, topic: str, queue_id: int, *, is_connected: bool) -> int | None:
-        offset = self._offsets.query(group, topic, queue_id)
-        if offset is None and is_connected:
-            offset = self._offsets.query_pull(group, topic, queue_id) or 0
-        return offset
+    def _lowest(self, queue_id: int) -> tuple[int, str] | None:
+        lowest = self._left.get(queue_id)
+        for group in self._connected:
+            offset = self._offset(group, queue_id)
+            if lowest is None or (offset, group) < lowest:
+                lowest = offset, group
+            if not offset:
+                break
+        return lowest
+
+    def _offset(self, group: str, queue_id: int) -> int:
+        offset = self._offsets.query(group, self._topic, queue_id)
+        if offset is None:
+            offset = self._offsets.query_pull(group, self._topic, queue_id)
+        return offset or 0

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import structlog
-
 from headrace_broker.config import RELOADABLE, ConfigError, parse_properties
 from headrace_broker.persistence import next_version
 from headrace_protocol import __version__, fastjson
 from headrace_protocol.bodies import DataVersion, KVTable
+from headrace_protocol.bounds import check_items
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import GetBrokerConfigResponseHeader
@@ -27,11 +26,12 @@ if TYPE_CHECKING:
     from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.topics import TopicTable
+    from headrace_protocol.drivers.host_log import HostLog
     from headrace_protocol.serving import Registry, Request
 
-log = structlog.get_logger("headrace.broker")
-
 _SECOND_MS = 1000
+# Lines of a change of settings; there are some 200 settings.
+_CHANGES_MAX = 1000
 # What the peer's tools show of its thread pools and timers; nothing waits in such a queue here.
 _NO_QUEUES = dict.fromkeys(
     (
@@ -65,6 +65,7 @@ class AdminBrokerProcessor:
         offsets: ConsumerOffsets,
         statistics: BrokerStatistics,
         now_ms: NowMs,
+        changes: HostLog,
         health: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         """health: more numbers for the runtime info."""
@@ -74,6 +75,7 @@ class AdminBrokerProcessor:
         self._offsets = offsets
         self._statistics = statistics
         self._now_ms = now_ms
+        self._changes = changes
         self._health = health
         self._started_ms = now_ms()
         self._config_version = next_version(DataVersion(), self._started_ms)
@@ -175,34 +177,34 @@ class AdminBrokerProcessor:
         self._store.cleaner.retention = self._config.retention()
         if "brokerPermission" in changes:
             self._topics.permission_changed()
-        log.info("settings changed", **changes, client=request.channel.address)
+        self._changes.info(request.channel.address, "settings changed", **changes)
         return Reply()
 
     def delete_expired_files(self, request: Request) -> Reply:
         """TRIGGER_DELETE_FILES, DELETE_EXPIRED_COMMITLOG: remove old files now, at any hour."""
         self._store.cleaner.ask()
-        log.info("removal of old files asked for", client=request.channel.address)
+        self._changes.info(request.channel.address, "removal of old files asked for")
         return Reply()
 
     # -- tables ------------------------------------------------------------------------------------
 
     def all_consumer_offsets(self, _request: Request) -> Generator[None, None, Reply]:
         """GET_ALL_CONSUMER_OFFSET: progress of all groups, for slaves."""
-        wrapper = self._offsets.wrapper()
+        offsets = self._offsets
         body = {
-            "dataVersion": wrapper.data_version,
-            "groupTopicMap": (yield from fastjson.dumps_sliced(wrapper.group_topic_map.items())),
-            "offsetTable": (yield from fastjson.dumps_sliced(wrapper.offset_table.items())),
-            "pullOffsetTable": (
-                yield from fastjson.dumps_sliced(wrapper.pull_offset_table.items())
-            ),
+            "dataVersion": offsets.data_version,
+            "groupTopicMap": (yield from fastjson.dumps_sliced(offsets.topics_by_group())),
+            "offsetTable": (yield from fastjson.dumps_sliced(offsets.committed())),
+            "pullOffsetTable": (yield from fastjson.dumps_sliced(offsets.pulled())),
         }
         return Reply(body=(fastjson.dumps(body),))
 
 
 def _read_changes(request: Request) -> Mapping[str, str]:
     try:
-        values, _ = parse_properties(str(request.body, "utf-8"), "body")
+        text = str(request.body, "utf-8")
+        check_items("lines", text.splitlines(), _CHANGES_MAX)
+        values, _ = parse_properties(text, "body")
     except (ConfigError, UnicodeDecodeError) as error:
         raise RequestError(ResponseCode.INVALID_PARAMETER, str(error)) from None
     if not values:

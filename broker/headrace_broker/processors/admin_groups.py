@@ -8,22 +8,15 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-import structlog
-
+from headrace_broker.host_budget import Host
 from headrace_broker.processors.queues import checked_queue, complete_queue, not_saved, store_time
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import (
     ClientConnection,
     ConsumeQueueData,
-    ConsumerConnection,
-    GroupList,
     MessageQueue,
     OffsetWrapper,
-    ProducerConnection,
-    QueryConsumeQueueResponseBody,
-    QueryConsumeTimeSpanBody,
     QueueTimeSpan,
-    ResetOffsetBody,
     SubscriptionGroupConfig,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -55,12 +48,14 @@ if TYPE_CHECKING:
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.topics import TopicTable
     from headrace_protocol.bodies import TopicConfig
+    from headrace_protocol.drivers.host_log import HostLog
     from headrace_protocol.errors import NotReady
     from headrace_protocol.serving import Registry, Request
 
-log = structlog.get_logger("headrace.broker")
-
 _UNITS_MAX = 10_000
+# Half a millisecond of resets, and what the log tells of them.
+_QUEUES_AT_ONCE = 256
+_LOGGED_MAX = 16
 
 
 class AdminGroupsProcessor:
@@ -77,7 +72,9 @@ class AdminGroupsProcessor:
         offsets: ConsumerOffsets,
         statistics: BrokerStatistics,
         now_ms: NowMs,
+        changes: HostLog,
     ) -> None:
+        self._changes = changes
         self._config = config
         self._store = store
         self._topics = topics
@@ -93,13 +90,13 @@ class AdminGroupsProcessor:
         registry.route(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, self.update_and_create)
         registry.route_long(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self.all_configs)
         registry.route(RequestCode.DELETE_SUBSCRIPTIONGROUP, self.delete)
-        registry.route(RequestCode.GET_CONSUMER_CONNECTION_LIST, self.consumer_connections)
-        registry.route(RequestCode.GET_PRODUCER_CONNECTION_LIST, self.producer_connections)
+        registry.route_long(RequestCode.GET_CONSUMER_CONNECTION_LIST, self.consumer_connections)
+        registry.route_long(RequestCode.GET_PRODUCER_CONNECTION_LIST, self.producer_connections)
         registry.route_long(RequestCode.GET_CONSUME_STATS, self.consume_stats)
-        registry.route(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, self.groups_of_topic)
+        registry.route_long(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, self.groups_of_topic)
         registry.route_long(RequestCode.QUERY_CONSUME_TIME_SPAN, self.time_spans)
         registry.route_long(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, self.reset_offset)
-        registry.route(RequestCode.CLONE_GROUP_OFFSET, self.clone_offset)
+        registry.route_long(RequestCode.CLONE_GROUP_OFFSET, self.clone_offset)
         registry.route_long(RequestCode.QUERY_CONSUME_QUEUE, self.consume_queue)
 
     # -- settings ----------------------------------------------------------------------------------
@@ -108,7 +105,7 @@ class AdminGroupsProcessor:
         """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: one group, from the body."""
         group = SubscriptionGroupConfig.decode(request.body)
         self._groups.put(group)
-        log.info("group put", group=group.group_name, client=request.channel.address)
+        self._changes.info(request.channel.address, "group put", group=group.group_name)
         self._reply_when_saved(request)
 
     def _reply_when_saved(self, request: Request) -> None:
@@ -138,12 +135,12 @@ class AdminGroupsProcessor:
         self._statistics.group_deleted(header.group_name)
         if header.clean_offset:
             self._offsets.delete_group(header.group_name)
-        log.info("group deleted", group=header.group_name, client=request.channel.address)
+        self._changes.info(request.channel.address, "group deleted", group=header.group_name)
         self._reply_when_saved(request)
 
     # -- members -----------------------------------------------------------------------------------
 
-    def consumer_connections(self, request: Request) -> Reply:
+    def consumer_connections(self, request: Request) -> Generator[None, None, Reply]:
         """GET_CONSUMER_CONNECTION_LIST: who is in a group, and what it wants."""
         name = request.header(ConsumerGroupHeader).consumer_group
         group = self._consumers.group(name)
@@ -151,16 +148,19 @@ class AdminGroupsProcessor:
             raise RequestError(
                 ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online"
             )
-        body = ConsumerConnection(
-            connection_set=_connections(self._consumers.members(name)),
-            subscription_table=group.subscriptions,
-            consume_type=group.data.consume_type,
-            message_model=group.data.message_model,
-            consume_from_where=group.data.consume_from_where,
-        )
-        return Reply(body=(body.encode(),))
+        members = self._consumers.members(name)
+        body = {
+            "connectionSet": (yield from fastjson.dumps_list_sliced(map(_connection, members))),
+            "consumeFromWhere": group.data.consume_from_where,
+            "consumeType": group.data.consume_type,
+            "messageModel": group.data.message_model,
+            "subscriptionTable": (
+                yield from fastjson.dumps_sliced(list(group.subscriptions.items()))
+            ),
+        }
+        return Reply(body=(fastjson.dumps(body),))
 
-    def producer_connections(self, request: Request) -> Reply:
+    def producer_connections(self, request: Request) -> Generator[None, None, Reply]:
         """GET_PRODUCER_CONNECTION_LIST: who is in a producer group."""
         name = request.header(GetProducerConnectionListHeader).producer_group
         members = self._producers.members(name)
@@ -169,7 +169,8 @@ class AdminGroupsProcessor:
                 ResponseCode.SYSTEM_ERROR,
                 f"the producer group[{name}] not exist: no member has sent a heartbeat",
             )
-        return Reply(body=(ProducerConnection(connection_set=_connections(members)).encode(),))
+        connections = yield from fastjson.dumps_list_sliced(map(_connection, members))
+        return Reply(body=(fastjson.dumps({"connectionSet": connections}),))
 
     # -- progress ----------------------------------------------------------------------------------
 
@@ -213,11 +214,12 @@ class AdminGroupsProcessor:
             last_timestamp=store_time(self._store, queue, consumed - 1),
         )
 
-    def groups_of_topic(self, request: Request) -> Reply:
+    def groups_of_topic(self, request: Request) -> Generator[None, None, Reply]:
         """QUERY_TOPIC_CONSUME_BY_WHO: who reads a topic now, or has read it."""
         topic = request.header(QueryTopicConsumeByWhoHeader).topic
         groups = self._consumers.groups_of_topic(topic) | self._offsets.groups_of(topic)
-        return Reply(body=(GroupList(group_list=sorted(groups)).encode(),))
+        written = yield from fastjson.dumps_list_sliced(sorted(groups))
+        return Reply(body=(fastjson.dumps({"groupList": written}),))
 
     def time_spans(self, request: Request) -> Generator[NotReady | None, None, Reply]:
         """QUERY_CONSUME_TIME_SPAN: where a group stands in each queue, in store times."""
@@ -227,7 +229,8 @@ class AdminGroupsProcessor:
             partial(self._time_span, header.group, topic, queue_id)
             for queue_id in range(topic.write_queue_nums)
         )
-        return Reply(body=(QueryConsumeTimeSpanBody(consume_time_span_set=spans).encode(),))
+        written = yield from fastjson.dumps_list_sliced(spans)
+        return Reply(body=(fastjson.dumps({"consumeTimeSpanSet": written}),))
 
     def _time_span(self, group: str, topic: TopicConfig, queue_id: int) -> QueueTimeSpan:
         store, name = self._store, topic.topic_name
@@ -270,16 +273,22 @@ class AdminGroupsProcessor:
                 partial(self._offset_by_time, topic.topic_name, queue_id, header.timestamp)
                 for queue_id in queue_ids
             )
-        targets = dict(zip(queue_ids, offsets, strict=True))
-        for queue_id, offset in targets.items():
+        table = []
+        for number, (queue_id, offset) in enumerate(zip(queue_ids, offsets, strict=True), 1):
             self._offsets.reset(header.group, header.topic, queue_id, offset)
-        log.info("offsets reset", group=header.group, topic=header.topic, offsets=targets)
-        body = ResetOffsetBody(
-            offset_table={
-                self._queue_key(topic, queue_id): offset for queue_id, offset in targets.items()
-            }
+            table.append((self._queue_key(topic, queue_id), offset))
+            if not number % _QUEUES_AT_ONCE:
+                yield None
+        self._changes.info(
+            request.channel.address,
+            "offsets reset",
+            group=header.group,
+            topic=header.topic,
+            queues=len(table),
+            offsets={key.queue_id: offset for key, offset in table[:_LOGGED_MAX]},
         )
-        return Reply(body=(body.encode(),))
+        written = yield from fastjson.dumps_sliced(table)
+        return Reply(body=(fastjson.dumps({"offsetTable": written}),))
 
     def _reset_target(self, header: ResetOffsetHeader) -> int:
         if header.offset is None or header.offset < 0:
@@ -303,12 +312,22 @@ class AdminGroupsProcessor:
         queue = complete_queue(self._store, self._topics, topic, queue_id)
         return self._store.offset_by_time(queue, timestamp_ms) if queue else 0
 
-    def clone_offset(self, request: Request) -> Reply:
+    def clone_offset(self, request: Request) -> Generator[None, None, Reply]:
         """CLONE_GROUP_OFFSET: let a group go on where another one is."""
         header = request.header(CloneGroupOffsetHeader)
-        topics = {header.topic} if header.topic else self._offsets.topics_of(header.src_group)
+        source, target = header.src_group, header.dest_group
+        self._groups.get_or_create(target, Host.of(request.channel))
+        topics = {header.topic} if header.topic else self._offsets.topics_of(source)
         for topic in topics:
-            self._offsets.clone(header.src_group, header.dest_group, topic)
+            yield from self._offsets.clone(source, target, topic)
+            yield
+        self._changes.info(
+            request.channel.address,
+            "offsets cloned",
+            group=target,
+            source=source,
+            topics=len(topics),
+        )
         return Reply()
 
     # -- queues ------------------------------------------------------------------------------------
@@ -333,22 +352,21 @@ class AdminGroupsProcessor:
             ConsumeQueueData(physic_offset=offset, physic_size=size, tags_code=tags_code)
             for offset, size, tags_code in units
         ]
-        body = QueryConsumeQueueResponseBody(
-            queue_data=queue_data, min_queue_index=min_offset, max_queue_index=max_offset
-        )
-        return Reply(body=(body.encode(),))
+        body = {
+            "maxQueueIndex": max_offset,
+            "minQueueIndex": min_offset,
+            "queueData": (yield from fastjson.dumps_list_sliced(queue_data)),
+        }
+        return Reply(body=(fastjson.dumps(body),))
 
     def _queue_key(self, topic: TopicConfig, queue_id: int) -> MessageQueue:
         return MessageQueue(topic.topic_name, self._config.broker_name, queue_id)
 
 
-def _connections(members: list[Member]) -> list[ClientConnection]:
-    return [
-        ClientConnection(
-            client_id=member.client_id,
-            client_addr=member.channel.address,
-            language=member.language,
-            version=member.version,
-        )
-        for member in members
-    ]
+def _connection(member: Member) -> ClientConnection:
+    return ClientConnection(
+        client_id=member.client_id,
+        client_addr=member.channel.address,
+        language=member.language,
+        version=member.version,
+    )

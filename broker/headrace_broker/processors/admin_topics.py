@@ -9,7 +9,6 @@ import functools
 from typing import TYPE_CHECKING
 
 import msgspec
-import structlog
 
 from headrace_broker.processors.queues import not_saved, store_time
 from headrace_broker.topic_attributes import apply_changes, parse_changes
@@ -22,6 +21,7 @@ from headrace_protocol.bodies import (
     TopicConfigAndQueueMapping,
     TopicOffset,
 )
+from headrace_protocol.bounds import check_items, check_marks
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import (
@@ -44,12 +44,15 @@ if TYPE_CHECKING:
     from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.topics import TopicTable
+    from headrace_protocol.drivers.host_log import HostLog
     from headrace_protocol.errors import NotReady
-    from headrace_protocol.serving import Registry, Request
-
-log = structlog.get_logger("headrace.broker")
+    from headrace_protocol.serving import LongWork, Registry, Request
 
 _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
+# Of topics, warnings and groups in an answer or the log.
+_NAMED_MAX = 10
+# Less than half a millisecond of look-ups.
+_QUEUES_AT_ONCE = 256
 
 
 class AdminTopicsProcessor:
@@ -63,9 +66,11 @@ class AdminTopicsProcessor:
         offsets: ConsumerOffsets,
         long_polling: LongPolling,
         statistics: BrokerStatistics,
+        changes: HostLog,
         when_told: Callable[[Callable[[], None]], None],
     ) -> None:
         """when_told: calls back once the nameservers know of the changes made so far."""
+        self._changes = changes
         self._when_told = when_told
         self._config = config
         self._store = store
@@ -76,7 +81,7 @@ class AdminTopicsProcessor:
 
     def register(self, registry: Registry) -> None:
         """Serve these codes."""
-        registry.route(RequestCode.UPDATE_AND_CREATE_TOPIC, self.update_and_create)
+        registry.route_long(RequestCode.UPDATE_AND_CREATE_TOPIC, self.update_and_create)
         registry.route_long(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, self.update_and_create_list)
         registry.route_long(RequestCode.DELETE_TOPIC_IN_BROKER, self.delete)
         registry.route_long(RequestCode.GET_ALL_TOPIC_CONFIG, self.all_configs)
@@ -85,7 +90,7 @@ class AdminTopicsProcessor:
 
     # -- changes -----------------------------------------------------------------------------------
 
-    def update_and_create(self, request: Request) -> None:
+    def update_and_create(self, request: Request) -> LongWork:
         """UPDATE_AND_CREATE_TOPIC: one topic, from the header."""
         header = request.header(CreateTopicHeader)
         topic = TopicConfig(
@@ -98,46 +103,53 @@ class AdminTopicsProcessor:
             order=bool(header.order),
             attributes=parse_changes(header.attributes or ""),
         )
-        self._reply_when_told(request, self._put([self._merged(topic)], request))
+        return (yield from self._put([topic], request))
 
-    def update_and_create_list(self, request: Request) -> Generator[NotReady | None, None, None]:
+    def update_and_create_list(self, request: Request) -> LongWork:
         """UPDATE_AND_CREATE_TOPIC_LIST: all or none, from the body."""
+        check_marks("topics", request.body, b"{", 2)  # one of its attributes
         topics = CreateTopicListRequestBody.decode(request.body).topic_config_list
+        check_items("topics", topics)
         if not topics:
             raise RequestError(ResponseCode.INVALID_PARAMETER, "topicConfigList is empty")
-        merged = []
+        return (yield from self._put(topics, request))
+
+    def _put(self, topics: list[TopicConfig], request: Request) -> LongWork:
+        merged, warnings = [], []
         for topic in topics:
             merged.append(self._merged(topic))
+            warnings += yield from self._warnings(topic)
             yield None
-        (reply,) = yield from all_ready([functools.partial(self._put, merged, request)])
-        self._reply_when_told(request, reply)
+        self._topics.put_all(merged)
+        self._log_put(merged, warnings, request.channel.address)
+        self._reply_when_told(request, Reply(remark="; ".join(warnings[:_NAMED_MAX]) or None))
+        return None
+
+    def _log_put(self, topics: list[TopicConfig], warnings: list[str], client: str) -> None:
+        for topic in topics[:_NAMED_MAX]:
+            self._changes.info(
+                client,
+                "topic put",
+                topic=topic.topic_name,
+                read_queues=topic.read_queue_nums,
+                write_queues=topic.write_queue_nums,
+                perm=topic.perm,
+            )
+        if len(topics) > _NAMED_MAX:
+            self._changes.info(client, "more topics put", count=len(topics) - _NAMED_MAX)
+        for warning in warnings[:_NAMED_MAX]:
+            self._changes.warning(client, "topic loses messages", reason=warning)
 
     def _reply_when_told(self, request: Request, reply: Reply) -> None:
         """Answer once the change is on disk and nameservers, whom others ask, know of it."""
 
-        def saved(error: OSError | None) -> None:
+        def saved(error: Exception | None) -> None:
             if error is None:
                 self._when_told(functools.partial(request.reply, reply))
             else:
                 request.reply(not_saved(error))
 
         self._topics.when_saved(saved)
-
-    def _put(self, topics: list[TopicConfig], request: Request) -> Reply:
-        warnings = [warning for topic in topics for warning in self._warnings(topic)]
-        self._topics.put_all(topics)
-        for topic in topics:
-            log.info(
-                "topic put",
-                topic=topic.topic_name,
-                read_queues=topic.read_queue_nums,
-                write_queues=topic.write_queue_nums,
-                perm=topic.perm,
-                client=request.channel.address,
-            )
-        for warning in warnings:
-            log.warning("topic loses messages", reason=warning)
-        return Reply(remark="; ".join(warnings) or None)
 
     def _merged(self, topic: TopicConfig) -> TopicConfig:
         """A topic whose attributes were changes still. Raises RequestError for what can't be."""
@@ -160,38 +172,52 @@ class AdminTopicsProcessor:
         )
         return msgspec.structs.replace(topic, attributes=attributes)
 
-    def _warnings(self, topic: TopicConfig) -> list[str]:
+    def _warnings(self, topic: TopicConfig) -> Generator[NotReady | None, None, list[str]]:
         warnings = [unread_warning(topic)]
         known = self._topics.get(topic.topic_name)
         if known and topic.read_queue_nums < known.read_queue_nums:
-            warnings.append(self._unconsumed_warning(topic, known.read_queue_nums))
+            warnings.append((yield from self._unconsumed_warning(topic, known.read_queue_nums)))
         return [warning for warning in warnings if warning]
 
-    def _unconsumed_warning(self, topic: TopicConfig, old_queue_nums: int) -> str | None:
+    def _unconsumed_warning(
+        self, topic: TopicConfig, old_queue_nums: int
+    ) -> Generator[NotReady | None, None, str | None]:
         """Which messages no consumer can reach once the topic has fewer queues to read."""
         name = topic.topic_name
-        left = {
-            queue_id: group
-            for queue_id in range(topic.read_queue_nums, old_queue_nums)
-            for group in sorted(self._offsets.groups_of(name))
-            if self._is_unconsumed(name, queue_id, group)
-        }
+        groups = sorted(self._offsets.groups_of(name))
+        left: list[int] = []
+        left_by: dict[str, None] = {}
+        for queue_id in range(topic.read_queue_nums, old_queue_nums):
+            group = yield from self._left_by(name, queue_id, groups)
+            if group is not None:
+                left.append(queue_id)
+                left_by[group] = None
+            if not queue_id % _QUEUES_AT_ONCE:
+                yield None
         if not left:
             return None
-        queues = ", ".join(map(str, left))
-        groups = ", ".join(sorted(set(left.values())))
         return (
-            f"queues {queues} of topic {name} hold messages that {groups} has not consumed and "
-            f"can't reach any more: set the read queues back to {old_queue_nums} until they are "
-            "consumed"
+            f"queues {_ranges(left)} of topic {name} hold messages that "
+            f"{_named(sorted(left_by))} has not consumed and can't reach any more: set the read "
+            f"queues back to {old_queue_nums} until they are consumed"
         )
 
-    def _is_unconsumed(self, topic: str, queue_id: int, group: str) -> bool:
-        queue = self._store.find_queue(topic, queue_id)
-        if queue is None:
-            return False
-        consumed = self._offsets.query(group, topic, queue_id) or 0
-        return max(consumed, self._store.min_offset(queue)) < self._store.max_offset(queue)
+    def _left_by(
+        self, topic: str, queue_id: int, groups: list[str]
+    ) -> Generator[NotReady | None, None, str | None]:
+        """The first of the groups that has not consumed a queue."""
+        store = self._store
+        queue = store.find_queue(topic, queue_id)
+        if queue is None or not store.max_offset(queue):
+            return None
+        (min_offset,) = yield from all_ready([functools.partial(store.min_offset, queue)])
+        for number, group in enumerate(groups, 1):
+            consumed = self._offsets.query(group, topic, queue_id) or 0
+            if max(consumed, min_offset) < store.max_offset(queue):
+                return group
+            if not number % _QUEUES_AT_ONCE:
+                yield None
+        return None
 
     def delete(self, request: Request) -> Generator[None, None, None]:
         """DELETE_TOPIC_IN_BROKER: the topic, its queues and what groups have read of it."""
@@ -209,11 +235,11 @@ class AdminTopicsProcessor:
         # The table first: what is not in it can't be written or read while the rest goes.
         if self._topics.delete(name):
             for queue in self._store.queues_of(name):
-                self._long_polling.queue_gone(queue)
+                yield from self._long_polling.queue_gone(queue)
             yield from self._store.delete_queues(name)
             self._offsets.delete_topic(name)
             self._statistics.topic_deleted(name)
-            log.info("topic deleted", topic=name, client=request.channel.address)
+            self._changes.info(request.channel.address, "topic deleted", topic=name)
         self._store.when_all_flushed(lambda: self._reply_when_told(request, Reply()))
 
     # -- reads -------------------------------------------------------------------------------------
@@ -235,7 +261,7 @@ class AdminTopicsProcessor:
         body = TopicConfigAndQueueMapping(**msgspec.structs.asdict(topic)).encode()
         incarnation = self._topics.incarnations.of(topic.topic_name)
 
-        def saved(error: OSError | None) -> None:
+        def saved(error: Exception | None) -> None:
             # One that is not on disk would be another after a crash.
             header = TopicConfigResponseHeader(incarnation=None if error else incarnation)
             request.reply(Reply(header, (body,)))
@@ -265,3 +291,16 @@ class AdminTopicsProcessor:
             max_offset=max_offset,
             last_update_timestamp=store_time(self._store, queue, max_offset - 1),
         )
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Ascending numbers as "1, 3 to 5"."""
+    starts = [n for at, n in enumerate(numbers) if not at or numbers[at - 1] != n - 1]
+    ends = [n for at, n in enumerate(numbers) if at == len(numbers) - 1 or numbers[at + 1] != n + 1]
+    pairs = zip(starts, ends, strict=True)
+    return _named([f"{a}" if a == b else f"{a} to {b}" for a, b in pairs])
+
+
+def _named(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
+    return ", ".join(names[:_NAMED_MAX]) + more

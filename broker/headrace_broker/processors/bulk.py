@@ -113,7 +113,7 @@ class BulkProcessor:
     def pull(self, request: Request) -> Reply | None:
         """Answer with records and where they lie, or hold the request until some arrive."""
         header = request.header(BulkPullHeader)
-        target = self._pulls.target(header, header.subscription)
+        target = self._pulls.target(request, header, header.subscription)
         return self._pulls.serve(
             request, header, target, partial(self._get, header, target), _found
         )

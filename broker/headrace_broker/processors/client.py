@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING
 
 from headrace_broker.consumer.filters import wanted_tags
 from headrace_broker.consumer.groups import Member
+from headrace_broker.host_budget import Host
+from headrace_broker.processors.queues import checked_queue
+from headrace_protocol import fastjson
 from headrace_protocol.bodies import (
     CheckClientRequestBody,
     GetConsumerListByGroupResponseBody,
     HeartbeatData,
     LockBatchRequestBody,
-    LockBatchResponseBody,
 )
+from headrace_protocol.bounds import check_items
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import (
@@ -31,7 +34,7 @@ from headrace_protocol.headers import (
 from headrace_protocol.serving import Reply, at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from headrace_broker.consumer.groups import ConsumerManager, ProducerManager
     from headrace_broker.consumer.locks import QueueLocks
@@ -40,8 +43,8 @@ if TYPE_CHECKING:
     from headrace_broker.persistence import NowMs
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.topics import TopicTable
-    from headrace_protocol.bodies import ConsumerData
-    from headrace_protocol.serving import LongFunction, LongWork, Registry, Request
+    from headrace_protocol.bodies import ConsumerData, MessageQueue
+    from headrace_protocol.serving import Channel, LongFunction, LongWork, Registry, Request
 
 # A queue that began within this part of the machine's memory counts as young, as with the peer.
 _MEMORY_RATIO = 0.4
@@ -49,6 +52,9 @@ _MEMORY_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 # More groups of one heartbeat are taken in while others are served.
 _GROUPS_AT_ONCE = 100
+
+# Half a millisecond of locks.
+_LOCKS_AT_ONCE = 128
 
 # We never tell a client that its subscriptions are unchanged, so it always sends them.
 _HEARTBEAT_REPLY = HeartbeatResponseHeader(is_support_heart_beat_v2=True, is_sub_change=True)
@@ -84,7 +90,7 @@ class ClientProcessor:
         registry.route(RequestCode.UNREGISTER_CLIENT, self.unregister)
         registry.route(RequestCode.CHECK_CLIENT_CONFIG, self.check_client_config)
         registry.route(RequestCode.GET_CONSUMER_LIST_BY_GROUP, self.consumer_list)
-        registry.route(RequestCode.LOCK_BATCH_MQ, self.lock)
+        registry.route_long(RequestCode.LOCK_BATCH_MQ, self.lock)
         registry.route(RequestCode.UNLOCK_BATCH_MQ, self.unlock)
         registry.route(RequestCode.QUERY_CONSUMER_OFFSET, self.query_offset)
         registry.route(RequestCode.UPDATE_CONSUMER_OFFSET, self.update_offset)
@@ -99,6 +105,10 @@ class ClientProcessor:
         A group that can't be does not keep the client's other groups from being served.
         """
         data = HeartbeatData.decode(request.body)
+        check_items("producer groups", data.producer_data_set)
+        check_items("consumer groups", data.consumer_data_set)
+        for consumer in data.consumer_data_set:
+            check_items("subscriptions", consumer.subscription_data_set)
         # What comes next from a client may build on its heartbeat, so that is taken in at once;
         # but each new group takes 40 µs.
         if len(data.producer_data_set) + len(data.consumer_data_set) > _GROUPS_AT_ONCE:
@@ -118,7 +128,7 @@ class ClientProcessor:
         refused: RequestError | None = None
         for consumer in data.consumer_data_set:
             try:
-                self._prepare_group(consumer)
+                self._prepare_group(consumer, channel)
             except RequestError as error:
                 refused = error
             else:
@@ -132,8 +142,8 @@ class ClientProcessor:
             raise refused
         return Reply(_HEARTBEAT_REPLY)
 
-    def _prepare_group(self, consumer: ConsumerData) -> None:
-        group = self._groups.get_or_create(consumer.group_name)
+    def _prepare_group(self, consumer: ConsumerData, channel: Channel) -> None:
+        group = self._groups.get_or_create(consumer.group_name, Host.of(channel))
         self._topics.create_retry_topic(group.group_name, group.retry_queue_nums)
 
     def unregister(self, request: Request) -> Reply:
@@ -167,15 +177,22 @@ class ClientProcessor:
 
     # -- queue locks -------------------------------------------------------------------------------
 
-    def lock(self, request: Request) -> Reply:
+    def lock(self, request: Request) -> LongWork:
         """LOCK_BATCH_MQ: take or renew locks."""
         body = LockBatchRequestBody.decode(request.body)
-        held = self._locks.lock(body.consumer_group, body.client_id, body.mq_set, self._now_ms())
-        return Reply(body=(LockBatchResponseBody(lock_ok_mq_set=held).encode(),))
+        check_items("queues to lock", body.mq_set)
+        group, client_id, host = body.consumer_group, body.client_id, Host.of(request.channel)
+        held = []
+        for queues in _batches(body.mq_set):
+            held += self._locks.lock(group, client_id, queues, self._now_ms(), host)
+            yield None
+        written = yield from fastjson.dumps_list_sliced(held)
+        return Reply(body=(fastjson.dumps({"lockOKMQSet": written}),))
 
     def unlock(self, request: Request) -> Reply:
-        """UNLOCK_BATCH_MQ: give locks back."""
+        """UNLOCK_BATCH_MQ: give locks back; at once, since mostly the client closes after it."""
         body = LockBatchRequestBody.decode(request.body)
+        check_items("queues to unlock", body.mq_set)
         self._locks.unlock(body.consumer_group, body.client_id, body.mq_set)
         return Reply()
 
@@ -218,13 +235,19 @@ class ClientProcessor:
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"Group {group} not exist! Send a heartbeat first, or create the group",
             )
-        self._topics.expect(topic)
-        if header.queue_id < 0 or header.commit_offset < 0:
+        if header.commit_offset < 0:
             raise RequestError(
                 ResponseCode.INVALID_PARAMETER,
-                f"commit of group {group}, topic {topic}: queue {header.queue_id} and offset "
+                f"commit of group {group}, topic {topic}, queue {header.queue_id}: offset "
                 f"{header.commit_offset} must not be negative",
             )
+        checked_queue(self._store, self._topics, topic, header.queue_id)
         if self._offsets.commit(group, topic, header.queue_id, header.commit_offset):
             return Reply()
         return Reply(remark="Offset has been previously reset")
+
+
+def _batches(queues: list[MessageQueue]) -> Iterator[list[MessageQueue]]:
+    return (
+        queues[start : start + _LOCKS_AT_ONCE] for start in range(0, len(queues), _LOCKS_AT_ONCE)
+    )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headrace_broker.consumer.filters import wanted_tags
 from headrace_broker.consumer.long_polling import HeldPull
+from headrace_broker.host_budget import Host
 from headrace_broker.store.reader import GetResult, GetStatus
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import NotReady, RequestError
@@ -41,7 +42,11 @@ _COMMIT_OFFSET = 0x1
 _SUSPEND = 0x2
 _SUBSCRIPTION = 0x4
 
-_TARGETS_KEPT = 100_000
+# Of 100,000 queues, or of a hundred subscriptions of thousands of tags.
+_TARGETS_BYTES_MAX = 64 * 1024 * 1024
+_TARGET_BYTES = 640
+_TAG_BYTES = 128
+_FEW_TAGS = 8
 # More than the peer gives (32 messages of 256 KiB), for those who ask for more.
 _COUNT_MAX = 4096
 _BODY_BYTES = 256 * 1024
@@ -79,6 +84,11 @@ class Target(NamedTuple):
     queue: StoreQueue
     tags: frozenset[int] | None
 
+    @property
+    def tags_bytes(self) -> int:
+        """What the tags take, beyond the few that most pulls have."""
+        return _TAG_BYTES * max(0, len(self.tags or ()) - _FEW_TAGS)
+
 
 class PullProcessor:
     """Hands out records."""
@@ -104,6 +114,7 @@ class PullProcessor:
         self._statistics = statistics
         self._registry: Registry
         self._targets: dict[tuple[object, ...], Target] = {}
+        self._targets_bytes = 0
         self._targets_change: tuple[int, int, int] = (-1, -1, -1)
 
     def register(self, registry: Registry) -> None:
@@ -116,7 +127,8 @@ class PullProcessor:
         """Answer with records, or hold the request until some arrive."""
         header = request.header(PullMessageHeader)
         is_in_request = header.sys_flag & _SUBSCRIPTION
-        target = self.target(header, header.subscription if is_in_request else header.sub_version)
+        wanted = header.subscription if is_in_request else header.sub_version
+        target = self.target(request, header, wanted)
         get, answer = partial(self._get, header, target), partial(_answer, request)
         return self.serve(request, header, target, get, answer)
 
@@ -154,7 +166,7 @@ class PullProcessor:
             )
         result = self._take_reset(header, target.queue) or get()
         if header.sys_flag & _SUSPEND and _is_held(result.status, header.queue_offset):
-            self._hold(request, header, target.queue, get, answer)
+            self._hold(request, header, target, get, answer)
             return None
         return self._answer(header, result, answer)
 
@@ -170,10 +182,11 @@ class PullProcessor:
         self,
         request: Request,
         header: PullHeader,
-        queue: StoreQueue,
+        target: Target,
         get: Get,
         answer: AnswerResult,
     ) -> None:
+        queue = target.queue
         timeout_ms = (
             min(max(header.suspend_timeout_millis, 0), _SUSPEND_TIMEOUT_MS_MAX)
             if self._config.long_polling_enable
@@ -188,7 +201,8 @@ class PullProcessor:
 
         # Of no use to a pull, and whatever its client has put there.
         request.body = b""
-        pull = HeldPull(try_again, request.channel, request.held_bytes)
+        held_bytes = request.held_bytes + target.tags_bytes
+        pull = HeldPull(try_again, request.channel, held_bytes)
         self._long_polling.hold(queue, pull, timeout_ms / 1000)
 
     def _look_again(
@@ -233,7 +247,7 @@ class PullProcessor:
 
     # -- targets -----------------------------------------------------------------------------------
 
-    def target(self, header: PullHeader, wanted: str | int | None) -> Target:
+    def target(self, request: Request, header: PullHeader, wanted: str | int | None) -> Target:
         """The queue that a group may read, with the tags that it wants.
 
         wanted: tags, or the version of the subscription that the group's heartbeats told.
@@ -245,8 +259,9 @@ class PullProcessor:
             self._groups.change_count,
             self._consumers.change_count,
         )
-        if change != self._targets_change or len(self._targets) > _TARGETS_KEPT:
+        if change != self._targets_change or self._targets_bytes > _TARGETS_BYTES_MAX:
             self._targets.clear()
+            self._targets_bytes = 0
             self._targets_change = change
         key = (
             header.consumer_group,
@@ -257,11 +272,15 @@ class PullProcessor:
         )
         target = self._targets.get(key)
         if target is None:
-            target = self._targets[key] = self._find_target(header, wanted)
+            target = self._targets[key] = self._find_target(request, header, wanted)
+            text_bytes = 4 * len(wanted) if isinstance(wanted, str) else 0
+            self._targets_bytes += _TARGET_BYTES + text_bytes + target.tags_bytes
         return target
 
-    def _find_target(self, header: PullHeader, wanted: str | int | None) -> Target:
-        self._groups.check_consumable(header.consumer_group)
+    def _find_target(
+        self, request: Request, header: PullHeader, wanted: str | int | None
+    ) -> Target:
+        self._groups.check_consumable(header.consumer_group, Host.of(request.channel))
         topic = self._topics.check_readable(header.topic)
         if not 0 <= header.queue_id < topic.read_queue_nums:
             raise RequestError(

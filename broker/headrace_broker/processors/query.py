@@ -5,9 +5,11 @@ Source: docs/protocol.md "Queries"; tests/broker/test_query_processor.py.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Literal
 
 from headrace_broker.processors.queues import checked_queue, complete_queue
+from headrace_broker.store.reader import CANDIDATES_MAX
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import (
@@ -21,12 +23,15 @@ from headrace_protocol.headers import (
     TimestampResponseHeader,
     ViewMessageHeader,
 )
-from headrace_protocol.serving import Reply
+from headrace_protocol.serving import Reply, all_ready, until_done
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from headrace_broker.store.message_store import MessageStore
-    from headrace_broker.store.reader import IndexType
+    from headrace_broker.store.reader import IndexType, KeyQuery
     from headrace_broker.topics import TopicTable
+    from headrace_protocol.errors import NotReady
     from headrace_protocol.serving import Registry, Request
 
 _UNIQUE_KEY_COUNT_MAX = 32
@@ -49,16 +54,27 @@ class QueryProcessor:
 
     def register(self, registry: Registry) -> None:
         """Serve these codes."""
-        registry.route(RequestCode.QUERY_MESSAGE, self.query_message)
+        registry.route_long(RequestCode.QUERY_MESSAGE, self.query_message)
         registry.route(RequestCode.VIEW_MESSAGE_BY_ID, self.view_message)
         registry.route(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, self.search_offset)
         registry.route(RequestCode.GET_MAX_OFFSET, self.max_offset)
         registry.route(RequestCode.GET_MIN_OFFSET, self.min_offset)
         registry.route(RequestCode.GET_EARLIEST_MSG_STORETIME, self.earliest_store_time)
 
-    def query_message(self, request: Request) -> Reply:
+    def query_message(self, request: Request) -> Generator[NotReady | None, None, Reply]:
         """QUERY_MESSAGE: records by key."""
         header = request.header(QueryMessageHeader)
+        query = self._query(header)
+        yield from until_done(query.step)
+        records = yield from all_ready(
+            functools.partial(self._store.record_at, offset) for offset in query.found
+        )
+        found = tuple(record for record in records if record is not None)
+        if not found:
+            raise RequestError(ResponseCode.QUERY_NOT_FOUND, _not_found(header, query))
+        return Reply(self._index_end(), found)
+
+    def _query(self, header: QueryMessageHeader) -> KeyQuery:
         try:
             index_type = _INDEX_TYPES[header.index_type]
         except KeyError:
@@ -67,7 +83,7 @@ class QueryProcessor:
                 f"indexType {header.index_type!r}: expected K (keys), U (unique key) or T (tags)",
             ) from None
         is_unique = bool(header.unique_key_query)
-        physical_offsets = self._store.query_index(
+        return self._store.query_index(
             header.topic,
             header.key,
             _UNIQUE_KEY_COUNT_MAX if is_unique else header.max_num,
@@ -75,15 +91,6 @@ class QueryProcessor:
             header.end_timestamp,
             "U" if is_unique else index_type,
         )
-        records = [self._store.record_at(offset) for offset in physical_offsets]
-        found = tuple(record for record in records if record is not None)
-        if not found:
-            raise RequestError(
-                ResponseCode.QUERY_NOT_FOUND,
-                f"can not find message of topic {header.topic} with key {header.key}, maybe time "
-                "range not correct",
-            )
-        return Reply(self._index_end(), found)
 
     def _index_end(self) -> QueryMessageResponseHeader:
         last = self._store.index_files.files[-1].header
@@ -95,12 +102,12 @@ class QueryProcessor:
     def view_message(self, request: Request) -> Reply:
         """VIEW_MESSAGE_BY_ID: the record at a physical offset."""
         physical_offset = request.header(ViewMessageHeader).offset
-        record = self._store.record_at(physical_offset)
+        record = self._store.message_at(physical_offset)
         if record is None:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
-                f"can not find message by the offset, {physical_offset}: it has expired, or the "
-                "id is of another broker",
+                f"can not find message by the offset, {physical_offset}: none begins there, it "
+                "has expired, or the id is of another broker",
             )
         return Reply(body=(record,))
 
@@ -135,3 +142,15 @@ class QueryProcessor:
         queue = complete_queue(self._store, self._topics, header.topic, header.queue_id)
         timestamp = self._store.earliest_store_time(queue) if queue else None
         return Reply(TimestampResponseHeader(timestamp=-1 if timestamp is None else timestamp))
+
+
+def _not_found(header: QueryMessageHeader, query: KeyQuery) -> str:
+    if query.is_cut:
+        return (
+            f"can not find message of topic {header.topic} with key {header.key} among the newest "
+            f"{CANDIDATES_MAX} whose keys have the same hash: set an earlier end of the time range"
+        )
+    return (
+        f"can not find message of topic {header.topic} with key {header.key}, maybe time range not "
+        "correct"
+    )

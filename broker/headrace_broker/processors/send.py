@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 _SendHeader = SendMessageHeader | SendMessageHeaderV2
 
 _TAGS_KEPT = 10_000
+_TAG_CHARS_MAX = 256
 _TAILS_KEPT = 1000
 _TAIL_CHARS_MAX = 1024
 RETRY_PREFIX = "%RETRY%"
@@ -443,7 +444,9 @@ class SendProcessor:
         if code is None:
             if len(self._tags_codes) >= _TAGS_KEPT:
                 self._tags_codes.clear()
-            code = self._tags_codes[tags] = tags_code(tags)
+            code = tags_code(tags)
+            if len(tags) <= _TAG_CHARS_MAX:
+                self._tags_codes[tags] = code
         return code
 
     # -- targets -----------------------------------------------------------------------------------
@@ -471,7 +474,7 @@ class SendProcessor:
             header.topic,
             header.default_topic,
             header.default_topic_queue_nums,
-            request.channel.address,
+            request.channel,
         )
         self._topics.check_writable(topic)
         queue_count = max(topic.write_queue_nums, topic.read_queue_nums)

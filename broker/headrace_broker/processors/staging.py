@@ -5,11 +5,14 @@ Source: docs/protocol.md "Staged writes".
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
+from headrace_broker.host_budget import Host
 from headrace_broker.processors.send import refusal
 from headrace_broker.store.commit_log import BLANK_BYTES
 from headrace_broker.store.errors import RecordTooLarge
+from headrace_protocol.bounds import check_items, check_marks
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
     StageAbortHeader,
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from headrace_broker.staging.service import Staging
     from headrace_broker.store.encoded_records import EncodedRecords
     from headrace_broker.store.message_store import MessageStore
-    from headrace_protocol.serving import Registry, Request
+    from headrace_protocol.serving import LongWork, Registry, Request
 
 
 class StagingProcessor:
@@ -47,8 +50,8 @@ class StagingProcessor:
         registry.route(RequestCode.STAGE_SEAL, self.seal)
         registry.route(RequestCode.STAGE_STATE, self.state)
         registry.route(RequestCode.STAGE_DECIDE, self.decide)
-        registry.route(RequestCode.STAGE_COMMIT, self.commit)
-        registry.route(RequestCode.STAGE_ABORT, self.abort)
+        registry.route_long(RequestCode.STAGE_COMMIT, self.commit)
+        registry.route_long(RequestCode.STAGE_ABORT, self.abort)
         registry.route(RequestCode.STAGE_FORGET, self.forget)
 
     def send(self, request: Request) -> Reply:
@@ -56,7 +59,7 @@ class StagingProcessor:
         header = request.header(StageSendHeader)
         records, sys_flag = self._bulk.check(request, header)
         self._check_fits(records, header.topic)
-        self._staging.stage(header, request.body, sys_flag)
+        self._staging.stage(header, request.body, sys_flag, Host.of(request.channel))
         return Reply()
 
     def _check_fits(self, records: EncodedRecords, topic: str) -> None:
@@ -89,24 +92,37 @@ class StagingProcessor:
     def decide(self, request: Request) -> Reply:
         """Hold a decision, unless there is one; answer with that which holds."""
         header = request.header(StageDecideHeader)
+        check_marks("attempts of a decision", request.body, b",", 3)
         decision = Decision.decode(request.body)
-        held = self._staging.decide(header.query_id, decision, header.replaces)
+        check_items("brokers of a decision", decision.attempts)
+        check_items("attempts of a decision", list(chain(*decision.attempts.values())))
+        host = Host.of(request.channel)
+        held = self._staging.decide(header.query_id, decision, header.replaces, host)
         return Reply(None, (held.encode(),))
 
-    def commit(self, request: Request) -> Reply | None:
+    def commit(self, request: Request) -> LongWork:
         """Answer when a decided batch is in the log and on disk."""
-        header = request.header(StageCommitHeader)
+        header, held_bytes = request.header(StageCommitHeader), request.held_bytes
 
         def then(problem: Exception | None) -> None:
+            request.channel.charge(-held_bytes)
             request.reply(_committed() if problem is None else _stopped(problem))
 
-        is_done = self._staging.commit(header.query_id, header.batch_id, header.decision_id, then)
-        return _committed(already_done=True) if is_done else None
+        is_done = yield from self._staging.commit(
+            header.query_id, header.batch_id, header.decision_id, then
+        )
+        if is_done:
+            return _committed(already_done=True)
+        request.channel.charge(held_bytes)
+        return None
 
-    def abort(self, request: Request) -> Reply:
+    def abort(self, request: Request) -> LongWork:
         """Remove attempts that no decision names."""
         header = request.header(StageAbortHeader)
-        self._staging.abort(header.query_id, header.batch_id, decode_names(request.body))
+        check_marks("attempts to abort", request.body, b",", 1)
+        names = decode_names(request.body)
+        check_items("attempts to abort", names)
+        yield from self._staging.abort(header.query_id, header.batch_id, names)
         return Reply()
 
     def forget(self, request: Request) -> Reply:

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 from headrace_broker.staging import state as state_file
 from headrace_broker.staging.blocks import CorruptStage, StagedBlock, read_blocks
 from headrace_broker.staging.state import QueryState
+from headrace_broker.store.files import make_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from headrace_broker.store.files import Files
-    from headrace_protocol.staging import StagedAttempt
+    from headrace_protocol.staging import Decision, StagedAttempt
 
 BLOCKS_SUFFIX = ".blocks"
 # Given up, and to be removed by a thread.
@@ -100,6 +101,8 @@ class Query:
 
     def __init__(self, folder: Path, files: Files) -> None:
         self.folder = folder
+        # Called with the batch and name of an attempt that is void now.
+        self.on_void: Callable[[int, str], None] = lambda _batch_id, _name: None
         self.state = QueryState()
         self.is_saved = True
         self.applied_records = 0
@@ -113,6 +116,14 @@ class Query:
         self._saved = self.state
         self._turn = threading.Lock()
         self._is_folder_safe = False
+        self._named_by: Decision | None = None
+        self._named: frozenset[str] = frozenset()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is known of it but its name."""
+        is_undecided = self.state == QueryState() and self.is_saved
+        return is_undecided and not (self.attempts or self.is_applying or self.failure)
 
     def load(self) -> None:
         """Read the state. Raises StoreFormatError, OSError."""
@@ -140,7 +151,7 @@ class Query:
     def sync_folder(self) -> None:
         """Make the folder and bring its name to disk, once. Raises OSError."""
         if not self._is_folder_safe:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_private(self.folder)
             for parent in (self.folder.parent, self.folder.parent.parent):
                 self._files.fsync_directory(parent)
             self._is_folder_safe = True
@@ -163,29 +174,33 @@ class Query:
     def is_complete(self, batch_id: int, staged: StagedAttempt) -> bool:
         """Whether an attempt is here as it was sealed."""
         try:
-            file_bytes = self.path(batch_id, staged.attempt).stat().st_size
+            # A decision may name thousands, and a Path takes longer than the look.
+            status = os.stat(f"{self.folder}/{batch_id}.{staged.attempt}{BLOCKS_SUFFIX}")  # noqa: PTH116
         except FileNotFoundError:
             return False
-        return file_bytes == staged.file_bytes
+        return status.st_size == staged.file_bytes
 
     def void(self, paths: Iterable[Path]) -> bool:
         """Take files out of the game at once; whether there were any.
 
         ``remove_void`` gives their room back. Those that the undone decision names stay.
         """
-        named = self._named()
-        to_void = [path for path in paths if path not in named and path.exists()]
+        to_void = [path for path in paths if not self._is_named(path) and path.exists()]
         for path in to_void:
             self._files.rename(path, path.with_suffix(VOID_SUFFIX))
-            self.attempts.pop(_batch_and_attempt(path), None)
+            self.on_void(*_batch_and_attempt(path))
         return bool(to_void)
 
-    def _named(self) -> set[Path]:
+    def _is_named(self, path: Path) -> bool:
         undone = self.state.undone
         if undone is None:
-            return set()
-        parts = undone.attempts.values()
-        return {self.path(undone.batch_id, staged.attempt) for part in parts for staged in part}
+            return False
+        if self._named_by is not undone:
+            parts = undone.attempts.values()
+            self._named = frozenset(staged.attempt for part in parts for staged in part)
+            self._named_by = undone
+        batch_id, name = _batch_and_attempt(path)
+        return batch_id == undone.batch_id and name in self._named
 
     def paths_up_to(self, batch_id: int) -> list[Path]:
         """Files of attempts of this batch and those before it. Raises OSError."""

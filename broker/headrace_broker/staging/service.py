@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
+from headrace_broker.host_budget import HostBudget
 from headrace_broker.staging.blocks import StagedBlock, StagedRecords, read_blocks
 from headrace_broker.staging.query import BLOCKS_SUFFIX, Attempt, Query
 from headrace_broker.staging.state import QueryState
@@ -28,17 +29,19 @@ from headrace_broker.store.errors import (
     StoreFormatError,
     StoreNotWritable,
 )
+from headrace_broker.store.files import make_private
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.columns import HEAD_PLACES
 from headrace_protocol.errors import NotReady, RequestError
 from headrace_protocol.message import BORN_HOST_V6, STORE_HOST_V6, SYS_FLAG_AT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
     from pathlib import Path
 
+    from headrace_broker.host_budget import Host
     from headrace_broker.store.commit_log import CommitLog
-    from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.store.message_store import MessageStore, StartSoon
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_protocol.columns import Buffer
     from headrace_protocol.headers import StageSealHeader, StageSendHeader
@@ -52,6 +55,12 @@ _EXPIRE_LOOK_S = 60.0
 _FLUSH_BYTES = 16 * 1024 * 1024
 # A hop to a thread costs about as much as a block.
 _BLOCKS_AT_ONCE = 4
+# Half a millisecond of renames.
+_VOIDED_AT_ONCE = 32
+# What the memory of one takes. Measured by tests/abuse/test_kept_memory.py.
+_QUERY_BYTES = 4096
+_ATTEMPT_BYTES = 2048
+_DECIDED_BYTES = 512
 _TAG_BITS = 62
 _TAG = struct.Struct(">q")
 _TAG_AT = HEAD_PLACES["prepared_transaction_offset"][1]
@@ -70,8 +79,10 @@ class Staging:
         broker_name: str,
         reserved_ms: int,
         on_stored: Callable[[str, int, int], None],
+        budget: HostBudget | None = None,
     ) -> None:
         """Touches nothing on disk. reserved_ms: age at which what nobody decided on is removed."""
+        self._budget = budget or HostBudget()
         self.broker_name = broker_name
         self._store = store
         self._files = store.seam
@@ -83,6 +94,8 @@ class Staging:
         self._asked = trio.Event()
         self._to_flush: deque[tuple[Query, Attempt]] = deque()
         self._flush_asked = trio.Event()
+        # How each of its loops is started; all of them can begin again after an error.
+        self.start_soon: StartSoon = trio.Nursery.start_soon
 
     # -- start -------------------------------------------------------------------------------------
 
@@ -92,7 +105,7 @@ class Staging:
         A batch that a killed broker had begun to apply goes on once ``run`` does. Raises OSError.
         """
         for folder in sorted(self._root.glob("*")):
-            query = self._queries[folder.name] = Query(folder, self._files)
+            query = self._queries[folder.name] = self._new(folder.name)
             try:
                 query.load()
             except StoreFormatError as error:
@@ -123,10 +136,10 @@ class Staging:
 
     # -- staging -----------------------------------------------------------------------------------
 
-    def stage(self, header: StageSendHeader, body: Buffer, sys_flag: int) -> None:
+    def stage(self, header: StageSendHeader, body: Buffer, sys_flag: int, host: Host) -> None:
         """Keep a block, which was checked; nothing if it is there already. Raises RequestError."""
         query = self._query(header.query_id)
-        attempt = self._attempt(query, header, is_first=header.block_number == 0)
+        attempt = self._attempt(query, header) or self._begin(query, header, host)
         if header.block_number < attempt.block_count:
             return  # sent again: the answer was lost
         if header.block_number > attempt.block_count:
@@ -136,9 +149,11 @@ class Staging:
             )
         block = StagedBlock(header.topic, header.queue_id, header.count, sys_flag, body)
         try:
-            query.folder.mkdir(parents=True, exist_ok=True)
+            make_private(query.folder)
             attempt.append(block, self._files)
         except OSError as error:
+            if not attempt.block_count:
+                self._drop_attempt(query, header.batch_id, header.attempt)
             raise self._unavailable(error) from error
         if attempt.file_bytes - attempt.flushed_bytes >= _FLUSH_BYTES:
             attempt.flushed_bytes = attempt.file_bytes
@@ -148,7 +163,9 @@ class Staging:
     def seal(self, header: StageSealHeader) -> Attempt:
         """An attempt that is wholly on disk. Raises RequestError, NotReady."""
         query = self._query(header.query_id)
-        attempt = self._attempt(query, header, is_first=False)
+        attempt = self._attempt(query, header)
+        if attempt is None:
+            raise self._unknown_attempt(header.attempt)
         if attempt.block_count != header.block_count:
             raise _refused(
                 f"attempt {header.attempt} has {attempt.block_count} blocks at this broker, not "
@@ -167,22 +184,29 @@ class Staging:
             query.void([attempt.path])
             raise
 
-    def _attempt(
-        self, query: Query, header: StageSendHeader | StageSealHeader, *, is_first: bool
-    ) -> Attempt:
+    def _attempt(self, query: Query, header: StageSendHeader | StageSealHeader) -> Attempt | None:
+        """An attempt that is here; None if it is not. Raises NotReady."""
         key = header.batch_id, header.attempt
         attempt = query.attempts.get(key)
-        if attempt is None:
-            path = query.path(*key)
-            if path.exists():
-                raise self._later(query, partial(query.recover_attempt, *key))
-            if not is_first:
-                raise _refused(
-                    f"attempt {header.attempt} is not known to broker {self.broker_name}: it was "
-                    "given up, or lost with the machine; begin another attempt"
-                )
-            attempt = query.attempts[key] = Attempt(path)
+        if attempt is None and query.path(*key).exists():
+            self._queries[header.query_id] = query
+            raise self._later(query, partial(query.recover_attempt, *key))
         return attempt
+
+    def _begin(self, query: Query, header: StageSendHeader, host: Host) -> Attempt:
+        if header.block_number:
+            raise self._unknown_attempt(header.attempt)
+        query_id, key = header.query_id, (header.batch_id, header.attempt)
+        self._register(query, host)
+        self._budget.keep(host, (query_id, *key), _ATTEMPT_BYTES)
+        attempt = query.attempts[key] = Attempt(query.path(*key))
+        return attempt
+
+    def _unknown_attempt(self, name: str) -> RequestError:
+        return _refused(
+            f"attempt {name} is not known to broker {self.broker_name}: it was given up, or lost "
+            "with the machine; begin another attempt"
+        )
 
     # -- deciding ----------------------------------------------------------------------------------
 
@@ -190,7 +214,9 @@ class Staging:
         """Where a query stands. Raises RequestError, NotReady."""
         return self._saved(self._query(query_id)).state
 
-    def decide(self, query_id: str, decision: Decision, replaces: str | None) -> Decision:
+    def decide(
+        self, query_id: str, decision: Decision, replaces: str | None, host: Host
+    ) -> Decision:
         """The decision that holds, on disk: the first one for its batch, or of a later batch.
 
         replaces: id of one that ``decision`` takes the place of. Raises RequestError, NotReady.
@@ -199,6 +225,8 @@ class Staging:
         held = query.state.decision
         if held is None or _gives_way(query, held, decision, replaces):
             self._check_complete(query, decision)
+            self._register(query, host)
+            self._budget.keep(host, ("decision", query_id), _decision_bytes(decision))
             applied = query.state.applied_batch_id
             tag = secrets.randbits(_TAG_BITS) + 1
             query.change(QueryState(applied, decision, tag, self._store.max_physical_offset))
@@ -221,16 +249,21 @@ class Staging:
         batch_id: int,
         decision_id: str,
         then: Callable[[Exception | None], None],
-    ) -> bool:
+    ) -> Generator[NotReady | None, None, bool]:
         """Append what was decided; whether it was done before, else ``then`` is called.
 
         then: with None once all is in the log and on disk, or with what stopped it: then a later
-        commit goes on. Raises RequestError, NotReady.
+        commit goes on. Raises RequestError.
         """
-        query = self._saved(self._query(query_id))
+        query = self._query(query_id)
+        while not query.is_saved:
+            yield self._later(query, query.save)
+            query = self._query(query_id)
         if query.state.applied_batch_id >= batch_id:
-            if query.void(query.paths_up_to(query.state.applied_batch_id)):
-                raise self._later(query, query.remove_void)
+            paths: list[Path] = []
+            upto = query.state.applied_batch_id
+            yield self._later(query, lambda: paths.extend(query.paths_up_to(upto)))
+            yield from self._remove_sliced(query, paths)
             return True
         held = query.state.decision
         if held is None or (held.batch_id, held.decision_id) != (batch_id, decision_id):
@@ -242,11 +275,24 @@ class Staging:
         self._start_applying(query)
         return False
 
-    def abort(self, query_id: str, batch_id: int, attempts: Iterable[str]) -> None:
-        """Remove attempts, except those that a decision names. Raises RequestError, NotReady."""
+    def abort(
+        self, query_id: str, batch_id: int, attempts: Iterable[str]
+    ) -> Generator[NotReady | None, None, None]:
+        """Remove attempts, except those that a decision names. Raises RequestError."""
         query = self._query(query_id)
-        if query.void([query.path(batch_id, name) for name in attempts]):
-            raise self._later(query, query.remove_void)
+        yield from self._remove_sliced(query, (query.path(batch_id, name) for name in attempts))
+
+    def _remove_sliced(
+        self, query: Query, paths: Iterable[Path]
+    ) -> Generator[NotReady | None, None, None]:
+        is_any = False
+        remaining = iter(paths)
+        while some := list(islice(remaining, _VOIDED_AT_ONCE)):
+            is_any |= query.void(some)
+            yield None
+        if is_any:
+            yield self._later(query, query.remove_void)
+        self._raise_failure(query)
 
     def forget(self, query_id: str) -> None:
         """Remove what is known of a query that won't come back. Raises RequestError, NotReady."""
@@ -255,7 +301,7 @@ class Staging:
             raise _refused(
                 f"query {query_id} has an unfinished batch {query.state.undone.batch_id}: commit it"
             )
-        del self._queries[query_id]
+        self._drop(query)
         try:
             query.forget()
         except OSError as error:
@@ -263,20 +309,40 @@ class Staging:
 
     # -- what they share ---------------------------------------------------------------------------
 
-    def _known(self, query_id: str) -> Query:
-        query = self._queries.get(query_id)
-        if query is None:
-            query = self._queries[query_id] = Query(self._root / query_id, self._files)
+    def _new(self, query_id: str) -> Query:
+        query = Query(self._root / query_id, self._files)
+        query.on_void = partial(self._drop_attempt, query)
         return query
 
+    def _register(self, query: Query, host: Host) -> None:
+        """Keep a query in mind, since there is something of it now. Raises RequestError."""
+        query_id = query.folder.name
+        if query_id not in self._queries:
+            self._budget.keep(host, ("query", query_id), _QUERY_BYTES)
+            self._queries[query_id] = query
+
+    def _drop(self, query: Query) -> None:
+        query_id = query.folder.name
+        self._queries.pop(query_id, None)
+        self._budget.drop(("query", query_id))
+        self._budget.drop(("decision", query_id))
+
+    def _drop_attempt(self, query: Query, batch_id: int, name: str) -> None:
+        query.attempts.pop((batch_id, name), None)
+        self._budget.drop((query.folder.name, batch_id, name))
+
     def _query(self, query_id: str) -> Query:
-        query = self._known(query_id)
+        """A query; one of which nothing is known is not kept in mind either."""
+        query = self._queries.get(query_id) or self._new(query_id)
         if query.problem:
             raise RequestError(ResponseCode.SYSTEM_ERROR, str(query.problem))
+        self._raise_failure(query)
+        return query
+
+    def _raise_failure(self, query: Query) -> None:
         if query.failure:
             failure, query.failure = query.failure, None
             raise self._unavailable(failure)
-        return query
 
     def _saved(self, query: Query) -> Query:
         if not query.is_saved:
@@ -312,27 +378,29 @@ class Staging:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Apply what was decided and remove what nobody decided on, until cancelled."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._run_expiry)
-            nursery.start_soon(self._run_flush)
+            self.start_soon(nursery, self._run_expiry)
+            self.start_soon(nursery, self._run_flush)
+            self.start_soon(nursery, self._run_jobs)
             task_status.started()
-            while True:
-                await self._asked.wait()
-                self._asked = trio.Event()
-                while self._jobs:
-                    await self._apply_and_tell(self._jobs.popleft())
+
+    async def _run_jobs(self) -> None:
+        while True:
+            while self._jobs:
+                await self._apply_and_tell(self._jobs.popleft())
+            await self._asked.wait()
+            self._asked = trio.Event()
 
     async def _apply_and_tell(self, query: Query) -> None:
-        problem: Exception | None = None
         try:
             await self._apply(query)
         except (StoreError, OSError) as error:
             log.error("a staged batch waits", query=query.folder.name, reason=str(error))
-            problem = error
-        query.is_applying = False
-        waiters, query.waiters = query.waiters, []
-        for then in waiters:
-            then(problem)
-        if problem is None:
+            _tell(query, error)
+        except Exception as error:
+            _tell(query, error)
+            raise
+        else:
+            _tell(query, None)
             await self._remove_applied(query)
 
     async def _apply(self, query: Query) -> None:
@@ -416,7 +484,12 @@ class Staging:
 
     async def _remove(self, query: Query, paths: Iterable[Path]) -> None:
         """Remove attempts, and the folder of a query that has nothing else. Raises OSError."""
-        if query.void(paths):
+        is_any = False
+        remaining = iter(paths)
+        while some := list(islice(remaining, _VOIDED_AT_ONCE)):
+            is_any |= query.void(some)
+            await trio.lowlevel.checkpoint()
+        if is_any:
             await trio.to_thread.run_sync(query.remove_void)
             query.remove_folder()
 
@@ -449,13 +522,23 @@ class Staging:
         """Remove attempts that nobody decided on for too long. Raises OSError."""
         before_ms = self._store.clock.now_ms() - self._reserved_ms
         for path in await trio.to_thread.run_sync(self._leftovers, before_ms):
-            query = self._known(path.parent.name)
+            query = self._queries.get(path.parent.name) or self._new(path.parent.name)
             if query.problem is None:
                 await self._remove(query, [path])
+        for query in [query for query in self._queries.values() if query.is_idle]:
+            self._drop(query)
 
     def _leftovers(self, before_ms: int) -> list[Path]:
         paths = self._root.glob(f"*/*{BLOCKS_SUFFIX}")
         return [path for path in paths if _modified_ms(path) < before_ms]
+
+
+def _tell(query: Query, problem: Exception | None) -> None:
+    """Answer those who wait for a batch to be in the log."""
+    query.is_applying = False
+    waiters, query.waiters = query.waiters, []
+    for then in waiters:
+        then(problem)
 
 
 def _modified_ms(path: Path) -> float:
@@ -495,6 +578,13 @@ def _gives_way(query: Query, held: Decision, new: Decision, replaces: str | None
         return True
     is_same_batch = new.batch_id == held.batch_id > query.state.applied_batch_id
     return is_same_batch and replaces == held.decision_id != new.decision_id
+
+
+def _decision_bytes(decision: Decision) -> int:
+    """What a decision takes in memory."""
+    chars = len(decision.decision_id) + sum(map(len, decision.attempts))
+    attempts = sum(map(len, decision.attempts.values()))
+    return 4 * chars + _DECIDED_BYTES * (1 + len(decision.attempts) + attempts)
 
 
 def _refused(remark: str) -> RequestError:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import msgspec
 from zlib_ng.zlib_ng import crc32
 
 from headrace_broker.store.errors import StoreFormatError
+from headrace_broker.store.files import read_file
 from headrace_protocol.staging import Decision  # noqa: TC001 - msgspec reads it
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def load(folder: Path) -> QueryState:
     """The state in a query's folder. Raises StoreFormatError for a damaged one, OSError."""
     path = folder / NAME
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except FileNotFoundError:
         return QueryState()
     text, _, crc = data.rstrip(b"\n").rpartition(b"\n")
@@ -60,7 +60,7 @@ def save(folder: Path, state: QueryState, files: Files) -> None:
     path = folder / NAME
     text = msgspec.json.encode(state)
     new_path = path.with_name(NAME + ".new")
-    descriptor = files.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    descriptor = files.create_temporary(new_path)
     try:
         files.write(descriptor, text + b"\n" + _crc(text) + b"\n", 0)
         files.fsync(descriptor)

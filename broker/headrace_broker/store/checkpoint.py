@@ -7,6 +7,8 @@ import struct
 import zlib
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from headrace_broker.store.files import read_file
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -34,7 +36,7 @@ class Checkpoint(NamedTuple):
         """The stored values; zeros when there is no file or a cut one."""
         if not path.exists():
             return cls()
-        data = path.read_bytes()[: _VALUES.size]
+        data = read_file(path)[: _VALUES.size]
         return cls(*_VALUES.unpack(data)) if len(data) == _VALUES.size else cls()
 
     def save(self, path: Path, seam: Files) -> None:
@@ -62,7 +64,7 @@ class IndexMark(NamedTuple):
         """The stored values; None when there are none or they are damaged."""
         if not path.exists():
             return None
-        data = path.read_bytes()
+        data = read_file(path)
         if len(data) != _MARK.size + _CRC.size:
             return None
         name, *numbers = _MARK.unpack_from(data)

@@ -96,13 +96,12 @@ class Cleaner:
         self._removed_files = 0
         self._held_s = -math.inf
 
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Clean at intervals until cancelled; an error of the disk is logged, and tried again.
-
-        Started when what the limits of topics gave up before a stop is out of reach again.
-        """
+    async def begin(self) -> None:
+        """Put out of reach again what the limits of topics gave up before a stop."""
         await self._try(self.raise_floors)
-        task_status.started()
+
+    async def run(self) -> None:
+        """Clean at intervals until cancelled; an error of the disk is logged, and tried again."""
         try:
             while True:
                 await trio.sleep(self.settings.clean_interval_ms / 1000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 from typing import TYPE_CHECKING, Final
 
@@ -442,11 +443,12 @@ class CommitLog:
     ) -> StoreNotWritable:
         """Stop appends: for good, or until one of them is tried again ``retry_ms`` later.
 
-        error_number: of the OSError that is the reason. Returns what to raise.
+        error_number: of the OSError that is the reason; ENOLCK, a lost lock, is for good. Returns
+        what to raise.
         """
         if not self.is_refusal_final:
             self.refusal = StoreNotWritable(reason, path, error_number)
-            self.is_refusal_final = is_final
+            self.is_refusal_final = is_final or error_number == errno.ENOLCK
             self.refused_ms, self.retry_ms = self.clock.now_ms(), retry_ms
             self.append_end = -1
         return self._refused()

@@ -7,23 +7,25 @@ reader of JSON skips it, and whoever else writes the file leaves it out.
 from __future__ import annotations
 
 import enum
-import os
 import re
 import zlib
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from headrace_broker.store.errors import StoreFormatError
-from headrace_broker.store.files import Files
+from headrace_broker.store.files import Files, read_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 Value = TypeVar("Value")
 
 BACKUP_SUFFIX: Final = ".bak"
 DAMAGED_SUFFIX: Final = ".damaged"
-_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+# Text that ends outside a string. Possessive, so that the matcher remembers no way back.
+_PIECE: Final = re.compile(rb'(?:[^"]++|"(?:[^"\\]++|\\.)*+")*+', re.DOTALL)
+_PIECE_BYTES: Final = 1 << 16
 _SEAL: Final = re.compile(rb"\n([ \t]{32})\Z")
 _BIT_TO_BLANK: Final = bytes.maketrans(b"01", b" \t")
 
@@ -73,10 +75,10 @@ class ConfigFile:
             (self.backup_path, ConfigSource.BACKUP),
         ):
             try:
-                value = parse(unsealed(path.read_bytes()))
+                value = parse(unsealed(read_file(path)))
             except FileNotFoundError:
                 continue
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 problems.append(f"{path.name} {error}")
             else:
                 self.source = source
@@ -99,7 +101,7 @@ class ConfigFile:
             files.make_directories(folder)
             files.fsync_directory(folder.parent)
         new_path = self.path.with_name(self.path.name + ".tmp")
-        descriptor = files.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        descriptor = files.create_temporary(new_path)
         try:
             files.write(descriptor, sealed(data), 0)
             files.fsync(descriptor)
@@ -138,12 +140,28 @@ def _seal(data: bytes) -> bytes:
 
 
 def is_whole(data: bytes) -> bool:
-    """Whether a JSON object in any dialect was written to its end: no beginning of one is."""
-    text = _STRING.sub(b"", data).strip()
-    return (
-        text.startswith(b"{")
-        and text.endswith(b"}")
-        and b'"' not in text
-        and text.count(b"{") == text.count(b"}")
-        and text.count(b"[") == text.count(b"]")
-    )
+    """Whether a JSON object in any dialect was written to its end: no beginning of one is.
+
+    Builds no objects: a table of 10 MB may hold a million strings.
+    """
+    balance = {b"{}": 0, b"[]": 0}
+    for piece in _pieces(data):
+        text = _STRING.sub(b"", piece)
+        if b'"' in text:
+            return False
+        for pair in balance:
+            balance[pair] += text.count(pair[:1]) - text.count(pair[1:])
+    text = data.strip()
+    return text.startswith(b"{") and text.endswith(b"}") and not any(balance.values())
+
+
+def _pieces(data: bytes) -> Iterator[bytes]:
+    """All of a text, cut outside its strings; a string without its end stays with the last."""
+    position = 0
+    while position < len(data):
+        match = _PIECE.match(data, position, position + _PIECE_BYTES)
+        if not match or match.end() == position:  # at a string that is longer than a piece
+            match = _STRING.match(data, position)
+        end = match.end() if match else len(data)
+        yield data[position:end]
+        position = end

@@ -5,14 +5,17 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import stat
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.map_budget import MapBudget
 from headrace_broker.store.retention import DiskUsage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from headrace_broker.store.mapped_file import MappedFile
@@ -26,13 +29,21 @@ class Files:
     """What the store asks of a file system. All raise OSError."""
 
     def __init__(self) -> None:
+        # Called before anything is made; raises OSError when the store is not ours any more.
+        self.check_owner: Callable[[], None] = lambda: None
         self._changed_directories: set[Path] = set()
         self._syncing_names = threading.Lock()
         self.map_budget = MapBudget()
 
     def open(self, path: Path, flags: int = os.O_RDWR) -> int:
-        """A descriptor; missing files are made when ``flags`` say so."""
-        return os.open(path, flags | os.O_CLOEXEC, 0o644)
+        """A descriptor; missing files are made when ``flags`` say so, for this user only.
+
+        What somebody else has put there, a link or a FIFO, is an error, and is not waited for.
+        """
+        if flags & os.O_CREAT:
+            self.check_owner()
+            flags |= os.O_NOFOLLOW
+        return os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
 
     def close(self, descriptor: int) -> None:
         """Give a descriptor back."""
@@ -84,17 +95,21 @@ class Files:
 
     def make_directories(self, directory: Path) -> None:
         """Make a folder and those above it; ``sync_names`` makes them durable."""
-        missing = directory
-        while not missing.exists():
-            self._changed_directories.add(missing.parent)
-            missing = missing.parent
-        directory.mkdir(parents=True, exist_ok=True)
+        self.check_owner()
+        for made in make_private(directory):
+            self._changed_directories.add(made.parent)
 
     def create(self, path: Path) -> int:
         """A descriptor of a new file; ``sync_names`` makes its name durable."""
         descriptor = self.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         self._changed_directories.add(path.parent)
         return descriptor
+
+    def create_temporary(self, path: Path) -> int:
+        """A descriptor of a new file that will be renamed; what a crash has left there goes."""
+        if os.path.lexists(path):
+            self.unlink(path)
+        return self.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
     def doubt_names(self, directory: Path) -> None:
         """Have ``sync_names`` make a folder's names durable too, whoever changed them."""
@@ -125,3 +140,26 @@ class Files:
         """Remove a file, for good after ``sync_names``; maps of it stay readable."""
         path.unlink()
         self._changed_directories.add(path.parent)
+
+
+def make_private(directory: Path) -> list[Path]:
+    """Make a folder and those above it, for this user only; returns those that are new."""
+    missing = []
+    while not directory.exists():
+        missing.append(directory)
+        directory = directory.parent
+    for path in reversed(missing):
+        path.mkdir(mode=0o700, exist_ok=True)
+    return missing
+
+
+def read_file(path: Path) -> bytes:
+    """What a file holds. Raises OSError; StoreFormatError for what is no file and may never end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise StoreFormatError(path, "is no regular file", "move it out of the store's folder")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)

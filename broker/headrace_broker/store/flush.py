@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 from collections import deque
 from contextlib import nullcontext, suppress
@@ -31,6 +32,8 @@ log = structlog.get_logger("headrace.broker")
 
 # A crash start reads what the checkpoint does not speak of: some tenths of a second for so much.
 UNCHECKED_BYTES_MAX: Final = 256 << 20
+_DESCRIPTOR_S: Final = 1.0
+_RAISE_LIMIT: Final = "raise the limit of open files (LimitNOFILE, ulimit -n) and restart"
 
 
 class Flusher:
@@ -66,7 +69,7 @@ class Flusher:
         self.others_saved: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
         self._waiters: deque[tuple[int, Callable[[bool], None]]] = deque()
         self._asked = trio.Event()
-        self._all_waiters: list[Callable[[], None]] = []
+        self._all_waiters: deque[Callable[[], None]] = deque()
         self._all_asked = trio.Event()
         self._turn = trio.Lock()
         self._thorough_turn = trio.Lock()
@@ -95,6 +98,8 @@ class Flusher:
 
     async def run_group_commit(self) -> None:
         """Flush when asked: one flush answers all that came before it began."""
+        if self._waiters:  # an error kept them from their answer
+            self.ask()
         while True:
             await self._asked.wait()
             self._asked = trio.Event()
@@ -141,9 +146,12 @@ class Flusher:
             self.checkpoint = self.checkpoint._replace(physic_msg_timestamp=newest[1])
 
     async def _in_thread(self, flush: Callable[[], None]) -> bool:
+        """Whether it is done; without a free descriptor nothing is lost yet, so wait for one."""
         started_at = trio.current_time()
         try:
-            await trio.to_thread.run_sync(flush, limiter=self._threads)
+            while await trio.to_thread.run_sync(_lacks_descriptor, flush, limiter=self._threads):
+                log.error("a flush waits for a file descriptor", remedy=_RAISE_LIMIT)
+                await trio.sleep(_DESCRIPTOR_S)
         except OSError as error:
             self._fail(error)
             return False
@@ -153,9 +161,13 @@ class Flusher:
         return True
 
     def _fail(self, error: OSError) -> None:
-        reason = f"a flush failed, so messages may be lost: {error.strerror or error}"
+        self.stop_writing(f"a flush failed, so messages may be lost: {error.strerror or error}")
+
+    def stop_writing(self, reason: str) -> None:
+        """Refuse messages until the next start, and tell those who wait for the disk."""
         log.error("messages are refused until the next start", reason=reason)
         self.commit_log.refuse(reason, self.settings.root, is_final=True)
+        self.ask()
 
     # --- ConsumeQueues, index, checkpoint --------------------------------------------------
 
@@ -185,13 +197,15 @@ class Flusher:
 
     async def run_asked(self) -> None:
         """Flush everything when asked."""
+        if self._all_waiters:  # an error kept them from their answer
+            self._all_asked.set()
         while True:
             await self._all_asked.wait()
             self._all_asked = trio.Event()
-            waiters, self._all_waiters = self._all_waiters, []
+            count = len(self._all_waiters)
             await self.flush_thoroughly()
-            for callback in waiters:
-                callback()
+            for _ in range(count):
+                self._all_waiters.popleft()()
 
     async def flush_thoroughly(self) -> None:
         """Bring everything to disk, then say so in the checkpoint."""
@@ -311,6 +325,17 @@ def _log_vanished(paths: list[Path]) -> None:
         " miss those before; the next start makes the index anew from the log",
         paths=[str(path) for path in paths],
     )
+
+
+def _lacks_descriptor(flush: Callable[[], None]) -> bool:
+    """In a thread: flush, unless no descriptor is left to open a file with."""
+    try:
+        flush()
+    except OSError as error:
+        if error.errno not in {errno.EMFILE, errno.ENFILE}:
+            raise
+        return True
+    return False
 
 
 def _call_all(syncs: list[Callable[[], None]]) -> None:

@@ -6,6 +6,7 @@ import datetime as dt
 import struct
 import threading
 from bisect import bisect_left
+from collections import deque
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -19,7 +20,7 @@ from headrace_broker.store.mapped_file_queue import without_unborn
 from headrace_broker.store.page_cache import PageCache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from headrace_broker.store.files import Files
@@ -34,6 +35,11 @@ ENTRY_DTYPE: Final = np.dtype(
 ENTRY_BYTES: Final = ENTRY_DTYPE.itemsize
 ALLOCATE_STEP_BYTES: Final = 1 << 20
 REBUILD_ENTRIES: Final = 1 << 19
+LONG_MAX: Final = (1 << 63) - 1
+# By how much a clock may have been set back while a file was written.
+CLOCK_STEP_MS: Final = 24 * 3600 * 1000
+# Half a millisecond.
+_ENTRIES_AT_ONCE: Final = 128
 Array = npt.NDArray[Any]
 
 
@@ -134,8 +140,13 @@ class IndexFile:
             self.file.require(0, self.file.seal.used_bytes)
             self.file.seal = None
 
-    def find(self, key_hash: int, pages: PageCache) -> Iterator[int]:
-        """Physical offsets of the entries with this hash, newest first.
+    def begin_timestamp(self, pages: PageCache) -> int:
+        """Store time of the first record. Raises NotReady."""
+        pages.check(self.file, 0, HEADER_BYTES)
+        return self.header.begin_timestamp
+
+    def newest(self, key_hash: int, pages: PageCache) -> int:
+        """Number of the newest entry in the slot of a hash, 0 for none.
 
         Raises StoreDamaged, or NotReady when the disk must give some of it first, or there is
         much to compare with the seal.
@@ -146,17 +157,19 @@ class IndexFile:
         slot_at = HEADER_BYTES + slot * SLOT_BYTES
         pages.check(self.file, 0, HEADER_BYTES)
         pages.check(self.file, slot_at, slot_at + SLOT_BYTES)
-        count = self.header.index_count
-        number = int(self.slots[slot])
-        entries = self.entries
+        return self._older(int(self.slots[slot]), self.header.index_count)
+
+    def entry(self, number: int, pages: PageCache) -> tuple[int, int, int, int]:
+        """Key hash, physical offset, seconds and number of the one before. Raises NotReady."""
+        entry_at = self.entries_at + number * ENTRY_BYTES
+        pages.check(self.file, entry_at, entry_at + ENTRY_BYTES)
+        key_hash, physical_offset, seconds, previous = self.entries[number].tolist()
+        return key_hash, physical_offset, seconds, self._older(previous, number)
+
+    @staticmethod
+    def _older(number: int, below: int) -> int:
         # A link leads to an older entry; one that does not is damage and ends the walk.
-        while 0 < number < count:
-            entry_at = self.entries_at + number * ENTRY_BYTES
-            pages.check(self.file, entry_at, entry_at + ENTRY_BYTES)
-            stored_hash, physical_offset, _, previous = entries[number].tolist()
-            if stored_hash == key_hash:
-                yield physical_offset
-            number, count = previous, number
+        return number if 0 < number < below else 0
 
     def truncate(self, index_count: int, end_timestamp: int) -> None:
         """Keep the entries below ``index_count`` and build the slots anew from them."""
@@ -210,7 +223,7 @@ class IndexFiles:
             HEADER_BYTES + self.slot_count * SLOT_BYTES + self.entry_count * ENTRY_BYTES
         )
         self.seam = seam
-        self._page_cache = PageCache(seam)
+        self.page_cache = PageCache(seam)
         self.files: list[IndexFile] = []
         self.lock = threading.Lock()
         # Physical offset of the newest record that was looked at for keys; -1: not known.
@@ -349,15 +362,6 @@ class IndexFiles:
         self.on_vanished([file.path for file in gone])
         return True
 
-    def find(self, key_hash: int) -> Iterator[int]:
-        """Physical offsets of entries with this hash, newest first; hold the lock meanwhile.
-
-        Raises as ``IndexFile.find``.
-        """
-        self.forget_vanished()
-        for file in reversed(self.files):
-            yield from file.find(key_hash, self._page_cache)
-
     def detach_below(self, log_min_offset: int) -> list[MappedFile]:
         """Let go of files with nothing at or past ``log_min_offset``, but not of the last."""
         count = 0
@@ -383,6 +387,65 @@ class IndexFiles:
     def _delete_from(self, kept: int) -> None:
         while len(self.files) > kept:  # the newest first: a start that is cut off leaves no gap
             self.files.pop().file.delete()
+
+
+class IndexWalk:
+    """Entries with one hash, newest first, some at a time; files may come and go in between.
+
+    offsets: physical offsets that were found and are for the caller to take.
+    entry_count: how many entries were looked at, those of other hashes too.
+    """
+
+    def __init__(self, files: IndexFiles, key_hash: int, end_ms: int = LONG_MAX) -> None:
+        """end_ms: entries of records stored later are passed over."""
+        self.offsets: deque[int] = deque()
+        self.entry_count = 0
+        self._files = files
+        self._key_hash = key_hash
+        self._end_ms = end_ms
+        self._file: IndexFile | None = None
+        self._number = 0
+
+    def step(self) -> bool:
+        """Look at some entries; whether there may be more.
+
+        Raises StoreDamaged; NotReady, and the next call goes on where this one was.
+        """
+        with self._files.lock:
+            self._files.forget_vanished()
+            for _ in range(_ENTRIES_AT_ONCE):
+                if not self._number and not self._begin_older_file():
+                    return False
+                if self._number:
+                    self._look()
+        return True
+
+    def _begin_older_file(self) -> bool:
+        name = self._file.file.path.name if self._file else "~"
+        file = next((f for f in reversed(self._files.files) if f.file.path.name < name), None)
+        if file is None:
+            return False
+        pages = self._files.page_cache
+        if file.begin_timestamp(pages) - CLOCK_STEP_MS <= self._end_ms:
+            self._number = file.newest(self._key_hash, pages)
+        self._file = file
+        return True
+
+    def _look(self) -> None:
+        file = self._file
+        assert file is not None
+        if file not in self._files.files:  # removed since
+            self._number = 0
+            return
+        entry = file.entry(self._number, self._files.page_cache)
+        key_hash, physical_offset, seconds, self._number = entry
+        self.entry_count += 1
+        if key_hash == self._key_hash and not self._is_later(file, seconds):
+            self.offsets.append(physical_offset)
+
+    def _is_later(self, file: IndexFile, seconds: int) -> bool:
+        # 0 also stands for no time, and for a clock that was set back.
+        return seconds > 0 and file.header.begin_timestamp + seconds * 1000 > self._end_ms
 
 
 def _local_time_name(now_ms: int) -> str:

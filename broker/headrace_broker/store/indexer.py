@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 BLOCK_ROWS_MAX: Final = 1024
 # In a thread: larger ones save nothing more.
 THREAD_ROWS_MAX: Final = 8192
+# Of the properties of a block: plain ones of so many rows. 50 ms when all are keys of one letter,
+# and in a thread, which holds the lock meanwhile, 200 ms.
+BLOCK_BYTES_MAX: Final = 160 << 10
+THREAD_BYTES_MAX: Final = 512 << 10
+# What a block on the loop may take.
+_BLOCK_S: Final = 0.005
 
 
 class Stretch(NamedTuple):
@@ -57,6 +64,7 @@ class Indexer:
         self.index_files = index_files
         self.queues = queues
         self._known_prefixes = np.empty((0, 2), np.uint32)
+        self._rows_at_once = BLOCK_ROWS_MAX
 
     @property
     def waiting_count(self) -> int:
@@ -70,14 +78,31 @@ class Indexer:
 
     def drain_block(self) -> None:
         """Index some waiting rows, which takes half a millisecond. Raises as ``drain``."""
+        began = perf_counter()
         with self.index_files.lock:
-            self._put(self.next_block(BLOCK_ROWS_MAX))
+            block = self.next_block(self._rows_at_once, BLOCK_BYTES_MAX)
+            self._put(block)
         self.ring.release()
+        self._fit(block.row_count, perf_counter() - began)
 
-    def next_block(self, rows_max: int) -> IndexBlock:
-        """Rows to index next; their records must be in the file."""
+    def _fit(self, row_count: int, seconds: float) -> None:
+        """Take fewer rows next time, or more again: some records have thousands of keys."""
+        if seconds > _BLOCK_S:
+            self._rows_at_once = max(int(row_count * _BLOCK_S / seconds), 1)
+        else:
+            self._rows_at_once = min(2 * self._rows_at_once, BLOCK_ROWS_MAX)
+
+    def next_block(
+        self, rows_max: int = THREAD_ROWS_MAX, bytes_max: int = THREAD_BYTES_MAX
+    ) -> IndexBlock:
+        """Rows to index next; their records must be in the file.
+
+        bytes_max: of their properties, all of which may be keys.
+        """
         waiting = self.ring.waiting(self.cursor)
         rows = self.ring.copy(slice(waiting.start, min(waiting.stop, waiting.start + rows_max)))
+        ends = np.cumsum(rows["properties_size"], dtype=np.int64)
+        rows = rows[: max(int(np.searchsorted(ends, bytes_max, "right")), 1)]
         last = int(rows["physical_offset"].max(initial=-1))
         return IndexBlock(self.cursor.taken, len(rows), last, self._stretches(rows))
 

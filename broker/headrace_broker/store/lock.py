@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from typing import TYPE_CHECKING
 
-from headrace_broker.store.errors import StoreLocked
+from headrace_broker.store.errors import StoreError, StoreLocked
+from headrace_broker.store.files import read_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,15 +23,17 @@ class StoreLock:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._path = root / "lock"
         self._descriptor = -1
         self._identity = (0, 0)
 
     def acquire(self) -> None:
         """Take it or raise StoreLocked."""
-        path = self.root / "lock"
+        path = self._path
         if path.exists() and _identity(path.stat()) in _held_by_this_process:
             raise StoreLocked(self.root, "another store of this process")
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path, flags, 0o600)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
         except OSError as error:
@@ -39,6 +43,22 @@ class StoreLock:
         self._descriptor = descriptor
         self._identity = _identity(os.fstat(descriptor))
         _held_by_this_process.add(self._identity)
+
+    def check(self) -> None:
+        """Raise OSError when the file is gone or another, so that somebody else may hold the lock.
+
+        Its error number is ``errno.ENOLCK``.
+        """
+        try:
+            is_ours = _identity(self._path.stat()) == self._identity
+        except (FileNotFoundError, NotADirectoryError):
+            is_ours = False
+        if not is_ours:
+            raise OSError(
+                errno.ENOLCK,
+                f"the lock file {self._path} was removed or replaced while this broker held it, so "
+                "another one may write here: see that none does, then restart this one",
+            )
 
     def release(self) -> None:
         """Give it back; nothing if it is not held."""
@@ -54,7 +74,7 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 def _holder(root: Path) -> str:
     try:
-        pid = (root / "abort").read_text().strip()
-    except OSError:
+        pid = read_file(root / "abort").decode().strip()
+    except (OSError, StoreError, UnicodeDecodeError):
         pid = ""
     return f"another broker (process {pid})" if pid else "another broker"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -17,11 +19,11 @@ from headrace_broker.store.cleaner import Cleaner
 from headrace_broker.store.commit_log import CommitLog
 from headrace_broker.store.consume_queue import ConsumeQueue
 from headrace_broker.store.dispatch import Dispatcher
-from headrace_broker.store.errors import StoreError, StoreFormatError
-from headrace_broker.store.files import Files
+from headrace_broker.store.errors import StoreError, StoreFormatError, StoreNotWritable
+from headrace_broker.store.files import Files, make_private
 from headrace_broker.store.flush import Flusher
 from headrace_broker.store.index_file import HEADER_BYTES, IndexFiles
-from headrace_broker.store.indexer import BLOCK_ROWS_MAX, THREAD_ROWS_MAX, Indexer
+from headrace_broker.store.indexer import BLOCK_ROWS_MAX, Indexer
 from headrace_broker.store.lock import StoreLock
 from headrace_broker.store.peer_queues import BATCH_FOLDER, PeerQueues
 from headrace_broker.store.reader import Reader
@@ -41,14 +43,14 @@ from headrace_broker.store.store_queue import StoreQueue
 from headrace_broker.store.warmup import newest_files, warm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from headrace_broker.clock import Clock
     from headrace_broker.store.cleaner import CleanerStatus
     from headrace_broker.store.encoded_records import EncodedRecords
     from headrace_broker.store.mapped_file import MappedFile
-    from headrace_broker.store.reader import IndexType
+    from headrace_broker.store.reader import IndexType, KeyQuery
     from headrace_broker.store.recovery import OnProgress, RecoveryPlan
     from headrace_broker.store.ring import Cursor
     from headrace_broker.store.settings import StoreSettings
@@ -58,6 +60,10 @@ STORE_NAMES = frozenset(("commitlog", "consumequeue", "config", "checkpoint", "l
 
 # A start that reads for long brings what it made to disk so often, and those after it begin there.
 KEEP_MS = 60_000
+
+StartSoon = Callable[[trio.Nursery, Callable[[], Awaitable[None]]], None]
+
+LOCK_CHECK_S = 1.0
 
 # Some ten milliseconds of files for queues that get their first message.
 NEW_FILES_AT_ONCE = 16
@@ -129,6 +135,8 @@ class MessageStore:
         # While it runs threads index and flush what was asked for.
         self.works_aside = False
         self._index_threads = trio.CapacityLimiter(1)
+        # How each of its loops is started; all of them can begin again after an error.
+        self.start_soon: StartSoon = trio.Nursery.start_soon
         # Called in the thread that loads; what it raises ends the start.
         self.on_progress: OnProgress = lambda _stage, _done, _most: None
         # Called with the queues that get units outside the caller's own dispatch().
@@ -157,8 +165,9 @@ class MessageStore:
         """
         self._check_directory()
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            make_private(self.root)
             self.lock.acquire()
+            self.seam.check_owner = self.lock.check
             return self._load_locked()
         except OSError as error:
             self.abandon()
@@ -349,17 +358,19 @@ class MessageStore:
         async with trio.open_nursery() as nursery:
             if self.works_aside:
                 self.commit_log.on_full = self._file_full
-                nursery.start_soon(self._run_seal)
-                nursery.start_soon(self._warm)
-                nursery.start_soon(self.flusher.run_asked)
-            nursery.start_soon(self._run_dispatch)
-            nursery.start_soon(self.flusher.run_group_commit)
-            nursery.start_soon(self.flusher.run_log_flush)
-            nursery.start_soon(self.flusher.run_queue_flush)
-            await nursery.start(self.cleaner.run)
-            nursery.start_soon(self._run_index)
-            nursery.start_soon(self._run_ahead)
-            nursery.start_soon(self._run_heal)
+                self.start_soon(nursery, self._run_seal)
+                self.start_soon(nursery, self._warm)
+                self.start_soon(nursery, self.flusher.run_asked)
+            self.start_soon(nursery, self._run_dispatch)
+            self.start_soon(nursery, self.flusher.run_group_commit)
+            self.start_soon(nursery, self.flusher.run_log_flush)
+            self.start_soon(nursery, self.flusher.run_queue_flush)
+            await self.cleaner.begin()
+            self.start_soon(nursery, self.cleaner.run)
+            self.start_soon(nursery, self._run_index)
+            self.start_soon(nursery, self._run_ahead)
+            self.start_soon(nursery, self._run_heal)
+            self.start_soon(nursery, self._run_lock_check)
             task_status.started()
 
     def close(self) -> None:
@@ -370,6 +381,7 @@ class MessageStore:
         try:
             if self.commit_log.is_refusal_final:
                 return
+            self.lock.check()
             self._finish_dispatch()
             self.commit_log.files.drop_prepared()
             self.flusher.flush_now()
@@ -579,6 +591,19 @@ class MessageStore:
     def _refuse(self, error: OSError, path: Path) -> None:
         self.commit_log.refuse(error.strerror or str(error), path, error_number=error.errno)
 
+    def message_at(self, physical_offset: int) -> memoryview | None:
+        """The record of a message that begins there; None if none does. Raises NotReady.
+
+        A body may hold what looks like a record, so the message's unit must point there, or the
+        row of the ring that will become its unit. Records without a unit (of deleted topics, or
+        cleaned from their queue) are not served.
+        """
+        record = self.record_at(physical_offset)
+        if record is None:
+            return None
+        is_message = self.reader.has_unit(self._names, physical_offset)
+        return record if is_message or self.ring.holds(physical_offset) else None
+
     def query_index(
         self,
         topic: str,
@@ -587,15 +612,17 @@ class MessageStore:
         begin_ms: int,
         end_ms: int,
         index_type: IndexType | None = None,
-    ) -> list[int]:
-        """As ``Reader.query_index``, with everything appended so far indexed first.
+    ) -> KeyQuery:
+        """As ``Reader.query_index``, with everything appended so far indexed first."""
+        prepare = partial(self._index_up_to, self.ring.written)
+        return self.reader.query_index(topic, key, max_count, begin_ms, end_ms, index_type, prepare)
 
-        Raises NotReady for what the disk must give first, and when index files must be compared
-        with what a clean stop left.
-        """
-        self.index_tick()
-        with self.index_files.lock:
-            return self.reader.query_index(topic, key, max_count, begin_ms, end_ms, index_type)
+    def _index_up_to(self, row_count: int) -> bool:
+        """Index some of the first rows; whether there may be more to do, and it can be done."""
+        taken = self.indexer.cursor.taken
+        if taken < row_count:
+            self._index(self.indexer.drain_block)
+        return taken < self.indexer.cursor.taken
 
     # --- loops -----------------------------------------------------------------------------
 
@@ -604,14 +631,15 @@ class MessageStore:
         self.dispatcher.new_files_max = NEW_FILES_AT_ONCE
         try:
             while True:
+                self._dispatch_unasked()
                 await self._dispatch_asked.wait()
                 self._dispatch_asked = trio.Event()
                 await trio.lowlevel.checkpoint()
-                self._dispatch_unasked()
         finally:
             self.dispatcher.new_files_max = sys.maxsize
 
     async def _run_index(self) -> None:
+        self._index_asked.set()
         while True:
             await self._index_asked.wait()
             await trio.sleep(self.settings.index_tick_ms / 1000)
@@ -631,7 +659,7 @@ class MessageStore:
     async def _index_aside(self) -> None:
         """Index a large block in a thread, where it keeps nobody waiting."""
         self.commit_log.write_out()
-        block = self.indexer.next_block(THREAD_ROWS_MAX)
+        block = self.indexer.next_block()
         try:
             await trio.to_thread.run_sync(self.indexer.put, block, limiter=self._index_threads)
         except OSError as error:
@@ -663,21 +691,31 @@ class MessageStore:
     async def _run_seal(self) -> None:
         """Seal the log's files as they fill up: all of them at once would make a stop long."""
         while True:
-            await self._full_asked.wait()
-            self._full_asked = trio.Event()
             while self._full_files:
                 file = self._full_files.popleft()
                 with suppress(OSError):  # what is gone by now needs no seal
                     file.seal = await trio.to_thread.run_sync(
                         FileSeal.of_full, file.path, file.file_bytes, file.seal
                     )
+            await self._full_asked.wait()
+            self._full_asked = trio.Event()
 
     async def _run_heal(self) -> None:
         while True:
             await trio.sleep(1)
             if self.commit_log.refusal is not None:
-                self._dispatch_unasked()
-                self.index_tick()
+                with suppress(StoreNotWritable):  # refused, as before
+                    self._dispatch_unasked()
+                    self.index_tick()
+
+    async def _run_lock_check(self) -> None:
+        """Stop writing when another broker may write here too."""
+        try:
+            while True:
+                await trio.sleep(LOCK_CHECK_S)
+                self.lock.check()
+        except OSError as error:
+            self.flusher.stop_writing(error.strerror or str(error))
 
     # --- monitor ---------------------------------------------------------------------------
 
@@ -703,11 +741,18 @@ class MessageStore:
             ring_fill=self.ring.fill,
             slow_stage=self.ring.pressure(),
             longest_flush_ms=self.flusher.longest_flush_ms,
-            disk_ratio=self.cleaner.disk_usage().ratio,
+            disk_ratio=self._disk_ratio(),
             refusal=str(refusal) if refusal else None,
             queue_count=len(self._names),
             cleaner=self.cleaner.status(),
         )
+
+    def _disk_ratio(self) -> float:
+        """A disk that can't be asked, as when the store was removed, has no room."""
+        try:
+            return self.cleaner.disk_usage().ratio
+        except OSError:
+            return 1.0
 
     def _dispatched_offset(self) -> int:
         """Up to where queues know of the log."""

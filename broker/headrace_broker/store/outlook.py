@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace_broker.store.cold_files import ColdFiles
@@ -23,6 +24,14 @@ if TYPE_CHECKING:
 ALARM_HOURS: Final = 24.0
 ALARM_EVERY_S: Final = 3600.0
 SAMPLE_EVERY_S: Final = 60.0
+_QUEUES_AT_ONCE: Final = 128
+
+
+def some_at_once(queues: Mapping[int, StoreQueue]) -> Iterator[dict[int, StoreQueue]]:
+    """A topic's queues, as many at a time as take less than a millisecond to look at."""
+    remaining = iter(list(queues.items()))
+    while some := dict(islice(remaining, _QUEUES_AT_ONCE)):
+        yield some
 
 
 def nothing_to_consume(_topic: str, _queue_ids: Iterable[int]) -> dict[int, tuple[int, str]]:
@@ -60,16 +69,17 @@ class Outlook:
         self._sampled_s = self._alarm_s = -math.inf
 
     def look(self, lowest_unconsumed: LowestUnconsumed) -> Iterator[None]:
-        """See what groups have yet to consume; yields after each topic."""
+        """See what groups have yet to consume; yields after some queues."""
         self._places = []
         for topic, queues in list(self._topics.items()):
-            for queue_id, (queue_offset, group) in lowest_unconsumed(topic, queues).items():
-                consume_queue = queues[queue_id].consume_queue
-                first = self._first_shown(consume_queue, queue_offset)
-                if first < consume_queue.max_offset:
-                    units = ColdFiles(consume_queue.files)
-                    self._places.append((units, first, topic, queue_id, group))
-            yield
+            for some in some_at_once(queues):
+                for queue_id, (queue_offset, group) in lowest_unconsumed(topic, some).items():
+                    consume_queue = some[queue_id].consume_queue
+                    first = self._first_shown(consume_queue, queue_offset)
+                    if first < consume_queue.max_offset:
+                        units = ColdFiles(consume_queue.files)
+                        self._places.append((units, first, topic, queue_id, group))
+                yield
 
     def _first_shown(self, consume_queue: ConsumeQueue, queue_offset: int) -> int:
         """The first unit from ``queue_offset`` on that is still shown."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 import numpy as np
 
 from headrace_broker.store.consume_queue import BLANK_SIZE, UNIT, UNIT_BYTES
+from headrace_broker.store.index_file import IndexWalk
 from headrace_broker.store.index_keys import TAGS_MARK
 from headrace_protocol.columns import QUEUE_OFFSET_DTYPE, UNIT_DTYPE
 from headrace_protocol.message import (
@@ -19,7 +20,7 @@ from headrace_protocol.message import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from headrace_broker.store.commit_log import CommitLog
     from headrace_broker.store.consume_queue import ConsumeQueue
@@ -37,6 +38,9 @@ LOG_FILL_MIN: Final = 0.75
 # Pieces of less cost more to send one by one than to copy.
 PIECE_BYTES_MIN: Final = 4096
 QUERY_COUNT_MAX: Final = 64
+# Of one query by key. Half a second of decoding, and as much of walking.
+CANDIDATES_MAX: Final = 1000
+ENTRIES_MAX: Final = 200_000
 # Units from here on may be older than what the log takes for cached.
 HOT_UNITS: Final = 100_000
 IndexType = Literal["K", "U", "T"]
@@ -202,6 +206,22 @@ class Reader:
         )
         return physical_offset, size, tags_code
 
+    def has_unit(
+        self,
+        queues: Mapping[tuple[str, int], StoreQueue],
+        physical_offset: int,
+    ) -> bool:
+        """Whether the unit that a record says is its own points to it. Raises NotReady."""
+        message = self.message_at(physical_offset)
+        queue = queues.get((message.topic, message.queue_id)) if message else None
+        if message is None or queue is None:
+            return False
+        queue_offset = message.queue_offset
+        consume_queue = queue.consume_queue
+        if not consume_queue.first_offset <= queue_offset < consume_queue.max_offset:
+            return False
+        return self.unit(queue, queue_offset)[:2] == (physical_offset, message.size)
+
     # --- by time ---------------------------------------------------------------------------
 
     def offset_by_time(
@@ -246,36 +266,95 @@ class Reader:
         begin_ms: int,
         end_ms: int,
         index_type: IndexType | None = None,
-    ) -> list[int]:
-        """Physical offsets of records of ``topic`` with ``key``, newest first.
+        prepare: Callable[[], bool] = lambda: False,
+    ) -> KeyQuery:
+        """Find records of ``topic`` with ``key``, at most ``QUERY_COUNT_MAX``.
 
         begin_ms, end_ms: store time, both included.
         index_type: K for KEYS, U for UNIQ_KEY, T for TAGS; None for either of the first two.
-
-        Each record is read, so different keys with one hash do not mix. Raises NotReady.
+        prepare: called first, as long as it returns that there is more to do.
         """
-        found: list[int] = []
         text = TAGS_MARK + key if index_type == "T" else key
-        for physical_offset in self.index_files.find(index_key_hash(topic, text)):
-            message = self._message_at(physical_offset)
-            # The same entry may stand twice after a recovery.
-            if message is None or physical_offset in found:
-                continue
-            if message.store_timestamp < begin_ms:
-                break
-            is_wanted = message.store_timestamp <= end_ms and message.topic == topic
-            if is_wanted and _has_key(message, key, index_type):
-                found.append(physical_offset)
-            if len(found) >= min(max_count, QUERY_COUNT_MAX):
-                break
-        return found
+        walk = IndexWalk(self.index_files, index_key_hash(topic, text), end_ms)
 
-    def _message_at(self, physical_offset: int) -> StoredMessage | None:
+        def is_wanted(message: StoredMessage) -> bool:
+            return (
+                message.store_timestamp <= end_ms
+                and message.topic == topic
+                and _has_key(message, key, index_type)
+            )
+
+        count_max = min(max_count, QUERY_COUNT_MAX)
+        return KeyQuery(prepare, walk, self.message_at, is_wanted, begin_ms, count_max)
+
+    def message_at(self, physical_offset: int) -> StoredMessage | None:
+        """The record there; None for none, or a damaged one. Raises NotReady."""
         record = self.commit_log.record_at(physical_offset)
         try:
             return decode_record(record) if record is not None else None
         except CorruptRecord:
             return None
+
+
+class KeyQuery:
+    """A query by key, some index entries at a time.
+
+    Each record that an entry leads to is decoded once, so different keys with one hash do not mix.
+    Somebody may have made many such keys, so the query ends after ``CANDIDATES_MAX`` records or
+    ``ENTRIES_MAX`` entries; an earlier ``end_ms`` passes over newer ones.
+
+    found: physical offsets, newest first. is_cut: whether there may be more.
+    """
+
+    def __init__(
+        self,
+        prepare: Callable[[], bool],
+        walk: IndexWalk,
+        message_at: Callable[[int], StoredMessage | None],
+        is_wanted: Callable[[StoredMessage], bool],
+        begin_ms: int,
+        count_max: int,
+    ) -> None:
+        self.found: list[int] = []
+        self.is_cut = False
+        self._prepare = prepare
+        self._walk = walk
+        self._message_at = message_at
+        self._is_wanted = is_wanted
+        self._begin_ms = begin_ms
+        self._count_max = count_max
+        self._seen: set[int] = set()
+        self._is_over = False
+
+    def step(self) -> bool:
+        """Look at a record, or for some; whether there is more to do.
+
+        Raises StoreDamaged; NotReady, and the next call goes on where this one was.
+        """
+        if self._prepare():
+            return True
+        offsets = self._walk.offsets
+        if not offsets and not self._walk.step() and not offsets:
+            return False
+        if offsets:
+            self._look(offsets[0])
+            offsets.popleft()
+        self.is_cut = len(self._seen) >= CANDIDATES_MAX or self._walk.entry_count >= ENTRIES_MAX
+        return not (self._is_over or self.is_cut)
+
+    def _look(self, physical_offset: int) -> None:
+        # An entry stands for each key with the hash, and may stand twice after a recovery.
+        if physical_offset in self._seen:
+            return
+        message = self._message_at(physical_offset)
+        if message is None:
+            return
+        self._seen.add(physical_offset)
+        if message.store_timestamp < self._begin_ms:
+            self._is_over = True
+        elif self._is_wanted(message):
+            self.found.append(physical_offset)
+            self._is_over = len(self.found) >= self._count_max
 
 
 def _nothing_found(tags: frozenset[int] | None) -> GetStatus:

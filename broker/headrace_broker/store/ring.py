@@ -81,6 +81,11 @@ class Ring:
         start = cursor.taken & self.mask
         return slice(start, min(start + self.written - cursor.taken, self.row_count))
 
+    def holds(self, physical_offset: int) -> bool:
+        """Whether a row that the first cursor has not taken is of the record there."""
+        numbers = np.arange(self.cursors[0].taken, self.written) & self.mask
+        return bool((self.rows["physical_offset"][numbers] == physical_offset).any())
+
     def copy(self, waiting: slice) -> Rows:
         """Rows as they are now."""
         # As bytes, which is twenty times as fast.

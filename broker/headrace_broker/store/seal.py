@@ -9,12 +9,12 @@ those before it.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from zlib_ng.zlib_ng import crc32
 
 from headrace_broker.store.errors import StoreError
+from headrace_broker.store.files import read_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -131,7 +131,7 @@ class Seals:
     def load(self) -> None:
         """Read what the last clean stop wrote; a damaged seal seals nothing."""
         path = self._root / SEAL_NAME
-        lines, _, checksum = path.read_bytes().rpartition(b"\n") if path.exists() else (b"",) * 3
+        lines, _, checksum = read_file(path).rpartition(b"\n") if path.exists() else (b"",) * 3
         self.is_loaded = bool(lines) and checksum == b"%08x" % crc32(lines)
         if self.is_loaded:
             self._checkpoint, *rest = lines.decode().split("\n")
@@ -160,7 +160,7 @@ class Seals:
         texts = [_text(checkpoint), *map(self._line, files)]
         lines = "\n".join(texts).encode()
         path = self._root / (SEAL_NAME + ".tmp")
-        descriptor = self._files.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        descriptor = self._files.create_temporary(path)
         try:
             self._files.write(descriptor, lines + b"\n%08x" % crc32(lines), 0)
             self._files.fsync(descriptor)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headrace_broker.store.cold_files import ColdFiles
 from headrace_broker.store.floor_file import Floor, FloorFile
+from headrace_broker.store.outlook import some_at_once
 from headrace_broker.store.topic_floors import Counted, QueueView, TopicLimit, find_floors
 
 if TYPE_CHECKING:
@@ -55,16 +56,20 @@ class TopicTrimmer:
     def look(
         self, limits: Mapping[str, TopicLimit], lowest_unconsumed: LowestUnconsumed
     ) -> Iterator[None]:
-        """See how the queues of topics stand; yields after each topic."""
+        """See how the queues of topics stand; yields after some queues."""
         self._counted = {topic: self._counted.get(topic, {}) for topic in limits}
         self._cold_log = ColdFiles(self._commit_log.files)
         self._looks = []
         for topic, limit in limits.items():
             queues = dict(self._topics.get(topic, {}))
-            lowest = lowest_unconsumed(topic, queues)
-            views = [self._view(queue, lowest.get(queue_id)) for queue_id, queue in queues.items()]
+            views: list[QueueView] = []
+            for some in some_at_once(queues):
+                lowest = lowest_unconsumed(topic, some)
+                views += (
+                    self._view(queue, lowest.get(queue_id)) for queue_id, queue in some.items()
+                )
+                yield
             self._looks.append(_TopicLook(queues, views, limit, self._counted[topic]))
-            yield
 
     def _view(self, queue: StoreQueue, unconsumed: tuple[int, str] | None) -> QueueView:
         consume_queue = queue.consume_queue

@@ -14,6 +14,7 @@ from headrace_broker.store.config_file import ConfigFile
 from headrace_broker.store.consume_queue import ConsumeQueue
 from headrace_broker.store.dispatch import NOT_QUEUED
 from headrace_broker.store.errors import StoreError
+from headrace_broker.store.files import make_private
 from headrace_broker.store.index_file import IndexFiles
 from headrace_broker.store.lock import StoreLock
 from headrace_broker.store.log_blocks import LogBlock
@@ -61,7 +62,7 @@ def copy_topics(
     OSError.
     """
     _check(source, target, topics)
-    target.mkdir(parents=True, exist_ok=True)
+    make_private(target)
     lock = StoreLock(target)
     lock.acquire()
     try:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from headrace_broker.store.config_file import ConfigFile
+from headrace_broker.store.files import make_private
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +58,7 @@ class SavedCopies:
 
     def _place(self, path: Path) -> Path:
         place = self.folder / path.relative_to(self.root)
-        place.parent.mkdir(parents=True, exist_ok=True)
+        make_private(place.parent)
         return place
 
 

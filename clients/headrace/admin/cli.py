@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import Annotated, Never
@@ -24,6 +25,7 @@ from headrace.admin.commands import (
     store,
     topic,
 )
+from headrace.admin.terminal import clean
 from headrace.errors import ConfigurationError
 
 app = typer.Typer(
@@ -76,9 +78,23 @@ def _replace_closed_streams() -> None:
             setattr(sys, name, _Closed(name) if name != "stderr" else os.fdopen(number, "w"))
 
 
+class _PlainFormatter(logging.Formatter):
+    """Lines that can't steer a terminal: clients log what brokers say."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return clean(super().format(record))
+
+
+def _show_logs_plainly() -> None:
+    # What logging falls back on while nobody has configured it, as daemons do.
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_PlainFormatter())
+
+
 def main() -> None:
     """Run the command line and exit."""
     _replace_closed_streams()
+    _show_logs_plainly()
     try:
         app()
     except (Exception, BaseExceptionGroup, KeyboardInterrupt) as error:  # noqa: BLE001 - what is not expected goes on

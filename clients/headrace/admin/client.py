@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 import msgspec
 
 from headrace.consumer.start import Start, check_start, timestamp_ms
-from headrace.errors import BrokerError, ConfigurationError, RouteNotFound
+from headrace.errors import BrokerError, ConfigurationError, HeadraceError, RouteNotFound
 from headrace.instance import ClientInstance
 from headrace.messages import ReceivedMessage, check_group, check_topic
 from headrace.system_topics import user_topics
+from headrace.tasks import at_once
 from headrace_protocol.bodies import (
     MASTER_ID,
     PERM_READ,
@@ -51,11 +52,12 @@ from headrace_protocol.message import (
     StoredMessage,
     decode_host,
     decode_offset_message_id,
+    decode_record,
     decode_records,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from headrace_protocol.drivers.response import Response
 
@@ -64,6 +66,8 @@ _SYSTEM_GROUP_NAMES = frozenset(
     {"CID_ONS-HTTP-PROXY", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "TOOLS_CONSUMER"}
 )
 _TIMESTAMP_MAX = 2**63 - 1
+
+Result = TypeVar("Result")
 
 
 class BrokerNode(msgspec.Struct, frozen=True, order=True):
@@ -93,11 +97,27 @@ class QueueLag(msgspec.Struct, frozen=True, order=True):
         return self.max_offset - max(self.committed_offset, 0)
 
 
+class BrokerProblem(NamedTuple):
+    """A broker that is missing from a result, and why."""
+
+    broker_name: str
+    address: str
+    error: HeadraceError
+
+    def __str__(self) -> str:
+        return f"broker {self.broker_name} at {self.address}: {self.error}"
+
+
 class Admin:
     """Looks at and changes topics, groups and brokers; use it in an ``async with`` block.
 
-    Changes go to the masters of all brokers that the nameserver knows, or of one ``broker`` name.
+    Changes go to the masters of all brokers that the nameserver knows, or of one ``broker`` name:
+    all of them, before the error of one that failed is raised.
     Raises NameserverUnavailable, ConnectFailed, RequestTimeout, BrokerError (the broker's refusal).
+
+    problems: what ask several brokers raise when one of them fails. With a list of ``problems``
+    they add it there instead, return what the others say, and raise only if none answers. Brokers
+    that are in the list already are not asked again, so that several calls can share one.
     """
 
     def __init__(
@@ -136,7 +156,7 @@ class Admin:
     async def broker_config(self, address: str) -> dict[str, str]:
         """A broker's settings."""
         response = await self._ask(address, RequestCode.GET_BROKER_CONFIG)
-        lines = str(response.body, "utf-8").splitlines()
+        lines = response.read(_text).splitlines()
         pairs = (line.partition("=") for line in lines if "=" in line)
         return {name.strip(): value.strip() for name, _, value in pairs}
 
@@ -177,8 +197,8 @@ class Admin:
             order=False,
             attributes=",".join(f"+{name}={value}" for name, value in (attributes or {}).items()),
         )
-        for master in await self._masters(broker):
-            await self._ask(master.address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        masters = await self._masters(broker)
+        await self._tell(masters, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
         await self._instance.wait_for_route(topic)
         self._instance.doubt_route(topic)
 
@@ -186,9 +206,8 @@ class Admin:
         """Delete a topic and its messages everywhere. Raises RouteNotFound if there is none."""
         self._instance.check_open("Admin")
         await self._instance.fetch_route(topic)
-        for master in await self._masters():
-            header = DeleteTopicHeader(topic=topic)
-            await self._ask(master.address, RequestCode.DELETE_TOPIC_IN_BROKER, header)
+        header = DeleteTopicHeader(topic=topic)
+        await self._tell(await self._masters(), RequestCode.DELETE_TOPIC_IN_BROKER, header)
         for nameserver in self._instance.nameservers:
             in_nameserver = TopicInNamesrvHeader(topic=topic)
             await self._ask(nameserver, RequestCode.DELETE_TOPIC_IN_NAMESRV, in_nameserver)
@@ -205,23 +224,30 @@ class Admin:
         clusters_and_brokers = {name for node in nodes for name in (node.cluster, node.broker_name)}
         return sorted(user_topics(names, clusters_and_brokers))
 
-    async def topic(self, topic: str) -> dict[str, TopicConfigAndQueueMapping]:
+    async def topic(
+        self, topic: str, *, problems: list[BrokerProblem] | None = None
+    ) -> dict[str, TopicConfigAndQueueMapping]:
         """A topic's settings by broker name. Raises RouteNotFound."""
         header = GetTopicConfigHeader(topic=topic)
-        return {
-            broker_name: (await self._ask(address, RequestCode.GET_TOPIC_CONFIG, header)).decode(
-                TopicConfigAndQueueMapping
-            )
-            for broker_name, address in (await self._topic_masters(topic)).items()
-        }
 
-    async def topic_stats(self, topic: str) -> dict[MessageQueue, TopicOffset]:
+        async def ask(address: str) -> TopicConfigAndQueueMapping:
+            response = await self._ask(address, RequestCode.GET_TOPIC_CONFIG, header)
+            return response.decode(TopicConfigAndQueueMapping)
+
+        return await self._gather(await self._topic_masters(topic), ask, problems)
+
+    async def topic_stats(
+        self, topic: str, *, problems: list[BrokerProblem] | None = None
+    ) -> dict[MessageQueue, TopicOffset]:
         """How far each queue reaches, sorted by queue. Raises RouteNotFound."""
-        stats: dict[MessageQueue, TopicOffset] = {}
         header = GetTopicStatsHeader(topic=topic)
-        for address in (await self._topic_masters(topic)).values():
+
+        async def ask(address: str) -> TopicStatsTable:
             response = await self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, header)
-            stats |= response.decode(TopicStatsTable).offset_table
+            return response.decode(TopicStatsTable)
+
+        found = await self._gather(await self._topic_masters(topic), ask, problems)
+        stats = {q: at for table in found.values() for q, at in table.offset_table.items()}
         return dict(sorted(stats.items()))
 
     # -- groups ------------------------------------------------------------------------------------
@@ -229,45 +255,58 @@ class Admin:
     async def create_group(self, config: SubscriptionGroupConfig) -> None:
         """Make a consumer group, or change one that exists."""
         check_group(config.group_name)
-        for master in await self._masters():
-            code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
-            await self._ask(master.address, code, None, config.encode())
+        code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+        await self._tell(await self._masters(), code, None, config.encode())
 
     async def delete_group(self, group: str) -> None:
         """Delete a consumer group and its progress."""
         header = DeleteSubscriptionGroupHeader(group_name=group, clean_offset=True)
-        for master in await self._masters():
-            await self._ask(master.address, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+        await self._tell(await self._masters(), RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
 
-    async def groups(self, *, system: bool = False) -> list[SubscriptionGroupConfig]:
+    async def groups(
+        self, *, system: bool = False, problems: list[BrokerProblem] | None = None
+    ) -> list[SubscriptionGroupConfig]:
         """All consumer groups, sorted by name; the brokers' own ones too with ``system``."""
+
+        async def ask(address: str) -> SubscriptionGroupWrapper:
+            code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+            response = await self._ask(address, code, GetAllSubscriptionGroupHeader())
+            return response.decode(SubscriptionGroupWrapper)
+
         groups: dict[str, SubscriptionGroupConfig] = {}
-        code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
-        for master in await self._masters():
-            response = await self._ask(master.address, code, GetAllSubscriptionGroupHeader())
-            groups |= response.decode(SubscriptionGroupWrapper).subscription_group_table
+        for found in (await self._gather(await self._masters(), ask, problems)).values():
+            groups |= found.subscription_group_table
         return [group for name, group in sorted(groups.items()) if system or not _is_own(name)]
 
-    async def topic_groups(self, topic: str) -> list[str]:
+    async def topic_groups(
+        self, topic: str, *, problems: list[BrokerProblem] | None = None
+    ) -> list[str]:
         """Names of the groups that have consumed a topic, sorted."""
-        names: set[str] = set()
         header = QueryTopicConsumeByWhoHeader(topic=topic)
-        for address in (await self._topic_masters(topic)).values():
-            response = await self._ask(address, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header)
-            names.update(response.decode(GroupList).group_list)
-        return sorted(names)
 
-    async def lag(self, group: str, topic: str | None = None) -> list[QueueLag]:
+        async def ask(address: str) -> list[str]:
+            response = await self._ask(address, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header)
+            return response.decode(GroupList).group_list
+
+        found = await self._gather(await self._topic_masters(topic), ask, problems)
+        return sorted({name for names in found.values() for name in names})
+
+    async def lag(
+        self, group: str, topic: str | None = None, *, problems: list[BrokerProblem] | None = None
+    ) -> list[QueueLag]:
         """How far a group is behind, per queue that it has a position in; sorted."""
-        lags = []
         header = GetConsumeStatsHeader(consumer_group=group, topic=topic)
-        for master in await self._masters():
-            response = await self._ask(master.address, RequestCode.GET_CONSUME_STATS, header)
-            lags += [
-                QueueLag(queue, offset.consumer_offset, offset.broker_offset, offset.last_timestamp)
-                for queue, offset in response.decode(ConsumeStats).offset_table.items()
-            ]
-        return sorted(lags)
+
+        async def ask(address: str) -> ConsumeStats:
+            response = await self._ask(address, RequestCode.GET_CONSUME_STATS, header)
+            return response.decode(ConsumeStats)
+
+        found = await self._gather(await self._masters(), ask, problems)
+        return sorted(
+            QueueLag(queue, offset.consumer_offset, offset.broker_offset, offset.last_timestamp)
+            for stats in found.values()
+            for queue, offset in stats.offset_table.items()
+        )
 
     async def reset_offsets(self, group: str, topic: str, to: Start) -> dict[MessageQueue, int]:
         """Move a group to "first", "last", a datetime or milliseconds since 1970.
@@ -278,26 +317,30 @@ class Admin:
         points = {"first": 0, "last": -1}
         timestamp = points[to] if isinstance(to, str) else timestamp_ms(to)
         header = ResetOffsetHeader(topic=topic, group=group, timestamp=timestamp, is_force=True)
+        masters = await self._topic_masters(topic)
         offsets: dict[MessageQueue, int] = {}
-        for address in (await self._topic_masters(topic)).values():
-            code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
-            offsets |= (await self._ask(address, code, header)).decode(ResetOffsetBody).offset_table
+        for response in await self._tell(
+            masters, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header
+        ):
+            offsets |= response.decode(ResetOffsetBody).offset_table
         return dict(sorted(offsets.items()))
 
-    async def members(self, group: str) -> dict[str, ConsumerConnection]:
+    async def members(
+        self, group: str, *, problems: list[BrokerProblem] | None = None
+    ) -> dict[str, ConsumerConnection]:
         """The consumers of a group that are connected, by broker name; empty if none are."""
-        members = {}
         header = ConsumerGroupHeader(consumer_group=group)
-        for master in await self._masters():
+
+        async def ask(address: str) -> ConsumerConnection | None:
             code = RequestCode.GET_CONSUMER_CONNECTION_LIST
-            try:
-                response = await self._ask(master.address, code, header)
-            except BrokerError as error:
-                if error.code != ResponseCode.CONSUMER_NOT_ONLINE:
-                    raise
-            else:
-                members[master.broker_name] = response.decode(ConsumerConnection)
-        return members
+            self._instance.check_open("Admin")
+            response = await self._instance.request(address, code, header)
+            if response.command.code == ResponseCode.CONSUMER_NOT_ONLINE:
+                return None
+            return response.expect().decode(ConsumerConnection)
+
+        found = await self._gather(await self._masters(), ask, problems)
+        return {name: members for name, members in found.items() if members}
 
     # -- messages ----------------------------------------------------------------------------------
 
@@ -309,6 +352,7 @@ class Admin:
         max_count: int = 32,
         begin_ms: int = 0,
         end_ms: int = _TIMESTAMP_MAX,
+        problems: list[BrokerProblem] | None = None,
     ) -> list[ReceivedMessage]:
         """Messages with a key, oldest first.
 
@@ -328,9 +372,15 @@ class Admin:
             end_timestamp=end_ms,
             unique_key_query=False,
         )
-        return await self._query(header, lambda stored: key in stored.keys)
+        return await self._query(header, lambda stored: key in stored.keys, problems)
 
-    async def message(self, message_id: str, topic: str | None = None) -> ReceivedMessage | None:
+    async def message(
+        self,
+        message_id: str,
+        topic: str | None = None,
+        *,
+        problems: list[BrokerProblem] | None = None,
+    ) -> ReceivedMessage | None:
         """One message by its broker's id or, with ``topic``, by its producer's; None if gone."""
         master = await self._master_in(message_id)
         if master:
@@ -340,7 +390,7 @@ class Admin:
                 response = await self._ask(master.address, RequestCode.VIEW_MESSAGE_BY_ID, view)
             except BrokerError:
                 return None
-            stored = decode_records(response.body)[0]
+            stored = response.read(decode_record)
             return ReceivedMessage.from_stored(stored, master.broker_name)
         if topic is None:
             raise ConfigurationError(
@@ -354,23 +404,31 @@ class Admin:
             end_timestamp=_TIMESTAMP_MAX,
             unique_key_query=True,
         )
-        found = await self._query(header, lambda stored: stored.properties[UNIQ_KEY] == message_id)
+        found = await self._query(
+            header, lambda stored: stored.properties.get(UNIQ_KEY) == message_id, problems
+        )
         return found[0] if found else None
 
     async def _query(
-        self, header: QueryMessageHeader, matches: Callable[[StoredMessage], bool]
+        self,
+        header: QueryMessageHeader,
+        matches: Callable[[StoredMessage], bool],
+        problems: list[BrokerProblem] | None,
     ) -> list[ReceivedMessage]:
-        found = []
-        for broker_name, address in (await self._topic_masters(header.topic)).items():
+        async def ask(address: str) -> list[StoredMessage]:
             response = await self._instance.request(address, RequestCode.QUERY_MESSAGE, header)
             if response.command.code == ResponseCode.QUERY_NOT_FOUND:
-                continue
+                return []
+            return response.expect().read(decode_records)
+
+        by_broker = await self._gather(await self._topic_masters(header.topic), ask, problems)
+        found = [
+            ReceivedMessage.from_stored(stored, broker_name)
+            for broker_name, records in by_broker.items()
+            for stored in records
             # The index knows only hashes of keys.
-            found += [
-                ReceivedMessage.from_stored(stored, broker_name)
-                for stored in decode_records(response.expect().body)
-                if matches(stored)
-            ]
+            if matches(stored)
+        ]
         return sorted(found, key=lambda message: (message.store_timestamp_ms, message.queue_offset))
 
     async def _master_in(self, message_id: str) -> BrokerNode | None:
@@ -390,12 +448,54 @@ class Admin:
         self._instance.check_open("Admin")
         return (await self._instance.request(address, code, header, body)).expect()
 
-    async def _masters(self, broker: str | None = None) -> list[BrokerNode]:
-        masters = [
-            node
+    async def _gather(
+        self,
+        masters: Mapping[str, str],
+        ask: Callable[[str], Awaitable[Result]],
+        problems: list[BrokerProblem] | None,
+    ) -> dict[str, Result]:
+        """What ``ask`` returns for each address, by broker name; see Admin for ``problems``."""
+        known = {problem.address for problem in problems or ()}
+        places = [place for place in masters.items() if place[1] not in known]
+        outcomes = await at_once(lambda place: ask(place[1]), places)
+        found: dict[str, Result] = {}
+        failed: list[BrokerProblem] = []
+        for (name, address), outcome in zip(places, outcomes, strict=True):
+            if isinstance(outcome, HeadraceError):
+                failed.append(BrokerProblem(name, address, outcome))
+            else:
+                found[name] = outcome
+        if failed and (problems is None or not found):
+            raise failed[0].error
+        if problems is not None:
+            problems += failed
+        return found
+
+    async def _tell(
+        self,
+        masters: Mapping[str, str],
+        code: int,
+        header: msgspec.Struct | None = None,
+        body: bytes = b"",
+    ) -> list[Response]:
+        """Have all masters do something, then raise the error of the first that did not."""
+
+        async def ask(address: str) -> Response:
+            return await self._ask(address, code, header, body)
+
+        problems: list[BrokerProblem] = []
+        found = await self._gather(masters, ask, problems)
+        if problems:
+            raise problems[0].error
+        return list(found.values())
+
+    async def _masters(self, broker: str | None = None) -> dict[str, str]:
+        """Addresses of all masters, or of the one of this broker, by broker name."""
+        masters = {
+            node.broker_name: node.address
             for node in await self.cluster()
             if node.broker_id == MASTER_ID and broker in {None, node.broker_name}
-        ]
+        }
         if not masters:
             which = f"broker named {broker}" if broker else "broker"
             raise ConfigurationError(
@@ -415,6 +515,10 @@ class Admin:
         if not masters:
             raise RouteNotFound(topic, "none of its brokers has a master now")
         return masters
+
+
+def _text(body: memoryview) -> str:
+    return str(body, "utf-8")
 
 
 def _is_own(group: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from headrace.admin.output import warn
 from headrace.errors import (
     BrokerError,
     ConfigurationError,
@@ -72,7 +73,7 @@ def report(error: BaseException) -> int:
     if not all(isinstance(cause, _expected()) for cause in causes):
         raise error
     for text in dict.fromkeys(map(_text, causes)):
-        sys.stderr.write(f"headrace: {text}\n")
+        warn(text)
     return max(map(_exit_code, causes))
 
 

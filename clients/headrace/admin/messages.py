@@ -6,19 +6,42 @@ import base64
 import sys
 from typing import TYPE_CHECKING, Any
 
-from headrace.admin.output import print_json_line, time_text
+from headrace.admin.output import print_json_line, time_text, warn
+from headrace.admin.terminal import clean_lines
+from headrace_protocol.message import BodyTooLarge, CodecMissing, CorruptRecord
 
 if TYPE_CHECKING:
     from headrace.messages import ReceivedMessage
 
+# What reading a message raises that somebody damaged, or made to be unreadable.
+UNREADABLE = (BodyTooLarge, CodecMissing, CorruptRecord)
+
 
 def message_record(message: ReceivedMessage) -> dict[str, Any]:
-    """All about a message; the body is ``body`` when it is text, else ``body_base64``."""
+    """All about a message; the body is ``body`` when it is text, else ``body_base64``.
+
+    What can't be read is left out, and ``problem`` says why.
+    """
     record = {
-        "topic": message.topic,
+        "topic": message.queue.topic,
         "broker": message.queue.broker_name,
         "queue": message.queue.queue_id,
         "queue_offset": message.queue_offset,
+    }
+    try:
+        record |= _properties(message)
+        body = message.body
+    except UNREADABLE as error:
+        return {**record, "problem": str(error)}
+    try:
+        return {**record, "body": body.decode()}
+    except UnicodeDecodeError:
+        return {**record, "body_base64": base64.b64encode(body).decode()}
+
+
+def _properties(message: ReceivedMessage) -> dict[str, Any]:
+    return {
+        "topic": message.topic,
         "key": message.key or None,
         "tag": message.tag or None,
         "message_id": message.message_id,
@@ -28,23 +51,24 @@ def message_record(message: ReceivedMessage) -> dict[str, Any]:
         "reconsume_times": message.reconsume_times,
         "properties": message.properties,
     }
-    try:
-        return {**record, "body": message.body.decode()}
-    except UnicodeDecodeError:
-        return {**record, "body_base64": base64.b64encode(message.body).decode()}
 
 
 def print_message(message: ReceivedMessage, *, as_json: bool) -> None:
-    """Print a message of a stream: its body and a line end, or all of it as one JSON line."""
+    """Print a message of a stream: its body and a line end, or all of it as one JSON line.
+
+    A body that can't be read is left out with a warning.
+    """
     if as_json:
         print_json_line(message_record(message))
-    elif sys.stdout.isatty():
-        sys.stdout.write(printable(message.body) + "\n")
+        return
+    try:
+        body = message.body
+    except UNREADABLE as error:
+        queue = message.queue
+        place = f"{queue.topic}/{queue.broker_name}/{queue.queue_id}@{message.queue_offset}"
+        warn(f"left out: {place}: {error}")
+        return
+    if sys.stdout.isatty():
+        sys.stdout.write(clean_lines(body.decode(errors="backslashreplace")) + "\n")
     else:
-        sys.stdout.buffer.write(message.body + b"\n")
-
-
-def printable(body: bytes) -> str:
-    """Text that cannot steer a terminal."""
-    text = body.decode(errors="backslashreplace")
-    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+        sys.stdout.buffer.write(body + b"\n")

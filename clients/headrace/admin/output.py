@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+from headrace.admin.terminal import clean, clean_json
+
+if TYPE_CHECKING:
+    from headrace.admin.client import BrokerProblem
 
 Row = Mapping[str, Any]
 
@@ -20,7 +26,7 @@ def print_rows(rows: Sequence[Row], *, as_json: bool, empty: str) -> None:
     if as_json:
         print_json(list(rows))
     elif not rows:
-        sys.stderr.write(f"{empty}\n")
+        sys.stderr.write(f"{clean(empty)}\n")
     elif sys.stdout.isatty():
         _print_table(rows)
     else:
@@ -45,20 +51,50 @@ def print_record(record: Row, *, as_json: bool) -> None:
 
 def print_json_line(record: Row) -> None:
     """Print one of a stream of things, one JSON object a line."""
-    sys.stdout.buffer.write(msgspec.json.encode(record) + b"\n")
+    sys.stdout.buffer.write(clean_json(msgspec.json.encode(record)) + b"\n")
+
+
+def warn(text: str) -> None:
+    """Say something on standard error, in one line."""
+    sys.stderr.write(f"headrace: {clean(text)}\n")
+
+
+@contextmanager
+def warned() -> Iterator[list[BrokerProblem]]:
+    """A list for an Admin's ``problems``; at the end of the block each of them is a warning."""
+    problems: list[BrokerProblem] = []
+    try:
+        yield problems
+    finally:
+        for problem in problems:
+            warn(f"left out: {problem}")
+
+
+def with_problems(rows: Sequence[Row], problems: Sequence[BrokerProblem]) -> Sequence[Row]:
+    """Rows, and where there are problems one more for each, in a last column of all of them."""
+    if not problems:
+        return rows
+    names = [name for row in rows for name in row] or ["broker"]
+    told = [{"broker": each.broker_name, "problem": str(each)} for each in problems]
+    columns = dict.fromkeys([*names, "problem"])
+    return [{name: row.get(name) for name in columns} for row in (*rows, *told)]
 
 
 def time_text(timestamp_ms: int) -> str | None:
     """Milliseconds since 1970 as ISO 8601 in UTC; None for 0 and less, which mean never."""
     if timestamp_ms <= 0:
         return None
-    time = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    try:
+        time = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):  # what somebody made up
+        return f"{timestamp_ms} ms"
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def print_json(value: object) -> None:
     """Print one JSON value, indented."""
-    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2)
+    sys.stdout.buffer.write(clean_json(text) + b"\n")
 
 
 def _write_line(cells: Iterable[str]) -> None:
@@ -70,6 +106,10 @@ def _heading(name: str) -> str:
 
 
 def _cell(value: object) -> str:
+    return clean(_text(value))
+
+
+def _text(value: object) -> str:
     if value is None or value in ([], {}):
         return "-"
     if isinstance(value, bool):

@@ -13,7 +13,9 @@ from headrace.consumer.offset_store import OffsetStore
 from headrace.consumer.process_queue import Limits, ProcessQueue
 from headrace.consumer.rebalance import allocate_averagely
 from headrace.consumer.start import Start, start_offset
-from headrace.errors import HeadraceError, RouteNotFound
+from headrace.errors import HeadraceError, NoQueue, RouteNotFound
+from headrace.pacing import Pacer
+from headrace.tasks import at_once
 from headrace_protocol.bodies import GetConsumerListByGroupResponseBody
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import ConsumerGroupHeader
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from headrace.consumer.inbox import Inbox
     from headrace.consumer.subscription import Subscription
     from headrace.instance import ClientInstance
+    from headrace.messages import BodyLimits
     from headrace.route import TopicRoute
     from headrace_protocol.bodies import MessageQueue
 
@@ -55,7 +58,7 @@ class Assignment:
         start: Start,
         ordered: bool,
         limits: Limits,
-        body_bytes_max: int,
+        body_limits: BodyLimits,
     ) -> None:
         self.process_queues: dict[MessageQueue, ProcessQueue] = {}
         self.group_changed = anyio.Event()
@@ -68,7 +71,7 @@ class Assignment:
         self._limits = limits
         self._offsets = OffsetStore(instance)
         self._locks = QueueLocks(instance, group)
-        self._fetcher = Fetcher(instance, group, inbox, body_bytes_max=body_bytes_max)
+        self._fetcher = Fetcher(instance, group, inbox, body_limits)
         self._tasks: TaskGroup | None = None
 
     async def start(self, tasks: TaskGroup) -> None:
@@ -94,15 +97,20 @@ class Assignment:
     # -- sharing -----------------------------------------------------------------------------------
 
     async def _rebalance_regularly(self, complete: bool) -> None:
+        pacer = Pacer()
         while True:
+            pacer.begin()
             with anyio.move_on_after(REBALANCE_INTERVAL_S if complete else _RETRY_PAUSE_S):
                 await self.group_changed.wait()
             self.group_changed = anyio.Event()
+            before = set(self.process_queues)
             try:
                 complete = await self._rebalance()
             except HeadraceError as error:
                 _log.warning("group %s keeps its queues as they are: %s", self._group, error)
                 complete = False
+            # A broker may say all the time that the group has changed.
+            await anyio.sleep(pacer.delay_s(progress=before != self.process_queues.keys()))
 
     async def _rebalance(self) -> bool:
         """Bring the queues up to date; False if some could not be taken yet."""
@@ -119,33 +127,81 @@ class Assignment:
         return complete
 
     async def _share(self, subscription: Subscription, route: TopicRoute) -> bool:
-        members = await self._members(route)
+        # By name of broker: what keeps us from its queues for now.
+        failures = await self._introduce(route)
+        members = await self._members(route, failures)
         mine = set(allocate_averagely(route.read_queues, members, self._instance.client_id))
         held = {queue for queue in self.process_queues if queue.topic == subscription.topic}
         await self._hand_over(held - mine)
-        locked = await self._locks.lock(mine) if self._ordered else mine
-        for queue in held & mine - locked:
-            # Another member has it already, so there is nothing to commit.
-            self.process_queues.pop(queue).drop()
+        asked = {queue for queue in mine if queue.broker_name not in failures}
+        locked = await self._locks.lock(asked, failures) if self._ordered else asked
+        for queue in held & asked - locked:
+            if queue.broker_name not in failures:
+                # Another member has it already, so there is nothing to commit.
+                self.process_queues.pop(queue).drop()
         for queue in sorted(locked - held):
-            await self._take_over(queue, subscription)
-        return locked == mine
+            if queue.broker_name not in failures:
+                await self._try_to_take_over(queue, subscription, failures)
+        self._report(mine, failures)
+        return not failures and mine <= self.process_queues.keys()
 
-    async def _members(self, route: TopicRoute) -> list[str]:
-        """The group's client ids, ours among them: all brokers of the topic hear of us first."""
-        addresses = [
-            address for replicas in route.brokers.values() for address in replicas.values()
+    def _report(self, mine: set[MessageQueue], failures: dict[str, HeadraceError]) -> None:
+        """Log the brokers that failed. Raises if it is for them that we have no queue."""
+        has_none = self.process_queues.keys().isdisjoint(mine)
+        if mine and has_none and all(queue.broker_name in failures for queue in mine):
+            raise failures[min(mine).broker_name]
+        for name, error in failures.items():
+            _log.warning("group %s goes on without broker %s: %s", self._group, name, error)
+
+    async def _introduce(self, route: TopicRoute) -> dict[str, HeadraceError]:
+        """Have all brokers of a topic hear of us; returns what failed, by name of broker."""
+        places = [
+            (name, at) for name, replicas in route.brokers.items() for at in replicas.values()
         ]
-        new = [address for address in addresses if not self._instance.open_connection(address)]
-        await self._instance.heartbeat(new)
+
+        async def introduce(place: tuple[str, str]) -> None:
+            if not self._instance.open_connection(place[1]):
+                await self._instance.heartbeat([place[1]])
+
+        outcomes = await at_once(introduce, places)
+        # A replica that is away keeps nobody from the queues.
+        return {
+            name: error
+            for (name, address), error in zip(places, outcomes, strict=True)
+            if error is not None and address == route.address(name)
+        }
+
+    async def _members(self, route: TopicRoute, failures: dict[str, HeadraceError]) -> list[str]:
+        """The group's client ids, ours among them, by the first broker that has heard of us.
+
+        Raises its error, or that of the first broker if none has; NoQueue if there is no broker.
+        """
+        addresses = {name: at for name in route.brokers if (at := route.address(name))}
+        if not addresses:
+            raise NoQueue(route.topic, "read from")
+        known = [address for name, address in addresses.items() if name not in failures]
+        if not known:
+            raise next(iter(failures.values()))
         response = await self._instance.request(
-            addresses[0],
+            known[0],
             RequestCode.GET_CONSUMER_LIST_BY_GROUP,
             ConsumerGroupHeader(consumer_group=self._group),
         )
         if response.command.code == ResponseCode.SYSTEM_ERROR:
             return []  # the peer's way to say that there is none
         return response.expect().decode(GetConsumerListByGroupResponseBody).consumer_id_list
+
+    async def _try_to_take_over(
+        self,
+        queue: MessageQueue,
+        subscription: Subscription,
+        failures: dict[str, HeadraceError],
+    ) -> None:
+        """Take a queue over; its broker's failure keeps no other broker's queues from us."""
+        try:
+            await self._take_over(queue, subscription)
+        except HeadraceError as error:
+            failures[queue.broker_name] = error
 
     async def _take_over(self, queue: MessageQueue, subscription: Subscription) -> None:
         committed = await self._offsets.committed(self._group, queue)

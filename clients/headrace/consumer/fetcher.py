@@ -9,6 +9,7 @@ import anyio
 
 from headrace.consumer.pulls import SLICE_BYTES, Wanted
 from headrace.errors import BrokerError, HeadraceError
+from headrace.pacing import Pacer
 from headrace_protocol.codes import ResponseCode
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from headrace.consumer.pulls import PullResult
     from headrace.consumer.subscription import Subscription
     from headrace.instance import ClientInstance
+    from headrace.messages import BodyLimits
 
 _log = logging.getLogger("headrace.consumer")
 
@@ -34,23 +36,32 @@ class Fetcher:
     """Pulls for one group into an inbox."""
 
     def __init__(
-        self, instance: ClientInstance, group: str, inbox: Inbox, *, body_bytes_max: int
+        self, instance: ClientInstance, group: str, inbox: Inbox, body_limits: BodyLimits
     ) -> None:
         self._instance = instance
         self._group = group
         self._inbox = inbox
-        self._body_bytes_max = body_bytes_max
+        self._body_limits = body_limits
 
     async def run(self, process_queue: ProcessQueue, subscription: Subscription) -> None:
         """Pull until the queue is dropped."""
+        pacer = Pacer()
         with process_queue.fetching:
             while True:
                 await process_queue.wait_for_room()
+                pacer.begin()
+                has_progress = True
                 # A seek cancels the pull under way, which would wait at an offset that is past.
                 with anyio.CancelScope() as process_queue.pulling:
-                    await self._pull_once(process_queue, subscription)
+                    has_progress = await self._pull_once(process_queue, subscription)
+                delay_s = pacer.delay_s(progress=has_progress)
+                if delay_s:
+                    # A scope of its own: correcting an offset cancels the pull's.
+                    with anyio.CancelScope() as process_queue.pulling:
+                        await anyio.sleep(delay_s)
 
-    async def _pull_once(self, process_queue: ProcessQueue, subscription: Subscription) -> None:
+    async def _pull_once(self, process_queue: ProcessQueue, subscription: Subscription) -> bool:
+        """Pull, take what came, and return whether that was anything new."""
         offset = process_queue.pull_offset
         try:
             result = await self._pull(process_queue, offset, subscription)
@@ -59,10 +70,11 @@ class Fetcher:
                 # Made again, the topic begins anew: what it has then was never read.
                 process_queue.reset(0)
             await self._pause(process_queue, error)
-        else:
-            # The answer may have been here already when a seek came.
-            if offset == process_queue.pull_offset:
-                self._take(process_queue, result)
+            return False
+        # The answer may have been here already when a seek came.
+        if offset == process_queue.pull_offset:
+            self._take(process_queue, result)
+        return result.next_offset > offset and not result.is_offset_illegal
 
     async def _pull(
         self, process_queue: ProcessQueue, offset: int, subscription: Subscription
@@ -81,7 +93,7 @@ class Fetcher:
             room.messages,
             min(room.record_bytes, SLICE_BYTES),
             SUSPEND_MS,
-            self._body_bytes_max,
+            self._body_limits,
         )
         code, header = wanted.request(peer_is_headrace=connection.peer_is_headrace)
         return wanted.result(await connection.request(code, header, timeout_ms=_TIMEOUT_MS))

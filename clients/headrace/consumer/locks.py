@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from headrace.errors import HeadraceError
 from headrace_protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
 from headrace_protocol.codes import RequestCode
 
@@ -22,14 +23,25 @@ class QueueLocks:
         self._instance = instance
         self._group = group
 
-    async def lock(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
-        """Take or renew locks; returns the queues that are ours now."""
+    async def lock(
+        self, queues: Iterable[MessageQueue], failures: dict[str, HeadraceError]
+    ) -> set[MessageQueue]:
+        """Take or renew locks; returns the queues that are ours now.
+
+        failures: gets the error of each broker that does not answer, by name.
+        """
         locked: set[MessageQueue] = set()
         for address, part in (await self._by_broker(queues)).items():
-            response = await self._instance.request(
-                address, RequestCode.LOCK_BATCH_MQ, None, self._body(part)
-            )
-            locked.update(response.expect().decode(LockBatchResponseBody).lock_ok_mq_set)
+            try:
+                response = await self._instance.request(
+                    address, RequestCode.LOCK_BATCH_MQ, None, self._body(part)
+                )
+                granted = response.expect().decode(LockBatchResponseBody).lock_ok_mq_set
+            except HeadraceError as error:
+                failures |= dict.fromkeys((queue.broker_name for queue in part), error)
+            else:
+                # A broker decides about its own queues, and only about those it was asked for.
+                locked.update(set(part).intersection(granted))
         return locked
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:

@@ -88,4 +88,5 @@ def _commit_header(group: str, queue: MessageQueue, offset: int) -> UpdateConsum
 
 
 def _offset(response: Response) -> int:
-    return response.expect().header(OffsetResponseHeader).offset
+    # Apache's brokers say -1 of a queue that nothing was ever written to.
+    return max(0, response.expect().header(OffsetResponseHeader).offset)

@@ -16,9 +16,9 @@ from headrace.consumer.start import Start, check_start, start_offset
 from headrace.consumer.subscription import ALL, Subscription
 from headrace.errors import ConfigurationError
 from headrace.instance import ClientInstance
-from headrace.messages import check_group
+from headrace.messages import BodyLimits, check_group
 from headrace_protocol.drivers.aio import Connect, connect_tcp
-from headrace_protocol.message import BODY_BYTES_MAX
+from headrace_protocol.message import BATCH_BYTES_MAX, BODY_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -37,6 +37,7 @@ class PullConsumer:
         "last", a datetime or milliseconds since 1970.
     queue_messages_max, queue_bytes_max: how much of each queue is fetched ahead.
     body_bytes_max: compressed bodies that are larger than this are an error when they are read.
+    batch_bytes_max: the same for the bodies of a batch that are read at once.
 
     Nothing is committed unless you say so, and no queue is taken away.
     """
@@ -50,6 +51,7 @@ class PullConsumer:
         queue_messages_max: int = 100_000,
         queue_bytes_max: int = 16 * 1024 * 1024,
         body_bytes_max: int = BODY_BYTES_MAX,
+        batch_bytes_max: int = BATCH_BYTES_MAX,
         connect: Connect = connect_tcp,
     ) -> None:
         check_group(group or READER_GROUP)
@@ -58,6 +60,7 @@ class PullConsumer:
             queue_messages_max=queue_messages_max,
             queue_bytes_max=queue_bytes_max,
             body_bytes_max=body_bytes_max,
+            batch_bytes_max=batch_bytes_max,
         )
         self.group = group
         self._start = start
@@ -66,7 +69,10 @@ class PullConsumer:
         self._offsets = OffsetStore(self._instance)
         self._inbox = Inbox()
         self._fetcher = Fetcher(
-            self._instance, group or READER_GROUP, self._inbox, body_bytes_max=body_bytes_max
+            self._instance,
+            group or READER_GROUP,
+            self._inbox,
+            BodyLimits(body_bytes_max, batch_bytes_max),
         )
         self._process_queues: dict[MessageQueue, ProcessQueue] = {}
         self._receiver = Receiver(self._inbox)

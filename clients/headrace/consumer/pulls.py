@@ -5,10 +5,10 @@ A broker of ours is asked for a bulk read, any other for an ordinary pull.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.errors import MalformedAnswer
-from headrace.messages import MessageBatch
+from headrace.messages import BODY_LIMITS, BodyLimits, MessageBatch
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
     BulkPullHeader,
@@ -16,7 +16,6 @@ from headrace_protocol.headers import (
     PullMessageHeader,
     PullMessageResponseHeader,
 )
-from headrace_protocol.message import CorruptRecord
 
 if TYPE_CHECKING:
     from headrace.consumer.subscription import Subscription
@@ -51,7 +50,7 @@ class Wanted(NamedTuple):
 
     messages_max, record_bytes_max: of them; a broker may give less, and gives one in any case.
     suspend_timeout_ms: how long the broker may wait for the first message; 0 to be told at once.
-    body_bytes_max: see ``MessageBatch``. sql: an SQL92 filter instead of the subscription's tags.
+    body_limits: see ``MessageBatch``. sql: an SQL92 filter instead of the subscription's tags.
     """
 
     group: str
@@ -61,7 +60,7 @@ class Wanted(NamedTuple):
     messages_max: int
     record_bytes_max: int
     suspend_timeout_ms: int
-    body_bytes_max: int
+    body_limits: BodyLimits = BODY_LIMITS
     sql: str | None = None
 
     @property
@@ -108,8 +107,14 @@ class Wanted(NamedTuple):
     def result(self, response: Response) -> PullResult:
         """What came. Raises BrokerError, MalformedAnswer."""
         answer = PullAnswer.of(response)
+        batch = self._batch(answer)
+        if batch and answer.next_offset <= self.queue_offset:
+            raise response.malformed(
+                f"messages from offset {self.queue_offset} on, and nextBeginOffset "
+                f"{answer.next_offset}"
+            )
         return PullResult(
-            self._batch(answer),
+            batch,
             answer.next_offset,
             answer.min_offset,
             answer.max_offset,
@@ -122,7 +127,7 @@ class Wanted(NamedTuple):
         if columns is None or not len(columns := self.subscription.filter(columns)):
             return None
         return MessageBatch(
-            self.queue, self.queue_offset, answer.next_offset, columns, self.body_bytes_max
+            self.queue, self.queue_offset, answer.next_offset, columns, self.body_limits
         )
 
 
@@ -156,7 +161,10 @@ class PullAnswer(NamedTuple):
     def of(cls, response: Response) -> PullAnswer:
         """Raises BrokerError for a refusal, MalformedAnswer."""
         code = response.expect(*_KNOWN_CODES).command.code
-        return cls(code, _header(response), response)
+        header = _header(response)
+        if header.next_begin_offset < 0:
+            raise response.malformed(f"nextBeginOffset {header.next_begin_offset}")
+        return cls(code, header, response)
 
     @property
     def next_offset(self) -> int:
@@ -203,13 +211,9 @@ class PullAnswer(NamedTuple):
 
         if self.code != ResponseCode.SUCCESS:
             return None
-        try:
-            if isinstance(self.header, BulkPullResponseHeader):
-                return RecordColumns.from_bulk(self.header, self.records)
-            columns = RecordColumns.from_records(self.records)
-        except CorruptRecord as error:
-            response = self.response
-            raise MalformedAnswer(response.address, response.request_code, error) from error
+        if isinstance(self.header, BulkPullResponseHeader):
+            return self.response.read(partial(RecordColumns.from_bulk, self.header))
+        columns = self.response.read(RecordColumns.from_records)
         if self.offset_delta:
             columns.queue_offset = columns.queue_offset + self.offset_delta
         return columns

@@ -16,12 +16,12 @@ from headrace.consumer.start import Start, check_start, consume_from_where
 from headrace.consumer.subscription import ALL, Subscription
 from headrace.errors import ConfigurationError
 from headrace.instance import ClientInstance
-from headrace.messages import check_group
+from headrace.messages import BodyLimits, check_group
 from headrace_protocol.bodies import ConsumerData, ResetOffsetBody
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.aio import AsyncConnection, Connect, connect_tcp
 from headrace_protocol.headers import ConsumerSendMsgBackHeader
-from headrace_protocol.message import BODY_BYTES_MAX
+from headrace_protocol.message import BATCH_BYTES_MAX, BODY_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,6 +47,7 @@ class Consumer:
         even for a moment while queues change hands, and hand out one batch of a queue at a time.
     queue_messages_max, queue_bytes_max: how much of each queue is fetched ahead.
     body_bytes_max: compressed bodies that are larger than this are an error when they are read.
+    batch_bytes_max: the same for the bodies of a batch that are read at once.
 
     ``async for message in consumer`` and ``async for batch in consumer.batches()`` never end; both
     may be used by several tasks at once. A message is processed when its task asks for the next
@@ -69,6 +70,7 @@ class Consumer:
         queue_messages_max: int = 100_000,
         queue_bytes_max: int = 16 * 1024 * 1024,
         body_bytes_max: int = BODY_BYTES_MAX,
+        batch_bytes_max: int = BATCH_BYTES_MAX,
         connect: Connect = connect_tcp,
     ) -> None:
         check_group(group)
@@ -77,6 +79,7 @@ class Consumer:
             queue_messages_max=queue_messages_max,
             queue_bytes_max=queue_bytes_max,
             body_bytes_max=body_bytes_max,
+            batch_bytes_max=batch_bytes_max,
         )
         self.group = group
         self._start = start
@@ -92,7 +95,7 @@ class Consumer:
             start=start,
             ordered=ordered,
             limits=Limits(queue_messages_max, queue_bytes_max),
-            body_bytes_max=body_bytes_max,
+            body_limits=BodyLimits(body_bytes_max, batch_bytes_max),
         )
 
     # -- for users ---------------------------------------------------------------------------------

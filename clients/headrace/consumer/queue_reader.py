@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from headrace.consumer.pulls import READER_GROUP, SLICE_BYTES
 from headrace.consumer.queue_slices import SliceReader
 from headrace.consumer.subscription import ALL, Subscription
-from headrace.messages import MessageBatch
-from headrace_protocol.message import BODY_BYTES_MAX
+from headrace.messages import BodyLimits, MessageBatch
+from headrace_protocol.message import BATCH_BYTES_MAX, BODY_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +30,7 @@ def read_queue(
     group: str = READER_GROUP,
     slice_bytes: int = SLICE_BYTES,
     body_bytes_max: int = BODY_BYTES_MAX,
+    batch_bytes_max: int = BATCH_BYTES_MAX,
 ) -> Iterator[MessageBatch]:
     """The messages from ``start_offset`` up to, and without, ``end_offset``, in batches.
 
@@ -37,11 +38,15 @@ def read_queue(
     tags: ``"*"`` or ``"a || b"``: what to let through. group: has to be allowed to read.
     slice_bytes: how much is asked for at once; two such slices are in memory.
     body_bytes_max: compressed bodies that are larger than this are an error when they are read.
+    batch_bytes_max: the same for the bodies of a batch that are read at once.
 
     Raises OffsetNotFound where the range has no messages any more, or not yet, and what
     ``BlockingConnection.drain`` and a refusal raise.
     """
-    subscription = Subscription(queue.topic, tags)
+    subscription, limits = (
+        Subscription(queue.topic, tags),
+        BodyLimits(body_bytes_max, batch_bytes_max),
+    )
     slices = SliceReader(
         connection,
         queue,
@@ -53,4 +58,4 @@ def read_queue(
     )
     for start, next_offset, columns in slices:
         if columns is not None and len(columns := subscription.filter(columns)):
-            yield MessageBatch(queue, start, next_offset, columns, body_bytes_max)
+            yield MessageBatch(queue, start, next_offset, columns, limits)

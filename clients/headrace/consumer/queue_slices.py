@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from headrace.consumer.pulls import PullAnswer, Wanted
 from headrace.errors import MalformedAnswer, OffsetNotFound
 from headrace_protocol.codes import RequestCode
-from headrace_protocol.message import BODY_BYTES_MAX, CorruptRecord
+from headrace_protocol.message import CorruptRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,7 +160,6 @@ class SliceReader:
             messages_max=end - start,
             record_bytes_max=self._slice_bytes,
             suspend_timeout_ms=0,
-            body_bytes_max=BODY_BYTES_MAX,
             sql=self._sql,
         )
         pull = _Pull(start, end)

@@ -21,7 +21,7 @@ from headrace.spark.avro import avro_fields
 from headrace.spark.ddl import parse_ddl
 from headrace.spark.errors import OptionError, SchemaError
 from headrace.spark.kinds import Field, Kind, attribute, kind_of, python_type, struct
-from headrace.spark.models import Model, is_pickled, load_model, model_fields, plain
+from headrace.spark.models import Model, check_allowed, is_pickled, load_model, model_fields, plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,10 +42,15 @@ def body_format(schema_option: str, encoding: str) -> BodyFormat:
         ``package.module:Model`` for a model of pydantic, or what ``model_schema`` returns.
     encoding: of the bodies: json or msgpack.
 
-    Raises SchemaError, OptionError.
+    Raises SchemaError, also for a model that the environment does not allow; OptionError.
+
+    Tasks get the format, not the option, and load a model without asking again.
     """
     if encoding not in _ENCODINGS:
         raise OptionError("encoding", encoding, f"bodies are {' or '.join(_ENCODINGS)}")
+    reference = _model_reference(schema_option)
+    if reference:
+        check_allowed(reference)
     return BodyFormat(schema_option, encoding)
 
 
@@ -170,30 +175,37 @@ def _nothing(kind: Kind) -> Any:
 def _parsed(schema: str) -> tuple[Model | None, tuple[Field, ...]]:
     if schema.lstrip().startswith("{"):
         return None, avro_fields(schema)
-    if is_pickled(schema):
-        return _of_model(schema)
+    if reference := _model_reference(schema):
+        model = load_model(reference)
+        return model, model_fields(model)
     if found := _OBJECT.match(schema):
         raise SchemaError(
             f"option schema is text, and {schema[:60]!r} is what Python prints: give "
             f"headrace.spark.model_schema({found[1] or 'Model'}), or simpleString() of a schema of "
             "Spark's"
         )
+    return None, _ddl_fields(schema)
+
+
+def _model_reference(schema: str) -> str | None:
+    """What ``load_model`` takes, if that is what the schema is."""
+    if is_pickled(schema):
+        return schema
+    path = schema.strip()
+    # `a:int` is DDL, and no module is called that by accident.
+    return path if _IMPORT_PATH.fullmatch(path) and not _is_ddl(path) else None
+
+
+def _is_ddl(schema: str) -> bool:
     try:
-        return None, _ddl_fields(schema)
+        _ddl_fields(schema)
     except SchemaError:
-        # `a:int` is DDL, and no module is called that by accident.
-        if _IMPORT_PATH.fullmatch(schema.strip()):
-            return _of_model(schema.strip())
-        raise
+        return False
+    return True
 
 
 def _ddl_fields(schema: str) -> tuple[Field, ...]:
     return kind_of(parse_ddl(schema)).fields
-
-
-def _of_model(schema: str) -> tuple[Model, tuple[Field, ...]]:
-    model = load_model(schema)
-    return model, model_fields(model)
 
 
 def _reason(error: Exception) -> str:

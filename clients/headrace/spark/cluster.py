@@ -33,7 +33,6 @@ from headrace_protocol.bodies import (
     SubscriptionData,
     TopicConfig,
     TopicList,
-    TopicRouteData,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.blocking import BlockingConnection
@@ -49,7 +48,6 @@ from headrace_protocol.headers import (
     UnregisterClientHeader,
     UpdateConsumerOffsetHeader,
 )
-from headrace_protocol.message import BODY_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -214,7 +212,7 @@ class Cluster:
                 f"({response.command.remark}): create it with `headrace topic create {topic}`, "
                 "or is the name misspelt?"
             )
-        return TopicRoute(topic, response.expect().decode(TopicRouteData), fetched_at=0.0)
+        return TopicRoute.of(topic, response, fetched_at=0.0)
 
     def masters(self) -> dict[str, str]:
         """Address of the master of each broker, by name. Raises NameserverUnavailable."""
@@ -364,10 +362,7 @@ class Cluster:
             for header in [_units_header(queue, offset, count)]
         }
         answers = self.ask_each(requests, {place: queues[place[0]] for place in requests})
-        return {
-            place: answer.expect().decode(QueryConsumeQueueResponseBody).queue_data
-            for place, answer in answers.items()
-        }
+        return {place: _units(answer, count) for place, answer in answers.items()}
 
     # -- progress ----------------------------------------------------------------------------------
 
@@ -426,6 +421,14 @@ def _max_header(queue: MessageQueue) -> GetMaxOffsetHeader:
     return GetMaxOffsetHeader(topic=queue.topic, queue_id=queue.queue_id)
 
 
+def _units(answer: Response, count: int) -> list[ConsumeQueueData]:
+    """Raises BrokerError, MalformedAnswer."""
+    units = answer.expect().decode(QueryConsumeQueueResponseBody).queue_data[:count]
+    if any(unit.physic_offset < 0 or unit.physic_size < 0 for unit in units):
+        raise answer.malformed("a unit of a ConsumeQueue with a negative offset or size")
+    return units
+
+
 def _units_header(queue: MessageQueue, offset: int, count: int) -> QueryConsumeQueueHeader:
     return QueryConsumeQueueHeader(
         topic=queue.topic, queue_id=queue.queue_id, index=offset, count=count
@@ -447,5 +450,4 @@ def _one_message(queue: MessageQueue, offset: int) -> Wanted:
         messages_max=1,
         record_bytes_max=1,
         suspend_timeout_ms=0,
-        body_bytes_max=BODY_BYTES_MAX,
     )

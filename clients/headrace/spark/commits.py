@@ -173,14 +173,14 @@ class Committer:
     def _state(self, lane: Lane) -> BrokerState:
         answer = lane.ask(RequestCode.STAGE_STATE, StageQueryHeader(query_id=self._query_id))
         applied_batch_id = answer.expect().header(StageStateResponseHeader).applied_batch_id
-        decision = Decision.decode(answer.body) if answer.body else None
+        decision = answer.read(Decision.decode) if answer.body else None
         return BrokerState(applied_batch_id, decision)
 
     def _decide(self, lane: Lane, decision: Decision, known: Decision | None) -> None:
         replaces = known.decision_id if known and known.batch_id == decision.batch_id else None
         header = StageDecideHeader(query_id=self._query_id, replaces=replaces)
         answer = lane.ask(RequestCode.STAGE_DECIDE, header, decision.encode()).expect()
-        held = Decision.decode(answer.body)
+        held = answer.read(Decision.decode)
         if held != decision:
             raise CommitConflict(
                 f"batch {decision.batch_id} of query {self._query_id} was decided otherwise at "

@@ -68,5 +68,5 @@ def _query(connection: BlockingConnection, topic: str, keys: str) -> memoryview 
     response.expect(ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)
     if response.command.code == ResponseCode.QUERY_NOT_FOUND:
         return memoryview(b"")
-    is_all = len(RecordColumns.from_records(response.body)) < _FOUND_MAX
+    is_all = len(response.read(RecordColumns.from_records)) < _FOUND_MAX
     return response.body if is_all else None

@@ -1,10 +1,15 @@
-"""Models of pydantic as schemas of bodies: the model itself decides what a good body is."""
+"""Models of pydantic as schemas of bodies: the model itself decides what a good body is.
+
+A model is code, and an option that names one decides which code runs. Options also come out of
+tables' definitions, which others may write, so the environment of Spark's driver has to allow it.
+"""
 
 from __future__ import annotations
 
 import base64
 import enum
 import importlib
+import os
 import types
 import typing
 import uuid
@@ -21,6 +26,9 @@ from headrace.spark.kinds import Field, Kind, array, leaf, mapping, struct
 
 Model = type[pydantic.BaseModel]
 
+PICKLED_VARIABLE = "HEADRACE_SPARK_PICKLED_SCHEMAS"
+MODULES_VARIABLE = "HEADRACE_SPARK_SCHEMA_MODULES"
+
 _PICKLED = "pydantic:"
 _LEAVES: dict[Any, t.DataType] = {
     bool: t.BooleanType(),
@@ -36,7 +44,10 @@ _LEAVES: dict[Any, t.DataType] = {
 
 
 def model_schema(model: Model) -> str:
-    """The option ``schema`` for a model that has no module to import it from, as in a notebook."""
+    """The option ``schema`` for a model that has no module to import it from, as in a notebook.
+
+    Spark's driver takes it only with HEADRACE_SPARK_PICKLED_SCHEMAS=1 in its environment.
+    """
     pickled: bytes = cloudpickle.dumps(model)  # type: ignore[no-untyped-call]
     return _PICKLED + base64.b64encode(pickled).decode()
 
@@ -44,6 +55,27 @@ def model_schema(model: Model) -> str:
 def is_pickled(schema: str) -> bool:
     """Whether ``model_schema`` made it."""
     return schema.startswith(_PICKLED)
+
+
+def check_allowed(schema: str) -> None:
+    """Raise SchemaError unless an option may have this model loaded, whose code runs then."""
+    if is_pickled(schema):
+        if os.environ.get(PICKLED_VARIABLE) != "1":
+            raise SchemaError(
+                "option schema holds a pickled model, and unpickling runs whatever code is in it, "
+                f"also out of a table's definition. Set {PICKLED_VARIABLE}=1 in the environment of "
+                "Spark's driver, before it starts, if you trust all who write its options; or name "
+                "the model as package.module:Model"
+            )
+        return
+    module = schema.partition(":")[0]
+    listed = [name.strip() for name in os.environ.get(MODULES_VARIABLE, "").split(",")]
+    if not any(name and f"{module}.".startswith(f"{name}.") for name in listed):
+        raise SchemaError(
+            f"option schema={schema!r}: importing {module} runs its code, so the module has to be "
+            f"on a list. Set {MODULES_VARIABLE}={module} (several with commas; a package stands "
+            "for all its modules) in the environment of Spark's driver, before it starts"
+        )
 
 
 def load_model(schema: str) -> Model:

@@ -11,8 +11,9 @@ from bisect import bisect_left
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from headrace.spark.errors import OptionError
 from headrace.spark.plan import QueueRange, ReadTask
-from headrace.spark.ranges import Range, not_empty
+from headrace.spark.ranges import Range, not_empty, place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -28,6 +29,8 @@ _FIRST_LOOKS_MAX = 64
 _LOOKS_MAX = 256
 # A task costs Spark some 20 ms, as much as reading this.
 _PACKED_BYTES = 8 * 1024 * 1024
+# Far more than Spark plans in reasonable time. Sizes are what a broker says.
+_PIECES_MAX = 1_000_000
 
 
 class SizeCurve(NamedTuple):
@@ -129,7 +132,8 @@ def _estimate(looks: _Looks, start: int, end: int) -> float:
     if span is None:
         return sum(looks[start].sizes[: end - start])
     mean = (looks[start].mean_bytes + looks[end].mean_bytes) / 2
-    return min(mean * (end - start), span)
+    # The span is negative where a broker says nonsense.
+    return max(0.0, min(mean * (end - start), span))
 
 
 def _curve(looks: _Looks, each: Range) -> SizeCurve:
@@ -146,14 +150,24 @@ def read_tasks(
     pieces = [
         (piece, curve.total_bytes / count)
         for queue, curve in curves.items()
-        for count in [_piece_count(curve, split_bytes)]
+        for count in [_piece_count(queue, curve, split_bytes)]
         for piece in _cut(queue, queues[queue], curve, count)
     ]
     return [ReadTask(tuple(group)) for group in _packed(pieces, min(_PACKED_BYTES, split_bytes))]
 
 
-def _piece_count(curve: SizeCurve, split_bytes: int) -> int:
-    return max(1, -int(-curve.total_bytes // split_bytes))
+def _piece_count(queue: MessageQueue, curve: SizeCurve, split_bytes: int) -> int:
+    """How many tasks share a queue. Raises OptionError."""
+    count = max(1, -int(-curve.total_bytes // split_bytes))
+    if count > _PIECES_MAX:
+        raise OptionError(
+            "splitBytes",
+            str(split_bytes),
+            f"makes {count} tasks of {place(queue)}, which its broker says has "
+            f"{curve.total_bytes:.3g} bytes; {_PIECES_MAX} are the most: give a larger one, or "
+            "read less with starting and ending",
+        )
+    return count
 
 
 def _cut(queue: MessageQueue, address: str, curve: SizeCurve, count: int) -> Iterator[QueueRange]:

@@ -41,6 +41,8 @@ Connect = Callable[[str], Awaitable["ByteStream"]]
 RECEIVE_BYTES = 64 * 1024
 # What is larger is sent by itself: another system call costs less than the copy.
 _JOIN_BYTES_MAX = 64 * 1024
+# Answers that the other side has not taken; who asks on without reading gets no more.
+_ANSWERS_BYTES_MAX = 1024 * 1024
 _CONNECT_TIMEOUT_S = 5.0
 _STREAM_ERRORS = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
@@ -80,6 +82,7 @@ class AsyncConnection:
         self._on_request = on_request
         self._connection: Connection[Callback] = Connection(serialize_type)
         self._outgoing: list[Buffer] = []
+        self._answers_bytes = 0
         self._fills: list[Callable[[], None]] = []
         self._something_to_send: anyio.Event | None = None
         self._greeted = anyio.Event()
@@ -201,8 +204,11 @@ class AsyncConnection:
         body: Buffer = b"",
         remark: str | None = None,
     ) -> None:
-        """Answer a request of the other side."""
-        self.send_soon(*self._connection.respond(request, code, header, body, remark))
+        """Answer a request of the other side, unless it leaves too many answers untaken."""
+        if self._answers_bytes < _ANSWERS_BYTES_MAX:
+            buffers = self._connection.respond(request, code, header, body, remark)
+            self._answers_bytes += sum(map(len, buffers))
+            self.send_soon(*buffers)
 
     def _check_open(self) -> None:
         if not self.is_open:
@@ -216,6 +222,7 @@ class AsyncConnection:
                     await self._something_to_send.wait()
                 self._fill()
                 buffers, self._outgoing = self._outgoing, []
+                self._answers_bytes = 0
                 for piece in _joined(buffers):
                     await self._stream.send(piece)
         except _STREAM_ERRORS as error:

@@ -47,11 +47,10 @@ class BlockingConnection:
 
     @classmethod
     def connect(cls, address: str, *, timeout_ms: float = 5000) -> BlockingConnection:
-        """Open a TCP connection to ``host:port``. Raises ConnectFailed, ValueError."""
-        host, port = split_address(address)
+        """Open a TCP connection to ``host:port``. Raises ConnectFailed."""
         try:
-            sock = socket.create_connection((host, port), timeout_ms / 1000)
-        except OSError as error:
+            sock = socket.create_connection(split_address(address), timeout_ms / 1000)
+        except (OSError, ValueError) as error:  # the latter: an address that is none
             raise ConnectFailed(address, error) from error
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return cls(sock, address)

@@ -25,6 +25,11 @@ class HostLog:
         self._log = log
         self._counts: Counter[tuple[str, str]] = Counter()
 
+    def info(self, client: str, event: str, **fields: Any) -> None:
+        """Log what ``client``, "host:port", has changed."""
+        if self._has_room(client, event):
+            self._log.info(event, client=client, **fields)
+
     def warning(self, client: str, event: str, **fields: Any) -> None:
         """Log what ``client``, "host:port", has caused."""
         if self._has_room(client, event):

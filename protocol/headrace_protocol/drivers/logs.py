@@ -2,10 +2,92 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
+import select
 import sys
+import threading
+from collections import deque
+from typing import Final
 
 import structlog
+
+_WAITING_BYTES_MAX: Final = 1 << 20
+_DRAIN_S: Final = 1.0
+
+
+class LogLines:
+    """Lines on their way to a descriptor, written by a thread of its own.
+
+    A logger writes from the daemon's loop, where a pipe that nobody reads would block it and a full
+    disk or a closed pipe would end it. Here both cost lines: what fails, or finds more than 1 MiB
+    waiting, is dropped and counted.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.dropped_count = 0
+        self._descriptor = descriptor
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._changed = threading.Condition()
+        threading.Thread(target=self._run, name="log lines", daemon=True).start()
+
+    def msg(self, line: str) -> None:
+        """Take a line; never waits, never raises OSError."""
+        data = line.encode(errors="backslashreplace") + b"\n"
+        with self._changed:
+            if self._waiting_bytes + len(data) > _WAITING_BYTES_MAX:
+                self.dropped_count += 1
+                return
+            self._waiting.append(data)
+            self._waiting_bytes += len(data)
+            self._changed.notify_all()
+
+    # What structlog calls.
+    debug = info = warning = error = critical = msg
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until every line is written or dropped; False when that takes too long."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting, timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting)
+                data = self._waiting[0]
+            is_written = self._write(data)
+            with self._changed:
+                self._waiting.popleft()
+                self._waiting_bytes -= len(data)
+                self.dropped_count += not is_written
+                self._changed.notify_all()
+
+    def _write(self, data: bytes) -> bool:
+        while data:
+            try:
+                data = data[os.write(self._descriptor, data) :]
+            except BlockingIOError:  # another process made the pipe non-blocking
+                select.select([], [self._descriptor], [])
+            except OSError:
+                return False
+        return True
+
+
+_lines: LogLines | None = None
+
+
+def dropped_log_lines() -> int:
+    """How many lines this process could not write; 0 where a program has logs of its own."""
+    return _lines.dropped_count if _lines else 0
+
+
+def renderer(*, is_terminal: bool) -> structlog.typing.Processor:
+    """Makes a line of an event; neither kind lets a stranger's control characters through."""
+    if is_terminal:
+        return structlog.dev.ConsoleRenderer(repr_native_str=True)
+    return structlog.processors.JSONRenderer()
 
 
 def configure_logs(level: str = "info") -> None:
@@ -13,22 +95,20 @@ def configure_logs(level: str = "info") -> None:
 
     level: "debug", "info", "warning" or "error".
     """
-    renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer()
-        if sys.stderr.isatty()
-        else structlog.processors.JSONRenderer()
-    )
+    global _lines  # noqa: PLW0603 - as structlog's settings, one for the process
+    lines = _lines = LogLines(sys.stderr.fileno())
+    atexit.register(lines.drain, _DRAIN_S)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
-            renderer,
+            renderer(is_terminal=sys.stderr.isatty()),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[level.upper()]
         ),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=lambda *_: lines,
         cache_logger_on_first_use=True,
     )

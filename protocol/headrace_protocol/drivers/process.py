@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from headrace_protocol.drivers.collector import settle
+from headrace_protocol.drivers.services import Services
 
 # Of glibc's mallopt.
 _M_TRIM_THRESHOLD = -1
@@ -23,6 +24,8 @@ _MAPPED_FROM_BYTES = 32 * 1024 * 1024  # the most that it takes
 _KEPT_S = 60.0
 
 _DESCRIPTORS = 16_384
+_RESERVED_DESCRIPTORS = 64
+_CONNECTIONS_MIN, _CONNECTIONS_MAX = 8, 20_000
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -37,7 +40,7 @@ async def run_until_signal(run: Callable[..., Awaitable[object]]) -> None:
     prepare()
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(give_back_freed_memory)
+            Services().start_soon(nursery, give_back_freed_memory)
             nursery.start_soon(_start, nursery, run)
             async for _ in signals:
                 nursery.cancel_scope.cancel()
@@ -65,6 +68,18 @@ def _raise_open_files_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def connections_max() -> int:
+    """How many clients a daemon may serve so that it never lacks a descriptor of its own.
+
+    Files that are mapped may take half of the limit, and an eighth, or 64, is for all the rest.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _CONNECTIONS_MAX
+    left = soft - soft // 2 - max(soft // 8, _RESERVED_DESCRIPTORS)
+    return max(min(left, _CONNECTIONS_MAX), _CONNECTIONS_MIN)
 
 
 def _grow_descriptor_table() -> None:

@@ -8,12 +8,14 @@ import msgspec
 
 from headrace_protocol.bodies import Body
 from headrace_protocol.drivers.errors import BrokerError, MalformedAnswer
-from headrace_protocol.fastjson import MalformedJson
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headrace_protocol.command import Command, Header
 
 BodyType = TypeVar("BodyType", bound=Body)
+T = TypeVar("T")
 
 
 class Response(NamedTuple):
@@ -41,11 +43,22 @@ class Response(NamedTuple):
         try:
             return self.command.header(header_type)
         except msgspec.ValidationError as error:
-            raise MalformedAnswer(self.address, self.request_code, error) from error
+            raise self.malformed(error) from error
 
     def decode(self, body_type: type[BodyType]) -> BodyType:
         """The body as ``body_type``. Raises MalformedAnswer."""
+        return self.read(body_type.decode)
+
+    def read(self, decode: Callable[[memoryview], T]) -> T:
+        """What ``decode``, which raises ValueError for any other bytes, makes of the body.
+
+        Raises MalformedAnswer.
+        """
         try:
-            return body_type.decode(self.body)
-        except MalformedJson as error:
-            raise MalformedAnswer(self.address, self.request_code, error) from error
+            return decode(self.body)
+        except (ValueError, RecursionError) as error:
+            raise self.malformed(error) from error
+
+    def malformed(self, reason: object) -> MalformedAnswer:
+        """The error to raise where this answer makes no sense."""
+        return MalformedAnswer(self.address, self.request_code, reason)

@@ -14,7 +14,7 @@ import select
 import socket
 import struct
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +23,7 @@ import structlog
 import trio
 
 from headrace_protocol.drivers.host_log import HostLog
+from headrace_protocol.drivers.process import connections_max
 from headrace_protocol.errors import RemoteProtocolError
 from headrace_protocol.frame import FRAME_BYTES_MAX, FrameReader
 from headrace_protocol.serving import admit
@@ -77,7 +78,7 @@ class ServerLimits:
     frame_bytes_max: int = FRAME_BYTES_MAX
     connection_bytes_max: int = 64 * 1024 * 1024
     total_bytes_max: int = 1024 * 1024 * 1024
-    connections_max: int = 20_000
+    connections_max: int = field(default_factory=connections_max)
     idle_s: float = 120.0
     half_frame_s: float = 30.0
 
@@ -118,6 +119,7 @@ class ServerChannel:
         "is_stranger",
         "last_heard",
         "later",
+        "on_taken",
         "out",
         "out_bytes",
         "partial_bytes",
@@ -140,6 +142,7 @@ class ServerChannel:
         self.partial_since = self.last_heard = trio.current_time()
         self.is_open = True
         self.is_dirty = self.is_greeted = self.is_slow = self.is_held_back = False
+        self.on_taken: Callable[[], None] | None = None
         # Sends much at a time; see _SocketLoop.
         self.is_heavy = False
         # Until its first whole frame.
@@ -395,6 +398,7 @@ class RemotingServer:
         elif channel.is_slow and channel.out_bytes < limit // 2:
             channel.is_slow = False
             self._update_reading(channel)
+            _tell_taken(channel)
         if self.held_bytes > self.limits.total_bytes_max:
             self._close_greediest()
 
@@ -480,6 +484,7 @@ class RemotingServer:
             self.host_log.warning(channel.address, "client closed", reason=reason)
         self.guard(channel, lambda channel: channel.transport.close())
         self.guard(channel, self._handler.closed)
+        self.guard(channel, _tell_taken)
 
     async def _sweep(self) -> None:
         while True:
@@ -507,6 +512,12 @@ class RemotingServer:
         turned_away, self._turned_away = self._turned_away, Counter()
         for (host, reason), count in turned_away.most_common(_REPORTED_AT_ONCE):
             log.warning("clients turned away", host=host, count=count, reason=reason)
+
+
+def _tell_taken(channel: ServerChannel) -> None:
+    callback, channel.on_taken = channel.on_taken, None
+    if callback is not None:
+        callback()
 
 
 class _SocketLoop:

@@ -12,7 +12,7 @@ import typer
 
 from headrace.admin.failures import CommandFailed
 from headrace.admin.options import Json, Nameserver
-from headrace.admin.output import print_rows
+from headrace.admin.output import print_rows, warn
 from headrace.errors import BrokerError, ConfigurationError, HeadraceError
 from headrace.messages import BODY_BYTES_MAX
 from headrace_protocol.codes import ResponseCode
@@ -129,7 +129,7 @@ async def _delete(admin: Any, topic: str) -> None:
     try:
         await admin.delete_topic(topic)
     except HeadraceError as error:
-        sys.stderr.write(f"headrace: topic {topic} stays behind: {error}\n")
+        warn(f"topic {topic} stays behind: {error}")
 
 
 async def _outcome(work: str, setup: Setup) -> Outcome:

@@ -25,7 +25,7 @@ def broker(
     import trio
 
     from headrace_broker.config import ConfigError, load_config
-    from headrace_broker.server import Broker
+    from headrace_broker.server import Broker, log_warnings
     from headrace_protocol.drivers.logs import configure_logs
     from headrace_protocol.drivers.process import run_until_signal
 
@@ -33,9 +33,9 @@ def broker(
         settings, warnings = load_config(config)
     except ConfigError as error:
         raise ConfigurationError(str(error)) from error
-    for warning in warnings:
-        sys.stderr.write(f"headrace: {warning}\n")
     if check_config:
+        sys.stderr.writelines(f"headrace: {warning}\n" for warning in warnings)
         return
     configure_logs(log_level)
+    log_warnings(warnings)
     trio.run(run_until_signal, Broker(settings, owns_loop=True).run)

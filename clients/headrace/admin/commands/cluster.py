@@ -8,7 +8,8 @@ from headrace.admin.options import Json, Nameserver
 from headrace.admin.output import print_rows
 
 if TYPE_CHECKING:
-    from headrace.admin.client import Admin, BrokerNode
+    from headrace.admin.client import BrokerNode
+    from headrace.errors import HeadraceError
 
 
 def cluster(as_json: Json = False, nameserver: Nameserver = None) -> None:
@@ -16,34 +17,43 @@ def cluster(as_json: Json = False, nameserver: Nameserver = None) -> None:
     import trio
 
     from headrace.admin.client import Admin
+    from headrace.tasks import at_once
 
     async def run() -> list[dict[str, Any]]:
         async with Admin(nameserver=nameserver) as admin:
-            return [await _row(admin, node) for node in await admin.cluster()]
+            nodes = await admin.cluster()
+            infos = await at_once(lambda node: admin.runtime_info(node.address), nodes)
+            return [_row(node, info) for node, info in zip(nodes, infos, strict=True)]
 
     empty = "no broker has registered: start one with `headrace broker` or `headrace dev`"
     print_rows(trio.run(run), as_json=as_json, empty=empty)
 
 
-async def _row(admin: Admin, node: BrokerNode) -> dict[str, Any]:
-    from headrace.errors import HeadraceError
-
-    try:
-        info = await admin.runtime_info(node.address)
-        problem = _refusal(info)
-    except HeadraceError as error:
-        info, problem = {}, str(error)
+def _row(node: BrokerNode, info: dict[str, str] | HeadraceError) -> dict[str, Any]:
+    figures, problem = _figures({}), None if isinstance(info, dict) else str(info)
+    if isinstance(info, dict):
+        try:
+            figures, problem = _figures(info), _refusal(info)
+        except ValueError as error:
+            problem = f"{node.address} says what is no figure: {error}"
     return {
         "cluster": node.cluster,
         "broker": node.broker_name,
         "id": node.broker_id,
         "address": node.address,
-        "version": info.get("brokerVersionDesc"),
+        "version": info.get("brokerVersionDesc") if isinstance(info, dict) else None,
+        **figures,
+        "problem": problem,
+    }
+
+
+def _figures(info: dict[str, str]) -> dict[str, float | None]:
+    """Raises ValueError."""
+    return {
         "in_per_second": _rate(info.get("putTps")),
         "out_per_second": _rate(info.get("getTransferredTps")),
         "disk_used_percent": _percent(info.get("commitLogDiskRatio")),
         "disk_full_in_hours": _number(info.get("diskFullInHours")),
-        "problem": problem,
     }
 
 
@@ -64,4 +74,5 @@ def _number(text: str | None) -> float | None:
 
 def _rate(rates: str | None) -> float | None:
     """The first of several rates, which is that of the last ten seconds."""
-    return float(rates.split()[0]) if rates else None
+    first, *_ = (rates or "").split() or [""]
+    return _number(first)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.admin.options import Json, Nameserver
+from headrace.admin.output import warn
 from headrace.admin.places import HELP, Place, parse_place
-from headrace.errors import ConfigurationError
+from headrace.errors import ConfigurationError, HeadraceError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -115,11 +116,11 @@ class _Reader:
         start = "first" if isinstance(place, int) else place
         async with PullConsumer(nameserver=nameserver, start=start) as consumer:
             queues = self._choose(await consumer.queues(self._topic))
-            await consumer.assign(queues, self._tags)
+            ends = await _ends(consumer, queues)
+            await consumer.assign(ends, self._tags)
             if isinstance(place, int):
-                for queue in queues:
+                for queue in ends:
                     consumer.seek(queue, place)
-            ends = {queue: await consumer.max_offset(queue) for queue in queues}
             while not self._printer.is_done and (self._follow or _is_open(consumer, ends)):
                 batch = await consumer.receive_many(timeout_ms=_CHECK_S * 1000)
                 if batch:
@@ -141,6 +142,28 @@ class _Reader:
                 break
             self._printer.print(message)
         sys.stdout.flush()
+
+
+async def _ends(consumer: PullConsumer, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
+    """Where each queue ends now. Brokers that don't answer are left out with a warning.
+
+    Raises the error of the first if none answers.
+    """
+    from headrace.tasks import at_once
+
+    async def ends_at(broker_name: str) -> dict[MessageQueue, int]:
+        its_queues = [queue for queue in queues if queue.broker_name == broker_name]
+        return {queue: await consumer.max_offset(queue) for queue in its_queues}
+
+    names = sorted({queue.broker_name for queue in queues})
+    outcomes = dict(zip(names, await at_once(ends_at, names), strict=True))
+    failed = {name: each for name, each in outcomes.items() if isinstance(each, HeadraceError)}
+    if failed and len(failed) == len(names):
+        raise failed[names[0]]
+    for name, error in failed.items():
+        warn(f"left out: broker {name}: {error}")
+    found = [each for each in outcomes.values() if not isinstance(each, HeadraceError)]
+    return {queue: end for ends in found for queue, end in ends.items()}
 
 
 def _is_open(consumer: PullConsumer, ends: dict[MessageQueue, int]) -> bool:

@@ -24,7 +24,7 @@ def dev(
     nameserver_port: _Port = 9876,
     broker_port: _Port = 10911,
     host: Annotated[
-        str, typer.Option(help="Listen here; 0.0.0.0 lets other machines in.")
+        str, typer.Option(help="Listen here; 0.0.0.0 lets everybody on other machines do anything.")
     ] = "127.0.0.1",
     log_level: LogLevel = Level.WARNING,
 ) -> None:
@@ -51,6 +51,7 @@ async def _run(data: Path | None, host: str, nameserver_port: int, broker_port: 
     from headrace_protocol.drivers.collector import settle
     from headrace_protocol.drivers.network import TcpNetwork
     from headrace_protocol.drivers.process import give_back_freed_memory
+    from headrace_protocol.drivers.services import Services
 
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with (
@@ -65,7 +66,7 @@ async def _run(data: Path | None, host: str, nameserver_port: int, broker_port: 
             ) as running,
             trio.open_nursery() as nursery,
         ):
-            nursery.start_soon(give_back_freed_memory)
+            Services().start_soon(nursery, give_back_freed_memory)
             settle()
             sys.stdout.write(
                 f"ready nameserver={running.nameserver} broker={running.broker} "

@@ -13,7 +13,6 @@ from headrace.admin.options import Json, Nameserver
 from headrace.admin.output import print_rows
 
 if TYPE_CHECKING:
-    from headrace.admin.probe import Role
     from headrace_protocol.bodies import BrokerData, ClusterInfo
 
 
@@ -53,32 +52,39 @@ def doctor(as_json: Json = False, nameserver: Nameserver = None) -> None:
 
 
 async def _check_all(nameservers: Sequence[str]) -> list[Check]:
-    from headrace.admin.probe import Role
-    from headrace_protocol.bodies import ClusterInfo
+    from headrace.admin.probe import Role, examine
+    from headrace.tasks import at_once
 
     checks: list[Check] = []
     clusters: dict[str, ClusterInfo] = {}
     for address in nameservers:
-        problem, body = await _examine(address, Role.NAMESERVER)
-        if problem is None:
-            clusters[address] = ClusterInfo.decode(body)
-            problem = _registration_problem(clusters[address], clusters)
+        problem, body = await examine(address, Role.NAMESERVER)
+        problem = problem or _nameserver_problem(address, body, clusters)
         checks.append(Check("nameserver", "-", address, problem))
     brokers = {
         (broker.broker_name, broker_id, address): loopback
         for nameserver, cluster in clusters.items()
         for broker, broker_id, address, loopback in _brokers(cluster, nameserver)
     }
-    for (name, broker_id, address), loopback in sorted(brokers.items()):
-        problem, _ = await _examine(address, Role.BROKER)
-        checks.append(Check("broker", f"{name}:{broker_id}", address, problem or loopback))
-    return checks
+
+    async def check(place: tuple[str, int, str]) -> Check:
+        name, broker_id, address = place
+        problem, _ = await examine(address, Role.BROKER)
+        return Check("broker", f"{name}:{broker_id}", address, problem or brokers[place])
+
+    found = await at_once(check, sorted(brokers))
+    return checks + [each for each in found if isinstance(each, Check)]
 
 
-async def _examine(address: str, role: Role) -> tuple[str | None, bytes]:
-    from headrace.admin.probe import examine
+def _nameserver_problem(address: str, body: bytes, clusters: dict[str, ClusterInfo]) -> str | None:
+    """What is wrong with a nameserver's answer, which is added to ``clusters`` if it is one."""
+    from headrace_protocol.bodies import ClusterInfo
 
-    return await examine(address, role)
+    try:
+        clusters[address] = ClusterInfo.decode(body)
+    except ValueError as error:
+        return f"its list of brokers cannot be read: {error}"
+    return _registration_problem(clusters[address], clusters)
 
 
 def _registration_problem(cluster: ClusterInfo, clusters: dict[str, ClusterInfo]) -> str | None:

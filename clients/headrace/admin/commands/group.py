@@ -8,12 +8,12 @@ import typer
 
 from headrace.admin.failures import NotFound
 from headrace.admin.options import Json, Nameserver
-from headrace.admin.output import print_rows, time_text
+from headrace.admin.output import print_rows, time_text, warned, with_problems
 from headrace.admin.places import parse_place
 from headrace.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from headrace.admin.client import Admin, QueueLag
+    from headrace.admin.client import Admin, BrokerProblem, QueueLag
     from headrace_protocol.bodies import MessageQueue
 
 app = typer.Typer(name="group", help="Look at and move consumer groups.", no_args_is_help=True)
@@ -34,15 +34,17 @@ def list_groups(
 
     async def run() -> list[dict[str, Any]]:
         async with Admin(nameserver=nameserver) as admin:
-            groups = await admin.groups(system=system)
-            return [await _group_row(admin, group.group_name) for group in groups]
+            groups = await admin.groups(system=system, problems=problems)
+            return [await _group_row(admin, group.group_name, problems) for group in groups]
 
-    print_rows(trio.run(run), as_json=as_json, empty="no groups yet: a consumer's start makes one")
+    with warned() as problems:
+        rows = with_problems(trio.run(run), problems)
+    print_rows(rows, as_json=as_json, empty="no groups yet: a consumer's start makes one")
 
 
-async def _group_row(admin: Admin, group: str) -> dict[str, Any]:
-    members = await admin.members(group)
-    lags = await admin.lag(group)
+async def _group_row(admin: Admin, group: str, problems: list[BrokerProblem]) -> dict[str, Any]:
+    members = await admin.members(group, problems=problems)
+    lags = await admin.lag(group, problems=problems)
     ids = {client.client_id for found in members.values() for client in found.connection_set}
     return {
         "group": group,
@@ -66,22 +68,25 @@ def lag(
 
     async def run() -> list[QueueLag]:
         async with Admin(nameserver=nameserver) as admin:
-            lags = await admin.lag(group, topic)
+            lags = await admin.lag(group, topic, problems=problems)
             if not lags:
-                await _check_known(admin, group, topic)
+                await _check_known(admin, group, topic, problems)
             return lags
 
-    rows = [_lag_row(lag) for lag in trio.run(run)]
+    with warned() as problems:
+        rows = with_problems([_lag_row(lag) for lag in trio.run(run)], problems)
     where = f" in topic {topic}" if topic else ""
     print_rows(rows, as_json=as_json, empty=f"group {group} has committed nothing yet{where}")
 
 
-async def _check_known(admin: Admin, group: str, topic: str | None) -> None:
+async def _check_known(
+    admin: Admin, group: str, topic: str | None, problems: list[BrokerProblem]
+) -> None:
     """Raise NotFound, or RouteNotFound for the topic."""
-    if group not in {known.group_name for known in await admin.groups()}:
+    if group not in {known.group_name for known in await admin.groups(problems=problems)}:
         raise NotFound(f"there is no group {group}; see `headrace group list`")
     if topic is not None:
-        await admin.topic_stats(topic)
+        await admin.topic_stats(topic, problems=problems)
 
 
 def _lag_row(lag: QueueLag) -> dict[str, Any]:

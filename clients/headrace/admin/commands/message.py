@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.admin.failures import NotFound
-from headrace.admin.messages import message_record, printable
+from headrace.admin.messages import UNREADABLE, message_record
 from headrace.admin.options import Json, Nameserver
-from headrace.admin.output import print_record, print_rows, time_text
+from headrace.admin.output import print_record, print_rows, time_text, warned, with_problems
 from headrace.admin.places import milliseconds, parse_time
 from headrace.errors import ConfigurationError
 
@@ -38,15 +38,13 @@ def get(
 
     async def run() -> ReceivedMessage | None:
         async with Admin(nameserver=nameserver) as admin:
-            return await admin.message(message_id, topic)
+            return await admin.message(message_id, topic, problems=problems)
 
-    message = trio.run(run)
+    with warned() as problems:
+        message = trio.run(run)
     if message is None:
         raise NotFound(f"there is no message {message_id}: it never was, or it has expired")
-    record = message_record(message)
-    if not as_json and "body" in record:
-        record["body"] = printable(message.body)
-    print_record(record, as_json=as_json)
+    print_record(message_record(message), as_json=as_json)
 
 
 @app.command()
@@ -72,14 +70,19 @@ def query(
     async def run() -> list[ReceivedMessage]:
         async with Admin(nameserver=nameserver) as admin:
             return await admin.query_by_key(
-                topic, key, max_count=count, begin_ms=begin_ms, end_ms=end_ms
+                topic,
+                key,
+                max_count=count,
+                begin_ms=begin_ms,
+                end_ms=end_ms,
+                problems=problems,
             )
 
-    found = trio.run(run)
-    if as_json:
-        print_rows([message_record(message) for message in found], as_json=True, empty="")
-    elif found:
-        print_rows([_short(message) for message in found], as_json=False, empty="")
+    with warned() as problems:
+        found = trio.run(run)
+    rows = list(map(message_record if as_json else _short, found))
+    if as_json or found:
+        print_rows(with_problems(rows, problems), as_json=as_json, empty="")
     if not found:
         raise NotFound(f"no message of {topic} has the key {key}")
 
@@ -92,5 +95,12 @@ def _short(message: ReceivedMessage) -> dict[str, object]:
         "store_time": time_text(message.store_timestamp_ms),
         "tag": message.tag or None,
         "offset_message_id": message.offset_message_id,
-        "body": printable(message.body[:_PREVIEW_BYTES]),
+        "body": _preview(message),
     }
+
+
+def _preview(message: ReceivedMessage) -> str:
+    try:
+        return message.body[:_PREVIEW_BYTES].decode(errors="backslashreplace")
+    except UNREADABLE as error:
+        return f"({error})"

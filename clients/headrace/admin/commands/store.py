@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.admin.failures import CommandFailed, NotFound
-from headrace.admin.messages import printable
 from headrace.admin.options import Json
 from headrace.admin.output import (
     print_json,
@@ -19,7 +18,9 @@ from headrace.admin.output import (
     print_record,
     print_rows,
     time_text,
+    warn,
 )
+from headrace.admin.terminal import clean
 from headrace.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def dump(
         left = count_max
         for found in run(store, Wanted(topic, queue, start), advance):
             if isinstance(found, LogDamage):
-                sys.stderr.write(f"headrace: {_damage_text(found)}\n")
+                warn(_damage_text(found))
                 continue
             write(found)
             left = left - 1 if left else None
@@ -166,7 +167,7 @@ def copy(
     with _opened(directory, config) as store, _progress("copying", store.log_bytes) as advance:
         report = copy_topics(store, target, topic, advance)
     for damage in report.damage:
-        sys.stderr.write(f"headrace: left out: {_damage_text(damage)}\n")
+        warn(f"left out: {_damage_text(damage)}")
     record = {
         "records": report.record_count,
         "record_bytes": report.record_bytes,
@@ -265,11 +266,11 @@ def _damage_text(damage: LogDamage) -> str:
 
 
 def _print_record(message: StoredMessage) -> None:
-    from headrace_protocol.message import CodecMissing, CorruptRecord
+    from headrace_protocol.message import BodyTooLarge, CodecMissing, CorruptRecord
 
     try:
-        body = printable(message.body)
-    except (CodecMissing, CorruptRecord) as error:
+        body = message.body.decode(errors="backslashreplace")
+    except (BodyTooLarge, CodecMissing, CorruptRecord) as error:
         body = f"({error})"
     cells = (
         str(message.physical_offset),
@@ -280,7 +281,7 @@ def _print_record(message: StoredMessage) -> None:
         message.message_id,
         body.replace("\t", " ").replace("\n", " "),
     )
-    sys.stdout.write("\t".join(cells) + "\n")
+    sys.stdout.write("\t".join(map(clean, cells)) + "\n")
 
 
 def _print_json_record(message: StoredMessage) -> None:

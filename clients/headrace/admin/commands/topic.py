@@ -9,7 +9,15 @@ import typer
 
 from headrace.admin.failures import NotFound
 from headrace.admin.options import Json, Nameserver
-from headrace.admin.output import print_json, print_record, print_rows, time_text
+from headrace.admin.output import (
+    print_json,
+    print_record,
+    print_rows,
+    time_text,
+    warn,
+    warned,
+    with_problems,
+)
 from headrace.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -82,16 +90,19 @@ def describe(name: Name, as_json: Json = False, nameserver: Nameserver = None) -
 
     async def run() -> dict[str, Any]:
         async with Admin(nameserver=nameserver) as admin:
-            configs = await admin.topic(name)
-            stats = await admin.topic_stats(name)
+            configs = await admin.topic(name, problems=problems)
+            stats = await admin.topic_stats(name, problems=problems)
+            groups = await admin.topic_groups(name, problems=problems)
+            brokers = [_broker_row(broker, config) for broker, config in configs.items()]
             return {
                 "topic": name,
-                "brokers": [_broker_row(broker, config) for broker, config in configs.items()],
+                "brokers": with_problems(brokers, problems),
                 "queues": [_queue_row(queue, offset) for queue, offset in stats.items()],
-                "groups": await admin.topic_groups(name),
+                "groups": groups,
             }
 
-    description = trio.run(run)
+    with warned() as problems:
+        description = trio.run(run)
     if as_json:
         print_json(description)
         return
@@ -103,10 +114,10 @@ def describe(name: Name, as_json: Json = False, nameserver: Nameserver = None) -
         empty="no group has read it",
     )
     for broker in description["brokers"]:
-        if broker["write_queues"] > broker["read_queues"]:
-            sys.stderr.write(
-                f"headrace: {broker['broker']} writes {broker['write_queues']} queues but reads "
-                f"{broker['read_queues']}: what goes into the others is not consumed\n"
+        if "problem" not in broker and broker["write_queues"] > broker["read_queues"]:
+            warn(
+                f"{broker['broker']} writes {broker['write_queues']} queues but reads "
+                f"{broker['read_queues']}: what goes into the others is not consumed"
             )
 
 

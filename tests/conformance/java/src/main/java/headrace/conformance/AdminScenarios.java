@@ -1,6 +1,5 @@
 package headrace.conformance;
 
-import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
@@ -10,13 +9,11 @@ import org.apache.rocketmq.common.message.MessageQueue;
 import org.apache.rocketmq.remoting.protocol.body.ClusterInfo;
 import org.apache.rocketmq.remoting.protocol.route.BrokerData;
 import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
-import org.apache.rocketmq.tools.command.MQAdminStartup;
 
 /**
  * mqadmin's own commands, judged by what they print.
  *
- * <p>They swallow exceptions into System.err. Their instance name is the time in milliseconds, so
- * these scenarios run one after the other.
+ * <p>They swallow exceptions into System.err.
  */
 final class AdminScenarios {
     private AdminScenarios() {
@@ -199,9 +196,7 @@ final class AdminScenarios {
     }
 
     private static String capture(Session session, String... command) {
-        List<String> arguments = new ArrayList<>(List.of(command));
-        arguments.addAll(List.of("-n", session.nameserver));
-        return Capture.of(() -> MQAdminStartup.main(arguments.toArray(String[]::new)));
+        return Mqadmin.run(session.nameserver, List.of(command));
     }
 
     private static String expect(String printed, String... parts) {

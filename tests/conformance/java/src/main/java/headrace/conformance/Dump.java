@@ -7,6 +7,9 @@ import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
 import java.util.TreeSet;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.common.UtilAll;
@@ -17,57 +20,57 @@ import org.apache.rocketmq.remoting.protocol.ResponseCode;
 import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 
 /**
- * Prints what a broker has, a line for each message, committed offset and answer of its index, so
- * that two brokers on one store directory can be compared.
- *
- * <p>Arguments: nameserver, topics with commas between, groups with commas between.
+ * What a broker has, a line for each message, committed offset and answer of its index, so that
+ * two brokers on one store directory can be compared.
  */
 @SuppressWarnings("deprecation")
-public final class Dump {
+final class Dump {
     /** Added by the client to what it pulls. */
     private static final List<String> CLIENTS = List.of(
         MessageConst.PROPERTY_MIN_OFFSET, MessageConst.PROPERTY_MAX_OFFSET);
+    private static final AtomicInteger COUNT = new AtomicInteger();
+    private static final ExecutorService CLOSING = Executors.newCachedThreadPool();
+
+    private final StringBuilder lines = new StringBuilder();
 
     private Dump() {
     }
 
-    public static void main(String[] args) {
-        int status = 0;
+    static String of(String nameserver, String[] topics, String[] groups) throws Exception {
+        // Clients of the same name would be one, though their brokers differ.
+        Session session = new Session(nameserver, "dump" + COUNT.incrementAndGet());
         try {
-            dump(args);
-        } catch (Exception failure) {
-            failure.printStackTrace();
-            status = 1;
+            return new Dump().read(session, topics, groups);
+        } finally {
+            // A client's shutdown can take 3 s.
+            CLOSING.submit(session::close);
         }
-        System.out.flush();
-        // Shutting the clients down would take seconds, and they don't let the process end.
-        Runtime.getRuntime().halt(status);
     }
 
-    private static void dump(String[] args) throws Exception {
-        Session session = new Session(args[0], "dump");
-        DefaultMQAdminExt admin = session.admin();
-        List<DefaultMQPullConsumer> groups = new ArrayList<>();
-        for (String group : args[2].split(",")) {
-            groups.add(session.pull(group));
+    private String read(Session session, String[] topics, String[] groups) throws Exception {
+        List<DefaultMQPullConsumer> consumers = new ArrayList<>();
+        for (String group : groups) {
+            consumers.add(session.pull(group));
         }
-        for (String topic : args[1].split(",")) {
+        for (String topic : topics) {
             List<MessageQueue> queues =
-                new ArrayList<>(groups.get(0).fetchSubscribeMessageQueues(topic));
+                new ArrayList<>(consumers.get(0).fetchSubscribeMessageQueues(topic));
             queues.sort(Comparator.naturalOrder());
-            List<MessageExt> messages = Session.pullAll(groups.get(0), queues);
+            List<MessageExt> messages = Session.pullAll(consumers.get(0), queues);
             messages.forEach(message -> print("message", describe(message)));
             for (String key : keysOf(messages)) {
-                print("index", topic, key, find(admin, topic, key));
+                print("index", topic, key, find(session.admin(), topic, key));
             }
-            for (DefaultMQPullConsumer group : groups) {
-                printOffsets(group, queues);
+            for (DefaultMQPullConsumer consumer : consumers) {
+                printOffsets(consumer, queues);
             }
         }
+        return lines.toString();
     }
 
-    private static void print(Object... fields) {
-        System.out.println(String.join("\t", Arrays.stream(fields).map(String::valueOf).toList()));
+    private void print(Object... fields) {
+        lines.append(String.join("\t", Arrays.stream(fields).map(String::valueOf).toList()))
+            .append('\n');
     }
 
     private static String describe(MessageExt message) {
@@ -112,7 +115,7 @@ public final class Dump {
         }
     }
 
-    private static void printOffsets(DefaultMQPullConsumer group, List<MessageQueue> queues)
+    private void printOffsets(DefaultMQPullConsumer group, List<MessageQueue> queues)
             throws Exception {
         for (MessageQueue queue : queues) {
             print("offset", group.getConsumerGroup(), queue.getTopic(), queue.getQueueId(),

@@ -146,11 +146,12 @@ final class Session {
         return admin;
     }
 
-    /** A started one; whoever asks shuts it down. */
+    /** A started one, shut down with the session if not before. */
     @SuppressWarnings("deprecation")
     DefaultMQPullConsumer pull(String group) throws Exception {
         DefaultMQPullConsumer made = connect(new DefaultMQPullConsumer(group));
         made.setConsumerPullTimeoutMillis(TIMEOUT_MS);
+        shutdowns.push(made::shutdown);
         made.start();
         letTakeTime(made.getDefaultMQPullConsumerImpl().getRebalanceImpl().getmQClientFactory());
         return made;

@@ -36,33 +36,23 @@ public final class Suite {
         List<String> names = List.of(arguments).subList(1, arguments.length);
         Suite suite = new Suite(arguments[0]);
         Capture.install();
-        suite.submitAll(chosen(adminScenarios(), names), Executors.newSingleThreadExecutor());
-        suite.submitAll(chosen(clientScenarios(), names), Executors.newFixedThreadPool(THREADS));
+        suite.submitAll(chosen(names), Executors.newFixedThreadPool(THREADS));
         suite.awaitAll();
         // Clients leave threads behind that are no daemons.
         System.exit(0);
     }
 
-    private static Map<String, Scenario> clientScenarios() {
+    private static Map<String, Scenario> chosen(List<String> names) {
         Map<String, Scenario> scenarios = new LinkedHashMap<>();
         PushScenarios.addTo(scenarios);
+        AdminScenarios.addTo(scenarios);
         LitePullScenarios.addTo(scenarios);
         ProducerScenarios.addTo(scenarios);
         QueryScenarios.addTo(scenarios);
-        return scenarios;
-    }
-
-    private static Map<String, Scenario> adminScenarios() {
-        Map<String, Scenario> scenarios = new LinkedHashMap<>();
-        AdminScenarios.addTo(scenarios);
-        return scenarios;
-    }
-
-    private static Map<String, Scenario> chosen(Map<String, Scenario> all, List<String> names) {
         if (!names.isEmpty()) {
-            all.keySet().retainAll(names);
+            scenarios.keySet().retainAll(names);
         }
-        return all;
+        return scenarios;
     }
 
     private void submitAll(Map<String, Scenario> scenarios, ExecutorService pool) {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import trio
 import trio.testing
 
-from headrace_broker.slices import Fetches, SlicedWork
+from headrace_protocol.drivers.slices import Fetches, SlicedWork
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from headrace_protocol.serving import Fetch, Then
 
-log = structlog.get_logger("headrace.broker")
+log = structlog.get_logger("headrace.server")
 
 # Disks answer some at once faster than one after the other.
 _FETCHES_AT_ONCE = 4
@@ -48,13 +48,13 @@ class SlicedWork:
     async def run(self) -> None:
         """Go on with what was begun, until cancelled."""
         while True:
-            await self._asked.wait()
-            self._asked = trio.Event()
             while self._waiting:
                 await trio.lowlevel.checkpoint()
                 work = self._waiting.popleft()
                 if not _run_slice(work):
                     self._waiting.append(work)
+            await self._asked.wait()
+            self._asked = trio.Event()
 
 
 def _run_slice(work: Iterator[None]) -> bool:

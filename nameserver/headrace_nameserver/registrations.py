@@ -1,0 +1,197 @@
+"""What a broker says of itself: read, and checked before anything is kept of it.
+
+Plain JSON is read at once, which has a bound. The dialect that brokers with static topics write,
+and the compressed form, are read in a thread.
+Source: docs/protocol.md "Registration"; tests/abuse/test_registration.py.
+"""
+
+from __future__ import annotations
+
+import zlib
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headrace_protocol import fastjson
+from headrace_protocol.bodies import DataVersion, QueueData, RegisterBrokerBody, Registration
+from headrace_protocol.bounds import (
+    NAME_CHARS_MAX,
+    PERM_MAX,
+    QUEUE_NUMS_MAX,
+    REGISTERED_TOPICS_MAX,
+    OutOfBounds,
+    check_address,
+    check_items,
+    check_name,
+    check_perm,
+    check_queue_nums,
+    check_text,
+)
+from headrace_protocol.codes import ResponseCode
+from headrace_protocol.errors import NotReady, RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from headrace_protocol.bodies import (
+        RegisteredTopic,
+        TopicConfig,
+        TopicQueueMappingInfo,
+    )
+    from headrace_protocol.headers import RegisterBrokerHeader
+    from headrace_protocol.serving import Request
+
+# From this version on brokers write static topics into compressed registrations (5.0.0).
+_MAPPINGS_VERSION = 413
+_CRC_MASK = 0x7FFFFFFF
+
+# A topic is an object with another one in it, and ten fields.
+_OBJECTS_MAX = 2 * REGISTERED_TOPICS_MAX + 1024
+_FIELDS_MAX = 10 * REGISTERED_TOPICS_MAX
+# Some four seconds of a thread; 12,000 topics.
+_DIALECT_BYTES_MAX = 2 * 1024 * 1024
+
+
+class BrokerTopics(msgspec.Struct):
+    """The topics of a registration, ready to be kept.
+
+    queues, mappings: by topic.
+    """
+
+    data_version: DataVersion
+    queues: dict[str, QueueData]
+    mappings: dict[str, TopicQueueMappingInfo]
+
+
+def check_header(header: RegisterBrokerHeader) -> None:
+    """Raises OutOfBounds for what can be no broker's name, id or address."""
+    check_name("brokerName", header.broker_name)
+    check_name("clusterName", header.cluster_name)
+    check_address("brokerAddr", header.broker_addr)
+    if header.ha_server_addr:
+        check_address("haServerAddr", header.ha_server_addr)
+    check_text("the zone name", header.zone_name or "", NAME_CHARS_MAX)
+    if header.broker_id < 0:
+        raise OutOfBounds(f"brokerId {header.broker_id}: expected 0 for a master, or more")
+
+
+def read(
+    header: RegisterBrokerHeader, request: Request
+) -> Generator[NotReady | None, None, BrokerTopics]:
+    """The topics in the body of a registration. Raises RequestError, MalformedJson."""
+    data = bytes(request.body)
+    if not data:
+        return check(header, Registration())
+    _check_crc(header, data)
+    if header.compressed:
+        has_mappings = request.command.version >= _MAPPINGS_VERSION
+        return (yield from _in_thread(lambda: _read_compressed(header, data, has_mappings)))
+    _check_size(data)
+    body = fastjson.decode_plain(data, Registration)
+    if body is not None:
+        return check(header, body)
+    if len(data) > _DIALECT_BYTES_MAX:
+        raise OutOfBounds(
+            f"a registration of {len(data)} bytes that is not plain JSON: "
+            f"{_DIALECT_BYTES_MAX} is the most"
+        )
+    return (yield from _in_thread(lambda: check(header, Registration.decode(data))))
+
+
+def _check_crc(header: RegisterBrokerHeader, data: bytes) -> None:
+    if header.body_crc32 == 0:
+        return
+    crc = zlib.crc32(data) & _CRC_MASK
+    if crc != header.body_crc32:
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR,
+            f"body of {len(data)} bytes has CRC {crc}, the header says {header.body_crc32}: it was "
+            "changed on its way",
+        )
+
+
+def _check_size(data: bytes) -> None:
+    """Counting what a body holds takes a hundredth of the time of reading it."""
+    if data.count(b"{") > _OBJECTS_MAX or data.count(b",") > _FIELDS_MAX:
+        raise OutOfBounds(
+            f"a registration of {len(data)} bytes with more than {_OBJECTS_MAX} objects or "
+            f"{_FIELDS_MAX} fields: {REGISTERED_TOPICS_MAX} topics are the most"
+        )
+
+
+def _read_compressed(header: RegisterBrokerHeader, data: bytes, has_mappings: bool) -> BrokerTopics:
+    return check(header, RegisterBrokerBody.decode_compressed(data, has_mappings=has_mappings))
+
+
+def _in_thread(
+    work: Callable[[], BrokerTopics],
+) -> Generator[NotReady | None, None, BrokerTopics]:
+    done: Future[BrokerTopics] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except Exception as error:  # noqa: BLE001 - it is raised where the request is served
+            done.set_exception(error)
+
+    yield NotReady(run)
+    return done.result()
+
+
+def check(header: RegisterBrokerHeader, body: Registration | RegisterBrokerBody) -> BrokerTopics:
+    """Raises OutOfBounds for a topic or mapping that no route may hold."""
+    wrapper = body.topic_config_serialize_wrapper
+    name = header.broker_name
+    check_items("topics", wrapper.topic_config_table, REGISTERED_TOPICS_MAX)
+    _check_mappings(name, wrapper.topic_queue_mapping_info_map)
+    return BrokerTopics(
+        data_version=wrapper.data_version,
+        queues={
+            topic: _queue_data(name, topic, config)
+            for topic, config in wrapper.topic_config_table.items()
+        },
+        mappings=wrapper.topic_queue_mapping_info_map,
+    )
+
+
+def _queue_data(name: str, topic: str, config: RegisteredTopic | TopicConfig) -> QueueData:
+    queue_data = QueueData(
+        broker_name=name,
+        read_queue_nums=config.read_queue_nums,
+        write_queue_nums=config.write_queue_nums,
+        perm=config.perm,
+        topic_sys_flag=config.topic_sys_flag,
+    )
+    check_queues(topic, queue_data)
+    return queue_data
+
+
+def check_queues(topic: str, queue_data: QueueData) -> None:
+    """Raises OutOfBounds for a name, number or permission that no topic can have."""
+    check_name("topic", topic)
+    if not _are_in_bounds(queue_data):
+        check_queue_nums(f"topic {topic}: readQueueNums", queue_data.read_queue_nums)
+        check_queue_nums(f"topic {topic}: writeQueueNums", queue_data.write_queue_nums)
+        check_perm(f"topic {topic}: perm", queue_data.perm)
+
+
+def _are_in_bounds(queue_data: QueueData) -> bool:
+    """What the checks are about, without texts for each of 65,536 topics."""
+    return (
+        0 <= queue_data.read_queue_nums <= QUEUE_NUMS_MAX
+        and 0 <= queue_data.write_queue_nums <= QUEUE_NUMS_MAX
+        and 0 <= queue_data.perm <= PERM_MAX
+    )
+
+
+def _check_mappings(name: str, mappings: dict[str, TopicQueueMappingInfo]) -> None:
+    for topic, info in mappings.items():
+        check_name("topic", topic)
+        check_queue_nums(f"topic {topic}: totalQueues", info.total_queues)
+        if info.bname != name:
+            raise OutOfBounds(
+                f"queue mapping of topic {topic}: bname is {info.bname!r}, the sender is {name}"
+            )
+        check_text(f"queue mapping of topic {topic}: scope", info.scope, NAME_CHARS_MAX)
+        check_items(f"mapped queues of topic {topic}", info.curr_id_map, QUEUE_NUMS_MAX)

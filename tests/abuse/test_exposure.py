@@ -1,0 +1,134 @@
+"""Who reaches a daemon: nobody from outside by default, and strangers administer nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from headrace_broker.config import BrokerConfig
+from headrace_broker.server import Broker
+from headrace_nameserver.config import NameServerConfig
+from headrace_nameserver.server import NameServer
+from headrace_protocol.access import ADMINISTRATIVE
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.drivers.network import MemoryNetwork
+from tests.support.broker import BrokerUnderTest
+from tests.support.cli import headrace
+from tests.support.nameserver import NameServerUnderTest
+from tests.support.wire import ask
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OUTSIDE = ["0.0.0.0", "::", "192.0.2.7", "2001:db8::7", "broker.example"]
+DAEMONS = ["broker", "nameserver"]
+
+# What anonymousAccess=read leaves to strangers. A new code must be put here or be refused.
+OPEN = {
+    "messages": "BULK_PULL BULK_SEND CONSUMER_SEND_MSG_BACK LITE_PULL_MESSAGE PULL_MESSAGE"
+    " QUERY_MESSAGE SEND_BATCH_MESSAGE SEND_MESSAGE SEND_MESSAGE_V2 STAGE_ABORT STAGE_COMMIT"
+    " STAGE_DECIDE STAGE_FORGET STAGE_SEAL STAGE_SEND STAGE_STATE VIEW_MESSAGE_BY_ID",
+    "offsets": "CLONE_GROUP_OFFSET INVOKE_BROKER_TO_RESET_OFFSET QUERY_CONSUMER_OFFSET"
+    " UPDATE_CONSUMER_OFFSET",
+    "membership": "CHECK_CLIENT_CONFIG GET_CONSUMER_LIST_BY_GROUP HEART_BEAT LOCK_BATCH_MQ"
+    " UNLOCK_BATCH_MQ UNREGISTER_CLIENT",
+    "brokers that register": "BROKER_HEARTBEAT REGISTER_BROKER UNREGISTER_BROKER",
+    "lookups": "GET_ALL_CONSUMER_OFFSET GET_ALL_SUBSCRIPTIONGROUP_CONFIG GET_ALL_TOPIC_CONFIG"
+    " GET_ALL_TOPIC_LIST_FROM_NAMESERVER GET_BROKER_CLUSTER_INFO GET_BROKER_CONFIG"
+    " GET_BROKER_MEMBER_GROUP GET_BROKER_RUNTIME_INFO GET_CONSUME_STATS"
+    " GET_CONSUMER_CONNECTION_LIST GET_EARLIEST_MSG_STORETIME GET_HAS_UNIT_SUB_TOPIC_LIST"
+    " GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST GET_KVLIST_BY_NAMESPACE GET_KV_CONFIG GET_MAX_OFFSET"
+    " GET_MIN_OFFSET GET_PRODUCER_CONNECTION_LIST GET_ROUTEINFO_BY_TOPIC"
+    " GET_SYSTEM_TOPIC_LIST_FROM_NS GET_TOPICS_BY_CLUSTER GET_TOPIC_CONFIG GET_TOPIC_STATS_INFO"
+    " GET_UNIT_TOPIC_LIST QUERY_CONSUME_QUEUE QUERY_CONSUME_TIME_SPAN QUERY_DATA_VERSION"
+    " QUERY_TOPIC_CONSUME_BY_WHO SEARCH_OFFSET_BY_TIMESTAMP",
+}
+
+
+def settings(daemon: str, folder: Path, *lines: str) -> Path:
+    path = folder / f"{daemon}.conf"
+    store = [f"storePathRootDir={folder}/store"] if daemon == "broker" else []
+    path.write_text("\n".join([*lines, *store]))
+    return path
+
+
+def test_daemons_listen_on_loopback_by_default(tmp_path: Path) -> None:
+    assert BrokerConfig(store_path_root_dir=tmp_path).bind_address == "127.0.0.1"
+    assert NameServerConfig().bind_address == "127.0.0.1"
+
+
+@pytest.mark.parametrize("daemon", DAEMONS)
+@pytest.mark.parametrize("address", OUTSIDE)
+def test_other_machines_need_a_word_of_the_administrator(
+    tmp_path: Path, daemon: str, address: str
+) -> None:
+    path = settings(daemon, tmp_path, "", f"bindAddress={address}")
+    outcome = headrace(daemon, "-c", str(path), "--check-config")
+    assert outcome.exit_code == 2
+    assert f"{path}:2: bindAddress={address}: other machines reach this address" in outcome.stderr
+    assert "set anonymousAccess=allow" in outcome.stderr
+
+
+@pytest.mark.parametrize("daemon", DAEMONS)
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("bindAddress=0.0.0.0", "anonymousAccess=allow"),
+        ("anonymousAccess=read", "bindAddress=0.0.0.0"),
+        ("bindAddress=127.0.0.2",),
+        ("bindAddress=::1",),
+        ("bindAddress=localhost",),
+    ],
+)
+def test_the_word_is_enough_and_loopback_needs_none(
+    tmp_path: Path, daemon: str, lines: tuple[str, ...]
+) -> None:
+    outcome = headrace(daemon, "-c", str(settings(daemon, tmp_path, *lines)), "--check-config")
+    assert (outcome.exit_code, outcome.stderr) == (0, "")
+
+
+def test_an_address_for_clients_must_be_listened_on(tmp_path: Path) -> None:
+    path = settings("broker", tmp_path, "brokerIP1=192.0.2.7")
+    outcome = headrace("broker", "-c", str(path), "--check-config")
+    assert outcome.exit_code == 2
+    assert f"{path}:1: brokerIP1=192.0.2.7: clients are told this address" in outcome.stderr
+    assert "bindAddress=127.0.0.1" in outcome.stderr
+
+
+async def test_strangers_administer_nothing_with_read(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    root = tmp_path / "store"
+    broker = Broker(BrokerConfig(store_path_root_dir=root, anonymous_access="read"), network)
+    nameserver = NameServer(NameServerConfig(anonymous_access="read"), network)
+    async with trio.open_nursery() as nursery:
+        for daemon, change, lookup in (
+            (broker, RequestCode.UPDATE_BROKER_CONFIG, RequestCode.GET_BROKER_CONFIG),
+            (nameserver, RequestCode.PUT_KV_CONFIG, RequestCode.GET_BROKER_CLUSTER_INFO),
+        ):
+            address = await nursery.start(daemon.run)
+            refusal = (await ask(network, address, change)).command
+            assert refusal.code == ResponseCode.NO_PERMISSION
+            assert f"{change.name} is refused: anonymousAccess=read" in (refusal.remark or "")
+            assert (await ask(network, address, lookup)).command.code == ResponseCode.SUCCESS
+        nursery.cancel_scope.cancel()
+
+
+async def test_everybody_administers_on_loopback(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    broker = Broker(BrokerConfig(store_path_root_dir=tmp_path / "store"), network)
+    async with trio.open_nursery() as nursery:
+        address = await nursery.start(broker.run)
+        answer = await ask(network, address, RequestCode.TRIGGER_DELETE_FILES)
+        assert answer.command.code == ResponseCode.SUCCESS
+        nursery.cancel_scope.cancel()
+
+
+def test_every_code_is_either_open_or_administration(tmp_path: Path) -> None:
+    broker, nameserver = BrokerUnderTest(tmp_path), NameServerUnderTest()
+    open_codes = {RequestCode[name] for names in OPEN.values() for name in names.split()}
+    assert open_codes.isdisjoint(ADMINISTRATIVE)
+    served = {*broker.registry._functions, *nameserver.registry._functions}
+    assert served == open_codes | ADMINISTRATIVE
+    broker.close()

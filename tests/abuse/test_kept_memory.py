@@ -1,0 +1,598 @@
+"""What requests leave in memory: charged to the client, counted for its host, or refused."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tracemalloc
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+
+from headrace_broker.consumer import filters, groups
+from headrace_broker.consumer.locks import LOCK_LIFE_MS
+from headrace_broker.host_budget import Host, HostBudget
+from headrace_broker.processors import pull as pulls
+from headrace_broker.processors import send as sends
+from headrace_protocol import bounds
+from headrace_protocol.bodies import (
+    ConsumerData,
+    GetConsumerListByGroupResponseBody,
+    HeartbeatData,
+    LockBatchRequestBody,
+    LockBatchResponseBody,
+    MessageQueue,
+    ProducerData,
+    SubscriptionData,
+)
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.errors import RequestError
+from headrace_protocol.headers import (
+    CloneGroupOffsetHeader,
+    ConsumerGroupHeader,
+    PullMessageHeader,
+    SendMessageHeaderV2,
+    StageAbortHeader,
+    StageCommitHeader,
+    StageDecideHeader,
+    StageQueryHeader,
+    StageSealHeader,
+    UnregisterClientHeader,
+    UpdateConsumerOffsetHeader,
+)
+from headrace_protocol.message import java_hash
+from headrace_protocol.staging import Decision, StagedAttempt, encode_names
+from tests.broker import test_staging
+from tests.broker.test_groups import notices
+from tests.support.broker import BrokerUnderTest
+from tests.support.channel import MemoryChannel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.support.broker import Answer
+
+HOST = Host.of(MemoryChannel())
+
+
+def kept_bytes(action: Callable[[], object]) -> int:
+    """What is more in memory after ``action``, the second time that it is done."""
+    action()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        action()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+
+
+# -- heartbeats ------------------------------------------------------------------------------------
+
+
+def heartbeat(broker: BrokerUnderTest, channel: MemoryChannel, data: HeartbeatData) -> Answer:
+    return broker.ask(RequestCode.HEART_BEAT, body=data.encode(), channel=channel)
+
+
+def of_producers(start: int, count: int) -> HeartbeatData:
+    return HeartbeatData(
+        client_id=f"c{start}",
+        producer_data_set=[ProducerData(group_name=f"p{start + n}") for n in range(count)],
+    )
+
+
+def subscribed(topics: int, tags: int, group: str = "g") -> ConsumerData:
+    return ConsumerData(
+        group_name=group,
+        subscription_data_set=[
+            SubscriptionData(
+                topic=f"topic{number}",
+                sub_string=" || ".join(f"tag{number}-{tag}" for tag in range(tags)),
+                tags_set=[f"tag{number}-{tag}" for tag in range(tags)],
+                code_set=[1_000_000 + number * tag for tag in range(tags)],
+            )
+            for number in range(topics)
+        ],
+    )
+
+
+def test_a_client_is_charged_for_its_producer_groups(broker: BrokerUnderTest) -> None:
+    channels = iter([MemoryChannel(), MemoryChannel()])
+    channel = MemoryChannel()
+
+    def join() -> None:
+        nonlocal channel
+        channel = next(channels)
+        heartbeat(broker, channel, of_producers(id(channel), 1000))
+
+    assert 0 < kept_bytes(join) <= channel.charged_bytes
+
+
+@pytest.mark.parametrize(("topics", "tags"), [(0, 0), (500, 0), (100, 20), (1, 3000)])
+def test_a_client_is_charged_for_its_subscriptions(
+    broker: BrokerUnderTest, topics: int, tags: int
+) -> None:
+    channels = [MemoryChannel(), MemoryChannel()]
+    names = iter("gh")
+    for name in "gh":  # so that only the members are new
+        broker.groups.get_or_create(name, HOST)
+        broker.topics.create_retry_topic(name)
+
+    def join() -> None:
+        name = next(names)
+        data = HeartbeatData(client_id="c", consumer_data_set=[subscribed(topics, tags, name)])
+        heartbeat(broker, channels["gh".index(name)], data)
+
+    assert 0 < kept_bytes(join) <= channels[1].charged_bytes
+
+
+def test_a_charge_follows_what_a_client_says_and_ends_with_it(broker: BrokerUnderTest) -> None:
+    channel = MemoryChannel()
+    charges = []
+    for topics in (1, 50, 1):
+        data = HeartbeatData(client_id="c", consumer_data_set=[subscribed(topics, 0)])
+        heartbeat(broker, channel, data)
+        charges.append(channel.charged_bytes)
+    assert charges[0] == charges[2] < charges[1]
+    silent = HeartbeatData(
+        client_id="c", consumer_data_set=[ConsumerData(group_name="g")], without_sub=True
+    )
+    heartbeat(broker, channel, silent)
+    assert channel.charged_bytes == charges[0]
+    heartbeat(broker, channel, of_producers(0, 10))
+    leaving = UnregisterClientHeader(client_id="c", consumer_group="g", producer_group="p0")
+    broker.ask(RequestCode.UNREGISTER_CLIENT, leaving, channel=channel)
+    assert 0 < channel.charged_bytes < charges[0] * 10
+    broker.producers.channel_closed(channel)
+    assert channel.charged_bytes == 0
+
+
+def test_a_client_that_leaves_many_groups_lets_others_have_their_turn(
+    broker: BrokerUnderTest,
+) -> None:
+    channel = MemoryChannel()
+    works: list[Iterator[None]] = []
+    heartbeat(broker, channel, of_producers(0, 10))
+    data = HeartbeatData(
+        client_id="c", consumer_data_set=[ConsumerData(group_name=f"g{n}") for n in range(10)]
+    )
+    heartbeat(broker, channel, data)
+    broker.consumers.run_long = broker.producers.run_long = works.append
+    channel.is_open = False
+    broker.consumers.channel_closed(channel)
+    broker.producers.channel_closed(channel)
+    assert broker.consumers.members("g9")
+    assert [sum(1 for _ in work) for work in works] == [10, 10]
+    assert not broker.consumers.members("g9")
+    assert not broker.producers.members("p0")
+    assert channel.charged_bytes == 0
+
+
+@pytest.mark.parametrize("field", ["producerDataSet", "consumerDataSet", "subscriptionDataSet"])
+def test_a_heartbeat_of_too_many_items_is_rejected(broker: BrokerUnderTest, field: str) -> None:
+    items: list[dict[str, object]] = [{}] * (bounds.ITEMS_MAX + 1)
+    data: dict[str, object] = {"clientID": "c", field: items}
+    if field == "subscriptionDataSet":
+        data = {"clientID": "c", "consumerDataSet": [{"groupName": "g", field: items}]}
+    answer = broker.ask(RequestCode.HEART_BEAT, body=msgspec.json.encode(data))
+    assert answer.code == ResponseCode.INVALID_PARAMETER
+    assert "10001" in answer.remark
+    assert "10000 is the most" in answer.remark
+    assert broker.groups.get("g") is None
+
+
+# -- notices ---------------------------------------------------------------------------------------
+
+
+async def test_a_member_that_changes_all_the_time_is_told_of_once_a_second(
+    broker: BrokerUnderTest, autojump_clock: trio.testing.MockClock
+) -> None:
+    victim = broker.join("g", "victim")
+    attacker = MemoryChannel()
+    notices(victim)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(broker.consumers.run)
+        await trio.sleep(1.5)
+        for number in range(1000):
+            broker.send(
+                RequestCode.HEART_BEAT,
+                None,
+                HeartbeatData(
+                    client_id=f"c{number}", consumer_data_set=[ConsumerData(group_name="g")]
+                ).encode(),
+                attacker,
+            )
+        assert len(notices(victim)) == groups._TOLD_AT_ONCE
+        await trio.sleep(1)
+        assert notices(victim) == ["g"]  # and now it sees the last change
+        listing = broker.ask(
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupHeader(consumer_group="g")
+        )
+        members = GetConsumerListByGroupResponseBody.decode(listing.body).consumer_id_list
+        assert members == ["victim", "c999"]
+        await trio.sleep(10)
+        assert notices(victim) == []
+        broker.join("g", "late")
+        assert notices(victim) == ["g"]
+        nursery.cancel_scope.cancel()
+
+
+# -- locks -----------------------------------------------------------------------------------------
+
+
+def lock(broker: BrokerUnderTest, client_id: str, queues: list[MessageQueue]) -> Answer:
+    body = LockBatchRequestBody(consumer_group="g", client_id=client_id, mq_set=queues)
+    return broker.ask(RequestCode.LOCK_BATCH_MQ, body=body.encode())
+
+
+def queues(start: int, count: int) -> list[MessageQueue]:
+    return [MessageQueue(f"topic{start + n}", "b", n) for n in range(count)]
+
+
+def test_locks_count_for_the_host_of_their_client(broker: BrokerUnderTest) -> None:
+    starts = iter((0, 10_000))
+    kept = kept_bytes(lambda: lock(broker, "c", queues(next(starts), 2000)))
+    assert len(broker.locks) == 4000
+    assert 0 < kept <= broker.budget.kept_bytes(HOST) / 2
+
+
+def test_locks_that_are_not_renewed_are_forgotten(broker: BrokerUnderTest) -> None:
+    lock(broker, "c", queues(0, 10))
+    broker.clock.ms += LOCK_LIFE_MS
+    lock(broker, "c", queues(0, 3))
+    broker.clock.ms += 1
+    assert sum(1 for _ in broker.locks.expire(broker.clock.ms)) == 7
+    assert len(broker.locks) == 3
+    broker.clock.ms += LOCK_LIFE_MS
+    list(broker.locks.expire(broker.clock.ms))
+    assert len(broker.locks) == broker.budget.kept_bytes(HOST) == 0
+
+
+def test_more_locks_than_a_host_may_have_are_held_by_nobody(broker: BrokerUnderTest) -> None:
+    broker.budget._bytes_max = 5000
+    answer = lock(broker, "c", queues(0, 10))
+    held = LockBatchResponseBody.decode(answer.body).lock_ok_mq_set
+    assert held == queues(0, len(held))
+    assert 1 <= len(held) < 10
+    assert len(broker.locks) == len(held)
+
+
+def test_locking_many_queues_lets_others_have_their_turn(broker: BrokerUnderTest) -> None:
+    works: list[Iterator[None]] = []
+    broker.registry.run_long = works.append
+    body = LockBatchRequestBody(consumer_group="g", client_id="c", mq_set=queues(0, 4000))
+    channel = MemoryChannel()
+    broker.send(RequestCode.LOCK_BATCH_MQ, None, body.encode(), channel)
+    assert sum(1 for _ in works[0]) > 4000 / 128
+    ((_, answer),) = channel.replies()
+    assert LockBatchResponseBody.decode(answer).lock_ok_mq_set == queues(0, 4000)
+
+
+def test_locking_too_many_queues_is_rejected(broker: BrokerUnderTest) -> None:
+    answer = lock(broker, "c", queues(0, bounds.ITEMS_MAX + 1))
+    assert answer.code == ResponseCode.INVALID_PARAMETER
+    assert len(broker.locks) == 0
+
+
+# -- groups and topics -----------------------------------------------------------------------------
+
+
+def pull(broker: BrokerUnderTest, **fields: object) -> Answer:
+    header = {
+        "consumer_group": "g",
+        "topic": "t",
+        "queue_id": 0,
+        "queue_offset": 1,
+        "max_msg_nums": 1,
+        "sys_flag": 4,
+        "commit_offset": 0,
+        "suspend_timeout_millis": 0,
+        "sub_version": 0,
+        "subscription": "*",
+    }
+    return broker.ask(RequestCode.PULL_MESSAGE, PullMessageHeader(**{**header, **fields}))
+
+
+def send(broker: BrokerUnderTest, topic: str, properties: str = "") -> Answer:
+    header = SendMessageHeaderV2(
+        producer_group="p",
+        topic=topic,
+        default_topic="TBW102",
+        default_topic_queue_nums=4,
+        queue_id=0,
+        sys_flag=0,
+        born_timestamp=1,
+        flag=0,
+        properties=properties,
+    )
+    return broker.ask(RequestCode.SEND_MESSAGE_V2, header, b"x")
+
+
+def test_a_host_makes_only_so_many_groups_by_pulls_and_heartbeats(broker: BrokerUnderTest) -> None:
+    broker.create_topic("t")
+    broker.budget._bytes_max = 20_000
+    answers = [pull(broker, consumer_group=f"g{number}") for number in range(10)]
+    refused = [answer for answer in answers if answer.code == ResponseCode.NO_PERMISSION]
+    assert 0 < len(refused) < 10
+    assert "the most that one host may" in refused[0].remark
+    body = HeartbeatData(client_id="c", consumer_data_set=[ConsumerData(group_name="more")])
+    assert heartbeat(broker, MemoryChannel(), body).code == ResponseCode.NO_PERMISSION
+    assert broker.groups.get("more") is None
+    other = MemoryChannel()
+    other.host_bytes = b"\x0a\0\0\1" + bytes(4)
+    assert heartbeat(broker, other, body).code == ResponseCode.SUCCESS
+    broker.groups.delete("g0")
+    assert pull(broker, consumer_group="instead").code != ResponseCode.NO_PERMISSION
+
+
+def test_a_host_makes_only_so_many_topics_by_sends(broker: BrokerUnderTest) -> None:
+    broker.budget._bytes_max = 10_000
+    codes = [send(broker, f"t{number}").code for number in range(10)]
+    assert codes[0] == ResponseCode.SUCCESS
+    assert codes[-1] == ResponseCode.NO_PERMISSION
+    assert broker.topics.get("t9") is None
+    assert send(broker, "t0").code == ResponseCode.SUCCESS
+    broker.topics.delete("t0")
+    assert send(broker, "t9").code == ResponseCode.SUCCESS
+
+
+@pytest.mark.slow
+def test_a_host_is_charged_what_groups_and_topics_take(broker: BrokerUnderTest) -> None:
+    # In their files too, which follow at once here.
+    broker.groups.saved.finish = broker.topics.saved.finish = lambda: None  # type: ignore[method-assign]
+    starts = iter(range(0, 1000, 100))
+
+    def make() -> None:
+        start = next(starts)
+        for number in range(start, start + 100):
+            broker.groups.get_or_create(f"group{number}", HOST)
+            broker.topics.create_retry_topic(f"group{number}")
+            broker.topics.create_on_send(f"topic{number}", "TBW102", 4, MemoryChannel())
+        broker.groups._snapshot()()
+        broker.topics._snapshot()()
+
+    kept = kept_bytes(make)
+    assert 0 < kept <= broker.budget.kept_bytes(HOST) / 2
+
+
+def test_a_network_is_one_host() -> None:
+    channel = MemoryChannel()
+    hosts = []
+    for address in (1, 2, 1 << 64):
+        channel.host_bytes = address.to_bytes(16, "big") + bytes(4)
+        hosts.append(Host.of(channel))
+    assert hosts[0] == hosts[1] != hosts[2]
+
+
+def test_an_entry_that_grows_counts_once() -> None:
+    budget = HostBudget(bytes_max=100)
+    budget.keep(HOST, "a", 60)
+    budget.keep(HOST, "a", 100)
+    with pytest.raises(RequestError):
+        budget.keep(HOST, "a", 101)
+    assert budget.kept_bytes(HOST) == 100
+    budget.keep(Host(b"x"), "a", 1)
+    assert budget.kept_bytes(HOST) == 0
+    budget.drop("a")
+    budget.drop("a")
+    assert budget._host_bytes == {}
+
+
+# -- offsets ---------------------------------------------------------------------------------------
+
+
+def test_a_commit_for_a_queue_that_is_not_there_is_rejected(broker: BrokerUnderTest) -> None:
+    broker.create_topic("t", 2)
+    broker.join("g", "c")
+    for queue_id, code in ((1, ResponseCode.SUCCESS), (2, ResponseCode.INVALID_PARAMETER)):
+        header = UpdateConsumerOffsetHeader(
+            consumer_group="g", topic="t", queue_id=queue_id, commit_offset=1
+        )
+        assert broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header).code == code
+    assert broker.offsets.offsets_of("g", "t") == {1: 1}
+
+
+def test_a_commit_for_a_queue_that_its_topic_has_no_more_is_kept(broker: BrokerUnderTest) -> None:
+    broker.create_topic("t", 4)
+    broker.store_message("t", 3)
+    broker.create_topic("t", 1)
+    broker.join("g", "c")
+    header = UpdateConsumerOffsetHeader(consumer_group="g", topic="t", queue_id=3, commit_offset=1)
+    assert broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header).code == ResponseCode.SUCCESS
+
+
+def test_progress_is_cloned_only_to_what_can_be_a_group(broker: BrokerUnderTest) -> None:
+    broker.create_topic("t")
+    broker.offsets.commit("g", "t", 0, 1)
+    for name, code in (("D" * 121, ResponseCode.INVALID_PARAMETER), ("copy", 0)):
+        header = CloneGroupOffsetHeader(src_group="g", dest_group=name, topic="t")
+        assert broker.ask(RequestCode.CLONE_GROUP_OFFSET, header).code == code
+    assert broker.offsets.groups_of("t") == {"g", "copy"}
+    broker.budget._bytes_max = 0
+    header = CloneGroupOffsetHeader(src_group="g", dest_group="other", topic="t")
+    assert broker.ask(RequestCode.CLONE_GROUP_OFFSET, header).code == ResponseCode.NO_PERMISSION
+
+
+# -- what is kept to save looking it up ------------------------------------------------------------
+
+
+def test_long_tags_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sends, "tags_code", java_hash)
+    broker = BrokerUnderTest(tmp_path, commit_log_file_bytes=1 << 20)
+    broker.create_topic("t")
+    numbers = iter(range(1000))
+
+    def store() -> None:
+        for _ in range(50):
+            tag = "t" * 3000 + str(next(numbers))
+            answer = send(broker, "t", f"UNIQ_KEY\x01abc\x02TAGS\x01{tag}\x02")
+            assert answer.code == ResponseCode.SUCCESS, answer.remark
+
+    assert kept_bytes(store) < 20_000
+    broker.close()
+
+
+def test_subscriptions_of_pulls_are_kept_up_to_a_size(
+    broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulls, "_TARGETS_BYTES_MAX", 200_000)
+    monkeypatch.setattr(filters, "tags_code", java_hash)
+    broker.create_topic("t")
+    numbers = iter(range(1000))
+
+    def ask() -> None:
+        for _ in range(10):
+            start = next(numbers) * 1000
+            text = "||".join(f"{tag:07}" for tag in range(start, start + 1000))
+            assert pull(broker, subscription=text).code != ResponseCode.SYSTEM_ERROR
+
+    assert kept_bytes(ask) < 400_000
+
+
+def held_pull(subscription: str) -> PullMessageHeader:
+    return PullMessageHeader(
+        consumer_group="g",
+        topic="t",
+        queue_id=0,
+        queue_offset=0,
+        max_msg_nums=1,
+        sys_flag=6,
+        commit_offset=0,
+        suspend_timeout_millis=10_000,
+        sub_version=0,
+        subscription=subscription,
+    )
+
+
+async def test_a_held_pull_is_charged_for_its_tags(broker: BrokerUnderTest) -> None:
+    broker.create_topic("t")
+    charges = []
+    for tags in (1, 1000):
+        channel = MemoryChannel()
+        text = "||".join(f"{tag:03}" for tag in range(tags))
+        broker.send(RequestCode.PULL_MESSAGE, held_pull(text), b"", channel)
+        charges.append(channel.charged_bytes)
+        broker.long_polling.channel_closed(channel)
+        assert channel.charged_bytes == 0
+    assert charges[1] > charges[0] + 100_000
+
+
+async def test_a_client_that_leaves_many_held_pulls_lets_others_have_their_turn(
+    broker: BrokerUnderTest,
+) -> None:
+    broker.create_topic("t")
+    channel = MemoryChannel()
+    for _ in range(20):
+        broker.send(RequestCode.PULL_MESSAGE, held_pull("*"), b"", channel)
+    works: list[Iterator[None]] = []
+    broker.long_polling.run_long = works.append
+    broker.long_polling.channel_closed(channel)
+    assert broker.long_polling.held_count == 20
+    assert sum(1 for _ in works[0]) == 20
+    assert broker.long_polling.held_count == channel.charged_bytes == 0
+
+
+# -- staged writes ---------------------------------------------------------------------------------
+
+
+def staged_requests(query_id: str) -> list[tuple[RequestCode, msgspec.Struct, bytes]]:
+    query = {"query_id": query_id}
+    attempt = {**query, "batch_id": 0, "attempt": "a"}
+    return [
+        (RequestCode.STAGE_STATE, StageQueryHeader(**query), b""),
+        (RequestCode.STAGE_FORGET, StageQueryHeader(**query), b""),
+        (RequestCode.STAGE_SEAL, StageSealHeader(**attempt, block_count=1), b""),
+        (RequestCode.STAGE_COMMIT, StageCommitHeader(**query, batch_id=0, decision_id="d"), b""),
+        (RequestCode.STAGE_ABORT, StageAbortHeader(**query, batch_id=0), encode_names(["a"])),
+    ]
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_query_of_which_nothing_is_known_is_not_kept(
+    broker: BrokerUnderTest, number: int
+) -> None:
+    for query in range(10):
+        code, header, body = staged_requests(f"q{query}")[number]
+        broker.ask(code, header, body)
+    assert broker.staging._queries == {}
+
+
+def decide(broker: BrokerUnderTest, query_id: str, batch_id: int, names: int = 0) -> Answer:
+    attempts = tuple(StagedAttempt(f"attempt-{n}", 1, 1) for n in range(names))
+    decision = Decision("d", batch_id, {"another-broker": attempts})
+    return broker.ask(
+        RequestCode.STAGE_DECIDE, StageDecideHeader(query_id=query_id), decision.encode()
+    )
+
+
+def test_decisions_count_for_their_host_until_they_are_forgotten(broker: BrokerUnderTest) -> None:
+    batches = iter((1, 2))
+
+    def replace() -> None:
+        batch_id = next(batches)
+        for number in range(10):
+            answer = decide(broker, f"q{number}", batch_id, 100 * batch_id)
+            assert answer.code == ResponseCode.SUCCESS, answer.remark
+
+    assert 0 < kept_bytes(replace) <= broker.budget.kept_bytes(HOST)
+    counted = broker.budget.kept_bytes(HOST)
+    broker.budget._bytes_max = counted
+    assert decide(broker, "one-more", 1).code == ResponseCode.NO_PERMISSION
+    assert "one-more" not in broker.staging._queries
+    for query in broker.staging._queries.values():
+        query.state = msgspec.structs.replace(query.state, applied_batch_id=2)
+    for number in range(10):
+        header = StageQueryHeader(query_id=f"q{number}")
+        assert broker.ask(RequestCode.STAGE_FORGET, header).code == ResponseCode.SUCCESS
+    assert broker.budget.kept_bytes(HOST) == 0
+    assert broker.staging._queries == {}
+
+
+async def test_what_is_staged_counts_for_its_host_until_it_expires(broker: BrokerUnderTest) -> None:
+    broker.create_topic("T")
+    for query_id in ("q0", "q1"):
+        assert test_staging.send(broker, "a", 0, b"b", query_id=query_id).code == 0
+        assert test_staging.send(broker, "b", 0, b"b", query_id=query_id).code == 0
+    broker.budget._bytes_max = broker.budget.kept_bytes(HOST)
+    refused = test_staging.send(broker, "c", 0, b"b", query_id="q0")
+    assert refused.code == ResponseCode.NO_PERMISSION
+    abort = StageAbortHeader(query_id="q0", batch_id=0)
+    assert broker.ask(RequestCode.STAGE_ABORT, abort, encode_names(["a"])).code == 0
+    assert test_staging.send(broker, "c", 0, b"b", query_id="q0").code == 0
+    old = broker.clock.ms / 1000 - broker.config.staged_reserved_ms / 1000 - 1
+    for path in (broker.store.root / "staged").glob("*/*.blocks"):
+        os.utime(path, (old, old))
+    await broker.staging.expire()
+    assert broker.staging._queries == {}
+    assert broker.budget.kept_bytes(HOST) == 0
+
+
+def test_a_decision_of_too_many_attempts_is_rejected(broker: BrokerUnderTest) -> None:
+    answer = decide(broker, "q", 1, bounds.ITEMS_MAX + 1)
+    assert answer.code == ResponseCode.INVALID_PARAMETER
+    assert broker.staging._queries == {}
+
+
+def test_giving_up_thousands_of_attempts_lets_others_have_their_turn(
+    broker: BrokerUnderTest,
+) -> None:
+    works: list[Iterator[None]] = []
+    broker.registry.run_long = works.append
+    channel = MemoryChannel()
+    names = encode_names([f"a{number}" for number in range(5000)])
+    header = StageAbortHeader(query_id="q", batch_id=0)
+    broker.send(RequestCode.STAGE_ABORT, header, names, channel)
+    assert sum(1 for _ in works[0]) >= 5000 / 32
+    ((answer, _),) = channel.replies()
+    assert answer.code == ResponseCode.SUCCESS
+    too_many = encode_names([f"a{number}" for number in range(bounds.ITEMS_MAX + 1)])
+    broker.registry.run_long = list
+    assert broker.ask(RequestCode.STAGE_ABORT, header, too_many).code == (
+        ResponseCode.INVALID_PARAMETER
+    )

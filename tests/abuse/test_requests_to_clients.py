@@ -1,0 +1,54 @@
+"""A broker that asks its clients without an end, and reads none of their answers."""
+
+from __future__ import annotations
+
+import anyio
+import trio
+from anyio.abc import ByteStream
+
+from headrace_protocol.connection import Connection, RequestReceived
+from headrace_protocol.drivers.aio import AsyncConnection
+
+ANSWER = bytes(100_000)
+COUNT = 1000
+
+
+class Stuck(ByteStream):
+    """Gives some bytes, a piece at a time, and takes none."""
+
+    def __init__(self, piece: bytes, count: int) -> None:
+        self._piece = piece
+        self._left = count
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:  # noqa: ARG002 - a stream's
+        await anyio.lowlevel.checkpoint()
+        if not self._left:
+            await anyio.sleep_forever()
+        self._left -= 1
+        return self._piece
+
+    async def send(self, item: bytes) -> None:  # noqa: ARG002 - a stream's
+        await anyio.sleep_forever()
+
+    async def send_eof(self) -> None:
+        """It takes nothing anyway."""
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+
+async def test_answers_that_nobody_takes_do_not_pile_up() -> None:
+    asked: list[RequestReceived] = []
+
+    def answer(connection: AsyncConnection, request: RequestReceived) -> None:
+        asked.append(request)
+        connection.respond(request, 0, body=ANSWER)
+
+    _, frame = Connection[None]().request(307, waiter=None)
+    connection = AsyncConnection(Stuck(b"".join(frame), COUNT), "10.0.0.1:1", answer)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(connection.run)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(asked) == COUNT
+        assert sum(map(len, connection._outgoing)) < 2 * 1024 * 1024
+        nursery.cancel_scope.cancel()

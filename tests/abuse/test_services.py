@@ -1,0 +1,269 @@
+"""An error that nobody expected costs a service a pause, and no daemon its life."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import structlog.testing
+import trio
+
+from headrace_broker.config import BrokerConfig
+from headrace_broker.consumer.groups import ProducerManager
+from headrace_broker.consumer.offsets import ConsumerOffsets
+from headrace_broker.persistence import SavedFile
+from headrace_broker.server import Broker
+from headrace_broker.staging.service import Staging
+from headrace_broker.statistics import BrokerStatistics
+from headrace_broker.store import flush
+from headrace_broker.store.cleaner import Cleaner
+from headrace_broker.store.flush import Flusher
+from headrace_broker.store.index_file import IndexFiles
+from headrace_broker.store.message_store import MessageStore
+from headrace_nameserver.config import NameServerConfig
+from headrace_nameserver.routes import RouteTable
+from headrace_nameserver.server import NameServer
+from headrace_protocol.bodies import KVTable
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.drivers import services as services_module
+from headrace_protocol.drivers.network import MemoryNetwork
+from headrace_protocol.drivers.services import RETRY_S, Services
+from headrace_protocol.drivers.slices import SlicedWork
+from headrace_protocol.drivers.watchdog import Watchdog
+from headrace_protocol.headers import SendMessageHeaderV2
+from tests.support.stores import FaultyFiles
+from tests.support.wire import ask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+class Flaky:
+    """A service that fails at first."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+        self.run_count = 0
+
+    async def run(self) -> None:
+        self.run_count += 1
+        await trio.lowlevel.checkpoint()
+        if self.run_count <= self.failures:
+            raise RuntimeError("nobody expected this")
+
+    async def serve(self, *, task_status: trio.TaskStatus[str]) -> None:
+        self.run_count += 1
+        if self.failures < 0:
+            raise OSError("the address is taken")
+        task_status.started("where it listens")
+        await trio.lowlevel.checkpoint()
+        if self.run_count <= self.failures:
+            raise RuntimeError("nobody expected this")
+
+
+async def test_a_service_that_fails_runs_again_after_a_pause(autojump_clock: object) -> None:
+    services, flaky = Services(), Flaky(2)
+    began = trio.current_time()
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            services.start_soon(nursery, flaky.run)
+    assert (flaky.run_count, services.unexpected_errors) == (3, 2)
+    assert trio.current_time() - began == pytest.approx(2 * RETRY_S)
+    assert [entry["service"] for entry in logs] == ["Flaky.run"] * 2
+    assert all(isinstance(entry["exc_info"], RuntimeError) for entry in logs)
+
+
+async def test_what_keeps_a_service_from_starting_is_raised(autojump_clock: object) -> None:
+    services, flaky = Services(), Flaky(-1)
+    with pytest.raises(ExceptionGroup) as error:
+        async with trio.open_nursery() as nursery:
+            await services.start(nursery, flaky.serve)
+    assert error.group_contains(OSError, match="the address is taken")
+    assert (flaky.run_count, services.unexpected_errors) == (1, 0)
+
+
+async def test_a_started_service_that_fails_runs_again(autojump_clock: object) -> None:
+    services, flaky = Services(), Flaky(1)
+    async with trio.open_nursery() as nursery:
+        assert await services.start(nursery, flaky.serve) == "where it listens"
+    assert (flaky.run_count, services.unexpected_errors) == (2, 1)
+
+
+async def test_a_service_is_cancelled_at_once() -> None:
+    services = Services()
+    async with trio.open_nursery() as nursery:
+        services.start_soon(nursery, trio.sleep_forever)
+        nursery.cancel_scope.cancel()
+    assert services.unexpected_errors == 0
+
+
+class Fault:
+    """Takes the place of a method: fails once, then does what it did."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+        self.has_happened = trio.Event()
+        original: Callable[..., Any] = getattr(owner, name)
+
+        def method(*arguments: Any, **options: Any) -> Any:
+            if self.has_happened.is_set():
+                return original(*arguments, **options)
+            self.has_happened.set()
+            raise RuntimeError("nobody expected this")
+
+        monkeypatch.setattr(owner, name, method)
+
+
+FAULTS = [
+    (BrokerStatistics, "sample"),
+    (ProducerManager, "expire"),
+    (ConsumerOffsets, "take_snapshot"),
+    (Staging, "expire"),
+    (MessageStore, "_index"),
+    (Cleaner, "round"),
+    (Flusher, "flush_log"),
+    (IndexFiles, "forget_vanished"),
+    (SavedFile, "_save"),
+    (Watchdog, "_report"),
+]
+
+
+@pytest.mark.parametrize(("owner", "name"), FAULTS)
+async def test_a_broker_outlives_an_error_of_any_service(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    autojump_clock: object,
+    owner: type,
+    name: str,
+) -> None:
+    network = MemoryNetwork()
+    broker = Broker(config(tmp_path), network, owns_loop=True)
+    async with trio.open_nursery() as nursery:
+        address = await nursery.start(broker.run)
+        fault = Fault(monkeypatch, owner, name)
+        assert await send(network, address) == ResponseCode.SUCCESS
+        await fault.has_happened.wait()
+        await trio.sleep(2 * RETRY_S)
+        assert await send(network, address) == ResponseCode.SUCCESS
+        info = await ask(network, address, RequestCode.GET_BROKER_RUNTIME_INFO)
+        assert KVTable.decode(info.body).table["unexpectedErrors"] == "1"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_nameserver_outlives_an_error_of_its_expiry(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
+    network = MemoryNetwork()
+    async with trio.open_nursery() as nursery:
+        fault = Fault(monkeypatch, RouteTable, "expire")
+        address = await nursery.start(NameServer(NameServerConfig(), network).run)
+        await fault.has_happened.wait()
+        await trio.sleep(2 * RETRY_S)
+        answer = await ask(network, address, RequestCode.GET_BROKER_CLUSTER_INFO)
+        assert answer.command.code == ResponseCode.SUCCESS
+        nursery.cancel_scope.cancel()
+
+
+def config(folder: Path, **settings: Any) -> BrokerConfig:
+    return BrokerConfig(
+        store_path_root_dir=folder / "store", mapped_file_size_commit_log=1 << 20, **settings
+    )
+
+
+async def send(network: MemoryNetwork, address: str) -> int:
+    header = SendMessageHeaderV2(
+        producer_group="g",
+        topic="T",
+        default_topic="TBW102",
+        default_topic_queue_nums=1,
+        queue_id=0,
+        sys_flag=0,
+        born_timestamp=0,
+        flag=0,
+        properties="KEYS\1k\2",
+    )
+    answer = await ask(network, address, RequestCode.SEND_MESSAGE_V2, header, b"body")
+    return answer.command.code
+
+
+# -- what a service leaves behind for its next run -------------------------------------------------
+
+
+async def test_sliced_work_goes_on_after_one_that_fails(autojump_clock: object) -> None:
+    def bad() -> Iterator[None]:
+        yield
+        raise RuntimeError("nobody expected this")
+
+    def good() -> Iterator[None]:
+        yield
+        done.set()
+
+    services, work, done = Services(), SlicedWork(), trio.Event()
+    work._waiting += [bad(), good()]
+    work._asked.set()
+    async with trio.open_nursery() as nursery:
+        services.start_soon(nursery, work.run)
+        with trio.fail_after(10):
+            await done.wait()
+        nursery.cancel_scope.cancel()
+    assert services.unexpected_errors == 1
+
+
+async def test_who_waits_for_a_flush_is_answered_after_one_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services_module, "RETRY_S", 0)
+    network = MemoryNetwork()
+    broker = Broker(config(tmp_path, flush_disk_type="SYNC_FLUSH"), network)
+    async with trio.open_nursery() as nursery:
+        address = await nursery.start(broker.run)
+        fault = Fault(monkeypatch, Flusher, "flush_log")
+        assert await send(network, address) == ResponseCode.SUCCESS
+        assert fault.has_happened.is_set()
+        nursery.cancel_scope.cancel()
+    assert broker.services.unexpected_errors == 1
+
+
+# -- descriptors -----------------------------------------------------------------------------------
+
+
+class ScarceFiles(FaultyFiles):
+    """No descriptor is free while ``is_scarce``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_scarce = False
+        self.refused_count = 0
+
+    def open(self, path: Path, flags: int = os.O_RDWR) -> int:
+        if self.is_scarce:
+            self.refused_count += 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().open(path, flags)
+
+
+async def test_a_flush_waits_for_a_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flush, "_DESCRIPTOR_S", 0)
+    network, files = MemoryNetwork(), ScarceFiles()
+    broker = Broker(config(tmp_path, flush_disk_type="SYNC_FLUSH"), network, files=files)
+    codes: list[int] = []
+
+    async def send_and_note() -> None:
+        codes.append(await send(network, address))
+
+    async with trio.open_nursery() as nursery:
+        address = await nursery.start(broker.run)
+        await send_and_note()  # which makes the topic
+        async with trio.open_nursery() as senders:
+            files.is_scarce = True
+            senders.start_soon(send_and_note)
+            while files.refused_count < 3:  # noqa: ASYNC110 - a thread finds out
+                await trio.sleep(0.001)
+            assert codes == [ResponseCode.SUCCESS]
+            files.is_scarce = False
+        nursery.cancel_scope.cancel()
+    assert codes == [ResponseCode.SUCCESS] * 2

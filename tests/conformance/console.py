@@ -1,0 +1,80 @@
+"""Apache's client and ``mqadmin`` in one JVM that serves all tests; see Console.java."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import subprocess
+from threading import Timer
+from typing import TYPE_CHECKING
+
+from tests.conformance.peer import QUICK_JVM, driver_command
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from tests.conformance.peer import Peer
+
+TIMEOUT_S = 120
+
+
+class Console:
+    """The running JVM.
+
+    home: where the official client keeps offsets, and where the JVM's errors are kept.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self._errors = home / "console.stderr"
+        with self._errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                driver_command("conformance.Console", home=home, options=QUICK_JVM),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+
+    def dump(self, peer: Peer, topics: Iterable[str], groups: Iterable[str]) -> set[str]:
+        """The lines that Dump.java makes of the broker's topics and groups."""
+        printed = self._ask("dump", peer.nameserver, ",".join(topics), ",".join(groups))
+        return set(printed.splitlines())
+
+    def mqadmin(self, peer: Peer, *command: str) -> list[str]:
+        """The rows of the table that the command prints.
+
+        They name the broker, or begin with a message id.
+        """
+        lines = self._ask("mqadmin", peer.nameserver, *command).splitlines()
+        return sorted(ln for ln in lines if "broker-a" in ln or re.match("[0-9A-F]{32} ", ln))
+
+    def _ask(self, *words: str) -> str:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        limit = Timer(TIMEOUT_S, self._process.kill)
+        limit.start()
+        try:
+            self._process.stdin.write(json.dumps(words) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        finally:
+            limit.cancel()
+        assert line, f"{words}: the JVM ended\n{self._errors.read_text()[-4000:]}"
+        answer: dict[str, str] = json.loads(line)
+        assert "failure" not in answer, f"{words}: {answer['failure'][-4000:]}"
+        return answer["printed"]
+
+    def close(self) -> None:
+        self._process.communicate(timeout=TIMEOUT_S)
+
+
+@contextlib.contextmanager
+def console(home: Path) -> Iterator[Console]:
+    """A console for the length of a block."""
+    running = Console(home)
+    try:
+        yield running
+    finally:
+        running.close()

@@ -1,0 +1,51 @@
+package headrace.conformance;
+
+import com.alibaba.fastjson2.JSON;
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.io.PrintWriter;
+import java.io.StringWriter;
+import java.nio.charset.StandardCharsets;
+import java.util.List;
+import java.util.Map;
+
+/**
+ * Serves requests from standard input, so that one JVM serves many tests.
+ *
+ * <p>A request is a line that holds a JSON array of words: {@code dump NAMESERVER TOPICS GROUPS}
+ * with commas within the lists, or {@code mqadmin NAMESERVER COMMAND ...}. The answer is a line
+ * that holds an object: {@code printed}, and {@code failure} where there was one.
+ */
+public final class Console {
+    private Console() {
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        Capture.install();
+        BufferedReader requests =
+            new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        for (String line; (line = requests.readLine()) != null;) {
+            System.out.println(JSON.toJSONString(answer(JSON.parseArray(line, String.class))));
+        }
+        // Clients leave threads behind that are no daemons.
+        Runtime.getRuntime().halt(0);
+    }
+
+    private static Map<String, String> answer(List<String> words) {
+        try {
+            return Map.of("printed", run(words));
+        } catch (Exception failure) {
+            StringWriter trace = new StringWriter();
+            failure.printStackTrace(new PrintWriter(trace));
+            return Map.of("failure", trace.toString());
+        }
+    }
+
+    private static String run(List<String> words) throws Exception {
+        return switch (words.get(0)) {
+            case "dump" -> Dump.of(words.get(1), words.get(2).split(","), words.get(3).split(","));
+            case "mqadmin" -> Mqadmin.run(words.get(1), words.subList(2, words.size()));
+            default -> throw new IllegalArgumentException("no request: " + words);
+        };
+    }
+}
