@@ -84,12 +84,12 @@ class BrokerConfig(BaseModel):
 
     # -- where it is reached and whom it tells
     bind_address: str = _setting(
-        "127.0.0.1", "address to listen on; other machines need anonymousAccess too"
+        "127.0.0.1", "address to listen on; any but loopback requires anonymousAccess"
     )
     anonymous_access: AnonymousAccess = _setting(
         "deny",
-        "allow serves other machines without asking who they are; read does too, but refuses"
-        " administration to all",
+        "deny: serve loopback only; read: anyone, unauthenticated, without administration;"
+        " allow: all",
     )
     listen_port: int = _setting(10911, "port to listen on; 0 takes any free one", ge=0, le=65535)
     broker_ip1: str = _setting(
@@ -274,12 +274,12 @@ class BrokerConfig(BaseModel):
     def _is_exposed_on_purpose(self) -> BrokerConfig:
         if reason := why_exposed(self.bind_address, self.anonymous_access):
             raise ValueError(f"bindAddress={self.bind_address}: {reason}")
-        is_told_outside = self.broker_ip1 and not is_loopback(self.broker_ip1)
-        if is_told_outside and is_loopback(self.bind_address):
+        is_advertised = self.broker_ip1 and not is_loopback(self.broker_ip1)
+        if is_advertised and is_loopback(self.bind_address):
             raise ValueError(
-                f"brokerIP1={self.broker_ip1}: clients are told this address, but with "
-                f"bindAddress={self.bind_address} the broker does not listen there: set "
-                "bindAddress to it and anonymousAccess=allow, or leave brokerIP1 out"
+                f"brokerIP1={self.broker_ip1}: the broker advertises this address, but with "
+                f"bindAddress={self.bind_address} does not listen there: set bindAddress to it "
+                "and anonymousAccess=allow, or remove brokerIP1"
             )
         return self
 

@@ -1,6 +1,6 @@
-"""What hosts make the broker keep beyond their connections: groups, topics, locks, staged writes.
+"""Bounds per host on state that outlives connections: groups, topics, locks, staged writes.
 
-What ends with a connection is charged to its channel instead.
+State that ends with a connection is charged to its channel instead.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _IPV4_BYTES = 8
 
 
 class Host(bytes):
-    """Whose requests count together: an IPv4 address, or the network that an IPv6 address is of."""
+    """The unit of accounting: an IPv4 address, or the /64 network of an IPv6 address."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, channel: Channel) -> Host:
-        """The host of a client. An IPv6 network (/64) mostly is one machine or household."""
+        """The host of a client. An IPv6 /64 network is usually one machine or household."""
         host = channel.host_bytes
         return cls(host[:4] if len(host) == _IPV4_BYTES else host[:8])
 
 
 class HostBudget:
-    """Counts bytes by host and refuses what would be too much.
+    """Counts bytes by host, and rejects entries above the bound.
 
-    Nothing is known of what was there before the start: it counts for nobody.
+    Entries loaded at the start count for no host.
     """
 
     def __init__(self, bytes_max: int = HOST_BYTES_MAX) -> None:
@@ -45,30 +45,30 @@ class HostBudget:
         self._kept: dict[Hashable, tuple[Host, int]] = {}
 
     def kept_bytes(self, host: Host) -> int:
-        """How much is kept for a host."""
+        """Bytes that count for a host."""
         return self._host_bytes[host]
 
     def keep(self, host: Host, entry: Hashable, entry_bytes: int) -> None:
-        """Count an entry of some table, which may have been kept before, for ``host``.
+        """Count an entry of some table, new or replaced, for ``host``.
 
-        Raises RequestError when the host may not have that much; then all is as before.
+        Raises RequestError, and changes nothing, when the host would exceed its bound.
         """
         owner, owned_bytes = self._kept.get(entry, (host, 0))
         freed_bytes = owned_bytes if owner == host else 0
         if self._host_bytes[host] + entry_bytes - freed_bytes > self._bytes_max:
             raise RequestError(
                 ResponseCode.NO_PERMISSION,
-                f"requests of your host make this broker keep {self._bytes_max >> 20} MiB of "
-                "groups, topics, locks and staged writes, the most that one host may: delete what "
-                "is not needed, or create topics and groups with `headrace topic create` and "
-                "mqadmin updateSubGroup",
+                f"groups, topics, locks and staged writes created by requests of your host take "
+                f"{self._bytes_max >> 20} MiB, the most for one host: delete some, or create "
+                "topics and groups with `headrace topic create` and mqadmin updateSubGroup, which "
+                "do not count",
             )
         self.drop(entry)
         self._kept[entry] = host, entry_bytes
         self._host_bytes[host] += entry_bytes
 
     def drop(self, entry: Hashable) -> None:
-        """An entry is gone; nothing if it was not kept for a host."""
+        """Stop counting an entry; does nothing if it counts for no host."""
         if (kept := self._kept.pop(entry, None)) is None:
             return
         host, entry_bytes = kept

@@ -25,7 +25,7 @@ _HEAD_BYTES_MAX = 8192
 _TIMEOUT_S = 1.0
 _CLIENTS_MAX = 64
 _TURN_S = 1.0
-# The longest step that any request may cause is far below it.
+# Far above the longest step that any request may cause.
 _STILL_S_MAX = 10.0
 
 
@@ -39,7 +39,7 @@ class State(StrEnum):
 
 @dataclass(slots=True)
 class Readiness:
-    """Where a broker stands; written by its loop and its threads, read by the monitor's.
+    """Where a broker stands; written by its loop and threads, read by the monitor's thread.
 
     done_queues, queue_count: how many ConsumeQueues a start has looked at, and how many there are.
     done_bytes, bytes_max: how much of the log it has read anew after that, and the most that it
@@ -73,9 +73,9 @@ class Readiness:
 class Monitor:
     """Answers GET and HEAD of /live and /ready, one request for each connection.
 
-    A thread with a loop of its own does, so that no answer waits for what the broker's loop does;
-    whether that one still turns is what /live answers. A client has a second for its request, and
-    the oldest of too many makes room.
+    Runs in a thread with its own loop, so that no answer waits for the broker's loop; /live says
+    whether that loop still turns. Each client has a second for its request, and the oldest of too
+    many is disconnected.
 
     host, port: to listen on; port 0 takes any free one.
     """
@@ -85,7 +85,7 @@ class Monitor:
         self._host = host
         self._port = port
         self._turned_at = monotonic()
-        # Of those whose request is not there yet, the oldest first.
+        # Connected clients, the oldest first.
         self._clients: dict[trio.CancelScope, None] = {}
         self._is_stopping = False
         self._stop: Callable[[], None] = lambda: None
@@ -97,17 +97,17 @@ class Monitor:
             self._port = bound.getsockname()[1]
             self._is_stopping = False
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._note_turns)
+                nursery.start_soon(self._record_turns)
                 task_status.started(self._port)
                 await trio.to_thread.run_sync(trio.run, self._serve, bound, limiter=self._thread)
 
-    async def _note_turns(self) -> None:
+    async def _record_turns(self) -> None:
         try:
             while True:
                 self._turned_at = monotonic()
                 await trio.sleep(_TURN_S)
         finally:
-            # A thread does not hear of a cancellation.
+            # Cancellation does not reach the thread.
             self._is_stopping = True
             self._stop()
 

@@ -27,7 +27,7 @@ Table = TypeVar("Table")
 Item = TypeVar("Item")
 
 _RETRY_S = 1.0
-# What no disk is to blame for mostly fails again.
+# An error that is not the disk's will probably recur.
 _UNEXPECTED_RETRY_S = 60.0
 _ITEMS_AT_ONCE = 20  # half a millisecond of structs
 
@@ -114,7 +114,7 @@ _NONE = (None, b"")
 def _entry_text(name: str, value: msgspec.Struct) -> bytes:
     try:
         line = fastjson.dumps(name) + b":" + field_text(value, 2)
-        # As deep as it stands in the file.
+        # Nested as deep as in the file.
         table_type: Any = dict[str, dict[str, type(value)]]  # type: ignore[misc]
         fastjson.decode(b'{"":{%s}}' % line, table_type)
     except (ValueError, TypeError, RecursionError) as error:
@@ -140,7 +140,7 @@ class SavedFile:
     changes made meanwhile become the next write.
 
     snapshot: called in the loop's thread; returns what gives the text in another one.
-    unexpected_errors: how many writes failed for another reason than the disk.
+    unexpected_errors: how many writes failed for a reason other than the disk.
     """
 
     def __init__(self, file: ConfigFile, snapshot: Callable[[], Callable[[], bytes]]) -> None:
@@ -176,7 +176,7 @@ class SavedFile:
     async def run(self) -> None:
         """Write what changes until cancelled; retry what can't be written."""
         self._is_running = True
-        if self._saved_count != self._change_count:  # what failed has not been saved
+        if self._saved_count != self._change_count:  # the last run failed before saving
             self._asked.set()
         try:
             while True:
@@ -196,7 +196,7 @@ class SavedFile:
             self._answer(self._change_count, None)
 
     async def _save(self) -> Exception | None:
-        """Returns what kept it from being written."""
+        """Returns the error that prevented the write, if any."""
         count = self._change_count
         problem: Exception | None = None
         try:

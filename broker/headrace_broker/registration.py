@@ -104,7 +104,7 @@ class Registration:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Stay registered until cancelled; started after the first try with each nameserver.
 
-        Raises IdentityTaken before it has started; later that is logged and retried.
+        Raises IdentityTaken before it has started; afterwards the error is logged and retried.
         """
         async with trio.open_nursery() as nursery:
             tried = {nameserver: trio.Event() for nameserver in self._nameservers}

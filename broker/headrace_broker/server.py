@@ -39,7 +39,6 @@ from headrace_broker.store.recovery import LoadStage
 from headrace_broker.topic_attributes import topic_limits
 from headrace_broker.topics import TopicTable
 from headrace_protocol.access import restrict
-from headrace_protocol.codes import code_name
 from headrace_protocol.drivers.host_log import HostLog
 from headrace_protocol.drivers.logs import dropped_log_lines
 from headrace_protocol.drivers.network import TcpNetwork
@@ -48,7 +47,7 @@ from headrace_protocol.drivers.services import Services
 from headrace_protocol.drivers.slices import Fetches, SlicedWork
 from headrace_protocol.drivers.watchdog import Watchdog
 from headrace_protocol.message import UniqKeyGenerator
-from headrace_protocol.serving import TURN_S, Registry, Request
+from headrace_protocol.serving import TURN_S, Registry
 
 if TYPE_CHECKING:
     from headrace_broker.clock import Clock
@@ -196,7 +195,7 @@ class Broker:
                 start_soon(nursery, parts.topics.saved.run)
                 start_soon(nursery, parts.topics.incarnations.saved.run)
                 start_soon(nursery, parts.groups.saved.run)
-            # Both have a net under each of their own tasks.
+            # Both supervise their own tasks.
             await nursery.start(store.run)
             await nursery.start(parts.staging.run)
             start_soon(nursery, parts.sliced_work.run)
@@ -207,7 +206,8 @@ class Broker:
             start_soon(nursery, parts.consumers.run)
             start_soon(nursery, parts.expire_clients)
             start_soon(nursery, parts.persist_offsets)
-            # No net: it has one for each client, and what it can't go on after must end the broker.
+            # Unsupervised: the server guards each client; any other error of it must end the
+            # broker.
             await nursery.start(self._network.serve, listener, parts.server)
             await start(nursery, parts.registration.run)
             log.info("serving", broker=self.config.broker_name, address=self.address)
@@ -220,7 +220,7 @@ class Broker:
                 await parts.registration.unregister()
             parts.long_polling.answer_all()
             nursery.cancel_scope.cancel()
-        with ExitStack() as tables:  # in reverse; one that fails does not keep the others
+        with ExitStack() as tables:  # run in reverse; a failure skips none
             tables.callback(parts.offsets.persist)
             tables.callback(parts.groups.saved.finish)
             tables.callback(parts.topics.saved.finish)
@@ -228,7 +228,7 @@ class Broker:
 
 
 def log_warnings(warnings: list[str]) -> None:
-    """Log what ``load_config`` warned of."""
+    """Log the warnings of ``load_config``."""
     for warning in warnings:
         log.warning("setting ignored", reason=warning)
 
@@ -292,7 +292,7 @@ class _Parts:
         self._config = config
         folder = config.store_path_root_dir / "config"
         self.statistics = BrokerStatistics()
-        # What clients change, for the log.
+        # Logs the changes that clients make.
         self.changes = HostLog(log)
         self.watchdog = Watchdog()
         self.sliced_work = SlicedWork()
@@ -339,7 +339,7 @@ class _Parts:
         return UnconsumedLook(self.offsets, self.groups, self.consumers)
 
     def _registry(self) -> Registry:
-        registry = Registry(self._note_unexpected)
+        registry = Registry(self.server.request_failed)
         registry.run_long = self.sliced_work.start
         registry.run_fetch = self.fetches.start
         registry.turn_s = TURN_S
@@ -375,6 +375,16 @@ class _Parts:
                 self.locks,
                 now_ms,
             ),
+            *self._admin_processors(),
+        ):
+            processor.register(registry)
+        restrict(registry, self._config.anonymous_access)
+        return registry
+
+    def _admin_processors(
+        self,
+    ) -> tuple[AdminTopicsProcessor, AdminGroupsProcessor, AdminBrokerProcessor]:
+        return (
             AdminTopicsProcessor(
                 self._config,
                 self._store,
@@ -394,7 +404,7 @@ class _Parts:
                 self.producers,
                 self.offsets,
                 self.statistics,
-                now_ms,
+                self._clock.now_ms,
                 self.changes,
             ),
             AdminBrokerProcessor(
@@ -403,14 +413,11 @@ class _Parts:
                 self.topics,
                 self.offsets,
                 self.statistics,
-                now_ms,
+                self._clock.now_ms,
                 self.changes,
                 self.health,
             ),
-        ):
-            processor.register(registry)
-        restrict(registry, self._config.anonymous_access)
-        return registry
+        )
 
     # -- frames ------------------------------------------------------------------------------------
 
@@ -453,10 +460,6 @@ class _Parts:
         self.long_polling.channel_closed(channel)
         self.consumers.channel_closed(channel)
         self.producers.channel_closed(channel)
-
-    def _note_unexpected(self, request: Request, error: Exception) -> None:
-        client, code = request.channel.address, code_name(request.command.code)
-        self.server.note_unexpected(client, error, request=code)
 
     def health(self) -> dict[str, str]:
         """What clients hold, and what kept them waiting; for the monitor."""

@@ -46,7 +46,7 @@ DLQ_PREFIX = "%DLQ%"
 DEFAULT_TOPIC = "TBW102"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 
-# As its files hold it too.
+# Memory of a topic, in tables and in files.
 _TOPIC_BYTES = 3 * 1024
 _SYSTEM_PREFIX = "rmq_sys_"
 _PERM_ALL = PERM_READ | PERM_WRITE | PERM_INHERIT
@@ -360,7 +360,7 @@ class TopicTable:
         return bool(default.perm & PERM_INHERIT)
 
     def _create(self, topic: TopicConfig, channel: Channel | None = None) -> TopicConfig:
-        """channel: of the client that it is made for, if it is not counted otherwise."""
+        """channel: of the client whose host it counts for; None if it counts for none."""
         known = self._topics.get(topic.topic_name)
         if known is not None:
             return known

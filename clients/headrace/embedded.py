@@ -149,7 +149,7 @@ async def run_daemons(
 ) -> AsyncIterator[Embedded]:
     """Run both daemons as tasks of the block, under trio; see ``embedded``.
 
-    host: to listen on; whoever reaches it may do anything.
+    host: to listen on; everyone who reaches it has full access.
     nameserver_port, broker_port: 0 takes any free one.
     owns_loop: the process does nothing else; see ``RemotingServer``.
     on_progress: see ``Broker``; without it the log tells.

@@ -288,7 +288,7 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
 
 
 class BodyLimits(NamedTuple):
-    """To how many bytes bodies are decompressed: each one, and those of a batch together."""
+    """Largest decompressed size of a body, and of all bodies of a batch together."""
 
     body_bytes_max: int = record.BODY_BYTES_MAX
     batch_bytes_max: int = record.BATCH_BYTES_MAX
@@ -302,7 +302,7 @@ class MessageBatch(Sequence[ReceivedMessage]):
 
     queue_offset: where it begins. next_offset: where the next one begins; with a tag filter there
     may be gaps. columns: all fields as numpy arrays, see ``headrace_protocol.columns``.
-    limits: what is larger is not decompressed.
+    limits: larger bodies are not decompressed.
 
     A message is made of a record when it is iterated over or asked for by its index, and not kept.
     """
@@ -338,8 +338,8 @@ class MessageBatch(Sequence[ReceivedMessage]):
     def values(self) -> list[bytes]:
         """All bodies as they were sent.
 
-        Raises CorruptRecord, CodecMissing, BodyTooLarge, and BatchTooLarge if they have more than
-        ``limits`` allow together.
+        Raises CorruptRecord, CodecMissing, BodyTooLarge; BatchTooLarge if together they exceed
+        ``limits``.
         """
         bodies, others = self._bodies()
         if others:

@@ -1,4 +1,4 @@
-"""Pauses between attempts that bring nothing: no peer can keep a client busy with such answers."""
+"""Pauses between fruitless attempts, so that no peer keeps a client busy with empty answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LONGEST_PAUSE_S = 1.0
 class Pacer:
     """Spaces out the attempts of one loop: the pause doubles with each that makes no progress.
 
-    Counted from the beginning of an attempt, so a pull that its broker held costs no pause.
+    A pause counts from the start of its attempt, so a pull that its broker held costs none.
     """
 
     def __init__(self) -> None:

@@ -12,14 +12,13 @@ from headrace_protocol.bodies import (
     QueueData,
     TopicRouteData,
 )
+from headrace_protocol.bounds import QUEUE_NUMS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from headrace_protocol.drivers.response import Response
 
-# Queues of a topic on all brokers. Each is an object of ours, and anybody can register a number.
-QUEUES_MAX = 65_536
 _SHOWN_MAX = 8
 
 
@@ -61,11 +60,12 @@ class TopicRoute:
             ("read", [part.read_queue_nums for part in parts]),
             ("write", [part.write_queue_nums for part in parts]),
         ):
-            if min(counts, default=0) < 0 or sum(counts) > QUEUES_MAX:
+            # Each queue becomes an object here, so the bound holds for all brokers together.
+            if min(counts, default=0) < 0 or sum(counts) > QUEUE_NUMS_MAX:
                 raise response.malformed(
                     f"topic {topic} has {', '.join(map(str, counts[:_SHOWN_MAX]))} queues to "
-                    f"{what}; 0 to {QUEUES_MAX} on all brokers together can be. Look for a broker "
-                    "that should not be there (`headrace cluster`)"
+                    f"{what}; all brokers together may have 0 to {QUEUE_NUMS_MAX}. Look for a "
+                    "broker that should not be there (`headrace cluster`)"
                 )
         return cls(topic, data, fetched_at)
 

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# Enough that servers which don't answer cost one time-out, not one each.
+# Enough that all servers that don't answer together cost one timeout.
 _AT_ONCE_MAX = 32
 
 
-async def at_once(
+async def gather(
     work: Callable[[Item], Awaitable[Result]], items: Sequence[Item]
 ) -> list[Result | HeadraceError]:
-    """What ``work`` returns or raises for each item; several are under way at a time."""
+    """Run ``work`` for the items concurrently; returns each one's result or HeadraceError."""
     outcomes: dict[int, Result | HeadraceError] = {}
     limiter = anyio.CapacityLimiter(_AT_ONCE_MAX)
 

@@ -18,14 +18,14 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
     """What a nameserver can be told.
 
-    bind_address: address to listen on; other machines need anonymousAccess too.
+    bind_address: address to listen on; any but loopback requires anonymousAccess.
     listen_port: 0 takes any free port.
-    anonymous_access: allow serves other machines too, read does but refuses administration to all.
+    anonymous_access: deny: serve loopback only; read: anyone, without administration; allow: all.
     kv_config_path: file that keeps key-value settings over restarts; None keeps them in memory.
     broker_timeout_ms: silence after which a broker is dropped, unless it asks for its own limit.
     support_acting_master: show a slave as master of a broker that has none and allows it.
     order_message_enable: put the namespace ORDER_TOPIC_CONFIG into routes.
-    register_from_own_address: brokers register their connection's IP; unset: true off loopback.
+    register_from_own_address: brokers must register their own IP; unset: true unless on loopback.
     """
 
     bind_address: str = "127.0.0.1"
@@ -39,7 +39,7 @@ class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True
 
     @property
     def checks_own_address(self) -> bool:
-        """Whether a registered address must be the connection's."""
+        """Whether brokers must register the address that they connect from."""
         if self.register_from_own_address is None:
             return not is_loopback(self.bind_address)
         return self.register_from_own_address

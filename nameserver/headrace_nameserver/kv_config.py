@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 # Topics whose queues are strictly ordered: topic -> "broker:queues;...".
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 
-# Of all names and values: each change writes them anew, each registration is told of some.
+# All names and values together: each change rewrites them, and registrations receive some.
 CHARS_MAX = 4 * 1024 * 1024
 
 _Table = dict[str, dict[str, str]]
 
 
 class _Change(msgspec.Struct):
-    """value: None to forget the key."""
+    """value: None deletes the key."""
 
     namespace: str
     key: str
@@ -46,8 +46,8 @@ class _Change(msgspec.Struct):
 class KVConfig:
     """namespace -> key -> value.
 
-    path: the file kvConfig.json; None: memory only. A change shows once ``save``, which any thread
-    may call, has brought it to disk. All changes that wait are written together, in their order.
+    path: the file kvConfig.json; None: memory only. A change becomes visible once ``save``, which
+    any thread may call, has written it to disk. One save writes all waiting changes, in order.
     Raises ConfigError when the file is there but can't be read.
     """
 
@@ -60,12 +60,12 @@ class KVConfig:
             self._table = _read(path).config_table
 
     def put(self, namespace: str, key: str, value: str) -> Future[None]:
-        """Set a value. Raises OutOfBounds; the future has OSError if the value can't be kept."""
+        """Set a value. Raises OutOfBounds; the future raises OSError if it can't be saved."""
         check_text("value", value, KV_VALUE_BYTES_MAX)
         return self._change(namespace, key, value)
 
     def delete(self, namespace: str, key: str) -> Future[None]:
-        """Forget a value; as ``put``."""
+        """Delete a value; as ``put``."""
         return self._change(namespace, key, None)
 
     def _change(self, namespace: str, key: str, value: str | None) -> Future[None]:
@@ -78,7 +78,7 @@ class KVConfig:
         return change.done
 
     def save(self) -> None:
-        """Bring to disk what was changed so far; each change is told what came of it."""
+        """Write all waiting changes to disk, and set their futures."""
         with self._saving:
             changes = [self._waiting.popleft() for _ in range(len(self._waiting))]
             table, made = self._with(changes)
@@ -86,7 +86,7 @@ class KVConfig:
                 if self._path and table is not self._table:
                     kept = KVConfigSerializeWrapper(config_table=table)
                     _replace_file(self._path, fastjson.dumps(kept, pretty=True))
-            except Exception as error:  # noqa: BLE001 - it is raised where the requests are served
+            except Exception as error:  # noqa: BLE001 - raised again where the request is served
                 for change in made:
                     change.done.set_exception(error)
                 return
@@ -95,7 +95,7 @@ class KVConfig:
             change.done.set_result(None)
 
     def _with(self, changes: list[_Change]) -> tuple[_Table, list[_Change]]:
-        """The table after the changes, and those that it had room for."""
+        """The table after the changes, and those of them that fit."""
         table, made = self._table, []
         for change in changes:
             try:
@@ -116,7 +116,7 @@ class KVConfig:
 
 
 def _changed(table: _Table, change: _Change) -> _Table:
-    """The table after a change; it itself when that changes nothing. Raises OutOfBounds."""
+    """The table after a change; the same object if nothing changes. Raises OutOfBounds."""
     namespace, key, value = change.namespace, change.key, change.value
     values = table.get(namespace, {})
     if values.get(key) == value:
@@ -141,8 +141,8 @@ def _check_room(table: _Table) -> None:
     )
     if count > ITEMS_MAX or chars > CHARS_MAX:
         raise OutOfBounds(
-            f"{count} values of {chars} characters: {ITEMS_MAX} and {CHARS_MAX} are the most of "
-            "all namespaces; delete some first"
+            f"{count} values of {chars} characters: {ITEMS_MAX} and {CHARS_MAX} are the most for "
+            "all namespaces together; delete some first"
         )
 
 
@@ -160,7 +160,7 @@ def _replace_file(path: Path, data: bytes) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.unlink(missing_ok=True)
-    # Nobody else's file or link is written through.
+    # Never write through a file or link that somebody else placed.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
         file.write(data)

@@ -1,4 +1,4 @@
-"""Whether a broker registers an address of the host that it connects from."""
+"""Check that a broker registers an address of the host that it connects from."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from headrace_protocol.errors import RequestError
 def check_own_address(address: str, client: str) -> None:
     """Raises RequestError unless ``address`` is on the host of ``client``; both are host:port."""
     host, source = _ip(address), _ip(client)
-    if host is None or not (host == source or (_is_loopback(source) and _is_of_this_machine(host))):
+    if host is None or not (host == source or (_is_loopback(source) and _is_local(host))):
         raise RequestError(
             ResponseCode.NO_PERMISSION,
             f"{address} can't be registered from {client}: with registerFromOwnAddress=true a "
-            "broker registers the IP address that it connects from; set its brokerIP1 to that, or "
+            "broker must register the IP address that it connects from; set brokerIP1 to it, or "
             "registerFromOwnAddress=false at this nameserver",
         )
 
@@ -34,10 +34,10 @@ def _is_loopback(ip: IPv4Address | IPv6Address | None) -> bool:
     return ip is not None and ip.is_loopback
 
 
-def _is_of_this_machine(ip: IPv4Address | IPv6Address) -> bool:
-    """A broker beside its nameserver connects over loopback and registers an address of both.
+def _is_local(ip: IPv4Address | IPv6Address) -> bool:
+    """Whether an address belongs to this machine, by binding it; no packet is sent.
 
-    Only an address of this machine can be bound; no packet is sent.
+    A broker on the nameserver's machine connects over loopback and registers a public address.
     """
     family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
     with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -1,7 +1,7 @@
-"""What a broker says of itself: read, and checked before anything is kept of it.
+"""Registrations of brokers, decoded and checked before anything of them is stored.
 
-Plain JSON is read at once, which has a bound. The dialect that brokers with static topics write,
-and the compressed form, are read in a thread.
+Plain JSON is decoded in the loop, in bounded time; the dialect that brokers with static topics
+write, and the compressed form, in a thread.
 Source: docs/protocol.md "Registration"; tests/abuse/test_registration.py.
 """
 
@@ -46,15 +46,15 @@ if TYPE_CHECKING:
 _MAPPINGS_VERSION = 413
 _CRC_MASK = 0x7FFFFFFF
 
-# A topic is an object with another one in it, and ten fields.
+# A topic is an object with a nested object and ten fields.
 _OBJECTS_MAX = 2 * REGISTERED_TOPICS_MAX + 1024
 _FIELDS_MAX = 10 * REGISTERED_TOPICS_MAX
-# Some four seconds of a thread; 12,000 topics.
+# Takes a thread some four seconds; 12,000 topics.
 _DIALECT_BYTES_MAX = 2 * 1024 * 1024
 
 
 class BrokerTopics(msgspec.Struct):
-    """The topics of a registration, ready to be kept.
+    """The topics of a registration, checked.
 
     queues, mappings: by topic.
     """
@@ -65,13 +65,13 @@ class BrokerTopics(msgspec.Struct):
 
 
 def check_header(header: RegisterBrokerHeader) -> None:
-    """Raises OutOfBounds for what can be no broker's name, id or address."""
+    """Raises OutOfBounds for an invalid name, id or address of a broker."""
     check_name("brokerName", header.broker_name)
     check_name("clusterName", header.cluster_name)
     check_address("brokerAddr", header.broker_addr)
     if header.ha_server_addr:
         check_address("haServerAddr", header.ha_server_addr)
-    check_text("the zone name", header.zone_name or "", NAME_CHARS_MAX)
+    check_text("zoneName", header.zone_name or "", NAME_CHARS_MAX)
     if header.broker_id < 0:
         raise OutOfBounds(f"brokerId {header.broker_id}: expected 0 for a master, or more")
 
@@ -112,7 +112,7 @@ def _check_crc(header: RegisterBrokerHeader, data: bytes) -> None:
 
 
 def _check_size(data: bytes) -> None:
-    """Counting what a body holds takes a hundredth of the time of reading it."""
+    """Bound the topics in a body by counting, in a hundredth of the time of decoding."""
     if data.count(b"{") > _OBJECTS_MAX or data.count(b",") > _FIELDS_MAX:
         raise OutOfBounds(
             f"a registration of {len(data)} bytes with more than {_OBJECTS_MAX} objects or "
@@ -132,7 +132,7 @@ def _in_thread(
     def run() -> None:
         try:
             done.set_result(work())
-        except Exception as error:  # noqa: BLE001 - it is raised where the request is served
+        except Exception as error:  # noqa: BLE001 - raised again where the request is served
             done.set_exception(error)
 
     yield NotReady(run)
@@ -177,7 +177,7 @@ def check_queues(topic: str, queue_data: QueueData) -> None:
 
 
 def _are_in_bounds(queue_data: QueueData) -> bool:
-    """What the checks are about, without texts for each of 65,536 topics."""
+    """The same checks, without formatting texts for each of 65,536 topics."""
     return (
         0 <= queue_data.read_queue_nums <= QUEUE_NUMS_MAX
         and 0 <= queue_data.write_queue_nums <= QUEUE_NUMS_MAX

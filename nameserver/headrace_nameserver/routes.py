@@ -1,9 +1,8 @@
 """Who serves which topic: a table in memory, fed by registering brokers.
 
 It knows no clock, socket or task: time comes as an argument, in ms of a clock that never goes
-back. A broker is in the table with each of its live addresses, and its topics are there as long as
-it has one. An address, and a broker's id, belong to whoever registered them first, until that
-connection ends.
+back. A broker and its topics stay in the table while it has a live address. The connection that
+first registers an address, or a broker's id, owns it until the connection ends.
 Source: docs/protocol.md "Registration"; tests/nameserver/test_routes.py.
 """
 
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 BROKER_TIMEOUT_MS = 120_000
 
-# Addresses of brokers, and their topics, that this table holds; of one host, and in all.
+# Bounds on broker addresses and their topics, per host and in total.
 BROKERS_PER_HOST_MAX = 256
 BROKERS_MAX = 1024
 TOPICS_PER_HOST_MAX = 4 * REGISTERED_TOPICS_MAX
@@ -76,7 +75,8 @@ class LostBroker(msgspec.Struct):
 
     cause: what became of it, to stand between its name and a time: "was shut down".
     since_ms: time of that; of a silent broker when it was last heard.
-    topics: those that the broker had; none if other addresses of it are left, or too many.
+    topics: those that the broker had; none if other addresses of it are left, or there are too
+    many.
     """
 
     name: str
@@ -98,7 +98,7 @@ class _Broker(msgspec.Struct):
 
     @property
     def size(self) -> int:
-        """What it takes, in topics."""
+        """Its weight against the bounds, in topics."""
         return len(self.queues) + _mapped_queues(self.mappings)
 
 
@@ -131,8 +131,8 @@ class RouteTable:
         """Take what a broker says of itself; returns its master if it is a slave that has one.
 
         Raises RequestError, and changes nothing, for a new broker that names one topic only (a
-        lost change notice: it will name them all), for one that ``check_place`` refuses, and for
-        one too many.
+        lost change notice: it will name them all), for one that ``check_place`` rejects, and when
+        there is no room.
         """
         self.check_place(header, channel)
         self._check_first(header, topics)
@@ -161,7 +161,7 @@ class RouteTable:
     def check_place(self, header: RegisterBrokerHeader, channel: Channel) -> None:
         """Raises RequestError when another live connection holds the broker's id or its address.
 
-        A broker that restarts has its old address: it need not wait for its old connection to end.
+        A broker that restarts keeps its address and need not wait for its old connection to end.
         """
         broker = f"broker {header.broker_name} with id {header.broker_id}"
         address = header.broker_addr
@@ -170,9 +170,9 @@ class RouteTable:
             if live and (live.address != address or not _same_host(live.channel, channel)):
                 raise _taken(
                     f"{broker} can't register {address} from {channel.address}: broker {live.name} "
-                    f"registered {live.address} from {live.channel.address}, and keeps it until "
-                    "that connection ends; if both run, give one another brokerName, brokerId or "
-                    "brokerIP1"
+                    f"registered {live.address} from {live.channel.address}, and holds it until "
+                    "that connection ends; if both run, change the brokerName, brokerId or "
+                    "brokerIP1 of one"
                 )
         self._check_cluster(header)
 
@@ -183,7 +183,7 @@ class RouteTable:
         for address in _without(broker.data.broker_addrs, header.broker_addr).values():
             raise _taken(
                 f"{header.broker_addr} can't register broker {header.broker_name} of cluster "
-                f"{header.cluster_name}: {address} has registered it of {broker.data.cluster}"
+                f"{header.cluster_name}: {address} has registered it in {broker.data.cluster}"
             )
 
     def _check_first(self, header: RegisterBrokerHeader, topics: BrokerTopics) -> None:
@@ -211,8 +211,8 @@ class RouteTable:
                 )
             if added > 0 and added + self._size_of(brokers) > topics_max:
                 raise OutOfBounds(
-                    f"broker {name} adds {added} topics: the brokers of {kind} may have "
-                    f"{topics_max}"
+                    f"broker {name} adds {added} topics: {topics_max} are the most for the "
+                    f"brokers of {kind}"
                 )
 
     def _size_of(self, live: Iterable[LiveBroker]) -> int:
@@ -237,7 +237,7 @@ class RouteTable:
         broker.zone_name = header.zone_name
         is_new = header.broker_id not in broker.broker_addrs
         if is_new:
-            # A slave that became master, the old one being gone, leaves its old id.
+            # A slave that replaces a lost master gives up its old id.
             broker.broker_addrs = _without(broker.broker_addrs, address)
             broker.broker_addrs[header.broker_id] = address
         return is_new
@@ -292,7 +292,10 @@ class RouteTable:
     # -- brokers go --------------------------------------------------------------------------------
 
     def unregister(self, name: str, address: str, channel: Channel, now_ms: int) -> bool:
-        """A broker says goodbye; returns whether it was there. Raises RequestError for others."""
+        """Remove a broker on its request; returns whether it was there.
+
+        Raises RequestError for a client on another host.
+        """
         live = self._live.get(address)
         if live is None or live.name != name:
             return False
@@ -335,7 +338,7 @@ class RouteTable:
         self._remember(LostBroker(live.name, live.address, cause, since_ms, topics))
 
     def _remember(self, lost: LostBroker) -> None:
-        """Keep what explains missing routes, within bounds, since no connection pays for it."""
+        """Keep what explains missing routes, within bounds: no connection is charged for it."""
         self._lost.append(lost)
         topic_count = sum(len(each.topics) for each in self._lost)
         while len(self._lost) > LOST_BROKERS_MAX or topic_count > LOST_TOPICS_MAX:
@@ -431,7 +434,7 @@ class RouteTable:
         return BrokerMemberGroup(cluster=cluster, broker_name=name, broker_addrs=addresses)
 
     def topics(self, cluster: str | None = None) -> Iterator[str]:
-        """All topics, or those of a cluster. The table may change meanwhile."""
+        """All topics, or those of a cluster. The table may change during iteration."""
         return (topic for topic, _ in self._each_topic(cluster))
 
     def unit_topics(
@@ -473,20 +476,20 @@ def _same_host(one: Channel, other: Channel) -> bool:
 
 
 def _fits(known: _Broker, topics: BrokerTopics) -> bool:
-    """Whether a broker may have these topics beside those that it named before.
+    """Whether a broker's new and known topics together are within bounds.
 
-    Deleted topics stay until there are too many, since a broker need not name all topics at once.
+    A registration need not name all topics, so deleted ones stay until there are too many.
     """
     added = topics.queues.keys() - known.queues.keys()
     return len(known.queues) + len(added) <= REGISTERED_TOPICS_MAX
 
 
 def _size_with(known: _Broker, topics: BrokerTopics) -> int:
-    """What a broker takes after it has registered ``topics``; raises OutOfBounds."""
+    """A broker's size once it has registered ``topics``. Raises OutOfBounds."""
     fits = _fits(known, topics)
     queues = known.queues.keys() | topics.queues.keys() if fits else topics.queues
     mapped_count = _mapped_queues({**known.mappings, **topics.mappings})
-    # One topic alone is a change, and no reason to forget the others.
+    # A single topic is an update, which must not replace the others.
     if mapped_count > REGISTERED_TOPICS_MAX or not (fits or len(queues) > 1):
         raise OutOfBounds(
             f"broker {known.data.broker_name} with {len(known.queues)} topics: "

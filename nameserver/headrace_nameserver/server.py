@@ -12,7 +12,6 @@ from headrace_nameserver.kv_config import KVConfig
 from headrace_nameserver.processors import NameServerProcessor
 from headrace_nameserver.routes import RouteTable
 from headrace_protocol.access import restrict
-from headrace_protocol.codes import code_name
 from headrace_protocol.drivers.network import TcpNetwork
 from headrace_protocol.drivers.server import RemotingServer, ServerChannel, ServerLimits
 from headrace_protocol.drivers.services import Services
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from headrace_nameserver.routes import LiveBroker
     from headrace_protocol.drivers.network import Network
     from headrace_protocol.frame import Frame
-    from headrace_protocol.serving import Request
 
 log = structlog.get_logger("headrace.nameserver")
 
@@ -60,7 +58,7 @@ class NameServer:
         self._server = RemotingServer(self)
         self._sliced_work = SlicedWork()
         self._fetches = Fetches()
-        self._registry = Registry(self._note_unexpected)
+        self._registry = Registry(self._server.request_failed)
         self._registry.run_long = self._sliced_work.start
         self._registry.run_fetch = self._fetches.start
         self._registry.turn_s = TURN_S
@@ -71,7 +69,8 @@ class NameServer:
         """Serve until cancelled; started with the address. Raises OSError for the address."""
         listener = self._network.listen(self.config.bind_address, self.config.listen_port)
         self.address = listener.address
-        self._server.limits = ServerLimits()  # the daemon has raised its limit of open files by now
+        # Computed only now: the daemon raises its limit of open files first.
+        self._server.limits = ServerLimits()
         try:
             async with trio.open_nursery() as nursery:
                 for service in (
@@ -88,7 +87,7 @@ class NameServer:
             listener.close()
 
     async def _report(self) -> None:
-        """Log how much was left out of the log, and let every host cause lines again."""
+        """Report suppressed log lines, and let every host cause new ones."""
         while True:
             await trio.sleep(_REPORT_PERIOD_S)
             self._log.report()
@@ -127,10 +126,6 @@ class NameServer:
     def _log_lost(self, broker: LiveBroker, reason: str) -> None:
         client, name, address = broker.channel.address, broker.name, broker.address
         self._log.warning(client, "broker lost", broker=name, address=address, reason=reason)
-
-    def _note_unexpected(self, request: Request, error: Exception) -> None:
-        client, code = request.channel.address, code_name(request.command.code)
-        self._server.note_unexpected(client, error, request=code)
 
 
 def _now_ms() -> int:

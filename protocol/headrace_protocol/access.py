@@ -1,4 +1,4 @@
-"""What a daemon permits as long as nobody who connects can prove an identity.
+"""Access control without authentication: who may connect, and what they may change.
 
 Source: docs/security.md.
 """
@@ -13,11 +13,12 @@ from headrace_protocol.codes import RequestCode
 if TYPE_CHECKING:
     from headrace_protocol.serving import Registry
 
-# deny: serve this machine only. read: other machines too, but nobody may administer. allow: all.
+# deny: serve only this machine. read: serve others too, but reject administration. allow:
+# everything.
 AnonymousAccess = Literal["deny", "read", "allow"]
 
-# Requests that change anything but messages, offsets and the sender's own membership. Brokers
-# register with REGISTER_BROKER, so a nameserver can't refuse that.
+# Requests that change anything other than messages, offsets and the sender's own membership.
+# REGISTER_BROKER is not among them: a nameserver is useless without it.
 ADMINISTRATIVE: Final = frozenset(
     (
         RequestCode.UPDATE_AND_CREATE_TOPIC,
@@ -47,21 +48,21 @@ def is_loopback(host: str) -> bool:
 
 
 def why_exposed(bind_address: str, access: AnonymousAccess) -> str | None:
-    """Why a daemon must not listen there without a word from its administrator, if so."""
+    """Why listening on ``bind_address`` needs the administrator's consent; None if it does not."""
     if access != "deny" or is_loopback(bind_address):
         return None
     return (
-        "other machines reach this address, and without authentication everybody there may read, "
-        "write and administer: set anonymousAccess=allow to permit that (read: all of it but "
-        "administration), or leave bindAddress out to serve this machine only"
+        "other machines reach this address, and without authentication anyone there may read, "
+        "write and administer: set anonymousAccess=allow to permit that (read: everything except "
+        "administration), or remove bindAddress to serve only this machine"
     )
 
 
 def restrict(registry: Registry, access: AnonymousAccess) -> None:
-    """Take administration out of a table of functions that is complete."""
+    """Reject administration if ``access`` says so; call it once every function is registered."""
     if access == "read":
         registry.forbid(
             ADMINISTRATIVE,
-            "anonymousAccess=read lets nobody administer this daemon; "
+            "this daemon runs with anonymousAccess=read; "
             "set anonymousAccess=allow and restart it to permit administration",
         )

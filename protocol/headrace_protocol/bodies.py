@@ -301,7 +301,7 @@ class RegisterBrokerBody(Body):
 
 
 class RegisteredTopic(msgspec.Struct, rename="camel", kw_only=True, gc=False):
-    """Of a TopicConfig what a route needs."""
+    """The fields of a TopicConfig that a route needs."""
 
     perm: Int32 = PERM_READ | PERM_WRITE
     read_queue_nums: Int32 = 16
@@ -310,7 +310,7 @@ class RegisteredTopic(msgspec.Struct, rename="camel", kw_only=True, gc=False):
 
 
 class RegisteredTopics(Body):
-    """Of a TopicConfigSerializeWrapper what a nameserver needs."""
+    """The fields of a TopicConfigSerializeWrapper that a nameserver needs."""
 
     topic_config_table: dict[str, RegisteredTopic] = {}
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
@@ -318,7 +318,7 @@ class RegisteredTopics(Body):
 
 
 class Registration(Body):
-    """RegisterBrokerBody as a nameserver reads it, in a quarter of the time."""
+    """The fields of RegisterBrokerBody that a nameserver needs: decodes four times as fast."""
 
     topic_config_serialize_wrapper: RegisteredTopics = msgspec.field(
         default_factory=RegisteredTopics
@@ -326,7 +326,7 @@ class Registration(Body):
     filter_server_list: list[str] = []
 
 
-# All topics that a broker may have, and their queue mappings, take less.
+# More than the largest registration within bounds, queue mappings included.
 _INFLATED_BYTES_MAX = 32 * 1024 * 1024
 _BLOCK_BYTES_MAX = 1024 * 1024
 _INT = struct.Struct(">i")

@@ -1,7 +1,7 @@
-"""The bounds on what a peer may send, in one table, checked before any work is done for it.
+"""Bounds on what a peer may send, checked before any work is done for it.
 
-Each is far above what Apache RocketMQ's clients, tools, brokers and nameservers send; a number
-that is theirs says so. Source: docs/protocol.md "Limits".
+Each is far above what Apache RocketMQ's clients, tools, brokers and nameservers send; comments mark
+the numbers that are RocketMQ's own. Source: docs/protocol.md "Limits".
 """
 
 from __future__ import annotations
@@ -22,23 +22,21 @@ if TYPE_CHECKING:
 _KIB = 1024
 _MIB = 1024 * _KIB
 
-# Frames are bounded in frame.py, before anything is known of what they hold.
+# Frames are bounded in frame.py, before their content is known.
 
-# All fields of a request: properties of PROPERTIES_BYTES_MAX with every byte escaped fit in.
+# All header fields of a request; fits 32 KiB of properties with every byte escaped.
 HEADER_BYTES_MAX = 256 * _KIB
 
 # -- names and texts -------------------------------------------------------------------------------
 
 # Names of brokers and clusters, and any name in a registration.
 NAME_CHARS_MAX = 255
-# The peer's TopicValidator: a topic fits the byte that records keep for its length.
+# From the peer's TopicValidator: records store a topic's length in one byte.
 TOPIC_CHARS_MAX = 127
 RETRY_TOPIC_CHARS_MAX = 255
 GROUP_CHARS_MAX = 120
 ADDRESS_CHARS_MAX = 255
-# KEYS, one key of a query, or all properties of a message: records keep no more.
-KEYS_BYTES_MAX = PROPERTIES_BYTES_MAX = 0x7FFF
-# Tags, or a topic with a key: what gets a Java hash.
+# Text that gets a Java hash: tags, or a topic with a key.
 HASHED_CHARS_MAX = 64 * _KIB
 SUBSCRIPTION_BYTES_MAX = 32 * _KIB
 KV_VALUE_BYTES_MAX = 64 * _KIB
@@ -47,25 +45,25 @@ KV_VALUE_BYTES_MAX = 64 * _KIB
 
 QUEUE_NUMS_MAX = 65_536
 PERM_MAX = 15
-# Of a list or map in a body.
+# Entries of a list or map in a body.
 ITEMS_MAX = 10_000
-# Of a broker, which names all of them in each registration.
+# Topics of one broker; each registration may list all of them.
 REGISTERED_TOPICS_MAX = 65_536
-# No Java type needs more; many larger ones may have one hash.
+# No Java type needs more, and larger integers can be chosen to share one hash.
 INTEGER_DIGITS_MAX = 19
-# Levels of a group's retry policy; the peer's have two.
+# Nesting of a group's retry policy; the peer's have two levels.
 POLICY_DEPTH_MAX = 8
-# A body may inflate to so many times its size. A registration of similar topic names, which
-# compresses best of all that peers send, reaches 25; see inflated_bytes_max.
+# How many times its size a body may inflate to, above the bound that holds uncompressed. The most
+# compressible bodies, registrations of similar topic names, reach 25; see inflated_bytes_max.
 INFLATED_RATIO_MAX = 20
 
 # -- bodies ----------------------------------------------------------------------------------------
 
 
 class Body(NamedTuple):
-    """What a request's body may be.
+    """Bounds of a request's body.
 
-    bytes_max: its size. is_json: it holds JSON.
+    bytes_max: its largest size. is_json: whether it holds JSON.
     """
 
     bytes_max: int
@@ -74,7 +72,7 @@ class Body(NamedTuple):
 
 _JSON = Body(256 * _KIB, is_json=True)
 _TEXT = Body(256 * _KIB, is_json=False)
-# All is in the header; a body that comes nevertheless is not looked at.
+# The header holds everything; a body is ignored.
 _UNUSED = Body(256 * _KIB, is_json=False)
 # Records or messages, whose sizes have bounds of their own.
 _RECORDS = Body(FRAME_BYTES_MAX, is_json=False)
@@ -174,9 +172,9 @@ BODIES: dict[RequestCode, Body] = {
 
 
 class OutOfBounds(RequestError, ValueError):
-    """A peer sent more than a bound allows, or a name that can't be one.
+    """A value exceeds its bound, or a name is invalid.
 
-    A daemon answers with it like with any RequestError; elsewhere it is a ValueError.
+    Daemons answer with it as with any RequestError; elsewhere it is a ValueError.
     """
 
     def __init__(self, remark: str) -> None:
@@ -187,21 +185,21 @@ class OutOfBounds(RequestError, ValueError):
 
 
 def body_of(code: int) -> Body:
-    """The bound of a request's body, that of a request without one for unknown codes."""
+    """Bounds of a request's body; unknown codes get those of requests without one."""
     return BODIES.get(code, _UNUSED)  # type: ignore[call-overload, no-any-return]
 
 
 def inflated_bytes_max(body_bytes: int, plain_bytes_max: int) -> int:
-    """To how many bytes a body may inflate.
+    """Largest size that a compressed body may inflate to.
 
-    plain_bytes_max: size up to which the same might come uncompressed, and so may always inflate.
+    plain_bytes_max: largest size of the same body uncompressed, which is always permitted.
     """
     return max(plain_bytes_max, body_bytes * INFLATED_RATIO_MAX)
 
 
 # -- checks ----------------------------------------------------------------------------------------
 
-# Each raises OutOfBounds with a sentence that names the thing.
+# Each raises OutOfBounds with a remark that names the value.
 
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]+")
 _ADDRESS = re.compile(r"(?:[a-zA-Z0-9._-]+|\[[0-9a-fA-F:.]+(?:%[a-zA-Z0-9._-]+)?\]):([0-9]{1,5})")
@@ -209,22 +207,22 @@ _SHOWN_CHARS = 40
 
 
 def check_topic(topic: str) -> None:
-    """A topic that clients may use, by the peer's rule."""
+    """Check a topic that clients may use, by the peer's rule."""
     is_retry = topic.startswith(("%RETRY%", "%DLQ%"))
     _check_chars("topic", topic, RETRY_TOPIC_CHARS_MAX if is_retry else TOPIC_CHARS_MAX)
     _check_letters("topic", topic)
 
 
 def check_group(group: str) -> None:
-    """A group of producers or consumers, by the peer's rule."""
+    """Check a group of producers or consumers, by the peer's rule."""
     _check_chars("group", group, GROUP_CHARS_MAX)
     _check_letters("group", group)
 
 
 def check_name(what: str, name: str) -> None:
-    """The name of a broker or cluster, or of a topic that a broker registers.
+    """Check the name of a broker or cluster, or of a topic that a broker registers.
 
-    A broker's name is that of its host unless it is set, and names a topic too.
+    A broker's name defaults to its host name, and is also the name of a topic.
     """
     _check_chars(what, name, NAME_CHARS_MAX)
     if not name or " " in name or not name.isprintable():
@@ -232,7 +230,7 @@ def check_name(what: str, name: str) -> None:
 
 
 def check_address(what: str, address: str) -> None:
-    """``host:port``, with an IPv6 host in brackets."""
+    """Check ``host:port``; an IPv6 host is in brackets."""
     _check_chars(what, address, ADDRESS_CHARS_MAX)
     match = _ADDRESS.fullmatch(address)
     if match is None or not 0 < int(match[1]) < 65_536:
@@ -240,38 +238,38 @@ def check_address(what: str, address: str) -> None:
 
 
 def check_text(what: str, text: str, bytes_max: int) -> None:
-    """A text of at most so many characters, which ``what`` names; more bytes fit no record."""
+    """Check a text's length, in characters: it has at least as many bytes."""
     if len(text) > bytes_max:
         raise OutOfBounds(f"{what} of {len(text)} characters: {bytes_max} is the most")
 
 
 def check_items(what: str, items: Sized, count_max: int = ITEMS_MAX) -> None:
-    """A list or map of a body."""
+    """Check the length of a list or map in a body."""
     if len(items) > count_max:
         raise OutOfBounds(f"{len(items)} {what}: {count_max} is the most, send them in parts")
 
 
 def check_marks(what: str, body: Buffer, mark: bytes, marks_per_item: int) -> None:
-    """A list in a large body, before it is decoded: by a mark that stands so often in each item."""
+    """Check the length of a list before its body is decoded, by a mark that each item has."""
     count = bytes(body).count(mark) // marks_per_item
     if count > ITEMS_MAX:
         raise OutOfBounds(f"some {count} {what}: {ITEMS_MAX} is the most, send them in parts")
 
 
 def check_queue_nums(what: str, queue_nums: int) -> None:
-    """A number of queues."""
+    """Check a number of queues."""
     if not 0 <= queue_nums <= QUEUE_NUMS_MAX:
         raise OutOfBounds(f"{what} {queue_nums}, expected 0 to {QUEUE_NUMS_MAX}")
 
 
 def check_perm(what: str, perm: int) -> None:
-    """A topic's permission bits."""
+    """Check a topic's permission bits."""
     if not 0 <= perm <= PERM_MAX:
         raise OutOfBounds(f"{what} {perm}, expected 2 write, 4 read or 6 both")
 
 
 def check_depth(what: str, value: Any, depth_max: int = POLICY_DEPTH_MAX) -> None:
-    """A value of lists and maps: how many levels it nests, with those of objects as keys."""
+    """Check how deep lists and maps nest, objects as keys included."""
     level = [value]
     for _ in range(depth_max):
         level = [item for outer in level for item in _children(outer)]

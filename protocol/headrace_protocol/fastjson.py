@@ -2,8 +2,8 @@
 
 Beyond JSON it has integer keys without quotes, ``{0:"10.0.0.1:10911"}``, and objects as keys,
 ``{{"brokerName":"a","queueId":0,"topic":"T"}:5}``; its readers also take single quotes and bare
-names. Most texts are plain JSON, so that is tried first; the parser here reads the rest. It takes
-up to a microsecond for each character, so what a peer sends goes through ``bounded`` first.
+names. Most texts are plain JSON, so that is tried first; the parser here reads the rest. The parser
+takes up to a microsecond per character, so text from peers passes ``bounded`` first.
 Source: docs/protocol.md "JSON bodies"; tests/protocol/test_fastjson.py.
 """
 
@@ -25,10 +25,10 @@ from headrace_protocol.bounds import INTEGER_DIGITS_MAX
 T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview
 
-# Text that a peer may send in any form of the dialect: the parser takes 30 ms at most for it.
+# Largest text that a peer may send in the dialect; parsing takes at most 30 ms.
 PARSED_BYTES_MAX = 32 * 1024
-# Text in which integer keys get their quotes, and how many do. Only a registration with static
-# topics is so large, and has so many.
+# Largest text whose integer keys are quoted first, and how many are. Only registrations with static
+# topics get that large.
 _QUOTED_BYTES_MAX = 1024 * 1024
 _QUOTED_KEYS_MAX = 10_000
 
@@ -88,7 +88,7 @@ def loads(data: Buffer) -> Any:
     try:
         value = msgspec.json.decode(data)
     except _NOT_PLAIN as error:
-        # The parser would only tell where the number is that is out of range.
+        # The parser would only locate the number that is out of range.
         if isinstance(error, msgspec.ValidationError) and len(data) > PARSED_BYTES_MAX:
             raise MalformedJson(str(error)) from error
         return _Parser(data).parse()
@@ -113,9 +113,9 @@ def decode(data: Buffer, value_type: type[T]) -> T:
 
 
 def decode_plain(data: Buffer, value_type: type[T]) -> T | None:
-    """The same for plain JSON of that type; None for what only ``decode`` reads, or nobody.
+    """As ``decode``, but only for plain JSON; None for anything else.
 
-    Its time has a bound, some 5 ms per MiB, which ``decode`` does not have.
+    Takes some 5 ms per MiB at most; ``decode`` has no such bound.
     """
     try:
         return msgspec.json.decode(data, type=value_type, strict=False)
@@ -124,10 +124,10 @@ def decode_plain(data: Buffer, value_type: type[T]) -> T | None:
 
 
 def bounded(data: Buffer) -> Buffer:
-    """A text that a peer sent, in a form that ``decode`` reads as fast as JSON.
+    """Text from a peer, in a form that ``decode`` reads as fast as JSON.
 
-    Up to PARSED_BYTES_MAX bytes may be in any form of the dialect. More must be JSON but for
-    integer keys, which get their quotes here. Raises MalformedJson for anything else.
+    Up to PARSED_BYTES_MAX bytes may use the whole dialect. Longer text must be JSON except for
+    integer keys, which are quoted here. Raises MalformedJson for anything else.
     """
     if len(data) <= PARSED_BYTES_MAX or _is_json(data):
         return data
@@ -137,14 +137,14 @@ def bounded(data: Buffer) -> Buffer:
             return quoted
     raise MalformedJson(
         f"{len(data)} bytes that are not JSON: above {PARSED_BYTES_MAX} bytes only JSON is read, "
-        f"and up to {_QUOTED_BYTES_MAX} bytes JSON with {_QUOTED_KEYS_MAX} integers as keys"
+        f"with at most {_QUOTED_KEYS_MAX} integer keys in up to {_QUOTED_BYTES_MAX} bytes"
     )
 
 
 # What msgspec raises for text that is not plain JSON of the type, however deep it nests.
 _NOT_PLAIN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-# Up to a key that is an integer, or the end. No alternative gives back what it has taken, and one
-# takes each character, so that time grows with the length alone.
+# Matches up to the next integer key, or to the end. Quantifiers are possessive and exactly one
+# alternative takes each character, so time is linear in the length.
 _TO_INTEGER_KEY = re.compile(
     rb"""
     ( (?: [^"{,]++
@@ -163,7 +163,7 @@ def _quoted_key(match: re.Match[bytes]) -> bytes:
 
 
 def _is_json(data: Buffer) -> bool:
-    """Whether the text is JSON, except that what it quotes may not be UTF-8."""
+    """Whether the text is JSON; its strings may be invalid UTF-8."""
     try:
         _skip(data)
     except _NOT_PLAIN:
@@ -340,7 +340,7 @@ class _Parser:
         if match["fraction"] or match["exponent"]:
             number = float(text)
         else:
-            # Many larger integers may have one hash, so that a dict of them takes for ever.
+            # Larger integers can be chosen to share one hash, which makes a dict of them quadratic.
             is_small = len(text.removeprefix("-")) <= INTEGER_DIGITS_MAX
             number = int(text) if is_small else math.inf
         if number in {math.inf, -math.inf}:

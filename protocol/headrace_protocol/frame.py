@@ -12,8 +12,8 @@ from headrace_protocol.errors import LocalProtocolError, RemoteProtocolError
 
 # The peer's netty decoder refuses more, counted with the four bytes of the length.
 FRAME_BYTES_MAX = 16 * 1024 * 1024
-# What comes before the first good request. A larger frame may come first if its header asks for a
-# body that its code may have.
+# Largest frame before the first valid request, unless its header names a code that permits a body
+# of that size.
 FIRST_FRAME_BYTES_MAX = 64 * 1024
 LENGTH_BYTES = 4
 PREFIX = struct.Struct(">II")
@@ -43,8 +43,8 @@ _FOREIGN = (
 Buffer = bytes | bytearray | memoryview
 Frame = tuple[int, Buffer, Buffer]
 
-# Raises RemoteProtocolError for a large frame that must not come: serialize type, header, bytes of
-# the body.
+# Takes the serialize type, header and body size of a large frame; raises RemoteProtocolError to
+# reject it.
 Admit = Callable[[int, Buffer, int], None]
 
 # From here on a view of the body is cheaper than a copy, and so is all that is done with it.
@@ -76,7 +76,7 @@ class FrameReader:
     """Cuts a byte stream into frames; looks at every byte once.
 
     frame_bytes_max: largest frame taken, in bytes with its length field.
-    admit: asked about each frame above FIRST_FRAME_BYTES_MAX as soon as its header is there;
+    admit: called for each frame above FIRST_FRAME_BYTES_MAX as soon as its header has arrived;
     None admits all.
     """
 
@@ -179,9 +179,9 @@ class FrameReader:
         return position
 
     def _still_missing(self) -> int:
-        """Bytes until the next thing can be told of the partial frame.
+        """Bytes missing until the partial frame can be examined further.
 
-        That is its prefix, then its header if it must be admitted, then its end.
+        The steps are its prefix, its header if it must be admitted, and its end.
         """
         have = len(self._partial)
         if have < PREFIX_BYTES:
@@ -194,7 +194,7 @@ class FrameReader:
         if self.admit is not None and frame_bytes > FIRST_FRAME_BYTES_MAX:
             if header_end > FIRST_FRAME_BYTES_MAX:
                 raise RemoteProtocolError(
-                    f"a first frame with a header of {header_end - PREFIX_BYTES} bytes"
+                    f"the first frame has a header of {header_end - PREFIX_BYTES} bytes"
                 )
             if have < header_end:
                 return int(header_end - have)

@@ -193,7 +193,7 @@ def _entry(key: str, value: str) -> bytes:
 
 
 class _MsgpackCommand(Command, gc=False):
-    # As in the other codecs: a field that nests is none.
+    # As in the other codecs, fields must not nest.
     ext_fields: dict[str, str | int | float | bool | None] | None = None
 
 

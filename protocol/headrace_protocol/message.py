@@ -29,7 +29,7 @@ MAGIC_BLANK: Final = 0xCBD43194 - (1 << 32)
 CRC_MASK: Final = 0x7FFFFFFF
 # What readers decompress a body to unless they are told otherwise; producers send 4 MiB at most.
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
-# The same for all bodies of a batch together, which may be a thousand times what came.
+# The same for all bodies of a batch together, which can inflate a thousandfold.
 BATCH_BYTES_MAX: Final = 256 * 1024 * 1024
 PROPERTIES_BYTES_MAX: Final = 0x7FFF
 TOPIC_BYTES_MAX_V1: Final = 0x7F
@@ -95,13 +95,13 @@ class BodyTooLarge(ValueError):
 
 
 class BatchTooLarge(ValueError):
-    """The bodies of a batch are larger together than their reader allows."""
+    """The bodies of a batch together exceed their reader's limit."""
 
     def __init__(self, message_count: int, batch_bytes_max: int) -> None:
         super().__init__(
             f"the bodies of {message_count} messages have more than {batch_bytes_max} bytes when "
-            "they are decompressed: read the messages one by one, take fewer at once "
-            "(max_messages), or give the consumer a larger batch_bytes_max"
+            "decompressed: read the messages one by one, fetch fewer at a time (max_messages), "
+            "or raise the consumer's batch_bytes_max"
         )
 
 
@@ -402,7 +402,7 @@ def split_keys(keys: str) -> list[str]:
     return [key for key in keys.split(KEY_SEPARATOR) if key]
 
 
-# Long texts are hashed in blocks, since powers for all of their units would take time and memory.
+# Long texts are hashed in blocks, since the powers for all their units would take time and memory.
 _BLOCK_UNITS = 128
 _POWERS_OF_31 = [pow(31, exponent, 1 << 32) for exponent in range(_BLOCK_UNITS + 1)]
 # The powers for a block, by the number of its units.
@@ -431,7 +431,7 @@ def java_hash(text: str) -> int:
 
 
 _java_hash_cached = lru_cache(maxsize=4096)(java_hash)
-# Longer tags are nobody's, and would fill the memory of a cache.
+# Nobody uses longer tags; caching them would only fill the memory.
 _CACHED_CHARS_MAX = 256
 
 
@@ -567,10 +567,10 @@ def decompress_each(
     body_bytes_max: int = BODY_BYTES_MAX,
     batch_bytes_max: int = BATCH_BYTES_MAX,
 ) -> None:
-    """Put bodies of a batch in the place of what is stored of them.
+    """Decompress the stored bodies of a batch in place.
 
-    sys_flags: of those that may be compressed, by their index.
-    Raises what ``decompress`` does, and BatchTooLarge for more than ``batch_bytes_max`` in all.
+    sys_flags: index and flags of each body that may be compressed.
+    Raises as ``decompress``, and BatchTooLarge for more than ``batch_bytes_max`` in total.
     """
     room = batch_bytes_max - sum(map(len, bodies))
     for index, sys_flag in sys_flags:

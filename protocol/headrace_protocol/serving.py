@@ -39,9 +39,9 @@ Header = TypeVar("Header", bound=msgspec.Struct)
 Result = TypeVar("Result")
 
 _SLOW_S = 0.005
-# For how long a daemon serves one client's requests before it looks at the others.
+# How long a daemon serves one client's requests before it turns to the others.
 TURN_S = 0.005
-# A body up to this size needs no look at its bound.
+# A body up to this size is within every bound.
 _SMALL_BYTES = fastjson.PARSED_BYTES_MAX
 # What a request that waits takes besides its bytes. Measured (docs/performance.md "Growth").
 _WAITING_BYTES = 2048
@@ -52,15 +52,15 @@ class Channel(Protocol):
 
     address: "host:port" of the client.
     host_bytes: the same as records hold it: 4 or 16 bytes of address, 4 of port, big-endian.
-    is_slow: it has much to take before it gets more.
-    on_taken: called once when it is no longer slow, or gone.
+    is_slow: it has many unread replies, and gets no long answers until it has read half of them.
+    on_drained: called once when it is no longer slow, or closed.
     """
 
     address: str
     host_bytes: bytes
     is_greeted: bool
     is_slow: bool
-    on_taken: Callable[[], None] | None
+    on_drained: Callable[[], None] | None
 
     @property
     def is_open(self) -> bool:
@@ -135,7 +135,7 @@ RequestFunction = Callable[[Request], Reply | None]
 # The same in slices: yields where others may have their turn, and what it has to wait for.
 LongWork = Generator[NotReady | None, None, Reply | None]
 LongFunction = Callable[[Request], LongWork]
-# What must be done before a request can be served, and what is told of its error, if any.
+# Work to do before a request can be served, and the callback for its error, if any.
 Fetch = Callable[[], None]
 Then = Callable[[Exception | None], None]
 # Serves requests of one client that came at once; hands on to ``Registry.serve`` what it can't.
@@ -165,7 +165,7 @@ class Registry:
         self._ready_function: ReadyFunction | None = None
 
     def route(self, code: RequestCode, function: RequestFunction) -> None:
-        """Let ``function`` serve ``code``, which has a row in ``bounds.BODIES``."""
+        """Let ``function`` serve ``code``, which must have a row in ``bounds.BODIES``."""
         assert code not in self._functions, code
         self._functions[code] = function
 
@@ -179,7 +179,7 @@ class Registry:
         self._ready_function = function
 
     def forbid(self, codes: Collection[RequestCode], remark: str) -> None:
-        """Answer those of ``codes`` that have a function with NO_PERMISSION from now on."""
+        """Answer NO_PERMISSION from now on to those of ``codes`` that have a function."""
         for code in self._functions.keys() & codes:
             self._functions[code] = functools.partial(_refuse, remark)
 
@@ -233,7 +233,7 @@ class Registry:
         return self._serve(request)
 
     def _has_good_body(self, request: Request) -> bool:
-        """Whether a large body may be read; answers the request if not."""
+        """Whether a large body is within its bounds; answers the request if not."""
         try:
             _check_body(request)
         except (OutOfBounds, fastjson.MalformedJson) as error:
@@ -287,14 +287,14 @@ class Registry:
             self.run_long(self._serve_all_long(channel))
 
     def _serve_all_long(self, channel: Channel, problem: Exception | None = None) -> Iterator[None]:
-        """One after the other, until one must wait for the disk, or for answers to be taken.
+        """One after the other, until one must wait for the disk, or for the client to read answers.
 
         problem: why what the first has waited for is not there.
         """
         waiting = self._long[channel]
         while waiting:
             if channel.is_open and channel.is_slow:
-                channel.on_taken = functools.partial(self._go_on, channel, problem)
+                channel.on_drained = functools.partial(self._go_on, channel, problem)
                 return
             work, request = waiting[0]
             if channel.is_open:  # else nobody waits for what was not begun
@@ -336,7 +336,7 @@ class Registry:
             request.reply(reply)
         except LocalProtocolError as error:
             request.reply(Reply(code=ResponseCode.SYSTEM_ERROR, remark=f"the answer: {error}"))
-        except Exception as error:  # noqa: BLE001 - nobody else catches it for a held request
+        except Exception as error:  # noqa: BLE001 - a held request has no other handler
             self._unexpected(request, error)
             request.reply(Reply(code=ResponseCode.SYSTEM_ERROR, remark=_UNENCODABLE))
 
@@ -353,7 +353,7 @@ class Registry:
 
 
 def admit(serialize_type: int, header: Buffer, body_bytes: int) -> None:
-    """Raise RemoteProtocolError unless the header is one of a request that may have such a body."""
+    """Raise RemoteProtocolError unless the header's code permits a body of that size."""
     code = decode_header(serialize_type, header).code
     bytes_max = body_of(code).bytes_max
     if body_bytes > bytes_max:
@@ -397,9 +397,9 @@ def all_ready(
 
 
 def until_done(step: Callable[[], bool]) -> Generator[NotReady | None, None, None]:
-    """Call ``step`` as long as it says that there is more, for a LongFunction.
+    """Call ``step`` until it returns False, for a LongFunction.
 
-    step: goes on where it was when what it needed is there.
+    step: may raise NotReady; the next call resumes.
     """
     is_more = True
     while is_more:

@@ -1,4 +1,4 @@
-"""Brokers and nameservers whose answers keep a consumer busy for nothing, or make no sense."""
+"""Brokers and nameservers whose answers are empty without end, or malformed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.member import NO_TOPIC, NOT_FOUND, Apache, Headrace, Member
 from tests.support.scripted import close, scripted_cluster
 
 MINUTE_S = 60
-# Some while the pause doubles, then one each second.
+# The pause doubles at first, then there is one pull each second.
 PULLS_MAX = 75
 QUEUE = MessageQueue("T", "broker-0", 0)
 RECORDS = [encode_record(topic="T", queue_id=0, body=b"0", queue_offset=0)]
@@ -75,7 +75,7 @@ NOTHING = {
 
 
 @pytest.mark.parametrize("answer", NOTHING.values(), ids=NOTHING.keys())
-async def test_pulls_that_bring_nothing_are_spaced_out(peer, answer, autojump_clock):
+async def test_empty_pulls_are_spaced_out(peer, answer, autojump_clock):
     async with Member(peer) as member:
         member.broker.answer(peer.pull_code, answer(peer))
         async with member.consumer:
@@ -115,7 +115,7 @@ async def test_pulls_that_a_broker_held_are_followed_by_the_next_at_once(peer, a
 
 
 async def test_progress_costs_no_pause(peer, autojump_clock):
-    """As with a filter that lets nothing through: empty answers, each further on."""
+    """Empty answers that advance, as with a filter that matches nothing."""
     async with Member(peer) as member:
 
         def next_one(asked):
@@ -236,7 +236,7 @@ async def test_malformed_answers_about_locks_are_logged_and_asked_again(
             assert member.broker.count(LOCK) < 2 * PULLS_MAX
 
 
-async def test_a_route_without_brokers_is_no_end(peer, autojump_clock, caplog):
+async def test_a_route_without_brokers_does_not_end_a_consumer(peer, autojump_clock, caplog):
     async with Member(peer) as member, member.consumer as consumer:
         await member.take(1)
         known = member.routes.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC][0]
@@ -256,7 +256,7 @@ async def test_a_route_without_brokers_is_no_end(peer, autojump_clock, caplog):
 
 @pytest.fixture
 async def two_brokers():
-    """A nameserver, and two brokers with a queue each of which one keeps its messages to itself."""
+    """A nameserver, and two brokers with a queue each."""
     async with scripted_cluster(brokers=2) as (nameserver, brokers, network):
         topic = nameserver.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC][0]
         nameserver.answer(
@@ -294,7 +294,7 @@ FAILURES = {
 
 @pytest.mark.parametrize("bad", [0, 1])
 @pytest.mark.parametrize(("code", "answer"), FAILURES.values(), ids=FAILURES.keys())
-async def test_a_broker_that_fails_keeps_no_other_from_being_read(
+async def test_a_failing_broker_does_not_affect_the_others(
     two_brokers, code, answer, bad, autojump_clock, caplog
 ):
     nameserver, brokers, network = two_brokers
@@ -304,7 +304,7 @@ async def test_a_broker_that_fails_keeps_no_other_from_being_read(
     connect = {"nameserver": nameserver.address, "connect": network.connect}
     async with Consumer("g", "T", start="first", ordered=True, **connect) as consumer:
         assert consumer.assignment == [queues[1 - bad]]
-        assert f"group g goes on without broker broker-{bad}: " in caplog.text
+        assert f"group g continues without broker broker-{bad}: " in caplog.text
         await trio.sleep(MINUTE_S)
         assert consumer.assignment == [queues[1 - bad]]
         assert brokers[bad].count(code) < 2 * PULLS_MAX
@@ -322,10 +322,10 @@ async def test_a_broker_that_fails_later_keeps_its_queues(two_brokers, autojump_
         brokers[1].answer(LOCK, Reply(code=ResponseCode.SYSTEM_BUSY))
         await trio.sleep(MINUTE_S)
         assert consumer.assignment == both
-        assert "goes on without broker broker-1" in caplog.text
+        assert "continues without broker broker-1" in caplog.text
 
 
-async def test_if_all_brokers_fail_that_is_an_error(two_brokers, autojump_clock):
+async def test_an_error_is_raised_if_all_brokers_fail(two_brokers, autojump_clock):
     nameserver, brokers, network = two_brokers
     for broker in brokers:
         broker.answer(RequestCode.HEART_BEAT, close)

@@ -1,4 +1,4 @@
-"""The bounds on what a peer may send are checked before any work is done for it."""
+"""Bounds on what a peer may send are checked before any work is done for it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def never(*_args: Any) -> Any:
 
 
 class Service:
-    """A registry whose function keeps the bodies that it gets."""
+    """A registry whose function records the bodies that it gets."""
 
     def __init__(self, code: RequestCode) -> None:
         self.bodies: list[bytes] = []
@@ -92,7 +92,7 @@ def no_parser(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def padded(text: bytes) -> bytes:
-    """More than the parser is for."""
+    """Text beyond the size that the parser accepts."""
     return text + b" " * PARSED_BYTES_MAX
 
 
@@ -120,7 +120,7 @@ def test_integer_keys_of_a_large_text_get_their_quotes() -> None:
     ],
     ids=["one hash", "bare names", "deep", "deep integers", "no end", "quotes"],
 )
-def test_what_only_the_parser_could_read_is_refused_when_it_is_large(text: bytes) -> None:
+def test_large_text_that_needs_the_parser_is_refused(text: bytes) -> None:
     with pytest.raises(MalformedJson, match="only JSON is read"):
         fastjson.bounded(text)
 
@@ -174,7 +174,7 @@ def test_integers_have_19_digits_at_most() -> None:
 
 
 def start_of(frame: bytes) -> bytes:
-    """As much as shows what is to come."""
+    """The prefix and the header."""
     return frame[: 8 + int.from_bytes(frame[5:8])]
 
 
@@ -193,7 +193,7 @@ def test_a_first_frame_must_show_its_header_soon() -> None:
 
 
 @pytest.mark.parametrize("cut", [5, 9, 40, 5000])
-def test_a_large_first_frame_that_may_come_is_read_however_it_is_cut(cut: int) -> None:
+def test_a_permitted_large_first_frame_is_read_however_it_is_cut(cut: int) -> None:
     frame = request(310, send_fields(), body=bytes(300 * KIB))
     reader = FrameReader(admit=admit)
     assert reader.feed(frame[:cut]) == []

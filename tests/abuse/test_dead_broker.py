@@ -1,4 +1,4 @@
-"""A broker that is registered and does not answer, or not sensibly: the others' answers still come.
+"""A registered broker that does not answer, or sends malformed answers, does not hide the others.
 
 It is what anybody can leave behind in a nameserver.
 """
@@ -35,7 +35,8 @@ NAME = "a-ghost"
 
 @contextlib.contextmanager
 def registered(nameserver: str, address: str, *topics: str) -> Iterator[None]:
-    """A broker at ``address`` that has ``topics`` (and one more), while the connection is there."""
+    """A broker at ``address`` with ``topics`` and one more, registered for the length of the
+    block."""
     table = {name: TopicConfig(topic_name=name, read_queue_nums=1) for name in (*topics, "ghostly")}
     body = RegisterBrokerBody(
         topic_config_serialize_wrapper=TopicConfigSerializeWrapper(topic_config_table=table)
@@ -92,7 +93,7 @@ def rows_of(name: str, printed: Any) -> list[Any]:
     ],
     ids=" ".join,
 )
-def test_it_is_a_row_with_a_problem(ghost: str, command: tuple[str, ...]) -> None:
+def test_a_dead_broker_is_a_row_with_a_problem(ghost: str, command: tuple[str, ...]) -> None:
     outcome = headrace(*command, "--json")
     assert outcome.exit_code == 0
     good, *_, bad = rows_of(command[1], outcome.json())
@@ -108,7 +109,7 @@ def test_it_is_a_row_with_a_problem(ghost: str, command: tuple[str, ...]) -> Non
     assert told in in_columns.stdout
 
 
-def test_where_nothing_is_wrong_there_is_no_such_column(
+def test_without_problems_there_is_no_such_column(
     mq: Embedded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADRACE_NAMESERVER", mq.nameserver)
@@ -116,7 +117,7 @@ def test_where_nothing_is_wrong_there_is_no_such_column(
     assert "problem" not in row
 
 
-def test_what_the_others_have_is_printed(ghost: str) -> None:
+def test_answers_of_the_others_are_printed(ghost: str) -> None:
     consumed = headrace("consume", "T")
     assert (consumed.exit_code, consumed.stdout) == (0, "one\n")
     assert f"left out: broker {NAME}: cannot connect" in consumed.stderr
@@ -137,7 +138,7 @@ def test_cluster_and_doctor_say_what_is_wrong_with_it(ghost: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["", "no address", "\x00:1", "a" * 70 + ":1"])
-def test_an_address_that_is_none_is_a_problem_too(
+def test_a_malformed_address_is_a_problem_too(
     mq: Embedded, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADRACE_NAMESERVER", mq.nameserver)
@@ -151,7 +152,7 @@ def test_an_address_that_is_none_is_a_problem_too(
 
 
 def _repeat(nameserver: str, script: Scripted, old: bytes, address: str) -> None:
-    """Have ``script`` answer as the nameserver does, but for one address."""
+    """Have ``script`` answer as the nameserver does, except for one address."""
 
     def answer(asked: Asked) -> Reply:
         with BlockingConnection.connect(nameserver) as connection:
@@ -166,7 +167,7 @@ def _json_text(text: str) -> bytes:
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"\xff\x00" * 40], ids=["cut", "list", "bytes"])
-def test_answers_that_make_no_sense_are_a_problem_as_well(
+def test_malformed_answers_are_a_problem_too(
     mq: Embedded, body: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADRACE_NAMESERVER", mq.nameserver)
@@ -185,7 +186,7 @@ def test_answers_that_make_no_sense_are_a_problem_as_well(
             assert f"the answer from {broker.address} cannot be read" in outcome.stdout, command
 
 
-def test_figures_that_are_none_are_a_problem_of_their_broker(
+def test_malformed_figures_are_a_problem_of_their_broker(
     mq: Embedded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADRACE_NAMESERVER", mq.nameserver)
@@ -194,7 +195,7 @@ def test_figures_that_are_none_are_a_problem_of_their_broker(
         broker.answer(RequestCode.GET_BROKER_RUNTIME_INFO, Reply(body=(info,)))
         outcome = headrace("cluster")
     assert outcome.exit_code == 0
-    assert f"{broker.address} says what is no figure: could not convert" in outcome.stdout
+    assert f"{broker.address} sent a malformed figure: could not convert" in outcome.stdout
 
 
 # -- in Python -------------------------------------------------------------------------------------
@@ -212,7 +213,7 @@ async def test_admin_raises_unless_it_is_given_a_list_for_problems(ghost: str) -
         assert len(problems) == 1, "it is not asked again"
 
 
-async def test_changes_are_made_where_they_can_before_the_error_is_raised(ghost: str) -> None:
+async def test_changes_reach_all_live_brokers_before_the_error_is_raised(ghost: str) -> None:
     async with Admin() as admin:
         with pytest.raises(ConnectFailed):
             await admin.create_topic("new", queues=3)
@@ -220,7 +221,7 @@ async def test_changes_are_made_where_they_can_before_the_error_is_raised(ghost:
         assert len(stats) == 3
 
 
-async def test_if_no_broker_answers_that_is_an_error(mq: Embedded) -> None:
+async def test_an_error_is_raised_if_no_broker_answers(mq: Embedded) -> None:
     with scripted_in_thread() as (broker,), registered(mq.nameserver, broker.address, "only"):
         broker.answer(RequestCode.GET_TOPIC_STATS_INFO, Reply(body=(b"[",)))
         async with Admin(nameserver=mq.nameserver) as admin:

@@ -31,7 +31,7 @@ def test_clients_get_what_the_store_leaves(
 
 
 @pytest.mark.slow
-def test_a_broker_with_few_descriptors_serves_those_it_has_taken(tmp_path: Path) -> None:
+def test_a_broker_with_few_descriptors_serves_the_clients_it_accepted(tmp_path: Path) -> None:
     before = ("prlimit", "--nofile=200:200")
     with Cluster(tmp_path, "b", before=before) as cluster, ExitStack() as stack:
         broker = cluster.brokers["b"]

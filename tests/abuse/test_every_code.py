@@ -44,7 +44,7 @@ NOT_ANSWERED = frozenset({Code.CONSUMER_SEND_MSG_BACK})
 
 
 class Walk:
-    """Sends requests of one code and keeps account of their answers."""
+    """Sends requests of one code and keeps track of their answers."""
 
     def __init__(self, wire: Wire, code: Code, codec: SerializeType) -> None:
         self._wire = wire
@@ -61,7 +61,7 @@ class Walk:
         await self._wire.send(frame)
 
     async def settle(self) -> None:
-        """Wait until all that must be answered is."""
+        """Wait until everything that must be answered is."""
         end = self._opaque + 1
         await self._wire.send(request(9999, codec=self._codec, opaque=end))
         may_wait = self._code in MAY_WAIT or self._code in NOT_ANSWERED
@@ -94,7 +94,7 @@ async def walk(walk: Walk, code: Code, codec: SerializeType) -> None:
 
 
 class Innocent:
-    """A client that wants nothing but to be served, on a connection that stays."""
+    """A well-behaved client on a lasting connection."""
 
     def __init__(self, wire: Wire, target: str) -> None:
         self._wire = wire
@@ -122,7 +122,7 @@ async def attacked(target: str) -> AsyncIterator[tuple[Daemons, str, Innocent]]:
 
 
 async def routed_codes(wire: Wire) -> list[Code]:
-    """Those that are not answered as unknown."""
+    """The codes that are not answered as unknown."""
     codes = list(Code)
     for number, code in enumerate(codes):
         await wire.send(request(code, opaque=number))
@@ -138,7 +138,7 @@ async def routed_codes(wire: Wire) -> list[Code]:
 targets = pytest.mark.parametrize("target", [BROKER, NAMESERVER])
 
 
-async def test_each_request_that_is_served_has_a_bound_and_no_other() -> None:
+async def test_exactly_the_served_requests_have_bounds() -> None:
     routed: set[Code] = set()
     async with daemons(MemoryNetwork()) as under_test:
         for address in (under_test.running.broker, under_test.running.nameserver):

@@ -1,4 +1,4 @@
-"""Who reaches a daemon: nobody from outside by default, and strangers administer nothing."""
+"""By default nobody outside reaches a daemon, and ``read`` lets nobody administer it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 OUTSIDE = ["0.0.0.0", "::", "192.0.2.7", "2001:db8::7", "broker.example"]
 DAEMONS = ["broker", "nameserver"]
 
-# What anonymousAccess=read leaves to strangers. A new code must be put here or be refused.
+# Codes that anonymousAccess=read permits. A new code must be added here or be refused.
 OPEN = {
     "messages": "BULK_PULL BULK_SEND CONSUMER_SEND_MSG_BACK LITE_PULL_MESSAGE PULL_MESSAGE"
     " QUERY_MESSAGE SEND_BATCH_MESSAGE SEND_MESSAGE SEND_MESSAGE_V2 STAGE_ABORT STAGE_COMMIT"
@@ -61,9 +61,7 @@ def test_daemons_listen_on_loopback_by_default(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("daemon", DAEMONS)
 @pytest.mark.parametrize("address", OUTSIDE)
-def test_other_machines_need_a_word_of_the_administrator(
-    tmp_path: Path, daemon: str, address: str
-) -> None:
+def test_serving_other_machines_needs_consent(tmp_path: Path, daemon: str, address: str) -> None:
     path = settings(daemon, tmp_path, "", f"bindAddress={address}")
     outcome = headrace(daemon, "-c", str(path), "--check-config")
     assert outcome.exit_code == 2
@@ -82,22 +80,22 @@ def test_other_machines_need_a_word_of_the_administrator(
         ("bindAddress=localhost",),
     ],
 )
-def test_the_word_is_enough_and_loopback_needs_none(
+def test_consent_is_enough_and_loopback_needs_none(
     tmp_path: Path, daemon: str, lines: tuple[str, ...]
 ) -> None:
     outcome = headrace(daemon, "-c", str(settings(daemon, tmp_path, *lines)), "--check-config")
     assert (outcome.exit_code, outcome.stderr) == (0, "")
 
 
-def test_an_address_for_clients_must_be_listened_on(tmp_path: Path) -> None:
+def test_an_advertised_address_must_be_listened_on(tmp_path: Path) -> None:
     path = settings("broker", tmp_path, "brokerIP1=192.0.2.7")
     outcome = headrace("broker", "-c", str(path), "--check-config")
     assert outcome.exit_code == 2
-    assert f"{path}:1: brokerIP1=192.0.2.7: clients are told this address" in outcome.stderr
+    assert f"{path}:1: brokerIP1=192.0.2.7: the broker advertises this address" in outcome.stderr
     assert "bindAddress=127.0.0.1" in outcome.stderr
 
 
-async def test_strangers_administer_nothing_with_read(tmp_path: Path) -> None:
+async def test_read_rejects_administration(tmp_path: Path) -> None:
     network = MemoryNetwork()
     root = tmp_path / "store"
     broker = Broker(BrokerConfig(store_path_root_dir=root, anonymous_access="read"), network)
@@ -110,7 +108,9 @@ async def test_strangers_administer_nothing_with_read(tmp_path: Path) -> None:
             address = await nursery.start(daemon.run)
             refusal = (await ask(network, address, change)).command
             assert refusal.code == ResponseCode.NO_PERMISSION
-            assert f"{change.name} is refused: anonymousAccess=read" in (refusal.remark or "")
+            assert f"{change.name} is refused: this daemon runs with anonymousAccess=read" in (
+                refusal.remark or ""
+            )
             assert (await ask(network, address, lookup)).command.code == ResponseCode.SUCCESS
         nursery.cancel_scope.cancel()
 

@@ -1,4 +1,5 @@
-"""Records inside the bodies of messages, at the places that they claim: none is handed out."""
+"""Forged records inside the bodies of messages are not served, even at the offsets that they
+claim."""
 
 from __future__ import annotations
 

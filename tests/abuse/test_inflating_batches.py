@@ -1,4 +1,4 @@
-"""Few bytes of compressed bodies that would fill the memory of whoever reads them."""
+"""Small compressed bodies that would fill their reader's memory."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_messages_of_such_a_batch_can_be_read_one_by_one() -> None:
     assert len(bombs.part(0, 4).values()) == 4, "or a few at once"
 
 
-def test_a_single_body_that_is_too_large_is_told_apart() -> None:
+def test_a_single_large_body_has_its_own_error() -> None:
     with pytest.raises(BodyTooLarge):
         batch(*BOMBS["zlib"], body_bytes_max=SIZE - 1).values()
 

@@ -1,4 +1,5 @@
-"""What requests leave in memory: charged to the client, counted for its host, or refused."""
+"""State that requests leave in memory is charged to the client, counted for its host, or
+refused."""
 
 from __future__ import annotations
 
@@ -34,7 +35,6 @@ from headrace_protocol.headers import (
     CloneGroupOffsetHeader,
     ConsumerGroupHeader,
     PullMessageHeader,
-    SendMessageHeaderV2,
     StageAbortHeader,
     StageCommitHeader,
     StageDecideHeader,
@@ -49,6 +49,7 @@ from tests.broker import test_staging
 from tests.broker.test_groups import notices
 from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
+from tests.support.wire import send_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,7 +61,7 @@ HOST = Host.of(MemoryChannel())
 
 
 def kept_bytes(action: Callable[[], object]) -> int:
-    """What is more in memory after ``action``, the second time that it is done."""
+    """Memory that the second run of ``action`` adds."""
     action()
     gc.collect()
     tracemalloc.start()
@@ -132,7 +133,7 @@ def test_a_client_is_charged_for_its_subscriptions(
     assert 0 < kept_bytes(join) <= channels[1].charged_bytes
 
 
-def test_a_charge_follows_what_a_client_says_and_ends_with_it(broker: BrokerUnderTest) -> None:
+def test_a_charge_follows_heartbeats_and_ends_with_the_client(broker: BrokerUnderTest) -> None:
     channel = MemoryChannel()
     charges = []
     for topics in (1, 50, 1):
@@ -190,7 +191,7 @@ def test_a_heartbeat_of_too_many_items_is_rejected(broker: BrokerUnderTest, fiel
 # -- notices ---------------------------------------------------------------------------------------
 
 
-async def test_a_member_that_changes_all_the_time_is_told_of_once_a_second(
+async def test_notices_about_a_restless_member_are_coalesced(
     broker: BrokerUnderTest, autojump_clock: trio.testing.MockClock
 ) -> None:
     victim = broker.join("g", "victim")
@@ -208,7 +209,7 @@ async def test_a_member_that_changes_all_the_time_is_told_of_once_a_second(
                 ).encode(),
                 attacker,
             )
-        assert len(notices(victim)) == groups._TOLD_AT_ONCE
+        assert len(notices(victim)) == groups._NOTICES_MAX
         await trio.sleep(1)
         assert notices(victim) == ["g"]  # and now it sees the last change
         listing = broker.ask(
@@ -254,7 +255,7 @@ def test_locks_that_are_not_renewed_are_forgotten(broker: BrokerUnderTest) -> No
     assert len(broker.locks) == broker.budget.kept_bytes(HOST) == 0
 
 
-def test_more_locks_than_a_host_may_have_are_held_by_nobody(broker: BrokerUnderTest) -> None:
+def test_locks_beyond_the_bound_of_a_host_are_not_granted(broker: BrokerUnderTest) -> None:
     broker.budget._bytes_max = 5000
     answer = lock(broker, "c", queues(0, 10))
     held = LockBatchResponseBody.decode(answer.body).lock_ok_mq_set
@@ -300,27 +301,16 @@ def pull(broker: BrokerUnderTest, **fields: object) -> Answer:
 
 
 def send(broker: BrokerUnderTest, topic: str, properties: str = "") -> Answer:
-    header = SendMessageHeaderV2(
-        producer_group="p",
-        topic=topic,
-        default_topic="TBW102",
-        default_topic_queue_nums=4,
-        queue_id=0,
-        sys_flag=0,
-        born_timestamp=1,
-        flag=0,
-        properties=properties,
-    )
-    return broker.ask(RequestCode.SEND_MESSAGE_V2, header, b"x")
+    return broker.ask(RequestCode.SEND_MESSAGE_V2, send_header(topic, properties), b"x")
 
 
-def test_a_host_makes_only_so_many_groups_by_pulls_and_heartbeats(broker: BrokerUnderTest) -> None:
+def test_groups_that_a_host_creates_are_bounded(broker: BrokerUnderTest) -> None:
     broker.create_topic("t")
     broker.budget._bytes_max = 20_000
     answers = [pull(broker, consumer_group=f"g{number}") for number in range(10)]
     refused = [answer for answer in answers if answer.code == ResponseCode.NO_PERMISSION]
     assert 0 < len(refused) < 10
-    assert "the most that one host may" in refused[0].remark
+    assert "the most for one host" in refused[0].remark
     body = HeartbeatData(client_id="c", consumer_data_set=[ConsumerData(group_name="more")])
     assert heartbeat(broker, MemoryChannel(), body).code == ResponseCode.NO_PERMISSION
     assert broker.groups.get("more") is None
@@ -331,7 +321,7 @@ def test_a_host_makes_only_so_many_groups_by_pulls_and_heartbeats(broker: Broker
     assert pull(broker, consumer_group="instead").code != ResponseCode.NO_PERMISSION
 
 
-def test_a_host_makes_only_so_many_topics_by_sends(broker: BrokerUnderTest) -> None:
+def test_topics_that_a_host_creates_are_bounded(broker: BrokerUnderTest) -> None:
     broker.budget._bytes_max = 10_000
     codes = [send(broker, f"t{number}").code for number in range(10)]
     assert codes[0] == ResponseCode.SUCCESS
@@ -398,7 +388,7 @@ def test_a_commit_for_a_queue_that_is_not_there_is_rejected(broker: BrokerUnderT
     assert broker.offsets.offsets_of("g", "t") == {1: 1}
 
 
-def test_a_commit_for_a_queue_that_its_topic_has_no_more_is_kept(broker: BrokerUnderTest) -> None:
+def test_a_commit_for_a_queue_of_a_shrunk_topic_is_kept(broker: BrokerUnderTest) -> None:
     broker.create_topic("t", 4)
     broker.store_message("t", 3)
     broker.create_topic("t", 1)
@@ -407,7 +397,7 @@ def test_a_commit_for_a_queue_that_its_topic_has_no_more_is_kept(broker: BrokerU
     assert broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header).code == ResponseCode.SUCCESS
 
 
-def test_progress_is_cloned_only_to_what_can_be_a_group(broker: BrokerUnderTest) -> None:
+def test_progress_is_cloned_only_to_valid_groups(broker: BrokerUnderTest) -> None:
     broker.create_topic("t")
     broker.offsets.commit("g", "t", 0, 1)
     for name, code in (("D" * 121, ResponseCode.INVALID_PARAMETER), ("copy", 0)):
@@ -514,9 +504,7 @@ def staged_requests(query_id: str) -> list[tuple[RequestCode, msgspec.Struct, by
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_a_query_of_which_nothing_is_known_is_not_kept(
-    broker: BrokerUnderTest, number: int
-) -> None:
+def test_a_query_without_state_is_not_kept(broker: BrokerUnderTest, number: int) -> None:
     for query in range(10):
         code, header, body = staged_requests(f"q{query}")[number]
         broker.ask(code, header, body)
@@ -554,7 +542,9 @@ def test_decisions_count_for_their_host_until_they_are_forgotten(broker: BrokerU
     assert broker.staging._queries == {}
 
 
-async def test_what_is_staged_counts_for_its_host_until_it_expires(broker: BrokerUnderTest) -> None:
+async def test_staged_writes_count_for_their_host_until_expiry(
+    broker: BrokerUnderTest,
+) -> None:
     broker.create_topic("T")
     for query_id in ("q0", "q1"):
         assert test_staging.send(broker, "a", 0, b"b", query_id=query_id).code == 0

@@ -84,7 +84,7 @@ def test_a_query_lets_others_have_their_turn(broker: BrokerUnderTest) -> None:
     assert answer.code == ResponseCode.QUERY_NOT_FOUND
 
 
-def test_a_query_ends_after_so_many_records_and_says_how_to_look_further(
+def test_a_query_stops_at_its_bound_and_says_how_to_continue(
     broker: BrokerUnderTest, decoded: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader, "CANDIDATES_MAX", 20)
@@ -99,7 +99,7 @@ def test_a_query_ends_after_so_many_records_and_says_how_to_look_further(
     assert len(decode_records(answer.body)) == 1
 
 
-def test_newer_entries_are_passed_over_without_decoding(
+def test_newer_entries_are_skipped_without_decoding(
     broker: BrokerUnderTest, decoded: list[int]
 ) -> None:
     store(broker, 1, "all")
@@ -144,9 +144,7 @@ def test_a_query_indexes_what_is_waiting_in_slices(broker: BrokerUnderTest) -> N
     assert answer.code == ResponseCode.SUCCESS
 
 
-def test_a_walk_ends_after_so_many_entries(
-    broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_walk_is_bounded(broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "ENTRIES_MAX", 500)
     walked = 0
     entry = IndexFile.entry

@@ -34,7 +34,7 @@ def get(server: NameServerUnderTest, key: str) -> str | None:
 
 
 class Threads:
-    """What was handed to threads, to be done when the test says so."""
+    """Work handed to threads, done when the test says so."""
 
     def __init__(self, server: NameServerUnderTest) -> None:
         self.asked: list[tuple[Callable[[], None], Callable[[Exception | None], None]]] = []
@@ -50,7 +50,7 @@ class Threads:
 
 @pytest.fixture
 def writes(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """What was written to files."""
+    """The contents written to files."""
     written: list[bytes] = []
     replace_file = kv_config._replace_file
 
@@ -65,7 +65,7 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 def ask_together(
     server: NameServerUnderTest, threads: Threads, *keys: str
 ) -> list[list[tuple[Command, bytes]]]:
-    """Put values, each over a connection of its own; the answers."""
+    """Put values, each on its own connection; returns the answers."""
     channels = [MemoryChannel() for _ in keys]
     for channel, key in zip(channels, keys, strict=True):
         header = PutKVConfigHeader(namespace="n", key=key, value="v")
@@ -84,7 +84,7 @@ def test_changes_are_written_together_in_a_thread(tmp_path: Path, writes: list[b
     assert get(server, "c") == "v"
 
 
-def test_nothing_shows_before_it_is_on_disk(tmp_path: Path, writes: list[bytes]) -> None:
+def test_a_change_is_invisible_until_it_is_on_disk(tmp_path: Path, writes: list[bytes]) -> None:
     server = NameServerUnderTest(kv_config_path=tmp_path / "kv.json")
     threads = Threads(server)
     header = PutKVConfigHeader(namespace="n", key="k", value="v")
@@ -121,7 +121,7 @@ def test_a_failed_write_fails_all_that_it_was_for(tmp_path: Path) -> None:
     }
 
 
-def test_what_changes_nothing_is_not_written(tmp_path: Path, writes: list[bytes]) -> None:
+def test_a_change_without_effect_is_not_written(tmp_path: Path, writes: list[bytes]) -> None:
     server = NameServerUnderTest(kv_config_path=tmp_path / "kv.json")
     put(server, "k")
     put(server, "k")

@@ -63,7 +63,7 @@ QUEUES = 2000
 def steps(
     broker: BrokerUnderTest, code: RequestCode, header: msgspec.Struct | None, body: bytes = b""
 ) -> tuple[int, Answer]:
-    """How often others have their turn until a request is answered, and its answer."""
+    """How often others get a turn until a request is answered, and the answer."""
     works: list[Iterator[None]] = []
     broker.registry.run_long = works.append
     channel = MemoryChannel()
@@ -290,7 +290,7 @@ def test_stats_of_many_queues_are_written_in_slices(broker: BrokerUnderTest) -> 
 
 
 class FullChannel(MemoryChannel):
-    """A client that has enough with one answer."""
+    """A client that is full after one answer."""
 
     def write(self, *buffers: bytes | bytearray | memoryview) -> None:
         super().write(*buffers)
@@ -298,7 +298,7 @@ class FullChannel(MemoryChannel):
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-def test_no_long_answer_is_made_for_a_client_that_does_not_take_them(
+def test_no_long_answer_is_made_for_a_client_that_does_not_read(
     broker: BrokerUnderTest, is_open: bool
 ) -> None:
     channel, works = FullChannel(), list[Any]()
@@ -308,18 +308,18 @@ def test_no_long_answer_is_made_for_a_client_that_does_not_take_them(
     list(works.pop())
     assert len(channel.replies()) == 1
     assert works == []
-    assert channel.on_taken is not None
+    assert channel.on_drained is not None
     assert channel.charged_bytes > 0
-    taken, channel.on_taken = channel.on_taken, None
+    taken, channel.on_drained = channel.on_drained, None
     channel.is_slow, channel.is_open = not is_open, is_open
     taken()
     list(works.pop())
     assert len(channel.replies()) == is_open
-    assert (channel.on_taken is not None) == is_open
+    assert (channel.on_drained is not None) == is_open
     assert (channel.charged_bytes > 0) == is_open
 
 
-async def test_a_client_that_takes_its_answers_gets_more_and_one_that_goes_none() -> None:
+async def test_a_channel_calls_back_once_when_it_drains_or_closes() -> None:
     told: list[str] = []
     limits = ServerLimits(connection_bytes_max=1_000_000)
     async with serving(limits) as (server, _, connect):
@@ -329,7 +329,7 @@ async def test_a_client_that_takes_its_answers_gets_more_and_one_that_goes_none(
             await trio.testing.wait_all_tasks_blocked()
             (channel,) = server.channels
             assert channel.is_slow
-            channel.on_taken = functools.partial(told.append, name)
+            channel.on_drained = functools.partial(told.append, name)
             while name == "reads" and channel.is_slow:
                 await stream.receive_some()
             await stream.aclose()
@@ -340,7 +340,7 @@ async def test_a_client_that_takes_its_answers_gets_more_and_one_that_goes_none(
 # -- the clean-up ----------------------------------------------------------------------------------
 
 
-def test_what_groups_have_to_consume_is_looked_at_some_queues_at_a_time(
+def test_unconsumed_messages_are_found_in_blocks_of_queues(
     broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker.create_topic("t", 200)
@@ -379,7 +379,7 @@ def test_a_subscription_that_is_too_long_is_rejected(broker: BrokerUnderTest) ->
 
 
 class Log:
-    """What a broker logs of changes."""
+    """A broker's log of changes."""
 
     def __init__(self, broker: BrokerUnderTest) -> None:
         self.lines: list[dict[str, Any]] = []
@@ -425,7 +425,7 @@ def test_the_log_names_the_client_of_each_change(broker: BrokerUnderTest) -> Non
         "offsets reset",
         "offsets cloned",
         "settings changed",
-        "removal of old files asked for",
+        "removal of old files requested",
         "group deleted",
         "topic deleted",
     ]

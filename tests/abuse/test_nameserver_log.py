@@ -104,7 +104,7 @@ def test_a_line_of_the_log_is_bounded(code: RequestCode, header: Any) -> None:
     assert len(repr(logs)) < 1000
 
 
-async def test_a_host_has_so_many_lines(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_lines_of_a_host_are_bounded(autojump_clock: trio.testing.MockClock) -> None:
     network = MemoryNetwork()
     config = NameServerConfig(listen_port=0)
     wipe = frame(RequestCode.WIPE_WRITE_PERM_OF_BROKER, WritePermOfBrokerHeader(broker_name="b0"))
@@ -116,5 +116,5 @@ async def test_a_host_has_so_many_lines(autojump_clock: trio.testing.MockClock) 
             await trio.sleep(6)
             nursery.cancel_scope.cancel()
     wiped = [entry for entry in logs if entry["event"] == "write permission wiped"]
-    (left_out,) = [entry for entry in logs if entry["event"] == "lines left out"]
+    (left_out,) = [entry for entry in logs if entry["event"] == "lines suppressed"]
     assert (len(wiped), left_out["count"]) == (LINES_MAX, 500 - LINES_MAX)

@@ -1,4 +1,4 @@
-"""Whatever a frame causes costs its own connection at most."""
+"""A frame costs at most its own connection."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_a_send_whose_header_nests_is_closed() -> None:
 
 
 @pytest.mark.parametrize("value", [[1], {"a": 1}, msgpack.Timestamp(1, 2), b"\xff"])
-async def test_what_is_no_field_of_a_msgpack_header_closes_its_connection(value: object) -> None:
+async def test_an_invalid_field_of_a_msgpack_header_closes_its_connection(value: object) -> None:
     header = msgpack.packb([28, "JAVA", 513, 1, 0, None, {"a": value}])
     async with daemons(MemoryNetwork()) as under_test, under_test.wire() as wire:
         await wire.send(framed(0x68, header))
@@ -76,7 +76,7 @@ async def test_what_is_no_field_of_a_msgpack_header_closes_its_connection(value:
 
 @dataclass
 class Faulty:
-    """Fails where it is told to, for one client; serves the others."""
+    """A handler that fails at a given place for one client, and serves the others."""
 
     fails_in: str
     victim: ServerChannel | None = None
@@ -155,7 +155,7 @@ async def test_a_fault_closes_its_client_and_nobody_else(
 
 
 @networks
-async def test_replies_that_may_not_be_true_end_the_server(
+async def test_replies_that_may_be_false_end_the_server(
     network: Callable[[], MemoryNetwork | TcpNetwork],
 ) -> None:
     async def talk(bad: Wire, good: Wire) -> None:
@@ -224,7 +224,7 @@ def test_no_host_floods_the_log() -> None:
         host_log.report()
     closed = [entry for entry in logs if entry["event"] == "client closed"]
     assert len(closed) == LINES_MAX + 2
-    (left_out,) = [entry for entry in logs if entry["event"] == "lines left out"]
+    (left_out,) = [entry for entry in logs if entry["event"] == "lines suppressed"]
     assert (left_out["host"], left_out["count"]) == ("10.0.0.1", 5)
 
 

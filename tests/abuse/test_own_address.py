@@ -1,4 +1,4 @@
-"""Brokers may have to register an address of the host that they connect from."""
+"""Whether brokers must register an address of the host that they connect from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.nameserver import NameServerUnderTest, register_body, registe
         ("127.0.0.2:10911", "127.0.0.1:50000"),
     ],
 )
-def test_the_own_address_is_taken(address: str, client: str) -> None:
+def test_a_brokers_own_address_is_accepted(address: str, client: str) -> None:
     check_own_address(address, client)
 
 
@@ -39,7 +39,7 @@ def test_the_own_address_is_taken(address: str, client: str) -> None:
     ],
 )
 def test_another_address_is_refused_with_both(address: str, client: str) -> None:
-    with pytest.raises(RequestError, match="set its brokerIP1 to that, or") as refused:
+    with pytest.raises(RequestError, match="set brokerIP1 to it, or") as refused:
         check_own_address(address, client)
     assert address in refused.value.remark
     assert client in refused.value.remark
@@ -56,7 +56,7 @@ def test_another_address_is_refused_with_both(address: str, client: str) -> None
         ({"register_from_own_address": True}, True),
     ],
 )
-def test_it_is_the_rule_off_loopback_unless_set(settings: dict[str, object], checks: bool) -> None:
+def test_the_default_depends_on_the_bind_address(settings: dict[str, object], checks: bool) -> None:
     assert NameServerConfig(**settings).checks_own_address is checks
 
 

@@ -34,7 +34,7 @@ OURS = "10.0.0.1:10911"
 
 
 class NoTopics:
-    """Of a TopicTable what registration reads."""
+    """The part of a TopicTable that registration reads."""
 
     data_version = DataVersion()
 

@@ -1,4 +1,4 @@
-"""What a stranger can do to a nameserver, and through it to everybody's clients, by registering."""
+"""Malicious registrations cannot harm a nameserver or the clients that use it."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_a_topic_added_by_hand_has_the_same_bounds(
     assert list(server.table.topics()) == ["T", "U"]
 
 
-def test_the_largest_registration_that_is_allowed_is_taken(server: NameServerUnderTest) -> None:
+def test_the_largest_registration_is_accepted(server: NameServerUnderTest) -> None:
     extreme = TopicConfig(topic_name="x" * 255, read_queue_nums=65_536, perm=15)
     taken = register(server, client(), extreme, "U", name="n" * 255, address="a" * 253 + ":1")
     assert taken.code == ResponseCode.SUCCESS, taken.remark
@@ -267,7 +267,7 @@ def test_a_compressed_registration_of_too_many_topics_is_not_read(
 # -- what is kept ----------------------------------------------------------------------------------
 
 
-def test_one_host_registers_so_many_brokers(
+def test_brokers_of_one_host_are_bounded(
     server: NameServerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routes, "BROKERS_PER_HOST_MAX", 3)
@@ -281,7 +281,7 @@ def test_one_host_registers_so_many_brokers(
     assert register(server, stranger, name="e1", address="6.6.6.6:1").code == 0  # as before
 
 
-def test_all_hosts_register_so_many_brokers(
+def test_brokers_of_all_hosts_are_bounded(
     server: NameServerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routes, "BROKERS_MAX", 2)
@@ -299,7 +299,7 @@ def test_all_hosts_register_so_many_brokers(
         ("TOPICS_MAX", [0, 29, 29, 0, 29]),
     ],
 )
-def test_so_many_topics_are_kept(
+def test_topics_are_bounded(
     server: NameServerUnderTest, bound: str, codes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routes, bound, 5)
@@ -317,7 +317,7 @@ def test_so_many_topics_are_kept(
     assert addresses(server) == {"b0": {0: REAL}}
 
 
-def test_topics_of_old_make_room_for_those_that_a_broker_has(
+def test_old_topics_make_room_for_current_ones(
     server: NameServerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routes, "REGISTERED_TOPICS_MAX", 4)
@@ -448,7 +448,7 @@ def test_the_dialect_of_static_topics_is_read(server: NameServerUnderTest) -> No
     assert route.queue_datas[0].perm == 6
 
 
-def test_much_of_the_dialect_is_refused(
+def test_a_large_registration_in_the_dialect_is_refused(
     server: NameServerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registrations, "_DIALECT_BYTES_MAX", 40)

@@ -1,4 +1,4 @@
-"""A broker that asks its clients without an end, and reads none of their answers."""
+"""A broker that keeps asking its clients and never reads their answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COUNT = 1000
 
 
 class Stuck(ByteStream):
-    """Gives some bytes, a piece at a time, and takes none."""
+    """A stream that delivers bytes in pieces and accepts none."""
 
     def __init__(self, piece: bytes, count: int) -> None:
         self._piece = piece
@@ -37,7 +37,7 @@ class Stuck(ByteStream):
         """Nothing to close."""
 
 
-async def test_answers_that_nobody_takes_do_not_pile_up() -> None:
+async def test_unread_answers_do_not_pile_up() -> None:
     asked: list[RequestReceived] = []
 
     def answer(connection: AsyncConnection, request: RequestReceived) -> None:

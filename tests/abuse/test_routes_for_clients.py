@@ -1,4 +1,4 @@
-"""What nameservers say about a topic, to clients that must not believe all of it."""
+"""Clients reject malformed routes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from headrace import MessageQueue, Producer
 from headrace.errors import MalformedAnswer
-from headrace.route import QUEUES_MAX
 from headrace_protocol.bodies import BrokerData, QueueData, TopicRouteData
+from headrace_protocol.bounds import QUEUE_NUMS_MAX
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.serving import Reply
 from tests.support.scripted import scripted_cluster, scripted_in_thread
@@ -44,7 +44,7 @@ MALFORMED = {
     "a number of many digits": body((4, 4)).replace(b":4,", b":" + b"9" * 5000 + b",", 1),
     "negative": body((4, 4), (-1, 4)),
     "more than memory holds": body((2**31 - 1, 0)),
-    "too many to write": body((0, QUEUES_MAX), (0, 1)),
+    "too many to write": body((0, QUEUE_NUMS_MAX), (0, 1)),
 }
 malformed = pytest.mark.parametrize("answer", MALFORMED.values(), ids=MALFORMED.keys())
 
@@ -58,11 +58,11 @@ async def test_a_malformed_route_names_the_nameserver(answer: bytes) -> None:
                 await producer.queues("T")
 
 
-async def test_a_route_of_the_largest_size_is_taken() -> None:
+async def test_the_largest_route_is_accepted() -> None:
     async with scripted_cluster() as (nameserver, _, network):
-        nameserver.answer(ROUTE, Reply(body=(body((QUEUES_MAX, QUEUES_MAX)),)))
+        nameserver.answer(ROUTE, Reply(body=(body((QUEUE_NUMS_MAX, QUEUE_NUMS_MAX)),)))
         async with Producer(nameserver=nameserver.address, connect=network.connect) as producer:
-            assert (await producer.queues("T"))[-1].queue_id == QUEUES_MAX - 1
+            assert (await producer.queues("T"))[-1].queue_id == QUEUE_NUMS_MAX - 1
 
 
 async def test_a_malformed_route_leaves_the_one_that_is_known(

@@ -1,4 +1,4 @@
-"""Requests whose tables can't be written, or could be written but never read again."""
+"""Requests whose tables can't be written, or could be written but not read back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def policy(depth: int) -> bytes:
-    """A retry policy of so many levels."""
+    """A retry policy that nests ``depth`` levels."""
     return b'{"a":' * (depth - 1) + b"{}" + b"}" * (depth - 1)
 
 
@@ -69,7 +69,7 @@ def test_a_policy_of_eight_levels_is_there_after_a_restart(tmp_path: Path) -> No
 
 
 def damaged(folder: Path, *names: str) -> None:
-    """Files as a broker of before saved them: too deep to be read."""
+    """Files that an older broker saved: nested too deep to be read."""
     text = b'{"subscriptionGroupTable":{"g":{"groupRetryPolicy":%s}}}'
     for name in names:
         (folder / name).write_bytes(text % policy_with_key(5000))
@@ -173,7 +173,7 @@ async def test_the_refusal_names_the_entry(broker: BrokerUnderTest) -> None:
 @pytest.mark.parametrize(
     "item", [b'"":1,', b'"\\"{":"",', b'{{"a":1}:2},', b'"' + b"x" * 70_000 + b'",']
 )
-def test_a_look_at_a_file_takes_little_more_than_the_file(item: bytes) -> None:
+def test_checking_a_file_takes_little_more_memory_than_the_file(item: bytes) -> None:
     data = b"{" + item * (2_000_000 // len(item)) + b"}"
     tracemalloc.start()
     try:

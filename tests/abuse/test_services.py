@@ -1,4 +1,4 @@
-"""An error that nobody expected costs a service a pause, and no daemon its life."""
+"""An unexpected error restarts a service and does not end its daemon."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ from headrace_protocol.drivers.network import MemoryNetwork
 from headrace_protocol.drivers.services import RETRY_S, Services
 from headrace_protocol.drivers.slices import SlicedWork
 from headrace_protocol.drivers.watchdog import Watchdog
-from headrace_protocol.headers import SendMessageHeaderV2
 from tests.support.stores import FaultyFiles
-from tests.support.wire import ask
+from tests.support.wire import ask, send_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -76,7 +75,7 @@ async def test_a_service_that_fails_runs_again_after_a_pause(autojump_clock: obj
     assert all(isinstance(entry["exc_info"], RuntimeError) for entry in logs)
 
 
-async def test_what_keeps_a_service_from_starting_is_raised(autojump_clock: object) -> None:
+async def test_the_error_of_a_failed_start_is_raised(autojump_clock: object) -> None:
     services, flaky = Services(), Flaky(-1)
     with pytest.raises(ExceptionGroup) as error:
         async with trio.open_nursery() as nursery:
@@ -101,7 +100,7 @@ async def test_a_service_is_cancelled_at_once() -> None:
 
 
 class Fault:
-    """Takes the place of a method: fails once, then does what it did."""
+    """Replaces a method: fails once, then calls the original."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
         self.has_happened = trio.Event()
@@ -173,17 +172,7 @@ def config(folder: Path, **settings: Any) -> BrokerConfig:
 
 
 async def send(network: MemoryNetwork, address: str) -> int:
-    header = SendMessageHeaderV2(
-        producer_group="g",
-        topic="T",
-        default_topic="TBW102",
-        default_topic_queue_nums=1,
-        queue_id=0,
-        sys_flag=0,
-        born_timestamp=0,
-        flag=0,
-        properties="KEYS\1k\2",
-    )
+    header = send_header("T", "KEYS\1k\2")
     answer = await ask(network, address, RequestCode.SEND_MESSAGE_V2, header, b"body")
     return answer.command.code
 
@@ -191,7 +180,7 @@ async def send(network: MemoryNetwork, address: str) -> int:
 # -- what a service leaves behind for its next run -------------------------------------------------
 
 
-async def test_sliced_work_goes_on_after_one_that_fails(autojump_clock: object) -> None:
+async def test_sliced_work_continues_after_a_failure(autojump_clock: object) -> None:
     def bad() -> Iterator[None]:
         yield
         raise RuntimeError("nobody expected this")
@@ -211,7 +200,7 @@ async def test_sliced_work_goes_on_after_one_that_fails(autojump_clock: object) 
     assert services.unexpected_errors == 1
 
 
-async def test_who_waits_for_a_flush_is_answered_after_one_that_fails(
+async def test_flush_waiters_are_answered_after_a_failed_flush(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(services_module, "RETRY_S", 0)
@@ -252,15 +241,15 @@ async def test_a_flush_waits_for_a_descriptor(
     broker = Broker(config(tmp_path, flush_disk_type="SYNC_FLUSH"), network, files=files)
     codes: list[int] = []
 
-    async def send_and_note() -> None:
+    async def send_and_record() -> None:
         codes.append(await send(network, address))
 
     async with trio.open_nursery() as nursery:
         address = await nursery.start(broker.run)
-        await send_and_note()  # which makes the topic
+        await send_and_record()  # which makes the topic
         async with trio.open_nursery() as senders:
             files.is_scarce = True
-            senders.start_soon(send_and_note)
+            senders.start_soon(send_and_record)
             while files.refused_count < 3:  # noqa: ASYNC110 - a thread finds out
                 await trio.sleep(0.001)
             assert codes == [ResponseCode.SUCCESS]

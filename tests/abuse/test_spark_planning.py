@@ -1,4 +1,4 @@
-"""Spark's driver plans with what brokers say of their queues, which may be nonsense."""
+"""Spark's driver plans with figures from brokers, which may be nonsense."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def asking() -> Iterator[tuple[Scripted, Cluster]]:
 
 
 def units(of: Callable[[int], tuple[int, int]]) -> Callable[[Asked], Reply]:
-    """A ConsumeQueue whose units are what ``of`` says: physical offset and size."""
+    """A ConsumeQueue whose units, physical offset and size, ``of`` gives."""
 
     def answer(asked: Asked) -> Reply:
         first, count = int(asked.ext["index"]), int(asked.ext["count"])
@@ -60,7 +60,7 @@ def planned(broker: Scripted, cluster: Cluster, count: int) -> list[tuple[int, i
     return [(each.start_offset, each.end_offset) for task in tasks for each in task.ranges]
 
 
-def test_sizes_beyond_all_measure_make_no_endless_plan() -> None:
+def test_huge_sizes_make_no_endless_plan() -> None:
     with asking() as (broker, cluster):
         broker.answer(RequestCode.QUERY_CONSUME_QUEUE, units(lambda at: (at, 2**31 - 1)))
         with pytest.raises(OptionError, match=r"splitBytes.* T/b/0, which its broker says"):
@@ -96,7 +96,7 @@ def test_whatever_units_say_the_plan_covers_the_range_once(
     assert starts[1:] == ends[:-1]
 
 
-def test_an_address_that_is_none_is_a_failed_connection() -> None:
+def test_a_malformed_address_is_a_failed_connection() -> None:
     with Cluster(["127.0.0.1:1"]) as cluster, pytest.raises(ConnectFailed, match="''"):
         extent(cluster, {QUEUE: ""})
 

@@ -1,4 +1,4 @@
-"""Who else may touch a store: nobody else's files are written, nobody waits for a FIFO."""
+"""Other users of the machine: a store never writes through their links or waits for their FIFOs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_a_store_whose_lock_is_lost_soon_stops_writing(
         put(store, store.queue("T", 0), b"body")
     assert "lock was removed or replaced" in (store.failure() or "")
     (stopped,) = (entry for entry in logs if entry["event"].startswith("messages are refused"))
-    assert "see that none does, then restart this one" in stopped["reason"]
+    assert "make sure that none does, then restart this one" in stopped["reason"]
 
 
 @pytest.mark.parametrize("lose", LOSSES)
@@ -88,7 +88,7 @@ def test_a_store_whose_lock_is_lost_writes_nothing_at_its_end(store: MessageStor
     assert (store.root / "abort").exists()
 
 
-def test_a_store_without_its_folder_still_tells_how_it_is(store: MessageStore) -> None:
+def test_a_store_without_its_folder_still_reports_statistics(store: MessageStore) -> None:
     remove_all(store.root / "lock")
     assert store.statistics().disk_ratio == 1
 
@@ -147,7 +147,7 @@ def test_what_a_crash_left_does_not_stop_the_next_save(tmp_path: Path) -> None:
 def test_a_fifo_in_the_place_of_a_file_is_an_error(tmp_path: Path) -> None:
     for name in ("topics.json", "checkpoint"):
         os.mkfifo(tmp_path / name)
-    message = "is no regular file; move it out of the store's folder"
+    message = "is not a regular file; move it out of the store folder"
     with pytest.raises(StoreFormatError, match=f"topics.json: {message}"):
         ConfigFile(tmp_path / "topics.json").load()
     with pytest.raises(StoreFormatError, match=f"checkpoint: {message}"):

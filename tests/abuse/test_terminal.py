@@ -1,4 +1,4 @@
-"""Names, tags, bodies and remarks of strangers must not steer the terminal that shows them."""
+"""Untrusted names, tags, bodies and remarks must not control the terminal that shows them."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_errors_and_warnings_are_one_line(capsys: pytest.CaptureFixture[str]) ->
     assert text.count(HARMLESS) == 2
 
 
-def test_what_clients_log_is_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_logs_are_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a handler of the program's own, as in the command line, warnings are shown."""
     monkeypatch.setattr(logging.lastResort, "formatter", None)
     cli._show_logs_plainly()
@@ -126,5 +126,5 @@ def test_what_clients_log_is_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("timestamp_ms", [2**63 - 1, 10**15])
-def test_times_that_are_none_are_numbers(timestamp_ms: int) -> None:
+def test_invalid_times_are_shown_as_numbers(timestamp_ms: int) -> None:
     assert time_text(timestamp_ms) == f"{timestamp_ms} ms"

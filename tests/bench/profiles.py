@@ -79,7 +79,7 @@ STAGES = (
     Stage(
         "checks", r"processors/|topics\.py|serving\.py|statistics\.py|headrace_broker/server\.py"
     ),
-    Stage("send", r"drivers/server\.py", r"flush|_drop_sent|\bsent$|written|\bwrite$|take_more"),
+    Stage("send", r"drivers/server\.py", r"flush|_drop_sent|\bsent$|written|\bwrite$|send_more"),
     Stage(
         "receive", r"drivers/server\.py", r"_readable|\breceived$|_accept|_count_partial|_handle"
     ),

@@ -38,7 +38,7 @@ class Console:
             )
 
     def dump(self, peer: Peer, topics: Iterable[str], groups: Iterable[str]) -> set[str]:
-        """The lines that Dump.java makes of the broker's topics and groups."""
+        """Dump.java's lines for the broker's topics and groups."""
         printed = self._ask("dump", peer.nameserver, ",".join(topics), ",".join(groups))
         return set(printed.splitlines())
 

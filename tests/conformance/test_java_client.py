@@ -76,7 +76,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Suite:
-    """What the scenarios came to in one codec, by their names."""
+    """The outcomes of the scenarios in one codec, by name."""
 
     codec: str
     results: dict[str, Result]

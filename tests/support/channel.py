@@ -23,7 +23,7 @@ class MemoryChannel:
         self.is_greeted = False
         self.is_open = True
         self.is_slow = False
-        self.on_taken: Callable[[], None] | None = None
+        self.on_drained: Callable[[], None] | None = None
         self.charged_bytes = 0
         self.written = bytearray()
 

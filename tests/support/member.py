@@ -1,4 +1,4 @@
-"""A member of a group whose one broker answers by a script, as ours or as one of Apache's."""
+"""A group member whose only broker is scripted, as ours or as Apache's."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class Member:
         self.broker.last(self.peer.pull_code).channel.write(frame + body)
 
     def reply(self, asked, header, code):
-        """Answer a pull that the script left without an answer."""
+        """Answer a pull that the script left open."""
         fields = msgspec.to_builtins(header)
         frame = encode_frame(0, code, asked.opaque, flag=FLAG_RESPONSE, fields=fields)
         asked.channel.write(frame)

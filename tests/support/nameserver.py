@@ -111,7 +111,7 @@ def register_header(
 
 
 def broker_topics(header: RegisterBrokerHeader, body: RegisterBrokerBody) -> BrokerTopics:
-    """What a route table takes of a registration."""
+    """The part of a registration that a route table reads."""
     return registrations.check(header, body)
 
 

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 KEPT = Path(__file__).parents[1] / "durations.json"
 ONE_WORKER = ("tests/conformance", "tests/spark")
-# Most tests take less; the file has those that take longer.
+# Most tests take less; the file lists those that take longer.
 USUAL_S = 0.02
 KEPT_FROM_S = 0.2
 
 
 def unit(node_id: str) -> str:
-    """The folder or file that a test stays together with."""
+    """The folder or file whose tests stay together."""
     path = node_id.partition("::")[0]
     return next((folder for folder in ONE_WORKER if path.startswith(folder + "/")), path)
 
@@ -36,7 +36,7 @@ def part(node_id: str) -> str:
 
 
 def longest_first(node_ids: Iterable[str], seconds: Mapping[str, float]) -> dict[str, float]:
-    """Units and what their tests take, the longest first."""
+    """Units with the total duration of their tests, longest first."""
     totals: dict[str, float] = defaultdict(float)
     for node_id in node_ids:
         totals[unit(node_id)] += seconds.get(node_id, USUAL_S)

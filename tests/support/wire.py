@@ -1,4 +1,4 @@
-"""One request on a connection of its own."""
+"""One request on its own connection, and the header of a plain message."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from headrace_protocol.drivers.aio import AsyncConnection
+from headrace_protocol.headers import SendMessageHeaderV2
 
 if TYPE_CHECKING:
     import msgspec
@@ -30,3 +31,18 @@ async def ask(
         response = await connection.request(code, header, body, timeout_ms=10_000)
         nursery.cancel_scope.cancel()
     return response
+
+
+def send_header(topic: str, properties: str = "") -> SendMessageHeaderV2:
+    """Of a message that may create its topic."""
+    return SendMessageHeaderV2(
+        producer_group="p",
+        topic=topic,
+        default_topic="TBW102",
+        default_topic_queue_nums=1,
+        queue_id=0,
+        sys_flag=0,
+        born_timestamp=1,
+        flag=0,
+        properties=properties,
+    )

@@ -1,8 +1,7 @@
 """Who is connected: members of consumer groups with what they want, and producers.
 
-A client is known by its channel, which is charged with what is kept of its heartbeats. Members tell
-by heartbeats that they are alive; whoever falls silent is dropped, and the others of its group are
-told to share the queues anew.
+A client is known by its channel, which is charged for what its heartbeats store. A member whose
+heartbeats stop is dropped, and the others of its group are notified to rebalance.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ if TYPE_CHECKING:
 
 MEMBER_LIFE_MS = 120_000
 BROADCASTING = "BROADCASTING"
-# What a member of a group takes, and a topic of its subscription, besides their texts. Measured by
+# Memory of a member, a subscribed topic and a tag, besides their texts. Measured by
 # tests/abuse/test_kept_memory.py.
 _MEMBER_BYTES = 2048
 _SUBSCRIPTION_BYTES = 1024
 _TAG_BYTES = 160
-# A member that changes all the time must not make all the others rebalance each time.
-_TOLD_AT_ONCE = 4
-_TELL_S = 1.0
+# Notices per group and period: one restless member must not keep the others rebalancing.
+_NOTICES_MAX = 4
+_NOTICE_PERIOD_S = 1.0
 
 
 class Member(msgspec.Struct):
@@ -47,7 +46,7 @@ class Member(msgspec.Struct):
 
     @property
     def held_bytes(self) -> int:
-        """What it takes in each of its groups."""
+        """Memory charged for it in each of its groups."""
         return _MEMBER_BYTES + 2 * (len(self.client_id) + len(self.language))
 
 
@@ -57,13 +56,13 @@ class _Members:
     def __init__(self) -> None:
         self.groups: dict[str, dict[Channel, Member]] = {}
         self._heard_ms: OrderedDict[tuple[str, Channel], int] = OrderedDict()
-        # Of each group of a channel, what the channel is charged for it.
+        # channel -> group -> bytes charged for the membership.
         self._charges: dict[Channel, dict[str, int]] = {}
 
     def heard(self, group: str, member: Member, now_ms: int, held_bytes: int | None = None) -> bool:
-        """Note that a member is alive; whether it is new, or has another client id than before.
+        """Record a heartbeat; returns whether the member is new, or its client id has changed.
 
-        held_bytes: what is kept of what it wants; None: as much as before.
+        held_bytes: memory of its subscriptions; None leaves the charge unchanged.
         """
         channel = member.channel
         members = self.groups.setdefault(group, {})
@@ -145,15 +144,15 @@ class ConsumerManager:
     """Consumer groups with somebody in them.
 
     change_count: grows when a subscription changes, for those who keep what they looked up.
-    run_long: runs work in slices; at once and to its end unless it is set.
+    run_long: runs work in slices; by default at once and to its end.
     """
 
     def __init__(self, groups: SubscriptionGroups) -> None:
         self.change_count = 0
         self.run_long: Callable[[Iterator[None]], None] = deque[None](maxlen=0).extend
-        # How often the members of a group were told of changes lately; those that are still to be.
-        self._told: Counter[str] = Counter()
-        self._to_tell: dict[str, None] = {}
+        # Notices per group in this period, and groups whose notice waits for the next.
+        self._notice_counts: Counter[str] = Counter()
+        self._waiting: dict[str, None] = {}
         self._settings = groups
         self._members = _Members()
         self._groups: dict[str, ConsumerGroup] = {}
@@ -177,7 +176,7 @@ class ConsumerManager:
             self.change_count += has_changed
             is_news |= has_other_topics
             if has_other_topics:
-                self._subscribe(data.group_name, before, group.subscriptions)
+                self._update_index(data.group_name, before, group.subscriptions)
         if is_news:
             self._notify(data.group_name)
 
@@ -188,7 +187,7 @@ class ConsumerManager:
         if group in self._members.groups:
             self._notify(group)
         else:
-            self._subscribe(group, self._groups.pop(group).subscriptions, ())
+            self._update_index(group, self._groups.pop(group).subscriptions, ())
             self.change_count += 1
 
     def channel_closed(self, channel: Channel) -> None:
@@ -217,8 +216,8 @@ class ConsumerManager:
         """Groups that are subscribed to a topic now."""
         return set(self._groups_of.get(topic, ()))
 
-    def _subscribe(self, group: str, before: Iterable[str], after: Iterable[str]) -> None:
-        """Note which topics a group wants no more, and which others."""
+    def _update_index(self, group: str, before: Iterable[str], after: Iterable[str]) -> None:
+        """Update the index of groups by topic."""
         before, after = set(before), set(after)
         for topic in before - after:
             groups = self._groups_of[topic]
@@ -251,26 +250,26 @@ class ConsumerManager:
         return subscription
 
     async def run(self) -> None:
-        """Tell members of what has changed since they were told, until cancelled."""
+        """Send the notices that wait, each period, until cancelled."""
         while True:
-            await trio.sleep(_TELL_S)
-            to_tell, self._to_tell = self._to_tell, {}
-            self._told.clear()
-            for group in to_tell:
-                self.run_long(self._tell(group))
+            await trio.sleep(_NOTICE_PERIOD_S)
+            waiting, self._waiting = self._waiting, {}
+            self._notice_counts.clear()
+            for group in waiting:
+                self.run_long(self._send_notices(group))
 
     def _notify(self, group: str) -> None:
-        """The members of a group are others, or want something else."""
-        self._told[group] += 1
-        if self._told[group] <= _TOLD_AT_ONCE:
-            self.run_long(self._tell(group))
+        """Notify the members of a group of a change, at once or after the period."""
+        self._notice_counts[group] += 1
+        if self._notice_counts[group] <= _NOTICES_MAX:
+            self.run_long(self._send_notices(group))
         else:
-            self._to_tell[group] = None
+            self._waiting[group] = None
 
-    def _tell(self, name: str) -> Iterator[None]:
+    def _send_notices(self, name: str) -> Iterator[None]:
         group = self._groups.get(name)
         if group is None or group.data.message_model == BROADCASTING:
-            return  # of the latter each member reads all queues, whoever else is there
+            return  # broadcasting members read all queues anyway
         settings = self._settings.get(name)
         if settings is None or settings.notify_consumer_ids_changed_enable:
             message = notice(
@@ -282,7 +281,7 @@ class ConsumerManager:
 
 
 class ProducerManager:
-    """Producer groups with somebody in them. run_long: as that of ConsumerManager."""
+    """Producer groups with somebody in them. run_long: as in ConsumerManager."""
 
     def __init__(self) -> None:
         self.run_long: Callable[[Iterator[None]], None] = deque[None](maxlen=0).extend

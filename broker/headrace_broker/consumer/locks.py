@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from headrace_protocol.bodies import MessageQueue
 
 LOCK_LIFE_MS = 60_000
-# Besides its texts. Measured by tests/abuse/test_kept_memory.py.
+# Memory of a lock, besides its texts. Measured by tests/abuse/test_kept_memory.py.
 _LOCK_BYTES = 1024
 
 
@@ -27,12 +27,12 @@ class _Lock(NamedTuple):
 class QueueLocks:
     """Which client holds which queue; a lock that is not renewed ends by itself.
 
-    It outlives the client's connection, since the client may go on reading for as long without.
+    A lock outlives its client's connection, since the client may keep reading until it ends.
     """
 
     def __init__(self, budget: HostBudget | None = None) -> None:
         self._budget = budget or HostBudget()
-        # By group and queue, the one that was renewed first first.
+        # By group and queue, least recently renewed first.
         self._locks: OrderedDict[tuple[str, MessageQueue], _Lock] = OrderedDict()
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class QueueLocks:
     ) -> list[MessageQueue]:
         """Take or renew locks; returns the queues that ``client_id`` holds now.
 
-        Those that are too many for ``host`` are held by nobody.
+        Queues beyond the bound of ``host`` stay unlocked.
         """
         locks = self._locks
         held = []
@@ -81,7 +81,7 @@ class QueueLocks:
                 self._forget((group, queue))
 
     def expire(self, now_ms: int) -> Iterator[None]:
-        """Forget locks that have ended; yields after each."""
+        """Remove locks that have ended; yields after each."""
         while self._locks:
             key, lock = next(iter(self._locks.items()))
             if not _is_over(lock, now_ms):

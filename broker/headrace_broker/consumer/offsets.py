@@ -71,7 +71,7 @@ class _Table:
         return table_text(self._texts.values())
 
     def rows(self) -> Iterator[tuple[str, Offsets]]:
-        """As bodies hold it; entries may come and go meanwhile."""
+        """Rows as bodies hold them; the table may change during iteration."""
         for key in list(self.offsets):
             if (offsets := self.offsets.get(key)) is not None:
                 yield f"{key[0]}@{key[1]}", dict(offsets)
@@ -165,7 +165,7 @@ class ConsumerOffsets:
         return offset
 
     def clone(self, source_group: str, target_group: str, topic: str) -> Iterator[None]:
-        """Let ``target_group`` go on where ``source_group`` is; yields after some queues."""
+        """Copy the offsets of ``source_group`` to ``target_group``; yields after some queues."""
         for number, (queue_id, offset) in enumerate(self.offsets_of(source_group, topic).items()):
             self._put((topic, target_group), queue_id, offset)
             if not number % _QUEUES_AT_ONCE:
@@ -186,15 +186,15 @@ class ConsumerOffsets:
     # -- file --------------------------------------------------------------------------------------
 
     def committed(self) -> Iterator[tuple[str, Offsets]]:
-        """Committed offsets by "topic@group", for a reader with other things to do in between."""
+        """Committed offsets by "topic@group"; the table may change during iteration."""
         return self._committed.rows()
 
     def pulled(self) -> Iterator[tuple[str, Offsets]]:
-        """The same of pulled offsets."""
+        """The same for pulled offsets."""
         return self._pulled.rows()
 
     def topics_by_group(self) -> Iterator[tuple[str, list[str]]]:
-        """The same of the topics of which each group has committed something."""
+        """The same for the topics that each group has committed offsets of."""
         for group in list(self._topics_of):
             yield group, sorted(self._topics_of.get(group, ()))
 

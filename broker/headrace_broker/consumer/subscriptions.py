@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from headrace_broker.persistence import NowMs
     from headrace_broker.store.config_file import ConfigFile
 
-# With its retry topic, and both as their files hold them.
+# Memory of a group and its retry topic, in tables and in files.
 _GROUP_BYTES = 6 * 1024
 
 TOOLS_CONSUMER = "TOOLS_CONSUMER"
@@ -96,7 +96,7 @@ class SubscriptionGroups:
         return self._groups.get(group)
 
     def get_or_create(self, group: str, host: Host) -> SubscriptionGroupConfig:
-        """A group, made with the defaults for ``host`` when it is not there.
+        """A group; if it does not exist, created with the defaults and counted for ``host``.
 
         Raises RequestError when there is none and none may be made.
         """
@@ -122,7 +122,7 @@ class SubscriptionGroups:
         return config
 
     def put(self, config: SubscriptionGroupConfig) -> None:
-        """Create or replace a group. Raises RequestError for what can't be one."""
+        """Create or replace a group. Raises RequestError for invalid settings."""
         _check(config)
         self._groups[config.group_name] = config
         self._changed()
@@ -161,11 +161,11 @@ class SubscriptionGroups:
 
 
 def _check(config: SubscriptionGroupConfig) -> None:
-    """Raise RequestError for what can't be a group's settings."""
+    """Raise RequestError for invalid settings of a group."""
     group = config.group_name
     check_group(group)
     check_queue_nums(f"group {group}: retryQueueNums", config.retry_queue_nums)
-    # Their shape is not ours: what nests too deep could be saved, but never read again.
+    # The peer defines their shape: values that nest too deep could be saved, but not read back.
     check_depth(f"groupRetryPolicy of group {group}", config.group_retry_policy)
     check_depth(f"subscriptionDataSet of group {group}", config.subscription_data_set)
 

@@ -29,8 +29,8 @@ class UnconsumedLook:
         self._offsets = offsets
         self._groups = groups
         self._consumers = consumers
-        # Of one topic, whose queues come some at a time: the connected groups by name, and what
-        # those without a member have to consume.
+        # For the last topic, whose queues come in blocks: its connected groups by name, and by
+        # queue the lowest offset of groups without members.
         self._topic = ""
         self._connected: list[str] = []
         self._left: dict[int, tuple[int, str]] = {}

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from headrace_protocol.serving import Registry, Request
 
 _SECOND_MS = 1000
-# Lines of a change of settings; there are some 200 settings.
+# Lines in one change of settings; there are some 200 settings.
 _CHANGES_MAX = 1000
 # What the peer's tools show of its thread pools and timers; nothing waits in such a queue here.
 _NO_QUEUES = dict.fromkeys(
@@ -183,7 +183,7 @@ class AdminBrokerProcessor:
     def delete_expired_files(self, request: Request) -> Reply:
         """TRIGGER_DELETE_FILES, DELETE_EXPIRED_COMMITLOG: remove old files now, at any hour."""
         self._store.cleaner.ask()
-        self._changes.info(request.channel.address, "removal of old files asked for")
+        self._changes.info(request.channel.address, "removal of old files requested")
         return Reply()
 
     # -- tables ------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from headrace_protocol.serving import Registry, Request
 
 _UNITS_MAX = 10_000
-# Half a millisecond of resets, and what the log tells of them.
+# Resets per slice, half a millisecond; and how many of them the log lists.
 _QUEUES_AT_ONCE = 256
 _LOGGED_MAX = 16
 

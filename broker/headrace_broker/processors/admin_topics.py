@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from headrace_protocol.serving import LongWork, Registry, Request
 
 _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
-# Of topics, warnings and groups in an answer or the log.
+# Topics, warnings and groups named in an answer or in the log.
 _NAMED_MAX = 10
-# Less than half a millisecond of look-ups.
+# Look-ups per slice, less than half a millisecond.
 _QUEUES_AT_ONCE = 256
 
 
@@ -107,7 +107,7 @@ class AdminTopicsProcessor:
 
     def update_and_create_list(self, request: Request) -> LongWork:
         """UPDATE_AND_CREATE_TOPIC_LIST: all or none, from the body."""
-        check_marks("topics", request.body, b"{", 2)  # one of its attributes
+        check_marks("topics", request.body, b"{", 2)  # one is of its attributes
         topics = CreateTopicListRequestBody.decode(request.body).topic_config_list
         check_items("topics", topics)
         if not topics:
@@ -188,7 +188,7 @@ class AdminTopicsProcessor:
         left: list[int] = []
         left_by: dict[str, None] = {}
         for queue_id in range(topic.read_queue_nums, old_queue_nums):
-            group = yield from self._left_by(name, queue_id, groups)
+            group = yield from self._lagging_group(name, queue_id, groups)
             if group is not None:
                 left.append(queue_id)
                 left_by[group] = None
@@ -202,10 +202,10 @@ class AdminTopicsProcessor:
             f"queues back to {old_queue_nums} until they are consumed"
         )
 
-    def _left_by(
+    def _lagging_group(
         self, topic: str, queue_id: int, groups: list[str]
     ) -> Generator[NotReady | None, None, str | None]:
-        """The first of the groups that has not consumed a queue."""
+        """The first group that has not consumed all of a queue."""
         store = self._store
         queue = store.find_queue(topic, queue_id)
         if queue is None or not store.max_offset(queue):

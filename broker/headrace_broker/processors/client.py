@@ -53,7 +53,7 @@ _MEMORY_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 # More groups of one heartbeat are taken in while others are served.
 _GROUPS_AT_ONCE = 100
 
-# Half a millisecond of locks.
+# Locks per slice, half a millisecond.
 _LOCKS_AT_ONCE = 128
 
 # We never tell a client that its subscriptions are unchanged, so it always sends them.
@@ -190,7 +190,7 @@ class ClientProcessor:
         return Reply(body=(fastjson.dumps({"lockOKMQSet": written}),))
 
     def unlock(self, request: Request) -> Reply:
-        """UNLOCK_BATCH_MQ: give locks back; at once, since mostly the client closes after it."""
+        """UNLOCK_BATCH_MQ: release locks; at once, since clients usually close right after it."""
         body = LockBatchRequestBody.decode(request.body)
         check_items("queues to unlock", body.mq_set)
         self._locks.unlock(body.consumer_group, body.client_id, body.mq_set)

@@ -42,7 +42,7 @@ _COMMIT_OFFSET = 0x1
 _SUSPEND = 0x2
 _SUBSCRIPTION = 0x4
 
-# Of 100,000 queues, or of a hundred subscriptions of thousands of tags.
+# Enough for 100,000 queues, or a hundred subscriptions with thousands of tags.
 _TARGETS_BYTES_MAX = 64 * 1024 * 1024
 _TARGET_BYTES = 640
 _TAG_BYTES = 128
@@ -86,7 +86,7 @@ class Target(NamedTuple):
 
     @property
     def tags_bytes(self) -> int:
-        """What the tags take, beyond the few that most pulls have."""
+        """Memory of the tags, beyond the few that most pulls have."""
         return _TAG_BYTES * max(0, len(self.tags or ()) - _FEW_TAGS)
 
 

@@ -107,7 +107,7 @@ class QueryProcessor:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
                 f"can not find message by the offset, {physical_offset}: none begins there, it "
-                "has expired, or the id is of another broker",
+                "has expired, or the id is another broker's",
             )
         return Reply(body=(record,))
 

@@ -55,9 +55,9 @@ def store_time(store: MessageStore, queue: StoreQueue | None, queue_offset: int)
 
 def not_saved(error: Exception) -> Reply:
     """The answer to a change of a table that could not be brought to disk."""
-    remedy = ", make room on the disk" if isinstance(error, OSError) else ""
+    remedy = "; make room on the disk" if isinstance(error, OSError) else ""
     return Reply(
         code=ResponseCode.SYSTEM_ERROR,
         remark=f"the change holds until this broker stops, but can't be saved: {error}; "
-        f"it is tried again{remedy}",
+        f"the broker retries{remedy}",
     )

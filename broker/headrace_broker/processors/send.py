@@ -118,7 +118,7 @@ class _NotPlainError(Exception):
     """A message that the fast way leaves to the general one."""
 
 
-# What ``send_ready`` leaves to the general way, which answers it or closes the connection.
+# Errors that make ``send_ready`` fall back to the general path, which answers or closes.
 _NOT_PLAIN = (_NotPlainError, KeyError, msgspec.MsgspecError, UnicodeError, RecursionError)
 
 
@@ -569,7 +569,7 @@ def _prefix(header_bytes: int) -> str:
     return PREFIX.pack(header_bytes + LENGTH_BYTES, header_bytes).decode("latin-1")
 
 
-# By the length of the header; only one with an absurd UNIQ_KEY is longer.
+# By header length; only an absurd UNIQ_KEY makes a header longer.
 _PREFIXES = [_prefix(header_bytes) for header_bytes in range(1024)]
 
 

@@ -1,7 +1,7 @@
-"""CONSUMER_SEND_MSG_BACK (36), which is not served yet and therefore not answered.
+"""CONSUMER_SEND_MSG_BACK (36): not supported yet, and deliberately not answered.
 
-Apache's Go client takes any answer for success and commits past the message, so that a refusal
-would lose it. Without an answer every client keeps the message and consumes it again itself.
+Apache's Go client takes any answer for success and commits past the message, so a rejection would
+lose it. Without an answer every client keeps the message and retries it itself.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 
 class SendBackProcessor:
-    """Leaves messages that a consumer failed to process with the consumer.
+    """Ignores requests to send messages back, so that the consumer keeps them.
 
-    log: gets a line for each request, as often as it lets a host write.
+    log: gets a warning for each request.
     """
 
     def __init__(self, log: HostLog) -> None:
         self._log = log
 
     def register(self, registry: Registry) -> None:
-        """Take the request without an answer."""
-        registry.route(RequestCode.CONSUMER_SEND_MSG_BACK, self.leave)
+        """Accept the request, which is not answered."""
+        registry.route(RequestCode.CONSUMER_SEND_MSG_BACK, self.ignore)
 
-    def leave(self, request: Request) -> None:
+    def ignore(self, request: Request) -> None:
         """CONSUMER_SEND_MSG_BACK: no answer."""
         self._log.warning(
             request.channel.address,

@@ -101,7 +101,7 @@ class Query:
 
     def __init__(self, folder: Path, files: Files) -> None:
         self.folder = folder
-        # Called with the batch and name of an attempt that is void now.
+        # Called with the batch id and name of each attempt that is voided.
         self.on_void: Callable[[int, str], None] = lambda _batch_id, _name: None
         self.state = QueryState()
         self.is_saved = True
@@ -121,7 +121,7 @@ class Query:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is known of it but its name."""
+        """Whether it holds no state."""
         is_undecided = self.state == QueryState() and self.is_saved
         return is_undecided and not (self.attempts or self.is_applying or self.failure)
 
@@ -174,7 +174,7 @@ class Query:
     def is_complete(self, batch_id: int, staged: StagedAttempt) -> bool:
         """Whether an attempt is here as it was sealed."""
         try:
-            # A decision may name thousands, and a Path takes longer than the look.
+            # A decision may name thousands, and making a Path takes longer than the stat.
             status = os.stat(f"{self.folder}/{batch_id}.{staged.attempt}{BLOCKS_SUFFIX}")  # noqa: PTH116
         except FileNotFoundError:
             return False

@@ -55,9 +55,9 @@ _EXPIRE_LOOK_S = 60.0
 _FLUSH_BYTES = 16 * 1024 * 1024
 # A hop to a thread costs about as much as a block.
 _BLOCKS_AT_ONCE = 4
-# Half a millisecond of renames.
+# Renames per slice, half a millisecond.
 _VOIDED_AT_ONCE = 32
-# What the memory of one takes. Measured by tests/abuse/test_kept_memory.py.
+# Memory of one of each. Measured by tests/abuse/test_kept_memory.py.
 _QUERY_BYTES = 4096
 _ATTEMPT_BYTES = 2048
 _DECIDED_BYTES = 512
@@ -94,7 +94,7 @@ class Staging:
         self._asked = trio.Event()
         self._to_flush: deque[tuple[Query, Attempt]] = deque()
         self._flush_asked = trio.Event()
-        # How each of its loops is started; all of them can begin again after an error.
+        # Starts a loop; each of them can restart after an error.
         self.start_soon: StartSoon = trio.Nursery.start_soon
 
     # -- start -------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class Staging:
             raise
 
     def _attempt(self, query: Query, header: StageSendHeader | StageSealHeader) -> Attempt | None:
-        """An attempt that is here; None if it is not. Raises NotReady."""
+        """A known attempt, else None. Raises NotReady."""
         key = header.batch_id, header.attempt
         attempt = query.attempts.get(key)
         if attempt is None and query.path(*key).exists():
@@ -315,7 +315,7 @@ class Staging:
         return query
 
     def _register(self, query: Query, host: Host) -> None:
-        """Keep a query in mind, since there is something of it now. Raises RequestError."""
+        """Keep a query, and count it for ``host``, now that it has state. Raises RequestError."""
         query_id = query.folder.name
         if query_id not in self._queries:
             self._budget.keep(host, ("query", query_id), _QUERY_BYTES)
@@ -332,7 +332,7 @@ class Staging:
         self._budget.drop((query.folder.name, batch_id, name))
 
     def _query(self, query_id: str) -> Query:
-        """A query; one of which nothing is known is not kept in mind either."""
+        """A query; one without state is not kept. Raises RequestError."""
         query = self._queries.get(query_id) or self._new(query_id)
         if query.problem:
             raise RequestError(ResponseCode.SYSTEM_ERROR, str(query.problem))
@@ -395,12 +395,12 @@ class Staging:
             await self._apply(query)
         except (StoreError, OSError) as error:
             log.error("a staged batch waits", query=query.folder.name, reason=str(error))
-            _tell(query, error)
+            _call_back(query, error)
         except Exception as error:
-            _tell(query, error)
+            _call_back(query, error)
             raise
         else:
-            _tell(query, None)
+            _call_back(query, None)
             await self._remove_applied(query)
 
     async def _apply(self, query: Query) -> None:
@@ -533,8 +533,8 @@ class Staging:
         return [path for path in paths if _modified_ms(path) < before_ms]
 
 
-def _tell(query: Query, problem: Exception | None) -> None:
-    """Answer those who wait for a batch to be in the log."""
+def _call_back(query: Query, problem: Exception | None) -> None:
+    """Call back the waiters for a batch, with what stopped it, if anything."""
     query.is_applying = False
     waiters, query.waiters = query.waiters, []
     for then in waiters:
@@ -581,7 +581,7 @@ def _gives_way(query: Query, held: Decision, new: Decision, replaces: str | None
 
 
 def _decision_bytes(decision: Decision) -> int:
-    """What a decision takes in memory."""
+    """Memory of a decision."""
     chars = len(decision.decision_id) + sum(map(len, decision.attempts))
     attempts = sum(map(len, decision.attempts.values()))
     return 4 * chars + _DECIDED_BYTES * (1 + len(decision.attempts) + attempts)

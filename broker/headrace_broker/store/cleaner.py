@@ -97,7 +97,7 @@ class Cleaner:
         self._held_s = -math.inf
 
     async def begin(self) -> None:
-        """Put out of reach again what the limits of topics gave up before a stop."""
+        """Restore the floors that limits of topics had raised before a stop."""
         await self._try(self.raise_floors)
 
     async def run(self) -> None:

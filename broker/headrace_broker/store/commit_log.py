@@ -443,7 +443,7 @@ class CommitLog:
     ) -> StoreNotWritable:
         """Stop appends: for good, or until one of them is tried again ``retry_ms`` later.
 
-        error_number: of the OSError that is the reason; ENOLCK, a lost lock, is for good. Returns
+        error_number: of the OSError that is the reason; ENOLCK, a lost lock, is final. Returns
         what to raise.
         """
         if not self.is_refusal_final:

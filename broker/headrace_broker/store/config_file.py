@@ -23,7 +23,7 @@ Value = TypeVar("Value")
 BACKUP_SUFFIX: Final = ".bak"
 DAMAGED_SUFFIX: Final = ".damaged"
 _STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
-# Text that ends outside a string. Possessive, so that the matcher remembers no way back.
+# Text that ends outside a string. Possessive, so that the matcher keeps no backtracking state.
 _PIECE: Final = re.compile(rb'(?:[^"]++|"(?:[^"\\]++|\\.)*+")*+', re.DOTALL)
 _PIECE_BYTES: Final = 1 << 16
 _SEAL: Final = re.compile(rb"\n([ \t]{32})\Z")
@@ -156,7 +156,7 @@ def is_whole(data: bytes) -> bool:
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:
-    """All of a text, cut outside its strings; a string without its end stays with the last."""
+    """A text in pieces, cut outside strings; an unterminated string stays in the last piece."""
     position = 0
     while position < len(data):
         match = _PIECE.match(data, position, position + _PIECE_BYTES)

@@ -29,16 +29,16 @@ class Files:
     """What the store asks of a file system. All raise OSError."""
 
     def __init__(self) -> None:
-        # Called before anything is made; raises OSError when the store is not ours any more.
+        # Called before a file or folder is created; raises OSError once the store's lock is lost.
         self.check_owner: Callable[[], None] = lambda: None
         self._changed_directories: set[Path] = set()
         self._syncing_names = threading.Lock()
         self.map_budget = MapBudget()
 
     def open(self, path: Path, flags: int = os.O_RDWR) -> int:
-        """A descriptor; missing files are made when ``flags`` say so, for this user only.
+        """A descriptor; ``flags`` may create a missing file, with mode 0600.
 
-        What somebody else has put there, a link or a FIFO, is an error, and is not waited for.
+        Creation fails at a link that somebody placed there, and a FIFO never blocks.
         """
         if flags & os.O_CREAT:
             self.check_owner()
@@ -106,7 +106,7 @@ class Files:
         return descriptor
 
     def create_temporary(self, path: Path) -> int:
-        """A descriptor of a new file that will be renamed; what a crash has left there goes."""
+        """A descriptor of a new file to be renamed later; replaces what a crash has left there."""
         if os.path.lexists(path):
             self.unlink(path)
         return self.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -143,7 +143,7 @@ class Files:
 
 
 def make_private(directory: Path) -> list[Path]:
-    """Make a folder and those above it, for this user only; returns those that are new."""
+    """Make a folder and those above it, with mode 0700; returns the new ones."""
     missing = []
     while not directory.exists():
         missing.append(directory)
@@ -154,11 +154,11 @@ def make_private(directory: Path) -> list[Path]:
 
 
 def read_file(path: Path) -> bytes:
-    """What a file holds. Raises OSError; StoreFormatError for what is no file and may never end."""
+    """The content of a file. Raises OSError; StoreFormatError unless it is a regular file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise StoreFormatError(path, "is no regular file", "move it out of the store's folder")
+            raise StoreFormatError(path, "is not a regular file", "move it out of the store folder")
         with open(descriptor, "rb", closefd=False) as file:
             return file.read()
     finally:

@@ -98,7 +98,7 @@ class Flusher:
 
     async def run_group_commit(self) -> None:
         """Flush when asked: one flush answers all that came before it began."""
-        if self._waiters:  # an error kept them from their answer
+        if self._waiters:  # left by a run that failed
             self.ask()
         while True:
             await self._asked.wait()
@@ -146,7 +146,10 @@ class Flusher:
             self.checkpoint = self.checkpoint._replace(physic_msg_timestamp=newest[1])
 
     async def _in_thread(self, flush: Callable[[], None]) -> bool:
-        """Whether it is done; without a free descriptor nothing is lost yet, so wait for one."""
+        """Flush, and return whether that succeeded.
+
+        Without a free descriptor nothing is lost yet, so it is retried until there is one.
+        """
         started_at = trio.current_time()
         try:
             while await trio.to_thread.run_sync(_lacks_descriptor, flush, limiter=self._threads):
@@ -164,7 +167,7 @@ class Flusher:
         self.stop_writing(f"a flush failed, so messages may be lost: {error.strerror or error}")
 
     def stop_writing(self, reason: str) -> None:
-        """Refuse messages until the next start, and tell those who wait for the disk."""
+        """Reject messages until the next start, and answer those that wait for the disk."""
         log.error("messages are refused until the next start", reason=reason)
         self.commit_log.refuse(reason, self.settings.root, is_final=True)
         self.ask()
@@ -197,7 +200,7 @@ class Flusher:
 
     async def run_asked(self) -> None:
         """Flush everything when asked."""
-        if self._all_waiters:  # an error kept them from their answer
+        if self._all_waiters:  # left by a run that failed
             self._all_asked.set()
         while True:
             await self._all_asked.wait()
@@ -328,7 +331,7 @@ def _log_vanished(paths: list[Path]) -> None:
 
 
 def _lacks_descriptor(flush: Callable[[], None]) -> bool:
-    """In a thread: flush, unless no descriptor is left to open a file with."""
+    """Flush, in a thread; returns whether it lacked a free descriptor to open a file."""
     try:
         flush()
     except OSError as error:

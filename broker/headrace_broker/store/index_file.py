@@ -36,9 +36,9 @@ ENTRY_BYTES: Final = ENTRY_DTYPE.itemsize
 ALLOCATE_STEP_BYTES: Final = 1 << 20
 REBUILD_ENTRIES: Final = 1 << 19
 LONG_MAX: Final = (1 << 63) - 1
-# By how much a clock may have been set back while a file was written.
+# How far a clock may have been set back while a file was written.
 CLOCK_STEP_MS: Final = 24 * 3600 * 1000
-# Half a millisecond.
+# Entries per step, half a millisecond.
 _ENTRIES_AT_ONCE: Final = 128
 Array = npt.NDArray[Any]
 
@@ -390,14 +390,14 @@ class IndexFiles:
 
 
 class IndexWalk:
-    """Entries with one hash, newest first, some at a time; files may come and go in between.
+    """Walks the entries with one hash in steps, newest first; files may come and go in between.
 
-    offsets: physical offsets that were found and are for the caller to take.
-    entry_count: how many entries were looked at, those of other hashes too.
+    offsets: physical offsets found so far, for the caller to remove.
+    entry_count: how many entries were visited, those of other hashes included.
     """
 
     def __init__(self, files: IndexFiles, key_hash: int, end_ms: int = LONG_MAX) -> None:
-        """end_ms: entries of records stored later are passed over."""
+        """end_ms: entries of records stored later are skipped."""
         self.offsets: deque[int] = deque()
         self.entry_count = 0
         self._files = files
@@ -407,9 +407,9 @@ class IndexWalk:
         self._number = 0
 
     def step(self) -> bool:
-        """Look at some entries; whether there may be more.
+        """Visit some entries; returns whether there may be more.
 
-        Raises StoreDamaged; NotReady, and the next call goes on where this one was.
+        Raises StoreDamaged; NotReady, after which the next call resumes.
         """
         with self._files.lock:
             self._files.forget_vanished()

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 BLOCK_ROWS_MAX: Final = 1024
 # In a thread: larger ones save nothing more.
 THREAD_ROWS_MAX: Final = 8192
-# Of the properties of a block: plain ones of so many rows. 50 ms when all are keys of one letter,
-# and in a thread, which holds the lock meanwhile, 200 ms.
+# Bytes of properties in a block; plain rows have fewer. If all are one-letter keys a block takes 50
+# ms, and in a thread, which holds the lock meanwhile, 200 ms.
 BLOCK_BYTES_MAX: Final = 160 << 10
 THREAD_BYTES_MAX: Final = 512 << 10
-# What a block on the loop may take.
+# Target for a block on the loop.
 _BLOCK_S: Final = 0.005
 
 
@@ -86,7 +86,7 @@ class Indexer:
         self._fit(block.row_count, perf_counter() - began)
 
     def _fit(self, row_count: int, seconds: float) -> None:
-        """Take fewer rows next time, or more again: some records have thousands of keys."""
+        """Adapt the number of rows to the time they took: some records have thousands of keys."""
         if seconds > _BLOCK_S:
             self._rows_at_once = max(int(row_count * _BLOCK_S / seconds), 1)
         else:

@@ -45,7 +45,7 @@ class StoreLock:
         _held_by_this_process.add(self._identity)
 
     def check(self) -> None:
-        """Raise OSError when the file is gone or another, so that somebody else may hold the lock.
+        """Raise OSError if the lock file was removed or replaced: another broker may hold the lock.
 
         Its error number is ``errno.ENOLCK``.
         """
@@ -57,7 +57,7 @@ class StoreLock:
             raise OSError(
                 errno.ENOLCK,
                 f"the lock file {self._path} was removed or replaced while this broker held it, so "
-                "another one may write here: see that none does, then restart this one",
+                "another one may write here: make sure that none does, then restart this one",
             )
 
     def release(self) -> None:

@@ -135,7 +135,7 @@ class MessageStore:
         # While it runs threads index and flush what was asked for.
         self.works_aside = False
         self._index_threads = trio.CapacityLimiter(1)
-        # How each of its loops is started; all of them can begin again after an error.
+        # Starts a loop; each of them can restart after an error.
         self.start_soon: StartSoon = trio.Nursery.start_soon
         # Called in the thread that loads; what it raises ends the start.
         self.on_progress: OnProgress = lambda _stage, _done, _most: None
@@ -592,10 +592,10 @@ class MessageStore:
         self.commit_log.refuse(error.strerror or str(error), path, error_number=error.errno)
 
     def message_at(self, physical_offset: int) -> memoryview | None:
-        """The record of a message that begins there; None if none does. Raises NotReady.
+        """The record of the message that begins at an offset; None if none does. Raises NotReady.
 
-        A body may hold what looks like a record, so the message's unit must point there, or the
-        row of the ring that will become its unit. Records without a unit (of deleted topics, or
+        A body may contain a forged record, so the message's unit, or the row of the ring that will
+        become it, must point there. Records without a unit (of deleted topics, or
         cleaned from their queue) are not served.
         """
         record = self.record_at(physical_offset)
@@ -618,7 +618,7 @@ class MessageStore:
         return self.reader.query_index(topic, key, max_count, begin_ms, end_ms, index_type, prepare)
 
     def _index_up_to(self, row_count: int) -> bool:
-        """Index some of the first rows; whether there may be more to do, and it can be done."""
+        """Index a block of the rows before ``row_count``; returns whether that made progress."""
         taken = self.indexer.cursor.taken
         if taken < row_count:
             self._index(self.indexer.drain_block)
@@ -704,7 +704,7 @@ class MessageStore:
         while True:
             await trio.sleep(1)
             if self.commit_log.refusal is not None:
-                with suppress(StoreNotWritable):  # refused, as before
+                with suppress(StoreNotWritable):  # still refused
                     self._dispatch_unasked()
                     self.index_tick()
 
@@ -748,7 +748,7 @@ class MessageStore:
         )
 
     def _disk_ratio(self) -> float:
-        """A disk that can't be asked, as when the store was removed, has no room."""
+        """A disk that can't be queried, as after the store's removal, counts as full."""
         try:
             return self.cleaner.disk_usage().ratio
         except OSError:

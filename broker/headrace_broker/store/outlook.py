@@ -27,8 +27,8 @@ SAMPLE_EVERY_S: Final = 60.0
 _QUEUES_AT_ONCE: Final = 128
 
 
-def some_at_once(queues: Mapping[int, StoreQueue]) -> Iterator[dict[int, StoreQueue]]:
-    """A topic's queues, as many at a time as take less than a millisecond to look at."""
+def queue_blocks(queues: Mapping[int, StoreQueue]) -> Iterator[dict[int, StoreQueue]]:
+    """A topic's queues in blocks, each examined in less than a millisecond."""
     remaining = iter(list(queues.items()))
     while some := dict(islice(remaining, _QUEUES_AT_ONCE)):
         yield some
@@ -72,7 +72,7 @@ class Outlook:
         """See what groups have yet to consume; yields after some queues."""
         self._places = []
         for topic, queues in list(self._topics.items()):
-            for some in some_at_once(queues):
+            for some in queue_blocks(queues):
                 for queue_id, (queue_offset, group) in lowest_unconsumed(topic, some).items():
                     consume_queue = some[queue_id].consume_queue
                     first = self._first_shown(consume_queue, queue_offset)

@@ -38,7 +38,7 @@ LOG_FILL_MIN: Final = 0.75
 # Pieces of less cost more to send one by one than to copy.
 PIECE_BYTES_MIN: Final = 4096
 QUERY_COUNT_MAX: Final = 64
-# Of one query by key. Half a second of decoding, and as much of walking.
+# Bounds of a query by key: half a second of decoding, and as much of walking.
 CANDIDATES_MAX: Final = 1000
 ENTRIES_MAX: Final = 200_000
 # Units from here on may be older than what the log takes for cached.
@@ -211,7 +211,7 @@ class Reader:
         queues: Mapping[tuple[str, int], StoreQueue],
         physical_offset: int,
     ) -> bool:
-        """Whether the unit that a record says is its own points to it. Raises NotReady."""
+        """Whether the unit that a record claims as its own points to it. Raises NotReady."""
         message = self.message_at(physical_offset)
         queue = queues.get((message.topic, message.queue_id)) if message else None
         if message is None or queue is None:
@@ -272,7 +272,7 @@ class Reader:
 
         begin_ms, end_ms: store time, both included.
         index_type: K for KEYS, U for UNIQ_KEY, T for TAGS; None for either of the first two.
-        prepare: called first, as long as it returns that there is more to do.
+        prepare: called first, until it returns False.
         """
         text = TAGS_MARK + key if index_type == "T" else key
         walk = IndexWalk(self.index_files, index_key_hash(topic, text), end_ms)
@@ -288,7 +288,7 @@ class Reader:
         return KeyQuery(prepare, walk, self.message_at, is_wanted, begin_ms, count_max)
 
     def message_at(self, physical_offset: int) -> StoredMessage | None:
-        """The record there; None for none, or a damaged one. Raises NotReady."""
+        """The record at an offset; None if there is none, or it is damaged. Raises NotReady."""
         record = self.commit_log.record_at(physical_offset)
         try:
             return decode_record(record) if record is not None else None
@@ -297,11 +297,11 @@ class Reader:
 
 
 class KeyQuery:
-    """A query by key, some index entries at a time.
+    """A query by key, run in steps.
 
-    Each record that an entry leads to is decoded once, so different keys with one hash do not mix.
-    Somebody may have made many such keys, so the query ends after ``CANDIDATES_MAX`` records or
-    ``ENTRIES_MAX`` entries; an earlier ``end_ms`` passes over newer ones.
+    Each candidate record is decoded once, so different keys with one hash do not mix. A client can
+    send many such keys on purpose, so the query stops after ``CANDIDATES_MAX`` records or
+    ``ENTRIES_MAX`` entries; an earlier ``end_ms`` skips newer ones.
 
     found: physical offsets, newest first. is_cut: whether there may be more.
     """
@@ -327,9 +327,9 @@ class KeyQuery:
         self._is_over = False
 
     def step(self) -> bool:
-        """Look at a record, or for some; whether there is more to do.
+        """Examine a candidate, or find some; returns whether there is more to do.
 
-        Raises StoreDamaged; NotReady, and the next call goes on where this one was.
+        Raises StoreDamaged; NotReady, after which the next call resumes.
         """
         if self._prepare():
             return True
@@ -343,7 +343,7 @@ class KeyQuery:
         return not (self._is_over or self.is_cut)
 
     def _look(self, physical_offset: int) -> None:
-        # An entry stands for each key with the hash, and may stand twice after a recovery.
+        # Each key with the hash has an entry, and a recovery may duplicate entries.
         if physical_offset in self._seen:
             return
         message = self._message_at(physical_offset)

@@ -82,7 +82,7 @@ class Ring:
         return slice(start, min(start + self.written - cursor.taken, self.row_count))
 
     def holds(self, physical_offset: int) -> bool:
-        """Whether a row that the first cursor has not taken is of the record there."""
+        """Whether the record at an offset has a row that the first cursor has not taken."""
         numbers = np.arange(self.cursors[0].taken, self.written) & self.mask
         return bool((self.rows["physical_offset"][numbers] == physical_offset).any())
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headrace_broker.store.cold_files import ColdFiles
 from headrace_broker.store.floor_file import Floor, FloorFile
-from headrace_broker.store.outlook import some_at_once
+from headrace_broker.store.outlook import queue_blocks
 from headrace_broker.store.topic_floors import Counted, QueueView, TopicLimit, find_floors
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class TopicTrimmer:
         for topic, limit in limits.items():
             queues = dict(self._topics.get(topic, {}))
             views: list[QueueView] = []
-            for some in some_at_once(queues):
+            for some in queue_blocks(queues):
                 lowest = lowest_unconsumed(topic, some)
                 views += (
                     self._view(queue, lowest.get(queue_id)) for queue_id, queue in some.items()

@@ -79,14 +79,14 @@ def _replace_closed_streams() -> None:
 
 
 class _PlainFormatter(logging.Formatter):
-    """Lines that can't steer a terminal: clients log what brokers say."""
+    """Escapes control characters: clients log text from brokers."""
 
     def format(self, record: logging.LogRecord) -> str:
         return clean(super().format(record))
 
 
 def _show_logs_plainly() -> None:
-    # What logging falls back on while nobody has configured it, as daemons do.
+    # The handler that logging uses until it is configured, which no client command does.
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_PlainFormatter())
 

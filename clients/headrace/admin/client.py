@@ -11,7 +11,7 @@ from headrace.errors import BrokerError, ConfigurationError, HeadraceError, Rout
 from headrace.instance import ClientInstance
 from headrace.messages import ReceivedMessage, check_group, check_topic
 from headrace.system_topics import user_topics
-from headrace.tasks import at_once
+from headrace.tasks import gather
 from headrace_protocol.bodies import (
     MASTER_ID,
     PERM_READ,
@@ -111,13 +111,13 @@ class BrokerProblem(NamedTuple):
 class Admin:
     """Looks at and changes topics, groups and brokers; use it in an ``async with`` block.
 
-    Changes go to the masters of all brokers that the nameserver knows, or of one ``broker`` name:
-    all of them, before the error of one that failed is raised.
+    Changes go to the masters of all brokers that the nameserver knows, or of one ``broker`` name.
+    Each master is tried before the first error is raised.
     Raises NameserverUnavailable, ConnectFailed, RequestTimeout, BrokerError (the broker's refusal).
 
-    problems: what ask several brokers raise when one of them fails. With a list of ``problems``
-    they add it there instead, return what the others say, and raise only if none answers. Brokers
-    that are in the list already are not asked again, so that several calls can share one.
+    problems: a method that asks several brokers raises if one of them fails. Given a list of
+    ``problems``, it appends the failure instead, returns what the others answer, and raises only if
+    none answers. It skips brokers that are already in the list, so several calls can share one.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class Admin:
             attributes=",".join(f"+{name}={value}" for name, value in (attributes or {}).items()),
         )
         masters = await self._masters(broker)
-        await self._tell(masters, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        await self._ask_all(masters, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
         await self._instance.wait_for_route(topic)
         self._instance.doubt_route(topic)
 
@@ -207,7 +207,7 @@ class Admin:
         self._instance.check_open("Admin")
         await self._instance.fetch_route(topic)
         header = DeleteTopicHeader(topic=topic)
-        await self._tell(await self._masters(), RequestCode.DELETE_TOPIC_IN_BROKER, header)
+        await self._ask_all(await self._masters(), RequestCode.DELETE_TOPIC_IN_BROKER, header)
         for nameserver in self._instance.nameservers:
             in_nameserver = TopicInNamesrvHeader(topic=topic)
             await self._ask(nameserver, RequestCode.DELETE_TOPIC_IN_NAMESRV, in_nameserver)
@@ -256,12 +256,12 @@ class Admin:
         """Make a consumer group, or change one that exists."""
         check_group(config.group_name)
         code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
-        await self._tell(await self._masters(), code, None, config.encode())
+        await self._ask_all(await self._masters(), code, None, config.encode())
 
     async def delete_group(self, group: str) -> None:
         """Delete a consumer group and its progress."""
         header = DeleteSubscriptionGroupHeader(group_name=group, clean_offset=True)
-        await self._tell(await self._masters(), RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+        await self._ask_all(await self._masters(), RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
 
     async def groups(
         self, *, system: bool = False, problems: list[BrokerProblem] | None = None
@@ -319,7 +319,7 @@ class Admin:
         header = ResetOffsetHeader(topic=topic, group=group, timestamp=timestamp, is_force=True)
         masters = await self._topic_masters(topic)
         offsets: dict[MessageQueue, int] = {}
-        for response in await self._tell(
+        for response in await self._ask_all(
             masters, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header
         ):
             offsets |= response.decode(ResetOffsetBody).offset_table
@@ -457,7 +457,7 @@ class Admin:
         """What ``ask`` returns for each address, by broker name; see Admin for ``problems``."""
         known = {problem.address for problem in problems or ()}
         places = [place for place in masters.items() if place[1] not in known]
-        outcomes = await at_once(lambda place: ask(place[1]), places)
+        outcomes = await gather(lambda place: ask(place[1]), places)
         found: dict[str, Result] = {}
         failed: list[BrokerProblem] = []
         for (name, address), outcome in zip(places, outcomes, strict=True):
@@ -471,14 +471,14 @@ class Admin:
             problems += failed
         return found
 
-    async def _tell(
+    async def _ask_all(
         self,
         masters: Mapping[str, str],
         code: int,
         header: msgspec.Struct | None = None,
         body: bytes = b"",
     ) -> list[Response]:
-        """Have all masters do something, then raise the error of the first that did not."""
+        """Send a request to all masters, then raise the first error, if any."""
 
         async def ask(address: str) -> Response:
             return await self._ask(address, code, header, body)

@@ -13,14 +13,14 @@ from headrace_protocol.message import BodyTooLarge, CodecMissing, CorruptRecord
 if TYPE_CHECKING:
     from headrace.messages import ReceivedMessage
 
-# What reading a message raises that somebody damaged, or made to be unreadable.
+# Errors of reading a damaged or malicious message.
 UNREADABLE = (BodyTooLarge, CodecMissing, CorruptRecord)
 
 
 def message_record(message: ReceivedMessage) -> dict[str, Any]:
     """All about a message; the body is ``body`` when it is text, else ``body_base64``.
 
-    What can't be read is left out, and ``problem`` says why.
+    Parts that can't be read are left out, and ``problem`` says why.
     """
     record = {
         "topic": message.queue.topic,

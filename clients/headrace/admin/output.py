@@ -55,13 +55,13 @@ def print_json_line(record: Row) -> None:
 
 
 def warn(text: str) -> None:
-    """Say something on standard error, in one line."""
+    """Print one line on standard error."""
     sys.stderr.write(f"headrace: {clean(text)}\n")
 
 
 @contextmanager
 def warned() -> Iterator[list[BrokerProblem]]:
-    """A list for an Admin's ``problems``; at the end of the block each of them is a warning."""
+    """A list for an Admin's ``problems``; each is printed as a warning at the end of the block."""
     problems: list[BrokerProblem] = []
     try:
         yield problems
@@ -71,13 +71,13 @@ def warned() -> Iterator[list[BrokerProblem]]:
 
 
 def with_problems(rows: Sequence[Row], problems: Sequence[BrokerProblem]) -> Sequence[Row]:
-    """Rows, and where there are problems one more for each, in a last column of all of them."""
+    """Rows, with one more for each problem, and a last column ``problem`` if there are any."""
     if not problems:
         return rows
     names = [name for row in rows for name in row] or ["broker"]
-    told = [{"broker": each.broker_name, "problem": str(each)} for each in problems]
+    failed = [{"broker": each.broker_name, "problem": str(each)} for each in problems]
     columns = dict.fromkeys([*names, "problem"])
-    return [{name: row.get(name) for name in columns} for row in (*rows, *told)]
+    return [{name: row.get(name) for name in columns} for row in (*rows, *failed)]
 
 
 def time_text(timestamp_ms: int) -> str | None:
@@ -86,7 +86,7 @@ def time_text(timestamp_ms: int) -> str | None:
         return None
     try:
         time = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
-    except (ValueError, OverflowError, OSError):  # what somebody made up
+    except (ValueError, OverflowError, OSError):  # a forged timestamp
         return f"{timestamp_ms} ms"
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

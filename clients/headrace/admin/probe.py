@@ -62,7 +62,7 @@ async def examine(address: str, role: Role) -> Finding:
         stream = await _connect(address)
     except OSError as error:
         return Finding(_connect_problem(error))
-    except ValueError as error:  # no address, or no name
+    except ValueError as error:  # a malformed address or name
         return Finding(str(error))
     async with stream:
         answer = await _ask(stream, role)
@@ -119,7 +119,7 @@ async def _ask(stream: trio.SocketStream, role: Role) -> ResponseReceived[Role] 
         try:
             await stream.send_all(b"".join(buffers))
             while data := await stream.receive_some(_RECEIVE_BYTES):
-                # Its beginning tells what it is; a server may send without an end.
+                # The beginning identifies a server; some may send forever.
                 received = (received + data)[:_RECEIVE_BYTES]
                 for event in connection.receive_data(data):
                     if isinstance(event, ResponseReceived):

@@ -15,7 +15,7 @@ from headrace.consumer.rebalance import allocate_averagely
 from headrace.consumer.start import Start, start_offset
 from headrace.errors import HeadraceError, NoQueue, RouteNotFound
 from headrace.pacing import Pacer
-from headrace.tasks import at_once
+from headrace.tasks import gather
 from headrace_protocol.bodies import GetConsumerListByGroupResponseBody
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import ConsumerGroupHeader
@@ -109,7 +109,7 @@ class Assignment:
             except HeadraceError as error:
                 _log.warning("group %s keeps its queues as they are: %s", self._group, error)
                 complete = False
-            # A broker may say all the time that the group has changed.
+            # A broker may announce changes of the group without end.
             await anyio.sleep(pacer.delay_s(progress=before != self.process_queues.keys()))
 
     async def _rebalance(self) -> bool:
@@ -127,8 +127,8 @@ class Assignment:
         return complete
 
     async def _share(self, subscription: Subscription, route: TopicRoute) -> bool:
-        # By name of broker: what keeps us from its queues for now.
-        failures = await self._introduce(route)
+        # By broker name, the error that keeps us from its queues for now.
+        failures = await self._join(route)
         members = await self._members(route, failures)
         mine = set(allocate_averagely(route.read_queues, members, self._instance.client_id))
         held = {queue for queue in self.process_queues if queue.topic == subscription.topic}
@@ -146,25 +146,25 @@ class Assignment:
         return not failures and mine <= self.process_queues.keys()
 
     def _report(self, mine: set[MessageQueue], failures: dict[str, HeadraceError]) -> None:
-        """Log the brokers that failed. Raises if it is for them that we have no queue."""
+        """Log the brokers that failed. Raises if they leave us without a queue."""
         has_none = self.process_queues.keys().isdisjoint(mine)
         if mine and has_none and all(queue.broker_name in failures for queue in mine):
             raise failures[min(mine).broker_name]
         for name, error in failures.items():
-            _log.warning("group %s goes on without broker %s: %s", self._group, name, error)
+            _log.warning("group %s continues without broker %s: %s", self._group, name, error)
 
-    async def _introduce(self, route: TopicRoute) -> dict[str, HeadraceError]:
-        """Have all brokers of a topic hear of us; returns what failed, by name of broker."""
+    async def _join(self, route: TopicRoute) -> dict[str, HeadraceError]:
+        """Send a first heartbeat to all brokers of a topic; returns errors by broker name."""
         places = [
             (name, at) for name, replicas in route.brokers.items() for at in replicas.values()
         ]
 
-        async def introduce(place: tuple[str, str]) -> None:
+        async def join(place: tuple[str, str]) -> None:
             if not self._instance.open_connection(place[1]):
                 await self._instance.heartbeat([place[1]])
 
-        outcomes = await at_once(introduce, places)
-        # A replica that is away keeps nobody from the queues.
+        outcomes = await gather(join, places)
+        # A failed replica keeps nobody from the queues.
         return {
             name: error
             for (name, address), error in zip(places, outcomes, strict=True)
@@ -172,9 +172,9 @@ class Assignment:
         }
 
     async def _members(self, route: TopicRoute, failures: dict[str, HeadraceError]) -> list[str]:
-        """The group's client ids, ours among them, by the first broker that has heard of us.
+        """The group's client ids, ours included, from the first broker that knows us.
 
-        Raises its error, or that of the first broker if none has; NoQueue if there is no broker.
+        Raises its error, or the first broker's if none knows us; NoQueue without brokers.
         """
         addresses = {name: at for name in route.brokers if (at := route.address(name))}
         if not addresses:
@@ -197,7 +197,7 @@ class Assignment:
         subscription: Subscription,
         failures: dict[str, HeadraceError],
     ) -> None:
-        """Take a queue over; its broker's failure keeps no other broker's queues from us."""
+        """Take a queue over; its broker's error is added to ``failures``."""
         try:
             await self._take_over(queue, subscription)
         except HeadraceError as error:

@@ -56,12 +56,12 @@ class Fetcher:
                     has_progress = await self._pull_once(process_queue, subscription)
                 delay_s = pacer.delay_s(progress=has_progress)
                 if delay_s:
-                    # A scope of its own: correcting an offset cancels the pull's.
+                    # Its own scope: correcting an offset cancels that of the pull.
                     with anyio.CancelScope() as process_queue.pulling:
                         await anyio.sleep(delay_s)
 
     async def _pull_once(self, process_queue: ProcessQueue, subscription: Subscription) -> bool:
-        """Pull, take what came, and return whether that was anything new."""
+        """Pull once; returns whether that brought anything new."""
         offset = process_queue.pull_offset
         try:
             result = await self._pull(process_queue, offset, subscription)

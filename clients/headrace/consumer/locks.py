@@ -40,7 +40,7 @@ class QueueLocks:
             except HeadraceError as error:
                 failures |= dict.fromkeys((queue.broker_name for queue in part), error)
             else:
-                # A broker decides about its own queues, and only about those it was asked for.
+                # Only the queues that the broker was asked for count.
                 locked.update(set(part).intersection(granted))
         return locked
 

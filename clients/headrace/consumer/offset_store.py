@@ -88,5 +88,5 @@ def _commit_header(group: str, queue: MessageQueue, offset: int) -> UpdateConsum
 
 
 def _offset(response: Response) -> int:
-    # Apache's brokers say -1 of a queue that nothing was ever written to.
+    # Apache's brokers answer -1 for a queue that was never written to.
     return max(0, response.expect().header(OffsetResponseHeader).offset)

@@ -43,10 +43,8 @@ def read_queue(
     Raises OffsetNotFound where the range has no messages any more, or not yet, and what
     ``BlockingConnection.drain`` and a refusal raise.
     """
-    subscription, limits = (
-        Subscription(queue.topic, tags),
-        BodyLimits(body_bytes_max, batch_bytes_max),
-    )
+    subscription = Subscription(queue.topic, tags)
+    limits = BodyLimits(body_bytes_max, batch_bytes_max)
     slices = SliceReader(
         connection,
         queue,

@@ -44,7 +44,7 @@ def body_format(schema_option: str, encoding: str) -> BodyFormat:
 
     Raises SchemaError, also for a model that the environment does not allow; OptionError.
 
-    Tasks get the format, not the option, and load a model without asking again.
+    Tasks get the format, not the option, and load a model without checking again.
     """
     if encoding not in _ENCODINGS:
         raise OptionError("encoding", encoding, f"bodies are {' or '.join(_ENCODINGS)}")
@@ -188,7 +188,7 @@ def _parsed(schema: str) -> tuple[Model | None, tuple[Field, ...]]:
 
 
 def _model_reference(schema: str) -> str | None:
-    """What ``load_model`` takes, if that is what the schema is."""
+    """What to pass to ``load_model``; None if the schema is not a model."""
     if is_pickled(schema):
         return schema
     path = schema.strip()

@@ -1,7 +1,7 @@
 """Models of pydantic as schemas of bodies: the model itself decides what a good body is.
 
-A model is code, and an option that names one decides which code runs. Options also come out of
-tables' definitions, which others may write, so the environment of Spark's driver has to allow it.
+A model is code, and an option that names one decides which code runs. Options also come from table
+definitions, which others may write, so the environment of Spark's driver must allow it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LEAVES: dict[Any, t.DataType] = {
 def model_schema(model: Model) -> str:
     """The option ``schema`` for a model that has no module to import it from, as in a notebook.
 
-    Spark's driver takes it only with HEADRACE_SPARK_PICKLED_SCHEMAS=1 in its environment.
+    Spark's driver accepts it only with HEADRACE_SPARK_PICKLED_SCHEMAS=1 in its environment.
     """
     pickled: bytes = cloudpickle.dumps(model)  # type: ignore[no-untyped-call]
     return _PICKLED + base64.b64encode(pickled).decode()
@@ -58,23 +58,23 @@ def is_pickled(schema: str) -> bool:
 
 
 def check_allowed(schema: str) -> None:
-    """Raise SchemaError unless an option may have this model loaded, whose code runs then."""
+    """Raise SchemaError unless the environment allows options to run this model's code."""
     if is_pickled(schema):
         if os.environ.get(PICKLED_VARIABLE) != "1":
             raise SchemaError(
-                "option schema holds a pickled model, and unpickling runs whatever code is in it, "
-                f"also out of a table's definition. Set {PICKLED_VARIABLE}=1 in the environment of "
-                "Spark's driver, before it starts, if you trust all who write its options; or name "
-                "the model as package.module:Model"
+                "option schema holds a pickled model, and unpickling runs any code in it, even if "
+                f"the option comes from a table definition. Set {PICKLED_VARIABLE}=1 in the "
+                "environment of Spark's driver before it starts if you trust everyone who writes "
+                "its options, or name the model as package.module:Model"
             )
         return
     module = schema.partition(":")[0]
     listed = [name.strip() for name in os.environ.get(MODULES_VARIABLE, "").split(",")]
     if not any(name and f"{module}.".startswith(f"{name}.") for name in listed):
         raise SchemaError(
-            f"option schema={schema!r}: importing {module} runs its code, so the module has to be "
-            f"on a list. Set {MODULES_VARIABLE}={module} (several with commas; a package stands "
-            "for all its modules) in the environment of Spark's driver, before it starts"
+            f"option schema={schema!r}: importing {module} runs its code, so the module must be "
+            f"listed. Set {MODULES_VARIABLE}={module} (comma-separated; a package stands for all "
+            "its modules) in the environment of Spark's driver before it starts"
         )
 
 

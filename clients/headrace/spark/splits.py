@@ -29,7 +29,7 @@ _FIRST_LOOKS_MAX = 64
 _LOOKS_MAX = 256
 # A task costs Spark some 20 ms, as much as reading this.
 _PACKED_BYTES = 8 * 1024 * 1024
-# Far more than Spark plans in reasonable time. Sizes are what a broker says.
+# Far more than Spark plans in reasonable time; sizes are whatever a broker reports.
 _PIECES_MAX = 1_000_000
 
 
@@ -132,7 +132,7 @@ def _estimate(looks: _Looks, start: int, end: int) -> float:
     if span is None:
         return sum(looks[start].sizes[: end - start])
     mean = (looks[start].mean_bytes + looks[end].mean_bytes) / 2
-    # The span is negative where a broker says nonsense.
+    # The span is negative if a broker reports nonsense.
     return max(0.0, min(mean * (end - start), span))
 
 
@@ -164,7 +164,7 @@ def _piece_count(queue: MessageQueue, curve: SizeCurve, split_bytes: int) -> int
             "splitBytes",
             str(split_bytes),
             f"makes {count} tasks of {place(queue)}, which its broker says has "
-            f"{curve.total_bytes:.3g} bytes; {_PIECES_MAX} are the most: give a larger one, or "
+            f"{curve.total_bytes:.3g} bytes; {_PIECES_MAX} are the most: set a larger one, or "
             "read less with starting and ending",
         )
     return count

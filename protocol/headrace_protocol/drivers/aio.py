@@ -41,7 +41,7 @@ Connect = Callable[[str], Awaitable["ByteStream"]]
 RECEIVE_BYTES = 64 * 1024
 # What is larger is sent by itself: another system call costs less than the copy.
 _JOIN_BYTES_MAX = 64 * 1024
-# Answers that the other side has not taken; who asks on without reading gets no more.
+# Unsent answers; a peer that keeps asking without reading gets no more.
 _ANSWERS_BYTES_MAX = 1024 * 1024
 _CONNECT_TIMEOUT_S = 5.0
 _STREAM_ERRORS = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError)
@@ -204,7 +204,7 @@ class AsyncConnection:
         body: Buffer = b"",
         remark: str | None = None,
     ) -> None:
-        """Answer a request of the other side, unless it leaves too many answers untaken."""
+        """Answer a request of the peer, unless too many answers are still unsent."""
         if self._answers_bytes < _ANSWERS_BYTES_MAX:
             buffers = self._connection.respond(request, code, header, body, remark)
             self._answers_bytes += sum(map(len, buffers))

@@ -50,7 +50,7 @@ class BlockingConnection:
         """Open a TCP connection to ``host:port``. Raises ConnectFailed."""
         try:
             sock = socket.create_connection(split_address(address), timeout_ms / 1000)
-        except (OSError, ValueError) as error:  # the latter: an address that is none
+        except (OSError, ValueError) as error:  # ValueError: a malformed address
             raise ConnectFailed(address, error) from error
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return cls(sock, address)

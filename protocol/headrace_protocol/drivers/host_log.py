@@ -1,4 +1,4 @@
-"""Log lines that strangers can cause: so many of each host, and the number of the rest."""
+"""Rate-limited logging of what clients cause: some lines per host, then a count."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 # Per host and event, between two reports.
 LINES_MAX = 20
-# A stranger may have many addresses.
+# A client may use many addresses; the rest of them count together.
 _HOSTS_MAX = 1000
 _REPORTED_AT_ONCE = 10
 
@@ -18,7 +18,7 @@ _REPORTED_AT_ONCE = 10
 class HostLog:
     """A logger that no host can flood.
 
-    Whoever owns it calls ``report`` every few seconds.
+    Its owner calls ``report`` every few seconds.
     """
 
     def __init__(self, log: FilteringBoundLogger) -> None:
@@ -26,26 +26,26 @@ class HostLog:
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def info(self, client: str, event: str, **fields: Any) -> None:
-        """Log what ``client``, "host:port", has changed."""
+        """Log a change that ``client``, "host:port", made."""
         if self._has_room(client, event):
             self._log.info(event, client=client, **fields)
 
     def warning(self, client: str, event: str, **fields: Any) -> None:
-        """Log what ``client``, "host:port", has caused."""
+        """Log a problem that ``client``, "host:port", caused."""
         if self._has_room(client, event):
             self._log.warning(event, client=client, **fields)
 
     def error(self, client: str, event: str, **fields: Any) -> None:
-        """The same for a fault of ours."""
+        """Log a fault of ours that ``client`` triggered."""
         if self._has_room(client, event):
             self._log.error(event, client=client, **fields)
 
     def report(self) -> None:
-        """Log how many lines were left out since the last report, and let hosts have new ones."""
+        """Log how many lines were suppressed since the last report, and reset the counts."""
         counts, self._counts = self._counts, Counter()
         for (host, event), count in counts.most_common(_REPORTED_AT_ONCE):
             if count > LINES_MAX:
-                self._log.warning("lines left out", of=event, host=host, count=count - LINES_MAX)
+                self._log.warning("lines suppressed", of=event, host=host, count=count - LINES_MAX)
 
     def _has_room(self, client: str, event: str) -> bool:
         key = client.rpartition(":")[0], event

@@ -18,11 +18,11 @@ _DRAIN_S: Final = 1.0
 
 
 class LogLines:
-    """Lines on their way to a descriptor, written by a thread of its own.
+    """A logger that writes lines to a descriptor from its own thread.
 
-    A logger writes from the daemon's loop, where a pipe that nobody reads would block it and a full
-    disk or a closed pipe would end it. Here both cost lines: what fails, or finds more than 1 MiB
-    waiting, is dropped and counted.
+    In the daemon's loop, a write to an unread pipe would block, and a full disk or a closed pipe
+    would end the daemon. Here they only cost lines: a line that fails, or that finds more than 1
+    MiB queued, is dropped and counted.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -34,7 +34,7 @@ class LogLines:
         threading.Thread(target=self._run, name="log lines", daemon=True).start()
 
     def msg(self, line: str) -> None:
-        """Take a line; never waits, never raises OSError."""
+        """Queue a line; never blocks, never raises OSError."""
         data = line.encode(errors="backslashreplace") + b"\n"
         with self._changed:
             if self._waiting_bytes + len(data) > _WAITING_BYTES_MAX:
@@ -44,11 +44,11 @@ class LogLines:
             self._waiting_bytes += len(data)
             self._changed.notify_all()
 
-    # What structlog calls.
+    # The methods that structlog calls.
     debug = info = warning = error = critical = msg
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until every line is written or dropped; False when that takes too long."""
+        """Wait until every line is written or dropped; False on timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting, timeout_s)
 
@@ -79,12 +79,12 @@ _lines: LogLines | None = None
 
 
 def dropped_log_lines() -> int:
-    """How many lines this process could not write; 0 where a program has logs of its own."""
+    """How many lines this process dropped; 0 in a program that configures its own logging."""
     return _lines.dropped_count if _lines else 0
 
 
 def renderer(*, is_terminal: bool) -> structlog.typing.Processor:
-    """Makes a line of an event; neither kind lets a stranger's control characters through."""
+    """Formats an event as a line; both kinds escape control characters."""
     if is_terminal:
         return structlog.dev.ConsoleRenderer(repr_native_str=True)
     return structlog.processors.JSONRenderer()
@@ -95,7 +95,7 @@ def configure_logs(level: str = "info") -> None:
 
     level: "debug", "info", "warning" or "error".
     """
-    global _lines  # noqa: PLW0603 - as structlog's settings, one for the process
+    global _lines  # noqa: PLW0603 - one per process, like structlog's settings
     lines = _lines = LogLines(sys.stderr.fileno())
     atexit.register(lines.drain, _DRAIN_S)
     structlog.configure(

@@ -71,9 +71,9 @@ def _raise_open_files_limit() -> None:
 
 
 def connections_max() -> int:
-    """How many clients a daemon may serve so that it never lacks a descriptor of its own.
+    """How many clients a daemon can serve without running out of file descriptors.
 
-    Files that are mapped may take half of the limit, and an eighth, or 64, is for all the rest.
+    Half of the limit is reserved for mapped files, and an eighth, at least 64, for everything else.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:

@@ -50,7 +50,7 @@ class Response(NamedTuple):
         return self.read(body_type.decode)
 
     def read(self, decode: Callable[[memoryview], T]) -> T:
-        """What ``decode``, which raises ValueError for any other bytes, makes of the body.
+        """What ``decode`` makes of the body; its ValueError means malformed bytes.
 
         Raises MalformedAnswer.
         """
@@ -60,5 +60,5 @@ class Response(NamedTuple):
             raise self.malformed(error) from error
 
     def malformed(self, reason: object) -> MalformedAnswer:
-        """The error to raise where this answer makes no sense."""
+        """The error to raise for an answer that makes no sense."""
         return MalformedAnswer(self.address, self.request_code, reason)

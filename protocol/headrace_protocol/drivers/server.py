@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import structlog
 import trio
 
+from headrace_protocol.codes import code_name
 from headrace_protocol.drivers.host_log import HostLog
 from headrace_protocol.drivers.process import connections_max
 from headrace_protocol.errors import RemoteProtocolError
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from headrace_protocol.frame import Buffer, Frame
+    from headrace_protocol.serving import Request
 
 log = structlog.get_logger("headrace.server")
 
@@ -119,7 +121,7 @@ class ServerChannel:
         "is_stranger",
         "last_heard",
         "later",
-        "on_taken",
+        "on_drained",
         "out",
         "out_bytes",
         "partial_bytes",
@@ -142,7 +144,7 @@ class ServerChannel:
         self.partial_since = self.last_heard = trio.current_time()
         self.is_open = True
         self.is_dirty = self.is_greeted = self.is_slow = self.is_held_back = False
-        self.on_taken: Callable[[], None] | None = None
+        self.on_drained: Callable[[], None] | None = None
         # Sends much at a time; see _SocketLoop.
         self.is_heavy = False
         # Until its first whole frame.
@@ -185,11 +187,12 @@ class _Transport(Protocol):
 class RemotingServer:
     """All clients of one daemon.
 
-    Whatever a client sends costs its own connection at most. What the handler does for all of
-    them (``finish_batch``, ``replied``) is different: a reply that may not be true ends the server.
+    A request can cost its client the connection, and nobody else anything. An error in what the
+    handler does for all clients (``finish_batch``, ``replied``) ends the server: replies may be
+    false.
 
-    unexpected_errors: how often a fault of ours was found, each with a traceback in the log.
-    host_log: for what clients can cause.
+    unexpected_errors: how many there were; each is logged with its traceback.
+    host_log: for events that clients can cause.
     owns_loop: nothing else in this event loop is urgent by a millisecond. While clients are busy
         the server then waits for them by itself, which saves most of the scheduler's share of a
         lone request's time.
@@ -280,7 +283,7 @@ class RemotingServer:
         except RemoteProtocolError as error:
             self.close_channel(channel, str(error), is_fault=True)
             return
-        except Exception as error:  # noqa: BLE001 - a fault that one client finds is for it alone
+        except Exception as error:  # noqa: BLE001 - a fault costs only the client that triggers it
             self.failed(channel, error)
             return
         if channel.is_open:
@@ -305,17 +308,22 @@ class RemotingServer:
         self._update_reading(channel)
 
     def failed(self, channel: ServerChannel, error: Exception) -> None:
-        """Something of ours failed for a client: close it, the others go on."""
-        self.note_unexpected(channel.address, error)
+        """Close a client after a fault of ours; the others stay connected."""
+        self._report_unexpected(channel.address, error)
         self.close_channel(channel, "")
 
-    def note_unexpected(self, client: str, error: Exception, **fields: Any) -> None:
-        """Count and log a fault of ours that a client has found."""
+    def request_failed(self, request: Request, error: Exception) -> None:
+        """For ``Registry``: a request failed for a fault of ours."""
+        code = code_name(request.command.code)
+        self._report_unexpected(request.channel.address, error, request=code)
+
+    def _report_unexpected(self, client: str, error: Exception, **fields: Any) -> None:
+        """Count and log a fault of ours that a client triggered."""
         self.unexpected_errors += 1
         self.host_log.error(client, "unexpected error", exc_info=error, **fields)
 
     def guard(self, channel: ServerChannel, work: Callable[[ServerChannel], None]) -> None:
-        """Do what one client needs; close that client when it fails."""
+        """Run ``work`` for one client; close that client if it fails."""
         try:
             work(channel)
         except RemoteProtocolError as error:
@@ -377,10 +385,11 @@ class RemotingServer:
         channel.transport.flush(channel)
         self.sent(channel, before - channel.out_bytes)
 
-    def take_more(self, channel: ServerChannel) -> None:
-        """A client can take more of its replies.
+    def send_more(self, channel: ServerChannel) -> None:
+        """A client's socket accepts more of its replies.
 
-        One that takes late what it asked for is not silent, least of all while it is not read.
+        A client that reads its replies late is not silent, least of all while its requests are not
+        read.
         """
         self._flush(channel)
         channel.last_heard = trio.current_time()
@@ -398,7 +407,7 @@ class RemotingServer:
         elif channel.is_slow and channel.out_bytes < limit // 2:
             channel.is_slow = False
             self._update_reading(channel)
-            _tell_taken(channel)
+            _notify_drained(channel)
         if self.held_bytes > self.limits.total_bytes_max:
             self._close_greediest()
 
@@ -484,7 +493,7 @@ class RemotingServer:
             self.host_log.warning(channel.address, "client closed", reason=reason)
         self.guard(channel, lambda channel: channel.transport.close())
         self.guard(channel, self._handler.closed)
-        self.guard(channel, _tell_taken)
+        self.guard(channel, _notify_drained)
 
     async def _sweep(self) -> None:
         while True:
@@ -514,8 +523,8 @@ class RemotingServer:
             log.warning("clients turned away", host=host, count=count, reason=reason)
 
 
-def _tell_taken(channel: ServerChannel) -> None:
-    callback, channel.on_taken = channel.on_taken, None
+def _notify_drained(channel: ServerChannel) -> None:
+    callback, channel.on_drained = channel.on_drained, None
     if callback is not None:
         callback()
 
@@ -587,7 +596,7 @@ class _SocketLoop:
                         self._accept(self._listeners[fd])
                     continue
                 if mask & _WRITE:
-                    server.guard(channel, server.take_more)
+                    server.guard(channel, server.send_more)
                 if mask & ~_WRITE and channel.is_open:
                     if channel.is_heavy:
                         self._heavy[fd] = channel
@@ -722,7 +731,7 @@ class _SocketTransport:
 
     def close(self) -> None:
         self._channels.pop(self.socket.fileno(), None)
-        with contextlib.suppress(OSError):  # it never came to be registered
+        with contextlib.suppress(OSError):  # never registered
             self._epoll.unregister(self.socket)
         self.socket.close()
 

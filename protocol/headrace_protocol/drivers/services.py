@@ -1,4 +1,4 @@
-"""The long-lived tasks of a daemon, with a net under each."""
+"""Supervision of a daemon's long-lived tasks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ RETRY_S: Final = 1.0
 
 
 class Services:
-    """Runs services so that an unexpected error costs one of them a pause, and no daemon its life.
+    """Restarts services after unexpected errors, so that none of them ends the daemon.
 
-    A service must be able to begin again after an error anywhere in it.
-    unexpected_errors: how many there were, each with a traceback in the log.
+    A service must be able to restart after an error anywhere in it.
+    unexpected_errors: how many there were; each is logged with its traceback.
     """
 
     def __init__(self) -> None:
@@ -30,14 +30,14 @@ class Services:
         nursery.start_soon(self._run, service, arguments, name=service)
 
     async def start(self, nursery: trio.Nursery, service: Service) -> Any:
-        """The same for one that reports when it has started; raises what keeps it from that."""
+        """The same, but wait until the service has started. Raises the error of a failed start."""
         return await nursery.start(self._start, service, name=service)
 
     async def _run(self, service: Service, arguments: tuple[Any, ...]) -> None:
         while True:
             try:
                 await service(*arguments)
-            except Exception as error:  # noqa: BLE001 - the net
+            except Exception as error:  # noqa: BLE001 - supervision
                 await self._failed(service, error)
             else:
                 return
@@ -61,7 +61,7 @@ class Services:
     async def _failed(self, service: Service, error: Exception) -> None:
         self.unexpected_errors += 1
         log.error(
-            "service failed, running it again",
+            "service failed, restarting",
             service=getattr(service, "__qualname__", repr(service)),
             pause_s=RETRY_S,
             exc_info=error,

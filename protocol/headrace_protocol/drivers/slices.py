@@ -93,7 +93,7 @@ class Fetches:
         except OSError as error:
             log.error("old messages can't be read", reason=str(error))
             problem = error
-        except Exception as error:  # noqa: BLE001 - it is for the request that asked
+        except Exception as error:  # noqa: BLE001 - passed to the request that asked
             problem = error
         finally:
             self._threads.release()

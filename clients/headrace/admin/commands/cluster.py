@@ -17,12 +17,12 @@ def cluster(as_json: Json = False, nameserver: Nameserver = None) -> None:
     import trio
 
     from headrace.admin.client import Admin
-    from headrace.tasks import at_once
+    from headrace.tasks import gather
 
     async def run() -> list[dict[str, Any]]:
         async with Admin(nameserver=nameserver) as admin:
             nodes = await admin.cluster()
-            infos = await at_once(lambda node: admin.runtime_info(node.address), nodes)
+            infos = await gather(lambda node: admin.runtime_info(node.address), nodes)
             return [_row(node, info) for node, info in zip(nodes, infos, strict=True)]
 
     empty = "no broker has registered: start one with `headrace broker` or `headrace dev`"
@@ -35,7 +35,7 @@ def _row(node: BrokerNode, info: dict[str, str] | HeadraceError) -> dict[str, An
         try:
             figures, problem = _figures(info), _refusal(info)
         except ValueError as error:
-            problem = f"{node.address} says what is no figure: {error}"
+            problem = f"{node.address} sent a malformed figure: {error}"
     return {
         "cluster": node.cluster,
         "broker": node.broker_name,

@@ -145,18 +145,18 @@ class _Reader:
 
 
 async def _ends(consumer: PullConsumer, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
-    """Where each queue ends now. Brokers that don't answer are left out with a warning.
+    """The current end of each queue. Brokers that don't answer are left out with a warning.
 
-    Raises the error of the first if none answers.
+    Raises the first broker's error if none answers.
     """
-    from headrace.tasks import at_once
+    from headrace.tasks import gather
 
     async def ends_at(broker_name: str) -> dict[MessageQueue, int]:
         its_queues = [queue for queue in queues if queue.broker_name == broker_name]
         return {queue: await consumer.max_offset(queue) for queue in its_queues}
 
     names = sorted({queue.broker_name for queue in queues})
-    outcomes = dict(zip(names, await at_once(ends_at, names), strict=True))
+    outcomes = dict(zip(names, await gather(ends_at, names), strict=True))
     failed = {name: each for name, each in outcomes.items() if isinstance(each, HeadraceError)}
     if failed and len(failed) == len(names):
         raise failed[names[0]]

@@ -24,7 +24,7 @@ def dev(
     nameserver_port: _Port = 9876,
     broker_port: _Port = 10911,
     host: Annotated[
-        str, typer.Option(help="Listen here; 0.0.0.0 lets everybody on other machines do anything.")
+        str, typer.Option(help="Listen here; 0.0.0.0 gives everyone on the network full access.")
     ] = "127.0.0.1",
     log_level: LogLevel = Level.WARNING,
 ) -> None:

@@ -53,7 +53,7 @@ def doctor(as_json: Json = False, nameserver: Nameserver = None) -> None:
 
 async def _check_all(nameservers: Sequence[str]) -> list[Check]:
     from headrace.admin.probe import Role, examine
-    from headrace.tasks import at_once
+    from headrace.tasks import gather
 
     checks: list[Check] = []
     clusters: dict[str, ClusterInfo] = {}
@@ -72,12 +72,12 @@ async def _check_all(nameservers: Sequence[str]) -> list[Check]:
         problem, _ = await examine(address, Role.BROKER)
         return Check("broker", f"{name}:{broker_id}", address, problem or brokers[place])
 
-    found = await at_once(check, sorted(brokers))
+    found = await gather(check, sorted(brokers))
     return checks + [each for each in found if isinstance(each, Check)]
 
 
 def _nameserver_problem(address: str, body: bytes, clusters: dict[str, ClusterInfo]) -> str | None:
-    """What is wrong with a nameserver's answer, which is added to ``clusters`` if it is one."""
+    """What is wrong with a nameserver's answer; a valid one is added to ``clusters``."""
     from headrace_protocol.bodies import ClusterInfo
 
     try:
