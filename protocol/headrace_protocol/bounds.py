@@ -24,7 +24,8 @@ _MIB = 1024 * _KIB
 
 # Frames are bounded in frame.py, before anything is known of what they hold.
 
-# All fields of a request: properties of PROPERTIES_BYTES_MAX with every byte escaped fit in.
+# A header with all its fields, checked once its length has come: properties of PROPERTIES_BYTES_MAX
+# with every byte escaped fit in.
 HEADER_BYTES_MAX = 256 * _KIB
 
 # -- names and texts -------------------------------------------------------------------------------

@@ -227,6 +227,15 @@ async def test_a_header_over_its_bound_is_closed() -> None:
         await wire.closed()
 
 
+async def test_a_plain_send_with_a_header_over_the_bound_is_closed() -> None:
+    async with daemons(MemoryNetwork()) as under_test, under_test.wire() as wire:
+        properties = f"KEYS\x01k\x02UNIQ_KEY\x01{'a' * 32}\x02"
+        command, _ = await wire.ask(request(310, send_fields(i=properties), b"x"))
+        assert command.code == ResponseCode.SUCCESS
+        await wire.send(request(310, send_fields(i=properties, z="z" * HEADER_BYTES_MAX), b"x"))
+        await wire.closed()
+
+
 # -- hashes ----------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import structlog
 import trio
 
+from headrace_protocol.bounds import HEADER_BYTES_MAX
 from headrace_protocol.drivers.host_log import HostLog
 from headrace_protocol.drivers.process import connections_max
 from headrace_protocol.errors import RemoteProtocolError
@@ -130,7 +131,7 @@ class ServerChannel:
         self.transport = transport
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.host_bytes = pack_host(host, port)
-        self.reader = FrameReader(server.limits.frame_bytes_max, admit)
+        self.reader = FrameReader(server.limits.frame_bytes_max, admit, HEADER_BYTES_MAX)
         self.out: list[Buffer] = []
         self.out_bytes = self.partial_bytes = self.charged_bytes = 0
         self.partial_since = self.last_heard = trio.current_time()
