@@ -362,7 +362,7 @@ class RemotingServer:
         self.held_bytes -= sent_bytes
         limit = self.limits.connection_bytes_max
         if channel.out_bytes > limit and not channel.is_slow:
-            log.warning("slow reader paused", client=channel.address, bytes=channel.out_bytes)
+            self.host_log.warning(channel.address, "slow reader paused", bytes=channel.out_bytes)
             channel.is_slow = True
             self._update_reading(channel)
         elif channel.is_slow and channel.out_bytes < limit // 2:
