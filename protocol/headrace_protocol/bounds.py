@@ -30,7 +30,7 @@ HEADER_BYTES_MAX = 256 * _KIB
 
 # -- names and texts -------------------------------------------------------------------------------
 
-# Names of brokers and clusters, and any name in a registration.
+# Names of brokers, clusters and clients, and any name in a registration.
 NAME_CHARS_MAX = 255
 # The peer's TopicValidator: a topic fits the byte that records keep for its length.
 TOPIC_CHARS_MAX = 127

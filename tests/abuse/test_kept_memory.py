@@ -187,6 +187,17 @@ def test_a_heartbeat_of_too_many_items_is_rejected(broker: BrokerUnderTest, fiel
     assert broker.groups.get("g") is None
 
 
+def test_a_client_id_over_its_bound_is_rejected(broker: BrokerUnderTest) -> None:
+    channel = MemoryChannel()
+    data = HeartbeatData(client_id="c" * 255, consumer_data_set=[subscribed(1, 0)])
+    assert heartbeat(broker, channel, data).code == ResponseCode.SUCCESS
+    data.client_id += "c"
+    answer = heartbeat(broker, MemoryChannel(), data)
+    assert answer.code == ResponseCode.INVALID_PARAMETER
+    assert answer.remark == "clientID of 256 characters: 255 is the most"
+    assert [member.channel for member in broker.consumers.members("g")] == [channel]
+
+
 # -- notices ---------------------------------------------------------------------------------------
 
 
