@@ -13,6 +13,7 @@ import trio
 import trio.testing
 
 from headrace_broker.consumer import filters, groups
+from headrace_broker.consumer.groups import MEMBER_LIFE_MS
 from headrace_broker.consumer.locks import LOCK_LIFE_MS
 from headrace_broker.host_budget import Host, HostBudget
 from headrace_broker.processors import pull as pulls
@@ -151,6 +152,50 @@ def test_a_charge_follows_what_a_client_says_and_ends_with_it(broker: BrokerUnde
     assert 0 < channel.charged_bytes < charges[0] * 10
     broker.producers.channel_closed(channel)
     assert channel.charged_bytes == 0
+
+
+def test_what_a_member_said_and_its_group_keeps_is_charged_to_another(
+    broker: BrokerUnderTest,
+) -> None:
+    stays, leaves = MemoryChannel(), MemoryChannel()
+    small = HeartbeatData(client_id="c", consumer_data_set=[subscribed(1, 0)])
+    heartbeat(broker, stays, small)
+    charged_bytes = stays.charged_bytes
+    large = HeartbeatData(client_id="d", consumer_data_set=[subscribed(500, 0)])
+    heartbeat(broker, leaves, large)
+    large_bytes = leaves.charged_bytes
+    broker.consumers.channel_closed(leaves)
+    assert leaves.charged_bytes == 0
+    assert large_bytes < stays.charged_bytes < large_bytes + 2 * charged_bytes
+    heartbeat(broker, stays, small)
+    assert stays.charged_bytes == charged_bytes
+    broker.consumers.channel_closed(stays)
+    assert stays.charged_bytes == 0
+
+
+def test_subscriptions_that_a_heartbeat_says_to_leave_out_are_not_kept(
+    broker: BrokerUnderTest,
+) -> None:
+    data = HeartbeatData(client_id="c", consumer_data_set=[subscribed(5, 0)], without_sub=True)
+    heartbeat(broker, MemoryChannel(), data)
+    group = broker.consumers.group("g")
+    assert group is not None
+    assert group.data.subscription_data_set == []
+    assert group.subscriptions == {}
+
+
+def test_a_client_that_its_charge_closes_is_no_member(broker: BrokerUnderTest) -> None:
+    class Greediest(MemoryChannel):
+        def charge(self, added_bytes: int) -> None:
+            if added_bytes > 0 and self.is_open:
+                self.is_open = False
+                broker.consumers.channel_closed(self)
+
+    data = HeartbeatData(client_id="c", consumer_data_set=[subscribed(1, 0)])
+    broker.send(RequestCode.HEART_BEAT, None, data.encode(), Greediest())
+    assert broker.consumers.groups_of_topic("topic0") == set()
+    assert broker.consumers.members("g") == []
+    broker.consumers.expire(broker.clock.now_ms() + 10 * MEMBER_LIFE_MS)
 
 
 def test_a_client_that_leaves_many_groups_lets_others_have_their_turn(
