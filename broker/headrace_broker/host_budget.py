@@ -1,4 +1,4 @@
-"""What hosts make the broker keep beyond their connections: groups, topics, locks, staged writes.
+"""What hosts make the broker keep beyond their connections, e.g. groups, topics, offsets and locks.
 
 What ends with a connection is charged to its channel instead.
 """
@@ -59,9 +59,9 @@ class HostBudget:
             raise RequestError(
                 ResponseCode.NO_PERMISSION,
                 f"requests of your host make this broker keep {self._bytes_max >> 20} MiB of "
-                "groups, topics, locks and staged writes, the most that one host may: delete what "
-                "is not needed, or create topics and groups with `headrace topic create` and "
-                "mqadmin updateSubGroup",
+                "groups, topics, offsets, locks and staged writes, the most that one host may: "
+                "delete what is not needed, or create topics and groups with `headrace topic "
+                "create` and mqadmin updateSubGroup",
             )
         self.drop(entry)
         self._kept[entry] = host, entry_bytes

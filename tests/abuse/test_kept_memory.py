@@ -384,6 +384,7 @@ def test_a_host_makes_only_so_many_groups_by_pulls_and_heartbeats(broker: Broker
     other.host_bytes = b"\x0a\0\0\1" + bytes(4)
     assert heartbeat(broker, other, body).code == ResponseCode.SUCCESS
     broker.groups.delete("g0")
+    broker.offsets.delete_group("g0")
     assert pull(broker, consumer_group="instead").code != ResponseCode.NO_PERMISSION
 
 
@@ -461,6 +462,51 @@ def test_a_commit_for_a_queue_that_its_topic_has_no_more_is_kept(broker: BrokerU
     broker.join("g", "c")
     header = UpdateConsumerOffsetHeader(consumer_group="g", topic="t", queue_id=3, commit_offset=1)
     assert broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header).code == ResponseCode.SUCCESS
+
+
+def commit(broker: BrokerUnderTest, group: str, queue_id: int) -> int:
+    header = UpdateConsumerOffsetHeader(
+        consumer_group=group, topic="t", queue_id=queue_id, commit_offset=1
+    )
+    return broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header).code
+
+
+def test_a_host_makes_only_so_much_progress_be_kept(broker: BrokerUnderTest) -> None:
+    broker.create_topic("t", 100)
+    broker.join("g", "c")
+    broker.join("h", "d")
+    before = broker.budget.kept_bytes(HOST)
+    assert commit(broker, "g", 0) == ResponseCode.SUCCESS
+    first_bytes = broker.budget.kept_bytes(HOST) - before
+    broker.budget._bytes_max = before + 2 * first_bytes
+    codes = [commit(broker, "g", queue_id) for queue_id in range(100)]
+    kept = codes.count(ResponseCode.SUCCESS)
+    assert 1 < kept < 100
+    assert codes[kept:] == [ResponseCode.NO_PERMISSION] * (100 - kept)
+    assert pull(broker, consumer_group="h", queue_offset=0).code == ResponseCode.NO_PERMISSION
+    broker.offsets.delete_group("g")
+    assert broker.budget.kept_bytes(HOST) == before
+    assert pull(broker, consumer_group="h", queue_offset=0).code == ResponseCode.PULL_NOT_FOUND
+    broker.offsets.delete_topic("t")
+    assert broker.budget.kept_bytes(HOST) == before
+
+
+def test_a_host_is_charged_what_progress_takes(broker: BrokerUnderTest) -> None:
+    broker.create_topic("t", 200)
+    names = iter("gh")
+    charges = []
+
+    def consume() -> None:
+        group, before = next(names), broker.budget.kept_bytes(HOST)
+        for queue_id in range(200):
+            commit(broker, group, queue_id)
+            broker.offsets.commit_pull(group, "t", queue_id, 1)
+        broker.offsets.persist()
+        charges.append(broker.budget.kept_bytes(HOST) - before)
+
+    for name in "gh":
+        broker.join(name, name)
+    assert 0 < kept_bytes(consume) <= charges[1]
 
 
 def test_progress_is_cloned_only_to_what_can_be_a_group(broker: BrokerUnderTest) -> None:

@@ -239,6 +239,7 @@ class ClientProcessor:
                 f"{header.commit_offset} must not be negative",
             )
         checked_queue(self._store, self._topics, topic, header.queue_id)
+        self._offsets.make_room(group, topic, header.queue_id, Host.of(request.channel))
         if self._offsets.commit(group, topic, header.queue_id, header.commit_offset):
             return Reply()
         return Reply(remark="Offset has been previously reset")
