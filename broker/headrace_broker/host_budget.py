@@ -1,4 +1,4 @@
-"""Bounds per host on state that outlives connections: groups, topics, locks, staged writes.
+"""Bounds per host on state that outlives connections, such as groups, topics, offsets and locks.
 
 State that ends with a connection is charged to its channel instead.
 """
@@ -58,10 +58,10 @@ class HostBudget:
         if self._host_bytes[host] + entry_bytes - freed_bytes > self._bytes_max:
             raise RequestError(
                 ResponseCode.NO_PERMISSION,
-                f"groups, topics, locks and staged writes created by requests of your host take "
-                f"{self._bytes_max >> 20} MiB, the most for one host: delete some, or create "
-                "topics and groups with `headrace topic create` and mqadmin updateSubGroup, which "
-                "do not count",
+                "groups, topics, offsets, locks and staged writes created by requests of your "
+                f"host take {self._bytes_max >> 20} MiB, the most for one host: delete some, or "
+                "create topics and groups with `headrace topic create` and mqadmin "
+                "updateSubGroup, which do not count",
             )
         self.drop(entry)
         self._kept[entry] = host, entry_bytes

@@ -310,7 +310,7 @@ class _Parts:
             config, ConfigFile(folder / "subscriptionGroup.json", store.seam), now_ms, budget
         )
         self.offsets = ConsumerOffsets(
-            ConfigFile(folder / "consumerOffset.json", store.seam), now_ms
+            ConfigFile(folder / "consumerOffset.json", store.seam), now_ms, budget
         )
         self.consumers = ConsumerManager(self.groups)
         self.consumers.run_long = self.sliced_work.start

@@ -24,12 +24,13 @@ _MIB = 1024 * _KIB
 
 # Frames are bounded in frame.py, before their content is known.
 
-# All header fields of a request; fits 32 KiB of properties with every byte escaped.
+# All header fields of a request, checked once the length has come; fits 32 KiB of properties with
+# every byte escaped.
 HEADER_BYTES_MAX = 256 * _KIB
 
 # -- names and texts -------------------------------------------------------------------------------
 
-# Names of brokers and clusters, and any name in a registration.
+# Names of brokers, clusters and clients, and any name in a registration.
 NAME_CHARS_MAX = 255
 # From the peer's TopicValidator: records store a topic's length in one byte.
 TOPIC_CHARS_MAX = 127

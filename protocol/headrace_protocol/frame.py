@@ -78,12 +78,27 @@ class FrameReader:
     frame_bytes_max: largest frame taken, in bytes with its length field.
     admit: called for each frame above FIRST_FRAME_BYTES_MAX as soon as its header has arrived;
     None admits all.
+    header_bytes_max: largest header of a frame that comes in pieces, as each does that has a header
+    of more bytes than are fed at once.
     """
 
-    __slots__ = ("_frame_bytes_max", "_missing", "_partial", "_room", "admit")
+    __slots__ = (
+        "_frame_bytes_max",
+        "_header_bytes_max",
+        "_missing",
+        "_partial",
+        "_room",
+        "admit",
+    )
 
-    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX, admit: Admit | None = None) -> None:
+    def __init__(
+        self,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+        admit: Admit | None = None,
+        header_bytes_max: int = FRAME_BYTES_MAX,
+    ) -> None:
         self._frame_bytes_max = frame_bytes_max
+        self._header_bytes_max = header_bytes_max
         self.admit = admit
         self._partial = bytearray()
         self._missing = 0
@@ -191,6 +206,11 @@ class FrameReader:
         header_end = PREFIX_BYTES + (mark & _HEADER_LENGTH_MASK)
         if frame_bytes > self._frame_bytes_max or header_end > frame_bytes:
             self._refuse(bytes(self._partial[:PREFIX_BYTES]))
+        if header_end - PREFIX_BYTES > self._header_bytes_max:
+            raise RemoteProtocolError(
+                f"a header of {header_end - PREFIX_BYTES} bytes: {self._header_bytes_max} is the "
+                "most"
+            )
         if self.admit is not None and frame_bytes > FIRST_FRAME_BYTES_MAX:
             if header_end > FIRST_FRAME_BYTES_MAX:
                 raise RemoteProtocolError(

@@ -32,6 +32,8 @@ BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 # The same for all bodies of a batch together, which can inflate a thousandfold.
 BATCH_BYTES_MAX: Final = 256 * 1024 * 1024
 PROPERTIES_BYTES_MAX: Final = 0x7FFF
+# Messages of a batch. Producers of ours send 10,485 at most, since each counts 100 bytes of 1 MiB.
+BATCH_ITEMS_MAX: Final = 16_384
 TOPIC_BYTES_MAX_V1: Final = 0x7F
 
 # sysFlag bits

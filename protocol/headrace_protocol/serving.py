@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import msgspec
 
 from headrace_protocol import fastjson
-from headrace_protocol.bounds import HEADER_BYTES_MAX, OutOfBounds, body_of
+from headrace_protocol.bounds import OutOfBounds, body_of
 from headrace_protocol.codes import RequestCode, ResponseCode, code_name
 from headrace_protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, Command, header_fields
 from headrace_protocol.errors import (
@@ -217,17 +217,12 @@ class Registry:
         Raises RemoteProtocolError as ``handle``.
         """
         serialize_type, header, body = frame
-        header_bytes = len(header)
-        if header_bytes > HEADER_BYTES_MAX:
-            raise RemoteProtocolError(
-                f"a header of {header_bytes} bytes: {HEADER_BYTES_MAX} is the most"
-            )
         command = decode_header(serialize_type, header)
         if command.is_response:
             return 0.0
         if not channel.is_greeted:
             _greet(channel, command)
-        request = Request(channel, serialize_type, command, body, header_bytes)
+        request = Request(channel, serialize_type, command, body, len(header))
         if len(body) > _SMALL_BYTES and not self._has_good_body(request):
             return perf_counter()
         return self._serve(request)

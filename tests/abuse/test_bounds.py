@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace_broker.store import batch_records
 from headrace_protocol import bounds, fastjson, message
 from headrace_protocol.bodies import BrokerData, HeartbeatData, TopicQueueMappingInfo
 from headrace_protocol.bounds import HEADER_BYTES_MAX, OutOfBounds, body_of
@@ -226,6 +227,15 @@ async def test_a_header_over_its_bound_is_closed() -> None:
         await wire.closed()
 
 
+async def test_a_plain_send_with_a_header_over_the_bound_is_closed() -> None:
+    async with daemons(MemoryNetwork()) as under_test, under_test.wire() as wire:
+        properties = f"KEYS\x01k\x02UNIQ_KEY\x01{'a' * 32}\x02"
+        command, _ = await wire.ask(request(310, send_fields(i=properties), b"x"))
+        assert command.code == ResponseCode.SUCCESS
+        await wire.send(request(310, send_fields(i=properties, z="z" * HEADER_BYTES_MAX), b"x"))
+        await wire.closed()
+
+
 # -- hashes ----------------------------------------------------------------------------------------
 
 
@@ -349,3 +359,22 @@ def test_integers_of_a_header_have_19_digits_at_most(name: str, codec: Serialize
         header = msgpack.packb([*fields, None, {}])
     with pytest.raises(RemoteProtocolError, match="malformed"):
         decode_header(codec, header)
+
+
+# -- batches ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body", [b"", b"x"], ids=["of_empty_items", "of_items_alike"])
+async def test_a_batch_of_too_many_messages_is_refused_before_it_is_made_records(
+    monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    item = message.encode_batch([(0, body, b"")])
+    monkeypatch.setattr(batch_records, "BATCH_ITEMS_MAX", 3)
+    async with daemons(MemoryNetwork()) as under_test, under_test.wire() as wire:
+        sent = request(320, send_fields(m="true"), item * 3)
+        assert (await wire.ask(sent))[0].code == ResponseCode.SUCCESS
+        monkeypatch.setattr(batch_records, "_tags_codes", never)
+        command, _ = await wire.ask(request(320, send_fields(m="true"), item * 4))
+        assert command.code == ResponseCode.MESSAGE_ILLEGAL
+        assert "a batch of more than 3 messages" in (command.remark or "")
+        monkeypatch.undo()

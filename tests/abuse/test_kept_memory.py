@@ -14,6 +14,7 @@ import trio
 import trio.testing
 
 from headrace_broker.consumer import filters, groups
+from headrace_broker.consumer.groups import MEMBER_LIFE_MS
 from headrace_broker.consumer.locks import LOCK_LIFE_MS
 from headrace_broker.host_budget import Host, HostBudget
 from headrace_broker.processors import pull as pulls
@@ -154,6 +155,50 @@ def test_a_charge_follows_heartbeats_and_ends_with_the_client(broker: BrokerUnde
     assert channel.charged_bytes == 0
 
 
+def test_what_a_member_said_and_its_group_keeps_is_charged_to_another(
+    broker: BrokerUnderTest,
+) -> None:
+    stays, leaves = MemoryChannel(), MemoryChannel()
+    small = HeartbeatData(client_id="c", consumer_data_set=[subscribed(1, 0)])
+    heartbeat(broker, stays, small)
+    charged_bytes = stays.charged_bytes
+    large = HeartbeatData(client_id="d", consumer_data_set=[subscribed(500, 0)])
+    heartbeat(broker, leaves, large)
+    large_bytes = leaves.charged_bytes
+    broker.consumers.channel_closed(leaves)
+    assert leaves.charged_bytes == 0
+    assert large_bytes < stays.charged_bytes < large_bytes + 2 * charged_bytes
+    heartbeat(broker, stays, small)
+    assert stays.charged_bytes == charged_bytes
+    broker.consumers.channel_closed(stays)
+    assert stays.charged_bytes == 0
+
+
+def test_subscriptions_that_a_heartbeat_says_to_leave_out_are_not_kept(
+    broker: BrokerUnderTest,
+) -> None:
+    data = HeartbeatData(client_id="c", consumer_data_set=[subscribed(5, 0)], without_sub=True)
+    heartbeat(broker, MemoryChannel(), data)
+    group = broker.consumers.group("g")
+    assert group is not None
+    assert group.data.subscription_data_set == []
+    assert group.subscriptions == {}
+
+
+def test_a_client_that_its_charge_closes_is_no_member(broker: BrokerUnderTest) -> None:
+    class Greediest(MemoryChannel):
+        def charge(self, added_bytes: int) -> None:
+            if added_bytes > 0 and self.is_open:
+                self.is_open = False
+                broker.consumers.channel_closed(self)
+
+    data = HeartbeatData(client_id="c", consumer_data_set=[subscribed(1, 0)])
+    broker.send(RequestCode.HEART_BEAT, None, data.encode(), Greediest())
+    assert broker.consumers.groups_of_topic("topic0") == set()
+    assert broker.consumers.members("g") == []
+    broker.consumers.expire(broker.clock.now_ms() + 10 * MEMBER_LIFE_MS)
+
+
 def test_a_client_that_leaves_many_groups_lets_others_have_their_turn(
     broker: BrokerUnderTest,
 ) -> None:
@@ -186,6 +231,17 @@ def test_a_heartbeat_of_too_many_items_is_rejected(broker: BrokerUnderTest, fiel
     assert "10001" in answer.remark
     assert "10000 is the most" in answer.remark
     assert broker.groups.get("g") is None
+
+
+def test_a_client_id_over_its_bound_is_rejected(broker: BrokerUnderTest) -> None:
+    channel = MemoryChannel()
+    data = HeartbeatData(client_id="c" * 255, consumer_data_set=[subscribed(1, 0)])
+    assert heartbeat(broker, channel, data).code == ResponseCode.SUCCESS
+    data.client_id += "c"
+    answer = heartbeat(broker, MemoryChannel(), data)
+    assert answer.code == ResponseCode.INVALID_PARAMETER
+    assert answer.remark == "clientID of 256 characters: 255 is the most"
+    assert [member.channel for member in broker.consumers.members("g")] == [channel]
 
 
 # -- notices ---------------------------------------------------------------------------------------
@@ -318,6 +374,7 @@ def test_groups_that_a_host_creates_are_bounded(broker: BrokerUnderTest) -> None
     other.host_bytes = b"\x0a\0\0\1" + bytes(4)
     assert heartbeat(broker, other, body).code == ResponseCode.SUCCESS
     broker.groups.delete("g0")
+    broker.offsets.delete_group("g0")
     assert pull(broker, consumer_group="instead").code != ResponseCode.NO_PERMISSION
 
 
@@ -395,6 +452,51 @@ def test_a_commit_for_a_queue_of_a_shrunk_topic_is_kept(broker: BrokerUnderTest)
     broker.join("g", "c")
     header = UpdateConsumerOffsetHeader(consumer_group="g", topic="t", queue_id=3, commit_offset=1)
     assert broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header).code == ResponseCode.SUCCESS
+
+
+def commit(broker: BrokerUnderTest, group: str, queue_id: int) -> int:
+    header = UpdateConsumerOffsetHeader(
+        consumer_group=group, topic="t", queue_id=queue_id, commit_offset=1
+    )
+    return broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header).code
+
+
+def test_a_host_makes_only_so_much_progress_be_kept(broker: BrokerUnderTest) -> None:
+    broker.create_topic("t", 100)
+    broker.join("g", "c")
+    broker.join("h", "d")
+    before = broker.budget.kept_bytes(HOST)
+    assert commit(broker, "g", 0) == ResponseCode.SUCCESS
+    first_bytes = broker.budget.kept_bytes(HOST) - before
+    broker.budget._bytes_max = before + 2 * first_bytes
+    codes = [commit(broker, "g", queue_id) for queue_id in range(100)]
+    kept = codes.count(ResponseCode.SUCCESS)
+    assert 1 < kept < 100
+    assert codes[kept:] == [ResponseCode.NO_PERMISSION] * (100 - kept)
+    assert pull(broker, consumer_group="h", queue_offset=0).code == ResponseCode.NO_PERMISSION
+    broker.offsets.delete_group("g")
+    assert broker.budget.kept_bytes(HOST) == before
+    assert pull(broker, consumer_group="h", queue_offset=0).code == ResponseCode.PULL_NOT_FOUND
+    broker.offsets.delete_topic("t")
+    assert broker.budget.kept_bytes(HOST) == before
+
+
+def test_a_host_is_charged_what_progress_takes(broker: BrokerUnderTest) -> None:
+    broker.create_topic("t", 200)
+    names = iter("gh")
+    charges = []
+
+    def consume() -> None:
+        group, before = next(names), broker.budget.kept_bytes(HOST)
+        for queue_id in range(200):
+            commit(broker, group, queue_id)
+            broker.offsets.commit_pull(group, "t", queue_id, 1)
+        broker.offsets.persist()
+        charges.append(broker.budget.kept_bytes(HOST) - before)
+
+    for name in "gh":
+        broker.join(name, name)
+    assert 0 < kept_bytes(consume) <= charges[1]
 
 
 def test_progress_is_cloned_only_to_valid_groups(broker: BrokerUnderTest) -> None:

@@ -15,7 +15,7 @@ import trio.lowlevel
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.host_log import LINES_MAX, HostLog
 from headrace_protocol.drivers.network import MemoryNetwork, TcpNetwork
-from headrace_protocol.drivers.server import RemotingServer
+from headrace_protocol.drivers.server import RemotingServer, ServerLimits
 from headrace_protocol.drivers.slices import Fetches
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.serving import NotReady, Registry, Reply, Request
@@ -234,3 +234,32 @@ def test_many_hosts_share_what_one_host_may_log() -> None:
         for host in range(5000):
             host_log.warning(f"[2001:db8::{host:x}]:1", "client closed")
     assert len(logs) == 1000 + LINES_MAX
+
+
+class TakesHalf:
+    """A transport to a client that takes all at each second time."""
+
+    takes = True
+
+    def flush(self, channel: ServerChannel) -> None:
+        self.takes = not self.takes
+        if self.takes:
+            channel.out_bytes = 0
+
+    def set_reading(self, *, reading: bool) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+async def test_a_client_that_is_paused_again_and_again_does_not_flood_the_log() -> None:
+    server = RemotingServer(Faulty(""), ServerLimits(connection_bytes_max=10))
+    channel = server.open_channel(TakesHalf(), "10.0.0.1", 1)
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(LINES_MAX + 5):
+            channel.write(bytes(20))
+            assert channel.is_slow
+            server.send_more(channel)
+            assert not channel.is_slow
+    assert [entry["event"] for entry in logs] == ["slow reader paused"] * LINES_MAX

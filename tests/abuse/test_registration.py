@@ -378,6 +378,23 @@ def test_a_registration_is_dropped_when_its_connection_ends_while_it_is_read() -
     assert list(server.table.topics()) == []
 
 
+def test_a_large_registration_is_read_and_checked_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = NameServerUnderTest()
+    fetches: list[tuple[Callable[[], None], Callable[[None], None]]] = []
+    server.registry.run_fetch = lambda fetch, then: fetches.append((fetch, then))
+    topics = [f"topic{number}" for number in range(700)]
+    with monkeypatch.context() as patched:
+        patched.setattr(registrations, "check", refuse_to_read)
+        patched.setattr(fastjson, "decode_plain", refuse_to_read)
+        server.take(frame(REGISTER, register_header(), register_body(*topics).encode()), client())
+    ((fetch, then),) = fetches
+    fetch()
+    then(None)
+    assert list(server.table.topics()) == topics
+
+
 # -- answers that grow with the tables -------------------------------------------------------------
 
 

@@ -68,14 +68,19 @@ class _Members:
         members = self.groups.setdefault(group, {})
         known = members.get(channel)
         members[channel] = member
-        charges = self._charges.setdefault(channel, {})
-        charged = charges.get(group, 0)
-        if held_bytes is not None or known is None:
-            charges[group] = member.held_bytes + 2 * len(group) + (held_bytes or 0)
-            channel.charge(charges[group] - charged)
         self._heard_ms[group, channel] = now_ms
         self._heard_ms.move_to_end((group, channel))
+        charges = self._charges.setdefault(channel, {})
+        charged = charges.setdefault(group, 0)
+        if held_bytes is not None or known is None:
+            bytes_now = member.held_bytes + 2 * len(group) + (held_bytes or 0)
+            self.charge(group, channel, bytes_now - charged)
         return known is None or known.client_id != member.client_id
+
+    def charge(self, group: str, channel: Channel, added_bytes: int) -> None:
+        """Charge a member with more; last of all, since it may lose its connection by that."""
+        self._charges[channel][group] += added_bytes
+        channel.charge(added_bytes)
 
     def remove(self, group: str, channel: Channel) -> bool:
         """Forget a member; whether it was one."""
@@ -106,11 +111,12 @@ class _Members:
 class ConsumerGroup:
     """What the members of a group have in common; all of them must say the same.
 
-    subscriptions: by topic.
+    subscriptions: by topic. payer: the member that is charged with them.
     """
 
-    def __init__(self, data: ConsumerData) -> None:
+    def __init__(self, data: ConsumerData, payer: Channel) -> None:
         self.data = data
+        self.payer = payer
         self.subscriptions: dict[str, SubscriptionData] = {}
 
     def update(self, data: ConsumerData) -> tuple[bool, bool]:
@@ -165,18 +171,22 @@ class ConsumerManager:
 
         with_subscriptions: False for a heartbeat that leaves them out, as unchanged.
         """
+        if not with_subscriptions:
+            data = msgspec.structs.replace(data, subscription_data_set=[])
         group = self._groups.get(data.group_name)
         if group is None:
-            group = self._groups[data.group_name] = ConsumerGroup(data)
-        held_bytes = _held_bytes(data.subscription_data_set) if with_subscriptions else None
-        is_news = self._members.heard(data.group_name, member, now_ms, held_bytes)
+            group = self._groups[data.group_name] = ConsumerGroup(data, member.channel)
+        is_news = False
+        held_bytes: int | None = None
         if with_subscriptions:
+            held_bytes = _held_bytes(data.subscription_data_set)
             before = group.subscriptions
-            has_changed, has_other_topics = group.update(data)
+            has_changed, is_news = group.update(data)
+            group.payer = member.channel
             self.change_count += has_changed
-            is_news |= has_other_topics
-            if has_other_topics:
+            if is_news:
                 self._update_index(data.group_name, before, group.subscriptions)
+        is_news |= self._members.heard(data.group_name, member, now_ms, held_bytes)
         if is_news:
             self._notify(data.group_name)
 
@@ -185,10 +195,18 @@ class ConsumerManager:
         if not self._members.remove(group, channel):
             return
         if group in self._members.groups:
+            self._pass_charge(group, channel)
             self._notify(group)
         else:
             self._update_index(group, self._groups.pop(group).subscriptions, ())
             self.change_count += 1
+
+    def _pass_charge(self, name: str, channel: Channel) -> None:
+        """Charge another member with what one that leaves has said and the group keeps."""
+        group = self._groups[name]
+        if group.payer is channel:
+            group.payer = next(iter(self._members.groups[name]))
+            self._members.charge(name, group.payer, _held_bytes(group.subscriptions.values()))
 
     def channel_closed(self, channel: Channel) -> None:
         """A client is gone; tells the others of its groups."""

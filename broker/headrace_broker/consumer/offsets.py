@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING
 
+from headrace_broker.host_budget import HostBudget
 from headrace_broker.persistence import (
     field_text,
     file_text,
@@ -25,11 +27,15 @@ from headrace_protocol.bodies import ConsumerOffsetSerializeWrapper, DataVersion
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from headrace_broker.host_budget import Host
     from headrace_broker.persistence import NowMs
     from headrace_broker.store.config_file import ConfigFile
 
 _COMMITS_PER_VERSION = 500
 _QUEUES_AT_ONCE = 500
+# Of a group in a topic, and for each queue, what both tables and the text of their file take.
+_PAIR_BYTES = 4096
+_QUEUE_BYTES = 256
 
 Key = tuple[str, str]  # topic, group
 Offsets = dict[int, int]  # queue id -> queue offset
@@ -80,8 +86,10 @@ class _Table:
 class ConsumerOffsets:
     """Committed and pulled offsets of all groups, and resets that wait for the next pull."""
 
-    def __init__(self, file: ConfigFile, now_ms: NowMs) -> None:
+    def __init__(self, file: ConfigFile, now_ms: NowMs, budget: HostBudget | None = None) -> None:
         """Load the table. Raises StoreFormatError when what is there can't be read."""
+        self._budget = budget or HostBudget()
+        self._counted: set[Key] = set()  # for some host, also if nothing is kept yet
         self._file = file
         self._now_ms = now_ms
         found = load_table(file, _parse)
@@ -103,6 +111,18 @@ class ConsumerOffsets:
                 self.persist()
 
     # -- progress ----------------------------------------------------------------------------------
+
+    def make_room(self, group: str, topic: str, queue_id: int, host: Host) -> None:
+        """Count for ``host`` what the group's progress in a queue takes, unless it is known.
+
+        Raises RequestError when the host may not have that much.
+        """
+        key = (topic, group)
+        tables = [table.offsets.get(key, {}) for table in self._tables()]
+        if not any(queue_id in offsets for offsets in tables):
+            queues = 1 + max(map(len, tables))
+            self._budget.keep(host, ("offsets", *key), _PAIR_BYTES + queues * _QUEUE_BYTES)
+            self._counted.add(key)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
         """Note that ``group`` has consumed the queue up to ``offset``, which may go back.
@@ -175,13 +195,11 @@ class ConsumerOffsets:
 
     def delete_topic(self, topic: str) -> None:
         """Forget all groups' progress in ``topic``."""
-        keys = [key for table in self._tables() for key in table.offsets if key[0] == topic]
-        self._delete(keys)
+        self._delete([key for key in self._keys() if key[0] == topic])
 
     def delete_group(self, group: str) -> None:
         """Forget the progress of ``group``."""
-        keys = [key for table in self._tables() for key in table.offsets if key[1] == group]
-        self._delete(keys)
+        self._delete([key for key in self._keys() if key[1] == group])
 
     # -- file --------------------------------------------------------------------------------------
 
@@ -234,6 +252,9 @@ class ConsumerOffsets:
         if (snapshot := self.take_snapshot()) is not None:
             self.save_snapshot(snapshot)
 
+    def _keys(self) -> Iterator[Key]:
+        return chain(self._committed.offsets, self._pulled.offsets, self._counted)
+
     def _tables(self) -> Iterator[_Table]:
         yield self._committed
         yield self._pulled
@@ -255,6 +276,8 @@ class ConsumerOffsets:
             self._committed.delete(key)
             self._pulled.delete(key)
             self._resets.pop(key, None)
+            self._budget.drop(("offsets", *key))
+            self._counted.discard(key)
             _discard(self._topics_of, group, topic)
             _discard(self._groups_of, topic, group)
             self._is_dirty = True

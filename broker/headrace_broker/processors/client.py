@@ -20,7 +20,7 @@ from headrace_protocol.bodies import (
     HeartbeatData,
     LockBatchRequestBody,
 )
-from headrace_protocol.bounds import check_items
+from headrace_protocol.bounds import NAME_CHARS_MAX, check_items, check_text
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import (
@@ -105,10 +105,7 @@ class ClientProcessor:
         A group that can't be does not keep the client's other groups from being served.
         """
         data = HeartbeatData.decode(request.body)
-        check_items("producer groups", data.producer_data_set)
-        check_items("consumer groups", data.consumer_data_set)
-        for consumer in data.consumer_data_set:
-            check_items("subscriptions", consumer.subscription_data_set)
+        _check_bounds(data, request.command.language)
         # What comes next from a client may build on its heartbeat, so that is taken in at once;
         # but each new group takes 40 µs.
         if len(data.producer_data_set) + len(data.consumer_data_set) > _GROUPS_AT_ONCE:
@@ -242,9 +239,20 @@ class ClientProcessor:
                 f"{header.commit_offset} must not be negative",
             )
         checked_queue(self._store, self._topics, topic, header.queue_id)
+        self._offsets.make_room(group, topic, header.queue_id, Host.of(request.channel))
         if self._offsets.commit(group, topic, header.queue_id, header.commit_offset):
             return Reply()
         return Reply(remark="Offset has been previously reset")
+
+
+def _check_bounds(data: HeartbeatData, language: str) -> None:
+    """Raise OutOfBounds for what would make a list of members long."""
+    check_text("clientID", data.client_id, NAME_CHARS_MAX)
+    check_text("language", language, NAME_CHARS_MAX)
+    check_items("producer groups", data.producer_data_set)
+    check_items("consumer groups", data.consumer_data_set)
+    for consumer in data.consumer_data_set:
+        check_items("subscriptions", consumer.subscription_data_set)
 
 
 def _batches(queues: list[MessageQueue]) -> Iterator[list[MessageQueue]]:

@@ -280,7 +280,8 @@ class PullProcessor:
     def _find_target(
         self, request: Request, header: PullHeader, wanted: str | int | None
     ) -> Target:
-        self._groups.check_consumable(header.consumer_group, Host.of(request.channel))
+        host = Host.of(request.channel)
+        self._groups.check_consumable(header.consumer_group, host)
         topic = self._topics.check_readable(header.topic)
         if not 0 <= header.queue_id < topic.read_queue_nums:
             raise RequestError(
@@ -289,8 +290,9 @@ class PullProcessor:
                 f"{self._config.broker_name}: there are {topic.read_queue_nums} to read, "
                 "ask for the route again",
             )
-        queue = self._store.queue(header.topic, header.queue_id)
-        return Target(queue, self._wanted_tags(header, wanted))
+        tags = self._wanted_tags(header, wanted)
+        self._offsets.make_room(header.consumer_group, header.topic, header.queue_id, host)
+        return Target(self._store.queue(header.topic, header.queue_id), tags)
 
     def _wanted_tags(self, header: PullHeader, wanted: str | int | None) -> frozenset[int] | None:
         if not isinstance(wanted, int):

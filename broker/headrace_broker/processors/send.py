@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from headrace_broker.store.errors import (
+    BatchTooLong,
     RecordTooLarge,
     StoreBusy,
     StoreError,
@@ -79,6 +80,7 @@ _NOTED = frozenset({"TAGS", "UNIQ_KEY", *_DROPPED, *_NOT_SERVED})
 
 _NOT_SERVED_MARKS = [f"\x02{name}\x01".encode() for name in _NOT_SERVED]
 _REFUSALS: dict[type[StoreError], ResponseCode] = {
+    BatchTooLong: ResponseCode.MESSAGE_ILLEGAL,
     RecordTooLarge: ResponseCode.MESSAGE_ILLEGAL,
     StoreBusy: ResponseCode.SYSTEM_BUSY,
     StoreNotWritable: ResponseCode.SERVICE_NOT_AVAILABLE,

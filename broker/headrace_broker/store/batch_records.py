@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from headrace_broker.store.errors import BatchTooLong
 from headrace_broker.store.record_checksum import SEPARATOR, put_checksums, require_room
 from headrace_broker.store.ring import ROW, ROW_DTYPE
 from headrace_protocol.columns import HEAD_DTYPES, checksums
 from headrace_protocol.message import (
     BATCH_ITEM_HEAD,
+    BATCH_ITEMS_MAX,
     CRC32,
     RECORD_HEADS,
     CorruptRecord,
@@ -40,7 +42,7 @@ class BatchRecords:
     """Records yet to be placed; ``rows`` are theirs in the dispatch ring."""
 
     def __init__(self, batch_body: Buffer, sys_flag: int, queue: StoreQueue) -> None:
-        """Raises CorruptRecord for a malformed or empty batch."""
+        """Raises CorruptRecord for a malformed or empty batch, BatchTooLong for a long one."""
         data = batch_body if isinstance(batch_body, bytes) else bytes(batch_body)
         self._queue = queue
         checksum_bytes = queue.checksum_bytes
@@ -217,11 +219,13 @@ class _Table:
 
     @classmethod
     def of(cls, data: bytes) -> _Table | None:
-        """None if the items are not alike, or not right."""
+        """None if the items are not alike, not right, or too many."""
         if len(data) < _LEAST_BYTES:
             return None
         sizes, _, body_bytes = BATCH_ITEM_HEAD.unpack_from(data)
         if sizes < _LEAST_BYTES or len(data) % sizes or not 0 < body_bytes <= sizes - _LEAST_BYTES:
+            return None
+        if len(data) > BATCH_ITEMS_MAX * sizes:
             return None
         table = cls(data, sizes, body_bytes)
         return table if table._are_alike() else None
@@ -292,11 +296,16 @@ def _repeated(row: bytes, count: int, dtype: np.dtype[Any]) -> Array:
 
 
 def _starts(data: bytes) -> Array:
-    """Where each item begins. Raises CorruptRecord when their sizes do not lead to the end."""
-    starts = []
+    """Where each item begins.
+
+    Raises BatchTooLong for too many, CorruptRecord when their sizes do not lead to the end.
+    """
+    starts: list[int] = []
     position, end = 0, len(data)
     unpack = BATCH_ITEM_HEAD.unpack_from
-    while position < end:
+    for _ in range(BATCH_ITEMS_MAX):
+        if position == end:
+            break
         if end - position < _LEAST_BYTES:
             raise CorruptRecord(position, f"{end - position} bytes are no batch item")
         size = unpack(data, position)[0]
@@ -304,6 +313,8 @@ def _starts(data: bytes) -> Array:
             raise CorruptRecord(position, f"an item of {size} bytes in {end - position}")
         starts.append(position)
         position += size
+    if position < end:
+        raise BatchTooLong(BATCH_ITEMS_MAX)
     if not starts:
         raise CorruptRecord(0, "the batch has no items")
     return np.array(starts)

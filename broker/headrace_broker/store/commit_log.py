@@ -297,7 +297,7 @@ class CommitLog:
         """Store each item of a batch body as a record: all of them in one file, or none.
 
         Returns the first queue offset (they are consecutive) and the physical offsets.
-        Raises as ``append`` does, and CorruptRecord for a malformed or empty batch.
+        Raises as ``append`` does, CorruptRecord for a malformed or empty batch, and BatchTooLong.
         """
         if sys_flag & NO_QUEUE_OFFSET:
             raise CorruptRecord(0, "a batch cannot be part of a transaction: send one by one")

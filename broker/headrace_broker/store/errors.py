@@ -65,3 +65,13 @@ class RecordTooLarge(StoreError):
         self.part = part
         self.part_bytes = part_bytes
         self.bytes_max = bytes_max
+
+
+class BatchTooLong(StoreError):
+    """A batch has more messages than are stored at once."""
+
+    def __init__(self, count_max: int) -> None:
+        super().__init__(
+            f"a batch of more than {count_max} messages: nothing of it was stored, send smaller "
+            "ones"
+        )

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import structlog
 import trio
 
+from headrace_protocol.bounds import HEADER_BYTES_MAX
 from headrace_protocol.codes import code_name
 from headrace_protocol.drivers.host_log import HostLog
 from headrace_protocol.drivers.process import connections_max
@@ -136,7 +137,7 @@ class ServerChannel:
         self.transport = transport
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.host_bytes = pack_host(host, port)
-        self.reader = FrameReader(server.limits.frame_bytes_max, admit)
+        self.reader = FrameReader(server.limits.frame_bytes_max, admit, HEADER_BYTES_MAX)
         self.out: list[Buffer] = []
         # Frames that there was no time for; it is not read until they are served.
         self.later: list[Frame] = []
@@ -401,7 +402,7 @@ class RemotingServer:
         self.held_bytes -= sent_bytes
         limit = self.limits.connection_bytes_max
         if channel.out_bytes > limit and not channel.is_slow:
-            log.warning("slow reader paused", client=channel.address, bytes=channel.out_bytes)
+            self.host_log.warning(channel.address, "slow reader paused", bytes=channel.out_bytes)
             channel.is_slow = True
             self._update_reading(channel)
         elif channel.is_slow and channel.out_bytes < limit // 2:
