@@ -5,6 +5,7 @@ Source: docs/protocol.md "Topics"; tests/broker/test_topics.py.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -34,7 +35,7 @@ from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from headrace_broker.config import BrokerConfig
     from headrace_broker.persistence import NowMs
@@ -128,6 +129,8 @@ class TopicTable:
         self._topics.update(loaded.topic_config_table)
         mapping = load_table(file.beside(MAPPING_NAME), static_topics_in)
         self._static_topics = mapping or frozenset()
+        # Whose queues are being removed: new ones would have the same files.
+        self._leaving: set[str] = set()
         self.incarnations = Incarnations(
             file.beside("topicIncarnation.json"), self._topics.keys() - self._system_names
         )
@@ -281,12 +284,35 @@ class TopicTable:
             check_config(topic)
         changed = [topic for topic in topics if self._topics.get(topic.topic_name) != topic]
         made = [each.topic_name for each in changed if each.topic_name not in self._topics]
+        for name in made:
+            self._check_gone(name)
         if made:
             self.incarnations.made(made)
         for topic in changed:
             self._topics[topic.topic_name] = topic
         if changed:
             self._changed(changed[-1])
+
+    def _check_gone(self, topic: str) -> None:
+        """Raise RequestError while queues of a topic of this name are being removed."""
+        if topic in self._leaving:
+            raise RequestError(
+                ResponseCode.SYSTEM_BUSY,
+                f"topic {topic} is being deleted: try again when its queues are gone",
+            )
+
+    @contextmanager
+    def deleting(self, topic: str) -> Iterator[bool]:
+        """Forget a topic, and let none of its name be made in the block; whether it was there."""
+        is_there = self.delete(topic)
+        if not is_there:
+            yield False
+            return
+        self._leaving.add(topic)
+        try:
+            yield True
+        finally:
+            self._leaving.discard(topic)
 
     def delete(self, topic: str) -> bool:
         """Forget a topic; whether it was there."""
@@ -365,6 +391,7 @@ class TopicTable:
         if known is not None:
             return known
         check_config(topic)
+        self._check_gone(topic.topic_name)
         if channel is not None:
             self._budget.keep(Host.of(channel), ("topic", topic.topic_name), _TOPIC_BYTES)
         self.put(topic)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -189,8 +189,11 @@ def look(cluster: Cluster) -> Held:
 
 def descriptors(pid: int) -> int:
     """Sockets, pipes and the like; how many files a store has open depends on its topics."""
-    links = [link.readlink() for link in Path(f"/proc/{pid}/fd").iterdir()]
-    return sum(not link.is_absolute() for link in links)
+    count = 0
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            count += not link.readlink().is_absolute()
+    return count
 
 
 def settled(cluster: Cluster, before: Held | None) -> Held:

@@ -233,13 +233,14 @@ class AdminTopicsProcessor:
             )
         self._topics.check_changeable(name)
         # The table first: what is not in it can't be written or read while the rest goes.
-        if self._topics.delete(name):
-            for queue in self._store.queues_of(name):
-                yield from self._long_polling.queue_gone(queue)
-            yield from self._store.delete_queues(name)
-            self._offsets.delete_topic(name)
-            self._statistics.topic_deleted(name)
-            self._changes.info(request.channel.address, "topic deleted", topic=name)
+        with self._topics.deleting(name) as is_there:
+            if is_there:
+                for queue in self._store.queues_of(name):
+                    yield from self._long_polling.queue_gone(queue)
+                yield from self._store.delete_queues(name)
+                self._offsets.delete_topic(name)
+                self._statistics.topic_deleted(name)
+                self._changes.info(request.channel.address, "topic deleted", topic=name)
         self._store.when_all_flushed(lambda: self._reply_when_told(request, Reply()))
 
     # -- reads -------------------------------------------------------------------------------------
