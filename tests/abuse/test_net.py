@@ -19,7 +19,7 @@ from headrace_protocol.drivers.server import RemotingServer
 from headrace_protocol.drivers.slices import Fetches
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.serving import NotReady, Registry, Reply, Request
-from tests.broker.test_bad_input import Wire, daemons, framed, request, send_fields
+from tests.broker.test_bad_input import Wire, daemons, framed, request, send_fields, topic_fields
 from tests.support.channel import MemoryChannel
 
 if TYPE_CHECKING:
@@ -234,3 +234,13 @@ def test_many_hosts_share_what_one_host_may_log() -> None:
         for host in range(5000):
             host_log.warning(f"[2001:db8::{host:x}]:1", "client closed")
     assert len(logs) == 1000 + LINES_MAX
+
+
+async def test_a_topic_without_a_queue_to_write_to_is_no_fault() -> None:
+    with structlog.testing.capture_logs() as logs:
+        async with daemons(MemoryNetwork()) as under_test, under_test.wire() as wire:
+            await wire.ask(request(17, topic_fields(topic="Full", writeQueueNums=0)))
+            command, _ = await wire.ask(request(310, send_fields(b="Full", e=-1), b"x"))
+    assert command.code == ResponseCode.NO_PERMISSION
+    assert "no queue to write to" in (command.remark or "")
+    assert not [entry for entry in logs if entry["event"] == "unexpected error"]
