@@ -19,7 +19,7 @@ from headrace_protocol.drivers.server import RemotingServer, ServerLimits
 from headrace_protocol.drivers.slices import Fetches
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.serving import NotReady, Registry, Reply, Request
-from tests.broker.test_bad_input import Wire, daemons, framed, request, send_fields
+from tests.broker.test_bad_input import Wire, daemons, framed, request, send_fields, topic_fields
 from tests.support.channel import MemoryChannel
 
 if TYPE_CHECKING:
@@ -263,3 +263,13 @@ async def test_a_client_that_is_paused_again_and_again_does_not_flood_the_log() 
             server.send_more(channel)
             assert not channel.is_slow
     assert [entry["event"] for entry in logs] == ["slow reader paused"] * LINES_MAX
+
+
+async def test_a_topic_without_a_queue_to_write_to_is_no_fault() -> None:
+    with structlog.testing.capture_logs() as logs:
+        async with daemons(MemoryNetwork()) as under_test, under_test.wire() as wire:
+            await wire.ask(request(17, topic_fields(topic="Full", writeQueueNums=0)))
+            command, _ = await wire.ask(request(310, send_fields(b="Full", e=-1), b"x"))
+    assert command.code == ResponseCode.NO_PERMISSION
+    assert "no queue to write to" in (command.remark or "")
+    assert not [entry for entry in logs if entry["event"] == "unexpected error"]

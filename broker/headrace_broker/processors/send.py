@@ -482,6 +482,12 @@ class SendProcessor:
         queue_count = max(topic.write_queue_nums, topic.read_queue_nums)
         queue_id = header.queue_id
         if queue_id < 0:
+            if not topic.write_queue_nums:
+                raise RequestError(
+                    ResponseCode.NO_PERMISSION,
+                    f"topic {topic.topic_name} has no queue to write to: give it some with "
+                    f"`headrace topic create {topic.topic_name} --queues N`",
+                )
             queue_id = random.randrange(topic.write_queue_nums)
         if queue_id >= queue_count:
             raise RequestError(

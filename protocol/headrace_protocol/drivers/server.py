@@ -292,7 +292,7 @@ class RemotingServer:
 
     def _serve(self, channel: ServerChannel, frames: list[Frame]) -> None:
         later = self._handler.handle(channel, frames)
-        if later or channel.later:
+        if channel.is_open and (later or channel.later):
             self._keep(channel, later)
 
     def serve_later(self, channel: ServerChannel) -> None:
