@@ -404,8 +404,9 @@ def test_a_host_is_charged_what_groups_and_topics_take(broker: BrokerUnderTest) 
         broker.groups._snapshot()()
         broker.topics._snapshot()()
 
-    kept = kept_bytes(make)
-    assert 0 < kept <= broker.budget.kept_bytes(HOST) / 2
+    # The least of three: other tests' threads allocate, too.
+    kept = min(kept_bytes(make) for _ in range(3))
+    assert 0 < kept <= broker.budget.kept_bytes(HOST) / 6
 
 
 def test_a_network_is_one_host() -> None:
