@@ -31,7 +31,7 @@ structlog.configure(
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--keep-durations", action="store_true", help="write what each test took: durations.json"
+        "--keep-durations", action="store_true", help="write each test's duration to durations.json"
     )
 
 

@@ -129,7 +129,7 @@ class TopicTable:
         self._topics.update(loaded.topic_config_table)
         mapping = load_table(file.beside(MAPPING_NAME), static_topics_in)
         self._static_topics = mapping or frozenset()
-        # Whose queues are being removed: new ones would have the same files.
+        # Deleted topics whose queues still exist: new queues would reuse their files.
         self._leaving: set[str] = set()
         self.incarnations = Incarnations(
             file.beside("topicIncarnation.json"), self._topics.keys() - self._system_names
@@ -294,7 +294,7 @@ class TopicTable:
             self._changed(changed[-1])
 
     def _check_gone(self, topic: str) -> None:
-        """Raise RequestError while queues of a topic of this name are being removed."""
+        """Raise RequestError while the queues of a deleted topic of this name still exist."""
         if topic in self._leaving:
             raise RequestError(
                 ResponseCode.SYSTEM_BUSY,
@@ -303,7 +303,7 @@ class TopicTable:
 
     @contextmanager
     def deleting(self, topic: str) -> Iterator[bool]:
-        """Forget a topic, and let none of its name be made in the block; whether it was there."""
+        """Delete a topic and reject its re-creation in the block; yields whether it existed."""
         is_there = self.delete(topic)
         if not is_there:
             yield False

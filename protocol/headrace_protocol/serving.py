@@ -186,7 +186,7 @@ class Registry:
     def handle(self, channel: Channel, frames: list[Frame]) -> list[Frame]:
         """Serve what one client sent at once; every request is answered, one-way or held.
 
-        Returns the frames at the end that there was no time for: give them again later.
+        Returns the remaining frames if the turn ran out of time: pass them again later.
         Raises RemoteProtocolError for a header that can't be read: close the channel then.
         """
         function = self._ready_function

@@ -92,7 +92,7 @@ class FrameHandler(Protocol):
     def handle(self, channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
         """Serve the frames that one client sent at once.
 
-        Returns those at the end that are to be handled later, after the other clients' turn.
+        Returns the remaining frames if the turn ran out of time: pass them again later.
         """
 
     def finish_batch(self) -> None:
@@ -139,7 +139,7 @@ class ServerChannel:
         self.host_bytes = pack_host(host, port)
         self.reader = FrameReader(server.limits.frame_bytes_max, admit, HEADER_BYTES_MAX)
         self.out: list[Buffer] = []
-        # Frames that there was no time for; it is not read until they are served.
+        # Frames deferred to the next turn; no more are read until they are served.
         self.later: list[Frame] = []
         self.out_bytes = self.partial_bytes = self.charged_bytes = 0
         self.partial_since = self.last_heard = trio.current_time()
@@ -296,7 +296,7 @@ class RemotingServer:
             self._keep(channel, later)
 
     def serve_later(self, channel: ServerChannel) -> None:
-        """Serve what a client's last turn had no time for, or as much of it as this one has."""
+        """Serve the frames that a client's last turn deferred, as far as this turn allows."""
         self._serve(channel, channel.later)
 
     def _keep(self, channel: ServerChannel, frames: list[Frame]) -> None:
@@ -644,7 +644,7 @@ class _SocketLoop:
             self._server.close_channel(channel, "")
 
     def _look_later(self, channel: ServerChannel) -> None:
-        """Come back to a client whose turn had no time for all that it sent."""
+        """Schedule another turn for a client with deferred frames."""
         if channel.later:
             channel.is_heavy = True
             transport = channel.transport
