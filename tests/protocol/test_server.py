@@ -451,6 +451,32 @@ async def test_requests_that_take_long_are_read_a_few_at_a_time() -> None:
     assert max(counts) <= 15
 
 
+async def test_light_clients_do_not_starve_heavy_ones() -> None:
+    flood = memoryview(frame(b"heavy" + b"x" * 20_000) * 300)
+    floods, light = [b""] * 12, [frame(b"light")] * 60
+    with waiting_clients(*floods, *light) as (listener, clients):
+        ledger = Ledger(frame_s=0.005)
+        rounds = 1
+        rest = [flood] * len(floods)
+
+        def is_done() -> bool:
+            nonlocal rounds
+            if [name for name, _ in ledger.order].count("light") == rounds * len(light):
+                rounds += 1
+                for client in clients[len(floods) :]:
+                    client.sendall(light[0])
+            for number, client in enumerate(clients[: len(floods)]):
+                with suppress(BlockingIOError):
+                    rest[number] = rest[number][client.send(rest[number]) :] or flood
+            return rounds == 5
+
+        await serve_until(ledger, listener, is_done)
+    names = [name for name, _ in ledger.order]
+    changes = [first for first, second in itertools.pairwise(names) if first != second]
+    # A heavy one per 20 ms instead of all of them after each round of the light ones.
+    assert len(changes) > 4 * rounds
+
+
 async def test_who_costs_little_is_soon_read_as_much_as_there_is() -> None:
     flood = memoryview(frame(b"cheap" + b"x" * 300) * 3000)
     with waiting_clients(b"") as (listener, (client,)):

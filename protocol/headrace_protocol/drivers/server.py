@@ -60,6 +60,8 @@ _SWEPT_AT_ONCE = 200
 _REPORTED_AT_ONCE = 10
 # How long the replies of a batch may wait for the rest of it.
 _BATCH_S = 0.005
+# How long those who send little may keep those who send much waiting for their next turn.
+_HEAVY_WAIT_S = 0.02
 # How long the server keeps others in its loop waiting; the least that epoll can wait.
 _BUSY_WAIT_S = 0.001
 _READ = select.EPOLLIN
@@ -544,7 +546,7 @@ class _SocketLoop:
         # Events that a batch had no time for, and clients that send much, the next one first.
         self._put_off: list[tuple[int, int]] = []
         self._heavy: dict[int, ServerChannel] = {}
-        self._light_at = 0.0
+        self._light_at = self._heavy_at = 0.0
         for listener in listeners:
             listener.setblocking(False)
             self.epoll.register(listener, _READ)
@@ -583,7 +585,9 @@ class _SocketLoop:
     def _handle(self, events: list[tuple[int, int]]) -> None:
         """Serve those who send little as one batch, then one of those who send much as another.
 
-        What a batch has no time for comes first in the next, so nobody waits for ever.
+        What a batch has no time for comes first in the next, so nobody waits for ever. One of
+        those who send much has its turn when no light client is left, and at least every
+        ``_HEAVY_WAIT_S``: whenever other processes keep the CPU busy, light clients are always left.
         """
         server = self._server
         waiting = iter(events)
@@ -609,10 +613,11 @@ class _SocketLoop:
         finally:
             server.end_batch()
         self._put_off = list(waiting)
-        if self._heavy and not self._put_off:
+        if self._heavy and (not self._put_off or end > self._heavy_at + _HEAVY_WAIT_S):
             self._handle_heavy(end)
 
     def _handle_heavy(self, now: float) -> None:
+        self._heavy_at = now
         channel = self._heavy.pop(next(iter(self._heavy)))
         is_alone = not self._heavy and now - self._light_at > _COMPANY_S
         self._server.begin_batch()
