@@ -43,6 +43,8 @@ TOPIC = "Alive"
 PAUSE_S = 0.02
 LOOK_S = 10.0
 LEAVE_S = 60.0
+# Daemons give freed memory back to the system once a minute.
+GIVE_BACK_S = 70.0
 # The first attacks fill tables and caches that have a bound.
 WARM_UP_PART = 0.25
 ANSWER_MS_MAX = 250.0
@@ -209,12 +211,17 @@ def descriptors(pid: int) -> int:
     return count
 
 
-def settled(cluster: Cluster, before: Held | None) -> Held:
-    """What is held when the attackers' connections are gone, or after LEAVE_S."""
-    until = time.monotonic() + LEAVE_S
+def settled(cluster: Cluster, before: Held, give_back_s: float) -> Held:
+    """What is held when the attackers' connections are gone, or after LEAVE_S.
+
+    give_back_s: time for the daemons to give back memory.
+    """
+    began = time.monotonic()
     while True:
         held = look(cluster)
-        if before is None or not left_over(before, held) or time.monotonic() > until:
+        waited_s = time.monotonic() - began
+        is_left = bool(left_over(before, held)) and waited_s < LEAVE_S
+        if not is_left and waited_s >= give_back_s:
             return held
         time.sleep(0.5)
 
@@ -229,8 +236,16 @@ def left_over(before: Held, after: Held) -> list[str]:
     return [f"{what}: {now}, {was} before" for what, was, now in counts if now > was]
 
 
-def abuse(seconds: float, seed: int, kinds: Sequence[str] = (*KINDS, SERVERS)) -> dict[str, Any]:
-    """Everything that was seen. Raises AbuseFailed."""
+def abuse(
+    seconds: float,
+    seed: int,
+    kinds: Sequence[str] = (*KINDS, SERVERS),
+    give_back_s: float = 0.0,
+) -> dict[str, Any]:
+    """Everything that was seen. Raises AbuseFailed.
+
+    give_back_s: how long after each attack memory is measured.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="headrace-abuse-") as folder,
         Cluster(Path(folder), BROKER) as cluster,
@@ -239,9 +254,9 @@ def abuse(seconds: float, seed: int, kinds: Sequence[str] = (*KINDS, SERVERS)) -
         innocent.work()
         before = look(cluster)
         attacked(cluster, innocent, seconds * WARM_UP_PART, seed, kinds)
-        warm = settled(cluster, before)
+        warm = settled(cluster, before, give_back_s)
         did = attacked(cluster, innocent, seconds * (1 - WARM_UP_PART), seed + 1, kinds)
-        after = settled(cluster, before)
+        after = settled(cluster, before, give_back_s)
         info = runtime_info(cluster)
         return {
             "attackers": did,
@@ -298,7 +313,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     try:
-        seen = abuse(chosen.minutes * 60, chosen.seed)
+        seen = abuse(chosen.minutes * 60, chosen.seed, give_back_s=GIVE_BACK_S)
     except AbuseFailed as failure:
         sys.exit(f"{failure}\nagain: make abuse SEED={chosen.seed}")
     say(json.dumps({"minutes": chosen.minutes, "seed": chosen.seed, **seen}))
