@@ -39,10 +39,11 @@ from headrace_broker.store.recovery import LoadStage
 from headrace_broker.topic_attributes import topic_limits
 from headrace_broker.topics import TopicTable
 from headrace_protocol.access import restrict
+from headrace_protocol.drivers.address import pack_host
 from headrace_protocol.drivers.host_log import HostLog
 from headrace_protocol.drivers.logs import dropped_log_lines
 from headrace_protocol.drivers.network import TcpNetwork
-from headrace_protocol.drivers.server import RemotingServer, pack_host
+from headrace_protocol.drivers.server import RemotingServer
 from headrace_protocol.drivers.services import Services
 from headrace_protocol.drivers.slices import Fetches, SlicedWork
 from headrace_protocol.drivers.watchdog import Watchdog
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.files import Files
     from headrace_broker.store.recovery import OnProgress
     from headrace_protocol.drivers.network import Listener, Network
-    from headrace_protocol.drivers.server import ServerChannel
+    from headrace_protocol.drivers.server_channel import ServerChannel
     from headrace_protocol.frame import Frame
 
 log = structlog.get_logger("headrace.broker")

@@ -54,6 +54,7 @@ class Channel(Protocol):
     host_bytes: the same as records hold it: 4 or 16 bytes of address, 4 of port, big-endian.
     is_slow: it has many unread replies, and gets no long answers until it has read half of them.
     on_drained: called once when it is no longer slow, or closed.
+    is_greeted: whether ``greet`` was called.
     """
 
     address: str
@@ -65,6 +66,9 @@ class Channel(Protocol):
     @property
     def is_open(self) -> bool:
         """Whether what is written can still reach the client."""
+
+    def greet(self) -> None:
+        """Note the client's first request."""
 
     def charge(self, added_bytes: int) -> None:
         """Count memory that is kept for the client, e.g. for a held request, or less of it."""
@@ -420,7 +424,7 @@ def notice(code: RequestCode, header: msgspec.Struct | None = None) -> bytes:
 
 
 def _greet(channel: Channel, command: Command) -> None:
-    channel.is_greeted = True
+    channel.greet()
     # Fields that can't be read are for the request's function to refuse.
     with contextlib.suppress(msgspec.ValidationError):
         if HEADRACE_MARK in command.ext():

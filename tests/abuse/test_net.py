@@ -25,7 +25,7 @@ from tests.support.channel import MemoryChannel
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace_protocol.drivers.server import ServerChannel
+    from headrace_protocol.drivers.server_channel import ServerChannel
     from headrace_protocol.frame import Frame
 
 NESTED = 990
