@@ -139,9 +139,10 @@ RequestFunction = Callable[[Request], Reply | None]
 # The same in slices: yields where others may have their turn, and what it has to wait for.
 LongWork = Generator[NotReady | None, None, Reply | None]
 LongFunction = Callable[[Request], LongWork]
-# Work to do before a request can be served, and the callback for its error, if any.
-Fetch = Callable[[], None]
+# Called with the error of what was waited for, if any.
 Then = Callable[[Exception | None], None]
+# Does what a request of a client must wait for, then calls back.
+RunFetch = Callable[[Channel, NotReady, Then], None]
 # Serves requests of one client that came at once; hands on to ``Registry.serve`` what it can't.
 ReadyFunction = Callable[["Channel", "list[Frame]"], None]
 
@@ -151,8 +152,8 @@ class Registry:
 
     unexpected: told of an exception that no function should let out: request and exception.
     run_long: takes work that shall run in slices; runs it to its end at once unless it is set.
-    run_fetch: takes a function for a thread, and one to call after it; calls both at once unless
-    it is set. on_slow: told of requests that took long: name of the code, seconds.
+    run_fetch: does in a thread what a client waits for, and calls back; both at once unless it is
+    set. on_slow: told of requests that took long: name of the code, seconds.
     turn_s: how long ``handle`` may serve one client.
     """
 
@@ -160,7 +161,7 @@ class Registry:
         self._functions: dict[int, RequestFunction] = {}
         self._unexpected = unexpected
         self.run_long: Callable[[Iterator[None]], None] = deque[None](maxlen=0).extend
-        self.run_fetch: Callable[[Fetch, Then], None] = _fetch_now
+        self.run_fetch: RunFetch = _fetch_now
         self.turn_s = math.inf
         self.on_slow: Callable[[str, float], None] = lambda _name, _seconds: None
         # Of each client the long requests that are not finished, the one that runs first.
@@ -256,7 +257,8 @@ class Registry:
         except NotReady as wait:
             held_bytes = request.held_bytes
             request.channel.charge(held_bytes)
-            self.run_fetch(wait.fetch, functools.partial(self._fetched, request, held_bytes))
+            then = functools.partial(self._fetched, request, held_bytes)
+            self.run_fetch(request.channel, wait, then)
             return perf_counter()
         except Exception as error:  # noqa: BLE001 - one bad request must not end the daemon
             reply = self._failed(request, error)
@@ -299,7 +301,7 @@ class Registry:
             if channel.is_open:  # else nobody waits for what was not begun
                 wait = yield from self._serve_long(work, request, problem)
                 if wait is not None:
-                    self.run_fetch(wait.fetch, functools.partial(self._go_on, channel))
+                    self.run_fetch(channel, wait, functools.partial(self._go_on, channel))
                     return
             problem = None
             waiting.popleft()
@@ -413,8 +415,8 @@ def _try_to(read: Callable[[], Result], results: list[Result]) -> NotReady | Non
     return None
 
 
-def _fetch_now(fetch: Fetch, then: Then) -> None:
-    fetch()
+def _fetch_now(_channel: Channel, wait: NotReady, then: Then) -> None:
+    wait.fetch()
     then(None)
 
 
