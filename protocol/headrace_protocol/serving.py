@@ -134,6 +134,8 @@ class Request(msgspec.Struct):
         self.channel.write(frame, *reply.body)
 
 
+# Returns None to let a request pass, or the answer that refuses it; may raise RequestError.
+Guard = Callable[[Request], Reply | None]
 # Returns the answer, or None when it has answered itself or holds the request to answer later.
 RequestFunction = Callable[[Request], Reply | None]
 # The same in slices: yields where others may have their turn, and what it has to wait for.
@@ -166,6 +168,8 @@ class Registry:
         self.on_slow: Callable[[str, float], None] = lambda _name, _seconds: None
         # Of each client the long requests that are not finished, the one that runs first.
         self._long: dict[Channel, deque[tuple[LongWork, Request]]] = {}
+        self._guards: dict[int, tuple[Guard, ...]] = {}
+        self._ready_code = 0
         self._ready_start = b""
         self._ready_function: ReadyFunction | None = None
 
@@ -178,15 +182,26 @@ class Registry:
         """Let ``function`` serve ``code`` in slices, since its work grows with some table."""
         self.route(code, functools.partial(self.begin_long, function))
 
-    def route_ready(self, header_start: bytes, function: ReadyFunction) -> None:
-        """Let ``function`` serve, many at a time, requests whose JSON header begins like this."""
-        self._ready_start = header_start
-        self._ready_function = function
+    def route_ready(self, code: RequestCode, function: ReadyFunction) -> None:
+        """Let ``function`` serve many requests of ``code`` at a time, unless it has a guard.
 
-    def forbid(self, codes: Collection[RequestCode], remark: str) -> None:
-        """Answer NO_PERMISSION from now on to those of ``codes`` that have a function."""
-        for code in self._functions.keys() & codes:
-            self._functions[code] = functools.partial(_refuse, remark)
+        Those whose JSON header begins with the code, as all clients write it: the peer sorts its
+        keys.
+        """
+        self._ready_code = code
+        self._ready_start = b'{"code":%d,' % code
+        self._ready_function = None if code in self._guards else function
+
+    def guard(self, guard: Guard, codes: Collection[RequestCode] = frozenset(RequestCode)) -> None:
+        """Ask ``guard`` before anything is done about a request of ``codes`` that is served.
+
+        A request that it refuses, or fails for, gets that as its answer. It sees every request
+        once, one by one: those that ``route_ready`` serves together are so no longer.
+        """
+        for code in codes:
+            self._guards[code] = (*self._guards.get(code, ()), guard)
+        if self._ready_code in self._guards:
+            self._ready_function = None
 
     def handle(self, channel: Channel, frames: list[Frame]) -> list[Frame]:
         """Serve what one client sent at once; every request is answered, one-way or held.
@@ -228,9 +243,27 @@ class Registry:
         if not channel.is_greeted:
             _greet(channel, command)
         request = Request(channel, serialize_type, command, body, len(header))
+        if command.code in self._guards and self._is_refused(request):
+            return perf_counter()
         if len(body) > _SMALL_BYTES and not self._has_good_body(request):
             return perf_counter()
         return self._serve(request)
+
+    def _is_refused(self, request: Request) -> bool:
+        """Whether a guard refuses the request; answers it if so."""
+        code = request.command.code
+        if code not in self._functions:
+            return False
+        reply = None
+        try:
+            for guard in self._guards[code]:
+                if (reply := guard(request)) is not None:
+                    break
+        except Exception as error:  # noqa: BLE001 - as in _serve
+            reply = self._failed(request, error)
+        if reply is not None:
+            self._send(request, reply)
+        return reply is not None
 
     def _has_good_body(self, request: Request) -> bool:
         """Whether a large body is within its bounds; answers the request if not."""
@@ -439,11 +472,6 @@ def _unknown(request: Request) -> Reply:
         code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
         remark=f" request type {code} not supported",
     )
-
-
-def _refuse(remark: str, request: Request) -> Reply:
-    name = code_name(request.command.code)
-    return Reply(code=ResponseCode.NO_PERMISSION, remark=f"{name} is refused: {remark}")
 
 
 def _malformed(request: Request, error: msgspec.MsgspecError) -> str:
