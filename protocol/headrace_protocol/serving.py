@@ -274,13 +274,9 @@ class Registry:
             return False
         return True
 
-    def try_again(self, request: Request, answer: Callable[[], bool]) -> bool:
-        """Whether a held request is answered now: by ``answer``, or with what it raises."""
-        try:
-            return answer()
-        except Exception as error:  # noqa: BLE001 - as in _serve
-            self._send(request, self._failed(request, error))
-            return True
+    def fail(self, request: Request, error: Exception) -> None:
+        """Answer a held request with the error of a look for it."""
+        self._send(request, self._failed(request, error))
 
     def _serve(self, request: Request) -> float:
         began = perf_counter()

@@ -10,6 +10,7 @@ import pytest
 from headrace_protocol.access import ADMINISTRATIVE, restrict
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
+from headrace_protocol.fastjson import PARSED_BYTES_MAX
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.serving import Reply
@@ -89,8 +90,10 @@ def test_nothing_of_a_refused_request_is_executed(
     ]
     for code in routed:
         # A body that no request may have: it is not even looked at.
-        frame = encode_frame(codec, code, 7, fields=plain_fields(code), body_bytes=1 << 20)
-        frames = FrameReader().feed(frame + b"[" * (1 << 20))
+        frame = encode_frame(
+            codec, code, 7, fields=plain_fields(code), body_bytes=PARSED_BYTES_MAX + 1
+        )
+        frames = FrameReader().feed(frame + b"[" * (PARSED_BYTES_MAX + 1))
         registry.handle(refused, frames)
         (answer,) = (answer for answer, _ in refused.replies() if answer.is_response)
         assert (answer.code, answer.remark) == (ResponseCode.NO_PERMISSION, "who are you?")
