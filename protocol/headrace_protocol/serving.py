@@ -156,7 +156,8 @@ class Registry:
     run_long: takes work that shall run in slices; runs it to its end at once unless it is set.
     run_fetch: does in a thread what a client waits for, and calls back; both at once unless it is
     set. on_slow: told of requests that took long: name of the code, seconds.
-    turn_s: how long ``handle`` may serve one client.
+    turn_s: how long ``handle`` may serve one client. answered: takes a client's answer to a
+    request of ours; returns False when nobody asked for it.
     """
 
     def __init__(self, unexpected: Callable[[Request, Exception], None]) -> None:
@@ -166,6 +167,7 @@ class Registry:
         self.run_fetch: RunFetch = _fetch_now
         self.turn_s = math.inf
         self.on_slow: Callable[[str, float], None] = lambda _name, _seconds: None
+        self.answered: Callable[[Channel, Command, Buffer], bool] = _nobody_asked
         # Of each client the long requests that are not finished, the one that runs first.
         self._long: dict[Channel, deque[tuple[LongWork, Request]]] = {}
         self._guards: dict[int, tuple[Guard, ...]] = {}
@@ -239,7 +241,7 @@ class Registry:
         serialize_type, header, body = frame
         command = decode_header(serialize_type, header)
         if command.is_response:
-            return 0.0
+            return perf_counter() if self.answered(channel, command, body) else 0.0
         if not channel.is_greeted:
             _greet(channel, command)
         request = Request(channel, serialize_type, command, body, len(header))
@@ -442,6 +444,10 @@ def _try_to(read: Callable[[], Result], results: list[Result]) -> NotReady | Non
     except NotReady as wait:
         return wait
     return None
+
+
+def _nobody_asked(_channel: Channel, _command: Command, _body: Buffer) -> bool:
+    return False
 
 
 def _fetch_now(_channel: Channel, wait: NotReady, then: Then) -> None:

@@ -101,7 +101,7 @@ class Fetches:
         try:
             await trio.to_thread.run_sync(fetch, limiter=queue.limiter)
         except OSError as error:
-            log.error("can't be read", what=queue.lane.name, reason=str(error))
+            log.error("can't be fetched", what=queue.lane.name, reason=str(error))
             problem = error
         except Exception as error:  # noqa: BLE001 - passed to the request that asked
             problem = error
