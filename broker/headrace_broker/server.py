@@ -39,10 +39,12 @@ from headrace_broker.store.recovery import LoadStage
 from headrace_broker.topic_attributes import topic_limits
 from headrace_broker.topics import TopicTable
 from headrace_protocol.access import restrict
+from headrace_protocol.drivers.address import pack_host
+from headrace_protocol.drivers.client_requests import ClientRequests
 from headrace_protocol.drivers.host_log import HostLog
 from headrace_protocol.drivers.logs import dropped_log_lines
 from headrace_protocol.drivers.network import TcpNetwork
-from headrace_protocol.drivers.server import RemotingServer, pack_host
+from headrace_protocol.drivers.server import RemotingServer
 from headrace_protocol.drivers.services import Services
 from headrace_protocol.drivers.slices import Fetches, SlicedWork
 from headrace_protocol.drivers.watchdog import Watchdog
@@ -56,7 +58,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.files import Files
     from headrace_broker.store.recovery import OnProgress
     from headrace_protocol.drivers.network import Listener, Network
-    from headrace_protocol.drivers.server import ServerChannel
+    from headrace_protocol.drivers.server_channel import ServerChannel
     from headrace_protocol.frame import Frame
 
 log = structlog.get_logger("headrace.broker")
@@ -200,6 +202,7 @@ class Broker:
             await nursery.start(parts.staging.run)
             start_soon(nursery, parts.sliced_work.run)
             start_soon(nursery, parts.fetches.run)
+            start_soon(nursery, parts.client_requests.run)
             start_soon(nursery, parts.statistics.run, self._clock.now_ms)
             start_soon(nursery, parts.long_polling.run)
             start_soon(nursery, parts.relieve_pressure)
@@ -297,6 +300,7 @@ class _Parts:
         self.watchdog = Watchdog()
         self.sliced_work = SlicedWork()
         self.fetches = Fetches()
+        self.client_requests = ClientRequests()
         self.long_polling = LongPolling()
         self.long_polling.run_long = self.sliced_work.start
         store.on_touched = self.long_polling.arrived
@@ -343,6 +347,7 @@ class _Parts:
         registry.run_long = self.sliced_work.start
         registry.run_fetch = self.fetches.start
         registry.turn_s = TURN_S
+        registry.answered = self.client_requests.answered
         registry.on_slow = self.watchdog.note
         now_ms = self._clock.now_ms
         uniq_keys = UniqKeyGenerator(now_ms, os.getpid(), self._store.store_host[:-4])
@@ -460,6 +465,7 @@ class _Parts:
         self.long_polling.channel_closed(channel)
         self.consumers.channel_closed(channel)
         self.producers.channel_closed(channel)
+        self.client_requests.channel_closed(channel)
 
     def health(self) -> dict[str, str]:
         """What clients hold, and what kept them waiting; for the monitor."""

@@ -23,7 +23,7 @@ from headrace_protocol.bodies import (
 from headrace_protocol.bounds import NAME_CHARS_MAX, check_name, check_text
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.host_log import HostLog
-from headrace_protocol.errors import NotReady, RequestError
+from headrace_protocol.errors import Lane, NotReady, RequestError
 from headrace_protocol.headers import (
     AddWritePermOfBrokerResponseHeader,
     BrokerHeartbeatHeader,
@@ -60,6 +60,8 @@ log = structlog.get_logger("headrace.nameserver")
 _STRICT_JSON_VERSION = 401
 
 _LOST_NAMED_MAX = 3
+# One save writes all waiting changes.
+_KEY_VALUES = Lane("key-value table", threads=1)
 # Encoding a route with more brokers takes over half a millisecond.
 _BROKERS_AT_ONCE = 50
 
@@ -332,7 +334,7 @@ class NameServerProcessor:
     def _saved(self, change: Future[None]) -> Generator[NotReady, None, None]:
         """Wait until a change is on disk. Raises the error that prevents it."""
         if not change.done():
-            yield NotReady(self._kv_config.save)
+            yield NotReady(self._kv_config.save, _KEY_VALUES)
         change.result()
 
     def get_kv_config(self, request: Request) -> Reply:

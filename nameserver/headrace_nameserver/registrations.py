@@ -29,7 +29,7 @@ from headrace_protocol.bounds import (
     check_text,
 )
 from headrace_protocol.codes import ResponseCode
-from headrace_protocol.errors import NotReady, RequestError
+from headrace_protocol.errors import Lane, NotReady, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from headrace_protocol.headers import RegisterBrokerHeader
     from headrace_protocol.serving import Request
 
+_REGISTRATIONS = Lane("registrations", threads=4)
 # From this version on brokers write static topics into compressed registrations (5.0.0).
 _MAPPINGS_VERSION = 413
 _CRC_MASK = 0x7FFFFFFF
@@ -145,7 +146,7 @@ def _in_thread(
         except Exception as error:  # noqa: BLE001 - raised again where the request is served
             done.set_exception(error)
 
-    yield NotReady(run)
+    yield NotReady(run, _REGISTRATIONS)
     return done.result()
 
 

@@ -13,7 +13,8 @@ from headrace_nameserver.processors import NameServerProcessor
 from headrace_nameserver.routes import RouteTable
 from headrace_protocol.access import restrict
 from headrace_protocol.drivers.network import TcpNetwork
-from headrace_protocol.drivers.server import RemotingServer, ServerChannel, ServerLimits
+from headrace_protocol.drivers.server import RemotingServer, ServerLimits
+from headrace_protocol.drivers.server_channel import ServerChannel
 from headrace_protocol.drivers.services import Services
 from headrace_protocol.drivers.slices import Fetches, SlicedWork
 from headrace_protocol.serving import TURN_S, Registry

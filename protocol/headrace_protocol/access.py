@@ -8,10 +8,11 @@ from __future__ import annotations
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final, Literal
 
-from headrace_protocol.codes import RequestCode
+from headrace_protocol.codes import RequestCode, ResponseCode, code_name
+from headrace_protocol.serving import Reply
 
 if TYPE_CHECKING:
-    from headrace_protocol.serving import Registry
+    from headrace_protocol.serving import Registry, Request
 
 # deny: serve only this machine. read: serve others too, but reject administration. allow:
 # everything.
@@ -59,10 +60,14 @@ def why_exposed(bind_address: str, access: AnonymousAccess) -> str | None:
 
 
 def restrict(registry: Registry, access: AnonymousAccess) -> None:
-    """Reject administration if ``access`` says so; call it once every function is registered."""
+    """Reject administration if ``access`` says so."""
     if access == "read":
-        registry.forbid(
-            ADMINISTRATIVE,
-            "this daemon runs with anonymousAccess=read; "
-            "set anonymousAccess=allow and restart it to permit administration",
-        )
+        registry.guard(_refuse_administration, ADMINISTRATIVE)
+
+
+def _refuse_administration(request: Request) -> Reply:
+    return Reply(
+        code=ResponseCode.NO_PERMISSION,
+        remark=f"{code_name(request.command.code)} is refused: this daemon runs with "
+        "anonymousAccess=read; set anonymousAccess=allow and restart it to permit administration",
+    )

@@ -23,15 +23,36 @@ class RemoteProtocolError(ProtocolError):
     """
 
 
+class Lane:
+    """A kind of waiting, defined once where the wait is raised.
+
+    name: what is waited for. threads: how many fetches of the lane run at once. No lane uses the
+    threads of another, and within a lane clients take turns.
+    """
+
+    __slots__ = ("name", "threads")
+
+    def __init__(self, name: str, threads: int) -> None:
+        self.name = name
+        self.threads = threads
+
+
 class NotReady(Exception):
     """What a request asks for must be fetched first.
 
-    fetch: does so, however long it takes, in any thread; then ask again.
+    fetch: does so, however long it takes, in any thread. lane: whose threads it waits for.
+
+    Look first, change after: a function that raises this is run again from its start, so it
+    changes nothing before its last look. Two things may come before: a change that a second run
+    finds done (a decision that waits to be saved), and one that is made only while
+    ``Request.is_again`` is False because it can't wait for the disk (the offset that comes with a
+    pull: the next commit must not overtake it).
     """
 
-    def __init__(self, fetch: Callable[[], None]) -> None:
-        super().__init__("must be fetched first")
+    def __init__(self, fetch: Callable[[], None], lane: Lane) -> None:
+        super().__init__(f"must be fetched first: {lane.name}")
         self.fetch = fetch
+        self.lane = lane
 
 
 class RequestError(Exception):

@@ -54,6 +54,7 @@ class Channel(Protocol):
     host_bytes: the same as records hold it: 4 or 16 bytes of address, 4 of port, big-endian.
     is_slow: it has many unread replies, and gets no long answers until it has read half of them.
     on_drained: called once when it is no longer slow, or closed.
+    is_greeted: whether ``greet`` was called.
     """
 
     address: str
@@ -65,6 +66,9 @@ class Channel(Protocol):
     @property
     def is_open(self) -> bool:
         """Whether what is written can still reach the client."""
+
+    def greet(self) -> None:
+        """Note the client's first request."""
 
     def charge(self, added_bytes: int) -> None:
         """Count memory that is kept for the client, e.g. for a held request, or less of it."""
@@ -130,14 +134,17 @@ class Request(msgspec.Struct):
         self.channel.write(frame, *reply.body)
 
 
+# Returns None to let a request pass, or the answer that refuses it; may raise RequestError.
+Guard = Callable[[Request], Reply | None]
 # Returns the answer, or None when it has answered itself or holds the request to answer later.
 RequestFunction = Callable[[Request], Reply | None]
 # The same in slices: yields where others may have their turn, and what it has to wait for.
 LongWork = Generator[NotReady | None, None, Reply | None]
 LongFunction = Callable[[Request], LongWork]
-# Work to do before a request can be served, and the callback for its error, if any.
-Fetch = Callable[[], None]
+# Called with the error of what was waited for, if any.
 Then = Callable[[Exception | None], None]
+# Does what a request of a client must wait for, then calls back.
+RunFetch = Callable[[Channel, NotReady, Then], None]
 # Serves requests of one client that came at once; hands on to ``Registry.serve`` what it can't.
 ReadyFunction = Callable[["Channel", "list[Frame]"], None]
 
@@ -147,20 +154,24 @@ class Registry:
 
     unexpected: told of an exception that no function should let out: request and exception.
     run_long: takes work that shall run in slices; runs it to its end at once unless it is set.
-    run_fetch: takes a function for a thread, and one to call after it; calls both at once unless
-    it is set. on_slow: told of requests that took long: name of the code, seconds.
-    turn_s: how long ``handle`` may serve one client.
+    run_fetch: does in a thread what a client waits for, and calls back; both at once unless it is
+    set. on_slow: told of requests that took long: name of the code, seconds.
+    turn_s: how long ``handle`` may serve one client. answered: takes a client's answer to a
+    request of ours; returns False when nobody asked for it.
     """
 
     def __init__(self, unexpected: Callable[[Request, Exception], None]) -> None:
         self._functions: dict[int, RequestFunction] = {}
         self._unexpected = unexpected
         self.run_long: Callable[[Iterator[None]], None] = deque[None](maxlen=0).extend
-        self.run_fetch: Callable[[Fetch, Then], None] = _fetch_now
+        self.run_fetch: RunFetch = _fetch_now
         self.turn_s = math.inf
         self.on_slow: Callable[[str, float], None] = lambda _name, _seconds: None
+        self.answered: Callable[[Channel, Command, Buffer], bool] = _nobody_asked
         # Of each client the long requests that are not finished, the one that runs first.
         self._long: dict[Channel, deque[tuple[LongWork, Request]]] = {}
+        self._guards: dict[int, tuple[Guard, ...]] = {}
+        self._ready_code = 0
         self._ready_start = b""
         self._ready_function: ReadyFunction | None = None
 
@@ -173,15 +184,26 @@ class Registry:
         """Let ``function`` serve ``code`` in slices, since its work grows with some table."""
         self.route(code, functools.partial(self.begin_long, function))
 
-    def route_ready(self, header_start: bytes, function: ReadyFunction) -> None:
-        """Let ``function`` serve, many at a time, requests whose JSON header begins like this."""
-        self._ready_start = header_start
-        self._ready_function = function
+    def route_ready(self, code: RequestCode, function: ReadyFunction) -> None:
+        """Let ``function`` serve many requests of ``code`` at a time, unless it has a guard.
 
-    def forbid(self, codes: Collection[RequestCode], remark: str) -> None:
-        """Answer NO_PERMISSION from now on to those of ``codes`` that have a function."""
-        for code in self._functions.keys() & codes:
-            self._functions[code] = functools.partial(_refuse, remark)
+        Those whose JSON header begins with the code, as all clients write it: the peer sorts its
+        keys.
+        """
+        self._ready_code = code
+        self._ready_start = b'{"code":%d,' % code
+        self._ready_function = None if code in self._guards else function
+
+    def guard(self, guard: Guard, codes: Collection[RequestCode] = frozenset(RequestCode)) -> None:
+        """Ask ``guard`` before anything is done about a request of ``codes`` that is served.
+
+        A request that it refuses, or fails for, gets that as its answer. It sees every request
+        once, one by one: those that ``route_ready`` serves together are so no longer.
+        """
+        for code in codes:
+            self._guards[code] = (*self._guards.get(code, ()), guard)
+        if self._ready_code in self._guards:
+            self._ready_function = None
 
     def handle(self, channel: Channel, frames: list[Frame]) -> list[Frame]:
         """Serve what one client sent at once; every request is answered, one-way or held.
@@ -219,13 +241,31 @@ class Registry:
         serialize_type, header, body = frame
         command = decode_header(serialize_type, header)
         if command.is_response:
-            return 0.0
+            return perf_counter() if self.answered(channel, command, body) else 0.0
         if not channel.is_greeted:
             _greet(channel, command)
         request = Request(channel, serialize_type, command, body, len(header))
+        if command.code in self._guards and self._is_refused(request):
+            return perf_counter()
         if len(body) > _SMALL_BYTES and not self._has_good_body(request):
             return perf_counter()
         return self._serve(request)
+
+    def _is_refused(self, request: Request) -> bool:
+        """Whether a guard refuses the request; answers it if so."""
+        code = request.command.code
+        if code not in self._functions:
+            return False
+        reply = None
+        try:
+            for guard in self._guards[code]:
+                if (reply := guard(request)) is not None:
+                    break
+        except Exception as error:  # noqa: BLE001 - as in _serve
+            reply = self._failed(request, error)
+        if reply is not None:
+            self._send(request, reply)
+        return reply is not None
 
     def _has_good_body(self, request: Request) -> bool:
         """Whether a large body is within its bounds; answers the request if not."""
@@ -236,13 +276,9 @@ class Registry:
             return False
         return True
 
-    def try_again(self, request: Request, answer: Callable[[], bool]) -> bool:
-        """Whether a held request is answered now: by ``answer``, or with what it raises."""
-        try:
-            return answer()
-        except Exception as error:  # noqa: BLE001 - as in _serve
-            self._send(request, self._failed(request, error))
-            return True
+    def fail(self, request: Request, error: Exception) -> None:
+        """Answer a held request with the error of a look for it."""
+        self._send(request, self._failed(request, error))
 
     def _serve(self, request: Request) -> float:
         began = perf_counter()
@@ -252,7 +288,8 @@ class Registry:
         except NotReady as wait:
             held_bytes = request.held_bytes
             request.channel.charge(held_bytes)
-            self.run_fetch(wait.fetch, functools.partial(self._fetched, request, held_bytes))
+            then = functools.partial(self._fetched, request, held_bytes)
+            self.run_fetch(request.channel, wait, then)
             return perf_counter()
         except Exception as error:  # noqa: BLE001 - one bad request must not end the daemon
             reply = self._failed(request, error)
@@ -295,7 +332,7 @@ class Registry:
             if channel.is_open:  # else nobody waits for what was not begun
                 wait = yield from self._serve_long(work, request, problem)
                 if wait is not None:
-                    self.run_fetch(wait.fetch, functools.partial(self._go_on, channel))
+                    self.run_fetch(channel, wait, functools.partial(self._go_on, channel))
                     return
             problem = None
             waiting.popleft()
@@ -409,8 +446,12 @@ def _try_to(read: Callable[[], Result], results: list[Result]) -> NotReady | Non
     return None
 
 
-def _fetch_now(fetch: Fetch, then: Then) -> None:
-    fetch()
+def _nobody_asked(_channel: Channel, _command: Command, _body: Buffer) -> bool:
+    return False
+
+
+def _fetch_now(_channel: Channel, wait: NotReady, then: Then) -> None:
+    wait.fetch()
     then(None)
 
 
@@ -420,7 +461,7 @@ def notice(code: RequestCode, header: msgspec.Struct | None = None) -> bytes:
 
 
 def _greet(channel: Channel, command: Command) -> None:
-    channel.is_greeted = True
+    channel.greet()
     # Fields that can't be read are for the request's function to refuse.
     with contextlib.suppress(msgspec.ValidationError):
         if HEADRACE_MARK in command.ext():
@@ -433,11 +474,6 @@ def _unknown(request: Request) -> Reply:
         code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
         remark=f" request type {code} not supported",
     )
-
-
-def _refuse(remark: str, request: Request) -> Reply:
-    name = code_name(request.command.code)
-    return Reply(code=ResponseCode.NO_PERMISSION, remark=f"{name} is refused: {remark}")
 
 
 def _malformed(request: Request, error: msgspec.MsgspecError) -> str:

@@ -38,7 +38,7 @@ class Threads:
 
     def __init__(self, server: NameServerUnderTest) -> None:
         self.asked: list[tuple[Callable[[], None], Callable[[Exception | None], None]]] = []
-        server.registry.run_fetch = lambda fetch, then: self.asked.append((fetch, then))
+        server.registry.run_fetch = lambda _, wait, then: self.asked.append((wait.fetch, then))
 
     def finish(self) -> None:
         asked, self.asked = self.asked, []

@@ -17,15 +17,16 @@ from headrace_protocol.drivers.host_log import LINES_MAX, HostLog
 from headrace_protocol.drivers.network import MemoryNetwork, TcpNetwork
 from headrace_protocol.drivers.server import RemotingServer, ServerLimits
 from headrace_protocol.drivers.slices import Fetches
+from headrace_protocol.errors import Lane, NotReady
 from headrace_protocol.frame import FrameReader
-from headrace_protocol.serving import NotReady, Registry, Reply, Request
+from headrace_protocol.serving import Registry, Reply, Request
 from tests.broker.test_bad_input import Wire, daemons, framed, request, send_fields, topic_fields
 from tests.support.channel import MemoryChannel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace_protocol.drivers.server import ServerChannel
+    from headrace_protocol.drivers.server_channel import ServerChannel
     from headrace_protocol.frame import Frame
 
 NESTED = 990
@@ -172,7 +173,7 @@ async def test_replies_that_may_be_false_end_the_server(
 
 
 def never_ready(_request: Request) -> Reply:
-    raise NotReady(fail_to_fetch)
+    raise NotReady(fail_to_fetch, Lane("tests", 1))
 
 
 def fail_to_fetch() -> None:

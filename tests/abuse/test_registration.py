@@ -366,7 +366,7 @@ def test_topics_of_lost_brokers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_registration_is_dropped_when_its_connection_ends_while_it_is_read() -> None:
     server = NameServerUnderTest()
     fetches: list[tuple[Callable[[], None], Callable[[None], None]]] = []
-    server.registry.run_fetch = lambda fetch, then: fetches.append((fetch, then))
+    server.registry.run_fetch = lambda _, wait, then: fetches.append((wait.fetch, then))
     body = register_body("T", "U").encode_compressed()
     channel = client()
     server.take(frame(REGISTER, register_header(compressed=True), body), channel)
@@ -383,7 +383,7 @@ def test_a_large_registration_is_read_and_checked_in_a_thread(
 ) -> None:
     server = NameServerUnderTest()
     fetches: list[tuple[Callable[[], None], Callable[[None], None]]] = []
-    server.registry.run_fetch = lambda fetch, then: fetches.append((fetch, then))
+    server.registry.run_fetch = lambda _, wait, then: fetches.append((wait.fetch, then))
     topics = [f"topic{number}" for number in range(700)]
     with monkeypatch.context() as patched:
         patched.setattr(registrations, "check", refuse_to_read)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import ByteStream
 
-    from headrace_protocol.drivers.server import ServerChannel
+    from headrace_protocol.drivers.server_channel import ServerChannel
     from headrace_protocol.frame import Frame
 
 COSTLY, CHEAP = RequestCode.GET_BROKER_RUNTIME_INFO, RequestCode.GET_MIN_OFFSET

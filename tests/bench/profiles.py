@@ -79,11 +79,19 @@ STAGES = (
     Stage(
         "checks", r"processors/|topics\.py|serving\.py|statistics\.py|headrace_broker/server\.py"
     ),
-    Stage("send", r"drivers/server\.py", r"flush|_drop_sent|\bsent$|written|\bwrite$|send_more"),
     Stage(
-        "receive", r"drivers/server\.py", r"_readable|\breceived$|_accept|_count_partial|_handle"
+        "send",
+        r"drivers/(server|server_channel|socket_loop)\.py",
+        r"flush|_drop_sent|\bsent$|written|\bwrite$|send_more",
     ),
-    Stage("scheduler", r"drivers/(server|watchdog)\.py|/trio/|/asyncio/|/selectors\.py"),
+    Stage(
+        "receive",
+        r"drivers/(server|socket_loop)\.py",
+        r"_readable|\breceived$|_accept|_count_partial|_handle",
+    ),
+    Stage(
+        "scheduler", r"drivers/(server|socket_loop|watchdog)\.py|/trio/|/asyncio/|/selectors\.py"
+    ),
 )
 OTHER = "other"
 # A thread that waits for work; py-spy takes some of its samples for busy.

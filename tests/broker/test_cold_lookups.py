@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     import msgspec
 
     from headrace_broker.store.mapped_file import MappedFile
-    from headrace_protocol.serving import Fetch, Then
+    from headrace_protocol.errors import NotReady
+    from headrace_protocol.serving import Channel, Then
 
 QUEUES = {"topic": "t", "queue_id": 0}
 GROUP = {"topic": "t", "group": "g"}
@@ -123,16 +124,16 @@ class Threads:
     """Runs what is to be fetched when it is told to."""
 
     def __init__(self) -> None:
-        self._asked: list[tuple[Fetch, Then]] = []
+        self._asked: list[tuple[NotReady, Then]] = []
 
-    def start(self, fetch: Fetch, then: Then) -> None:
-        self._asked.append((fetch, then))
+    def start(self, _channel: Channel, wait: NotReady, then: Then) -> None:
+        self._asked.append((wait, then))
 
     def run(self) -> int:
         count = 0
         while self._asked:
-            fetch, then = self._asked.pop()
-            fetch()
+            wait, then = self._asked.pop()
+            wait.fetch()
             then(None)
             count += 1
         return count

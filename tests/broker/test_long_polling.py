@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
 import trio.testing
 
-from headrace_broker.consumer.long_polling import HeldPull, LongPolling
+from headrace_broker.consumer.long_polling import NEXT_STATE, Event, HeldRequest, LongPolling, State
+from headrace_protocol.command import Command
+from headrace_protocol.serving import Request
 from tests.support.channel import MemoryChannel
 from tests.support.stores import SetClock, open_store
 
@@ -32,11 +35,20 @@ class Held:
         self.has_found = True
 
     def hold(self, queue: StoreQueue, number: int, channel: MemoryChannel, s: float = 15) -> None:
-        def answer(may_wait: bool) -> bool:
-            self.told.append((number, may_wait))
-            return self.has_found or not may_wait
+        self.polling.hold(Numbered(self, number, channel), (queue,), s)
 
-        self.polling.hold(queue, HeldPull(answer, channel, HELD_BYTES), s)
+
+class Numbered(HeldRequest):
+    """A request that tells of each look."""
+
+    def __init__(self, held: Held, number: int, channel: MemoryChannel) -> None:
+        super().__init__(Request(channel, 0, Command(code=11), b"", 0), 0, HELD_BYTES)
+        self.held = held
+        self.number = number
+
+    def look(self, *, may_wait: bool) -> bool:
+        self.held.told.append((self.number, may_wait))
+        return self.held.has_found or not may_wait
 
 
 @pytest.fixture
@@ -138,3 +150,114 @@ async def test_nobody_waits_for_a_deleted_queue_or_a_broker_that_stops(
     held.polling.answer_all()
     assert held.told == [(1, False), (2, False)]
     assert held.polling.held_count == 0
+
+
+# -- several queues --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def queues(store: MessageStore) -> tuple[StoreQueue, ...]:
+    return tuple(store.queue("t", number) for number in range(3))
+
+
+async def test_who_waits_at_several_queues_is_answered_once(
+    queues: tuple[StoreQueue, ...],
+) -> None:
+    held, channel = Held(), MemoryChannel()
+    held.polling.hold(Numbered(held, 1, channel), queues, 15)
+    assert (held.polling.held_count, channel.charged_bytes) == (1, HELD_BYTES)
+    held.polling.arrived(queues)
+    assert held.told == [(1, True)]
+    assert held.polling.held_count == channel.charged_bytes == 0
+    assert not any(queue.waiting for queue in queues)
+
+
+async def test_who_finds_nothing_in_one_queue_waits_on_at_all(
+    queues: tuple[StoreQueue, ...],
+) -> None:
+    held, channel = Held(), MemoryChannel()
+    held.has_found = False
+    held.polling.hold(Numbered(held, 1, channel), queues, 15)
+    for queue in queues:
+        held.polling.arrived([queue])
+    held.polling.arrived(queues)
+    assert held.told == [(1, True)] * 6
+    held.has_found = True
+    held.polling.arrived(queues[2:])
+    held.polling.arrived(queues)
+    assert len(held.told) == 7
+    assert held.polling.held_count == channel.charged_bytes == 0
+
+
+@pytest.mark.parametrize("end", ["deadline", "deleted queue", "client gone", "stop"])
+async def test_who_waits_at_several_queues_leaves_all(
+    queues: tuple[StoreQueue, ...], end: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    held, channel = Held(), MemoryChannel()
+    held.polling.hold(Numbered(held, 1, channel), queues, 2)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(held.polling.run)
+        if end == "deadline":
+            await trio.sleep(3)
+        elif end == "deleted queue":
+            list(held.polling.queue_gone(queues[1]))
+        elif end == "client gone":
+            held.polling.channel_closed(channel)
+        else:
+            held.polling.answer_all()
+        await trio.sleep(10)
+        nursery.cancel_scope.cancel()
+    assert held.told == ([] if end == "client gone" else [(1, False)])
+    assert not any(queue.waiting for queue in queues)
+    assert held.polling.held_count == channel.charged_bytes == 0
+
+
+# -- states ----------------------------------------------------------------------------------------
+
+# The shortest way to each state.
+WAYS = {
+    State.WAITING: (),
+    State.ANSWERED: (Event.ANSWER,),
+    State.ABANDONED: (Event.CLIENT_GONE,),
+}
+
+
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(State, Event)))
+def test_every_pair_leads_on_or_is_a_fault(state: State, event: Event) -> None:
+    request = Numbered(Held(), 1, MemoryChannel())
+    for step in WAYS[state]:
+        request.apply(step)
+    assert request.state is state
+    if (state, event) in NEXT_STATE:
+        request.apply(event)
+        assert request.state is NEXT_STATE[state, event]
+    else:
+        with pytest.raises(KeyError):
+            request.apply(event)
+        assert request.state is state
+
+
+class Closing(Numbered):
+    """What is written to its client closes it."""
+
+    def look(self, *, may_wait: bool) -> bool:
+        super().look(may_wait=may_wait)
+        channel = self.request.channel
+        assert isinstance(channel, MemoryChannel)
+        channel.is_open = False
+        self.held.polling.channel_closed(channel)
+        return self.held.has_found
+
+
+@pytest.mark.parametrize("has_found", [True, False])
+async def test_a_client_that_its_answer_closes_is_let_go_once(
+    queue: StoreQueue, has_found: bool
+) -> None:
+    held, channel = Held(), MemoryChannel()
+    held.has_found = has_found
+    request = Closing(held, 1, channel)
+    held.polling.hold(request, (queue,), 15)
+    held.polling.arrived([queue])
+    assert request.state is State.ABANDONED
+    assert held.polling.held_count == channel.charged_bytes == 0
+    assert not queue.waiting

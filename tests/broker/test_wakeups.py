@@ -11,6 +11,7 @@ import trio
 import trio.testing
 
 from headrace.embedded import run_daemons
+from headrace_broker.store.page_cache import OLD_DATA
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.columns import encode_records
 from headrace_protocol.command import header_fields
@@ -28,14 +29,14 @@ from tests.support.channel import MemoryChannel
 from tests.support.stores import HOST
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from anyio.abc import ByteStream
 
     from headrace_protocol.command import Command
     from headrace_protocol.frame import Frame
-    from headrace_protocol.serving import Fetch, Then
+    from headrace_protocol.serving import Then
 
 COMMIT_OFFSET, SUSPEND, SUBSCRIPTION = 1, 2, 4
 SUSPEND_S = 15
@@ -205,15 +206,15 @@ class Disk:
     def __init__(self, broker: BrokerUnderTest, rng: random.Random, cold_share: float) -> None:
         self.cold_share = cold_share
         self._rng = rng
-        self._asked: list[tuple[Fetch, Then]] = []
-        broker.registry.run_fetch = lambda fetch, then: self._asked.append((fetch, then))
+        self._asked: list[tuple[Callable[[], None], Then]] = []
+        broker.registry.run_fetch = lambda _, wait, then: self._asked.append((wait.fetch, then))
         store = broker.store
         store.get, store.get_bulk = self._chilled(store.get), self._chilled(store.get_bulk)
 
     def _chilled(self, read: Any) -> Any:
         def get(*arguments: Any) -> Any:
             if self._rng.random() < self.cold_share:
-                raise NotReady(lambda: None)
+                raise NotReady(lambda: None, OLD_DATA)
             return read(*arguments)
 
         return get

@@ -63,6 +63,9 @@ class Channel:
         self.attachments: dict[str, Any] = {}
         self.written: list[bytes | bytearray | memoryview] = []
 
+    def greet(self) -> None:
+        self.is_greeted = True
+
     def write(self, *buffers: bytes | bytearray | memoryview) -> None:
         self.written += buffers
 

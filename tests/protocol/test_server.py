@@ -16,20 +16,20 @@ import structlog.testing
 import trio
 import trio.testing
 
-from headrace_protocol.drivers import server as module
+from headrace_protocol.drivers import server as server_module
+from headrace_protocol.drivers import socket_loop
+from headrace_protocol.drivers.address import pack_host
+from headrace_protocol.drivers.listen import listen
 from headrace_protocol.drivers.network import MemoryNetwork, TcpNetwork
-from headrace_protocol.drivers.server import (
-    RemotingServer,
-    ServerChannel,
-    ServerLimits,
-    listen,
-    pack_host,
-)
+from headrace_protocol.drivers.server import RemotingServer, ServerLimits
+from headrace_protocol.drivers.socket_loop import serve_sockets
+from headrace_protocol.drivers.stream_transport import serve_stream
 from headrace_protocol.frame import FrameReader, frame_prefix
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
+    from headrace_protocol.drivers.server_channel import ServerChannel
     from headrace_protocol.frame import Frame
 
 
@@ -144,7 +144,7 @@ async def test_what_came_at_once_is_one_batch() -> None:
 
 
 async def test_a_large_answer_leaves_in_turns_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_SENT_AT_ONCE", 1000)
+    monkeypatch.setattr(socket_loop, "_SENT_AT_ONCE", 1000)
     async with serving() as (_, echo, connect):
         stream = await connect()
         await stream.send_all(frame(b"a") + frame(b"big:50000"))
@@ -385,7 +385,7 @@ def waiting_clients(*data: bytes) -> Iterator[tuple[socket.socket, list[socket.s
 
 async def serve_until(ledger: Ledger, listener: socket.socket, is_done: Callable[[], bool]) -> None:
     async with trio.open_nursery() as nursery:
-        await nursery.start(RemotingServer(ledger).run, [listener])
+        await nursery.start(serve_sockets, RemotingServer(ledger), [listener])
         with trio.fail_after(20):
             while not is_done():  # noqa: ASYNC110 - the ledger tells nobody
                 await trio.sleep(0.001)
@@ -550,7 +550,7 @@ async def test_those_turned_away_get_a_line_for_all_of_a_host(
 
 
 async def test_refusals_name_the_host_and_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_SWEEP_S", 0.05)
+    monkeypatch.setattr(server_module, "_SWEEP_S", 0.05)
     with structlog.testing.capture_logs() as logs:
         async with serving(ServerLimits(connections_max=1)) as (_, _, connect):
             known = await connect()
@@ -592,7 +592,7 @@ async def test_a_stream_that_ends_amid_an_answer_leaves_nothing_on_the_account()
     server = RemotingServer(Echo())
     ours, theirs = trio.testing.lockstep_stream_pair()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(server.serve_stream, theirs, "127.0.0.1", 1)
+        nursery.start_soon(serve_stream, server, theirs, "127.0.0.1", 1)
         await ours.send_all(frame(b"big:1000"))
         await trio.testing.wait_all_tasks_blocked()
         assert server.held_bytes > 1000

@@ -11,7 +11,7 @@ import pytest
 
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.connection import Connection, RequestReceived, ResponseReceived
-from headrace_protocol.errors import NotReady, RemoteProtocolError, RequestError
+from headrace_protocol.errors import Lane, NotReady, RemoteProtocolError, RequestError
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import GetMinOffsetHeader, OffsetResponseHeader
@@ -20,6 +20,10 @@ from tests.support.channel import MemoryChannel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
+
+    from headrace_protocol.serving import Channel, Then
+
+LANE = Lane("tests", threads=1)
 
 
 def offset(request: Request) -> Reply:
@@ -234,14 +238,14 @@ class Disk:
 
     def offset(self, request: Request) -> Reply:
         if self.missing:
-            raise NotReady(self.fetch)
+            raise NotReady(self.fetch, LANE)
         return offset(request)
 
     def fetch(self) -> None:
         self.missing -= 1
 
-    def run(self, fetch: Callable[[], None], then: Callable[[OSError | None], None]) -> None:
-        fetch()
+    def run(self, _channel: Channel, wait: NotReady, then: Then) -> None:
+        wait.fetch()
         then(self.problem)
 
 
@@ -262,7 +266,7 @@ def test_what_waits_for_the_disk_is_charged_to_its_client() -> None:
     service, disk, waiting = Service(), Disk(1), []
     service.registry = Registry(lambda _, error: service.unexpected.append(str(error)))
     service.registry.route(RequestCode.GET_MIN_OFFSET, disk.offset)
-    service.registry.run_fetch = lambda fetch, then: waiting.append((fetch, then))
+    service.registry.run_fetch = lambda _, wait, then: waiting.append((wait.fetch, then))
     ask(service, Connection(SerializeType.JSON), "t")
     assert service.channel.charged_bytes > 2048
     ((fetch, then),) = waiting
@@ -326,7 +330,7 @@ def test_long_work_ends_with_what_can_not_be_fetched() -> None:
 def test_long_work_that_waits_for_the_disk_keeps_its_turn() -> None:
     service, works = long_disk_service(Disk(1))
     waiting: list[tuple[Callable[[], None], Callable[[OSError | None], None]]] = []
-    service.registry.run_fetch = lambda fetch, then: waiting.append((fetch, then))
+    service.registry.run_fetch = lambda _, wait, then: waiting.append((wait.fetch, then))
     connection: Connection[str] = Connection(SerializeType.JSON)
     for topic in ("first", "second"):
         ask(service, connection, topic)

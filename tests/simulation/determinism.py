@@ -23,8 +23,8 @@ from trio._core import _run
 from headrace_broker.store import cleaner
 from headrace_broker.store.consume_queue import ConsumeQueue
 from headrace_broker.store.store_queue import StoreQueue
-from headrace_protocol.drivers import server, slices
-from headrace_protocol.drivers.server import ServerChannel
+from headrace_protocol.drivers import slices, socket_loop
+from headrace_protocol.drivers.server_channel import ServerChannel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +57,7 @@ def decided_by(seed: int) -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(os, "getpid", lambda: 1)
         patch.setattr(secrets, "token_hex", lambda count: random.randbytes(count).hex())
         # How much is done at once must not depend on how fast the machine is.
-        for module in (slices, cleaner, server):
+        for module in (slices, cleaner, socket_loop):
             patch.setattr(module, "perf_counter", lambda: 0.0)
         yield patch
 

@@ -18,7 +18,7 @@ import trio
 from headrace_protocol.bodies import BrokerData, QueueData, TopicRouteData
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.network import MemoryNetwork, TcpNetwork
-from headrace_protocol.drivers.server import RemotingServer, ServerChannel
+from headrace_protocol.drivers.server import RemotingServer
 from headrace_protocol.header_codecs import decode_header
 from headrace_protocol.headers import SendMessageResponseHeader
 from headrace_protocol.message import decode_records
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from headrace_protocol.command import Command
     from headrace_protocol.drivers.network import Network
+    from headrace_protocol.drivers.server_channel import ServerChannel
     from headrace_protocol.frame import Frame
 
 Answer = Reply | None
@@ -91,7 +92,8 @@ class Scripted:
     # -- FrameHandler --
 
     def handle(self, channel: ServerChannel, frames: list[Frame]) -> None:
-        channel.is_greeted = channel.is_greeted or not self.is_headrace
+        if not (channel.is_greeted or self.is_headrace):
+            channel.greet()
         for serialize_type, header, body in frames:
             command = decode_header(serialize_type, header)
             if command.is_response:

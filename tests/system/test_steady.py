@@ -16,7 +16,7 @@ import trio
 from headrace_protocol.codes import RequestCode as Code
 from headrace_protocol.drivers import collector
 from headrace_protocol.drivers.network import TcpNetwork
-from headrace_protocol.drivers.server import ServerChannel
+from headrace_protocol.drivers.server_channel import ServerChannel
 from headrace_protocol.frame import FrameReader
 from tests.broker.test_bad_input import daemons, pull_fields, request, send_fields, topic_fields
 from tests.support.processes import dev

@@ -1,18 +1,19 @@
-"""Pulls that found nothing and wait for a message or their deadline."""
+"""Requests that found nothing, as pulls at the end of their queue, and wait for a message."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING, TypeVar
+from enum import IntEnum, auto
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from headrace_broker.store.store_queue import StoreQueue
-    from headrace_protocol.serving import Channel
+    from headrace_protocol.serving import Channel, Request
 
 Key = TypeVar("Key")
 
@@ -21,29 +22,65 @@ _TICK_S = 0.5
 _AT_ONCE = 64
 
 
-class HeldPull:
-    """A pull at the end of its queue.
+class State(IntEnum):
+    """Where a held request stands. A look is no state: nothing else runs during it."""
 
-    answer: called with True to try again, with False when the deadline has come and something
-    must be answered; returns whether it was answered.
-    channel: of the client that waits. held_bytes: what is kept for it, which the client is charged.
+    WAITING = auto()
+    ANSWERED = auto()
+    ABANDONED = auto()
+
+
+class Event(IntEnum):
+    """What happens to a held request."""
+
+    ANSWER = auto()
+    CLIENT_GONE = auto()
+
+
+# A pair that is missing is a fault of ours. Plain numbers, since their hash costs nothing.
+NEXT_STATE: Final[Mapping[tuple[State, Event], State]] = {
+    (State.WAITING, Event.ANSWER): State.ANSWERED,
+    (State.WAITING, Event.CLIENT_GONE): State.ABANDONED,
+    # What is written to a client may be what closes it.
+    (State.ABANDONED, Event.ANSWER): State.ABANDONED,
+}
+
+
+class HeldRequest:
+    """A request that waits at queues until there is something for it, or its deadline comes.
+
+    request: what is asked. position: where in its queue the next look begins, in units; of one
+    that waits at several queues, for its own use. held_bytes: memory that its client is charged.
+    queues: where it waits. tick: its deadline. state: see ``NEXT_STATE``.
     """
 
-    __slots__ = ("answer", "channel", "held_bytes", "is_over", "queue", "tick")
+    __slots__ = ("held_bytes", "position", "queues", "request", "state", "tick")
 
-    def __init__(self, answer: Callable[[bool], bool], channel: Channel, held_bytes: int) -> None:
-        self.answer = answer
-        self.channel = channel
+    def __init__(self, request: Request, position: int, held_bytes: int) -> None:
+        self.request = request
+        self.position = position
         self.held_bytes = held_bytes
-        self.is_over = False
-        self.queue: StoreQueue
-        self.tick: int
+        self.queues: tuple[StoreQueue, ...] = ()
+        self.tick = 0
+        self.state = State.WAITING
+
+    def look(self, *, may_wait: bool) -> bool:
+        """Whether it is answered now. Never raises.
+
+        may_wait: False when the deadline has come, so that something must be answered.
+        """
+        raise NotImplementedError
+
+    def apply(self, event: Event) -> State:
+        """Enter the state that ``event`` leads to; KeyError if it can't happen in this one."""
+        self.state = state = NEXT_STATE[self.state, event]
+        return state
 
 
 class LongPolling:
-    """Holds pulls at their queues.
+    """Holds requests at queues, one of them at as many as it likes.
 
-    Deadlines are kept by tick, so that an answered pull leaves nothing behind and a tick touches
+    Deadlines are kept by tick, so that an answered request leaves nothing behind and a tick touches
     only what is due; queues where nothing arrives cost nothing.
 
     run_long: runs work in slices; at once and to its end unless it is set.
@@ -52,35 +89,37 @@ class LongPolling:
     def __init__(self) -> None:
         self.held_count = 0
         self.run_long: Callable[[Iterator[None]], None] = deque[None](maxlen=0).extend
-        self._due: dict[int, dict[HeldPull, None]] = {}
-        self._of_channels: dict[Channel, dict[HeldPull, None]] = {}
+        self._due: dict[int, dict[HeldRequest, None]] = {}
+        self._of_channels: dict[Channel, dict[HeldRequest, None]] = {}
         self._next_tick = 0
 
-    def hold(self, queue: StoreQueue, pull: HeldPull, timeout_s: float) -> None:
-        """Wait for the next message in ``queue``, about ``timeout_s`` at most."""
-        if not pull.channel.is_open:
+    def hold(self, held: HeldRequest, queues: tuple[StoreQueue, ...], timeout_s: float) -> None:
+        """Wait for the next message in any of ``queues``, about ``timeout_s`` at most."""
+        channel = held.request.channel
+        if not channel.is_open:
             return  # closed while what it had sent was served
-        pull.queue = queue
-        pull.tick = max(self._next_tick, _tick(trio.current_time() + timeout_s))
+        held.queues = queues
+        held.tick = max(self._next_tick, _tick(trio.current_time() + timeout_s))
         self.held_count += 1
-        _wait(queue, pull)
-        self._due.setdefault(pull.tick, {})[pull] = None
-        self._of_channels.setdefault(pull.channel, {})[pull] = None
-        pull.channel.charge(pull.held_bytes)
+        for queue in queues:
+            _wait(queue, held)
+        self._due.setdefault(held.tick, {})[held] = None
+        self._of_channels.setdefault(channel, {})[held] = None
+        channel.charge(held.held_bytes)
 
     def arrived(self, queues: Iterable[StoreQueue]) -> None:
-        """Messages were put into ``queues``: try their pulls again."""
+        """Messages were put into ``queues``: try again what waits there."""
         for queue in queues:
             if queue.waiting:
                 waiting, queue.waiting = queue.waiting, None
                 if len(waiting) <= _AT_ONCE:
-                    for pull in waiting:
-                        self._try(pull)
+                    for held in waiting:
+                        self._try(queue, held)
                 else:
-                    self.run_long(self._try_each(waiting))
+                    self.run_long(self._try_each(queue, waiting))
 
     async def run(self) -> None:
-        """Answer pulls whose deadline has come, until cancelled."""
+        """Answer requests whose deadline has come, until cancelled."""
         self._next_tick = self._next_tick or _tick(trio.current_time())
         while True:
             await trio.sleep(_TICK_S)
@@ -90,7 +129,7 @@ class LongPolling:
                     self.run_long(self._end_each(due))
 
     def queue_gone(self, queue: StoreQueue) -> Iterator[None]:
-        """A queue will be deleted: nobody shall wait for it. Yields after each pull."""
+        """A queue will be deleted: nobody shall wait for it. Yields after each request."""
         yield from self._end_each(list(queue.waiting or ()))
 
     def channel_closed(self, channel: Channel) -> None:
@@ -100,60 +139,65 @@ class LongPolling:
     def answer_all(self) -> None:
         """The broker stops: nobody shall wait for it."""
         for due in list(self._due.values()):
-            for pull in list(due):
-                self._end(pull)
+            for held in list(due):
+                self._end(held)
 
-    def _try_each(self, pulls: Iterable[HeldPull]) -> Iterator[None]:
-        for pull in pulls:
-            self._try(pull)
+    def _try_each(self, queue: StoreQueue, waiting: Iterable[HeldRequest]) -> Iterator[None]:
+        for held in waiting:
+            self._try(queue, held)
             yield
 
-    def _try(self, pull: HeldPull) -> None:
-        if pull.is_over:
+    def _try(self, queue: StoreQueue, held: HeldRequest) -> None:
+        # What waited in a slice, or at another queue too, may have been answered.
+        if held.state is not State.WAITING:
             return
-        if pull.answer(True):
-            self._forget(pull)
-        else:
-            _wait(pull.queue, pull)
+        if held.look(may_wait=True):
+            if held.apply(Event.ANSWER) is State.ANSWERED:
+                self._let_go(held)
+        elif held.state is State.WAITING:
+            _wait(queue, held)
 
-    def _forget_each(self, pulls: Iterable[HeldPull]) -> Iterator[None]:
-        for pull in pulls:
-            self._forget(pull)
+    def _forget_each(self, requests: Iterable[HeldRequest]) -> Iterator[None]:
+        for held in requests:
+            if held.state is State.WAITING:
+                held.apply(Event.CLIENT_GONE)
+                self._let_go(held)
             yield
 
-    def _end_each(self, pulls: Iterable[HeldPull]) -> Iterator[None]:
-        for pull in pulls:
-            self._end(pull)
+    def _end_each(self, requests: Iterable[HeldRequest]) -> Iterator[None]:
+        for held in requests:
+            self._end(held)
             yield
 
-    def _end(self, pull: HeldPull) -> None:
-        if not pull.is_over:
-            self._forget(pull)
-            pull.answer(False)
+    def _end(self, held: HeldRequest) -> None:
+        if held.state is State.WAITING:
+            self._let_go(held)
+            held.look(may_wait=False)
+            held.apply(Event.ANSWER)
 
-    def _forget(self, pull: HeldPull) -> None:
-        if pull.is_over:
-            return
-        pull.is_over = True
+    def _let_go(self, held: HeldRequest) -> None:
+        """Remove a request from all places."""
+        channel = held.request.channel
         self.held_count -= 1
-        if pull.queue.waiting:
-            pull.queue.waiting.pop(pull, None)
-        _discard(self._due, pull.tick, pull)
-        _discard(self._of_channels, pull.channel, pull)
-        pull.channel.charge(-pull.held_bytes)
+        for queue in held.queues:
+            if queue.waiting:
+                queue.waiting.pop(held, None)
+        _discard(self._due, held.tick, held)
+        _discard(self._of_channels, channel, held)
+        channel.charge(-held.held_bytes)
 
 
-def _wait(queue: StoreQueue, pull: HeldPull) -> None:
+def _wait(queue: StoreQueue, held: HeldRequest) -> None:
     if queue.waiting is None:
         queue.waiting = {}
-    queue.waiting[pull] = None
+    queue.waiting[held] = None
 
 
-def _discard(table: dict[Key, dict[HeldPull, None]], key: Key, pull: HeldPull) -> None:
-    pulls = table.get(key)
-    if pulls is not None:
-        pulls.pop(pull, None)
-        if not pulls:
+def _discard(table: dict[Key, dict[HeldRequest, None]], key: Key, held: HeldRequest) -> None:
+    requests = table.get(key)
+    if requests is not None:
+        requests.pop(held, None)
+        if not requests:
             del table[key]
 
 

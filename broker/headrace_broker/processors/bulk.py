@@ -5,7 +5,6 @@ Nothing here is done per record but in C. Source: docs/protocol.md "Bulk".
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from zlib_ng.zlib_ng import crc32
@@ -114,14 +113,12 @@ class BulkProcessor:
         """Answer with records and where they lie, or hold the request until some arrive."""
         header = request.header(BulkPullHeader)
         target = self._pulls.target(request, header, header.subscription)
-        return self._pulls.serve(
-            request, header, target, partial(self._get, header, target), _found
-        )
+        return self._pulls.serve(request, header, target, self._get, _found)
 
-    def _get(self, header: BulkPullHeader, target: Target) -> GetResult:
+    def _get(self, header: BulkPullHeader, target: Target, queue_offset: int) -> GetResult:
         return self._store.get_bulk(
             target.queue,
-            header.queue_offset,
+            queue_offset,
             min(max(header.max_msg_nums, 1), _COUNT_MAX),
             min(header.max_msg_bytes, _RECORDS_BYTES_MAX),
             target.tags,
@@ -140,7 +137,7 @@ def _check_body(request: Request, header: BulkSendHeader) -> None:
         )
 
 
-def _found(code: ResponseCode, result: GetResult) -> Reply:
+def _found(_request: Request, code: ResponseCode, result: GetResult) -> Reply:
     return Reply(
         BulkPullResponseHeader(
             next_begin_offset=result.next_offset,

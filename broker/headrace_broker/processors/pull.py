@@ -8,11 +8,10 @@ Source: docs/protocol.md "Pull".
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from headrace_broker.consumer.filters import wanted_tags
-from headrace_broker.consumer.long_polling import HeldPull
+from headrace_broker.consumer.long_polling import HeldRequest
 from headrace_broker.host_budget import Host
 from headrace_broker.store.reader import GetResult, GetStatus
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -73,9 +72,11 @@ _FOUND = (
 
 
 PullHeader = PullMessageHeader | BulkPullHeader
-Get = Callable[[], GetResult]
+Header = TypeVar("Header", PullMessageHeader, BulkPullHeader)
+# Reads from a queue offset on.
+Get = Callable[[Header, "Target", int], GetResult]
 # Returns as a request's function does.
-AnswerResult = Callable[[ResponseCode, GetResult], Reply | None]
+AnswerResult = Callable[["Request", ResponseCode, GetResult], Reply | None]
 
 
 class Target(NamedTuple):
@@ -88,6 +89,58 @@ class Target(NamedTuple):
     def tags_bytes(self) -> int:
         """Memory of the tags, beyond the few that most pulls have."""
         return _TAG_BYTES * max(0, len(self.tags or ()) - _FEW_TAGS)
+
+
+class _HeldPull(HeldRequest, Generic[Header]):
+    """A pull at the end of its queue; ``position`` moves past what its filter does not want."""
+
+    __slots__ = ("_answer", "_get", "_header", "_processor", "_target")
+
+    def __init__(
+        self,
+        processor: PullProcessor,
+        request: Request,
+        header: Header,
+        target: Target,
+        get: Get[Header],
+        answer: AnswerResult,
+    ) -> None:
+        super().__init__(request, header.queue_offset, request.held_bytes + target.tags_bytes)
+        self._processor = processor
+        self._header: Header = header
+        self._target = target
+        self._get: Get[Header] = get
+        self._answer = answer
+
+    def look(self, *, may_wait: bool) -> bool:
+        """See HeldRequest."""
+        if not self.request.channel.is_open:
+            return True
+        try:
+            return self._look(may_wait)
+        except Exception as error:  # noqa: BLE001 - as where a request is served
+            self._processor.registry.fail(self.request, error)
+            return True
+
+    def _look(self, may_wait: bool) -> bool:
+        position = self.position
+        try:
+            result = self._get(self._header, self._target, position)
+        except NotReady:
+            # It waited so long that the disk must be asked: the client asks again for that.
+            result = _nothing_yet(self._target.queue, position)
+            may_wait = False
+        has_seen_all = result.next_offset >= result.max_offset
+        if may_wait and has_seen_all and result.status is not GetStatus.FOUND:
+            # Nothing for this filter: it looks further on from here next time.
+            if result.status is GetStatus.NO_MATCHED_MESSAGE:
+                self.position = result.next_offset
+            return False
+        request, answer = self.request, self._answer
+        reply = self._processor.answer(request, self._header, position, result, answer)
+        if reply is not None:
+            request.reply(reply)
+        return True
 
 
 class PullProcessor:
@@ -112,14 +165,14 @@ class PullProcessor:
         self._offsets = offsets
         self._long_polling = long_polling
         self._statistics = statistics
-        self._registry: Registry
+        self.registry: Registry
         self._targets: dict[tuple[object, ...], Target] = {}
         self._targets_bytes = 0
         self._targets_change: tuple[int, int, int] = (-1, -1, -1)
 
     def register(self, registry: Registry) -> None:
         """Serve both pulls."""
-        self._registry = registry
+        self.registry = registry
         registry.route(RequestCode.PULL_MESSAGE, self.pull)
         registry.route(RequestCode.LITE_PULL_MESSAGE, self.pull)
 
@@ -129,14 +182,13 @@ class PullProcessor:
         is_in_request = header.sys_flag & _SUBSCRIPTION
         wanted = header.subscription if is_in_request else header.sub_version
         target = self.target(request, header, wanted)
-        get, answer = partial(self._get, header, target), partial(_answer, request)
-        return self.serve(request, header, target, get, answer)
+        return self.serve(request, header, target, self._get, _answer)
 
-    def _get(self, header: PullMessageHeader, target: Target) -> GetResult:
+    def _get(self, header: PullMessageHeader, target: Target, queue_offset: int) -> GetResult:
         bytes_max = min(max(header.max_msg_bytes or 0, _BODY_BYTES), _BODY_BYTES_MAX)
         return self._store.get(
             target.queue,
-            header.queue_offset,
+            queue_offset,
             min(header.max_msg_nums, _COUNT_MAX),
             bytes_max,
             target.tags,
@@ -147,14 +199,14 @@ class PullProcessor:
     def serve(
         self,
         request: Request,
-        header: PullHeader,
+        header: Header,
         target: Target,
-        get: Get,
+        get: Get[Header],
         answer: AnswerResult,
     ) -> Reply | None:
         """Do what a pull's header asks: commit, read, answer or hold.
 
-        get: reads from ``header.queue_offset`` on. answer: tells the client what was found.
+        answer: tells the client what was found.
         """
         commits = header.sys_flag & _COMMIT_OFFSET and not request.is_again
         if commits and header.commit_offset >= 0:
@@ -164,11 +216,12 @@ class PullProcessor:
                 header.queue_id,
                 header.commit_offset,
             )
-        result = self._take_reset(header, target.queue) or get()
-        if header.sys_flag & _SUSPEND and _is_held(result.status, header.queue_offset):
+        position = header.queue_offset
+        result = self._take_reset(header, target.queue) or get(header, target, position)
+        if header.sys_flag & _SUSPEND and _is_held(result.status, position):
             self._hold(request, header, target, get, answer)
             return None
-        return self._answer(header, result, answer)
+        return self.answer(request, header, position, result, answer)
 
     def _take_reset(self, header: PullHeader, queue: StoreQueue) -> GetResult | None:
         """Send a group elsewhere when somebody has reset its offset."""
@@ -181,69 +234,37 @@ class PullProcessor:
     def _hold(
         self,
         request: Request,
-        header: PullHeader,
+        header: Header,
         target: Target,
-        get: Get,
+        get: Get[Header],
         answer: AnswerResult,
     ) -> None:
-        queue = target.queue
         timeout_ms = (
             min(max(header.suspend_timeout_millis, 0), _SUSPEND_TIMEOUT_MS_MAX)
             if self._config.long_polling_enable
             else _SHORT_POLL_MS
         )
-
-        def try_again(may_wait: bool) -> bool:
-            if not request.channel.is_open:
-                return True
-            look = partial(self._look_again, request, header, queue, get, answer, may_wait)
-            return self._registry.try_again(request, look)
-
         # Of no use to a pull, and whatever its client has put there.
         request.body = b""
-        held_bytes = request.held_bytes + target.tags_bytes
-        pull = HeldPull(try_again, request.channel, held_bytes)
-        self._long_polling.hold(queue, pull, timeout_ms / 1000)
+        held = _HeldPull(self, request, header, target, get, answer)
+        self._long_polling.hold(held, (target.queue,), timeout_ms / 1000)
 
-    def _look_again(
+    def answer(
         self,
         request: Request,
         header: PullHeader,
-        queue: StoreQueue,
-        get: Get,
+        position: int,
+        result: GetResult,
         answer: AnswerResult,
-        may_wait: bool,
-    ) -> bool:
-        """Whether the pull is answered now."""
-        try:
-            result = get()
-        except NotReady:
-            # It waited so long that the disk must be asked: the client asks again for that.
-            result = self._nothing_yet(header, queue)
-            may_wait = False
-        has_seen_all = result.next_offset >= result.max_offset
-        if may_wait and has_seen_all and result.status is not GetStatus.FOUND:
-            # Nothing for this filter: it looks further on from here next time.
-            if result.status is GetStatus.NO_MATCHED_MESSAGE:
-                header.queue_offset = result.next_offset
-            return False
-        if (reply := self._answer(header, result, answer)) is not None:
-            request.reply(reply)
-        return True
-
-    def _nothing_yet(self, header: PullHeader, queue: StoreQueue) -> GetResult:
-        min_offset, max_offset = _known_range(queue)
-        status, offset = GetStatus.NO_MATCHED_MESSAGE, header.queue_offset
-        return GetResult(status, [], 0, 0, offset, min_offset, max_offset)
-
-    def _answer(self, header: PullHeader, result: GetResult, answer: AnswerResult) -> Reply | None:
+    ) -> Reply | None:
+        """Tell the client what was found from ``position`` on, and note that it was."""
         if result.status is GetStatus.OFFSET_TOO_SMALL:
             self._topics.check_complete(header.topic, result.min_offset)
         elif result.status is GetStatus.FOUND:
             group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
             self._statistics.get(group, topic, result.count, result.body_bytes)
             self._offsets.commit_pull(group, topic, queue_id, result.next_offset)
-        return answer(_code(result.status, header.queue_offset), result)
+        return answer(request, _code(result.status, position), result)
 
     # -- targets -----------------------------------------------------------------------------------
 
@@ -327,6 +348,11 @@ def _answer(request: Request, code: ResponseCode, result: GetResult) -> Reply | 
         code,
         result.status.name,
     )
+
+
+def _nothing_yet(queue: StoreQueue, position: int) -> GetResult:
+    min_offset, max_offset = _known_range(queue)
+    return GetResult(GetStatus.NO_MATCHED_MESSAGE, [], 0, 0, position, min_offset, max_offset)
 
 
 def _known_range(queue: StoreQueue) -> tuple[int, int]:

@@ -112,8 +112,6 @@ class _SendCommand(msgspec.Struct, gc=False):
 
 
 _decode_send = msgspec.json.Decoder(_SendCommand, strict=False).decode
-# How every client's JSON header of SEND_MESSAGE_V2 begins: the peer sorts its keys.
-_SEND_START = b'{"code":310,'
 
 
 class _NotPlainError(Exception):
@@ -176,7 +174,7 @@ class SendProcessor:
         registry.route(RequestCode.SEND_MESSAGE_V2, self.send_v2)
         registry.route(RequestCode.SEND_BATCH_MESSAGE, self.send_v2)
         self._serve_one = registry.serve
-        registry.route_ready(_SEND_START, self.send_ready)
+        registry.route_ready(RequestCode.SEND_MESSAGE_V2, self.send_ready)
 
     def send_ready(self, channel: Channel, frames: list[Frame]) -> None:
         """Store messages that came at once, one each; what is not plain is served one by one."""

@@ -14,7 +14,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
@@ -32,7 +32,7 @@ from headrace_broker.store.errors import (
 from headrace_broker.store.files import make_private
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.columns import HEAD_PLACES
-from headrace_protocol.errors import NotReady, RequestError
+from headrace_protocol.errors import Lane, NotReady, RequestError
 from headrace_protocol.message import BORN_HOST_V6, STORE_HOST_V6, SYS_FLAG_AT
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("headrace.broker")
 
 FOLDER = "staged"
+STAGED_WRITES: Final = Lane("staged writes", threads=4)
 _EXPIRE_LOOK_S = 60.0
 # What is on its way to the disk while more comes need not be waited for at the end.
 _FLUSH_BYTES = 16 * 1024 * 1024
@@ -358,7 +359,7 @@ class Staging:
             except OSError as error:
                 query.failure = error
 
-        return NotReady(fetch)
+        return NotReady(fetch, STAGED_WRITES)
 
     def _unavailable(self, error: OSError) -> RequestError:
         return RequestError(

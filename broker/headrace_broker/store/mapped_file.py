@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from headrace_broker.store.page_cache import is_resident
+from headrace_broker.store.page_cache import OLD_DATA, is_resident
 from headrace_broker.store.seal import LOOP_BYTES_MAX, StoreDamaged
 from headrace_protocol.errors import NotReady
 
@@ -103,7 +103,7 @@ class MappedFile:
         if self.seal is None or start >= self.seal.used_bytes:
             return
         if self.seal.open_bytes(start, end) > LOOP_BYTES_MAX:
-            raise NotReady(partial(self._compare, start, end))
+            raise NotReady(partial(self._compare, start, end), OLD_DATA)
         self.require(start, end)
 
     def _compare(self, start: int, end: int) -> None:

@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING, Final
 from zlib_ng.zlib_ng import crc32
 
 from headrace_broker.store.seal import BLOCK_BYTES
-from headrace_protocol.errors import NotReady
+from headrace_protocol.errors import Lane, NotReady
 
 if TYPE_CHECKING:
     from headrace_broker.store.files import Files
     from headrace_broker.store.mapped_file import MappedFile
 
+# What the disk must give, or must be compared with its seal. Disks answer some requests at once
+# faster than one after the other.
+OLD_DATA: Final = Lane("old messages", threads=4)
 HOT_BYTES: Final = 256 << 20
 CHUNK_BYTES: Final = BLOCK_BYTES  # so that a seal says of each whether it is what it was
 # How long a look at a chunk holds good; the kernel keeps what was just read for longer.
@@ -49,7 +52,8 @@ class PageCache:
                 chunk_start = chunk * CHUNK_BYTES
                 chunk_end = min(chunk_start + CHUNK_BYTES, file.file_bytes)
                 if not self._seam.is_cached(file, chunk_start, chunk_end):
-                    raise NotReady(partial(self._fetch, file, range(chunk, chunks.stop)))
+                    fetch = partial(self._fetch, file, range(chunk, chunks.stop))
+                    raise NotReady(fetch, OLD_DATA)
                 self._remember(file, chunk)
 
     def _remember(self, file: MappedFile, chunk: int) -> None:

@@ -15,11 +15,15 @@ from anyio import BrokenResourceError, ClosedResourceError, EndOfStream
 from anyio.abc import ByteStream
 
 from headrace_protocol.drivers.aio import connect_tcp
-from headrace_protocol.drivers.server import RemotingServer, listen
+from headrace_protocol.drivers.listen import listen
+from headrace_protocol.drivers.socket_loop import serve_sockets
+from headrace_protocol.drivers.stream_transport import serve_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
+
+    from headrace_protocol.drivers.server import RemotingServer
 
 
 @dataclass
@@ -84,7 +88,7 @@ class TcpNetwork:
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """See Network."""
-        await server.run(listener.sockets, task_status=task_status)
+        await serve_sockets(server, listener.sockets, task_status=task_status)
 
     async def connect(self, address: str) -> ByteStream:
         """See Network."""
@@ -118,7 +122,7 @@ class MemoryNetwork:
         async with trio.open_nursery() as nursery:
             self._servers[listener.address] = (server, nursery)
             try:
-                await server.run([], task_status=task_status)
+                await serve_sockets(server, [], task_status=task_status)
             finally:
                 del self._servers[listener.address]
                 self._listeners.discard(listener.address)
@@ -135,7 +139,7 @@ class MemoryNetwork:
         except KeyError:
             raise ConnectionRefusedError(f"nobody listens on {address} in this process") from None
         ours, theirs = memory_stream_pair()
-        nursery.start_soon(server.serve_stream, theirs, "127.0.0.1", self._next_port())
+        nursery.start_soon(serve_stream, server, theirs, "127.0.0.1", self._next_port())
         return MemoryByteStream(ours)
 
     def _free_port(self, host: str) -> int:

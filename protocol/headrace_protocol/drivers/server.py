@@ -1,71 +1,39 @@
-"""Serves the protocol on sockets and streams, a batch of ready clients at a time.
+"""All clients of a daemon: what they hold, who is read, and whose replies leave when.
 
-One task owns an epoll of its own, waits for it as a whole, and handles every client that is ready
-as one batch: on many connections this halves the cost of a task per connection
-(docs/performance.md "Serving"). Replies of a batch leave in one send per client.
+The bytes are moved by ``socket_loop`` and ``stream_transport``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import itertools
-import select
-import socket
-import struct
 from collections import Counter
 from dataclasses import dataclass, field
-from ipaddress import ip_address
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 import trio
 
-from headrace_protocol.bounds import HEADER_BYTES_MAX
 from headrace_protocol.codes import code_name
 from headrace_protocol.drivers.host_log import HostLog
 from headrace_protocol.drivers.process import connections_max
+from headrace_protocol.drivers.server_channel import Event, ServerChannel
 from headrace_protocol.errors import RemoteProtocolError
-from headrace_protocol.frame import FRAME_BYTES_MAX, FrameReader
-from headrace_protocol.serving import admit
+from headrace_protocol.frame import FRAME_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from headrace_protocol.drivers.server_channel import Transport
     from headrace_protocol.frame import Buffer, Frame
     from headrace_protocol.serving import Request
 
 log = structlog.get_logger("headrace.server")
 
-_RECEIVE_BYTES = 256 * 1024
-# What is read at once of somebody who sends much while others have something to say: a millisecond
-# of small messages.
-_SMALL_RECEIVE_BYTES = 64 * 1024
-_HEAVY_BYTES = 16 * 1024
-_COMPANY_S = 0.1
-# What is read at once of somebody new, and of somebody whose requests take long: as many as take
-# so long together.
-_FIRST_RECEIVE_BYTES = 4 * 1024
-_LEAST_RECEIVE_BYTES = 512
-_TURN_S = 0.01
-_BUFFERS_PER_SEND = 1024  # IOV_MAX on Linux
-# How much of large answers is sent at once: a quarter of a millisecond.
-_SENT_AT_ONCE = 512 * 1024
-_BACKLOG = 1024
 _SWEEP_S = 5.0
-_ACCEPT_PAUSE_S = 1.0
-_ACCEPTED_AT_ONCE = 64
 _SWEPT_AT_ONCE = 200
 _REPORTED_AT_ONCE = 10
-# How long the replies of a batch may wait for the rest of it.
-_BATCH_S = 0.005
-# How long those who send little may keep those who send much waiting for their next turn.
-_HEAVY_WAIT_S = 0.02
 # How long the server keeps others in its loop waiting; the least that epoll can wait.
-_BUSY_WAIT_S = 0.001
-_READ = select.EPOLLIN
-_WRITE = select.EPOLLOUT
+BUSY_WAIT_S = 0.001
 
 
 @dataclass(frozen=True)
@@ -107,86 +75,6 @@ class FrameHandler(Protocol):
         """A client is gone."""
 
 
-class ServerChannel:
-    """One client: what came in pieces, and what waits to go out."""
-
-    __slots__ = (
-        "_server",
-        "address",
-        "charged_bytes",
-        "host_bytes",
-        "is_dirty",
-        "is_greeted",
-        "is_heavy",
-        "is_held_back",
-        "is_open",
-        "is_slow",
-        "is_stranger",
-        "last_heard",
-        "later",
-        "on_drained",
-        "out",
-        "out_bytes",
-        "partial_bytes",
-        "partial_since",
-        "reader",
-        "transport",
-        "turn_bytes",
-    )
-
-    def __init__(self, server: RemotingServer, transport: _Transport, host: str, port: int) -> None:
-        self._server = server
-        self.transport = transport
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self.host_bytes = pack_host(host, port)
-        self.reader = FrameReader(server.limits.frame_bytes_max, admit, HEADER_BYTES_MAX)
-        self.out: list[Buffer] = []
-        # Frames deferred to the next turn; no more are read until they are served.
-        self.later: list[Frame] = []
-        self.out_bytes = self.partial_bytes = self.charged_bytes = 0
-        self.partial_since = self.last_heard = trio.current_time()
-        self.is_open = True
-        self.is_dirty = self.is_greeted = self.is_slow = self.is_held_back = False
-        self.on_drained: Callable[[], None] | None = None
-        # Sends much at a time; see _SocketLoop.
-        self.is_heavy = False
-        # Until its first whole frame.
-        self.is_stranger = True
-        # What is read of it at once.
-        self.turn_bytes = _FIRST_RECEIVE_BYTES
-
-    @property
-    def held_bytes(self) -> int:
-        """What the daemon keeps for this client."""
-        return self.out_bytes + self.partial_bytes + self.charged_bytes
-
-    def charge(self, added_bytes: int) -> None:
-        """Count memory that the handler keeps for this client, or less of it."""
-        if self.is_open:
-            self.charged_bytes += added_bytes
-            self._server.charged(added_bytes)
-
-    def write(self, *buffers: Buffer) -> None:
-        """Queue bytes; they leave at the end of the batch, or now when there is none."""
-        if self.is_open:
-            added = 0
-            for buffer in buffers:
-                self.out.append(buffer)
-                added += len(buffer)
-            self.out_bytes += added
-            self._server.written(self, added)
-
-    def close(self, reason: str) -> None:
-        """Cut the client off."""
-        self._server.close_channel(self, reason)
-
-
-class _Transport(Protocol):
-    def flush(self, channel: ServerChannel) -> None: ...
-    def set_reading(self, *, reading: bool) -> None: ...
-    def close(self) -> None: ...
-
-
 class RemotingServer:
     """All clients of one daemon.
 
@@ -209,7 +97,7 @@ class RemotingServer:
         owns_loop: bool = False,
     ) -> None:
         self.limits = limits or ServerLimits()
-        self.busy_wait_s = _BUSY_WAIT_S if owns_loop else 0.0
+        self.busy_wait_s = BUSY_WAIT_S if owns_loop else 0.0
         self.held_bytes = 0
         self.channels: set[ServerChannel] = set()
         # The oldest first.
@@ -221,50 +109,6 @@ class RemotingServer:
         self._handler = handler
         self._dirty: list[ServerChannel] = []
         self._is_in_batch = False
-
-    async def run(
-        self,
-        listeners: list[socket.socket],
-        *,
-        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-    ) -> None:
-        """Serve until cancelled; closes listeners and clients at the end."""
-        sockets = _SocketLoop(self, listeners)
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(sockets.run)
-                nursery.start_soon(self._sweep)
-                task_status.started()
-        finally:
-            # Those still open may be told of each that goes, so their epoll must be there.
-            for channel in list(self.channels):
-                self.close_channel(channel, "the server stops")
-            sockets.close()
-
-    async def serve_stream(self, stream: trio.abc.Stream, host: str, port: int) -> None:
-        """Serve one client on a stream, e.g. in memory, until it ends.
-
-        host, port: the address that the client shall seem to have.
-        """
-        async with stream, trio.open_nursery() as nursery:
-            transport = _StreamTransport(stream, nursery.cancel_scope)
-            channel = self.open_channel(transport, host, port)
-            nursery.start_soon(transport.send_all_written, channel)
-            try:
-                while data := await transport.receive():
-                    self.begin_batch()
-                    self.received(channel, data)
-                    self.end_batch()
-                    while channel.later:
-                        await trio.lowlevel.checkpoint()
-                        self.begin_batch()
-                        self.guard(channel, self.serve_later)
-                        self.end_batch()
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                pass
-            finally:
-                self.close_channel(channel, "")
-                nursery.cancel_scope.cancel()
 
     # -- a batch -----------------------------------------------------------------------------------
 
@@ -335,7 +179,7 @@ class RemotingServer:
             self.failed(channel, error)
 
     def _got_to_know(self, channel: ServerChannel) -> None:
-        channel.is_stranger = False
+        channel.apply(Event.FRAME)
         channel.reader.admit = None
         self._strangers.pop(channel, None)
 
@@ -452,9 +296,9 @@ class RemotingServer:
 
     # -- channels ----------------------------------------------------------------------------------
 
-    def open_channel(self, transport: _Transport, host: str, port: int) -> ServerChannel:
+    def open_channel(self, transport: Transport, host: str, port: int) -> ServerChannel:
         """A new client."""
-        channel = ServerChannel(self, transport, host, port)
+        channel = ServerChannel(self, transport, host, port, self.limits.frame_bytes_max)
         self.channels.add(channel)
         self._strangers[channel] = None
         return channel
@@ -486,7 +330,7 @@ class RemotingServer:
         """Cut a client off; ``reason`` is logged when the client is to blame."""
         if not channel.is_open:
             return
-        channel.is_open = False
+        channel.apply(Event.CLOSE)
         self.channels.discard(channel)
         self._strangers.pop(channel, None)
         self.held_bytes -= channel.held_bytes
@@ -498,7 +342,13 @@ class RemotingServer:
         self.guard(channel, self._handler.closed)
         self.guard(channel, _notify_drained)
 
-    async def _sweep(self) -> None:
+    def close_all(self) -> None:
+        """The server stops."""
+        for channel in list(self.channels):
+            self.close_channel(channel, "the server stops")
+
+    async def sweep(self) -> None:
+        """Close clients that are silent, and report what happened to many, until cancelled."""
         while True:
             await trio.sleep(_SWEEP_S)
             now = trio.current_time()
@@ -530,312 +380,3 @@ def _notify_drained(channel: ServerChannel) -> None:
     callback, channel.on_drained = channel.on_drained, None
     if callback is not None:
         callback()
-
-
-class _SocketLoop:
-    """The epoll of all TCP clients."""
-
-    def __init__(self, server: RemotingServer, listeners: list[socket.socket]) -> None:
-        self.epoll = select.epoll()
-        self._server = server
-        self._listeners = {listener.fileno(): listener for listener in listeners}
-        self._channels: dict[int, ServerChannel] = {}
-        self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
-        self._small_buffer = self._buffer[:_SMALL_RECEIVE_BYTES]
-        self._accept_again_at: float | None = None
-        # Events that a batch had no time for, and clients that send much, the next one first.
-        self._put_off: list[tuple[int, int]] = []
-        self._heavy: dict[int, ServerChannel] = {}
-        self._light_at = self._heavy_at = 0.0
-        for listener in listeners:
-            listener.setblocking(False)
-            self.epoll.register(listener, _READ)
-
-    def close(self) -> None:
-        self.epoll.close()
-        for listener in self._listeners.values():
-            listener.close()
-
-    async def run(self) -> None:
-        others_at = trio.current_time()
-        while True:
-            # While clients are busy, looking again costs less than waiting through the scheduler.
-            wait_s = 0 if self._heavy else self._server.busy_wait_s
-            events = self._put_off or self.epoll.poll(wait_s)
-            if events or self._heavy:
-                self._handle(events)
-                if trio.current_time() - others_at < _BUSY_WAIT_S:
-                    continue
-                await trio.lowlevel.checkpoint()
-            else:
-                await self._wait()
-            others_at = trio.current_time()
-
-    async def _wait(self) -> None:
-        if self._accept_again_at is None:
-            await trio.lowlevel.wait_readable(self.epoll.fileno())
-            return
-        with trio.move_on_at(self._accept_again_at) as waited:
-            await trio.lowlevel.wait_readable(self.epoll.fileno())
-        if waited.cancelled_caught:
-            self._accept_again_at = None
-            for listener in self._listeners:
-                self.epoll.modify(listener, _READ)
-
-    def _handle(self, events: list[tuple[int, int]]) -> None:
-        """Serve those who send little as one batch, then one of those who send much as another.
-
-        What a batch has no time for comes first in the next, so nobody waits for ever. One of
-        those who send much has its turn when no light client is left, and at least every
-        ``_HEAVY_WAIT_S``: whenever other processes keep the CPU busy, light clients are always left.
-        """
-        server = self._server
-        waiting = iter(events)
-        end = perf_counter() + _BATCH_S
-        server.begin_batch()
-        try:
-            for fd, mask in waiting:
-                channel = self._channels.get(fd)
-                if channel is None:
-                    if fd in self._listeners:
-                        self._accept(self._listeners[fd])
-                    continue
-                if mask & _WRITE:
-                    server.guard(channel, server.send_more)
-                if mask & ~_WRITE and channel.is_open:
-                    if channel.is_heavy:
-                        self._heavy[fd] = channel
-                        continue
-                    self._readable(channel, self._buffer)
-                    self._light_at = end
-                if perf_counter() > end:
-                    break
-        finally:
-            server.end_batch()
-        self._put_off = list(waiting)
-        if self._heavy and (not self._put_off or end > self._heavy_at + _HEAVY_WAIT_S):
-            self._handle_heavy(end)
-
-    def _handle_heavy(self, now: float) -> None:
-        self._heavy_at = now
-        channel = self._heavy.pop(next(iter(self._heavy)))
-        is_alone = not self._heavy and now - self._light_at > _COMPANY_S
-        self._server.begin_batch()
-        try:
-            if channel.later:
-                self._server.guard(channel, self._server.serve_later)
-                self._look_later(channel)
-            elif channel.is_open:
-                self._readable(channel, self._buffer if is_alone else self._small_buffer)
-        finally:
-            self._server.end_batch()
-
-    def _readable(self, channel: ServerChannel, buffer: memoryview) -> None:
-        transport = channel.transport
-        assert isinstance(transport, _SocketTransport)
-        began = perf_counter()
-        try:
-            count = transport.socket.recv_into(buffer, min(len(buffer), channel.turn_bytes))
-        except BlockingIOError:
-            return
-        except OSError:
-            count = 0
-        if count:
-            channel.is_heavy = count >= _HEAVY_BYTES
-            self._server.received(channel, buffer[:count])
-            self._look_later(channel)
-            self._fit_turn(channel, count, perf_counter() - began)
-        else:
-            self._server.close_channel(channel, "")
-
-    def _look_later(self, channel: ServerChannel) -> None:
-        """Schedule another turn for a client with deferred frames."""
-        if channel.later:
-            channel.is_heavy = True
-            transport = channel.transport
-            assert isinstance(transport, _SocketTransport)
-            self._heavy[transport.socket.fileno()] = channel
-
-    def _fit_turn(self, channel: ServerChannel, count: int, seconds: float) -> None:
-        """Read less, or more again, of a client by what its last ``count`` bytes took."""
-        if seconds > _TURN_S:
-            channel.is_heavy = True
-            channel.turn_bytes = max(int(count * _TURN_S / seconds), _LEAST_RECEIVE_BYTES)
-        elif channel.turn_bytes < _RECEIVE_BYTES and seconds < _TURN_S / 2:
-            channel.turn_bytes = min(2 * channel.turn_bytes, _RECEIVE_BYTES)
-
-    def _accept(self, listener: socket.socket) -> None:
-        for _ in range(_ACCEPTED_AT_ONCE):
-            try:
-                client, address = listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                self._accept_failed(error)
-                return
-            if self._server.has_room(address[0]):
-                self._add(client, address)
-            else:
-                client.close()
-
-    def _accept_failed(self, error: OSError) -> None:
-        if error.errno not in {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}:
-            return
-        if self._server.close_oldest_stranger(f"{error.strerror}, raise the limit of open files"):
-            return
-        # The listener stays readable: look away for a while instead of spinning.
-        log.error("can't accept", reason=str(error), remedy="raise the limit of open files")
-        for fd in self._listeners:
-            self.epoll.modify(fd, 0)
-        self._accept_again_at = trio.current_time() + _ACCEPT_PAUSE_S
-
-    def _add(self, client: socket.socket, address: Any) -> None:
-        client.setblocking(False)
-        with contextlib.suppress(OSError):  # not TCP
-            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        fd = client.fileno()
-        transport = _SocketTransport(client, self.epoll, self._channels)
-        channel = self._server.open_channel(transport, address[0], address[1])
-        self._channels[fd] = channel
-        self._server.guard(channel, lambda _: self.epoll.register(fd, _READ))
-
-
-class _SocketTransport:
-    __slots__ = ("_channels", "_epoll", "_mask", "socket")
-
-    def __init__(
-        self, client: socket.socket, epoll: select.epoll, channels: dict[int, ServerChannel]
-    ) -> None:
-        self.socket = client
-        self._epoll = epoll
-        self._channels = channels
-        self._mask = _READ
-
-    def flush(self, channel: ServerChannel) -> None:
-        """Send what the client takes; the rest of much has to wait for its next turn."""
-        out, room = channel.out, _SENT_AT_ONCE
-        try:
-            while out and room:
-                if channel.out_bytes > room:
-                    sent = self.socket.sendmsg(_first_of(out, room))
-                elif len(out) == 1:
-                    sent = self.socket.send(out[0])
-                else:
-                    sent = self.socket.sendmsg(itertools.islice(out, _BUFFERS_PER_SEND))
-                room -= sent
-                channel.out_bytes -= sent
-                _drop_sent(out, sent)
-        except BlockingIOError:
-            pass
-        except OSError:
-            channel.close("")
-            return
-        self._set_mask(self._mask | _WRITE if out else self._mask & ~_WRITE)
-
-    def set_reading(self, *, reading: bool) -> None:
-        self._set_mask(self._mask | _READ if reading else self._mask & ~_READ)
-
-    def close(self) -> None:
-        self._channels.pop(self.socket.fileno(), None)
-        with contextlib.suppress(OSError):  # never registered
-            self._epoll.unregister(self.socket)
-        self.socket.close()
-
-    def _set_mask(self, mask: int) -> None:
-        if mask != self._mask:
-            self._mask = mask
-            self._epoll.modify(self.socket, mask)
-
-
-def _first_of(out: list[Buffer], bytes_max: int) -> list[Buffer]:
-    """Buffers of so many bytes, or fewer."""
-    some: list[Buffer] = []
-    for buffer in itertools.islice(out, _BUFFERS_PER_SEND):
-        some.append(memoryview(buffer)[:bytes_max])
-        bytes_max -= len(some[-1])
-        if not bytes_max:
-            break
-    return some
-
-
-def _drop_sent(out: list[Buffer], sent: int) -> None:
-    for count, buffer in enumerate(out):
-        if len(buffer) > sent:
-            out[: count + 1] = [memoryview(buffer)[sent:]]
-            return
-        sent -= len(buffer)
-    out.clear()
-
-
-class _StreamTransport:
-    """A stream with tasks of its own: for clients in the same process, not for many."""
-
-    def __init__(self, stream: trio.abc.Stream, scope: trio.CancelScope) -> None:
-        self._stream = stream
-        self._scope = scope
-        self._written = trio.Event()
-        self._readable = trio.Event()
-        self._readable.set()
-
-    def flush(self, channel: ServerChannel) -> None:  # noqa: ARG002 - the task does it
-        self._written.set()
-
-    def set_reading(self, *, reading: bool) -> None:
-        if reading:
-            self._readable.set()
-        else:
-            self._readable = trio.Event()
-
-    def close(self) -> None:
-        self._scope.cancel()
-
-    async def receive(self) -> bytes | bytearray:
-        await self._readable.wait()
-        return await self._stream.receive_some(_RECEIVE_BYTES)
-
-    async def send_all_written(self, channel: ServerChannel) -> None:
-        try:
-            while True:
-                await self._written.wait()
-                self._written = trio.Event()
-                data = b"".join(channel.out)
-                channel.out.clear()
-                await self._stream.send_all(data)
-                if channel.is_open:
-                    channel.out_bytes -= len(data)
-                    channel._server.sent(channel, len(data))
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            channel.close("")
-        except Exception as error:  # noqa: BLE001 - as in RemotingServer.received
-            channel._server.failed(channel, error)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket.
-
-    Raises OSError with a message that names the address and the way out.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise OSError(error.errno, _listen_failed(host, port, error)) from error
-    return listener
-
-
-def _listen_failed(host: str, port: int, error: OSError) -> str:
-    remedy = {
-        errno.EADDRINUSE: "another process listens there: stop it or choose another port",
-        errno.EACCES: "ports below 1024 are for root: choose a higher one",
-        errno.EADDRNOTAVAIL: "no interface of this machine has that address",
-    }.get(error.errno or 0, "choose another address or port")
-    return f"can't listen on {host}:{port}: {error.strerror}; {remedy}"
-
-
-def pack_host(host: str, port: int) -> bytes:
-    """Address and port as message records hold them: 8 bytes for IPv4, 20 for IPv6."""
-    return ip_address(host).packed + struct.pack(">i", port)

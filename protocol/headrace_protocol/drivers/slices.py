@@ -10,20 +10,24 @@ import structlog
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from headrace_protocol.serving import Fetch, Then
+    from headrace_protocol.errors import Lane, NotReady
+    from headrace_protocol.serving import Channel, Then
 
 log = structlog.get_logger("headrace.server")
 
-# Disks answer some at once faster than one after the other.
-_FETCHES_AT_ONCE = 4
 # How long clients may wait for it, on top of what they wait for each other.
 _SLICE_S = 0.002
 
 
 class SlicedWork:
-    """Iterators that are run to their ends between the batches of requests, in turn."""
+    """Iterators that are run to their ends between the batches of requests, in turn.
+
+    The turns go by work, not by client: of what a client asks for, ``Registry`` starts one work at
+    a time, so both are the same. Works that nobody asked for, as for those who waited at a queue,
+    belong to many clients.
+    """
 
     def __init__(self) -> None:
         self._waiting: deque[Iterator[None]] = deque()
@@ -64,37 +68,79 @@ def _run_slice(work: Iterator[None]) -> bool:
 
 
 class Fetches:
-    """Waits for the disk in threads, and calls back when what was asked for is there."""
+    """Waits in threads for what requests need, and calls back when it is there.
+
+    Each lane has threads of its own. Within a lane clients take turns, so that one with a thousand
+    fetches delays the first fetch of another by one turn.
+    """
 
     def __init__(self) -> None:
-        self._asked: deque[tuple[Fetch, Then]] = deque()
-        self._threads = trio.Semaphore(_FETCHES_AT_ONCE)
-        self._is_asked = trio.Event()
+        self._lanes: dict[Lane, _LaneQueue] = {}
+        self._has_news = trio.Event()
 
-    def start(self, fetch: Fetch, then: Then) -> None:
-        """Call ``fetch`` in a thread when one is free, then ``then`` with its error, if any."""
-        self._asked.append((fetch, then))
-        self._is_asked.set()
+    def start(self, channel: Channel, wait: NotReady, then: Then) -> None:
+        """Fetch in a thread when it is the client's turn, then call ``then`` with any error."""
+        queue = self._lanes.get(wait.lane)
+        if queue is None:
+            queue = self._lanes[wait.lane] = _LaneQueue(wait.lane)
+        queue.put(channel, wait.fetch, then)
+        self._has_news.set()
 
     async def run(self) -> None:
         """Serve until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
-                await self._is_asked.wait()
-                self._is_asked = trio.Event()
-                while self._asked:
-                    await self._threads.acquire()
-                    nursery.start_soon(self._fetch, *self._asked.popleft())
+                await self._has_news.wait()
+                self._has_news = trio.Event()
+                for queue in self._lanes.values():
+                    while queue.has_turn:
+                        nursery.start_soon(self._fetch, queue, *queue.take())
 
-    async def _fetch(self, fetch: Fetch, then: Then) -> None:
+    async def _fetch(self, queue: _LaneQueue, fetch: Callable[[], None], then: Then) -> None:
         problem: Exception | None = None
         try:
-            await trio.to_thread.run_sync(fetch)
+            await trio.to_thread.run_sync(fetch, limiter=queue.limiter)
         except OSError as error:
-            log.error("old messages can't be read", reason=str(error))
+            log.error("can't be fetched", what=queue.lane.name, reason=str(error))
             problem = error
         except Exception as error:  # noqa: BLE001 - passed to the request that asked
             problem = error
         finally:
-            self._threads.release()
+            queue.running_count -= 1
+            self._has_news.set()
         then(problem)
+
+
+class _LaneQueue:
+    """What waits in one lane: for each client its fetches, the client whose turn is next first.
+
+    limiter: the threads of the lane, none of which is in the pool that others share.
+    """
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self.limiter = trio.CapacityLimiter(lane.threads)
+        self.running_count = 0
+        self._waiting: dict[Channel, deque[tuple[Callable[[], None], Then]]] = {}
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether something waits and a thread is free for it."""
+        return bool(self._waiting) and self.running_count < self.lane.threads
+
+    def put(self, channel: Channel, fetch: Callable[[], None], then: Then) -> None:
+        """Add to what a client waits for."""
+        fetches = self._waiting.get(channel)
+        if fetches is None:
+            fetches = self._waiting[channel] = deque()
+        fetches.append((fetch, then))
+
+    def take(self) -> tuple[Callable[[], None], Then]:
+        """The next client's oldest fetch, which runs from now on; the client goes to the end."""
+        channel = next(iter(self._waiting))
+        fetches = self._waiting.pop(channel)
+        taken = fetches.popleft()
+        if fetches:
+            self._waiting[channel] = fetches
+        self.running_count += 1
+        return taken

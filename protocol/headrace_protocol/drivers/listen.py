@@ -1,0 +1,34 @@
+"""Sockets that listen."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+_BACKLOG = 1024
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Raises OSError with a message that names the address and the way out.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, _listen_failed(host, port, error)) from error
+    return listener
+
+
+def _listen_failed(host: str, port: int, error: OSError) -> str:
+    remedy = {
+        errno.EADDRINUSE: "another process listens there: stop it or choose another port",
+        errno.EACCES: "ports below 1024 are for root: choose a higher one",
+        errno.EADDRNOTAVAIL: "no interface of this machine has that address",
+    }.get(error.errno or 0, "choose another address or port")
+    return f"can't listen on {host}:{port}: {error.strerror}; {remedy}"
