@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from headrace_broker.processors.send import SendProcessor
     from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.message_store import MessageStore
-    from headrace_broker.store.reader import GetResult
+    from headrace_broker.store.store_source import GetResult
     from headrace_protocol.serving import Registry, Request
 
 # Half of the dispatch ring.
@@ -119,8 +119,7 @@ class BulkProcessor:
         )
 
     def _get(self, header: BulkPullHeader, target: Target) -> GetResult:
-        return self._store.get_bulk(
-            target.queue,
+        return target.source.get_bulk(
             header.queue_offset,
             min(max(header.max_msg_nums, 1), _COUNT_MAX),
             min(header.max_msg_bytes, _RECORDS_BYTES_MAX),

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from headrace_broker.consumer.filters import wanted_tags
 from headrace_broker.consumer.long_polling import HeldPull
 from headrace_broker.host_budget import Host
-from headrace_broker.store.reader import GetResult, GetStatus
+from headrace_broker.queue_directory import Use
+from headrace_broker.store.store_source import GetResult, GetStatus
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.errors import NotReady, RequestError
+from headrace_protocol.errors import NotReady
 from headrace_protocol.frame import frame_prefix
 from headrace_protocol.header_codecs import SerializeType
 from headrace_protocol.headers import (
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from headrace_broker.consumer.long_polling import LongPolling
     from headrace_broker.consumer.offsets import ConsumerOffsets
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
+    from headrace_broker.queue_directory import QueueDirectory, Source
     from headrace_broker.statistics import BrokerStatistics
-    from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.topics import TopicTable
     from headrace_protocol.serving import Registry, Request
@@ -79,9 +80,13 @@ AnswerResult = Callable[[ResponseCode, GetResult], Reply | None]
 
 
 class Target(NamedTuple):
-    """A queue that a group may read, and the tags it wants."""
+    """A queue that a group may read, and the tags it wants.
+
+    queue: where its pulls wait. source: where they read.
+    """
 
     queue: StoreQueue
+    source: Source
     tags: frozenset[int] | None
 
     @property
@@ -96,8 +101,8 @@ class PullProcessor:
     def __init__(
         self,
         config: BrokerConfig,
-        store: MessageStore,
         topics: TopicTable,
+        directory: QueueDirectory,
         groups: SubscriptionGroups,
         consumers: ConsumerManager,
         offsets: ConsumerOffsets,
@@ -105,8 +110,8 @@ class PullProcessor:
         statistics: BrokerStatistics,
     ) -> None:
         self._config = config
-        self._store = store
         self._topics = topics
+        self._directory = directory
         self._groups = groups
         self._consumers = consumers
         self._offsets = offsets
@@ -134,8 +139,7 @@ class PullProcessor:
 
     def _get(self, header: PullMessageHeader, target: Target) -> GetResult:
         bytes_max = min(max(header.max_msg_bytes or 0, _BODY_BYTES), _BODY_BYTES_MAX)
-        return self._store.get(
-            target.queue,
+        return target.source.get(
             header.queue_offset,
             min(header.max_msg_nums, _COUNT_MAX),
             bytes_max,
@@ -164,18 +168,18 @@ class PullProcessor:
                 header.queue_id,
                 header.commit_offset,
             )
-        result = self._take_reset(header, target.queue) or get()
+        result = self._take_reset(header, target.source) or get()
         if header.sys_flag & _SUSPEND and _is_held(result.status, header.queue_offset):
             self._hold(request, header, target, get, answer)
             return None
         return self._answer(header, result, answer)
 
-    def _take_reset(self, header: PullHeader, queue: StoreQueue) -> GetResult | None:
+    def _take_reset(self, header: PullHeader, source: Source) -> GetResult | None:
         """Send a group elsewhere when somebody has reset its offset."""
         offset = self._offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
         if offset is None:
             return None
-        min_offset, max_offset = _known_range(queue)
+        min_offset, max_offset = source.known_range()
         return GetResult(GetStatus.OFFSET_RESET, [], 0, 0, offset, min_offset, max_offset)
 
     def _hold(
@@ -186,7 +190,7 @@ class PullProcessor:
         get: Get,
         answer: AnswerResult,
     ) -> None:
-        queue = target.queue
+        queue, source = target.queue, target.source
         timeout_ms = (
             min(max(header.suspend_timeout_millis, 0), _SUSPEND_TIMEOUT_MS_MAX)
             if self._config.long_polling_enable
@@ -196,7 +200,7 @@ class PullProcessor:
         def try_again(may_wait: bool) -> bool:
             if not request.channel.is_open:
                 return True
-            look = partial(self._look_again, request, header, queue, get, answer, may_wait)
+            look = partial(self._look_again, request, header, source, get, answer, may_wait)
             return self._registry.try_again(request, look)
 
         # Of no use to a pull, and whatever its client has put there.
@@ -209,7 +213,7 @@ class PullProcessor:
         self,
         request: Request,
         header: PullHeader,
-        queue: StoreQueue,
+        source: Source,
         get: Get,
         answer: AnswerResult,
         may_wait: bool,
@@ -219,7 +223,7 @@ class PullProcessor:
             result = get()
         except NotReady:
             # It waited so long that the disk must be asked: the client asks again for that.
-            result = self._nothing_yet(header, queue)
+            result = self._nothing_yet(header, source)
             may_wait = False
         has_seen_all = result.next_offset >= result.max_offset
         if may_wait and has_seen_all and result.status is not GetStatus.FOUND:
@@ -231,15 +235,13 @@ class PullProcessor:
             request.reply(reply)
         return True
 
-    def _nothing_yet(self, header: PullHeader, queue: StoreQueue) -> GetResult:
-        min_offset, max_offset = _known_range(queue)
+    def _nothing_yet(self, header: PullHeader, source: Source) -> GetResult:
+        min_offset, max_offset = source.known_range()
         status, offset = GetStatus.NO_MATCHED_MESSAGE, header.queue_offset
         return GetResult(status, [], 0, 0, offset, min_offset, max_offset)
 
     def _answer(self, header: PullHeader, result: GetResult, answer: AnswerResult) -> Reply | None:
-        if result.status is GetStatus.OFFSET_TOO_SMALL:
-            self._topics.check_complete(header.topic, result.min_offset)
-        elif result.status is GetStatus.FOUND:
+        if result.status is GetStatus.FOUND:
             group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
             self._statistics.get(group, topic, result.count, result.body_bytes)
             self._offsets.commit_pull(group, topic, queue_id, result.next_offset)
@@ -282,17 +284,11 @@ class PullProcessor:
     ) -> Target:
         host = Host.of(request.channel)
         self._groups.check_consumable(header.consumer_group, host)
-        topic = self._topics.check_readable(header.topic)
-        if not 0 <= header.queue_id < topic.read_queue_nums:
-            raise RequestError(
-                ResponseCode.INVALID_PARAMETER,
-                f"queue {header.queue_id} of topic {header.topic} on broker "
-                f"{self._config.broker_name}: there are {topic.read_queue_nums} to read, "
-                "ask for the route again",
-            )
+        place = self._directory.serve(header.topic, header.queue_id, Use.PULL)
+        assert place.queue is not None
         tags = self._wanted_tags(header, wanted)
         self._offsets.make_room(header.consumer_group, header.topic, header.queue_id, host)
-        return Target(self._store.queue(header.topic, header.queue_id), tags)
+        return Target(place.queue, place.source, tags)
 
     def _wanted_tags(self, header: PullHeader, wanted: str | int | None) -> frozenset[int] | None:
         if not isinstance(wanted, int):
@@ -327,11 +323,6 @@ def _answer(request: Request, code: ResponseCode, result: GetResult) -> Reply | 
         code,
         result.status.name,
     )
-
-
-def _known_range(queue: StoreQueue) -> tuple[int, int]:
-    """From min_offset to max_offset, without a look at the disk."""
-    return queue.consume_queue.min_offset_seen, queue.consume_queue.max_offset
 
 
 def _is_held(status: GetStatus, queue_offset: int) -> bool:
