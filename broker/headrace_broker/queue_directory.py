@@ -10,8 +10,8 @@ gets a place. The rules, in this order:
 5. The queue is read through the first of ``sources`` that answers, else from the store.
 
 A feature that moves queues adds a function to ``places``, one that stores messages elsewhere adds
-a function to ``sources``. Both are asked when a target is looked up, which sends and pulls do once
-per change of the topics; ``TopicTable.lookups_changed`` says that a place or a source is another.
+a function to ``sources``. Both are asked once per queue and change of the topics, not per request;
+whoever gives a queue another place or source calls ``TopicTable.lookups_changed``.
 
 Source: docs/protocol.md "Topics"; tests/broker/test_queue_directory.py.
 """
@@ -21,7 +21,6 @@ from __future__ import annotations
 import enum
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from headrace_broker.store.store_source import EmptySource
@@ -51,6 +50,11 @@ class Use(enum.Enum):
     BEGIN = enum.auto()
     LOOK = enum.auto()
     LIST = enum.auto()
+
+    @property
+    def makes_queue(self) -> bool:
+        """Whether a queue is made that nothing was written to yet."""
+        return self is Use.SEND or self is Use.PULL
 
 
 class Source(Protocol):
@@ -98,8 +102,7 @@ class Source(Protocol):
         """Physical offset, size and tags code of a message between min_offset and max_offset."""
 
 
-@dataclass(frozen=True, slots=True)
-class Here:
+class Here(NamedTuple):
     """A queue that this broker serves.
 
     queue: what is appended to, and where held pulls wait. None if nothing was ever written to the
@@ -110,8 +113,7 @@ class Here:
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
-class Elsewhere:
+class Elsewhere(NamedTuple):
     """A queue that another broker serves."""
 
     broker_name: str
@@ -144,8 +146,9 @@ class Asked(NamedTuple):
 FindPlace = Callable[["QueueDirectory", Asked], Place | None]
 FindSource = Callable[[Asked, "StoreQueue"], Source | None]
 
-_MAKES_QUEUE = frozenset((Use.SEND, Use.PULL))
 _EMPTY: Final = EmptySource()
+# Of some 300 bytes each.
+_KEPT_MAX: Final = 10_000
 
 
 class QueueDirectory:
@@ -165,9 +168,25 @@ class QueueDirectory:
         self._topics = topics
         self._places = places
         self._sources = sources
+        # Queues that were looked at; sends and pulls keep theirs with more that they look up.
+        self._kept: dict[tuple[str, int, Use], Here] = {}
+        self._kept_change = -1
 
     def resolve(self, topic: str, queue_id: int, use: Use) -> Place:
         """Where a queue is served, or why it is not. Raises NotReady."""
+        if self._kept_change != self._topics.change_count or len(self._kept) >= _KEPT_MAX:
+            self._kept.clear()
+            self._kept_change = self._topics.change_count
+        kept = self._kept.get((topic, queue_id, use))
+        if kept is not None:
+            return kept
+        place = self._look_up(topic, queue_id, use)
+        # A queue that nothing was written to yet is made without a change of the tables.
+        if isinstance(place, Here) and place.queue is not None and not use.makes_queue:
+            self._kept[topic, queue_id, use] = place
+        return place
+
+    def _look_up(self, topic: str, queue_id: int, use: Use) -> Place:
         try:
             asked = Asked(self._permitted(topic, use), queue_id, use)
             for find_place in self._places:
@@ -221,11 +240,11 @@ class QueueDirectory:
         topic, queue_id, use = asked
         if use is Use.SEND and queue_id < 0:
             queue_id = _any_queue(topic)
-        name, is_made = topic.topic_name, use in _MAKES_QUEUE
-        if not is_made and (queue := self._store.find_queue(name, queue_id)) is not None:
+        name = topic.topic_name
+        if not use.makes_queue and (queue := self._store.find_queue(name, queue_id)) is not None:
             return queue
         self._check_queue_id(topic, queue_id, use)
-        return self._store.queue(name, queue_id) if is_made else None
+        return self._store.queue(name, queue_id) if use.makes_queue else None
 
     def _check_queue_id(self, topic: TopicConfig, queue_id: int, use: Use) -> None:
         count, what = max(topic.read_queue_nums, topic.write_queue_nums), ""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from headrace_broker import queue_directory
 from headrace_broker.queue_directory import Elsewhere, Here, QueueDirectory, Use
 from headrace_broker.store.store_source import EmptySource, StoreSource
 from headrace_protocol.bodies import TopicConfig
@@ -15,6 +16,7 @@ from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import (
     BulkPullHeader,
     BulkSendHeader,
+    DeleteTopicHeader,
     GetConsumeStatsHeader,
     GetEarliestMsgStoretimeHeader,
     GetMaxOffsetHeader,
@@ -212,6 +214,41 @@ def test_the_first_source_that_answers_reads(broker: BrokerUnderTest) -> None:
     assert isinstance(places.serve("t", 0, Use.LOOK).source, StoreSource)
     assert [queue.queue_id for _, queue in asked] == [0, 1, 0]
     assert asked[0][0].topic is broker.topics.get("t")
+
+
+@pytest.mark.parametrize("use", LOOKS)
+def test_what_was_looked_at_is_kept_until_the_tables_change(
+    broker: BrokerUnderTest, use: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    places = directory(broker, lambda _, each: asked.append(each.queue_id))
+    broker.create_topic("t", 4)
+    for queue_id in range(4):
+        broker.store_message("t", queue_id)
+    look = partial(places.serve, "t", 0, use)
+    before = look()
+    assert look() is before
+    assert asked == [0]
+    broker.create_topic("another")
+    assert look() is not before
+    assert asked == [0, 0]
+    monkeypatch.setattr(queue_directory, "_KEPT_MAX", 3)
+    for queue_id in range(4):
+        places.serve("t", queue_id, use)
+    look()
+    assert asked == [0, 0, 1, 2, 3, 0]  # all were forgotten at three
+
+
+def test_a_queue_of_a_topic_that_was_made_again_is_another(broker: BrokerUnderTest) -> None:
+    places = directory(broker)
+    broker.create_topic("t", 1)
+    broker.store_message("t", 0)
+    assert places.serve("t", 0, Use.LOOK).source.max_offset() == 1
+    deleted = broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicHeader(topic="t"))
+    assert deleted.code == ResponseCode.SUCCESS
+    assert_refused(places.resolve("t", 0, Use.LOOK), ResponseCode.TOPIC_NOT_EXIST, "topic[t]")
+    broker.create_topic("t", 1)
+    assert places.serve("t", 0, Use.LOOK).source.max_offset() == 0
 
 
 # -- requests --------------------------------------------------------------------------------------
@@ -412,7 +449,7 @@ def test_a_place_can_map_a_queue_and_its_offsets(tmp_path: Path) -> None:
         here = places.local(asked._replace(queue_id=1))
         if here.queue is None:
             return None
-        return replace(here, source=ShiftedSource(here.queue, broker.store.commit_log, 100))
+        return here._replace(source=ShiftedSource(here.queue, broker.store.commit_log, 100))
 
     broker = BrokerUnderTest(tmp_path, places=[second_of_both])
     broker.create_topic("t", 2)

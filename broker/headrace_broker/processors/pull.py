@@ -43,9 +43,9 @@ _COMMIT_OFFSET = 0x1
 _SUSPEND = 0x2
 _SUBSCRIPTION = 0x4
 
-# Enough for 100,000 queues, or a hundred subscriptions with thousands of tags.
+# Enough for 95,000 queues, or a hundred subscriptions with thousands of tags.
 _TARGETS_BYTES_MAX = 64 * 1024 * 1024
-_TARGET_BYTES = 640
+_TARGET_BYTES = 704
 _TAG_BYTES = 128
 _FEW_TAGS = 8
 # More than the peer gives (32 messages of 256 KiB), for those who ask for more.
