@@ -19,6 +19,7 @@ from headrace_broker.consumer.subscriptions import SubscriptionGroups
 from headrace_broker.consumer.unconsumed import UnconsumedLook
 from headrace_broker.host_budget import HostBudget
 from headrace_broker.monitor import Monitor, Readiness, State
+from headrace_broker.peer_places import PeerPlaces
 from headrace_broker.processors.admin_broker import AdminBrokerProcessor
 from headrace_broker.processors.admin_groups import AdminGroupsProcessor
 from headrace_broker.processors.admin_topics import AdminTopicsProcessor
@@ -29,6 +30,7 @@ from headrace_broker.processors.query import QueryProcessor
 from headrace_broker.processors.send import SendProcessor
 from headrace_broker.processors.send_back import SendBackProcessor
 from headrace_broker.processors.staging import StagingProcessor
+from headrace_broker.queue_directory import QueueDirectory
 from headrace_broker.registration import Registration
 from headrace_broker.staging.service import Staging
 from headrace_broker.statistics import BrokerStatistics
@@ -350,12 +352,22 @@ class _Parts:
         registry.answered = self.client_requests.answered
         registry.on_slow = self.watchdog.note
         now_ms = self._clock.now_ms
-        uniq_keys = UniqKeyGenerator(now_ms, os.getpid(), self._store.store_host[:-4])
-        sends = SendProcessor(self._config, self._store, self.topics, uniq_keys, self.statistics)
-        pulls = PullProcessor(
-            self._config,
+        peer_places = PeerPlaces(self.topics, self._store.commit_log)
+        directory = QueueDirectory(
+            self._config.broker_name,
             self._store,
             self.topics,
+            places=[peer_places.place],
+            sources=[peer_places.source],
+        )
+        uniq_keys = UniqKeyGenerator(now_ms, os.getpid(), self._store.store_host[:-4])
+        sends = SendProcessor(
+            self._config, self._store, self.topics, directory, uniq_keys, self.statistics
+        )
+        pulls = PullProcessor(
+            self._config,
+            self.topics,
+            directory,
             self.groups,
             self.consumers,
             self.offsets,
@@ -369,10 +381,11 @@ class _Parts:
             bulk,
             StagingProcessor(self._store, bulk, self.staging),
             SendBackProcessor(self.server.host_log),
-            QueryProcessor(self._store, self.topics),
+            QueryProcessor(self._store, directory),
             ClientProcessor(
                 self._store,
                 self.topics,
+                directory,
                 self.groups,
                 self.consumers,
                 self.producers,
@@ -380,7 +393,7 @@ class _Parts:
                 self.locks,
                 now_ms,
             ),
-            *self._admin_processors(),
+            *self._admin_processors(directory),
         ):
             processor.register(registry)
         restrict(registry, self._config.anonymous_access)
@@ -388,12 +401,14 @@ class _Parts:
 
     def _admin_processors(
         self,
+        directory: QueueDirectory,
     ) -> tuple[AdminTopicsProcessor, AdminGroupsProcessor, AdminBrokerProcessor]:
         return (
             AdminTopicsProcessor(
                 self._config,
                 self._store,
                 self.topics,
+                directory,
                 self.offsets,
                 self.long_polling,
                 self.statistics,
@@ -402,8 +417,8 @@ class _Parts:
             ),
             AdminGroupsProcessor(
                 self._config,
-                self._store,
                 self.topics,
+                directory,
                 self.groups,
                 self.consumers,
                 self.producers,

@@ -161,26 +161,16 @@ class TopicTable:
             raise self._unknown(topic)
         return config
 
-    def expect_served(self, topic: str) -> TopicConfig:
-        """A topic that must be there, with queues that this broker reads. Raises RequestError."""
-        config = self.expect(topic)
-        if not self.is_served(config):
-            raise PeerKind.INNER_BATCH.refusal(topic, "its batch queues are not read here")
-        return config
-
     def kinds(self) -> dict[PeerKind, list[str]]:
         """Names of the topics that only Apache's broker serves in full."""
         found: dict[PeerKind, list[str]] = {}
         for topic in self._topics.values():
-            if (kind := self._kind(topic)) is not None:
+            if (kind := self.kind(topic)) is not None:
                 found.setdefault(kind, []).append(topic.topic_name)
         return found
 
-    def is_served(self, topic: TopicConfig) -> bool:
-        """Whether this broker reads the topic's queues."""
-        return self._kind(topic) is not PeerKind.INNER_BATCH
-
-    def _kind(self, topic: TopicConfig) -> PeerKind | None:
+    def kind(self, topic: TopicConfig) -> PeerKind | None:
+        """What a topic is if only Apache's broker serves it in full."""
         return kind_of(topic, self._static_topics)
 
     def is_system(self, topic: str) -> bool:
@@ -208,8 +198,6 @@ class TopicTable:
                 f"the topic[{name}] sending message is forbidden: its perm is {topic.perm}, "
                 f"give it {topic.perm | PERM_WRITE} with mqadmin updateTopicPerm",
             )
-        if (kind := self._kind(topic)) is not None:
-            raise kind.refusal(name, "a message that is stored here would not reach its readers")
 
     def check_readable(self, topic: str) -> TopicConfig:
         """A topic that may be read. Raises RequestError."""
@@ -219,7 +207,7 @@ class TopicTable:
                 f"the broker[{self._config.broker_name}] pulling message is forbidden: its "
                 "brokerPermission has no read bit, read from another broker",
             )
-        config = self.expect_served(topic)
+        config = self.expect(topic)
         if not config.perm & PERM_READ:
             raise RequestError(
                 ResponseCode.NO_PERMISSION,
@@ -228,25 +216,9 @@ class TopicTable:
             )
         return config
 
-    def is_compacted(self, topic: str) -> bool:
-        """Whether Apache's broker keeps the newest message of each key. Raises RequestError."""
-        return self._kind(self.expect(topic)) is PeerKind.COMPACTED
-
-    def check_complete(self, topic: str, min_offset: int) -> None:
-        """Raise RequestError if the log has no more all that a compacted topic keeps.
-
-        min_offset: of a queue that is to be read from its beginning.
-        """
-        if min_offset and self.is_compacted(topic):
-            raise PeerKind.COMPACTED.refusal(
-                topic,
-                f"the log begins at queue offset {min_offset}, and what is kept of the messages "
-                "before is in the compaction log, which is not read here",
-            )
-
     def check_changeable(self, topic: str) -> None:
         """Raise RequestError for a topic that only Apache's broker can change or delete."""
-        kind = self._kind(self._topics.get(topic) or TopicConfig(topic_name=topic))
+        kind = self.kind(self._topics.get(topic) or TopicConfig(topic_name=topic))
         if kind is not None:
             raise kind.refusal(topic, "it can't be made, changed or deleted here")
 
@@ -270,9 +242,13 @@ class TopicTable:
 
     def permission_changed(self) -> None:
         """The broker's own permission is another now: what was looked up no longer holds."""
-        self.change_count += 1
+        self.lookups_changed()
         self.data_version = next_version(self.data_version, self._now_ms())
         self.on_change(None)
+
+    def lookups_changed(self) -> None:
+        """What was looked up no longer holds, though no topic is another."""
+        self.change_count += 1
 
     def put(self, topic: TopicConfig) -> None:
         """Create or replace a topic. Raises RequestError for a config that can't be one."""

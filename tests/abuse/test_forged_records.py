@@ -49,7 +49,7 @@ def test_a_record_inside_a_body_is_not_served(
     place = broker.store.max_physical_offset + BODY_AT
     body = forged(b"pay mallory", topic, queue_offset, place)
     assert put(broker.store, broker.store.queue("mine", 0), body) + BODY_AT == place
-    assert bytes(broker.store.record_at(place) or b"") == body
+    assert bytes(broker.store.commit_log.record_at(place) or b"") == body
     answer = view(broker, place)
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert f"{place}: none begins there" in answer.remark
@@ -77,7 +77,7 @@ def test_a_message_is_served_before_it_is_dispatched(broker: BrokerUnderTest) ->
 def test_a_message_that_its_queue_no_longer_has_is_not_served(broker: BrokerUnderTest) -> None:
     place = put(broker.store, broker.store.queue("t", 0), b"gone")
     broker.store.delete_topic("t")
-    assert broker.store.record_at(place) is not None
+    assert broker.store.commit_log.record_at(place) is not None
     assert view(broker, place).code == ResponseCode.SYSTEM_ERROR
 
 
@@ -88,5 +88,5 @@ def test_a_damaged_record_is_not_served(broker: BrokerUnderTest) -> None:
     torn = inner[:8] + b"\0\0\0\0" + inner[12:]  # its body has another CRC
     place = broker.store.max_physical_offset + BODY_AT
     put(broker.store, broker.store.queue("t", 0), torn)
-    assert broker.store.record_at(place) is not None
+    assert broker.store.commit_log.record_at(place) is not None
     assert view(broker, place).code == ResponseCode.SYSTEM_ERROR

@@ -87,9 +87,11 @@ def run(store: MessageStore) -> None:
     everything, tag = None, frozenset((1234,))
     for name, queue in (("scattered", queues[0]), ("adjacent", alone)):
         measure(
-            f"get 32, {name}, per pull", 1, lambda q=queue: store.get(q, 0, 32, 1 << 18, everything)
+            f"get 32, {name}, per pull",
+            1,
+            lambda q=queue: store.source(q).get(0, 32, 1 << 18, everything),
         )
-    measure("get 32, by tag, per pull", 1, lambda: store.get(alone, 0, 32, 1 << 18, tag))
+    measure("get 32, by tag, per pull", 1, lambda: store.source(alone).get(0, 32, 1 << 18, tag))
 
 
 def main() -> None:

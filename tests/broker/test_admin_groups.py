@@ -277,7 +277,7 @@ def test_units_of_a_queue(broker: BrokerUnderTest, start_ms: int) -> None:
     assert (body.min_queue_index, body.max_queue_index) == (0, 4)
     assert len(body.queue_data) == 4
     for number, unit in enumerate(body.queue_data):
-        record = broker.store.record_at(unit.physic_offset)
+        record = broker.store.commit_log.record_at(unit.physic_offset)
         assert record is not None
         message = decode_record(record)
         assert message.body == b"%d" % number

@@ -143,7 +143,7 @@ def test_a_deleted_topic_is_gone_with_all_that_was_known_of_it(broker: BrokerUnd
     assert delete(broker, "t").code == ResponseCode.SUCCESS
     create(broker)
     broker.store_message("t", 0)
-    assert broker.store.max_offset(broker.store.queue("t", 0)) == 1
+    assert broker.store.source(broker.store.queue("t", 0)).max_offset() == 1
 
 
 async def test_nobody_waits_for_a_deleted_topic(broker: BrokerUnderTest) -> None:

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from headrace_broker.store.reader import GetStatus
+from headrace_broker.store.store_source import GetStatus
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.columns import EncodedBlock, RecordColumns
 from headrace_protocol.command import FLAG_ONEWAY, header_fields

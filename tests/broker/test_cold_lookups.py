@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from headrace_broker.store import commit_log, reader
+from headrace_broker.store import commit_log, store_source
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
     GetConsumeStatsHeader,
@@ -150,7 +150,7 @@ def broker(
 ) -> Iterator[BrokerUnderTest]:
     """Five messages, a second apart, none of which counts as written lately."""
     monkeypatch.setattr(commit_log, "HOT_BYTES", 0)
-    monkeypatch.setattr(reader, "HOT_UNITS", 0)
+    monkeypatch.setattr(store_source, "HOT_UNITS", 0)
     broker = BrokerUnderTest(tmp_path, files=files)
     broker.create_topic("t", queue_nums=1)
     broker.join("g", "c", "t")

@@ -88,7 +88,7 @@ class Replay:
         """Bring queues to as many messages as they had in the recorded run."""
         for queue_id, count in enumerate(counts):
             queue = self.broker.store.queue(topic, queue_id)
-            while self.broker.store.max_offset(queue) < count:
+            while self.broker.store.source(queue).max_offset() < count:
                 self.broker.store_message(topic, queue_id)
 
 

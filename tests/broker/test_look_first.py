@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from headrace_broker.store import commit_log, page_cache, reader
+from headrace_broker.store import commit_log, page_cache, store_source
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.errors import NotReady
 from headrace_protocol.header_codecs import SerializeType, encode_frame
@@ -86,7 +86,7 @@ class Looks:
 def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
     looks = Looks()
     monkeypatch.setattr(commit_log, "HOT_BYTES", 0)
-    monkeypatch.setattr(reader, "HOT_UNITS", 0)
+    monkeypatch.setattr(store_source, "HOT_UNITS", 0)
     monkeypatch.setattr(page_cache.PageCache, "check", lambda *_: looks.look())
     return looks
 

@@ -185,7 +185,7 @@ def test_a_compacted_topic_is_read_while_the_log_has_all_of_it(tmp_path: Path) -
             path.unlink()
     broker = open_golden(tmp_path)
     queue = broker.store.queue("G_COMPACT", 0)
-    min_offset = broker.store.min_offset(queue)
+    min_offset = broker.store.source(queue).min_offset()
     assert 0 < min_offset < queue.next_offset
     header = GetMinOffsetHeader(topic="G_COMPACT", queue_id=0)
     assert_refused(broker, "G_COMPACT", RequestCode.GET_MIN_OFFSET, header)

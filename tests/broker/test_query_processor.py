@@ -174,7 +174,7 @@ def test_queues_that_are_not_there(
     for queue_id in (2, -1):
         answer = broker.ask(code, header_type(topic="t", queue_id=queue_id, **fields))
         assert answer.code == ResponseCode.INVALID_PARAMETER
-        assert f"queue {queue_id} of topic t: there are 2" in answer.remark
+        assert f"queue {queue_id} of topic t on broker broker-a: there are 2" in answer.remark
 
 
 def test_a_queue_that_was_taken_away_is_still_read(broker: BrokerUnderTest) -> None:

@@ -12,6 +12,7 @@ import trio.testing
 
 from headrace.embedded import run_daemons
 from headrace_broker.store.page_cache import OLD_DATA
+from headrace_broker.store.store_source import StoreSource
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.columns import encode_records
 from headrace_protocol.command import header_fields
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
     from anyio.abc import ByteStream
 
+    from headrace_broker.store.commit_log import CommitLog
+    from headrace_broker.store.store_queue import StoreQueue
+    from headrace_broker.store.store_source import GetResult
     from headrace_protocol.command import Command
     from headrace_protocol.frame import Frame
     from headrace_protocol.serving import Then
@@ -200,6 +204,24 @@ async def answer_code(stream: ByteStream) -> int:
 # -- all at once -----------------------------------------------------------------------------------
 
 
+class ColdSource(StoreSource):
+    """A queue whose reads may have to wait."""
+
+    def __init__(
+        self, queue: StoreQueue, commit_log: CommitLog, maybe_wait: Callable[[], None]
+    ) -> None:
+        super().__init__(queue, commit_log)
+        self._maybe_wait = maybe_wait
+
+    def get(self, *arguments: Any) -> GetResult:
+        self._maybe_wait()
+        return super().get(*arguments)
+
+    def get_bulk(self, *arguments: Any) -> GetResult:
+        self._maybe_wait()
+        return super().get_bulk(*arguments)
+
+
 class Disk:
     """Some reads are of what the disk must give first, which takes until it is told to answer."""
 
@@ -208,16 +230,12 @@ class Disk:
         self._rng = rng
         self._asked: list[tuple[Callable[[], None], Then]] = []
         broker.registry.run_fetch = lambda _, wait, then: self._asked.append((wait.fetch, then))
-        store = broker.store
-        store.get, store.get_bulk = self._chilled(store.get), self._chilled(store.get_bulk)
+        store: Any = broker.store
+        store.source = lambda queue: ColdSource(queue, store.commit_log, self._maybe_wait)
 
-    def _chilled(self, read: Any) -> Any:
-        def get(*arguments: Any) -> Any:
-            if self._rng.random() < self.cold_share:
-                raise NotReady(lambda: None, OLD_DATA)
-            return read(*arguments)
-
-        return get
+    def _maybe_wait(self) -> None:
+        if self._rng.random() < self.cold_share:
+            raise NotReady(lambda: None, OLD_DATA)
 
     def answer_one(self) -> bool:
         if not self._asked:

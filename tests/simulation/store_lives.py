@@ -31,9 +31,9 @@ from headrace_broker.store import cleaner
 from headrace_broker.store.encoded_records import EncodedRecords
 from headrace_broker.store.errors import StoreBusy, StoreError, StoreFormatError, StoreNotWritable
 from headrace_broker.store.message_store import MessageStore
-from headrace_broker.store.reader import GetStatus
 from headrace_broker.store.retention import TRUST_S, DiskUsage
 from headrace_broker.store.settings import Retention
+from headrace_broker.store.store_source import GetStatus
 from headrace_broker.store.topic_floors import TopicLimit
 from headrace_protocol.message import CorruptRecord, decode_records, encode_properties
 from tests.simulation.determinism import decided_by, temporary_folder
@@ -281,7 +281,7 @@ class Life:
         """A reader is given some messages, and takes his time."""
         store, rng = self.store, self.rng
         queue = store.queue(rng.choice(TOPICS), rng.randrange(QUEUES))
-        first, end = store.min_offset(queue), store.max_offset(queue)
+        first, end = store.source(queue).min_offset(), store.source(queue).max_offset()
         if first == end:
             return
         offset = rng.choice((first, rng.randrange(first, end)))
@@ -334,7 +334,7 @@ class Life:
             file_bytes=store.settings.commit_log_file_bytes,
             log_begin=store.commit_log.min_offset,
             log_end=store.commit_log.max_offset,
-            queues_from=Counter({name_of(q): store.min_offset(q) for q in store.queues}),
+            queues_from=Counter({name_of(q): store.source(q).min_offset() for q in store.queues}),
             is_asked=self.asked_rounds > 0,
             is_clock_trusted=self.clock.current_time() >= (self.trusted_s or 0),
             is_out_of_room=0 <= now_ms - self.no_room_ms <= store.settings.clean_interval_ms,
@@ -349,7 +349,7 @@ class Life:
             if before.log_begin <= record.physical_offset < log_begin:
                 self.counts["records expired"] += 1
             elif record.physical_offset >= log_begin:
-                first = store.min_offset(store.queue(*record.name))
+                first = store.source(store.queue(*record.name)).min_offset()
                 is_trimmed = before.queues_from[record.name] <= record.queue_offset < first
                 self.counts["records trimmed"] += is_trimmed
 
@@ -389,7 +389,7 @@ class Life:
         self.check_queues()
         for name in self.appended.by_queue():
             queue = self.store.find_queue(*name)
-            if queue is None or self.store.max_offset(queue) != self.next_offset(name):
+            if queue is None or self.store.source(queue).max_offset() != self.next_offset(name):
                 raise PromiseBroken(f"{queue} does not go on at {self.next_offset(name)}")
         if self.is_after_kill:
             self.doubtful_from = dict(self.seen_from)
@@ -409,13 +409,13 @@ class Life:
         for queue in self.store.queues:
             name = name_of(queue)
             self.check_queue(queue, records.get(name, []))
-            first = self.store.min_offset(queue)
+            first = self.store.source(queue).min_offset()
             if first < self.seen_from.get(name, 0):
                 raise PromiseBroken(f"{queue} begins at {first} again, not {self.seen_from[name]}")
             self.seen_from[name] = first
 
     def check_queue(self, queue: StoreQueue, records: list[Record]) -> None:
-        first, end = self.store.min_offset(queue), self.store.max_offset(queue)
+        first, end = self.store.source(queue).min_offset(), self.store.source(queue).max_offset()
         for record in records:
             is_due = record.physical_offset >= self.appended.log_from
             if is_due and self.appended.queues_from[record.name] <= record.queue_offset < first:
@@ -452,7 +452,7 @@ def keys_of(number: int) -> bytes:
 
 
 def record_body(store: MessageStore, physical_offset: int) -> bytes | None:
-    record = ready(partial(store.record_at, physical_offset))
+    record = ready(partial(store.commit_log.record_at, physical_offset))
     return None if record is None else next(iter(decode_records(record))).body
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace_broker.store.message_store import MessageStore
-from headrace_broker.store.reader import GetStatus
+from headrace_broker.store.store_source import GetStatus
 from headrace_protocol.columns import RecordColumns
 from headrace_protocol.headers import BulkPullResponseHeader
 from headrace_protocol.message import tags_code
@@ -19,8 +19,8 @@ from tests.support.golden import STORES, copy_golden_store, golden_settings
 from tests.support.stores import FaultyFiles, open_store, put
 
 if TYPE_CHECKING:
-    from headrace_broker.store.reader import GetResult
     from headrace_broker.store.store_queue import StoreQueue
+    from headrace_broker.store.store_source import GetResult
 
 Tags = frozenset[int] | None
 EVERYTHING = (1 << 16, 1 << 24)
@@ -48,10 +48,10 @@ def read_bulk(
     """All records and their queue offsets."""
     records: list[bytes] = []
     offsets: list[int] = []
-    offset = store.min_offset(queue)
-    while offset < store.max_offset(queue):
-        result = store.get_bulk(queue, offset, count_max, bytes_max, tags)
-        assert offset < result.next_offset <= store.max_offset(queue)
+    offset = store.source(queue).min_offset()
+    while offset < store.source(queue).max_offset():
+        result = store.source(queue).get_bulk(offset, count_max, bytes_max, tags)
+        assert offset < result.next_offset <= store.source(queue).max_offset()
         offset = result.next_offset
         if result.status is not GetStatus.FOUND:
             continue
@@ -67,8 +67,8 @@ def read_bulk(
 
 def read_single(store: MessageStore, queue: StoreQueue, tags: Tags = None) -> list[bytes]:
     records = []
-    for offset in range(store.min_offset(queue), store.max_offset(queue)):
-        result = store.get(queue, offset, 1, 1 << 24, tags)
+    for offset in range(store.source(queue).min_offset(), store.source(queue).max_offset()):
+        result = store.source(queue).get(offset, 1, 1 << 24, tags)
         if result.status is GetStatus.FOUND and result.next_offset == offset + 1:
             records += [bytes(buffer) for buffer in result.buffers]
     return records
@@ -85,8 +85,10 @@ def test_all_that_apache_wrote_is_found(name: str, limits: tuple[int, int], tmp_
     for queue in store.queues:
         records, offsets = read_bulk(store, queue, *limits)
         assert records == read_single(store, queue)
-        assert offsets == list(range(store.min_offset(queue), store.max_offset(queue)))
-        result = store.get_bulk(queue, store.min_offset(queue), *limits, None)
+        assert offsets == list(
+            range(store.source(queue).min_offset(), store.source(queue).max_offset())
+        )
+        result = store.source(queue).get_bulk(store.source(queue).min_offset(), *limits, None)
         layouts.add(result.layout if result.count else None)
     assert {"log", "gathered"} <= layouts or limits != EVERYTHING
     store.close()
@@ -130,7 +132,7 @@ def test_neighbours_go_as_they_lie_without_a_copy(tmp_path: Path) -> None:
     queue = store.queue("T", 0)
     for _ in range(9):
         put(store, queue, bytes(100))
-    result = store.get_bulk(queue, 2, 5, 1 << 20, None)
+    result = store.source(queue).get_bulk(2, 5, 1 << 20, None)
     assert (result.layout, result.count, result.has_queue_offsets) == ("log", 5, False)
     size = result.body_bytes // 5
     assert result.first_physical_offset == 2 * size
@@ -148,7 +150,7 @@ def test_a_little_of_others_between_them_is_sent_along(tmp_path: Path) -> None:
         put(store, queue, bytes(100))
         if number % 3 == 1:
             put(store, other, bytes(100))
-    result = store.get_bulk(queue, 0, 99, 1 << 20, None)
+    result = store.source(queue).get_bulk(0, 99, 1 << 20, None)
     assert (result.layout, result.count) == ("log", 9)
     assert len(result.buffers[-1]) > result.body_bytes
     assert columns_of(result).bodies() == [bytes(100)] * 9
@@ -161,7 +163,7 @@ def test_much_of_others_between_them_is_left_out(tmp_path: Path) -> None:
     for _ in range(5):
         put(store, queue, bytes(100))
         put(store, other, bytes(100))
-    result = store.get_bulk(queue, 0, 99, 1 << 20, None)
+    result = store.source(queue).get_bulk(0, 99, 1 << 20, None)
     assert (result.layout, result.count) == ("gathered", 5)
     assert sum(map(len, result.buffers[1:])) == result.body_bytes
     assert columns_of(result).bodies() == [bytes(100)] * 5
@@ -175,7 +177,7 @@ def test_large_pieces_are_gathered_without_a_copy(tmp_path: Path) -> None:
         for _ in range(5):
             put(store, queue, bytes(1000))
         put(store, other, bytes(9000))
-    result = store.get_bulk(queue, 0, 99, 1 << 20, None)
+    result = store.source(queue).get_bulk(0, 99, 1 << 20, None)
     assert (result.layout, result.count, len(result.buffers)) == ("gathered", 15, 1 + 3)
     assert columns_of(result).bodies() == [bytes(1000)] * 15
     store.close()
@@ -186,7 +188,7 @@ def test_records_in_two_log_files_are_gathered(tmp_path: Path) -> None:
     queue = store.queue("T", 0)
     for _ in range(12):
         put(store, queue, bytes(700))
-    result = store.get_bulk(queue, 0, 9, 1 << 20, None)
+    result = store.source(queue).get_bulk(0, 9, 1 << 20, None)
     assert (result.layout, result.count) == ("gathered", 9)
     assert len(store.commit_log.files.files) == 3
     assert columns_of(result).bodies() == [bytes(700)] * 9
@@ -196,7 +198,7 @@ def test_records_in_two_log_files_are_gathered(tmp_path: Path) -> None:
 def test_records_that_end_with_their_file_do_not_run_into_the_next(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     queue = store.queue("T", 0)
-    size = len(bytes(store.record_at(put(store, queue, b"")) or b""))
+    size = len(bytes(store.commit_log.record_at(put(store, queue, b"")) or b""))
     fill = 4096 - 8 - 2 * size
     put(store, queue, bytes(fill))
     put(store, queue, b"next")
@@ -217,8 +219,12 @@ def test_offsets_outside_end_as_with_ordinary_reads(tmp_path: Path) -> None:
     for _ in range(3):
         put(store, queue)
     for offset in (-1, 3, 4, 99):
-        assert store.get_bulk(queue, offset, 9, 999, None) == store.get(queue, offset, 9, 999, None)
-        assert store.get_bulk(empty, offset, 9, 999, None) == store.get(empty, offset, 9, 999, None)
+        assert store.source(queue).get_bulk(offset, 9, 999, None) == store.source(queue).get(
+            offset, 9, 999, None
+        )
+        assert store.source(empty).get_bulk(offset, 9, 999, None) == store.source(empty).get(
+            offset, 9, 999, None
+        )
     store.close()
 
 
@@ -227,9 +233,9 @@ def test_what_is_not_dispatched_is_not_seen(tmp_path: Path) -> None:
     queue = store.queue("T", 0)
     put(store, queue, b"one")
     put(store, queue, b"two", dispatch=False)
-    assert columns_of(store.get_bulk(queue, 0, 9, 999, None)).bodies() == [b"one"]
+    assert columns_of(store.source(queue).get_bulk(0, 9, 999, None)).bodies() == [b"one"]
     store.dispatch()
-    assert columns_of(store.get_bulk(queue, 0, 9, 999, None)).bodies() == [b"one", b"two"]
+    assert columns_of(store.source(queue).get_bulk(0, 9, 999, None)).bodies() == [b"one", b"two"]
     store.close()
 
 
@@ -238,7 +244,7 @@ def test_nothing_that_matches_goes_on_behind_what_was_looked_at(tmp_path: Path) 
     queue = store.queue("T", 0)
     for _ in range(5):
         put(store, queue, TAGS="a")
-    result = store.get_bulk(queue, 1, 9, 999, frozenset([1]))
+    result = store.source(queue).get_bulk(1, 9, 999, frozenset([1]))
     assert result.status is GetStatus.NO_MATCHED_MESSAGE
     assert (result.next_offset, result.count) == (5, 0)
     store.close()

@@ -14,9 +14,9 @@ import trio
 import trio.testing
 
 from headrace_broker.store.errors import StoreNotWritable
-from headrace_broker.store.reader import GetStatus
 from headrace_broker.store.retention import TRUST_S, DiskUsage
 from headrace_broker.store.settings import Retention
+from headrace_broker.store.store_source import GetStatus
 from headrace_broker.store.topic_floors import TopicLimit
 from tests.support.quota_files import QuotaFiles
 from tests.support.stores import (
@@ -106,8 +106,8 @@ async def test_expired_files_go_oldest_first(tmp_path: Path) -> None:
     assert await clean(store) == [2, 3, 4]  # the fourth stays: the third is still young
     assert store.commit_log.min_offset == 2 * FILE_BYTES
     queue = store.queue("T", 0)
-    first = store.min_offset(queue)
-    assert store.get(queue, 0, 9, 9, None).status is GetStatus.OFFSET_TOO_SMALL
+    first = store.source(queue).min_offset()
+    assert store.source(queue).get(0, 9, 9, None).status is GetStatus.OFFSET_TOO_SMALL
     assert read_all(store, queue)[0].queue_offset == first > 0
     assert query_index(store, "T", "0", 9, 0, 1 << 62) == []
     assert query_index(store, "T", "2", 9, 0, 1 << 62)
@@ -115,7 +115,7 @@ async def test_expired_files_go_oldest_first(tmp_path: Path) -> None:
     for _ in range(2):
         crash(store)
         store = open_store(tmp_path, store.clock)
-        assert store.min_offset(store.queue("T", 0)) == first
+        assert store.source(store.queue("T", 0)).min_offset() == first
     store.close()
 
 
@@ -213,13 +213,13 @@ async def test_a_clock_that_jumps_removes_nothing(
     await trio.sleep(TRUST_S - 1)
     store.clock.ms += round((TRUST_S - 1) * 1000)
     assert await clean(store) == [0, 1, 2]
-    assert store.min_offset(store.queue("T", 0)) == 0
+    assert store.source(store.queue("T", 0)).min_offset() == 0
     store.clock.ms -= 1000 * HOUR_MS  # set right in time
     await clean(store)
     await trio.sleep(TRUST_S)
     store.clock.ms += round(TRUST_S * 1000)
     assert await clean(store) == [0, 1, 2]
-    assert store.min_offset(store.queue("T", 0)) == 0
+    assert store.source(store.queue("T", 0)).min_offset() == 0
     store.close()
 
 
@@ -293,7 +293,7 @@ async def test_a_file_that_is_not_flushed_or_indexed_stays(tmp_path: Path) -> No
 async def test_a_reader_keeps_its_file(tmp_path: Path) -> None:
     store = aged_store(tmp_path, [100, 100])
     queue = store.queue("T", 0)
-    result = store.get(queue, 0, 1, 1, None)
+    result = store.source(queue).get(0, 1, 1, None)
     before = bytes(result.buffers[0])
     assert await clean(store) == [0, 1, 2]  # the second waits for the first: no gaps on disk
     assert store.commit_log.min_offset == 2 * FILE_BYTES  # nobody else gets it
@@ -308,7 +308,7 @@ async def test_a_reader_keeps_its_file(tmp_path: Path) -> None:
 
 async def test_killed_while_a_reader_holds_it_the_store_is_whole(tmp_path: Path) -> None:
     store = aged_store(tmp_path, [100, 100, 100])
-    result = store.get(store.queue("T", 0), 4, 1, 1, None)  # of the second file
+    result = store.source(store.queue("T", 0)).get(4, 1, 1, None)  # of the second file
     assert await clean(store) == [1, 2, 3]
     crash(store)
     again = open_store(tmp_path, store.clock)
@@ -561,7 +561,7 @@ async def test_at_random_nothing_needed_is_lost(
             offset = consumed[topic][queue.queue_id]
             consumed[topic][queue.queue_id] = dice.randint(offset, queue.consume_queue.max_offset)
         elif step < 0.7:
-            result = store.get(queue, store.min_offset(queue), 3, 3000, None)
+            result = store.source(queue).get(store.source(queue).min_offset(), 3, 3000, None)
             held += [(view, bytes(view)) for view in result.buffers]
         elif step < 0.8:
             held = held[dice.randint(0, len(held)) :]
@@ -574,7 +574,7 @@ async def test_at_random_nothing_needed_is_lost(
             assert names == list(range(names[0], names[-1] + 1))
         for name, offsets in consumed.items():
             for queue_id, offset in offsets.items():
-                assert store.min_offset(store.queue(name, queue_id)) <= offset
+                assert store.source(store.queue(name, queue_id)).min_offset() <= offset
         assert all(bytes(view) == before for view, before in held)
     assert store.commit_log.min_offset > 0
     held.clear()
@@ -585,7 +585,7 @@ async def test_at_random_nothing_needed_is_lost(
     for name, offsets in consumed.items():
         for queue_id, offset in offsets.items():
             queue = again.queue(name, queue_id)
-            assert again.min_offset(queue) <= offset
+            assert again.source(queue).min_offset() <= offset
             assert [m.queue_offset for m in read_all(again, queue)][-1:] == (
                 [queue.next_offset - 1] if queue.next_offset else []
             )

@@ -59,7 +59,7 @@ def test_a_reader_keeps_what_it_has_a_view_of(
     store = open_store(tmp_path)
     fill(store)
     queue = store.queue("T", 0)
-    [*records] = store.get(queue, 0, 2, 9999, None).buffers
+    [*records] = store.source(queue).get(0, 2, 9999, None).buffers
     units = queue.consume_queue.units_view(0, 2)
     before = [bytes(view) for view in (*records, units)]
     end(store)
@@ -74,7 +74,7 @@ def test_a_reader_keeps_what_it_has_a_view_of(
 def test_a_file_that_waits_for_its_reader_goes_with_it(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     fill(store)
-    view = store.record_at(0)
+    view = store.commit_log.record_at(0)
     store.cleaner.going += store.commit_log.files.detach_first(1)
     assert delete_files(store.cleaner.going) == store.cleaner.going
     store.close()

@@ -10,7 +10,7 @@ import pytest
 
 from headrace_broker.store.checkpoint import Checkpoint
 from headrace_broker.store.message_store import MessageStore
-from headrace_broker.store.reader import GetStatus
+from headrace_broker.store.store_source import EmptySource, GetStatus
 from headrace_protocol.message import (
     MAGIC_BLANK,
     StoredMessage,
@@ -79,8 +79,8 @@ def opened(name: str, tmp_path: Path) -> Iterator[MessageStore]:
 
 def drain(store: MessageStore, queue: StoreQueue) -> list[StoredMessage]:
     messages: list[StoredMessage] = []
-    offset = store.min_offset(queue)
-    while (result := store.get(queue, offset, 32, 1 << 18, None)).status is GetStatus.FOUND:
+    offset = store.source(queue).min_offset()
+    while (result := store.source(queue).get(offset, 32, 1 << 18, None)).status is GetStatus.FOUND:
         found = [m for buffer in result.buffers for m in decode_records(buffer)]
         assert len(found) == result.count
         assert [m.queue_offset for m in found] == list(range(offset, result.next_offset))
@@ -148,7 +148,8 @@ def test_queue_bounds_are_those_of_the_manifest(name: str, opened: MessageStore)
         if topic in OTHER_WAY or topic in growing:
             continue
         queue = opened.find_queue(topic, int(queue_id))
-        seen = (opened.min_offset(queue), opened.max_offset(queue)) if queue else (0, 0)
+        source = opened.source(queue) if queue else EmptySource()
+        seen = source.min_offset(), source.max_offset()
         assert seen == (bounds["min"], bounds["max"]), place
 
 

@@ -30,7 +30,7 @@ from headrace_broker.store.errors import (
     StoreNotWritable,
 )
 from headrace_broker.store.message_store import MessageStore
-from headrace_broker.store.reader import GetStatus
+from headrace_broker.store.store_source import GetStatus
 from headrace_protocol.message import (
     BORN_HOST_V6,
     STORE_HOST_V6,
@@ -102,16 +102,16 @@ def test_a_record_holds_what_was_given(tmp_path: Path) -> None:
     first = store.append(queue, b"one", b"k\x01v\x02", 7, -1, 0, 17, HOST, 2, 99)
     clock.ms = 6000
     second = store.append(queue, b"two", b"", 0, 0, 0, 17, HOST, 0)
-    message = decode_record(store.record_at(first) or b"")
+    message = decode_record(store.commit_log.record_at(first) or b"")
     assert (message.topic, message.queue_id, message.queue_offset) == ("T", 3, 0)
     assert (message.flag, message.born_timestamp, message.born_host) == (-1, 17, HOST)
     assert (message.reconsume_times, message.prepared_transaction_offset) == (2, 99)
     assert (message.store_host, message.raw_properties) == (store.store_host, b"k\x01v\x02")
     assert message.store_timestamp == 5000
-    assert decode_record(store.record_at(second) or b"").store_timestamp == 5000
-    assert store.record_at(first + 1) is None
-    assert store.record_at(store.max_physical_offset) is None
-    assert store.record_at(1 << 40) is None
+    assert decode_record(store.commit_log.record_at(second) or b"").store_timestamp == 5000
+    assert store.commit_log.record_at(first + 1) is None
+    assert store.commit_log.record_at(store.max_physical_offset) is None
+    assert store.commit_log.record_at(1 << 40) is None
     store.close()
 
 
@@ -126,7 +126,7 @@ def test_ipv6_hosts(tmp_path: Path) -> None:
     assert one.sys_flag == BORN_HOST_V6 | STORE_HOST_V6
     assert two.sys_flag == STORE_HOST_V6
     assert (one.born_host, two.born_host) == (host, HOST)
-    assert store.offset_by_time(queue, 0) == 0
+    assert store.source(queue).offset_by_time(0) == 0
     store.close()
 
 
@@ -165,7 +165,7 @@ def test_the_status_tells_where_an_offset_lies(tmp_path: Path) -> None:
     queue = store.queue("T", 0)
 
     def status(offset: int) -> tuple[GetStatus, int]:
-        result = store.get(queue, offset, 32, 1 << 18, None)
+        result = store.source(queue).get(offset, 32, 1 << 18, None)
         return result.status, result.next_offset
 
     assert status(0) == (GetStatus.NO_MESSAGE_IN_QUEUE, 0)
@@ -184,12 +184,12 @@ def test_a_pull_keeps_its_limits(tmp_path: Path) -> None:
     queue = store.queue("T", 0)
     for _ in range(9):
         put(store, queue, bytes(100))
-    size = len(store.record_at(0) or b"")
-    assert store.get(queue, 0, 5, 1 << 18, None).count == 5
-    assert store.get(queue, 0, 5, 3 * size, None).count == 3
-    assert store.get(queue, 0, 5, 3 * size + 1, None).body_bytes == 3 * size
-    assert store.get(queue, 0, 5, 1, None).count == 1  # the first always
-    assert len(store.get(queue, 0, 5, 1 << 18, None).buffers) == 1  # neighbours are one view
+    size = len(store.commit_log.record_at(0) or b"")
+    assert store.source(queue).get(0, 5, 1 << 18, None).count == 5
+    assert store.source(queue).get(0, 5, 3 * size, None).count == 3
+    assert store.source(queue).get(0, 5, 3 * size + 1, None).body_bytes == 3 * size
+    assert store.source(queue).get(0, 5, 1, None).count == 1  # the first always
+    assert len(store.source(queue).get(0, 5, 1 << 18, None).buffers) == 1  # neighbours are one view
     store.close()
 
 
@@ -198,10 +198,10 @@ def test_tags_choose_messages(tmp_path: Path) -> None:
     queue = store.queue("T", 0)
     for number in range(10):
         put(store, queue, b"%d" % number, TAGS="ab"[number % 2])
-    result = store.get(queue, 0, 3, 1 << 18, frozenset((tags_code("b"),)))
+    result = store.source(queue).get(0, 3, 1 << 18, frozenset((tags_code("b"),)))
     bodies = [decode_record(buffer).body for buffer in result.buffers]
     assert (bodies, result.next_offset) == ([b"1", b"3", b"5"], 6)
-    missing = store.get(queue, 0, 3, 1 << 18, frozenset((tags_code("c"),)))
+    missing = store.source(queue).get(0, 3, 1 << 18, frozenset((tags_code("c"),)))
     assert (missing.status, missing.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 10)
     store.close()
 
@@ -214,7 +214,7 @@ def test_a_rare_tag_is_looked_for_in_steps(tmp_path: Path) -> None:
     for _ in range(900):
         put(store, queue, b"", dispatch=False)
     store.dispatch()
-    result = store.get(queue, 0, 32, 1 << 18, frozenset((1,)))
+    result = store.source(queue).get(0, 32, 1 << 18, frozenset((1,)))
     assert (result.status, result.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 800)
     store.close()
 
@@ -231,8 +231,8 @@ def test_a_unit_that_leads_nowhere_is_told(place: int, is_cold: bool, tmp_path: 
     UNIT.pack_into(file.map, UNIT_BYTES, place, 1000, 0)
     for offset in (0, 1):
         with pytest.raises(StoreFormatError, match=f"leads to {place}.*fsck --repair"):
-            store.get(queue, offset, 9, 9999, None)
-    assert store.get(queue, 2, 9, 9999, None).count == 1
+            store.source(queue).get(offset, 9, 9999, None)
+    assert store.source(queue).get(2, 9, 9999, None).count == 1
     store.close()
 
 
@@ -241,11 +241,11 @@ def test_views_outlive_the_file(tmp_path: Path) -> None:
     queue = store.queue("T", 0)
     for number in range(20):
         put(store, queue, b"%d" % number * 500)
-    result = store.get(queue, 0, 1, 1 << 18, None)
+    result = store.source(queue).get(0, 1, 1 << 18, None)
     delete_files(store.commit_log.files.detach_first(2))
     assert decode_record(result.buffers[0]).body == b"0" * 500
-    assert store.min_offset(queue) > 0
-    assert store.get(queue, 0, 1, 1, None).status is GetStatus.OFFSET_TOO_SMALL
+    assert store.source(queue).min_offset() > 0
+    assert store.source(queue).get(0, 1, 1, None).status is GetStatus.OFFSET_TOO_SMALL
     store.close()
 
 
@@ -265,9 +265,11 @@ def test_offsets_by_time_are_those_of_a_plain_search(times: list[int], wanted: i
             put(store, queue)
         lower = next((n for n, time in enumerate(times) if time >= wanted), len(times))
         upper = max((n for n, time in enumerate(times) if time <= wanted), default=0)
-        assert store.offset_by_time(queue, wanted, "LOWER") == lower
-        assert store.offset_by_time(queue, wanted, "UPPER") == upper
-        assert store.earliest_store_time(queue) == (times[0] if times else None)
+        assert store.source(queue).offset_by_time(wanted, "LOWER") == lower
+        assert store.source(queue).offset_by_time(wanted, "UPPER") == upper
+        source = store.source(queue)
+        earliest = source.store_time_at(source.min_offset())
+        assert earliest == (times[0] if times else None)
         store.close()
 
 
@@ -472,7 +474,8 @@ def test_statistics(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     put(store, store.queue("T", 0), dispatch=False)
     statistics = store.statistics()
-    assert statistics.max_offset == store.max_physical_offset == len(store.record_at(0) or b"")
+    record = store.commit_log.record_at(0) or b""
+    assert statistics.max_offset == store.max_physical_offset == len(record)
     assert (statistics.flushed_offset, statistics.dispatch_behind_rows) == (0, 1)
     assert statistics.ring_fill == 1 / 64
     assert 0 < statistics.disk_ratio < 1
@@ -515,7 +518,7 @@ def test_units_that_found_no_room_come_later(tmp_path: Path) -> None:
     for _ in range(5):
         put(store, queue, dispatch=False)
     assert store.dispatch() == {queue}
-    assert store.max_offset(queue) == 10
+    assert store.source(queue).max_offset() == 10
     with pytest.raises(StoreNotWritable, match=r"No space left on device \(.*consumequeue\)"):
         put(store, queue)
     files.is_full = False
@@ -598,7 +601,8 @@ async def test_one_flush_answers_all_that_wait(tmp_path: Path) -> None:
         for _ in range(3):
             put(store, queue)
             store.when_flushed(store.max_physical_offset, answers.append)
-        assert (answers, store.max_offset(queue)) == ([], 0)  # not readable before it is safe
+        # Not readable before it is safe.
+        assert (answers, store.source(queue).max_offset()) == ([], 0)
         await arrived.wait()
         assert answers == [True, True, True]
         assert len(read_all(store, queue)) == 3
@@ -769,7 +773,7 @@ async def test_zeros_written_ahead_never_meet_a_record(tmp_path: Path) -> None:
         nursery.cancel_scope.cancel()
     crash(store)
     store = open_store(tmp_path, **sizes)  # reads the log again and checks each body's CRC
-    assert store.max_offset(store.queue("T", 0)) == count
+    assert store.source(store.queue("T", 0)).max_offset() == count
     store.close()
 
 
@@ -817,7 +821,7 @@ def test_what_cannot_be_written_is_not_promised_and_not_lost(tmp_path: Path) -> 
     for _ in range(2):
         with pytest.raises(StoreNotWritable, match=r"can't be written: .*commitlog"):
             store.dispatch()
-    assert store.max_offset(queue) == 1
+    assert store.source(queue).max_offset() == 1
     files.is_unwritable = False
     store.dispatch()
     assert [message.body for message in read_all(store, queue)] == [b"before", b"kept"]

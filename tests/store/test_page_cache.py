@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from headrace_broker.store import commit_log, page_cache, reader
+from headrace_broker.store import commit_log, page_cache, store_source
 from headrace_broker.store.files import Files
 from headrace_broker.store.page_cache import CHUNK_BYTES, PageCache, is_resident
-from headrace_broker.store.reader import GetStatus
 from headrace_broker.store.seal import StoreDamaged
 from headrace_broker.store.settings import Retention
+from headrace_broker.store.store_source import GetStatus
 from headrace_protocol.errors import NotReady
 from tests.support.stores import SetClock, crash, open_store, put, query_index, read_all, ready
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.store.mapped_file import MappedFile
     from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.store.store_source import StoreSource
 
 BODY = b"b" * 1000
 
@@ -79,7 +80,7 @@ def fill(root: Path, files: ColdFiles) -> MessageStore:
 def know_min(store: MessageStore) -> int:
     """Look for the oldest message, as the first pull does; then memory is empty again."""
     assert isinstance(store.seam, ColdFiles)
-    found = ready(lambda: store.min_offset(store.queue("t", 0)))
+    found = ready(lambda: store.source(store.queue("t", 0)).min_offset())
     store.seam.cached.clear()
     store.seam.asked.clear()
     store.commit_log.page_cache = PageCache(store.seam)
@@ -89,7 +90,7 @@ def know_min(store: MessageStore) -> int:
 @pytest.fixture(autouse=True)
 def hot_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_log, "HOT_BYTES", 200_000)
-    monkeypatch.setattr(reader, "HOT_UNITS", 200)
+    monkeypatch.setattr(store_source, "HOT_UNITS", 200)
 
 
 @pytest.fixture
@@ -101,12 +102,16 @@ def store(tmp_path: Path, files: ColdFiles):
 
 def get(store: MessageStore, queue_offset: int) -> GetStatus:
     queue = store.queue("t", 0)
-    return store.get(queue, queue_offset, 32, 1 << 20, None).status
+    return store.source(queue).get(queue_offset, 32, 1 << 20, None).status
 
 
 def get_bulk(store: MessageStore, queue_offset: int) -> GetStatus:
     queue = store.queue("t", 0)
-    return store.get_bulk(queue, queue_offset, 32, 1 << 20, None).status
+    return store.source(queue).get_bulk(queue_offset, 32, 1 << 20, None).status
+
+
+def earliest_time(source: StoreSource) -> int | None:
+    return source.store_time_at(source.min_offset())
 
 
 def get_in_the_end(store: MessageStore, queue_offset: int) -> GetStatus:
@@ -268,10 +273,10 @@ def test_everything_is_read_in_the_end(store: MessageStore) -> None:
 @pytest.mark.parametrize(
     ("look", "folders"),
     [
-        (lambda store, queue: store.unit(queue, 5), ["0"]),
-        (lambda store, _: store.record_at(5000), ["commitlog"]),
-        (lambda store, queue: store.store_time_at(queue, 5), ["0", "commitlog"]),
-        (lambda store, queue: store.earliest_store_time(queue), ["0", "commitlog"]),
+        (lambda store, queue: store.source(queue).unit(5), ["0"]),
+        (lambda store, _: store.commit_log.record_at(5000), ["commitlog"]),
+        (lambda store, queue: store.source(queue).store_time_at(5), ["0", "commitlog"]),
+        (lambda store, queue: earliest_time(store.source(queue)), ["0", "commitlog"]),
         (lambda store, _: query_index(store, "t", "k", 9, 0, 1), ["index"]),
     ],
 )
@@ -300,7 +305,7 @@ def test_a_search_by_time_waits_for_each_step(tmp_path: Path, files: ColdFiles) 
     know_min(store)
     for number in (1, 700, 1999):
         at_ms = clock.ms - 10 * (1999 - number)
-        assert ready(partial(store.offset_by_time, queue, at_ms)) == number
+        assert ready(partial(store.source(queue).offset_by_time, at_ms)) == number
     assert {folder for folder, *_ in files.asked} == {"0", "commitlog"}
     store.close()
 
@@ -322,9 +327,9 @@ async def test_a_clean_up_finds_the_oldest_messages_in_a_thread(
     await store.cleaner.round()
     assert store.commit_log.min_offset == second.start_offset
     asked = len(files.asked)
-    min_offset = store.min_offset(queue)
+    min_offset = store.source(queue).min_offset()
     assert [folder for folder, *_ in files.asked[asked:]] == ["0"]  # one look at what was read
-    assert store.unit(queue, min_offset)[0] == second.start_offset
+    assert store.source(queue).unit(min_offset)[0] == second.start_offset
     assert queue.consume_queue.first_offset == min_offset // 300 * 300 > 0
 
 

@@ -73,7 +73,7 @@ async def test_what_a_topics_limit_gave_up_is_not_lost(seed: int, tmp_path: Path
     crash(store)
     store = loaded(next_life(files.root, files.rng, before=files))
     queue = store.queue("Topic", 0)
-    assert (store.min_offset(queue), queue.next_offset) == (9, 9)
+    assert (store.source(queue).min_offset(), queue.next_offset) == (9, 9)
     crash(store)
 
 

@@ -152,7 +152,7 @@ def test_clients_that_leave_out_the_last_separator_get_one(tmp_path: Path) -> No
     assert all("__CRC32#" in message.properties for message in messages)
     crash(store)
     store = open_checked(tmp_path)
-    assert store.max_offset(store.queue("T", 0)) == len(messages)
+    assert store.source(store.queue("T", 0)).max_offset() == len(messages)
     store.close()
 
 

@@ -379,7 +379,7 @@ def test_a_queue_that_starts_late_begins_with_blank_units(tmp_path: Path) -> Non
     )
     store = open_store(tmp_path)
     queue = store.queue("T", 0)
-    assert (store.min_offset(queue), store.max_offset(queue)) == (13, 18)
+    assert (store.source(queue).min_offset(), store.source(queue).max_offset()) == (13, 18)
     assert contents(store)["T", 0] == [b"13", b"14", b"17"]
     unit = struct.Struct(">qiq")
     first = (tmp_path / "consumequeue" / "T" / "0" / f"{200:020d}").read_bytes()
@@ -426,7 +426,7 @@ def test_a_records_own_checksum_covers_all_of_it(damaged_at: int | None, tmp_pat
     (tmp_path / "commitlog").mkdir()
     (tmp_path / "commitlog" / f"{0:020d}").write_bytes(raw.ljust(4096, b"\0"))
     store = open_store(tmp_path)
-    assert store.max_offset(store.queue("T", 0)) == (3 if damaged_at is None else 0)
+    assert store.source(store.queue("T", 0)).max_offset() == (3 if damaged_at is None else 0)
     store.close()
 
 

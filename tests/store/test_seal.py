@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace_broker.store.message_store import MessageStore
-    from headrace_broker.store.reader import GetResult
     from headrace_broker.store.store_queue import StoreQueue
+    from headrace_broker.store.store_source import GetResult
 
 FILE_BYTES = 3 * BLOCK_BYTES
 LARGE = {"commit_log_file_bytes": FILE_BYTES, "body_bytes_max": FILE_BYTES}
@@ -97,7 +97,7 @@ def test_what_a_thread_finds_damaged_is_told_to_who_asks_again(sealed: MessageSt
 
 
 def get(store: MessageStore, queue: StoreQueue) -> GetResult:
-    return store.get(queue, 0, 1, FILE_BYTES, None)
+    return store.source(queue).get(0, 1, FILE_BYTES, None)
 
 
 def test_a_large_index_is_compared_in_a_thread(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace_broker.store.reader import GetStatus
 from headrace_broker.store.retention import TRUST_S
 from headrace_broker.store.settings import Retention
+from headrace_broker.store.store_source import GetStatus
 from headrace_broker.store.topic_floors import TopicLimit
 from tests.support.stores import SetClock, crash, open_store, put, read_all
 
@@ -43,7 +43,7 @@ def limit(store: MessageStore, minutes: float | None = None, size: int | None = 
 
 
 def firsts(store: MessageStore) -> list[int]:
-    return [store.min_offset(queue) for queue in store.queues_of("T")]
+    return [store.source(queue).min_offset() for queue in store.queues_of("T")]
 
 
 def unconsumed(lowest: Mapping[int, int]) -> LowestUnconsumed:
@@ -57,7 +57,7 @@ def shown_bytes(store: MessageStore) -> int:
     return sum(
         size
         for queue in store.queues_of("T")
-        for _, size, _ in queue.consume_queue.iter_units(store.min_offset(queue))
+        for _, size, _ in queue.consume_queue.iter_units(store.source(queue).min_offset())
     )
 
 
@@ -68,11 +68,11 @@ async def test_what_is_older_than_its_topic_allows_is_not_shown(tmp_path: Path) 
     await store.cleaner.round()
     assert firsts(store) == [10, 10]
     queue = store.queue("T", 0)
-    assert store.get(queue, 9, 9, 9, None).status is GetStatus.OFFSET_TOO_SMALL
-    assert store.get(queue, 9, 9, 9, None).next_offset == 10
+    assert store.source(queue).get(9, 9, 9, None).status is GetStatus.OFFSET_TOO_SMALL
+    assert store.source(queue).get(9, 9, 9, None).next_offset == 10
     assert [message.queue_offset for message in read_all(store, queue)] == list(range(10, 15))
-    assert store.offset_by_time(queue, 0) == 10
-    assert store.min_offset(store.queue("other", 0)) == 0
+    assert store.source(queue).offset_by_time(0) == 10
+    assert store.source(store.queue("other", 0)).min_offset() == 0
     assert store.commit_log.min_offset == 0
     store.close()
 
@@ -85,8 +85,8 @@ async def test_when_all_has_expired_the_queue_is_empty_and_goes_on(tmp_path: Pat
     await store.cleaner.round()
     assert firsts(store) == [15, 15]
     queue = store.queue("T", 0)
-    assert store.get(queue, 15, 9, 9, None).status is GetStatus.OFFSET_OVERFLOW_ONE
-    assert store.get(queue, 14, 9, 9, None).next_offset == 15
+    assert store.source(queue).get(15, 9, 9, None).status is GetStatus.OFFSET_OVERFLOW_ONE
+    assert store.source(queue).get(14, 9, 9, None).next_offset == 15
     put(store, queue, b"new")
     assert [message.body for message in read_all(store, queue)] == [b"new"]
     store.close()
@@ -256,7 +256,7 @@ async def test_at_random(tmp_path: Path, seed: int) -> None:
         await store.cleaner.raise_floors()
         assert shown_bytes(store) <= size
         for queue in store.queues_of("T"):
-            first = store.min_offset(queue)
+            first = store.source(queue).min_offset()
             assert first >= before.get(queue.queue_id, 0)
             before[queue.queue_id] = first
             for message in read_all(store, queue):

@@ -133,7 +133,7 @@ def served(subject: Subject, flip: Flip | None) -> View:
 def reads(store: MessageStore, root: Path) -> Iterator[tuple[Any, Callable[[], Any]]]:
     """Everything that can be asked, by name."""
     for queue in store.queues:
-        low, high = queue.consume_queue.first_offset, store.max_offset(queue)
+        low, high = queue.consume_queue.first_offset, store.source(queue).max_offset()
         if high:
             place = queue.topic, queue.queue_id
             yield place, partial(_bounds, store, queue)
@@ -147,12 +147,12 @@ def reads(store: MessageStore, root: Path) -> Iterator[tuple[Any, Callable[[], A
 
 
 def _bounds(store: MessageStore, queue: StoreQueue) -> tuple[int, int, int]:
-    at = store.offset_by_time(queue, 1_700_000_030_000)
-    return store.min_offset(queue), store.max_offset(queue), at
+    at = store.source(queue).offset_by_time(1_700_000_030_000)
+    return store.source(queue).min_offset(), store.source(queue).max_offset(), at
 
 
 def _record(store: MessageStore, queue: StoreQueue, queue_offset: int) -> bytes:
-    result = store.get(queue, queue_offset, 1, 1 << 20, None)
+    result = store.source(queue).get(queue_offset, 1, 1 << 20, None)
     return b"".join(map(bytes, result.buffers))
 
 

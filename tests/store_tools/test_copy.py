@@ -85,13 +85,13 @@ def test_the_older_messages_of_a_queue_may_be_gone(root: Path) -> None:
     (root / "commitlog" / f"{0:020d}").unlink()
     store = open_store(root)
     queue = store.queue("A", 0)
-    first = store.min_offset(queue)
+    first = store.source(queue).min_offset()
     bodies = [message.body for message in read_all(store, queue)]
     store.close()
     copied(root, "A")
     store = open_store(root.with_name("copy"))
     queue = store.queue("A", 0)
-    assert store.min_offset(queue) == first > 0
+    assert store.source(queue).min_offset() == first > 0
     assert [message.body for message in read_all(store, queue)] == bodies
     store.close()
 

@@ -55,11 +55,11 @@ def test_the_seal_that_a_clean_stop_leaves_is_checked(tmp_path: Path) -> None:
     fill_store(root)
     Flip(Path(f"commitlog/{4096:020d}"), 16, 1).apply(root)  # the user's flag: no other checksum
     store = open_store(root)
-    queue_offsets = [(q, o) for q in store.queues for o in range(store.max_offset(q))]
+    queue_offsets = [(q, o) for q in store.queues for o in range(store.source(q).max_offset())]
     refused = []
     for queue, queue_offset in queue_offsets:
         try:
-            store.get(queue, queue_offset, 1, 1 << 20, None)
+            store.source(queue).get(queue_offset, 1, 1 << 20, None)
         except StoreDamaged as error:
             refused.append(error.path.name)
     assert set(refused) == {f"{4096:020d}"}
@@ -74,5 +74,5 @@ def test_a_peer_that_moves_a_files_time_voids_its_seal(tmp_path: Path) -> None:
     os.utime(path)
     Flip(path.relative_to(root), 12, 1).apply(root)
     store = open_store(root)
-    assert store.get(store.queue("A", 0), 0, 1, 1 << 20, None).count == 1
+    assert store.source(store.queue("A", 0)).get(0, 1, 1 << 20, None).count == 1
     store.close()

@@ -14,6 +14,7 @@ from headrace_broker.consumer.long_polling import LongPolling
 from headrace_broker.consumer.offsets import ConsumerOffsets
 from headrace_broker.consumer.subscriptions import SubscriptionGroups
 from headrace_broker.host_budget import HostBudget
+from headrace_broker.peer_places import PeerPlaces
 from headrace_broker.processors.admin_broker import AdminBrokerProcessor
 from headrace_broker.processors.admin_groups import AdminGroupsProcessor
 from headrace_broker.processors.admin_topics import AdminTopicsProcessor
@@ -24,6 +25,7 @@ from headrace_broker.processors.query import QueryProcessor
 from headrace_broker.processors.send import SendProcessor
 from headrace_broker.processors.send_back import SendBackProcessor
 from headrace_broker.processors.staging import StagingProcessor
+from headrace_broker.queue_directory import QueueDirectory
 from headrace_broker.staging.service import Staging
 from headrace_broker.statistics import BrokerStatistics
 from headrace_broker.store.config_file import ConfigFile
@@ -40,10 +42,12 @@ from tests.support.channel import MemoryChannel
 from tests.support.stores import SetClock, open_store, put
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     import msgspec
 
+    from headrace_broker.queue_directory import FindPlace, FindSource
     from headrace_protocol.serving import Request
 
 
@@ -66,7 +70,16 @@ class Answer:
 class BrokerUnderTest:
     """Everything but the loop; time stands still until the test moves ``clock.ms``."""
 
-    def __init__(self, folder: Path, config: BrokerConfig | None = None, **store: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: BrokerConfig | None = None,
+        *,
+        places: Sequence[FindPlace] = (),
+        sources: Sequence[FindSource] = (),
+        **store: Any,
+    ) -> None:
+        self._places, self._sources = places, sources
         self.config = config or broker_config(folder)
         self.clock = SetClock()
         now_ms = self.clock.now_ms
@@ -106,10 +119,18 @@ class BrokerUnderTest:
         config, store, topics, groups = self.config, self.store, self.topics, self.groups
         consumers, producers, offsets = self.consumers, self.producers, self.offsets
         statistics, long_polling = self.statistics, self.long_polling
+        peer_places = PeerPlaces(topics, store.commit_log)
+        directory = QueueDirectory(
+            config.broker_name,
+            store,
+            topics,
+            places=[*self._places, peer_places.place],
+            sources=[*self._sources, peer_places.source],
+        )
         uniq_keys = UniqKeyGenerator(now_ms, 1, b"\x7f\x00\x00\x01")
-        sends = SendProcessor(config, store, topics, uniq_keys, statistics)
+        sends = SendProcessor(config, store, topics, directory, uniq_keys, statistics)
         pulls = PullProcessor(
-            config, store, topics, groups, consumers, offsets, long_polling, statistics
+            config, topics, directory, groups, consumers, offsets, long_polling, statistics
         )
         bulk = BulkProcessor(store, sends, pulls, statistics)
         return (
@@ -118,14 +139,23 @@ class BrokerUnderTest:
             bulk,
             StagingProcessor(store, bulk, self.staging),
             SendBackProcessor(HostLog(structlog.get_logger())),
-            QueryProcessor(store, topics),
+            QueryProcessor(store, directory),
             ClientProcessor(
-                store, topics, groups, consumers, producers, offsets, self.locks, now_ms
+                store,
+                topics,
+                directory,
+                groups,
+                consumers,
+                producers,
+                offsets,
+                self.locks,
+                now_ms,
             ),
             AdminTopicsProcessor(
                 config,
                 store,
                 topics,
+                directory,
                 offsets,
                 long_polling,
                 statistics,
@@ -134,8 +164,8 @@ class BrokerUnderTest:
             ),
             AdminGroupsProcessor(
                 config,
-                store,
                 topics,
+                directory,
                 groups,
                 consumers,
                 producers,

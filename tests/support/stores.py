@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace_broker.store.files import Files
 from headrace_broker.store.message_store import MessageStore
-from headrace_broker.store.reader import GetResult, GetStatus
 from headrace_broker.store.settings import StoreSettings
+from headrace_broker.store.store_source import GetResult, GetStatus
 from headrace_protocol.errors import NotReady
 from headrace_protocol.message import StoredMessage, decode_records, encode_properties, tags_code
 
@@ -130,7 +130,7 @@ def put(
 def read_all(store: MessageStore, queue: StoreQueue) -> list[StoredMessage]:
     """Everything a consumer gets from the queue's beginning on."""
     messages: list[StoredMessage] = []
-    offset = ready(lambda: store.min_offset(queue))
+    offset = ready(lambda: store.source(queue).min_offset())
     while (result := get_ready(store, queue, offset)).status is GetStatus.FOUND:
         messages += [m for buffer in result.buffers for m in decode_records(buffer)]
         offset = result.next_offset
@@ -139,7 +139,7 @@ def read_all(store: MessageStore, queue: StoreQueue) -> list[StoredMessage]:
 
 def get_ready(store: MessageStore, queue: StoreQueue, offset: int) -> GetResult:
     """A few messages, after what has to be done before."""
-    return ready(lambda: store.get(queue, offset, 7, 3000, None))
+    return ready(lambda: store.source(queue).get(offset, 7, 3000, None))
 
 
 def query_index(store: MessageStore | Reader, *query: Any) -> list[int]:

@@ -9,7 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace_broker.host_budget import Host
-from headrace_broker.processors.queues import checked_queue, complete_queue, not_saved, store_time
+from headrace_broker.processors.not_saved import not_saved
+from headrace_broker.queue_directory import Here, Use
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import (
     ClientConnection,
@@ -44,8 +45,8 @@ if TYPE_CHECKING:
     from headrace_broker.consumer.offsets import ConsumerOffsets
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
     from headrace_broker.persistence import NowMs
+    from headrace_broker.queue_directory import QueueDirectory
     from headrace_broker.statistics import BrokerStatistics
-    from headrace_broker.store.message_store import MessageStore
     from headrace_broker.topics import TopicTable
     from headrace_protocol.bodies import TopicConfig
     from headrace_protocol.drivers.host_log import HostLog
@@ -64,8 +65,8 @@ class AdminGroupsProcessor:
     def __init__(
         self,
         config: BrokerConfig,
-        store: MessageStore,
         topics: TopicTable,
+        directory: QueueDirectory,
         groups: SubscriptionGroups,
         consumers: ConsumerManager,
         producers: ProducerManager,
@@ -76,8 +77,8 @@ class AdminGroupsProcessor:
     ) -> None:
         self._changes = changes
         self._config = config
-        self._store = store
         self._topics = topics
+        self._directory = directory
         self._groups = groups
         self._consumers = consumers
         self._producers = producers
@@ -182,15 +183,14 @@ class AdminGroupsProcessor:
         topics = [
             topic
             for name in sorted(names)
-            if (topic := self._topics.get(name)) and self._topics.is_served(topic)
-            if self._is_wanted(group, name)
+            if (topic := self._topics.get(name)) and self._is_wanted(group, name)
         ]
         rows = yield from all_ready(
             partial(self._progress, group, topic, queue_id)
             for topic in topics
             for queue_id in range(topic.read_queue_nums)
         )
-        table = yield from fastjson.dumps_sliced(rows)
+        table = yield from fastjson.dumps_sliced([row for row in rows if row is not None])
         consume_tps = sum(self._statistics.group_rate(group, t.topic_name) for t in topics)
         return Reply(
             body=(fastjson.dumps({"consumeTps": float(consume_tps), "offsetTable": table}),)
@@ -203,15 +203,17 @@ class AdminGroupsProcessor:
 
     def _progress(
         self, group: str, topic: TopicConfig, queue_id: int
-    ) -> tuple[MessageQueue, OffsetWrapper]:
+    ) -> tuple[MessageQueue, OffsetWrapper] | None:
         name = topic.topic_name
-        queue = self._store.find_queue(name, queue_id)
+        place = self._directory.resolve(name, queue_id, Use.LIST)
+        if not isinstance(place, Here):
+            return None
         consumed = self._offsets.query(group, name, queue_id) or 0
         return self._queue_key(topic, queue_id), OffsetWrapper(
-            broker_offset=self._store.max_offset(queue) if queue else 0,
+            broker_offset=place.source.max_offset(),
             consumer_offset=consumed,
             pull_offset=self._offsets.query_pull(group, name, queue_id) or 0,
-            last_timestamp=store_time(self._store, queue, consumed - 1),
+            last_timestamp=place.source.store_time_at(consumed - 1) or 0,
         )
 
     def groups_of_topic(self, request: Request) -> Generator[None, None, Reply]:
@@ -224,29 +226,29 @@ class AdminGroupsProcessor:
     def time_spans(self, request: Request) -> Generator[NotReady | None, None, Reply]:
         """QUERY_CONSUME_TIME_SPAN: where a group stands in each queue, in store times."""
         header = request.header(QueryConsumeTimeSpanHeader)
-        topic = self._topics.expect_served(header.topic)
+        topic = self._topics.expect(header.topic)
         spans = yield from all_ready(
             partial(self._time_span, header.group, topic, queue_id)
             for queue_id in range(topic.write_queue_nums)
         )
-        written = yield from fastjson.dumps_list_sliced(spans)
+        written = yield from fastjson.dumps_list_sliced(span for span in spans if span is not None)
         return Reply(body=(fastjson.dumps({"consumeTimeSpanSet": written}),))
 
-    def _time_span(self, group: str, topic: TopicConfig, queue_id: int) -> QueueTimeSpan:
-        store, name = self._store, topic.topic_name
-        queue = store.find_queue(name, queue_id)
-        min_offset, max_offset = (
-            (store.min_offset(queue), store.max_offset(queue)) if queue else (0, 0)
-        )
+    def _time_span(self, group: str, topic: TopicConfig, queue_id: int) -> QueueTimeSpan | None:
+        name = topic.topic_name
+        source = self._directory.listed(name, queue_id)
+        if source is None:
+            return None
+        min_offset, max_offset = source.min_offset(), source.max_offset()
         consumed = self._offsets.query(group, name, queue_id)
         if consumed is None:
             consumed = min_offset
-        next_ms = store_time(store, queue, consumed)
+        next_ms = source.store_time_at(consumed)
         return QueueTimeSpan(
             message_queue=self._queue_key(topic, queue_id),
-            min_time_stamp=store_time(store, queue, min_offset),
-            max_time_stamp=store_time(store, queue, max_offset - 1),
-            consume_time_stamp=store_time(store, queue, consumed - 1),
+            min_time_stamp=source.store_time_at(min_offset) or 0,
+            max_time_stamp=source.store_time_at(max_offset - 1) or 0,
+            consume_time_stamp=source.store_time_at(consumed - 1) or 0,
             delay_time=max(0, self._now_ms() - next_ms) if next_ms else 0,
         )
 
@@ -258,7 +260,7 @@ class AdminGroupsProcessor:
         By time (-1: the end), of one queue or all; of one queue also to an offset.
         """
         header = request.header(ResetOffsetHeader)
-        topic = self._topics.expect_served(header.topic)
+        topic = self._topics.expect(header.topic)
         if self._groups.get(header.group) is None:
             raise RequestError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
@@ -293,10 +295,8 @@ class AdminGroupsProcessor:
     def _reset_target(self, header: ResetOffsetHeader) -> int:
         if header.offset is None or header.offset < 0:
             return self._offset_by_time(header.topic, header.queue_id, header.timestamp)
-        queue = checked_queue(self._store, self._topics, header.topic, header.queue_id)
-        min_offset, max_offset = (
-            (self._store.min_offset(queue), self._store.max_offset(queue)) if queue else (0, 0)
-        )
+        source = self._directory.serve(header.topic, header.queue_id, Use.LOOK).source
+        min_offset, max_offset = source.min_offset(), source.max_offset()
         if not min_offset <= header.offset <= max_offset:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
@@ -307,10 +307,8 @@ class AdminGroupsProcessor:
 
     def _offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
         if timestamp_ms < 0:
-            queue = checked_queue(self._store, self._topics, topic, queue_id)
-            return self._store.max_offset(queue) if queue else 0
-        queue = complete_queue(self._store, self._topics, topic, queue_id)
-        return self._store.offset_by_time(queue, timestamp_ms) if queue else 0
+            return self._directory.serve(topic, queue_id, Use.LOOK).source.max_offset()
+        return self._directory.serve(topic, queue_id, Use.BEGIN).source.offset_by_time(timestamp_ms)
 
     def clone_offset(self, request: Request) -> Generator[None, None, Reply]:
         """CLONE_GROUP_OFFSET: let a group go on where another one is."""
@@ -335,18 +333,19 @@ class AdminGroupsProcessor:
     def consume_queue(self, request: Request) -> Generator[NotReady | None, None, Reply]:
         """QUERY_CONSUME_QUEUE: units of a queue."""
         header = request.header(QueryConsumeQueueHeader)
-        queue = self._store.find_queue(header.topic, header.queue_id)
-        if queue is None:
+        place = self._directory.find(header.topic, header.queue_id, Use.LOOK)
+        if place is None or place.queue is None:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
                 f"{header.queue_id}@{header.topic} is not exist! Nothing was ever written to it",
             )
-        (min_offset,) = yield from all_ready([partial(self._store.min_offset, queue)])
-        max_offset = self._store.max_offset(queue)
+        source = place.source
+        (min_offset,) = yield from all_ready([source.min_offset])
+        max_offset = source.max_offset()
         start = max(header.index, min_offset)
         end = min(header.index + min(header.count, _UNITS_MAX), max_offset)
         units = yield from all_ready(
-            partial(self._store.unit, queue, queue_offset) for queue_offset in range(start, end)
+            partial(source.unit, queue_offset) for queue_offset in range(start, end)
         )
         queue_data = [
             ConsumeQueueData(physic_offset=offset, physic_size=size, tags_code=tags_code)

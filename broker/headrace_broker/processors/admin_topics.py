@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from headrace_broker.processors.queues import not_saved, store_time
+from headrace_broker.processors.not_saved import not_saved
+from headrace_broker.queue_directory import Use
 from headrace_broker.topic_attributes import apply_changes, parse_changes
 from headrace_broker.topics import check_config, unread_warning
 from headrace_protocol import fastjson
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from headrace_broker.config import BrokerConfig
     from headrace_broker.consumer.long_polling import LongPolling
     from headrace_broker.consumer.offsets import ConsumerOffsets
+    from headrace_broker.queue_directory import QueueDirectory
     from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.topics import TopicTable
@@ -63,6 +65,7 @@ class AdminTopicsProcessor:
         config: BrokerConfig,
         store: MessageStore,
         topics: TopicTable,
+        directory: QueueDirectory,
         offsets: ConsumerOffsets,
         long_polling: LongPolling,
         statistics: BrokerStatistics,
@@ -75,6 +78,7 @@ class AdminTopicsProcessor:
         self._config = config
         self._store = store
         self._topics = topics
+        self._directory = directory
         self._offsets = offsets
         self._long_polling = long_polling
         self._statistics = statistics
@@ -206,14 +210,14 @@ class AdminTopicsProcessor:
         self, topic: str, queue_id: int, groups: list[str]
     ) -> Generator[NotReady | None, None, str | None]:
         """The first group that has not consumed all of a queue."""
-        store = self._store
-        queue = store.find_queue(topic, queue_id)
-        if queue is None or not store.max_offset(queue):
+        place = self._directory.find(topic, queue_id, Use.LIST)
+        if place is None or not place.source.max_offset():
             return None
-        (min_offset,) = yield from all_ready([functools.partial(store.min_offset, queue)])
+        source = place.source
+        (min_offset,) = yield from all_ready([source.min_offset])
         for number, group in enumerate(groups, 1):
             consumed = self._offsets.query(group, topic, queue_id) or 0
-            if max(consumed, min_offset) < store.max_offset(queue):
+            if max(consumed, min_offset) < source.max_offset():
                 return group
             if not number % _QUEUES_AT_ONCE:
                 yield None
@@ -271,26 +275,25 @@ class AdminTopicsProcessor:
 
     def stats(self, request: Request) -> Generator[NotReady | None, None, Reply]:
         """GET_TOPIC_STATS_INFO: how far each queue reaches."""
-        topic = self._topics.expect_served(request.header(GetTopicStatsHeader).topic)
+        topic = self._topics.expect(request.header(GetTopicStatsHeader).topic)
         name = topic.topic_name
         queue_nums = max(topic.read_queue_nums, topic.write_queue_nums)
         rows = yield from all_ready(
             functools.partial(self._queue_stats, name, queue_id) for queue_id in range(queue_nums)
         )
-        table = yield from fastjson.dumps_sliced(rows)
+        table = yield from fastjson.dumps_sliced([row for row in rows if row is not None])
         body = {"offsetTable": table, "topicPutTps": self._statistics.topic_rate(name)}
         return Reply(body=(fastjson.dumps(body),))
 
-    def _queue_stats(self, topic: str, queue_id: int) -> tuple[MessageQueue, TopicOffset]:
-        key = MessageQueue(topic, self._config.broker_name, queue_id)
-        queue = self._store.find_queue(topic, queue_id)
-        if queue is None:
-            return key, TopicOffset()
-        max_offset = self._store.max_offset(queue)
-        return key, TopicOffset(
-            min_offset=self._store.min_offset(queue),
+    def _queue_stats(self, topic: str, queue_id: int) -> tuple[MessageQueue, TopicOffset] | None:
+        source = self._directory.listed(topic, queue_id)
+        if source is None:
+            return None
+        max_offset = source.max_offset()
+        return MessageQueue(topic, self._config.broker_name, queue_id), TopicOffset(
+            min_offset=source.min_offset(),
             max_offset=max_offset,
-            last_update_timestamp=store_time(self._store, queue, max_offset - 1),
+            last_update_timestamp=source.store_time_at(max_offset - 1) or 0,
         )
 
 

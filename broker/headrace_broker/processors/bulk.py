@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from headrace_broker.processors.send import SendProcessor
     from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.message_store import MessageStore
-    from headrace_broker.store.reader import GetResult
+    from headrace_broker.store.store_source import GetResult
     from headrace_protocol.serving import Registry, Request
 
 # Half of the dispatch ring.
@@ -116,8 +116,7 @@ class BulkProcessor:
         return self._pulls.serve(request, header, target, self._get, _found)
 
     def _get(self, header: BulkPullHeader, target: Target, queue_offset: int) -> GetResult:
-        return self._store.get_bulk(
-            target.queue,
+        return target.source.get_bulk(
             queue_offset,
             min(max(header.max_msg_nums, 1), _COUNT_MAX),
             min(header.max_msg_bytes, _RECORDS_BYTES_MAX),

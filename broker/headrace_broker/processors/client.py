@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from headrace_broker.consumer.filters import wanted_tags
 from headrace_broker.consumer.groups import Member
 from headrace_broker.host_budget import Host
-from headrace_broker.processors.queues import checked_queue
+from headrace_broker.queue_directory import Use
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import (
     CheckClientRequestBody,
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from headrace_broker.consumer.offsets import ConsumerOffsets
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
     from headrace_broker.persistence import NowMs
+    from headrace_broker.queue_directory import QueueDirectory, Source
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.topics import TopicTable
     from headrace_protocol.bodies import ConsumerData, MessageQueue
@@ -67,6 +68,7 @@ class ClientProcessor:
         self,
         store: MessageStore,
         topics: TopicTable,
+        directory: QueueDirectory,
         groups: SubscriptionGroups,
         consumers: ConsumerManager,
         producers: ProducerManager,
@@ -76,6 +78,7 @@ class ClientProcessor:
     ) -> None:
         self._store = store
         self._topics = topics
+        self._directory = directory
         self._groups = groups
         self._consumers = consumers
         self._producers = producers
@@ -202,10 +205,11 @@ class ClientProcessor:
         older one it must choose itself.
         """
         header = request.header(QueryConsumerOffsetHeader)
+        place = self._directory.find(header.topic, header.queue_id, Use.LOOK)
         offset = self._offsets.query(header.consumer_group, header.topic, header.queue_id)
         if offset is None:
             is_wanted = header.set_zero_if_not_found is not False
-            if not is_wanted or not self._is_young(header.topic, header.queue_id):
+            if not is_wanted or place is None or not self._is_young(place.source):
                 raise RequestError(
                     ResponseCode.QUERY_NOT_FOUND,
                     f"Not found: group {header.consumer_group} has committed nothing of "
@@ -214,14 +218,12 @@ class ClientProcessor:
             offset = 0
         return Reply(OffsetResponseHeader(offset=offset))
 
-    def _is_young(self, topic: str, queue_id: int) -> bool:
+    def _is_young(self, source: Source) -> bool:
         """Whether the first message ever of a queue is there and likely in memory."""
-        store = self._store
-        queue = store.find_queue(topic, queue_id)
-        if queue is None or not store.max_offset(queue) or store.min_offset(queue) > 0:
+        if not source.max_offset() or source.min_offset() > 0:
             return False
-        physical_offset, _, _ = store.unit(queue, 0)
-        return store.max_physical_offset - physical_offset <= _MEMORY_BYTES * _MEMORY_RATIO
+        physical_offset, _, _ = source.unit(0)
+        return self._store.max_physical_offset - physical_offset <= _MEMORY_BYTES * _MEMORY_RATIO
 
     def update_offset(self, request: Request) -> Reply:
         """UPDATE_CONSUMER_OFFSET: how far a group has consumed."""
@@ -238,7 +240,7 @@ class ClientProcessor:
                 f"commit of group {group}, topic {topic}, queue {header.queue_id}: offset "
                 f"{header.commit_offset} must not be negative",
             )
-        checked_queue(self._store, self._topics, topic, header.queue_id)
+        self._directory.serve(topic, header.queue_id, Use.LOOK)
         self._offsets.make_room(group, topic, header.queue_id, Host.of(request.channel))
         if self._offsets.commit(group, topic, header.queue_id, header.commit_offset):
             return Reply()

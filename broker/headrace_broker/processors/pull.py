@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 from headrace_broker.consumer.filters import wanted_tags
 from headrace_broker.consumer.long_polling import HeldRequest
 from headrace_broker.host_budget import Host
-from headrace_broker.store.reader import GetResult, GetStatus
+from headrace_broker.queue_directory import Use
+from headrace_broker.store.store_source import GetResult, GetStatus
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.errors import NotReady, RequestError
+from headrace_protocol.errors import NotReady
 from headrace_protocol.frame import frame_prefix
 from headrace_protocol.header_codecs import SerializeType
 from headrace_protocol.headers import (
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from headrace_broker.consumer.long_polling import LongPolling
     from headrace_broker.consumer.offsets import ConsumerOffsets
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
+    from headrace_broker.queue_directory import QueueDirectory, Source
     from headrace_broker.statistics import BrokerStatistics
-    from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.topics import TopicTable
     from headrace_protocol.serving import Registry, Request
@@ -41,9 +42,9 @@ _COMMIT_OFFSET = 0x1
 _SUSPEND = 0x2
 _SUBSCRIPTION = 0x4
 
-# Enough for 100,000 queues, or a hundred subscriptions with thousands of tags.
+# Enough for 95,000 queues, or a hundred subscriptions with thousands of tags.
 _TARGETS_BYTES_MAX = 64 * 1024 * 1024
-_TARGET_BYTES = 640
+_TARGET_BYTES = 704
 _TAG_BYTES = 128
 _FEW_TAGS = 8
 # More than the peer gives (32 messages of 256 KiB), for those who ask for more.
@@ -80,9 +81,13 @@ AnswerResult = Callable[["Request", ResponseCode, GetResult], Reply | None]
 
 
 class Target(NamedTuple):
-    """A queue that a group may read, and the tags it wants."""
+    """A queue that a group may read, and the tags it wants.
+
+    queue: where its pulls wait. source: where they read.
+    """
 
     queue: StoreQueue
+    source: Source
     tags: frozenset[int] | None
 
     @property
@@ -128,7 +133,7 @@ class _HeldPull(HeldRequest, Generic[Header]):
             result = self._get(self._header, self._target, position)
         except NotReady:
             # It waited so long that the disk must be asked: the client asks again for that.
-            result = _nothing_yet(self._target.queue, position)
+            result = _nothing_yet(self._target.source, position)
             may_wait = False
         has_seen_all = result.next_offset >= result.max_offset
         if may_wait and has_seen_all and result.status is not GetStatus.FOUND:
@@ -149,8 +154,8 @@ class PullProcessor:
     def __init__(
         self,
         config: BrokerConfig,
-        store: MessageStore,
         topics: TopicTable,
+        directory: QueueDirectory,
         groups: SubscriptionGroups,
         consumers: ConsumerManager,
         offsets: ConsumerOffsets,
@@ -158,8 +163,8 @@ class PullProcessor:
         statistics: BrokerStatistics,
     ) -> None:
         self._config = config
-        self._store = store
         self._topics = topics
+        self._directory = directory
         self._groups = groups
         self._consumers = consumers
         self._offsets = offsets
@@ -186,8 +191,7 @@ class PullProcessor:
 
     def _get(self, header: PullMessageHeader, target: Target, queue_offset: int) -> GetResult:
         bytes_max = min(max(header.max_msg_bytes or 0, _BODY_BYTES), _BODY_BYTES_MAX)
-        return self._store.get(
-            target.queue,
+        return target.source.get(
             queue_offset,
             min(header.max_msg_nums, _COUNT_MAX),
             bytes_max,
@@ -217,18 +221,18 @@ class PullProcessor:
                 header.commit_offset,
             )
         position = header.queue_offset
-        result = self._take_reset(header, target.queue) or get(header, target, position)
+        result = self._take_reset(header, target.source) or get(header, target, position)
         if header.sys_flag & _SUSPEND and _is_held(result.status, position):
             self._hold(request, header, target, get, answer)
             return None
         return self.answer(request, header, position, result, answer)
 
-    def _take_reset(self, header: PullHeader, queue: StoreQueue) -> GetResult | None:
+    def _take_reset(self, header: PullHeader, source: Source) -> GetResult | None:
         """Send a group elsewhere when somebody has reset its offset."""
         offset = self._offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
         if offset is None:
             return None
-        min_offset, max_offset = _known_range(queue)
+        min_offset, max_offset = source.known_range()
         return GetResult(GetStatus.OFFSET_RESET, [], 0, 0, offset, min_offset, max_offset)
 
     def _hold(
@@ -258,9 +262,7 @@ class PullProcessor:
         answer: AnswerResult,
     ) -> Reply | None:
         """Tell the client what was found from ``position`` on, and note that it was."""
-        if result.status is GetStatus.OFFSET_TOO_SMALL:
-            self._topics.check_complete(header.topic, result.min_offset)
-        elif result.status is GetStatus.FOUND:
+        if result.status is GetStatus.FOUND:
             group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
             self._statistics.get(group, topic, result.count, result.body_bytes)
             self._offsets.commit_pull(group, topic, queue_id, result.next_offset)
@@ -303,17 +305,11 @@ class PullProcessor:
     ) -> Target:
         host = Host.of(request.channel)
         self._groups.check_consumable(header.consumer_group, host)
-        topic = self._topics.check_readable(header.topic)
-        if not 0 <= header.queue_id < topic.read_queue_nums:
-            raise RequestError(
-                ResponseCode.INVALID_PARAMETER,
-                f"queue {header.queue_id} of topic {header.topic} on broker "
-                f"{self._config.broker_name}: there are {topic.read_queue_nums} to read, "
-                "ask for the route again",
-            )
+        place = self._directory.serve(header.topic, header.queue_id, Use.PULL)
+        assert place.queue is not None
         tags = self._wanted_tags(header, wanted)
         self._offsets.make_room(header.consumer_group, header.topic, header.queue_id, host)
-        return Target(self._store.queue(header.topic, header.queue_id), tags)
+        return Target(place.queue, place.source, tags)
 
     def _wanted_tags(self, header: PullHeader, wanted: str | int | None) -> frozenset[int] | None:
         if not isinstance(wanted, int):
@@ -350,14 +346,9 @@ def _answer(request: Request, code: ResponseCode, result: GetResult) -> Reply | 
     )
 
 
-def _nothing_yet(queue: StoreQueue, position: int) -> GetResult:
-    min_offset, max_offset = _known_range(queue)
+def _nothing_yet(source: Source, position: int) -> GetResult:
+    min_offset, max_offset = source.known_range()
     return GetResult(GetStatus.NO_MATCHED_MESSAGE, [], 0, 0, position, min_offset, max_offset)
-
-
-def _known_range(queue: StoreQueue) -> tuple[int, int]:
-    """From min_offset to max_offset, without a look at the disk."""
-    return queue.consume_queue.min_offset_seen, queue.consume_queue.max_offset
 
 
 def _is_held(status: GetStatus, queue_offset: int) -> bool:

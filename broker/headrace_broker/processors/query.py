@@ -6,9 +6,9 @@ Source: docs/protocol.md "Queries"; tests/broker/test_query_processor.py.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from headrace_broker.processors.queues import checked_queue, complete_queue
+from headrace_broker.queue_directory import Use
 from headrace_broker.store.reader import CANDIDATES_MAX
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
@@ -28,9 +28,10 @@ from headrace_protocol.serving import Reply, all_ready, until_done
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from headrace_broker.queue_directory import QueueDirectory
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.reader import IndexType, KeyQuery
-    from headrace_broker.topics import TopicTable
+    from headrace_broker.store.store_source import Boundary
     from headrace_protocol.errors import NotReady
     from headrace_protocol.serving import Registry, Request
 
@@ -42,15 +43,15 @@ _INDEX_TYPES: dict[str | None, IndexType | None] = {
     "U": "U",
     "T": "T",
 }
-_BOUNDARIES: dict[str, Literal["LOWER", "UPPER"]] = {"LOWER": "LOWER", "UPPER": "UPPER"}
+_BOUNDARIES: dict[str, Boundary] = {"LOWER": "LOWER", "UPPER": "UPPER"}
 
 
 class QueryProcessor:
     """Answers where messages are."""
 
-    def __init__(self, store: MessageStore, topics: TopicTable) -> None:
+    def __init__(self, store: MessageStore, directory: QueueDirectory) -> None:
         self._store = store
-        self._topics = topics
+        self._directory = directory
 
     def register(self, registry: Registry) -> None:
         """Serve these codes."""
@@ -67,7 +68,7 @@ class QueryProcessor:
         query = self._query(header)
         yield from until_done(query.step)
         records = yield from all_ready(
-            functools.partial(self._store.record_at, offset) for offset in query.found
+            functools.partial(self._store.commit_log.record_at, offset) for offset in query.found
         )
         found = tuple(record for record in records if record is not None)
         if not found:
@@ -120,27 +121,27 @@ class QueryProcessor:
                 ResponseCode.INVALID_PARAMETER,
                 f"boundaryType {header.boundary_type!r}: expected LOWER or UPPER",
             )
-        queue = complete_queue(self._store, self._topics, header.topic, header.queue_id)
-        offset = self._store.offset_by_time(queue, header.timestamp, boundary) if queue else 0
+        place = self._directory.serve(header.topic, header.queue_id, Use.BEGIN)
+        offset = place.source.offset_by_time(header.timestamp, boundary)
         return Reply(OffsetResponseHeader(offset=offset))
 
     def max_offset(self, request: Request) -> Reply:
         """GET_MAX_OFFSET: just after the newest message."""
         header = request.header(GetMaxOffsetHeader)
-        queue = checked_queue(self._store, self._topics, header.topic, header.queue_id)
-        return Reply(OffsetResponseHeader(offset=self._store.max_offset(queue) if queue else 0))
+        place = self._directory.serve(header.topic, header.queue_id, Use.LOOK)
+        return Reply(OffsetResponseHeader(offset=place.source.max_offset()))
 
     def min_offset(self, request: Request) -> Reply:
         """GET_MIN_OFFSET: the oldest message."""
         header = request.header(GetMinOffsetHeader)
-        queue = complete_queue(self._store, self._topics, header.topic, header.queue_id)
-        return Reply(OffsetResponseHeader(offset=self._store.min_offset(queue) if queue else 0))
+        place = self._directory.serve(header.topic, header.queue_id, Use.BEGIN)
+        return Reply(OffsetResponseHeader(offset=place.source.min_offset()))
 
     def earliest_store_time(self, request: Request) -> Reply:
         """GET_EARLIEST_MSG_STORETIME: when the oldest message was stored; -1 if there is none."""
         header = request.header(GetEarliestMsgStoretimeHeader)
-        queue = complete_queue(self._store, self._topics, header.topic, header.queue_id)
-        timestamp = self._store.earliest_store_time(queue) if queue else None
+        source = self._directory.serve(header.topic, header.queue_id, Use.BEGIN).source
+        timestamp = source.store_time_at(source.min_offset())
         return Reply(TimestampResponseHeader(timestamp=-1 if timestamp is None else timestamp))
 
 

@@ -7,11 +7,11 @@ reply's template. Source: docs/protocol.md "Send".
 
 from __future__ import annotations
 
-import random
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from headrace_broker.queue_directory import Use
 from headrace_broker.store.errors import (
     BatchTooLong,
     RecordTooLarge,
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from headrace_broker.config import BrokerConfig
+    from headrace_broker.queue_directory import QueueDirectory
     from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.commit_log import PlainMessage
     from headrace_broker.store.message_store import MessageStore
@@ -147,14 +148,15 @@ class SendProcessor:
         config: BrokerConfig,
         store: MessageStore,
         topics: TopicTable,
+        directory: QueueDirectory,
         uniq_keys: UniqKeyGenerator,
         statistics: BrokerStatistics,
     ) -> None:
-        self._broker_name = config.broker_name
         self._is_sync_flush = config.is_sync_flush
         self._store_host_hex = store.store_host.hex().upper()
         self._store = store
         self._topics = topics
+        self._directory = directory
         self._uniq_keys = uniq_keys
         self._statistics = statistics
         self._targets: dict[tuple[str, int], _Target] = {}
@@ -476,25 +478,10 @@ class SendProcessor:
             header.default_topic_queue_nums,
             request.channel,
         )
-        self._topics.check_writable(topic)
-        queue_count = max(topic.write_queue_nums, topic.read_queue_nums)
-        queue_id = header.queue_id
-        if queue_id < 0:
-            if not topic.write_queue_nums:
-                raise RequestError(
-                    ResponseCode.NO_PERMISSION,
-                    f"topic {topic.topic_name} has no queue to write to: give it some with "
-                    f"`headrace topic create {topic.topic_name} --queues N`",
-                )
-            queue_id = random.randrange(topic.write_queue_nums)
-        if queue_id >= queue_count:
-            raise RequestError(
-                ResponseCode.INVALID_PARAMETER,
-                f"queue {queue_id} of topic {topic.topic_name} on broker "
-                f"{self._broker_name}: there are {queue_count}, ask for the route again",
-            )
+        place = self._directory.serve(topic.topic_name, header.queue_id, Use.SEND)
+        assert place.queue is not None
         sys_flag = MULTI_TAGS if topic.topic_filter_type == "MULTI_TAG" else 0
-        return _Target(self._store.queue(topic.topic_name, queue_id), sys_flag)
+        return _Target(place.queue, sys_flag)
 
 
 def _check_flags(header: _SendHeader) -> None:

@@ -40,6 +40,7 @@ from headrace_broker.store.recovery import (
 from headrace_broker.store.ring import Ring
 from headrace_broker.store.seal import FileSeal, Seals, Used
 from headrace_broker.store.store_queue import StoreQueue
+from headrace_broker.store.store_source import StoreSource
 from headrace_broker.store.warmup import newest_files, warm
 
 if TYPE_CHECKING:
@@ -146,13 +147,6 @@ class MessageStore:
         self.append_each = self.commit_log.append_each
         self.append_batch = self.commit_log.append_batch
         self.write_out = self.commit_log.write_out
-        self.record_at = self.commit_log.record_at
-        self.get = self.reader.get
-        self.get_bulk = self.reader.get_bulk
-        self.offset_by_time = self.reader.offset_by_time
-        self.store_time_at = self.reader.store_time_at
-        self.min_offset = self.reader.min_offset
-        self.unit = self.reader.unit
         self.when_flushed = self.flusher.when_flushed
 
     # --- start and stop --------------------------------------------------------------------
@@ -430,6 +424,10 @@ class MessageStore:
         """The queue if it exists."""
         return self._names.get((topic, queue_id))
 
+    def source(self, queue: StoreQueue) -> StoreSource:
+        """Reads of a queue as the store holds it."""
+        return StoreSource(queue, self.commit_log)
+
     def queues_of(self, topic: str) -> list[StoreQueue]:
         """All queues of a topic that exist, by queue id."""
         return [queue for _, queue in sorted(self._topics.get(topic, {}).items())]
@@ -491,14 +489,6 @@ class MessageStore:
         else:
             self.flusher.flush_now()
             callback()
-
-    def max_offset(self, queue: StoreQueue) -> int:
-        """Just after the newest queue offset that can be read."""
-        return queue.consume_queue.max_offset
-
-    def earliest_store_time(self, queue: StoreQueue) -> int | None:
-        """Store time of the oldest record; None when the queue is empty. Raises NotReady."""
-        return self.reader.store_time_at(queue, self.min_offset(queue))
 
     # --- the batch of requests -------------------------------------------------------------
 
@@ -598,7 +588,7 @@ class MessageStore:
         become it, must point there. Records without a unit (of deleted topics, or
         cleaned from their queue) are not served.
         """
-        record = self.record_at(physical_offset)
+        record = self.commit_log.record_at(physical_offset)
         if record is None:
             return None
         is_message = self.reader.has_unit(self._names, physical_offset)

@@ -1,0 +1,354 @@
+"""Reads of one queue: by queue offset and by store time."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+import numpy as np
+
+from headrace_broker.store.consume_queue import BLANK_SIZE, UNIT, UNIT_BYTES
+from headrace_protocol.columns import QUEUE_OFFSET_DTYPE, UNIT_DTYPE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headrace_broker.store.commit_log import CommitLog
+    from headrace_broker.store.consume_queue import ConsumeQueue
+    from headrace_broker.store.store_queue import StoreQueue
+    from headrace_protocol.columns import Array
+    from headrace_protocol.message import Buffer
+
+# One pull looks at this many bytes of units at most, so that a rare tag does not stop the loop.
+SCAN_BYTES: Final = 16_000
+# A bulk read looks at ten million units a second or more.
+BULK_SCAN_UNITS: Final = 65_536
+# How much of a range of the log the wanted records must fill for all of it to be sent.
+LOG_FILL_MIN: Final = 0.75
+# Pieces of less cost more to send one by one than to copy.
+PIECE_BYTES_MIN: Final = 4096
+# Units from here on may be older than what the log takes for cached.
+HOT_UNITS: Final = 100_000
+Boundary = Literal["LOWER", "UPPER"]
+Layout = Literal["log", "gathered"]
+
+
+class GetStatus(enum.Enum):
+    """How a read ended; the names go over the wire. OFFSET_RESET is for the broker to say."""
+
+    FOUND = enum.auto()
+    NO_MATCHED_MESSAGE = enum.auto()
+    MESSAGE_WAS_REMOVING = enum.auto()
+    NO_MESSAGE_IN_QUEUE = enum.auto()
+    OFFSET_TOO_SMALL = enum.auto()
+    OFFSET_OVERFLOW_ONE = enum.auto()
+    OFFSET_OVERFLOW_BADLY = enum.auto()
+    OFFSET_RESET = enum.auto()
+
+
+class GetResult(NamedTuple):
+    """What a read found: ``buffers`` are views of the log, whole records back to back.
+
+    ``get_bulk`` puts the records' units, and queue offsets if they have gaps, before them.
+    body_bytes: of the records. layout, first_physical_offset, has_queue_offsets: as
+    BulkPullResponseHeader has them.
+    """
+
+    status: GetStatus
+    buffers: Sequence[Buffer]
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs
+    body_bytes: int
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    layout: Layout = "gathered"
+    first_physical_offset: int = 0
+    has_queue_offsets: bool = False
+
+
+class StoreSource:
+    """Reads a queue through its ConsumeQueue and the log. Each read may raise NotReady."""
+
+    __slots__ = ("_commit_log", "_queue")
+
+    def __init__(self, queue: StoreQueue, commit_log: CommitLog) -> None:
+        self._queue = queue.consume_queue
+        self._commit_log = commit_log
+
+    # --- by queue offset -------------------------------------------------------------------
+
+    def get(
+        self,
+        queue_offset: int,
+        count_max: int,
+        bytes_max: int,
+        tags: frozenset[int] | None,
+    ) -> GetResult:
+        """Records from ``queue_offset`` on, at least one if any matches.
+
+        count_max, bytes_max: where to stop; the first record is returned whatever its size.
+        tags: tags codes wanted, or None for all.
+
+        ``next_offset`` is where to read on. Neighbours in the log share one buffer.
+        Raises NotReady for old units or records that the disk must give first.
+        """
+        consume_queue = self._queue
+        log_min_offset = self._commit_log.files.min_offset
+        min_offset = consume_queue.min_offset(log_min_offset, self._units)
+        max_offset = consume_queue.max_offset
+        if not min_offset <= queue_offset < max_offset:
+            return _outside(queue_offset, min_offset, max_offset)
+        scan_count = max(SCAN_BYTES // UNIT_BYTES, count_max)
+        units = self._units(consume_queue, queue_offset, scan_count)
+        runs, count, body_bytes, seen = _select(
+            units, count_max, bytes_max, tags, log_min_offset, self._commit_log.file_bytes
+        )
+        next_offset = queue_offset + seen
+        if not count:
+            return _empty(_nothing_found(tags), next_offset, min_offset, max_offset)
+        buffers = self._commit_log.slices(runs)
+        return GetResult(
+            GetStatus.FOUND, buffers, count, body_bytes, next_offset, min_offset, max_offset
+        )
+
+    def get_bulk(
+        self,
+        queue_offset: int,
+        count_max: int,
+        bytes_max: int,
+        tags: frozenset[int] | None,
+    ) -> GetResult:
+        """As ``get``, for many records: their units, and the log's bytes that they lie in.
+
+        Neither is copied, unless records lie scattered in pieces too small to be sent as they are.
+        """
+        consume_queue = self._queue
+        log_min_offset = self._commit_log.files.min_offset
+        min_offset = consume_queue.min_offset(log_min_offset, self._units)
+        max_offset = consume_queue.max_offset
+        if not min_offset <= queue_offset < max_offset:
+            return _outside(queue_offset, min_offset, max_offset)
+        scan_count = count_max if tags is None else BULK_SCAN_UNITS
+        units = np.frombuffer(self._units(consume_queue, queue_offset, scan_count), UNIT_DTYPE)
+        numbers, seen = _choose(units, count_max, bytes_max, tags, log_min_offset)
+        next_offset = queue_offset + seen
+        if not len(numbers):
+            return _empty(_nothing_found(tags), next_offset, min_offset, max_offset)
+        units = _take(units, numbers)
+        buffers: list[Buffer] = [units.view(np.uint8).data]
+        has_gaps = seen - int(numbers[0]) != len(numbers)
+        if has_gaps:
+            buffers.append((numbers + queue_offset).astype(QUEUE_OFFSET_DTYPE).tobytes())
+        layout, first_physical_offset, records = self._bulk_records(units)
+        return GetResult(
+            GetStatus.FOUND,
+            buffers + records,
+            len(units),
+            int(units["size"].sum(dtype=np.int64)),
+            next_offset,
+            min_offset,
+            max_offset,
+            layout,
+            first_physical_offset,
+            has_gaps,
+        )
+
+    def _bulk_records(self, units: Array) -> tuple[Layout, int, list[Buffer]]:
+        """The records of units, as they lie if that is not much more, else gathered."""
+        starts = units["physical_offset"].astype(np.int64)
+        ends = starts + units["size"]
+        start, end = int(starts[0]), int(ends[-1])
+        body_bytes = int((ends - starts).sum())
+        find = self._commit_log.files.find
+        if body_bytes >= (end - start) * LOG_FILL_MIN and find(start) is find(end - 1):
+            return "log", start, [*self._commit_log.slices([(start, end)])]
+        is_cut = (starts[1:] != ends[:-1]) | (starts[1:] % self._commit_log.file_bytes == 0)
+        run_starts = starts[np.append(True, is_cut)].tolist()
+        run_ends = ends[np.append(is_cut, True)].tolist()
+        pieces = self._commit_log.slices(list(zip(run_starts, run_ends, strict=True)))
+        if body_bytes < len(pieces) * PIECE_BYTES_MIN:
+            return "gathered", start, [b"".join(pieces)]
+        return "gathered", start, [*pieces]
+
+    def _units(self, queue: ConsumeQueue, queue_offset: int, count: int) -> memoryview:
+        """Units as ``units_view`` has them. Raises NotReady as ``CommitLog.slices``."""
+        if (file := queue.files.find(queue_offset * UNIT_BYTES)) is not None:
+            start = queue_offset * UNIT_BYTES - file.start_offset
+            end = min(start + count * UNIT_BYTES, file.file_bytes)
+            if queue_offset < max(queue.max_offset - HOT_UNITS, queue.started_at):
+                queue.view_of(file)  # within the budget, before the look maps it
+                self._commit_log.page_cache.check(file, start, end)
+            file.check_soon(start, end)
+        return queue.units_view(queue_offset, count)
+
+    def min_offset(self) -> int:
+        """The oldest queue offset whose record is still in the log. Raises NotReady."""
+        return self._queue.min_offset(self._commit_log.min_offset, self._units)
+
+    def max_offset(self) -> int:
+        """Just after the newest queue offset that can be read."""
+        return self._queue.max_offset
+
+    def known_range(self) -> tuple[int, int]:
+        """``min_offset`` as of the last read, and ``max_offset``; never waits for the disk."""
+        return self._queue.min_offset_seen, self._queue.max_offset
+
+    def unit(self, queue_offset: int) -> tuple[int, int, int]:
+        """Physical offset, size and tags code of a unit that exists. Raises NotReady."""
+        physical_offset, size, tags_code = UNIT.unpack(self._units(self._queue, queue_offset, 1))
+        return physical_offset, size, tags_code
+
+    def has_unit(self, queue_offset: int) -> bool:
+        """Whether there is such a unit, with or without its record."""
+        return self._queue.first_offset <= queue_offset < self._queue.max_offset
+
+    # --- by time ---------------------------------------------------------------------------
+
+    def offset_by_time(self, timestamp_ms: int, boundary: Boundary = "LOWER") -> int:
+        """The queue offset for a store time.
+
+        LOWER: the first record stored at or after it; max_offset when all are older.
+        UPPER: the last one stored at or before it; 0 when all are newer.
+        Raises NotReady.
+        """
+        min_offset = self.min_offset()
+        limit_ms = timestamp_ms if boundary == "LOWER" else timestamp_ms + 1
+        low, high = min_offset, self._queue.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            store_ms = self.store_time_at(middle)
+            # A unit without record belongs to the past.
+            if store_ms is None or store_ms < limit_ms:
+                low = middle + 1
+            else:
+                high = middle
+        if boundary == "LOWER":
+            return low
+        return low - 1 if low > min_offset else 0
+
+    def store_time_at(self, queue_offset: int) -> int | None:
+        """When the record at a queue offset was stored; None if not there. Raises NotReady."""
+        if not self.has_unit(queue_offset):
+            return None
+        return self._commit_log.store_timestamp_at(self.unit(queue_offset)[0])
+
+
+class EmptySource:
+    """Reads a queue to which nothing was ever written."""
+
+    def get(
+        self, queue_offset: int, _count_max: int, _bytes_max: int, _tags: frozenset[int] | None
+    ) -> GetResult:
+        """Nothing."""
+        return _outside(queue_offset, 0, 0)
+
+    get_bulk = get
+
+    def min_offset(self) -> int:
+        """0."""
+        return 0
+
+    max_offset = min_offset
+
+    def known_range(self) -> tuple[int, int]:
+        """Nothing."""
+        return 0, 0
+
+    def unit(self, queue_offset: int) -> tuple[int, int, int]:
+        """There is none. Raises LookupError."""
+        raise LookupError(queue_offset)
+
+    def offset_by_time(self, _timestamp_ms: int, _boundary: Boundary = "LOWER") -> int:
+        """0."""
+        return 0
+
+    def store_time_at(self, _queue_offset: int) -> int | None:
+        """None."""
+        return None
+
+
+def _nothing_found(tags: frozenset[int] | None) -> GetStatus:
+    return GetStatus.MESSAGE_WAS_REMOVING if tags is None else GetStatus.NO_MATCHED_MESSAGE
+
+
+def _empty(status: GetStatus, next_offset: int, min_offset: int, max_offset: int) -> GetResult:
+    return GetResult(status, [], 0, 0, next_offset, min_offset, max_offset)
+
+
+def _outside(queue_offset: int, min_offset: int, max_offset: int) -> GetResult:
+    """The answer for an offset that no unit has."""
+    if max_offset == 0 or (min_offset == max_offset and queue_offset < max_offset):
+        status, next_offset = GetStatus.NO_MESSAGE_IN_QUEUE, max_offset
+    elif queue_offset < min_offset:
+        status, next_offset = GetStatus.OFFSET_TOO_SMALL, min_offset
+    elif queue_offset == max_offset:
+        status, next_offset = GetStatus.OFFSET_OVERFLOW_ONE, queue_offset
+    else:
+        status, next_offset = GetStatus.OFFSET_OVERFLOW_BADLY, max_offset
+    return _empty(status, next_offset, min_offset, max_offset)
+
+
+def _select(
+    units: memoryview,
+    count_max: int,
+    bytes_max: int,
+    tags: frozenset[int] | None,
+    log_min_offset: int,
+    file_bytes: int,
+) -> tuple[list[tuple[int, int]], int, int, int]:
+    """Ranges of the log, record count, byte count and units looked at."""
+    runs = []
+    count = body_bytes = seen = 0
+    start = end = -1
+    for physical_offset, size, tags_code in UNIT.iter_unpack(units):
+        if tags is not None and tags_code not in tags:
+            seen += 1
+            continue
+        if size == BLANK_SIZE or physical_offset < log_min_offset:
+            seen += 1
+            continue
+        if count and body_bytes + size > bytes_max:
+            break
+        if physical_offset != end or not end % file_bytes:
+            if count:
+                runs.append((start, end))
+            start = physical_offset
+        end = physical_offset + size
+        count += 1
+        body_bytes += size
+        seen += 1
+        if count >= count_max:
+            break
+    if count:
+        runs.append((start, end))
+    return runs, count, body_bytes, seen
+
+
+def _choose(
+    units: Array,
+    count_max: int,
+    bytes_max: int,
+    tags: frozenset[int] | None,
+    log_min_offset: int,
+) -> tuple[Array, int]:
+    """Numbers of the units that are wanted and fit, at least one, and how many were looked at."""
+    if tags is None:
+        # Far more than will fit need not be looked through; behind a large one it may be fewer.
+        units = units[: max(2 * bytes_max // max(int(units["size"][0]), 1), 1)]
+    is_wanted = (units["size"] != BLANK_SIZE) & (units["physical_offset"] >= log_min_offset)
+    if tags is not None:
+        is_wanted &= np.isin(units["tags_code"], list(tags))
+    numbers = np.flatnonzero(is_wanted)
+    ends = np.cumsum(units["size"][numbers], dtype=np.int64)
+    count = min(max(int(np.searchsorted(ends, bytes_max, "right")), 1), count_max)
+    if count < len(numbers):
+        return numbers[:count], int(numbers[count])
+    return numbers, len(units)
+
+
+def _take(units: Array, numbers: Array) -> Array:
+    """Some of the units, as a view when there is nothing between them."""
+    first, last = int(numbers[0]), int(numbers[-1])
+    if last - first == len(numbers) - 1:
+        return units[first : last + 1]
+    return units.take(numbers)
