@@ -140,25 +140,46 @@ Fetch = Callable[[], None]
 Then = Callable[[Exception | None], None]
 # Serves requests of one client that came at once; hands on to ``Registry.serve`` what it can't.
 ReadyFunction = Callable[["Channel", "list[Frame]"], None]
+# Takes work to be run in slices; takes a function for a thread and one to call after it.
+RunLong = Callable[[Iterator[None]], None]
+RunFetch = Callable[[Fetch, Then], None]
+
+
+def run_at_once(work: Iterator[None]) -> None:
+    """Run work to its end, for a program without a loop of slices."""
+    deque(work, maxlen=0)
+
+
+def fetch_at_once(fetch: Fetch, then: Then) -> None:
+    """Call both, for a program without threads."""
+    fetch()
+    then(None)
 
 
 class Registry:
     """Request codes and the functions that serve them.
 
     unexpected: told of an exception that no function should let out: request and exception.
-    run_long: takes work that shall run in slices; runs it to its end at once unless it is set.
-    run_fetch: takes a function for a thread, and one to call after it; calls both at once unless
-    it is set. on_slow: told of requests that took long: name of the code, seconds.
+    run_long, run_fetch: for what takes long, and what waits for the disk.
+    on_slow: told of requests that took long: name of the code, seconds.
     turn_s: how long ``handle`` may serve one client.
     """
 
-    def __init__(self, unexpected: Callable[[Request, Exception], None]) -> None:
+    def __init__(
+        self,
+        unexpected: Callable[[Request, Exception], None],
+        *,
+        run_long: RunLong = run_at_once,
+        run_fetch: RunFetch = fetch_at_once,
+        turn_s: float = math.inf,
+        on_slow: Callable[[str, float], None] = lambda _name, _seconds: None,
+    ) -> None:
         self._functions: dict[int, RequestFunction] = {}
         self._unexpected = unexpected
-        self.run_long: Callable[[Iterator[None]], None] = deque[None](maxlen=0).extend
-        self.run_fetch: Callable[[Fetch, Then], None] = _fetch_now
-        self.turn_s = math.inf
-        self.on_slow: Callable[[str, float], None] = lambda _name, _seconds: None
+        self.run_long = run_long
+        self.run_fetch = run_fetch
+        self.turn_s = turn_s
+        self.on_slow = on_slow
         # Of each client the long requests that are not finished, the one that runs first.
         self._long: dict[Channel, deque[tuple[LongWork, Request]]] = {}
         self._ready_start = b""
@@ -407,11 +428,6 @@ def _try_to(read: Callable[[], Result], results: list[Result]) -> NotReady | Non
     except NotReady as wait:
         return wait
     return None
-
-
-def _fetch_now(fetch: Fetch, then: Then) -> None:
-    fetch()
-    then(None)
 
 
 def notice(code: RequestCode, header: msgspec.Struct | None = None) -> bytes:
