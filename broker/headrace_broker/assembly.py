@@ -21,6 +21,7 @@ from headrace_broker.consumer.unconsumed import UnconsumedLook
 from headrace_broker.frame_loop import FrameLoop
 from headrace_broker.health import Health
 from headrace_broker.host_budget import HostBudget
+from headrace_broker.message_demands import Demand, MessageDemands
 from headrace_broker.processors.admin_broker import AdminBrokerProcessor
 from headrace_broker.processors.admin_groups import AdminGroupsProcessor
 from headrace_broker.processors.admin_topics import AdminTopicsProcessor
@@ -45,7 +46,7 @@ from headrace_protocol.drivers.server import RemotingServer
 from headrace_protocol.drivers.services import Service, StopStage
 from headrace_protocol.drivers.slices import Fetches, SlicedWork
 from headrace_protocol.drivers.watchdog import Watchdog
-from headrace_protocol.message import UniqKeyGenerator
+from headrace_protocol.message import INNER_BATCH, TRANSACTION_MASK, UniqKeyGenerator
 from headrace_protocol.serving import TURN_S, Registry
 
 if TYPE_CHECKING:
@@ -247,7 +248,8 @@ def processors(parts: Parts) -> tuple[Processor, ...]:
 def _message_processors(parts: Parts) -> tuple[Processor, ...]:
     config, store, topics, statistics = parts.config, parts.store, parts.topics, parts.statistics
     uniq_keys = UniqKeyGenerator(store.clock.now_ms, os.getpid(), store.store_host[:-4])
-    sends = SendProcessor(config, store, topics, uniq_keys, statistics)
+    demands = MessageDemands(_demands())
+    sends = SendProcessor(config, store, topics, uniq_keys, demands, statistics)
     pulls = PullProcessor(
         config,
         store,
@@ -258,7 +260,7 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
         parts.long_polling,
         statistics,
     )
-    bulk = BulkProcessor(store, sends, pulls, statistics)
+    bulk = BulkProcessor(store, sends, pulls, demands, statistics)
     return (
         sends,
         pulls,
@@ -266,6 +268,19 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
         StagingProcessor(store, bulk, parts.staging),
         SendBackProcessor(parts.server.host_log),
         QueryProcessor(store, topics),
+    )
+
+
+def _demands() -> tuple[Demand, ...]:
+    """What messages may ask for, in the order in which it is served; see ``Demand``."""
+    return (
+        Demand("inner batches", sys_flags=INNER_BATCH),
+        Demand("transactional messages", ("TRAN_MSG",), TRANSACTION_MASK),
+        Demand("delayed messages", ("DELAY",)),
+        Demand(
+            "messages with a delivery time",
+            ("TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"),
+        ),
     )
 
 
