@@ -11,10 +11,10 @@ from headrace_broker.message_demands import Demand, MessageDemands, SentMessage
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.header_codecs import SerializeType, encode_frame
-from headrace_protocol.headers import BulkSendHeader
+from headrace_protocol.headers import BulkSendHeader, StageSendHeader
 from headrace_protocol.message import TRANSACTION_MASK, encode_batch
 from tests.support.batches import block
-from tests.support.broker import BrokerUnderTest
+from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.channel import MemoryChannel
 from tests.support.stores import read_all
 
@@ -182,6 +182,7 @@ def test_a_batch_that_would_be_changed_is_refused(
     assert broker.store.max_physical_offset == 0
 
 
+@pytest.mark.parametrize("is_staged", [False, True])
 @pytest.mark.parametrize(
     ("topic", "properties", "words"),
     [
@@ -191,20 +192,26 @@ def test_a_batch_that_would_be_changed_is_refused(
     ],
 )
 def test_a_block_that_would_be_changed_is_refused(
-    broker: BrokerUnderTest, topic: str, properties: bytes, words: str
+    broker: BrokerUnderTest, topic: str, properties: bytes, words: str, is_staged: bool
 ) -> None:
-    header = BulkSendHeader(
-        producer_group="g",
-        topic=topic,
-        default_topic="TBW102",
-        default_topic_queue_nums=1,
-        queue_id=0,
-        count=1,
-    )
-    bad = block(b"body", topic=topic, properties=properties)
-    answer = broker.ask(RequestCode.BULK_SEND, header, bytes(bad.body))
+    answer = send_block(broker, topic, properties, is_staged)
     assert words in answer.remark
     assert broker.store.max_physical_offset == 0
-    good = block(b"body", topic=topic, properties=b"KEYS\x01k\x02")
-    answer = broker.ask(RequestCode.BULK_SEND, header, bytes(good.body))
+    answer = send_block(broker, topic, b"KEYS\x01k\x02", is_staged)
     assert answer.code == ResponseCode.SUCCESS
+
+
+def send_block(broker: BrokerUnderTest, topic: str, properties: bytes, is_staged: bool) -> Answer:
+    fields: dict[str, Any] = {
+        "producer_group": "g",
+        "topic": topic,
+        "default_topic": "TBW102",
+        "default_topic_queue_nums": 1,
+        "queue_id": 0,
+        "count": 1,
+    }
+    body = bytes(block(b"body", topic=topic, properties=properties).body)
+    if is_staged:
+        staged = StageSendHeader(query_id="q", batch_id=0, attempt="a", block_number=0, **fields)
+        return broker.ask(RequestCode.STAGE_SEND, staged, body)
+    return broker.ask(RequestCode.BULK_SEND, BulkSendHeader(**fields), body)
