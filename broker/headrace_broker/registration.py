@@ -38,6 +38,7 @@ log = structlog.get_logger("headrace.broker.registration")
 
 _TIMEOUT_MS = 6000
 _RETRY_S = 2.0
+_UNREGISTER_TIMEOUT_S = 3.0
 _CRC_MASK = 0x7FFFFFFF
 
 
@@ -116,7 +117,11 @@ class Registration:
             task_status.started()
 
     async def unregister(self) -> None:
-        """Say goodbye, so that clients look elsewhere at once."""
+        """Say goodbye, so that clients look elsewhere at once; a stop waits so long at most."""
+        with trio.move_on_after(_UNREGISTER_TIMEOUT_S):
+            await self._unregister()
+
+    async def _unregister(self) -> None:
         header = UnregisterBrokerHeader(
             broker_name=self._config.broker_name,
             broker_addr=self._address,

@@ -1,74 +1,34 @@
-"""The broker daemon, put together: store, services, processors, server, registration."""
+"""The broker daemon: opens its store, starts its services, and stops them in order."""
 
 from __future__ import annotations
 
-import os
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from time import monotonic
 from typing import TYPE_CHECKING
 
 import structlog
 import trio
 
+from headrace_broker.assembly import assemble, new_store, services
 from headrace_broker.clock import SystemClock
-from headrace_broker.consumer.groups import ConsumerManager, ProducerManager
-from headrace_broker.consumer.locks import QueueLocks
-from headrace_broker.consumer.long_polling import LongPolling
-from headrace_broker.consumer.offsets import ConsumerOffsets
-from headrace_broker.consumer.subscriptions import SubscriptionGroups
-from headrace_broker.consumer.unconsumed import UnconsumedLook
-from headrace_broker.host_budget import HostBudget
 from headrace_broker.monitor import Monitor, Readiness, State
-from headrace_broker.peer_places import PeerPlaces
-from headrace_broker.processors.admin_broker import AdminBrokerProcessor
-from headrace_broker.processors.admin_groups import AdminGroupsProcessor
-from headrace_broker.processors.admin_topics import AdminTopicsProcessor
-from headrace_broker.processors.bulk import BulkProcessor
-from headrace_broker.processors.client import ClientProcessor
-from headrace_broker.processors.pull import PullProcessor
-from headrace_broker.processors.query import QueryProcessor
-from headrace_broker.processors.send import SendProcessor
-from headrace_broker.processors.send_back import SendBackProcessor
-from headrace_broker.processors.staging import StagingProcessor
-from headrace_broker.queue_directory import QueueDirectory
-from headrace_broker.registration import Registration
-from headrace_broker.staging.service import Staging
-from headrace_broker.statistics import BrokerStatistics
-from headrace_broker.store.config_file import ConfigFile
 from headrace_broker.store.errors import LoadInterrupted
-from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.recovery import LoadStage
-from headrace_broker.topic_attributes import topic_limits
-from headrace_broker.topics import TopicTable
-from headrace_protocol.access import restrict
 from headrace_protocol.drivers.address import pack_host
-from headrace_protocol.drivers.client_requests import ClientRequests
-from headrace_protocol.drivers.host_log import HostLog
-from headrace_protocol.drivers.logs import dropped_log_lines
 from headrace_protocol.drivers.network import TcpNetwork
-from headrace_protocol.drivers.server import RemotingServer
-from headrace_protocol.drivers.services import Services
-from headrace_protocol.drivers.slices import Fetches, SlicedWork
-from headrace_protocol.drivers.watchdog import Watchdog
-from headrace_protocol.message import UniqKeyGenerator
-from headrace_protocol.serving import TURN_S, Registry
+from headrace_protocol.drivers.services import Services, StopStage, finish_all, load_all
 
 if TYPE_CHECKING:
     from headrace_broker.clock import Clock
     from headrace_broker.config import BrokerConfig
-    from headrace_broker.persistence import SavedFile
     from headrace_broker.store.files import Files
+    from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.recovery import OnProgress
+    from headrace_broker.topics import TopicTable
     from headrace_protocol.drivers.network import Listener, Network
-    from headrace_protocol.drivers.server_channel import ServerChannel
-    from headrace_protocol.frame import Frame
 
 log = structlog.get_logger("headrace.broker")
 
-_EXPIRE_S = 10.0
-_STOP_TIMEOUT_S = 3.0
-_PRESSURE_TIMEOUT_S = 2.0
-_PRESSURE_LOOK_S = 0.01
 _PROGRESS_S = 1.0
 
 
@@ -153,10 +113,15 @@ class Broker:
         host = self.config.broker_ip1 or listener.host
         listener.host = host
         self.address = listener.address
-        settings = self.config.store_settings(pack_host(host, listener.port))
-        store = MessageStore(settings, self._clock, self._files)
-        store.works_aside = self._owns_process
-        store.on_progress = progress
+        store = new_store(
+            self.config,
+            pack_host(host, listener.port),
+            self._clock,
+            self._files,
+            self.services,
+            owns_process=self._owns_process,
+            on_progress=progress,
+        )
         report = await trio.to_thread.run_sync(store.load)
         log.info("store open", path=str(self.config.store_path_root_dir), **report.as_log())
         if report.cut_count:
@@ -177,59 +142,34 @@ class Broker:
         stop: trio.Event,
         task_status: trio.TaskStatus[None],
     ) -> None:
-        parts = _Parts(
+        parts = assemble(
             self.config,
             store,
-            self._clock,
             self._network,
             listener,
             self.services,
             owns_loop=self._owns_loop,
         )
-        for kind, names in parts.topics.kinds().items():
-            log.warning(
-                "kept for Apache RocketMQ, not served in full", kind=kind.value, topics=names
-            )
-        await trio.to_thread.run_sync(parts.staging.load)
-        start, start_soon = self.services.start, self.services.start_soon
-        async with trio.open_nursery() as nursery:
-            if self._owns_process:
-                await start(nursery, parts.watchdog.run)
-                # Embedded, where tables are small and clocks may be a test's, no thread writes.
-                start_soon(nursery, parts.topics.saved.run)
-                start_soon(nursery, parts.topics.incarnations.saved.run)
-                start_soon(nursery, parts.groups.saved.run)
-            # Both supervise their own tasks.
-            await nursery.start(store.run)
-            await nursery.start(parts.staging.run)
-            start_soon(nursery, parts.sliced_work.run)
-            start_soon(nursery, parts.fetches.run)
-            start_soon(nursery, parts.client_requests.run)
-            start_soon(nursery, parts.statistics.run, self._clock.now_ms)
-            start_soon(nursery, parts.long_polling.run)
-            start_soon(nursery, parts.relieve_pressure)
-            start_soon(nursery, parts.consumers.run)
-            start_soon(nursery, parts.expire_clients)
-            start_soon(nursery, parts.persist_offsets)
-            # Unsupervised: the server guards each client; any other error of it must end the
-            # broker.
-            await nursery.start(self._network.serve, listener, parts.server)
-            await start(nursery, parts.registration.run)
+        _warn_of_peer_topics(parts.topics)
+        running = services(parts)
+        await load_all(running)
+        async with AsyncExitStack() as ended, trio.open_nursery() as nursery:
+            await self.services.start_all(nursery, running, owns_process=self._owns_process)
             log.info("serving", broker=self.config.broker_name, address=self.address)
             self.readiness.failure = store.failure
             self.readiness.state = State.SERVING
             task_status.started()
             await stop.wait()
             self.readiness.state = State.STOPPING
-            with trio.move_on_after(_STOP_TIMEOUT_S):
-                await parts.registration.unregister()
-            parts.long_polling.answer_all()
+            # A broker that ends for an error of its own leaves the tables as they are.
+            ended.push_async_callback(finish_all, running, StopStage.SAVE)
+            await finish_all(running, StopStage.DEPART, StopStage.ANSWER)
             nursery.cancel_scope.cancel()
-        with ExitStack() as tables:  # run in reverse; a failure skips none
-            tables.callback(parts.offsets.persist)
-            tables.callback(parts.groups.saved.finish)
-            tables.callback(parts.topics.saved.finish)
-            tables.callback(parts.topics.incarnations.saved.finish)
+
+
+def _warn_of_peer_topics(topics: TopicTable) -> None:
+    for kind, names in topics.kinds().items():
+        log.warning("kept for Apache RocketMQ, not served in full", kind=kind.value, topics=names)
 
 
 def log_warnings(warnings: list[str]) -> None:
@@ -275,273 +215,3 @@ def _log_progress(stage: LoadStage, done: int, most: int) -> None:
         log.info("looking at the queues", done=done, of=most)
     else:
         log.info("reading the log", done_mib=done >> 20, at_most_mib=most >> 20)
-
-
-class _Parts:
-    """The services of a running broker; hands the server's frames to the processors."""
-
-    def __init__(
-        self,
-        config: BrokerConfig,
-        store: MessageStore,
-        clock: Clock,
-        network: Network,
-        listener: Listener,
-        services: Services,
-        *,
-        owns_loop: bool,
-    ) -> None:
-        self._store = store
-        self._services = services
-        self._clock = clock
-        self._config = config
-        folder = config.store_path_root_dir / "config"
-        self.statistics = BrokerStatistics()
-        # Logs the changes that clients make.
-        self.changes = HostLog(log)
-        self.watchdog = Watchdog()
-        self.sliced_work = SlicedWork()
-        self.fetches = Fetches()
-        self.client_requests = ClientRequests()
-        self.long_polling = LongPolling()
-        self.long_polling.run_long = self.sliced_work.start
-        store.on_touched = self.long_polling.arrived
-        self.server = RemotingServer(self, owns_loop=owns_loop)
-        now_ms = clock.now_ms
-        budget = HostBudget()
-        self.topics = TopicTable(
-            config, ConfigFile(folder / "topics.json", store.seam), now_ms, budget
-        )
-        self.groups = SubscriptionGroups(
-            config, ConfigFile(folder / "subscriptionGroup.json", store.seam), now_ms, budget
-        )
-        self.offsets = ConsumerOffsets(
-            ConfigFile(folder / "consumerOffset.json", store.seam), now_ms, budget
-        )
-        self.consumers = ConsumerManager(self.groups)
-        self.consumers.run_long = self.sliced_work.start
-        self.producers = ProducerManager()
-        self.producers.run_long = self.sliced_work.start
-        self.staging = Staging(
-            store, config.broker_name, config.staged_reserved_ms, self.statistics.put, budget
-        )
-        store.start_soon = self.staging.start_soon = services.start_soon
-        store.cleaner.look_at_groups = self._look_at_groups
-        store.cleaner.topic_limits = lambda: topic_limits(self.topics.all())
-        self.locks = QueueLocks(budget)
-        self.registration = Registration(
-            config, config.nameservers, network, self.topics, listener.address, ha_address=""
-        )
-        self.topics.on_change = lambda _topic: self.registration.topics_changed()
-        # With sync flush a message on disk is of use only with its topic.
-        store.flusher.others_saved = self.topics.saved.saved
-        store.flusher.answering = self.server.joined
-        self.registry = self._registry()
-        self._producers_of_batch: list[ServerChannel] = []
-        self._held_back: list[ServerChannel] = []
-        self._under_pressure = trio.Event()
-
-    def _look_at_groups(self) -> UnconsumedLook:
-        return UnconsumedLook(self.offsets, self.groups, self.consumers)
-
-    def _registry(self) -> Registry:
-        registry = Registry(self.server.request_failed)
-        registry.run_long = self.sliced_work.start
-        registry.run_fetch = self.fetches.start
-        registry.turn_s = TURN_S
-        registry.answered = self.client_requests.answered
-        registry.on_slow = self.watchdog.note
-        now_ms = self._clock.now_ms
-        peer_places = PeerPlaces(self.topics, self._store.commit_log)
-        directory = QueueDirectory(
-            self._config.broker_name,
-            self._store,
-            self.topics,
-            places=[peer_places.place],
-            sources=[peer_places.source],
-        )
-        uniq_keys = UniqKeyGenerator(now_ms, os.getpid(), self._store.store_host[:-4])
-        sends = SendProcessor(
-            self._config, self._store, self.topics, directory, uniq_keys, self.statistics
-        )
-        pulls = PullProcessor(
-            self._config,
-            self.topics,
-            directory,
-            self.groups,
-            self.consumers,
-            self.offsets,
-            self.long_polling,
-            self.statistics,
-        )
-        bulk = BulkProcessor(self._store, sends, pulls, self.statistics)
-        for processor in (
-            sends,
-            pulls,
-            bulk,
-            StagingProcessor(self._store, bulk, self.staging),
-            SendBackProcessor(self.server.host_log),
-            QueryProcessor(self._store, directory),
-            ClientProcessor(
-                self._store,
-                self.topics,
-                directory,
-                self.groups,
-                self.consumers,
-                self.producers,
-                self.offsets,
-                self.locks,
-                now_ms,
-            ),
-            *self._admin_processors(directory),
-        ):
-            processor.register(registry)
-        restrict(registry, self._config.anonymous_access)
-        return registry
-
-    def _admin_processors(
-        self,
-        directory: QueueDirectory,
-    ) -> tuple[AdminTopicsProcessor, AdminGroupsProcessor, AdminBrokerProcessor]:
-        return (
-            AdminTopicsProcessor(
-                self._config,
-                self._store,
-                self.topics,
-                directory,
-                self.offsets,
-                self.long_polling,
-                self.statistics,
-                self.changes,
-                self.registration.when_told,
-            ),
-            AdminGroupsProcessor(
-                self._config,
-                self.topics,
-                directory,
-                self.groups,
-                self.consumers,
-                self.producers,
-                self.offsets,
-                self.statistics,
-                self._clock.now_ms,
-                self.changes,
-            ),
-            AdminBrokerProcessor(
-                self._config,
-                self._store,
-                self.topics,
-                self.offsets,
-                self.statistics,
-                self._clock.now_ms,
-                self.changes,
-                self.health,
-            ),
-        )
-
-    # -- frames ------------------------------------------------------------------------------------
-
-    def handle(self, channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
-        """See FrameHandler."""
-        store = self._store
-        store.begin_batch()
-        end = store.max_physical_offset
-        try:
-            return self.registry.handle(channel, frames)
-        finally:
-            # Also when something that can't be read came after what was stored.
-            if store.max_physical_offset != end:
-                self._producers_of_batch.append(channel)
-
-    def finish_batch(self) -> None:
-        """Bring what the batch stored into the log."""
-        if self._producers_of_batch:
-            self._store.write_out()
-
-    def replied(self) -> None:
-        """Dispatch what the batch stored, and answer the pulls that waited for it."""
-        producers, self._producers_of_batch = self._producers_of_batch, []
-        if producers:
-            self._dispatch()
-            if self._store.pressure():
-                self._hold_back(producers)
-
-    def _dispatch(self) -> None:
-        self.long_polling.arrived(self._store.dispatch())
-
-    def _hold_back(self, producers: list[ServerChannel]) -> None:
-        for channel in producers:
-            self.server.hold_back(channel, is_held_back=True)
-        self._held_back += producers
-        self._under_pressure.set()
-
-    def closed(self, channel: ServerChannel) -> None:
-        """Forget a client that is gone."""
-        self.long_polling.channel_closed(channel)
-        self.consumers.channel_closed(channel)
-        self.producers.channel_closed(channel)
-        self.client_requests.channel_closed(channel)
-
-    def health(self) -> dict[str, str]:
-        """What clients hold, and what kept them waiting; for the monitor."""
-        stall = self.watchdog.longest
-        return {
-            "connectionCount": str(len(self.server.channels)),
-            "heldPullCount": str(self.long_polling.held_count),
-            # Of the whole event loop: of a broker in somebody's program, with the program's own.
-            "taskCount": str(trio.lowlevel.current_statistics().tasks_living),
-            "heldBytes": str(self.server.held_bytes),
-            "longestLoopStallMs": f"{stall.ms:.1f}",
-            "longestLoopStallCpuMs": f"{stall.cpu_ms:.1f}",
-            "longestLoopStallRan": stall.ran,
-            "loopStallCount": str(self.watchdog.stall_count),
-            "longestGarbageCollectionMs": f"{self.watchdog.longest_collection_ms:.1f}",
-            "droppedLogLines": str(dropped_log_lines()),
-            "unexpectedErrors": str(
-                self._services.unexpected_errors
-                + self.server.unexpected_errors
-                + sum(file.unexpected_errors for file in self._saved_files())
-            ),
-        }
-
-    def _saved_files(self) -> tuple[SavedFile, ...]:
-        return self.topics.saved, self.topics.incarnations.saved, self.groups.saved
-
-    # -- services ----------------------------------------------------------------------------------
-
-    async def relieve_pressure(self) -> None:
-        """Let producers go on when dispatch has caught up, or when they have waited long enough.
-
-        Those that waited in vain fill the rest of the ring and then get SYSTEM_BUSY.
-        """
-        while True:
-            await self._under_pressure.wait()
-            with trio.move_on_after(_PRESSURE_TIMEOUT_S):
-                while self._store.pressure():
-                    await trio.sleep(_PRESSURE_LOOK_S)
-                    self._dispatch()
-            if stage := self._store.pressure():
-                log.warning("dispatch is behind, sends will be refused", stage=stage)
-            self._under_pressure = trio.Event()
-            held_back, self._held_back = self._held_back, []
-            for channel in held_back:
-                self.server.hold_back(channel, is_held_back=False)
-
-    async def expire_clients(self) -> None:
-        """Forget clients whose heartbeats stopped, and locks that were not renewed."""
-        while True:
-            await trio.sleep(_EXPIRE_S)
-            self.consumers.expire(self._clock.now_ms())
-            self.producers.expire(self._clock.now_ms())
-            self.sliced_work.start(self.locks.expire(self._clock.now_ms()))
-            self.changes.report()
-
-    async def persist_offsets(self) -> None:
-        """Write consumer offsets when they have changed."""
-        while True:
-            await trio.sleep(self._config.flush_consumer_offset_interval / 1000)
-            if (snapshot := self.offsets.take_snapshot()) is not None:
-                try:
-                    await trio.to_thread.run_sync(self.offsets.save_snapshot, snapshot)
-                except OSError as error:
-                    log.error("offsets not saved, trying on", reason=str(error))

@@ -103,7 +103,6 @@ class TopicTable:
 
     change_count: grows with every change, for those who keep what they looked up.
     saved: the file, which follows the table. incarnations: see there.
-    on_change: called after every change, with the topic that was put, or None when one went.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ class TopicTable:
         """Load the table. Raises StoreFormatError when what is there can't be read."""
         self.change_count = 0
         self._budget = budget or HostBudget()
-        self.on_change: Callable[[TopicConfig | None], None] = lambda _topic: None
+        self._subscribers: list[Callable[[TopicConfig | None], None]] = []
         self._config = config
         self.saved = SavedFile(file, self._snapshot)
         self._text = TableText()
@@ -240,11 +239,18 @@ class TopicTable:
 
     # -- changes -----------------------------------------------------------------------------------
 
+    def subscribe(self, subscriber: Callable[[TopicConfig | None], None]) -> None:
+        """Call it after every change, with the topic that was put, or None when one went.
+
+        No argument of the constructor: what is told of changes mostly reads the table, too.
+        """
+        self._subscribers.append(subscriber)
+
     def permission_changed(self) -> None:
         """The broker's own permission is another now: what was looked up no longer holds."""
         self.lookups_changed()
         self.data_version = next_version(self.data_version, self._now_ms())
-        self.on_change(None)
+        self._tell(None)
 
     def lookups_changed(self) -> None:
         """What was looked up no longer holds, though no topic is another."""
@@ -377,7 +383,11 @@ class TopicTable:
         self.change_count += 1
         self.data_version = next_version(self.data_version, self._now_ms())
         self.saved.changed()
-        self.on_change(topic)
+        self._tell(topic)
+
+    def _tell(self, topic: TopicConfig | None) -> None:
+        for subscriber in self._subscribers:
+            subscriber(topic)
 
     def _snapshot(self) -> Callable[[], bytes]:
         topics, version = dict(self._topics), self.data_version

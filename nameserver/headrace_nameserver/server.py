@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,14 +16,14 @@ from headrace_protocol.access import restrict
 from headrace_protocol.drivers.network import TcpNetwork
 from headrace_protocol.drivers.server import RemotingServer, ServerLimits
 from headrace_protocol.drivers.server_channel import ServerChannel
-from headrace_protocol.drivers.services import Services
+from headrace_protocol.drivers.services import Service, Services
 from headrace_protocol.drivers.slices import Fetches, SlicedWork
 from headrace_protocol.serving import TURN_S, Registry
 
 if TYPE_CHECKING:
     from headrace_nameserver.config import NameServerConfig
     from headrace_nameserver.routes import LiveBroker
-    from headrace_protocol.drivers.network import Network
+    from headrace_protocol.drivers.network import Listener, Network
     from headrace_protocol.frame import Frame
 
 log = structlog.get_logger("headrace.nameserver")
@@ -43,7 +44,7 @@ class NameServer:
         self.config = config
         self.address = ""
         self._network = network or TcpNetwork()
-        self._services = Services()
+        self._supervisor = Services()
         self._table = RouteTable(
             broker_timeout_ms=config.broker_timeout_ms,
             support_acting_master=config.support_acting_master,
@@ -59,10 +60,12 @@ class NameServer:
         self._server = RemotingServer(self)
         self._sliced_work = SlicedWork()
         self._fetches = Fetches()
-        self._registry = Registry(self._server.request_failed)
-        self._registry.run_long = self._sliced_work.start
-        self._registry.run_fetch = self._fetches.start
-        self._registry.turn_s = TURN_S
+        self._registry = Registry(
+            self._server.request_failed,
+            run_long=self._sliced_work.start,
+            run_fetch=self._fetches.start,
+            turn_s=TURN_S,
+        )
         processor.register(self._registry)
         restrict(self._registry, config.anonymous_access)
 
@@ -74,18 +77,28 @@ class NameServer:
         self._server.limits = ServerLimits()
         try:
             async with trio.open_nursery() as nursery:
-                for service in (
-                    self._expire,
-                    self._report,
-                    self._sliced_work.run,
-                    self._fetches.run,
-                ):
-                    self._services.start_soon(nursery, service)
-                await nursery.start(self._network.serve, listener, self._server)
+                await self._supervisor.start_all(
+                    nursery, self._services(listener), owns_process=True
+                )
                 log.info("serving", address=self.address)
                 task_status.started(self.address)
         finally:
             listener.close()
+
+    def _services(self, listener: Listener) -> tuple[Service, ...]:
+        """What runs, in the order in which it starts."""
+        return (
+            Service(self._expire),
+            Service(self._report),
+            Service(self._sliced_work.run),
+            Service(self._fetches.run),
+            # The server guards each client; any other error of it must end the nameserver.
+            Service(
+                partial(self._network.serve, listener, self._server),
+                is_awaited=True,
+                is_supervised=False,
+            ),
+        )
 
     async def _report(self) -> None:
         """Report suppressed log lines, and let every host cause new ones."""

@@ -147,27 +147,55 @@ Then = Callable[[Exception | None], None]
 RunFetch = Callable[[Channel, NotReady, Then], None]
 # Serves requests of one client that came at once; hands on to ``Registry.serve`` what it can't.
 ReadyFunction = Callable[["Channel", "list[Frame]"], None]
+# Takes work to be run in slices.
+RunLong = Callable[[Iterator[None]], None]
+# Takes a client's answer to a request of the daemon; False when nobody asked for it.
+Answered = Callable[["Channel", Command, "Buffer"], bool]
+
+
+def run_at_once(work: Iterator[None]) -> None:
+    """Run work to its end, for a program without a loop of slices."""
+    deque(work, maxlen=0)
+
+
+def fetch_at_once(_channel: Channel, wait: NotReady, then: Then) -> None:
+    """Fetch, then call back, for a program without threads."""
+    wait.fetch()
+    then(None)
+
+
+def nobody_asked(_channel: Channel, _command: Command, _body: Buffer) -> bool:
+    """For a daemon that asks its clients for nothing."""
+    return False
 
 
 class Registry:
     """Request codes and the functions that serve them.
 
     unexpected: told of an exception that no function should let out: request and exception.
-    run_long: takes work that shall run in slices; runs it to its end at once unless it is set.
-    run_fetch: does in a thread what a client waits for, and calls back; both at once unless it is
-    set. on_slow: told of requests that took long: name of the code, seconds.
+    run_long, run_fetch: for what takes long, and what waits for the disk.
+    on_slow: told of requests that took long: name of the code, seconds.
     turn_s: how long ``handle`` may serve one client. answered: takes a client's answer to a
     request of ours; returns False when nobody asked for it.
     """
 
-    def __init__(self, unexpected: Callable[[Request, Exception], None]) -> None:
+    def __init__(
+        self,
+        unexpected: Callable[[Request, Exception], None],
+        *,
+        run_long: RunLong = run_at_once,
+        run_fetch: RunFetch = fetch_at_once,
+        turn_s: float = math.inf,
+        answered: Answered = nobody_asked,
+        on_slow: Callable[[str, float], None] = lambda _name, _seconds: None,
+    ) -> None:
         self._functions: dict[int, RequestFunction] = {}
         self._unexpected = unexpected
-        self.run_long: Callable[[Iterator[None]], None] = deque[None](maxlen=0).extend
-        self.run_fetch: RunFetch = _fetch_now
-        self.turn_s = math.inf
-        self.on_slow: Callable[[str, float], None] = lambda _name, _seconds: None
-        self.answered: Callable[[Channel, Command, Buffer], bool] = _nobody_asked
+        self.run_long = run_long
+        self.run_fetch = run_fetch
+        self.turn_s = turn_s
+        self.on_slow = on_slow
+        self.answered = answered
         # Of each client the long requests that are not finished, the one that runs first.
         self._long: dict[Channel, deque[tuple[LongWork, Request]]] = {}
         self._guards: dict[int, tuple[Guard, ...]] = {}
@@ -444,15 +472,6 @@ def _try_to(read: Callable[[], Result], results: list[Result]) -> NotReady | Non
     except NotReady as wait:
         return wait
     return None
-
-
-def _nobody_asked(_channel: Channel, _command: Command, _body: Buffer) -> bool:
-    return False
-
-
-def _fetch_now(_channel: Channel, wait: NotReady, then: Then) -> None:
-    wait.fetch()
-    then(None)
 
 
 def notice(code: RequestCode, header: msgspec.Struct | None = None) -> bytes:

@@ -13,9 +13,10 @@ import pytest
 from headrace.admin import cli
 from headrace.admin.failures import report
 from headrace.admin.messages import print_message
-from headrace.admin.output import print_json_line, print_record, print_rows, time_text, warn
+from headrace.admin.output import print_json_line, print_record, print_rows, time_text
 from headrace.errors import BrokerError
 from headrace.messages import ReceivedMessage
+from headrace_protocol.drivers.command import warn
 from headrace_protocol.message import COMPRESSED, decode_record, encode_record
 from tests.support.cli import _Capture
 

@@ -42,7 +42,7 @@ NUMBERS = (
 )
 
 
-def test_the_peers_tools_find_what_they_look_for(broker: BrokerUnderTest) -> None:
+async def test_the_peers_tools_find_what_they_look_for(broker: BrokerUnderTest) -> None:
     info = runtime_info(broker)
     for name in NUMBERS:
         float(info[name].split(" ")[0])
@@ -51,7 +51,7 @@ def test_the_peers_tools_find_what_they_look_for(broker: BrokerUnderTest) -> Non
     assert "earliestMessageTimeStamp" not in info
 
 
-def test_the_numbers_are_those_of_the_store(broker: BrokerUnderTest) -> None:
+async def test_the_numbers_are_those_of_the_store(broker: BrokerUnderTest) -> None:
     start_ms = broker.clock.ms
     broker.create_topic("t")
     broker.store_message("t", 0)
@@ -91,7 +91,7 @@ def test_settings_are_read_and_changed(broker: BrokerUnderTest) -> None:
 
 def test_another_permission_is_told_to_the_nameservers(broker: BrokerUnderTest) -> None:
     told = []
-    broker.topics.on_change = told.append
+    broker.topics.subscribe(told.append)
     before = broker.topics.change_count, broker.topics.data_version.counter
     update(broker, "brokerPermission=4")
     after = broker.topics.change_count, broker.topics.data_version.counter

@@ -165,7 +165,7 @@ def broker(
 
 
 @pytest.mark.parametrize(("code", "header", "folders"), LOOKUPS)
-def test_a_lookup_waits_for_the_disk_in_a_thread(
+async def test_a_lookup_waits_for_the_disk_in_a_thread(
     broker: BrokerUnderTest,
     files: ColdFiles,
     code: RequestCode,

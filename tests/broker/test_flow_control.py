@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from headrace_broker import server
+from headrace_broker import frame_loop
 from headrace_broker.config import BrokerConfig
 from headrace_broker.server import Broker
 from headrace_broker.store.files import Files
@@ -78,7 +78,7 @@ class Answers:
 async def test_a_flood_over_a_slow_disk_is_held_back_and_then_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "_PRESSURE_TIMEOUT_S", TIMEOUT_S)
+    monkeypatch.setattr(frame_loop, "_PRESSURE_TIMEOUT_S", TIMEOUT_S)
     network = MemoryNetwork()
     # With synchronous flush nothing is dispatched that is not on disk yet, so the ring fills up.
     config = BrokerConfig(

@@ -161,7 +161,7 @@ def test_a_guard_that_fails_refuses(broker: BrokerUnderTest) -> None:
     answer = broker.ask(RequestCode.GET_BROKER_CONFIG)
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert executed.codes == []
-    assert [str(error) for error in broker.unexpected] == ["a bug"]
+    assert broker.unexpected == 1
 
 
 def test_each_guard_is_asked_until_one_refuses(broker: BrokerUnderTest) -> None:

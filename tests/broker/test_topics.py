@@ -199,7 +199,7 @@ def test_permissions_of_the_broker(tmp_path: Path) -> None:
 
 def test_every_change_is_told_once(tmp_path: Path) -> None:
     topics, told = table(tmp_path), []
-    topics.on_change = told.append
+    topics.subscribe(told.append)
     topic = TopicConfig(topic_name="t")
     before = topics.change_count, topics.data_version.counter
     topics.put(topic)

@@ -2,53 +2,57 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-import structlog
-
+from headrace_broker.assembly import Pace, assemble
 from headrace_broker.config import BrokerConfig
-from headrace_broker.consumer.groups import ConsumerManager, ProducerManager
-from headrace_broker.consumer.locks import QueueLocks
-from headrace_broker.consumer.long_polling import LongPolling
-from headrace_broker.consumer.offsets import ConsumerOffsets
-from headrace_broker.consumer.subscriptions import SubscriptionGroups
-from headrace_broker.host_budget import HostBudget
-from headrace_broker.peer_places import PeerPlaces
-from headrace_broker.processors.admin_broker import AdminBrokerProcessor
-from headrace_broker.processors.admin_groups import AdminGroupsProcessor
-from headrace_broker.processors.admin_topics import AdminTopicsProcessor
-from headrace_broker.processors.bulk import BulkProcessor
-from headrace_broker.processors.client import ClientProcessor
-from headrace_broker.processors.pull import PullProcessor
-from headrace_broker.processors.query import QueryProcessor
-from headrace_broker.processors.send import SendProcessor
-from headrace_broker.processors.send_back import SendBackProcessor
-from headrace_broker.processors.staging import StagingProcessor
-from headrace_broker.queue_directory import QueueDirectory
-from headrace_broker.staging.service import Staging
-from headrace_broker.statistics import BrokerStatistics
-from headrace_broker.store.config_file import ConfigFile
-from headrace_broker.topics import TopicTable
 from headrace_protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData, TopicConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.command import VERSION, Command, header_fields
-from headrace_protocol.drivers.host_log import HostLog
+from headrace_protocol.drivers.network import MemoryNetwork
+from headrace_protocol.drivers.services import Services
+from headrace_protocol.drivers.slices import Fetches, SlicedWork
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, encode_frame
-from headrace_protocol.message import UniqKeyGenerator
-from headrace_protocol.serving import Registry
+from headrace_protocol.serving import fetch_at_once, run_at_once
 from tests.support.channel import MemoryChannel
 from tests.support.stores import SetClock, open_store, put
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     import msgspec
 
     from headrace_broker.queue_directory import FindPlace, FindSource
-    from headrace_protocol.serving import Request
+    from headrace_protocol.drivers.server_channel import ServerChannel
+    from headrace_protocol.errors import NotReady
+    from headrace_protocol.serving import Channel, Then
+
+
+class WorkAtOnce(SlicedWork):
+    """Runs everything in one slice."""
+
+    def start(self, work: Iterator[None]) -> None:
+        run_at_once(work)
+
+
+class FetchesAtOnce(Fetches):
+    """Waits for the disk without a thread."""
+
+    def start(self, channel: Channel, wait: NotReady, then: Then) -> None:
+        fetch_at_once(channel, wait, then)
+
+
+def at_once() -> Pace:
+    """For a broker whose services do not run."""
+    return Pace(WorkAtOnce(), FetchesAtOnce(), math.inf)
+
+
+def _read_on(_channel: ServerChannel, *, is_held_back: bool) -> None:
+    pass
 
 
 @dataclass
@@ -79,103 +83,41 @@ class BrokerUnderTest:
         sources: Sequence[FindSource] = (),
         **store: Any,
     ) -> None:
-        self._places, self._sources = places, sources
         self.config = config or broker_config(folder)
         self.clock = SetClock()
-        now_ms = self.clock.now_ms
         self.store = open_store(self.config.store_path_root_dir, self.clock, **store)
-        files = self.config.store_path_root_dir / "config"
-        self.budget = HostBudget()
-        self.changes = HostLog(structlog.get_logger())
-        topics_file = ConfigFile(files / "topics.json")
-        self.topics = TopicTable(self.config, topics_file, now_ms, self.budget)
-        groups_file = ConfigFile(files / "subscriptionGroup.json")
-        self.groups = SubscriptionGroups(self.config, groups_file, now_ms, self.budget)
-        offsets_file = ConfigFile(files / "consumerOffset.json")
-        self.offsets = ConsumerOffsets(offsets_file, now_ms, self.budget)
-        self.consumers = ConsumerManager(self.groups)
-        self.producers = ProducerManager()
-        self.locks = QueueLocks(self.budget)
-        self.statistics = BrokerStatistics()
-        self.long_polling = LongPolling()
-        self.staging = Staging(
+        network = MemoryNetwork()
+        listener = network.listen("127.0.0.1", 0)
+        self.parts = assemble(
+            self.config,
             self.store,
-            self.config.broker_name,
-            self.config.staged_reserved_ms,
-            self.statistics.put,
-            self.budget,
+            network,
+            listener,
+            Services(),
+            places=places,
+            sources=sources,
+            pace=at_once(),
         )
+        self.budget = self.parts.budget
+        self.changes = self.parts.changes
+        self.topics = self.parts.topics
+        self.groups = self.parts.groups
+        self.offsets = self.parts.offsets
+        self.consumers = self.parts.consumers
+        self.producers = self.parts.producers
+        self.locks = self.parts.locks
+        self.statistics = self.parts.statistics
+        self.long_polling = self.parts.long_polling
+        self.staging = self.parts.staging
         self.staging.load()
-        self.unexpected: list[Exception] = []
-        self.registry = Registry(self._fail)
-        for processor in self._processors():
-            processor.register(self.registry)
+        self.registry = self.parts.registry
+        # A channel in memory is not read, so nothing has to stop reading it.
+        self.parts.frames.connect(self.registry, _read_on)
 
-    def _fail(self, _request: Request, error: Exception) -> None:
-        self.unexpected.append(error)
-
-    def _processors(self) -> tuple[Any, ...]:
-        now_ms = self.clock.now_ms
-        config, store, topics, groups = self.config, self.store, self.topics, self.groups
-        consumers, producers, offsets = self.consumers, self.producers, self.offsets
-        statistics, long_polling = self.statistics, self.long_polling
-        peer_places = PeerPlaces(topics, store.commit_log)
-        directory = QueueDirectory(
-            config.broker_name,
-            store,
-            topics,
-            places=[*self._places, peer_places.place],
-            sources=[*self._sources, peer_places.source],
-        )
-        uniq_keys = UniqKeyGenerator(now_ms, 1, b"\x7f\x00\x00\x01")
-        sends = SendProcessor(config, store, topics, directory, uniq_keys, statistics)
-        pulls = PullProcessor(
-            config, topics, directory, groups, consumers, offsets, long_polling, statistics
-        )
-        bulk = BulkProcessor(store, sends, pulls, statistics)
-        return (
-            sends,
-            pulls,
-            bulk,
-            StagingProcessor(store, bulk, self.staging),
-            SendBackProcessor(HostLog(structlog.get_logger())),
-            QueryProcessor(store, directory),
-            ClientProcessor(
-                store,
-                topics,
-                directory,
-                groups,
-                consumers,
-                producers,
-                offsets,
-                self.locks,
-                now_ms,
-            ),
-            AdminTopicsProcessor(
-                config,
-                store,
-                topics,
-                directory,
-                offsets,
-                long_polling,
-                statistics,
-                self.changes,
-                lambda told: told(),
-            ),
-            AdminGroupsProcessor(
-                config,
-                topics,
-                directory,
-                groups,
-                consumers,
-                producers,
-                offsets,
-                statistics,
-                now_ms,
-                self.changes,
-            ),
-            AdminBrokerProcessor(config, store, topics, offsets, statistics, now_ms, self.changes),
-        )
+    @property
+    def unexpected(self) -> int:
+        """How many requests failed for a fault of ours; the log has the tracebacks."""
+        return self.parts.server.unexpected_errors
 
     def close(self) -> None:
         self.store.close()
@@ -184,9 +126,10 @@ class BrokerUnderTest:
 
     def take(self, frame: bytes, channel: MemoryChannel) -> None:
         """One frame of a client, handled as a batch of its own."""
-        self.store.begin_batch()
-        self.registry.handle(channel, FrameReader().feed(frame))
-        self.long_polling.arrived(self.store.dispatch())
+        frames = self.parts.frames
+        frames.handle(cast("ServerChannel", channel), FrameReader().feed(frame))
+        frames.finish_batch()
+        frames.replied()
 
     def ask(
         self,

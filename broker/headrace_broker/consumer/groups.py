@@ -6,7 +6,7 @@ heartbeats stop is dropped, and the others of its group are notified to rebalanc
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,14 +15,14 @@ import trio
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import ConsumerGroupHeader
-from headrace_protocol.serving import notice
+from headrace_protocol.serving import notice, run_at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
     from headrace_protocol.bodies import ConsumerData, SubscriptionData
-    from headrace_protocol.serving import Channel
+    from headrace_protocol.serving import Channel, RunLong
 
 MEMBER_LIFE_MS = 120_000
 BROADCASTING = "BROADCASTING"
@@ -150,12 +150,12 @@ class ConsumerManager:
     """Consumer groups with somebody in them.
 
     change_count: grows when a subscription changes, for those who keep what they looked up.
-    run_long: runs work in slices; by default at once and to its end.
+    run_long: runs work in slices.
     """
 
-    def __init__(self, groups: SubscriptionGroups) -> None:
+    def __init__(self, groups: SubscriptionGroups, run_long: RunLong = run_at_once) -> None:
         self.change_count = 0
-        self.run_long: Callable[[Iterator[None]], None] = deque[None](maxlen=0).extend
+        self.run_long = run_long
         # Notices per group in this period, and groups whose notice waits for the next.
         self._notice_counts: Counter[str] = Counter()
         self._waiting: dict[str, None] = {}
@@ -301,8 +301,8 @@ class ConsumerManager:
 class ProducerManager:
     """Producer groups with somebody in them. run_long: as in ConsumerManager."""
 
-    def __init__(self) -> None:
-        self.run_long: Callable[[Iterator[None]], None] = deque[None](maxlen=0).extend
+    def __init__(self, run_long: RunLong = run_at_once) -> None:
+        self.run_long = run_long
         self._members = _Members()
 
     def heartbeat(self, member: Member, group: str, now_ms: int) -> None:

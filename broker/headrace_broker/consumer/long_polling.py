@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from enum import IntEnum, auto
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import trio
 
+from headrace_protocol.serving import run_at_once
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from headrace_broker.store.store_queue import StoreQueue
-    from headrace_protocol.serving import Channel, Request
+    from headrace_protocol.serving import Channel, Request, RunLong
 
 Key = TypeVar("Key")
 
@@ -83,12 +84,12 @@ class LongPolling:
     Deadlines are kept by tick, so that an answered request leaves nothing behind and a tick touches
     only what is due; queues where nothing arrives cost nothing.
 
-    run_long: runs work in slices; at once and to its end unless it is set.
+    run_long: runs work in slices.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, run_long: RunLong = run_at_once) -> None:
         self.held_count = 0
-        self.run_long: Callable[[Iterator[None]], None] = deque[None](maxlen=0).extend
+        self.run_long = run_long
         self._due: dict[int, dict[HeldRequest, None]] = {}
         self._of_channels: dict[Channel, dict[HeldRequest, None]] = {}
         self._next_tick = 0

@@ -24,6 +24,7 @@ from headrace_protocol.message import CorruptRecord, encode_offset_message_id
 from headrace_protocol.serving import Reply
 
 if TYPE_CHECKING:
+    from headrace_broker.message_demands import MessageDemands
     from headrace_broker.processors.pull import PullProcessor, Target
     from headrace_broker.processors.send import SendProcessor
     from headrace_broker.statistics import BrokerStatistics
@@ -44,11 +45,13 @@ class BulkProcessor:
         store: MessageStore,
         sends: SendProcessor,
         pulls: PullProcessor,
+        demands: MessageDemands,
         statistics: BrokerStatistics,
     ) -> None:
         self._store = store
         self._sends = sends
         self._pulls = pulls
+        self._demands = demands
         self._statistics = statistics
 
     def register(self, registry: Registry) -> None:
@@ -86,7 +89,9 @@ class BulkProcessor:
             records = EncodedRecords(target.queue, header.count, request.body, target.sys_flag)
         except CorruptRecord as error:
             raise refusal(error, header.topic) from None
-        self._sends.check_properties(records.distinct_properties)
+        self._demands.check_block(
+            header.topic, target.queue.queue_id, list(records.distinct_properties)
+        )
         return records, target.sys_flag
 
     def _check_place(self, header: BulkSendHeader) -> None:

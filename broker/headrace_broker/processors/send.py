@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from headrace_broker.message_demands import SentMessage, is_asking
 from headrace_broker.queue_directory import Use
 from headrace_broker.store.errors import (
     BatchTooLong,
@@ -33,20 +34,17 @@ from headrace_protocol.headers import (
 from headrace_protocol.message import (
     BORN_HOST_V6,
     CRC32,
-    INNER_BATCH,
     MULTI_TAGS,
     PROPERTIES_BYTES_MAX,
     STORE_HOST_V6,
-    TRANSACTION_MASK,
     CorruptRecord,
     tags_code,
 )
 from headrace_protocol.serving import Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from headrace_broker.config import BrokerConfig
+    from headrace_broker.message_demands import MessageDemands
     from headrace_broker.queue_directory import QueueDirectory
     from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.commit_log import PlainMessage
@@ -67,26 +65,16 @@ _TAILS_KEPT = 1000
 _TAIL_CHARS_MAX = 1024
 RETRY_PREFIX = "%RETRY%"
 
-# What the properties of a message may ask of the broker, which is to store it now.
-_NOT_SERVED = {
-    "DELAY": "delayed messages",
-    "TIMER_DELIVER_MS": "messages with a delivery time",
-    "TIMER_DELAY_SEC": "messages with a delivery time",
-    "TIMER_DELAY_MS": "messages with a delivery time",
-    "TRAN_MSG": "transactional messages",
-}
 # What is for the broker, or added by it: not stored as it came.
 _DROPPED = frozenset({"WAIT", "POP_CK", "CLUSTER", "MSG_REGION", "TRACE_ON", CRC32})
-_NOTED = frozenset({"TAGS", "UNIQ_KEY", *_DROPPED, *_NOT_SERVED})
+_NOTED = frozenset({"TAGS", "UNIQ_KEY", *_DROPPED})
 
-_NOT_SERVED_MARKS = [f"\x02{name}\x01".encode() for name in _NOT_SERVED]
 _REFUSALS: dict[type[StoreError], ResponseCode] = {
     BatchTooLong: ResponseCode.MESSAGE_ILLEGAL,
     RecordTooLarge: ResponseCode.MESSAGE_ILLEGAL,
     StoreBusy: ResponseCode.SYSTEM_BUSY,
     StoreNotWritable: ResponseCode.SERVICE_NOT_AVAILABLE,
 }
-_NOT_SERVED_FLAGS = TRANSACTION_MASK | INNER_BATCH
 # How long the hosts of a record are is for the broker to say.
 _FROM_CLIENTS = ~(BORN_HOST_V6 | STORE_HOST_V6)
 
@@ -136,8 +124,9 @@ _NOT_SAFE_REMARK = "stored, but not known to be on disk"
 # Response code, and the field of the remark.
 _STORED = (0, "")
 _NOT_KNOWN_SAFE = (int(ResponseCode.FLUSH_DISK_TIMEOUT), f'"remark":"{_NOT_SAFE_REMARK}",')
-# Properties as the log holds them, tags code, UNIQ_KEY, whether the answer waits for the disk.
-_Stored = tuple[bytes, int, str, bool]
+# Properties to store, ending with "", tags code, UNIQ_KEY, whether they ask for anything, and
+# whether the answer waits for the disk.
+_Read = tuple[list[str], int, str, bool, bool]
 
 
 class SendProcessor:
@@ -150,6 +139,7 @@ class SendProcessor:
         topics: TopicTable,
         directory: QueueDirectory,
         uniq_keys: UniqKeyGenerator,
+        demands: MessageDemands,
         statistics: BrokerStatistics,
     ) -> None:
         self._is_sync_flush = config.is_sync_flush
@@ -158,6 +148,10 @@ class SendProcessor:
         self._topics = topics
         self._directory = directory
         self._uniq_keys = uniq_keys
+        self._demands = demands
+        self._noted = _NOTED | demands.properties
+        self._asking_flags = demands.sys_flags
+        self._asks_by_topic = demands.has_topics
         self._statistics = statistics
         self._targets: dict[tuple[str, int], _Target] = {}
         self._targets_change = -1
@@ -184,12 +178,13 @@ class SendProcessor:
         answers: list[_PlainAnswer] = []
         plain: list[Frame] = []
         targets = self._current_targets()
+        asking_flags = self._asking_flags
         for frame in frames:
             try:
                 command = _decode_send(frame[1])
                 header = command.fields
                 queue, sys_flag = targets[header.topic, header.queue_id]
-                if command.flag or header.batch or header.sys_flag & _NOT_SERVED_FLAGS:
+                if command.flag or header.batch or header.sys_flag & asking_flags:
                     raise _NotPlainError
                 properties, code, uniq_key = self._plain_properties(header.properties)
                 body = frame[2]
@@ -272,7 +267,8 @@ class SendProcessor:
 
     def _store_request(self, request: Request, header: _SendHeader) -> Reply | None:
         target = self.target(request, header)
-        _check_flags(header)
+        if header.sys_flag & self._asking_flags:
+            self._demands.check_flags(header.topic, header.sys_flag)
         if not request.body:
             raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL,
@@ -286,16 +282,22 @@ class SendProcessor:
             raise refusal(error, header.topic) from None
 
     def _store_one(self, request: Request, header: _SendHeader, target: _Target) -> Reply | None:
-        properties, code, uniq_key, waits = self._stored_properties(header.properties or "")
+        properties, code, uniq_key, asks, waits = self._read_properties(header.properties or "")
         queue = target.queue
+        sys_flag = header.sys_flag & _FROM_CLIENTS | target.sys_flag
+        if asks or sys_flag & self._asking_flags or self._asks_by_topic:
+            message = _sent_message(header, queue, properties, code, sys_flag)
+            self._demands.serve(message)
+            queue = self._store.queue(message.topic, message.queue_id)
+            properties, code, sys_flag = message.properties, message.tags_code, message.sys_flag
         queue_offset = queue.next_offset
         physical_offset = self._store.append(
             queue,
             request.body,
-            properties,
+            self._stored_properties(properties),
             code,
             header.flag,
-            header.sys_flag & _FROM_CLIENTS | target.sys_flag,
+            sys_flag,
             header.born_timestamp,
             request.channel.host_bytes,
             header.reconsume_times or 0,
@@ -303,7 +305,7 @@ class SendProcessor:
         self._statistics.put(queue.topic, 1, len(request.body))
         # As message.encode_offset_message_id writes it.
         message_id = f"{self._store_host_hex}{physical_offset:016X}"
-        return self._answer(request, queue, queue_offset, message_id, uniq_key, waits)
+        return self._answer(request, target.queue, queue_offset, message_id, uniq_key, waits)
 
     def _store_batch(self, request: Request, header: _SendHeader, target: _Target) -> Reply | None:
         if header.topic.startswith(RETRY_PREFIX):
@@ -312,6 +314,13 @@ class SendProcessor:
                 f"a batch to the retry topic {header.topic}: send its messages one by one",
             )
         queue = target.queue
+        properties = header.properties or ""
+        # Those of the request, not of its items, which nobody looks at: as the peer.
+        _, _, uniq_key, asks, waits = self._read_properties(properties)
+        if asks or header.sys_flag & self._asking_flags:
+            self._demands.check_block(
+                header.topic, queue.queue_id, [properties.encode()], header.sys_flag
+            )
         queue_offset, physical_offsets = self._store.append_batch(
             queue,
             request.body,
@@ -322,7 +331,6 @@ class SendProcessor:
         )
         self._statistics.put(queue.topic, len(physical_offsets), len(request.body))
         message_ids = _message_ids(self._store_host_hex, physical_offsets)
-        _, _, uniq_key, waits = self._stored_properties(header.properties or "")
         return self._answer(request, queue, queue_offset, message_ids, uniq_key, waits)
 
     # -- answers -----------------------------------------------------------------------------------
@@ -373,11 +381,12 @@ class SendProcessor:
 
     def _learn_properties(self, properties: str, tail: str) -> tuple[bytes, int, str]:
         try:
-            stored, code, uniq_key, waits = self._stored_properties(properties)
+            items, code, uniq_key, asks, waits = self._read_properties(properties)
+            stored = self._stored_properties(items)
         except RequestError:
             raise _NotPlainError from None
         is_plain_key = uniq_key.isalnum() and uniq_key.isascii()
-        if not is_plain_key or (self._is_sync_flush and not waits):
+        if asks or not is_plain_key or (self._is_sync_flush and not waits):
             raise _NotPlainError
         if "UNIQ_KEY" not in tail and len(tail) <= _TAIL_CHARS_MAX:
             self._learn_tail(tail)
@@ -386,36 +395,37 @@ class SendProcessor:
     def _learn_tail(self, tail: str) -> None:
         if len(self._tails) >= _TAILS_KEPT:
             self._tails.clear()
-        items, code, _, _ = self._look_through(tail)
+        items, code, *_ = self._look_through(tail)
         self._tails[tail] = "\x02".join(items) + self._added, code
 
-    def _stored_properties(self, properties: str) -> _Stored:
-        """The properties to store for a message that came alone.
+    def _read_properties(self, properties: str) -> _Read:
+        """What those of a message say, with a UNIQ_KEY if it has none. Raises RequestError.
 
         They are looked through as text: most are none of the broker's business.
         """
         if len(properties) > PROPERTIES_BYTES_MAX:
             raise _too_large(len(properties))
-        items, code, uniq_key, waits = self._look_through(properties)
+        items, code, uniq_key, asks, waits = self._look_through(properties)
         if not uniq_key:
             uniq_key = self._uniq_keys.next()
             items.insert(0, f"UNIQ_KEY\x01{uniq_key}")
+        return items, code, uniq_key, asks, waits
+
+    def _stored_properties(self, items: list[str]) -> bytes:
+        """As the log holds those of a message that came alone. Raises RequestError."""
         stored = ("\x02".join(items) + self._added).encode()
         if len(stored) > PROPERTIES_BYTES_MAX:
             raise _too_large(len(stored))
-        return stored, code, uniq_key, waits
+        return stored
 
-    def _look_through(self, properties: str) -> tuple[list[str], int, str, bool]:
-        """What is kept of properties, ending with "", and what they tell.
-
-        Tags code, UNIQ_KEY, whether the answer waits for the disk.
-        """
+    def _look_through(self, properties: str) -> _Read:
         items = properties.split("\x02")
-        uniq_key, code, waits = "", 0, True
+        uniq_key, code, asks, waits = "", 0, False, True
         dropped: list[str] = []
+        noted = self._noted
         for item in items:
             name, _, value = item.partition("\x01")
-            if name not in _NOTED:
+            if name not in noted:
                 continue
             if name == "UNIQ_KEY":
                 uniq_key = value
@@ -426,20 +436,13 @@ class SendProcessor:
                 dropped.append(item)
             elif name in _DROPPED:
                 dropped.append(item)
-            elif value not in {"", "0", "false"}:
-                raise _not_served(_NOT_SERVED[name], f"property {name}={value}")
+            else:
+                asks |= is_asking(value)
         for item in dropped:
             items.remove(item)
         if items[-1:] != [""]:
             items.append("")
-        return items, code, uniq_key, waits
-
-    def check_properties(self, properties: Iterable[bytes]) -> None:
-        """Raise RequestError if they ask for what this broker does not serve."""
-        text = b"\x02" + b"\x02".join(properties)
-        if any(mark in text for mark in _NOT_SERVED_MARKS):
-            for raw in properties:
-                self._look_through(raw.decode(errors="replace"))
+        return items, code, uniq_key, asks, waits
 
     def _tags_code(self, tags: str) -> int:
         code = self._tags_codes.get(tags)
@@ -467,7 +470,7 @@ class SendProcessor:
         target = self._current_targets().get((header.topic, header.queue_id))
         if target is None:
             target = self._find_target(request, header)
-            if header.queue_id >= 0:
+            if header.queue_id >= 0 and not self._demands.is_of_topic(header.topic):
                 self._targets[header.topic, header.queue_id] = target
         return target
 
@@ -484,11 +487,18 @@ class SendProcessor:
         return _Target(place.queue, sys_flag)
 
 
-def _check_flags(header: _SendHeader) -> None:
-    if header.sys_flag & _NOT_SERVED_FLAGS:
-        is_batch = header.sys_flag & INNER_BATCH
-        what = "inner batches" if is_batch else "transactional messages"
-        raise _not_served(what, f"sysFlag {header.sys_flag} to {header.topic}")
+def _sent_message(
+    header: _SendHeader, queue: StoreQueue, properties: list[str], tags_code: int, sys_flag: int
+) -> SentMessage:
+    return SentMessage(
+        queue.topic,
+        queue.queue_id,
+        properties,
+        tags_code,
+        sys_flag,
+        header.reconsume_times or 0,
+        header.max_reconsume_times,
+    )
 
 
 def refusal(error: StoreError | CorruptRecord, topic: str) -> RequestError:
@@ -571,11 +581,4 @@ def _too_large(properties_bytes: int) -> RequestError:
         ResponseCode.MESSAGE_ILLEGAL,
         f"properties of {properties_bytes} bytes: {PROPERTIES_BYTES_MAX} is the most, put what is "
         "larger into the body",
-    )
-
-
-def _not_served(what: str, place: str) -> RequestError:
-    return RequestError(
-        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-        f"{what} are not served by this broker ({place}): send without, nothing was stored",
     )

@@ -81,8 +81,13 @@ class Staging:
         reserved_ms: int,
         on_stored: Callable[[str, int, int], None],
         budget: HostBudget | None = None,
+        start_soon: StartSoon = trio.Nursery.start_soon,
     ) -> None:
-        """Touches nothing on disk. reserved_ms: age at which what nobody decided on is removed."""
+        """Touches nothing on disk.
+
+        reserved_ms: age at which what nobody decided on is removed.
+        start_soon: starts a loop; each of them can restart after an error.
+        """
         self._budget = budget or HostBudget()
         self.broker_name = broker_name
         self._store = store
@@ -95,8 +100,7 @@ class Staging:
         self._asked = trio.Event()
         self._to_flush: deque[tuple[Query, Attempt]] = deque()
         self._flush_asked = trio.Event()
-        # Starts a loop; each of them can restart after an error.
-        self.start_soon: StartSoon = trio.Nursery.start_soon
+        self._start_soon = start_soon
 
     # -- start -------------------------------------------------------------------------------------
 
@@ -379,9 +383,9 @@ class Staging:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Apply what was decided and remove what nobody decided on, until cancelled."""
         async with trio.open_nursery() as nursery:
-            self.start_soon(nursery, self._run_expiry)
-            self.start_soon(nursery, self._run_flush)
-            self.start_soon(nursery, self._run_jobs)
+            self._start_soon(nursery, self._run_expiry)
+            self._start_soon(nursery, self._run_flush)
+            self._start_soon(nursery, self._run_jobs)
             task_status.started()
 
     async def _run_jobs(self) -> None:

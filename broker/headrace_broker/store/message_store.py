@@ -44,17 +44,20 @@ from headrace_broker.store.store_source import StoreSource
 from headrace_broker.store.warmup import newest_files, warm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from headrace_broker.clock import Clock
     from headrace_broker.store.cleaner import CleanerStatus
     from headrace_broker.store.encoded_records import EncodedRecords
     from headrace_broker.store.mapped_file import MappedFile
+    from headrace_broker.store.outlook import LowestUnconsumed
     from headrace_broker.store.reader import IndexType, KeyQuery
     from headrace_broker.store.recovery import OnProgress, RecoveryPlan
     from headrace_broker.store.ring import Cursor
     from headrace_broker.store.settings import StoreSettings
+    from headrace_broker.store.topic_floors import TopicLimit
 
 # What a store's directory holds; anything else alone is somebody's other folder.
 STORE_NAMES = frozenset(("commitlog", "consumequeue", "config", "checkpoint", "lock", "index"))
@@ -96,9 +99,21 @@ class MessageStore:
     """
 
     def __init__(
-        self, settings: StoreSettings, clock: Clock | None = None, files: Files | None = None
+        self,
+        settings: StoreSettings,
+        clock: Clock | None = None,
+        files: Files | None = None,
+        *,
+        works_aside: bool = False,
+        start_soon: StartSoon = trio.Nursery.start_soon,
+        on_progress: OnProgress = lambda _stage, _done, _most: None,
     ) -> None:
-        """Touches nothing on disk."""
+        """Touches nothing on disk.
+
+        works_aside: while it runs, threads index and flush what was asked for.
+        start_soon: starts a loop; each of them can restart after an error.
+        on_progress: called in the thread that loads; what it raises ends the start.
+        """
         self.settings = settings
         self.root = settings.root
         self.clock = clock or SystemClock()
@@ -133,13 +148,10 @@ class MessageStore:
         self.commit_log.on_half_full = self._ask_ahead
         self._full_asked = trio.Event()
         self._full_files: deque[MappedFile] = deque()
-        # While it runs threads index and flush what was asked for.
-        self.works_aside = False
+        self.works_aside = works_aside
         self._index_threads = trio.CapacityLimiter(1)
-        # Starts a loop; each of them can restart after an error.
-        self.start_soon: StartSoon = trio.Nursery.start_soon
-        # Called in the thread that loads; what it raises ends the start.
-        self.on_progress: OnProgress = lambda _stage, _done, _most: None
+        self._start_soon = start_soon
+        self.on_progress = on_progress
         # Called with the queues that get units outside the caller's own dispatch().
         self.on_touched: Callable[[set[StoreQueue]], None] = lambda _: None
         # The hot path, without a call in between.
@@ -346,25 +358,43 @@ class MessageStore:
     def _mark_dirty(self, queues: set[StoreQueue]) -> None:
         self.flusher.dirty_queues.update([queue.consume_queue for queue in queues])
 
+    def connect(
+        self,
+        *,
+        look_at_groups: Callable[[], LowestUnconsumed],
+        topic_limits: Callable[[], Mapping[str, TopicLimit]],
+        others_saved: Callable[[], Awaitable[None]],
+        answering: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """Pass what the clean-up and the flush ask for; see ``Cleaner`` and ``Flusher``.
+
+        No arguments of the constructor: the answers come from tables in this directory, which are
+        read only once it is locked and loaded.
+        """
+        self.cleaner.look_at_groups = look_at_groups
+        self.cleaner.topic_limits = topic_limits
+        self.flusher.others_saved = others_saved
+        self.flusher.answering = answering
+
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Flush, index, clean and make files ahead until cancelled."""
         self.cleaner.works_aside = self.works_aside
         async with trio.open_nursery() as nursery:
             if self.works_aside:
                 self.commit_log.on_full = self._file_full
-                self.start_soon(nursery, self._run_seal)
-                self.start_soon(nursery, self._warm)
-                self.start_soon(nursery, self.flusher.run_asked)
-            self.start_soon(nursery, self._run_dispatch)
-            self.start_soon(nursery, self.flusher.run_group_commit)
-            self.start_soon(nursery, self.flusher.run_log_flush)
-            self.start_soon(nursery, self.flusher.run_queue_flush)
+                self._start_soon(nursery, self._run_seal)
+                self._start_soon(nursery, self._warm)
+                self._start_soon(nursery, self.flusher.run_asked)
+            self._start_soon(nursery, self._run_dispatch)
+            self._start_soon(nursery, self.flusher.run_group_commit)
+            self._start_soon(nursery, self.flusher.run_log_flush)
+            self._start_soon(nursery, self.flusher.run_queue_flush)
             await self.cleaner.begin()
-            self.start_soon(nursery, self.cleaner.run)
-            self.start_soon(nursery, self._run_index)
-            self.start_soon(nursery, self._run_ahead)
-            self.start_soon(nursery, self._run_heal)
-            self.start_soon(nursery, self._run_lock_check)
+            self._start_soon(nursery, self.cleaner.run)
+            self._start_soon(nursery, self._run_index)
+            self._start_soon(nursery, self._run_ahead)
+            self._start_soon(nursery, self._run_heal)
+            self._start_soon(nursery, self._run_lock_check)
             task_status.started()
 
     def close(self) -> None:

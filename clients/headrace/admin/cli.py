@@ -25,8 +25,8 @@ from headrace.admin.commands import (
     store,
     topic,
 )
-from headrace.admin.terminal import clean
 from headrace.errors import ConfigurationError
+from headrace_protocol.drivers.command import clean
 
 app = typer.Typer(
     name="headrace",

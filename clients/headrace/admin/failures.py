@@ -1,14 +1,9 @@
-"""What a command that fails says, and the exit code that scripts see.
-
-0: done. 1: failed. 2: wrong usage. 3: not found, or not reachable. 130: interrupted.
-"""
+"""What a command that fails says, and the exit code that scripts see."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
-from headrace.admin.output import warn
 from headrace.errors import (
     BrokerError,
     ConfigurationError,
@@ -21,15 +16,9 @@ from headrace.errors import (
     RouteNotFound,
 )
 from headrace_protocol.codes import ResponseCode
+from headrace_protocol.drivers import command
+from headrace_protocol.drivers.command import FAILED, NOT_FOUND, USAGE
 from headrace_protocol.errors import ProtocolError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-FAILED = 1
-USAGE = 2
-NOT_FOUND = 3
-INTERRUPTED = 130
 
 _NOT_FOUND_CODES = {
     ResponseCode.TOPIC_NOT_EXIST,
@@ -64,25 +53,7 @@ def report(error: BaseException) -> int:
 
     Raises ``error`` itself when it, or a part of it, is nobody's mistake but ours.
     """
-    causes = list(_leaves(error))
-    if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
-        return INTERRUPTED
-    if all(isinstance(cause, BrokenPipeError) for cause in causes):
-        # Whoever read the output has enough, which is no news.
-        return FAILED
-    if not all(isinstance(cause, _expected()) for cause in causes):
-        raise error
-    for text in dict.fromkeys(map(_text, causes)):
-        warn(text)
-    return max(map(_exit_code, causes))
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for part in error.exceptions:
-            yield from _leaves(part)
-    else:
-        yield error
+    return command.report(error, _expected(), _exit_code)
 
 
 def _expected() -> tuple[type[Exception], ...]:
@@ -94,12 +65,6 @@ def _expected() -> tuple[type[Exception], ...]:
 
         types += [StoreError, IdentityTaken]
     return tuple(types)
-
-
-def _text(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error)
 
 
 def _exit_code(error: BaseException) -> int:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headrace.admin.terminal import clean, clean_json
+from headrace.admin.terminal import clean_json
+from headrace_protocol.drivers.command import clean, warn
 
 if TYPE_CHECKING:
     from headrace.admin.client import BrokerProblem
@@ -52,11 +53,6 @@ def print_record(record: Row, *, as_json: bool) -> None:
 def print_json_line(record: Row) -> None:
     """Print one of a stream of things, one JSON object a line."""
     sys.stdout.buffer.write(clean_json(msgspec.json.encode(record)) + b"\n")
-
-
-def warn(text: str) -> None:
-    """Print one line on standard error."""
-    sys.stderr.write(f"headrace: {clean(text)}\n")
 
 
 @contextmanager

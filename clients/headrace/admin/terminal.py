@@ -7,19 +7,12 @@ from __future__ import annotations
 
 import re
 
-
-def clean(text: str) -> str:
-    """Escape what is unprintable in a line, line ends and tabs included."""
-    return text if text.isprintable() else "".join(map(_escaped, text))
+from headrace_protocol.drivers.command import escaped
 
 
 def clean_lines(text: str) -> str:
     """The same for a text of several lines: line ends and tabs stay."""
-    return "".join(c if c in "\n\t" else _escaped(c) for c in text)
-
-
-def _escaped(character: str) -> str:
-    return character if character.isprintable() else ascii(character)[1:-1]
+    return "".join(c if c in "\n\t" else escaped(c) for c in text)
 
 
 # JSON escapes C0 itself but leaves the others, of which terminals obey C1.

@@ -1,18 +1,81 @@
-"""Supervision of a daemon's long-lived tasks."""
+"""A daemon's services: the list in which they start and finish, and their supervision."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from dataclasses import dataclass
+from enum import IntEnum, auto
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 import trio
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 log = structlog.get_logger("headrace.services")
 
-Service = Callable[..., Awaitable[object]]
+Run = Callable[..., Awaitable[object]]
 
 RETRY_S: Final = 1.0
+
+
+class StopStage(IntEnum):
+    """When a service finishes; a stop goes through the stages in this order."""
+
+    # Other processes are told; clients are still served.
+    DEPART = auto()
+    # Held requests are answered; then all tasks end, and clients are closed.
+    ANSWER = auto()
+    # What is only in memory is written.
+    SAVE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A part of a daemon that runs, or has something to do at the start or the stop.
+
+    run: its task. is_awaited: ``run`` takes a task_status, and what follows in the list starts
+    only after it has reported. is_supervised: see ``Services``; False for what supervises its own
+    tasks, and for what must end the daemon when it fails. needs_process: ``run`` is left out
+    unless the daemon owns its process.
+    load: called in a thread before anything runs.
+    finish: called in ``stage`` of a stop, after those before it in the list; may be asynchronous.
+    """
+
+    run: Run | None = None
+    load: Callable[[], None] | None = None
+    finish: Callable[[], Awaitable[None] | None] | None = None
+    stage: StopStage = StopStage.SAVE
+    is_awaited: bool = False
+    is_supervised: bool = True
+    needs_process: bool = False
+
+
+async def load_all(services: Iterable[Service]) -> None:
+    """Call each ``load`` in a thread, one after the other. Raises what it raises."""
+    for service in services:
+        if service.load is not None:
+            await trio.to_thread.run_sync(service.load)
+
+
+async def finish_all(services: Iterable[Service], *stages: StopStage) -> None:
+    """Finish the services of these stages, in order; a failure skips none.
+
+    Raises an ExceptionGroup of all failures.
+    """
+    errors: list[Exception] = []
+    for service in sorted(services, key=lambda service: service.stage):
+        if service.finish is None or service.stage not in stages:
+            continue
+        try:
+            if (finishing := service.finish()) is not None:
+                await finishing
+        except Exception as error:  # noqa: BLE001 - raised when the others have finished
+            errors.append(error)
+    if errors:
+        raise ExceptionGroup("services failed to finish", errors)
 
 
 class Services:
@@ -25,24 +88,39 @@ class Services:
     def __init__(self) -> None:
         self.unexpected_errors = 0
 
-    def start_soon(self, nursery: trio.Nursery, service: Service, *arguments: Any) -> None:
-        """Run a service until it returns or is cancelled."""
-        nursery.start_soon(self._run, service, arguments, name=service)
+    async def start_all(
+        self, nursery: trio.Nursery, services: Iterable[Service], *, owns_process: bool
+    ) -> None:
+        """Start services in the order of the list. Raises the error of a failed start."""
+        for service in services:
+            run = service.run
+            if run is None or (service.needs_process and not owns_process):
+                continue
+            if service.is_awaited:
+                await (self.start(nursery, run) if service.is_supervised else nursery.start(run))
+            elif service.is_supervised:
+                self.start_soon(nursery, run)
+            else:
+                nursery.start_soon(run)
 
-    async def start(self, nursery: trio.Nursery, service: Service) -> Any:
+    def start_soon(self, nursery: trio.Nursery, service: Run) -> None:
+        """Run a service until it returns or is cancelled."""
+        nursery.start_soon(self._run, service, name=service)
+
+    async def start(self, nursery: trio.Nursery, service: Run) -> Any:
         """The same, but wait until the service has started. Raises the error of a failed start."""
         return await nursery.start(self._start, service, name=service)
 
-    async def _run(self, service: Service, arguments: tuple[Any, ...]) -> None:
+    async def _run(self, service: Run) -> None:
         while True:
             try:
-                await service(*arguments)
+                await service()
             except Exception as error:  # noqa: BLE001 - supervision
                 await self._failed(service, error)
             else:
                 return
 
-    async def _start(self, service: Service, *, task_status: trio.TaskStatus[Any]) -> None:
+    async def _start(self, service: Run, *, task_status: trio.TaskStatus[Any]) -> None:
         has_started = False
         while True:
             try:
@@ -58,11 +136,12 @@ class Services:
             else:
                 return
 
-    async def _failed(self, service: Service, error: Exception) -> None:
+    async def _failed(self, service: Run, error: Exception) -> None:
         self.unexpected_errors += 1
+        function = service.func if isinstance(service, partial) else service
         log.error(
             "service failed, restarting",
-            service=getattr(service, "__qualname__", repr(service)),
+            service=getattr(function, "__qualname__", repr(function)),
             pause_s=RETRY_S,
             exc_info=error,
         )

@@ -12,10 +12,11 @@ import typer
 
 from headrace.admin.failures import CommandFailed
 from headrace.admin.options import Json, Nameserver
-from headrace.admin.output import print_rows, warn
+from headrace.admin.output import print_rows
 from headrace.errors import BrokerError, ConfigurationError, HeadraceError
 from headrace.messages import BODY_BYTES_MAX
 from headrace_protocol.codes import ResponseCode
+from headrace_protocol.drivers.command import warn
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -22,20 +21,10 @@ def broker(
     log_level: LogLevel = Level.INFO,
 ) -> None:
     """Run a broker until SIGINT (Ctrl-C) or SIGTERM."""
-    import trio
-
-    from headrace_broker.config import ConfigError, load_config
-    from headrace_broker.server import Broker, log_warnings
-    from headrace_protocol.drivers.logs import configure_logs
-    from headrace_protocol.drivers.process import run_until_signal
+    from headrace_broker.config import ConfigError
+    from headrace_broker.main import serve
 
     try:
-        settings, warnings = load_config(config)
+        serve(config, check_config=check_config, log_level=log_level)
     except ConfigError as error:
         raise ConfigurationError(str(error)) from error
-    if check_config:
-        sys.stderr.writelines(f"headrace: {warning}\n" for warning in warnings)
-        return
-    configure_logs(log_level)
-    log_warnings(warnings)
-    trio.run(run_until_signal, Broker(settings, owns_loop=True).run)

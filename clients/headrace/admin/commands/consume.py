@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.admin.options import Json, Nameserver
-from headrace.admin.output import warn
 from headrace.admin.places import HELP, Place, parse_place
 from headrace.errors import ConfigurationError, HeadraceError
+from headrace_protocol.drivers.command import warn
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

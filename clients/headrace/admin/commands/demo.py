@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.admin.commands.demo_views import flights_view, say, stream_view
-from headrace.admin.failures import FAILED
 from headrace.admin.output import print_rows
+from headrace_protocol.drivers.command import FAILED
 
 if TYPE_CHECKING:
     from headrace.demo import Check, Ledger

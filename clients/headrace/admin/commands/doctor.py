@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
-from headrace.admin.failures import FAILED
 from headrace.admin.options import Json, Nameserver
 from headrace.admin.output import print_rows
+from headrace_protocol.drivers.command import FAILED
 
 if TYPE_CHECKING:
     from headrace_protocol.bodies import BrokerData, ClusterInfo

@@ -24,22 +24,10 @@ def nameserver(
     log_level: LogLevel = Level.INFO,
 ) -> None:
     """Run a nameserver until SIGINT (Ctrl-C) or SIGTERM."""
-    import msgspec
-    import trio
-
-    from headrace_nameserver.config import ConfigError, NameServerConfig, load_config
-    from headrace_nameserver.server import NameServer
-    from headrace_protocol.drivers.logs import configure_logs
-    from headrace_protocol.drivers.process import run_until_signal
+    from headrace_nameserver.config import ConfigError
+    from headrace_nameserver.main import serve
 
     try:
-        settings = load_config(config) if config else NameServerConfig()
-        if port is not None:
-            settings = msgspec.structs.replace(settings, listen_port=port)
-        server = NameServer(settings)
+        serve(config, port=port, check_config=check_config, log_level=log_level)
     except ConfigError as error:
         raise ConfigurationError(str(error)) from error
-    if check_config:
-        return
-    configure_logs(log_level)
-    trio.run(run_until_signal, server.run)

@@ -18,10 +18,9 @@ from headrace.admin.output import (
     print_record,
     print_rows,
     time_text,
-    warn,
 )
-from headrace.admin.terminal import clean
 from headrace.errors import ConfigurationError
+from headrace_protocol.drivers.command import clean, warn
 
 if TYPE_CHECKING:
     from headrace_broker.store_tools.directory import StoreDirectory

@@ -14,11 +14,11 @@ from headrace.admin.output import (
     print_record,
     print_rows,
     time_text,
-    warn,
     warned,
     with_problems,
 )
 from headrace.errors import ConfigurationError
+from headrace_protocol.drivers.command import warn
 
 if TYPE_CHECKING:
     from headrace_protocol.bodies import MessageQueue, TopicConfigAndQueueMapping, TopicOffset

@@ -1,0 +1,427 @@
+"""The broker, put together: each part is made here and handed what it needs of the others.
+
+A feature adds its own modules and, here, a line in each table that it takes part in.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+
+from headrace_broker.consumer.groups import ConsumerManager, ProducerManager
+from headrace_broker.consumer.locks import QueueLocks
+from headrace_broker.consumer.long_polling import LongPolling
+from headrace_broker.consumer.offsets import ConsumerOffsets
+from headrace_broker.consumer.subscriptions import SubscriptionGroups
+from headrace_broker.consumer.unconsumed import UnconsumedLook
+from headrace_broker.frame_loop import FrameLoop
+from headrace_broker.health import Health
+from headrace_broker.host_budget import HostBudget
+from headrace_broker.message_demands import Demand, MessageDemands
+from headrace_broker.peer_places import PeerPlaces
+from headrace_broker.processors.admin_broker import AdminBrokerProcessor
+from headrace_broker.processors.admin_groups import AdminGroupsProcessor
+from headrace_broker.processors.admin_topics import AdminTopicsProcessor
+from headrace_broker.processors.bulk import BulkProcessor
+from headrace_broker.processors.client import ClientProcessor
+from headrace_broker.processors.pull import PullProcessor
+from headrace_broker.processors.query import QueryProcessor
+from headrace_broker.processors.send import SendProcessor
+from headrace_broker.processors.send_back import SendBackProcessor
+from headrace_broker.processors.staging import StagingProcessor
+from headrace_broker.queue_directory import QueueDirectory
+from headrace_broker.registration import Registration
+from headrace_broker.staging.service import Staging
+from headrace_broker.statistics import BrokerStatistics
+from headrace_broker.store.config_file import ConfigFile
+from headrace_broker.store.message_store import MessageStore
+from headrace_broker.topic_attributes import topic_limits
+from headrace_broker.topics import TopicTable
+from headrace_broker.upkeep import ClientExpiry, persist_offsets
+from headrace_protocol.access import restrict
+from headrace_protocol.drivers.client_requests import ClientRequests
+from headrace_protocol.drivers.host_log import HostLog
+from headrace_protocol.drivers.server import RemotingServer
+from headrace_protocol.drivers.services import Service, StopStage
+from headrace_protocol.drivers.slices import Fetches, SlicedWork
+from headrace_protocol.drivers.watchdog import Watchdog
+from headrace_protocol.message import INNER_BATCH, TRANSACTION_MASK, UniqKeyGenerator
+from headrace_protocol.serving import TURN_S, Registry
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headrace_broker.clock import Clock
+    from headrace_broker.config import BrokerConfig
+    from headrace_broker.queue_directory import FindPlace, FindSource
+    from headrace_broker.store.files import Files
+    from headrace_broker.store.recovery import OnProgress
+    from headrace_protocol.drivers.network import Listener, Network
+    from headrace_protocol.drivers.services import Services
+
+log = structlog.get_logger("headrace.broker")
+
+
+class Processor(Protocol):
+    """Serves some requests."""
+
+    def register(self, registry: Registry) -> None:
+        """Route them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Where work goes that would keep the loop, and how long a client's turn is in seconds."""
+
+    sliced_work: SlicedWork = field(default_factory=SlicedWork)
+    fetches: Fetches = field(default_factory=Fetches)
+    turn_s: float = TURN_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a broker consists of, besides its processors.
+
+    changes: logs the changes that clients make.
+    """
+
+    config: BrokerConfig
+    store: MessageStore
+    network: Network
+    listener: Listener
+    supervisor: Services
+    pace: Pace
+    watchdog: Watchdog
+    statistics: BrokerStatistics
+    changes: HostLog
+    budget: HostBudget
+    topics: TopicTable
+    directory: QueueDirectory
+    groups: SubscriptionGroups
+    offsets: ConsumerOffsets
+    consumers: ConsumerManager
+    producers: ProducerManager
+    locks: QueueLocks
+    long_polling: LongPolling
+    client_requests: ClientRequests
+    staging: Staging
+    registration: Registration
+    frames: FrameLoop
+    server: RemotingServer
+    registry: Registry
+
+
+def new_store(
+    config: BrokerConfig,
+    store_host: bytes,
+    clock: Clock,
+    files: Files | None,
+    supervisor: Services,
+    *,
+    owns_process: bool,
+    on_progress: OnProgress,
+) -> MessageStore:
+    """The store of a broker whose clients reach it at ``store_host``, to be loaded."""
+    return MessageStore(
+        config.store_settings(store_host),
+        clock,
+        files,
+        works_aside=owns_process,
+        start_soon=supervisor.start_soon,
+        on_progress=on_progress,
+    )
+
+
+def assemble(
+    config: BrokerConfig,
+    store: MessageStore,
+    network: Network,
+    listener: Listener,
+    supervisor: Services,
+    *,
+    places: Sequence[FindPlace] = (),
+    sources: Sequence[FindSource] = (),
+    pace: Pace | None = None,
+    owns_loop: bool = False,
+) -> Parts:
+    """All parts of a broker, ready to serve; nothing runs yet, and no file but tables is read.
+
+    store: loaded; the caller closes it. listener: where the caller's server listens.
+    supervisor: runs its services. places, sources: asked before those listed in ``_directory``.
+    owns_loop: see RemotingServer.
+    Raises StoreFormatError for a table that can't be read.
+    """
+    pace = pace or Pace()
+    run_long = pace.sliced_work.start
+    budget, statistics, watchdog = HostBudget(), BrokerStatistics(), Watchdog()
+    topics, groups, offsets = _tables(config, store, budget)
+    long_polling, client_requests = LongPolling(run_long), ClientRequests()
+    consumers, producers = ConsumerManager(groups, run_long), ProducerManager(run_long)
+    frames = FrameLoop(
+        store,
+        long_polling.arrived,
+        (
+            long_polling.channel_closed,
+            consumers.channel_closed,
+            producers.channel_closed,
+            client_requests.channel_closed,
+        ),
+    )
+    server = RemotingServer(frames, owns_loop=owns_loop)
+    registry = Registry(
+        server.request_failed,
+        run_long=run_long,
+        run_fetch=pace.fetches.start,
+        turn_s=pace.turn_s,
+        answered=client_requests.answered,
+        on_slow=watchdog.note,
+    )
+    parts = Parts(
+        config=config,
+        store=store,
+        network=network,
+        listener=listener,
+        supervisor=supervisor,
+        pace=pace,
+        watchdog=watchdog,
+        statistics=statistics,
+        changes=HostLog(log),
+        budget=budget,
+        topics=topics,
+        directory=_directory(config, store, topics, places, sources),
+        groups=groups,
+        offsets=offsets,
+        consumers=consumers,
+        producers=producers,
+        locks=QueueLocks(budget),
+        long_polling=long_polling,
+        client_requests=client_requests,
+        staging=Staging(
+            store,
+            config.broker_name,
+            config.staged_reserved_ms,
+            statistics.put,
+            budget,
+            supervisor.start_soon,
+        ),
+        registration=Registration(
+            config, config.nameservers, network, topics, listener.address, ha_address=""
+        ),
+        frames=frames,
+        server=server,
+        registry=registry,
+    )
+    _connect(parts)
+    for processor in processors(parts):
+        processor.register(registry)
+    restrict(registry, config.anonymous_access)
+    return parts
+
+
+def _tables(
+    config: BrokerConfig, store: MessageStore, budget: HostBudget
+) -> tuple[TopicTable, SubscriptionGroups, ConsumerOffsets]:
+    folder, now_ms = config.store_path_root_dir / "config", store.clock.now_ms
+
+    def file(name: str) -> ConfigFile:
+        return ConfigFile(folder / name, store.seam)
+
+    return (
+        TopicTable(config, file("topics.json"), now_ms, budget),
+        SubscriptionGroups(config, file("subscriptionGroup.json"), now_ms, budget),
+        ConsumerOffsets(file("consumerOffset.json"), now_ms, budget),
+    )
+
+
+def _directory(
+    config: BrokerConfig,
+    store: MessageStore,
+    topics: TopicTable,
+    places: Sequence[FindPlace],
+    sources: Sequence[FindSource],
+) -> QueueDirectory:
+    peer_places = PeerPlaces(topics, store.commit_log)
+    return QueueDirectory(
+        config.broker_name,
+        store,
+        topics,
+        places=(*places, peer_places.place),
+        sources=(*sources, peer_places.source),
+    )
+
+
+def _connect(parts: Parts) -> None:
+    """Tie what depends on each other."""
+    topics, store = parts.topics, parts.store
+    parts.frames.connect(parts.registry, parts.server.hold_back)
+    topics.subscribe(lambda _topic: parts.registration.topics_changed())
+    store.on_touched = parts.long_polling.arrived
+    store.connect(
+        look_at_groups=lambda: UnconsumedLook(parts.offsets, parts.groups, parts.consumers),
+        topic_limits=lambda: topic_limits(topics.all()),
+        # With sync flush a message on disk is of use only with its topic.
+        others_saved=topics.saved.saved,
+        answering=parts.server.joined,
+    )
+
+
+# -- processors ------------------------------------------------------------------------------------
+
+
+def processors(parts: Parts) -> tuple[Processor, ...]:
+    """All that serve requests."""
+    return (
+        *_message_processors(parts),
+        *_client_processors(parts),
+        *_admin_processors(parts),
+    )
+
+
+def _message_processors(parts: Parts) -> tuple[Processor, ...]:
+    config, store, topics, statistics = parts.config, parts.store, parts.topics, parts.statistics
+    uniq_keys = UniqKeyGenerator(store.clock.now_ms, os.getpid(), store.store_host[:-4])
+    demands = MessageDemands(_demands())
+    sends = SendProcessor(config, store, topics, parts.directory, uniq_keys, demands, statistics)
+    pulls = PullProcessor(
+        config,
+        topics,
+        parts.directory,
+        parts.groups,
+        parts.consumers,
+        parts.offsets,
+        parts.long_polling,
+        statistics,
+    )
+    bulk = BulkProcessor(store, sends, pulls, demands, statistics)
+    return (
+        sends,
+        pulls,
+        bulk,
+        StagingProcessor(store, bulk, parts.staging),
+        SendBackProcessor(parts.server.host_log),
+        QueryProcessor(store, parts.directory),
+    )
+
+
+def _demands() -> tuple[Demand, ...]:
+    """What messages may ask for, in the order in which it is served; see ``Demand``."""
+    return (
+        Demand("inner batches", sys_flags=INNER_BATCH),
+        Demand("transactional messages", ("TRAN_MSG",), TRANSACTION_MASK),
+        Demand("delayed messages", ("DELAY",)),
+        Demand(
+            "messages with a delivery time",
+            ("TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"),
+        ),
+    )
+
+
+def _client_processors(parts: Parts) -> tuple[Processor, ...]:
+    return (
+        ClientProcessor(
+            parts.store,
+            parts.topics,
+            parts.directory,
+            parts.groups,
+            parts.consumers,
+            parts.producers,
+            parts.offsets,
+            parts.locks,
+            parts.store.clock.now_ms,
+        ),
+    )
+
+
+def _admin_processors(parts: Parts) -> tuple[Processor, ...]:
+    config, store, topics, offsets = parts.config, parts.store, parts.topics, parts.offsets
+    now_ms, statistics, changes = store.clock.now_ms, parts.statistics, parts.changes
+    return (
+        AdminTopicsProcessor(
+            config,
+            store,
+            topics,
+            parts.directory,
+            offsets,
+            parts.long_polling,
+            statistics,
+            changes,
+            parts.registration.when_told,
+        ),
+        AdminGroupsProcessor(
+            config,
+            topics,
+            parts.directory,
+            parts.groups,
+            parts.consumers,
+            parts.producers,
+            offsets,
+            statistics,
+            now_ms,
+            changes,
+        ),
+        AdminBrokerProcessor(
+            config, store, topics, offsets, statistics, now_ms, changes, _health(parts)
+        ),
+    )
+
+
+def _health(parts: Parts) -> Health:
+    topics = parts.topics
+    saved_files = (topics.saved, topics.incarnations.saved, parts.groups.saved)
+    return Health(parts.server, parts.long_polling, parts.watchdog, parts.supervisor, saved_files)
+
+
+# -- services --------------------------------------------------------------------------------------
+
+
+def services(parts: Parts) -> tuple[Service, ...]:
+    """What runs, in the order in which it starts; ``Service`` says when each finishes."""
+    clock, run_long = parts.store.clock, parts.pace.sliced_work.start
+    expiry = ClientExpiry(
+        parts.consumers, parts.producers, parts.locks, parts.changes, clock, run_long
+    )
+    return (
+        Service(parts.watchdog.run, is_awaited=True, needs_process=True),
+        *_saved_files(parts),
+        # Both supervise their own tasks.
+        Service(parts.store.run, is_awaited=True, is_supervised=False),
+        Service(parts.staging.run, parts.staging.load, is_awaited=True, is_supervised=False),
+        Service(parts.pace.sliced_work.run),
+        Service(parts.pace.fetches.run),
+        Service(parts.client_requests.run),
+        Service(partial(parts.statistics.run, clock.now_ms)),
+        Service(
+            parts.long_polling.run, finish=parts.long_polling.answer_all, stage=StopStage.ANSWER
+        ),
+        Service(parts.frames.relieve_pressure),
+        Service(parts.consumers.run),
+        Service(expiry.run),
+        Service(
+            partial(persist_offsets, parts.config, parts.offsets), finish=parts.offsets.persist
+        ),
+        # The server guards each client; any other error of it must end the broker.
+        Service(
+            partial(parts.network.serve, parts.listener, parts.server),
+            is_awaited=True,
+            is_supervised=False,
+        ),
+        Service(
+            parts.registration.run,
+            finish=parts.registration.unregister,
+            stage=StopStage.DEPART,
+            is_awaited=True,
+        ),
+    )
+
+
+def _saved_files(parts: Parts) -> tuple[Service, ...]:
+    """Embedded, where tables are small and clocks may be a test's, no thread writes."""
+    topics = parts.topics
+    return tuple(
+        Service(saved.run, finish=saved.finish, needs_process=True)
+        for saved in (topics.incarnations.saved, topics.saved, parts.groups.saved)
+    )

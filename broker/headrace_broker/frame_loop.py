@@ -1,0 +1,122 @@
+"""What the broker does with clients' frames: store, reply, publish, wake, and hold producers back.
+
+What a batch stored is in the log before its replies leave, and in its queues right after.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.store.store_queue import StoreQueue
+    from headrace_protocol.drivers.server_channel import ServerChannel
+    from headrace_protocol.frame import Frame
+    from headrace_protocol.serving import Registry
+
+log = structlog.get_logger("headrace.broker")
+
+_PRESSURE_TIMEOUT_S = 2.0
+_PRESSURE_LOOK_S = 0.01
+
+
+class HoldBack(Protocol):
+    """As ``RemotingServer.hold_back``."""
+
+    def __call__(self, channel: ServerChannel, *, is_held_back: bool) -> None:
+        """Stop reading a client, or resume."""
+
+
+class FrameLoop:
+    """The broker's FrameHandler: hands frames to the registry, and what they stored to the store.
+
+    arrived: called with the queues that got messages.
+    on_closed: each is called with a client that is gone.
+    """
+
+    _registry: Registry
+    _hold_back: HoldBack
+
+    def __init__(
+        self,
+        store: MessageStore,
+        arrived: Callable[[Iterable[StoreQueue]], None],
+        on_closed: Iterable[Callable[[ServerChannel], None]],
+    ) -> None:
+        self._store = store
+        self._arrived = arrived
+        self._on_closed = tuple(on_closed)
+        self._producers_of_batch: list[ServerChannel] = []
+        self._held_back: list[ServerChannel] = []
+        self._under_pressure = trio.Event()
+
+    def connect(self, registry: Registry, hold_back: HoldBack) -> None:
+        """Name who serves the frames, and who stops reading those of a client; before the first.
+
+        No arguments of the constructor: the server is made with its FrameHandler, and the registry
+        with the server, which is told of failed requests.
+        """
+        self._registry = registry
+        self._hold_back = hold_back
+
+    def handle(self, channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
+        """See FrameHandler."""
+        store = self._store
+        store.begin_batch()
+        end = store.max_physical_offset
+        try:
+            return self._registry.handle(channel, frames)
+        finally:
+            # Also when something that can't be read came after what was stored.
+            if store.max_physical_offset != end:
+                self._producers_of_batch.append(channel)
+
+    def finish_batch(self) -> None:
+        """Bring what the batch stored into the log."""
+        if self._producers_of_batch:
+            self._store.write_out()
+
+    def replied(self) -> None:
+        """Dispatch what the batch stored, and answer the pulls that waited for it."""
+        producers, self._producers_of_batch = self._producers_of_batch, []
+        if producers:
+            self._dispatch()
+            if self._store.pressure():
+                self._hold_all_back(producers)
+
+    def _dispatch(self) -> None:
+        self._arrived(self._store.dispatch())
+
+    def _hold_all_back(self, producers: list[ServerChannel]) -> None:
+        for channel in producers:
+            self._hold_back(channel, is_held_back=True)
+        self._held_back += producers
+        self._under_pressure.set()
+
+    def closed(self, channel: ServerChannel) -> None:
+        """Forget a client that is gone."""
+        for forget in self._on_closed:
+            forget(channel)
+
+    async def relieve_pressure(self) -> None:
+        """Let producers go on when dispatch has caught up, or when they have waited long enough.
+
+        Those that waited in vain fill the rest of the ring and then get SYSTEM_BUSY.
+        """
+        while True:
+            await self._under_pressure.wait()
+            with trio.move_on_after(_PRESSURE_TIMEOUT_S):
+                while self._store.pressure():
+                    await trio.sleep(_PRESSURE_LOOK_S)
+                    self._dispatch()
+            if stage := self._store.pressure():
+                log.warning("dispatch is behind, sends will be refused", stage=stage)
+            self._under_pressure = trio.Event()
+            held_back, self._held_back = self._held_back, []
+            for channel in held_back:
+                self._hold_back(channel, is_held_back=False)

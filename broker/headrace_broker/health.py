@@ -1,0 +1,59 @@
+"""What clients hold and what kept them waiting, for the runtime info."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from headrace_protocol.drivers.logs import dropped_log_lines
+
+if TYPE_CHECKING:
+    from headrace_broker.consumer.long_polling import LongPolling
+    from headrace_broker.persistence import SavedFile
+    from headrace_protocol.drivers.server import RemotingServer
+    from headrace_protocol.drivers.services import Services
+    from headrace_protocol.drivers.watchdog import Watchdog
+
+
+class Health:
+    """Counts of a running broker; saved_files: those that services write."""
+
+    def __init__(
+        self,
+        server: RemotingServer,
+        long_polling: LongPolling,
+        watchdog: Watchdog,
+        supervisor: Services,
+        saved_files: tuple[SavedFile, ...],
+    ) -> None:
+        self._server = server
+        self._long_polling = long_polling
+        self._watchdog = watchdog
+        self._supervisor = supervisor
+        self._saved_files = saved_files
+
+    def __call__(self) -> dict[str, str]:
+        """By name, as GET_BROKER_RUNTIME_INFO answers them."""
+        stall = self._watchdog.longest
+        return {
+            "connectionCount": str(len(self._server.channels)),
+            "heldPullCount": str(self._long_polling.held_count),
+            # Of the whole event loop: of a broker in somebody's program, with the program's own.
+            "taskCount": str(trio.lowlevel.current_statistics().tasks_living),
+            "heldBytes": str(self._server.held_bytes),
+            "longestLoopStallMs": f"{stall.ms:.1f}",
+            "longestLoopStallCpuMs": f"{stall.cpu_ms:.1f}",
+            "longestLoopStallRan": stall.ran,
+            "loopStallCount": str(self._watchdog.stall_count),
+            "longestGarbageCollectionMs": f"{self._watchdog.longest_collection_ms:.1f}",
+            "droppedLogLines": str(dropped_log_lines()),
+            "unexpectedErrors": str(self._unexpected_errors()),
+        }
+
+    def _unexpected_errors(self) -> int:
+        return (
+            self._supervisor.unexpected_errors
+            + self._server.unexpected_errors
+            + sum(file.unexpected_errors for file in self._saved_files)
+        )

@@ -1,0 +1,53 @@
+"""The broker's own command line, without any client code: ``python -m headrace_broker.main``."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import trio
+
+from headrace_broker.config import ConfigError, load_config
+from headrace_broker.registration import IdentityTaken
+from headrace_broker.server import Broker, log_warnings
+from headrace_broker.store.errors import StoreError
+from headrace_protocol.drivers.command import daemon_parser, run_daemon
+from headrace_protocol.drivers.logs import configure_logs
+from headrace_protocol.drivers.process import run_until_signal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+def serve(config: Path, *, check_config: bool, log_level: str) -> None:
+    """Run a broker until SIGINT or SIGTERM.
+
+    check_config: only read the file, and print its warnings.
+    Raises ConfigError, or, in an ExceptionGroup, what ``Broker.run`` raises.
+    """
+    settings, warnings = load_config(config)
+    if check_config:
+        sys.stderr.writelines(f"headrace: {warning}\n" for warning in warnings)
+        return
+    configure_logs(log_level)
+    log_warnings(warnings)
+    trio.run(run_until_signal, Broker(settings, owns_loop=True).run)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    options = daemon_parser(
+        "headrace_broker.main", "Run a broker until SIGINT or SIGTERM.", needs_config=True
+    ).parse_args(arguments)
+    return run_daemon(
+        lambda: serve(
+            options.config, check_config=options.check_config, log_level=options.log_level
+        ),
+        ConfigError,
+        (StoreError, IdentityTaken),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""What a broker does now and then for its clients' state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+
+if TYPE_CHECKING:
+    from headrace_broker.clock import Clock
+    from headrace_broker.config import BrokerConfig
+    from headrace_broker.consumer.groups import ConsumerManager, ProducerManager
+    from headrace_broker.consumer.locks import QueueLocks
+    from headrace_broker.consumer.offsets import ConsumerOffsets
+    from headrace_protocol.drivers.host_log import HostLog
+    from headrace_protocol.serving import RunLong
+
+log = structlog.get_logger("headrace.broker")
+
+_EXPIRE_S = 10.0
+
+
+class ClientExpiry:
+    """Forgets clients whose heartbeats stopped, and locks that were not renewed.
+
+    changes: the log of what clients change, whose suppressed lines are reported as often.
+    """
+
+    def __init__(
+        self,
+        consumers: ConsumerManager,
+        producers: ProducerManager,
+        locks: QueueLocks,
+        changes: HostLog,
+        clock: Clock,
+        run_long: RunLong,
+    ) -> None:
+        self._consumers = consumers
+        self._producers = producers
+        self._locks = locks
+        self._changes = changes
+        self._clock = clock
+        self._run_long = run_long
+
+    async def run(self) -> None:
+        """Look at intervals until cancelled."""
+        while True:
+            await trio.sleep(_EXPIRE_S)
+            self._consumers.expire(self._clock.now_ms())
+            self._producers.expire(self._clock.now_ms())
+            self._run_long(self._locks.expire(self._clock.now_ms()))
+            self._changes.report()
+
+
+async def persist_offsets(config: BrokerConfig, offsets: ConsumerOffsets) -> None:
+    """Write consumer offsets when they have changed, until cancelled."""
+    while True:
+        await trio.sleep(config.flush_consumer_offset_interval / 1000)
+        if (snapshot := offsets.take_snapshot()) is not None:
+            try:
+                await trio.to_thread.run_sync(offsets.save_snapshot, snapshot)
+            except OSError as error:
+                log.error("offsets not saved, trying on", reason=str(error))

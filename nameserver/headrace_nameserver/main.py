@@ -1,0 +1,66 @@
+"""The nameserver's command line, without client code: ``python -m headrace_nameserver.main``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+import msgspec
+import trio
+
+from headrace_nameserver.config import ConfigError, NameServerConfig, load_config
+from headrace_nameserver.server import NameServer
+from headrace_protocol.drivers.command import daemon_parser, run_daemon
+from headrace_protocol.drivers.logs import configure_logs
+from headrace_protocol.drivers.process import run_until_signal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+def serve(config: Path | None, *, port: int | None, check_config: bool, log_level: str) -> None:
+    """Run a nameserver until SIGINT or SIGTERM.
+
+    port: instead of the file's listenPort. check_config: only read the files.
+    Raises ConfigError, or, in an ExceptionGroup, what ``NameServer.run`` raises.
+    """
+    settings = load_config(config) if config else NameServerConfig()
+    if port is not None:
+        settings = msgspec.structs.replace(settings, listen_port=port)
+    server = NameServer(settings)
+    if check_config:
+        return
+    configure_logs(log_level)
+    trio.run(run_until_signal, server.run)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    parser = daemon_parser(
+        "headrace_nameserver.main", "Run a nameserver until SIGINT or SIGTERM.", needs_config=False
+    )
+    parser.add_argument("--port", type=_port, help="instead of the file's listenPort")
+    options = parser.parse_args(arguments)
+    return run_daemon(
+        lambda: serve(
+            options.config,
+            port=options.port,
+            check_config=options.check_config,
+            log_level=options.log_level,
+        ),
+        ConfigError,
+        (),
+    )
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 0xFFFF:
+        raise argparse.ArgumentTypeError(f"{port} is not between 0 and 65535")
+    return port
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""Each daemon starts where the clients' package is not installed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from headrace_broker import main as broker_main
+from headrace_nameserver import main as nameserver_main
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.drivers.network import TcpNetwork
+from tests.support.processes import TIMEOUT_S
+from tests.support.wire import ask, send_header
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+# As if nobody had installed it: an import raises ModuleNotFoundError.
+_WITHOUT_CLIENTS = """
+import runpy, sys
+sys.modules["headrace"] = None
+module = sys.argv[1]
+sys.argv = sys.argv[1:]
+runpy.run_module(module, run_name="__main__")
+"""
+
+
+@contextmanager
+def daemon(module: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A daemon in a process of its own, and its address."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _WITHOUT_CLIENTS, module, *arguments],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process, address_of(process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def address_of(process: subprocess.Popen[str]) -> str:
+    assert process.stderr is not None
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if line.startswith("{") and (entry := json.loads(line))["event"] == "serving":
+            return str(entry["address"])
+    raise AssertionError(lines)
+
+
+def stop(process: subprocess.Popen[str]) -> int:
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=TIMEOUT_S)
+    return process.returncode
+
+
+@pytest.mark.slow
+async def test_both_daemons_run_without_the_clients(tmp_path: Path) -> None:
+    network, settings = TcpNetwork(), tmp_path / "broker.conf"
+    with daemon("headrace_nameserver.main", "--port", "0") as (nameserver, nameserver_address):
+        settings.write_text(
+            f"brokerName=b\nlistenPort=0\nbindAddress=127.0.0.1\nnamesrvAddr={nameserver_address}\n"
+            f"storePathRootDir={tmp_path}/store\nmappedFileSizeCommitLog=1048576\n"
+        )
+        with daemon("headrace_broker.main", "-c", str(settings)) as (broker, address):
+            sent = await ask(
+                network, address, RequestCode.SEND_MESSAGE_V2, send_header("T"), b"body"
+            )
+            assert sent.command.code == ResponseCode.SUCCESS, sent.command.remark
+            known = await ask(network, nameserver_address, RequestCode.GET_BROKER_CLUSTER_INFO)
+            assert address.encode() in bytes(known.body)
+            assert stop(broker) == 0
+        assert stop(nameserver) == 0
+    assert not (tmp_path / "store" / "abort").exists()
+
+
+def test_settings_are_checked_without_a_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = tmp_path / "good.conf", tmp_path / "bad.conf"
+    good.write_text(f"brokerName=b\nstorePathRootDir={tmp_path}/store\nenableMultiDispatch=false\n")
+    bad.write_text("listenPort=9876\nlisten=1\n")
+    assert broker_main.main(["-c", str(good), "--check-config"]) == 0
+    assert nameserver_main.main(["--check-config", "--log-level", "INFO"]) == 0
+    assert "Traceback" not in capsys.readouterr().err
+    for main in (broker_main.main, nameserver_main.main):
+        assert main(["-c", str(bad), "--check-config"]) == 2
+        assert f"headrace: {bad}:2" in capsys.readouterr().err
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--port", "70000"], ["--port", "many"], ["--log-level", "foo"], ["--confg", "x"]]
+)
+def test_options_are_checked_before_a_start(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        nameserver_main.main(arguments)
+    assert end.value.code == 2
+
+
+def test_an_address_in_use_is_reported_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nameserver_main, "configure_logs", lambda _level: None)
+    taken = TcpNetwork().listen("127.0.0.1", 0)
+    settings = tmp_path / "namesrv.conf"
+    settings.write_text(f"bindAddress=127.0.0.1\nlistenPort={taken.port}\n")
+    try:
+        assert nameserver_main.main(["-c", str(settings)]) == 1
+    finally:
+        taken.close()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("headrace: ")
+    assert str(taken.port) in line
