@@ -90,8 +90,6 @@ class Broker:
     ) -> None:
         self.config = config
         self._owns_process = owns_loop
-        # With sync flush answers come from a thread, by way of the scheduler.
-        self._owns_loop = owns_loop and not config.is_sync_flush
         self.address = self.monitor_address = ""
         self.readiness = Readiness()
         self.services = Services()
@@ -180,7 +178,8 @@ class Broker:
             self._network,
             listener,
             self.services,
-            owns_loop=self._owns_loop,
+            # Answers that wait for a gate come from elsewhere, by way of the scheduler.
+            owns_loop=self._owns_process and store.write_path.confirmation.is_immediate,
         )
         for kind, names in parts.topics.kinds().items():
             log.warning(
@@ -299,7 +298,7 @@ class _Parts:
         self.fetches = Fetches()
         self.long_polling = LongPolling()
         self.long_polling.run_long = self.sliced_work.start
-        store.on_touched = self.long_polling.arrived
+        store.write_path.on_published(self.long_polling.arrived)
         self.server = RemotingServer(self, owns_loop=owns_loop)
         now_ms = clock.now_ms
         budget = HostBudget()
@@ -424,7 +423,7 @@ class _Parts:
     def handle(self, channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
         """See FrameHandler."""
         store = self._store
-        store.begin_batch()
+        store.write_path.begin()
         end = store.max_physical_offset
         try:
             return self.registry.handle(channel, frames)
@@ -436,18 +435,15 @@ class _Parts:
     def finish_batch(self) -> None:
         """Bring what the batch stored into the log."""
         if self._producers_of_batch:
-            self._store.write_out()
+            self._store.write_path.commit()
 
     def replied(self) -> None:
         """Dispatch what the batch stored, and answer the pulls that waited for it."""
         producers, self._producers_of_batch = self._producers_of_batch, []
         if producers:
-            self._dispatch()
-            if self._store.pressure():
+            self._store.write_path.publish()
+            if self._store.write_path.pressure():
                 self._hold_back(producers)
-
-    def _dispatch(self) -> None:
-        self.long_polling.arrived(self._store.dispatch())
 
     def _hold_back(self, producers: list[ServerChannel]) -> None:
         for channel in producers:
@@ -496,10 +492,10 @@ class _Parts:
         while True:
             await self._under_pressure.wait()
             with trio.move_on_after(_PRESSURE_TIMEOUT_S):
-                while self._store.pressure():
+                while self._store.write_path.pressure():
                     await trio.sleep(_PRESSURE_LOOK_S)
-                    self._dispatch()
-            if stage := self._store.pressure():
+                    self._store.write_path.publish()
+            if stage := self._store.write_path.pressure():
                 log.warning("dispatch is behind, sends will be refused", stage=stage)
             self._under_pressure = trio.Event()
             held_back, self._held_back = self._held_back, []

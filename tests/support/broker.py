@@ -85,6 +85,7 @@ class BrokerUnderTest:
         self.locks = QueueLocks(self.budget)
         self.statistics = BrokerStatistics()
         self.long_polling = LongPolling()
+        self.store.write_path.on_published(self.long_polling.arrived)
         self.staging = Staging(
             self.store,
             self.config.broker_name,
@@ -154,9 +155,9 @@ class BrokerUnderTest:
 
     def take(self, frame: bytes, channel: MemoryChannel) -> None:
         """One frame of a client, handled as a batch of its own."""
-        self.store.begin_batch()
+        self.store.write_path.begin()
         self.registry.handle(channel, FrameReader().feed(frame))
-        self.long_polling.arrived(self.store.dispatch())
+        self.store.write_path.publish()
 
     def ask(
         self,

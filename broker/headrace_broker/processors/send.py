@@ -153,9 +153,10 @@ class SendProcessor:
         statistics: BrokerStatistics,
     ) -> None:
         self._broker_name = config.broker_name
-        self._is_sync_flush = config.is_sync_flush
         self._store_host_hex = store.store_host.hex().upper()
         self._store = store
+        self._write_path = store.write_path
+        self._confirmation = store.write_path.confirmation
         self._topics = topics
         self._uniq_keys = uniq_keys
         self._statistics = statistics
@@ -227,7 +228,7 @@ class SendProcessor:
     ) -> None:
         """Store and answer; what the log has no room for goes the general way, which makes some."""
         while messages:
-            places = self._store.append_each(messages, channel.host_bytes)
+            places = self._write_path.append_each(messages, channel.host_bytes)
             stored = len(places)
             if stored:
                 self._count(messages[:stored])
@@ -241,16 +242,16 @@ class SendProcessor:
     def _answer_plain(
         self, channel: Channel, answers: list[_PlainAnswer], places: list[tuple[int, int]]
     ) -> None:
-        """Answer the first messages, those that have places; with sync flush, once on disk."""
+        """Answer the first messages, those that have places; once those are confirmed."""
 
         def answer(is_flushed: bool) -> None:
             outcome = _STORED if is_flushed else _NOT_KNOWN_SAFE
             channel.write(_replies(self._store_host_hex, answers, places, outcome))
 
-        if self._is_sync_flush:
-            self._store.when_flushed(self._store.max_physical_offset, answer)
-        else:
+        if self._confirmation.is_immediate:
             answer(True)
+        else:
+            self._confirmation.when_confirmed(self._store.max_physical_offset, answer)
 
     def _count(self, messages: list[PlainMessage]) -> None:
         topic, count, body_bytes = messages[0][0].topic, 0, 0
@@ -289,7 +290,7 @@ class SendProcessor:
         properties, code, uniq_key, waits = self._stored_properties(header.properties or "")
         queue = target.queue
         queue_offset = queue.next_offset
-        physical_offset = self._store.append(
+        physical_offset = self._write_path.append(
             queue,
             request.body,
             properties,
@@ -312,7 +313,7 @@ class SendProcessor:
                 f"a batch to the retry topic {header.topic}: send its messages one by one",
             )
         queue = target.queue
-        queue_offset, physical_offsets = self._store.append_batch(
+        queue_offset, physical_offsets = self._write_path.append_batch(
             queue,
             request.body,
             header.sys_flag & _FROM_CLIENTS | target.sys_flag,
@@ -347,10 +348,10 @@ class SendProcessor:
         return self.stored(request, reply) if waits else reply
 
     def stored(self, request: Request, reply: Reply) -> Reply | None:
-        """The answer once all that was appended is safe: with sync flush, on disk."""
-        if not self._is_sync_flush:
+        """The answer once all that was appended is confirmed."""
+        if self._confirmation.is_immediate:
             return reply
-        self._store.when_flushed(
+        self._confirmation.when_confirmed(
             self._store.max_physical_offset, _FlushedReply(request, reply).answer
         )
         return None
@@ -377,7 +378,7 @@ class SendProcessor:
         except RequestError:
             raise _NotPlainError from None
         is_plain_key = uniq_key.isalnum() and uniq_key.isascii()
-        if not is_plain_key or (self._is_sync_flush and not waits):
+        if not is_plain_key or (not waits and not self._confirmation.is_immediate):
             raise _NotPlainError
         if "UNIQ_KEY" not in tail and len(tail) <= _TAIL_CHARS_MAX:
             self._learn_tail(tail)
