@@ -442,9 +442,11 @@ class Staging:
             is_gone = queue is not records.queue
             return StagedRecords(queue, block, query.state.tag) if is_gone else records
 
-        await store.write_path.append_block(make_records)
-        query.applied_records += block.record_count
-        self._on_stored(block.topic, block.record_count, records.body_bytes)
+        def note(_queue_offset: int, _physical_offset: int) -> None:
+            query.applied_records += block.record_count
+            self._on_stored(block.topic, block.record_count, records.body_bytes)
+
+        await store.write_path.append_block(make_records, note)
         if store.max_physical_offset - store.commit_log.flushed_offset >= _FLUSH_BYTES:
             store.flusher.ask()
 

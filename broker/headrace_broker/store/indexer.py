@@ -89,8 +89,9 @@ class Indexer(Taker):
 
     def drain(self, confirmed_offset: int | None) -> None:
         """Ask for what waits to be indexed; index a block of it when the ring is half full."""
-        waiting_count = self.ring.written - self.cursor.taken
-        if waiting_count > self.ring.row_count // 2:
+        ring = self.ring
+        waiting_count = ring.written - self.cursor.taken
+        if waiting_count > ring.row_count // 2:
             waiting_count -= self.drain_block(confirmed_offset)
         if waiting_count:
             self.asked.set()

@@ -169,13 +169,20 @@ class WritePath:
 
     # --- writers inside the broker ---------------------------------------------------------
 
-    async def append_block(self, make_records: Callable[[], EncodedRecords]) -> tuple[int, int]:
-        """Append a block as soon as there is room for it, and publish it; not yet confirmed.
+    async def append_block(
+        self,
+        make_records: Callable[[], EncodedRecords],
+        note: Callable[[int, int], None] = lambda _queue_offset, _physical_offset: None,
+    ) -> None:
+        """Append a block as soon as there is room for it, and publish it as far as confirmed.
 
         make_records: called before each try; while it waited, a queue may have been deleted.
+        note: called with the queue offset and physical offset of the first record as soon as they
+        are given. From then on a later commit writes the block even if this one fails, so a writer
+        that repeats itself must not append it again.
 
-        Returns the first record's queue offset and physical offset. Between the append and the
-        return no other task runs. Raises StoreNotWritable, RecordTooLarge.
+        Between ``note`` and the return no other task runs. A writer that depends on the block
+        waits for ``confirmed`` next. Raises StoreNotWritable, RecordTooLarge.
         """
         if self.pressure():
             await self._relieve()
@@ -190,8 +197,9 @@ class WritePath:
                     raise self._commit_log.refused() from None
                 await self._relieve()
             else:
+                note(*place)
                 self.publish()
-                return place
+                return
 
     async def _relieve(self) -> None:
         """Wait for what keeps rows in the ring: the gates, or a taker."""
