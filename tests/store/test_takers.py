@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from headrace_broker.store.errors import StoreBusy
 from headrace_broker.store.message_store import MessageStore
+from headrace_broker.store.settings import Retention
 from headrace_broker.store.takers import Taker, TakerFlush
 from tests.support.stores import (
     FaultyFiles,
@@ -95,18 +97,31 @@ def test_a_stuck_one_holds_the_ring_and_is_named(tmp_path: Path, taker: NotingTa
     store.close()
 
 
-async def test_no_log_file_goes_that_it_needs(tmp_path: Path, taker: NotingTaker) -> None:
-    store = opened(tmp_path / "store", taker)
-    taker.is_stuck = True
+def aged(root: Path, taker: NotingTaker) -> MessageStore:
+    """Files of the log that clean-up removes as soon as nobody needs them."""
+    retention = Retention(
+        delete_hours=frozenset(range(24)), clean_ratio=1.0, force_ratio=1.0, refuse_ratio=1.0
+    )
+    store = opened(root, taker, retention=retention)
+    assert isinstance(store.clock, SetClock)
+    now_ms, store.clock.ms = store.clock.ms, store.clock.ms - 100 * 3600 * 1000
     for _ in range(6):
         put(store, store.queue("T", 0), bytes(2000))
-    store.clock.ms += 1000 * 3_600_000  # type: ignore[attr-defined]
-    store.cleaner.ask()
+    store.clock.ms = now_ms
+    store.index_tick()
+    for file in store.commit_log.files.files:
+        os.utime(file.path, times=(0, now_ms / 1000 - 100 * 3600))
+    return store
+
+
+async def test_no_log_file_goes_that_it_needs(tmp_path: Path, taker: NotingTaker) -> None:
+    taker.is_stuck = True
+    store = aged(tmp_path / "store", taker)
+    await store.flusher.flush_thoroughly()
     await store.cleaner.round()
     assert store.commit_log.min_offset == 0
     taker.is_stuck = False
     store.write_path.publish()
-    store.cleaner.ask()
     await store.cleaner.round()
     assert store.commit_log.min_offset > 0
     assert taker.durable_offset() >= store.commit_log.min_offset
@@ -121,13 +136,14 @@ class ForgetfulTaker(NotingTaker):
 
 
 async def test_no_log_file_goes_before_it_has_on_disk_what_it_took(tmp_path: Path) -> None:
-    store = opened(tmp_path / "store", ForgetfulTaker(tmp_path / "noted"))
-    for _ in range(6):
-        put(store, store.queue("T", 0), bytes(2000))
-    store.clock.ms += 1000 * 3_600_000  # type: ignore[attr-defined]
-    store.cleaner.ask()
+    taker = ForgetfulTaker(tmp_path / "noted")
+    store = aged(tmp_path / "store", taker)
+    await store.flusher.flush_thoroughly()
     await store.cleaner.round()
     assert store.commit_log.min_offset == 0
+    taker.path.write_text(str(store.max_physical_offset))
+    await store.cleaner.round()
+    assert store.commit_log.min_offset > 0
     store.close()
 
 
