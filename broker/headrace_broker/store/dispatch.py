@@ -90,7 +90,8 @@ class Dispatcher(Taker):
     def take_touched(self) -> set[StoreQueue]:
         """The queues that got units since the last call; they are dirty now."""
         touched, self.touched = self.touched, set()
-        self.dirty.update([queue.consume_queue for queue in touched])
+        for queue in touched:
+            self.dirty.add(queue.consume_queue)
         return touched
 
     def forget(self, queue: StoreQueue) -> None:

@@ -126,7 +126,7 @@ class Ring:
     @property
     def taken(self) -> int:
         """How many rows every cursor has passed."""
-        return min([cursor.taken for cursor in self.cursors], default=self.written)
+        return min([cursor.taken for cursor in self.cursors])
 
     def last_of(self, row_count: int) -> tuple[int, int] | None:
         """Physical offset and store timestamp of the last of the first ``row_count`` rows.

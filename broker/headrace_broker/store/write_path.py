@@ -101,6 +101,7 @@ class WritePath:
         return self._commit_log.append_records(records)
 
     def _make_room(self, row_count: int) -> None:
+        assert self._writer in {None, get_ident()}
         self.publish()
         confirmed_offset = self.confirmation.offset
         for taker in self._takers:
@@ -116,7 +117,6 @@ class WritePath:
         A full disk refuses further appends; what is left over is taken by a later call.
         Raises StoreNotWritable when the records themselves can't be written.
         """
-        assert self._writer is None or self._writer == get_ident()
         self.commit()
         confirmation = self.confirmation
         confirmed_offset = None if confirmation.is_immediate else self._ask_and_look()
@@ -156,6 +156,7 @@ class WritePath:
 
     def let_drain(self, taker: Taker, drain: Callable[[int | None], object]) -> None:
         """Have a taker take what was appended and is confirmed, in its own way."""
+        assert self._writer in {None, get_ident()}
         self.commit()
         try:
             drain(self.confirmation.offset)
