@@ -122,7 +122,7 @@ class CommitLog:
         """Store one record; returns its physical offset.
 
         The queue offset is ``queue.next_offset`` before the call. The store timestamp is that of
-        the last ``begin_batch``. Nothing is written when it raises.
+        the last ``WritePath.begin``. Nothing is written when it raises.
 
         Raises RecordTooLarge, StoreNotWritable, StoreBusy; struct.error when a number does not
         fit its field.
