@@ -163,7 +163,6 @@ def assemble(
     consumers, producers = ConsumerManager(groups, run_long), ProducerManager(run_long)
     frames = FrameLoop(
         store,
-        long_polling.arrived,
         (
             long_polling.channel_closed,
             consumers.channel_closed,
@@ -259,7 +258,7 @@ def _connect(parts: Parts) -> None:
     topics, store = parts.topics, parts.store
     parts.frames.connect(parts.registry, parts.server.hold_back)
     topics.subscribe(lambda _topic: parts.registration.topics_changed())
-    store.on_touched = parts.long_polling.arrived
+    store.write_path.on_published(parts.long_polling.arrived)
     store.connect(
         look_at_groups=lambda: UnconsumedLook(parts.offsets, parts.groups, parts.consumers),
         topic_limits=lambda: topic_limits(topics.all()),

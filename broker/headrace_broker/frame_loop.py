@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from headrace_broker.store.message_store import MessageStore
-    from headrace_broker.store.store_queue import StoreQueue
     from headrace_protocol.drivers.server_channel import ServerChannel
     from headrace_protocol.frame import Frame
     from headrace_protocol.serving import Registry
@@ -35,7 +34,6 @@ class HoldBack(Protocol):
 class FrameLoop:
     """The broker's FrameHandler: hands frames to the registry, and what they stored to the store.
 
-    arrived: called with the queues that got messages.
     on_closed: each is called with a client that is gone.
     """
 
@@ -45,11 +43,10 @@ class FrameLoop:
     def __init__(
         self,
         store: MessageStore,
-        arrived: Callable[[Iterable[StoreQueue]], None],
         on_closed: Iterable[Callable[[ServerChannel], None]],
     ) -> None:
         self._store = store
-        self._arrived = arrived
+        self._write_path = store.write_path
         self._on_closed = tuple(on_closed)
         self._producers_of_batch: list[ServerChannel] = []
         self._held_back: list[ServerChannel] = []
@@ -67,7 +64,7 @@ class FrameLoop:
     def handle(self, channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
         """See FrameHandler."""
         store = self._store
-        store.begin_batch()
+        self._write_path.begin()
         end = store.max_physical_offset
         try:
             return self._registry.handle(channel, frames)
@@ -79,18 +76,15 @@ class FrameLoop:
     def finish_batch(self) -> None:
         """Bring what the batch stored into the log."""
         if self._producers_of_batch:
-            self._store.write_out()
+            self._write_path.commit()
 
     def replied(self) -> None:
-        """Dispatch what the batch stored, and answer the pulls that waited for it."""
+        """Publish what the batch stored, which wakes the pulls that wait for it."""
         producers, self._producers_of_batch = self._producers_of_batch, []
         if producers:
-            self._dispatch()
-            if self._store.pressure():
+            self._write_path.publish()
+            if self._write_path.pressure():
                 self._hold_all_back(producers)
-
-    def _dispatch(self) -> None:
-        self._arrived(self._store.dispatch())
 
     def _hold_all_back(self, producers: list[ServerChannel]) -> None:
         for channel in producers:
@@ -111,10 +105,10 @@ class FrameLoop:
         while True:
             await self._under_pressure.wait()
             with trio.move_on_after(_PRESSURE_TIMEOUT_S):
-                while self._store.pressure():
+                while self._write_path.pressure():
                     await trio.sleep(_PRESSURE_LOOK_S)
-                    self._dispatch()
-            if stage := self._store.pressure():
+                    self._write_path.publish()
+            if stage := self._write_path.pressure():
                 log.warning("dispatch is behind, sends will be refused", stage=stage)
             self._under_pressure = trio.Event()
             held_back, self._held_back = self._held_back, []

@@ -54,8 +54,6 @@ class Broker:
     ) -> None:
         self.config = config
         self._owns_process = owns_loop
-        # With sync flush answers come from a thread, by way of the scheduler.
-        self._owns_loop = owns_loop and not config.is_sync_flush
         self.address = self.monitor_address = ""
         self.readiness = Readiness()
         self.services = Services()
@@ -148,7 +146,8 @@ class Broker:
             self._network,
             listener,
             self.services,
-            owns_loop=self._owns_loop,
+            # Answers that wait for a gate come from elsewhere, by way of the scheduler.
+            owns_loop=self._owns_process and store.write_path.confirmation.is_immediate,
         )
         _warn_of_peer_topics(parts.topics)
         running = services(parts)

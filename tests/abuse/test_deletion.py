@@ -40,7 +40,7 @@ def answers(
     """The client that gets them."""
     channel = MemoryChannel()
     broker.registry.handle(channel, FrameReader().feed(request(code, fields, body)))
-    broker.store.write_out()
+    broker.store.write_path.commit()
     return channel
 
 
@@ -59,7 +59,7 @@ def test_a_topic_is_not_made_anew_before_its_queues_are_gone(tmp_path: Path) -> 
     slices = Slices(broker)
     for queue_id in range(QUEUES):
         assert send(broker, queue_id)[0] == ResponseCode.SUCCESS
-    broker.store.dispatch()
+    broker.store.write_path.publish()
     first = delete(broker)
     slices.step()
     code, remark = send(broker, QUEUES - 1)
@@ -72,8 +72,8 @@ def test_a_topic_is_not_made_anew_before_its_queues_are_gone(tmp_path: Path) -> 
     assert broker.store.queues_of(TOPIC) == []
     for queue_id in range(QUEUES):
         assert send(broker, queue_id)[0] == ResponseCode.SUCCESS
-    broker.store.dispatch()
-    assert broker.store.commit_log.refusal is None
+    broker.store.write_path.publish()
+    assert broker.store.commit_log.life.refusal is None
     channel = answers(broker, 11, pull_fields(topic=TOPIC, queueId=QUEUES - 1))
     assert [command.code for command, _ in channel.replies()] == [ResponseCode.SUCCESS]
     assert not broker.unexpected

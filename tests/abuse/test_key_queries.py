@@ -116,12 +116,12 @@ def test_records_of_many_keys_are_indexed_a_few_at_a_time(broker: BrokerUnderTes
     for count, size in ((900, 1), (100, 30_000)):
         for _ in range(count):
             put(broker.store, queue, KEYS="k" * size, dispatch=False)
-    broker.store.dispatch()
+    broker.store.write_path.publish()
     rows = []
     while indexer.waiting_count:
-        block = indexer.next_block(1024, BLOCK_BYTES_MAX)
+        block = indexer.next_block(None, 1024, BLOCK_BYTES_MAX)
         rows.append(block.row_count)
-        indexer.put(block)
+        indexer.put_copied(block)
     assert rows[0] >= 900
     assert max(rows[1:]) == BLOCK_BYTES_MAX // 30_007
 

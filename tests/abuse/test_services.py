@@ -21,7 +21,7 @@ from headrace_broker.store import flush
 from headrace_broker.store.cleaner import Cleaner
 from headrace_broker.store.flush import Flusher
 from headrace_broker.store.index_file import IndexFiles
-from headrace_broker.store.message_store import MessageStore
+from headrace_broker.store.write_path import WritePath
 from headrace_nameserver.config import NameServerConfig
 from headrace_nameserver.routes import RouteTable
 from headrace_nameserver.server import NameServer
@@ -120,7 +120,7 @@ FAULTS = [
     (ProducerManager, "expire"),
     (ConsumerOffsets, "take_snapshot"),
     (Staging, "expire"),
-    (MessageStore, "_index"),
+    (WritePath, "let_drain"),
     (Cleaner, "round"),
     (Flusher, "flush_log"),
     (IndexFiles, "forget_vanished"),

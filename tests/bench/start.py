@@ -173,8 +173,8 @@ async def stop_s(root: Path, gib: float, *, is_daemon: bool) -> float:
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         while store.max_physical_offset < gib * GIB:
-            store.append_records(EncodedRecords(queue, len(bodies), body))
-            store.dispatch()
+            store.write_path.append_records(EncodedRecords(queue, len(bodies), body))
+            store.write_path.publish()
             await trio.lowlevel.checkpoint()
         store.index_tick()
         await store.flusher.flush_thoroughly()

@@ -47,8 +47,8 @@ def appender(store: MessageStore, queues: list[StoreQueue], body: bytes) -> Call
     turns = [queues[number % len(queues)] for number in range(100)]
 
     def step() -> None:
-        store.begin_batch()
-        append = store.append
+        store.write_path.begin()
+        append = store.write_path.append
         for queue in turns:
             append(queue, body, PROPERTIES, 1234, 0, 0, 1, HOST, 0)
 
@@ -58,32 +58,36 @@ def appender(store: MessageStore, queues: list[StoreQueue], body: bytes) -> Call
 def run(store: MessageStore) -> None:
     """All stages, after a round that makes files and touches their pages."""
     queues = [store.queue("TopicTest", number) for number in range(4)]
+    path = store.write_path
     sys.stdout.write(f"{'microseconds per message':34}{'median':>8}{'best':>8}\n")
     for body_bytes in (100, 1024):
         step = appender(store, queues, bytes(body_bytes))
         measure(f"append {body_bytes} B", 100, step)
-        store.dispatch()
+        path.publish()
         store.index_tick()
     step = appender(store, queues, bytes(100))
-    measure("append + dispatch, 100 rows", 100, lambda: (step(), store.dispatch()))
+    measure("append + dispatch, 100 rows", 100, lambda: (step(), path.publish()))
     for _ in range(100):
         step()
-    measure("dispatch in bulk, 10 000 rows", 10_000, store.dispatch, 1)
+    measure("dispatch in bulk, 10 000 rows", 10_000, path.publish, 1)
     store.index_tick()
     for _ in range(80):
         step()
-    store.dispatch()
+    path.publish()
     measure("index, 8 000 rows", 8000, store.index_tick, 1)
     batch = memoryview(encode_batch([(0, bytes(100), PROPERTIES)] * 100))
     measure(
         "batch of 100 + dispatch",
         100,
-        lambda: (store.append_batch(queues[0], batch, 0, 1, HOST, 0), store.dispatch()),
+        lambda: (
+            path.append_batch(queues[0], batch, 0, 1, HOST, 0),
+            path.publish(),
+        ),
     )
     store.index_tick()
     alone = store.queue("Alone", 0)
     appender(store, [alone], bytes(100))()
-    store.dispatch()
+    path.publish()
     everything, tag = None, frozenset((1234,))
     for name, queue in (("scattered", queues[0]), ("adjacent", alone)):
         measure(

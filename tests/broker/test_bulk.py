@@ -152,10 +152,10 @@ async def test_with_sync_flush_the_answer_waits_for_the_disk(tmp_path: Path) -> 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(broker.store.flusher.run_group_commit)
         flushed = trio.Event()
-        broker.store.when_flushed(broker.store.max_physical_offset, lambda _: flushed.set())
+        broker.store.flusher.when_flushed(broker.store.max_physical_offset, lambda _: flushed.set())
         await flushed.wait()
         nursery.cancel_scope.cancel()
-    broker.store.dispatch()
+    broker.store.write_path.publish()
     assert [command.code for command, _ in channel.replies()] == [SUCCESS]
     assert columns(pull(broker)).bodies() == [b"a", b"b"]
     broker.close()

@@ -165,7 +165,7 @@ def test_with_sync_flush_an_answer_waits_for_the_disk_unless_the_message_says_no
     assert broker.store.source(queue).max_offset() == 0  # nor does anybody read what is not on disk
     broker.store.flusher.flush_log_now()
     broker.store.flusher._answer()
-    broker.store.dispatch()
+    broker.store.write_path.publish()
     assert [command.opaque for command, _ in channel.replies()] == [0, 1]
     assert broker.store.source(queue).max_offset() == (6 if batch else 3)
     broker.close()

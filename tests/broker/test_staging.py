@@ -422,7 +422,7 @@ async def test_with_synchronous_flush_more_than_the_ring_is_applied(tmp_path: Pa
     decide(broker, decision(one))
     async with serving(broker):
         assert (await commit(broker)).code == SUCCESS
-    broker.store.dispatch()
+    broker.store.write_path.publish()
     assert sorted(map(int, bodies(broker, 0) + bodies(broker, 1))) == list(range(300))
     broker.close()
 

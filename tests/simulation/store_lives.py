@@ -168,7 +168,7 @@ class Life:
         for _ in range(step_count):
             with suppress(StoreNotWritable, StoreBusy, OSError):
                 self.rng.choice(self.steps)()
-            if self.store.commit_log.is_refusal_final:
+            if not self.store.commit_log.life.is_writable:
                 return
 
     def append(self) -> None:
@@ -176,12 +176,12 @@ class Life:
         store, rng = self.store, self.rng
         queue = store.queue(rng.choice(TOPICS), rng.randrange(QUEUES))
         self.clock.ms += rng.choice((1, 300))
-        store.begin_batch()
+        store.write_path.begin()
         for _ in range(rng.choice((1, 1, 3, 20))):
             body = rng.randbytes(rng.choice((0, 10, 300, 1500)))
             properties = keys_of(len(self.appended.records))
             queue_offset = queue.next_offset
-            place = store.append(queue, body, properties, 0, 0, 0, 1, HOST, 0)
+            place = store.write_path.append(queue, body, properties, 0, 0, 0, 1, HOST, 0)
             self.note(queue, queue_offset, place, store.max_physical_offset - place, body)
         self.write_out()
 
@@ -194,8 +194,8 @@ class Life:
         keys = [keys_of(first + number) for number in range(len(bodies))]
         count, body = block(*bodies, topic=queue.topic, properties=keys)
         records = EncodedRecords(queue, count, body)
-        store.begin_batch()
-        queue_offset, place = store.append_records(records)
+        store.write_path.begin()
+        queue_offset, place = store.write_path.append_records(records)
         for number, size in enumerate(records.rows["size"].tolist()):
             self.note(queue, queue_offset + number, place, size, bodies[number])
             place += size
@@ -210,11 +210,11 @@ class Life:
         self.appended.records.append(record)
 
     def write_out(self) -> None:
-        self.store.write_out()
+        self.store.write_path.commit()
         self.appended.written_count = len(self.appended.records)
 
     def dispatch(self) -> None:
-        self.store.dispatch()
+        self.store.write_path.publish()
 
     def flush_log(self) -> None:
         count = len(self.appended.records)

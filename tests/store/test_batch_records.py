@@ -55,7 +55,7 @@ NAMES = [name for name in StoredMessage.__slots__ if not name.startswith("_")]
 
 def stored(store: MessageStore) -> tuple[list[list[object]], list[tuple[int, int, int]]]:
     """Records, field by field, and ConsumeQueue units."""
-    store.dispatch()
+    store.write_path.publish()
     queue = store.queue("T", 2)
     records = [[getattr(message, name) for name in NAMES] for message in read_all(store, queue)]
     return records, list(queue.consume_queue.iter_units(0))
@@ -82,11 +82,13 @@ def test_a_batch_is_stored_as_its_items_would_be(
             for items in batches:
                 if is_batch:
                     body = memoryview(encode_batch(items))
-                    _, offsets = store.append_batch(queue, body, 2, 7, born_host, 1)
+                    _, offsets = store.write_path.append_batch(queue, body, 2, 7, born_host, 1)
                     places += offsets.tolist()
                 else:
                     places += [
-                        store.append(queue, body, raw, tags_code_of(raw), flag, 2, 7, born_host, 1)
+                        store.write_path.append(
+                            queue, body, raw, tags_code_of(raw), flag, 2, 7, born_host, 1
+                        )
                         for flag, body, raw in items
                     ]
             results.append((places, *stored(store)))

@@ -234,7 +234,7 @@ def test_what_is_not_dispatched_is_not_seen(tmp_path: Path) -> None:
     put(store, queue, b"one")
     put(store, queue, b"two", dispatch=False)
     assert columns_of(store.source(queue).get_bulk(0, 9, 999, None)).bodies() == [b"one"]
-    store.dispatch()
+    store.write_path.publish()
     assert columns_of(store.source(queue).get_bulk(0, 9, 999, None)).bodies() == [b"one", b"two"]
     store.close()
 

@@ -123,10 +123,10 @@ def test_a_failed_dispatch_holds_no_iterator_over_a_view(tmp_path: Path) -> None
     files = FaultyFiles()
     store = open_store(tmp_path, files=files)
     put(store, store.queue("T", 0), dispatch=False)
-    store.write_out()
+    store.write_path.commit()
     files.is_full = True
     with pytest.raises(OSError, match="No space left") as caught:
-        store.dispatcher.drain(None, set())
+        store.dispatcher.drain(None)
     held = [value for frame, _ in walk_tb(caught.tb) for value in frame.f_locals.values()]
     iterators = [value for value in held if type(value) is ROW_ITERATOR]
     assert iterators

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +17,9 @@ from headrace_broker.store.consume_queue import BLANK_SIZE, UNIT_BYTES, ConsumeQ
 from headrace_broker.store.files import Files
 from headrace_protocol.message import INNER_BATCH, TRANSACTION_PREPARED
 from tests.support.stores import open_store, put, read_all
+
+if TYPE_CHECKING:
+    from headrace_broker.store.store_queue import StoreQueue
 
 
 def new_queue(folder: Path) -> ConsumeQueue:
@@ -142,6 +147,10 @@ SENDS = st.lists(
 )
 
 
+def note_names(touched: list[set[tuple[str, int]]], queues: set[StoreQueue]) -> None:
+    touched.append({(queue.topic, queue.queue_id) for queue in queues})
+
+
 @pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(SENDS, st.lists(st.integers(1, 50), min_size=1, max_size=5))
@@ -154,12 +163,14 @@ def test_rows_one_by_one_and_in_blocks_give_the_same_units(
             patch.setattr(dispatch, "BLOCK_ROWS", block_rows)
             store = open_store(Path(folder))
             touched: list[set[tuple[str, int]]] = []
+
+            store.write_path.on_published(partial(note_names, touched))
             for number, (topic, queue_id, sys_flag) in enumerate(sends):
                 queue = store.queue(f"T{topic}", queue_id)
                 put(store, queue, b"", dispatch=False, sys_flag=sys_flag, TAGS=str(topic))
                 if number % steps[number % len(steps)] == 0:
-                    touched.append({(q.topic, q.queue_id) for q in store.dispatch()})
-            store.dispatch()
+                    store.write_path.publish()
+            store.write_path.publish()
             found = {
                 (q.topic, q.queue_id): list(q.consume_queue.iter_units(0)) for q in store.queues
             }
@@ -180,12 +191,11 @@ def test_a_block_with_gaps_and_repeats_is_put_one_by_one(tmp_path: Path) -> None
     rows = store.ring.rows[:6].copy()
     rows["queue_offset"] = [0, 1, 1, 2, 5, 6]
     rows["sys_flag"][3] = INNER_BATCH
-    touched: set[object] = set()
-    store.dispatcher.put_block(rows, touched)
+    store.dispatcher.put(rows)
     places = rows["physical_offset"].tolist()
     found = [unit[0] for unit in queue.consume_queue.iter_units(0) if unit[1] != BLANK_SIZE]
     assert found == [places[0], places[1], places[4], places[5]]
-    assert touched == {queue}
+    assert store.dispatcher.touched == {queue}
     store.close()
 
 
@@ -195,6 +205,6 @@ def test_a_bulk_append_and_single_ones_mix(tmp_path: Path) -> None:
     for round_count in (1, 200, 3, 500):
         for _ in range(round_count):
             put(store, queue, b"", dispatch=False)
-        store.dispatch()
+        store.write_path.publish()
     assert [m.queue_offset for m in read_all(store, queue)] == list(range(704))
     store.close()

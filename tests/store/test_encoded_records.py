@@ -61,7 +61,7 @@ def encoded(items: list[tuple[int, bytes, bytes]], **changes: Any) -> list[bytes
 
 def put_block(store: MessageStore, queue: StoreQueue, records: list[bytes]) -> tuple[int, int]:
     body = request_body(records)
-    return store.append_records(EncodedRecords(queue, len(records), body))
+    return store.write_path.append_records(EncodedRecords(queue, len(records), body))
 
 
 @pytest.mark.slow
@@ -91,11 +91,13 @@ def test_a_block_is_stored_as_single_records_would_be(
                     records = EncodedRecords(queue, len(items), buffer)
                     assert records.body_bytes == sum(len(body) for _, body, _ in items)
                     assert records.distinct_properties == {raw for _, _, raw in items}
-                    assert store.append_records(records) == (first, end)
+                    assert store.write_path.append_records(records) == (first, end)
                 else:
                     for flag, body, raw in items:
-                        store.append(queue, body, raw, tags_code_of(raw), flag, 0, 7, HOST, 0)
-                store.dispatch()
+                        store.write_path.append(
+                            queue, body, raw, tags_code_of(raw), flag, 0, 7, HOST, 0
+                        )
+                store.write_path.publish()
             units = list(queue.consume_queue.iter_units(0))
             messages = read_all(store, queue)
             seen.append(([[getattr(m, name) for name in FIELDS] for m in messages], units))
@@ -114,7 +116,7 @@ def test_what_the_producer_left_open_is_filled_in_whatever_stands_there(tmp_path
         "store_host": encode_host("9.9.9.9", 9),
     }
     put_block(store, queue, encoded([(1, b"a", b""), (2, b"bb", b"")], **junk))
-    store.dispatch()
+    store.write_path.publish()
     first, second = read_all(store, queue)
     assert (first.queue_id, first.queue_offset, first.physical_offset) == (1, 0, 0)
     assert (second.queue_id, second.queue_offset, second.physical_offset) == (1, 1, first.size)
@@ -128,8 +130,8 @@ def test_the_topic_adds_its_flags(tmp_path: Path) -> None:
     queue = store.queue("T", 0)
     flags = [0, COMPRESSED | COMPRESSION_ZLIB]
     block = encode_records("T", [b"a", b"b"], b"", born_timestamp=0, born_host=HOST, sys_flag=flags)
-    store.append_records(EncodedRecords(queue, 2, block.body, MULTI_TAGS))
-    store.dispatch()
+    store.write_path.append_records(EncodedRecords(queue, 2, block.body, MULTI_TAGS))
+    store.write_path.publish()
     assert [m.sys_flag for m in read_all(store, queue)] == [flag | MULTI_TAGS for flag in flags]
     store.close()
 
@@ -217,11 +219,11 @@ def test_any_damage_is_refused_or_harmless(
     store = open_store(tmp_path_factory.mktemp("store"))
     queue = store.queue("T", 0)
     try:
-        store.append_records(EncodedRecords(queue, 3, body))
+        store.write_path.append_records(EncodedRecords(queue, 3, body))
     except CorruptRecord:
         assert queue.next_offset == 0
     else:
-        store.dispatch()
+        store.write_path.publish()
         assert [m.queue_offset for m in read_all(store, queue)] == [0, 1, 2]
     store.close()
 
@@ -233,7 +235,7 @@ def test_a_block_goes_whole_to_the_next_file(tmp_path: Path) -> None:
     assert put_block(store, queue, encoded([(0, bytes(1000), b"")] * 2)) == (2, 4096)
     with pytest.raises(RecordTooLarge, match="record has"):
         put_block(store, queue, encoded([(0, bytes(1000), b"")] * 4))
-    store.dispatch()
+    store.write_path.publish()
     assert len(read_all(store, queue)) == 4
     store.close()
 
@@ -251,7 +253,7 @@ def test_a_body_over_the_limit_is_refused(tmp_path: Path) -> None:
 def test_blocks_that_fill_the_ring_are_dispatched_to_make_room(tmp_path: Path) -> None:
     store = open_store(tmp_path, commit_log_file_bytes=1 << 16)
     touched: list[StoreQueue] = []
-    store.on_touched = touched.extend
+    store.write_path.on_published(touched.extend)
     queue = store.queue("T", 0)
     block = encoded([(0, b"", b"KEYS\x01k\x02")] * 40)
     assert put_block(store, queue, block)[0] == 0
@@ -259,7 +261,7 @@ def test_blocks_that_fill_the_ring_are_dispatched_to_make_room(tmp_path: Path) -
     assert touched == [queue]
     with pytest.raises(StoreBusy):
         put_block(store, queue, encoded([(0, b"", b"")] * 65))
-    store.dispatch()
+    store.write_path.publish()
     assert len(read_all(store, queue)) == 80
     store.close()
 
@@ -275,6 +277,6 @@ def test_a_full_disk_refuses_and_heals(tmp_path: Path) -> None:
     files.is_full = False
     store.commit_log.resume()
     put_block(store, queue, encoded([(0, b"", b"")] * 40))
-    store.dispatch()
+    store.write_path.publish()
     assert len(read_all(store, queue)) == 80
     store.close()

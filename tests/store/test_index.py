@@ -256,7 +256,7 @@ def test_an_entry_that_stands_twice_is_found_once(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     offset = put(store, store.queue("T", 0), KEYS="k k")
     store.index_tick()
-    store.indexer.put_rows(store.ring.rows[:1])
+    store.indexer.put(store.ring.rows[:1])
     assert query_index(store, "T", "k", 9, 0, 1 << 62) == [offset]
     store.close()
 
@@ -285,9 +285,9 @@ def test_a_block_that_the_loop_was_quicker_with_is_left_alone(tmp_path: Path) ->
     store = open_store(tmp_path)
     for number in range(5):
         put(store, store.queue("T", 0), KEYS=str(number))
-    block = store.indexer.next_block(3)
+    block = store.indexer.next_block(None, 3)
     store.index_tick()
-    store.indexer.put(block)
+    store.indexer.put_copied(block)
     assert entry_count(store) == 5
     store.close()
 
@@ -312,7 +312,7 @@ async def test_a_thread_indexes_while_the_loop_asks(
                 offsets.append(
                     put(store, queue, dispatch=False, KEYS=key, UNIQ_KEY=uniq_key, TAGS="t")
                 )
-            store.dispatch()
+            store.write_path.publish()
             await trio.sleep(random.choice((0, 0, 0.0005)))
             if random.random() < 0.3:
                 asked = random.randrange(len(offsets))
@@ -340,9 +340,9 @@ async def test_a_full_disk_in_the_thread_refuses_and_heals(
         await nursery.start(store.run)
         files.is_full = True
         with trio.fail_after(5):
-            while store.commit_log.refusal is None:  # noqa: ASYNC110 - a thread finds out
+            while store.commit_log.life.refusal is None:  # noqa: ASYNC110 - a thread finds out
                 await trio.sleep(0.001)
-        assert os.strerror(errno.ENOSPC) in str(store.commit_log.refusal)
+        assert os.strerror(errno.ENOSPC) in str(store.commit_log.life.refusal)
         files.is_full = False
         with trio.fail_after(5):
             while store.indexer.waiting_count:  # noqa: ASYNC110 - see above
@@ -405,7 +405,7 @@ def test_a_broker_goes_on_without_an_index_file_that_vanished(
         notice(store)
     assert [(line["log_level"], line["paths"]) for line in logs] == [("error", [str(path)])]
     put_keys(store, "after")
-    assert store.commit_log.refusal is None
+    assert store.commit_log.life.refusal is None
     assert found(store, "before0", "before2", "after") == [0, 0, 1]
     store.flusher.flush_now()
     end(store)
@@ -443,7 +443,7 @@ def test_an_index_folder_that_vanished_is_made_anew(tmp_path: Path) -> None:
     store = opened_again(tmp_path, 1)
     shutil.rmtree(tmp_path / "index")
     put_keys(store, "after")
-    assert store.commit_log.refusal is None
+    assert store.commit_log.life.refusal is None
     assert found(store, "before0", "after") == [0, 1]
     store.close()
     store = open_store(tmp_path, index_entry_count=200_000)

@@ -82,8 +82,8 @@ def test_what_goes_in_comes_out(
             put(store, store.queue(topic, queue_id), body, dispatch=False, **properties)
             wanted.setdefault((topic, queue_id), []).append((body, properties))
             if number % batch == 0:
-                store.dispatch()
-        store.dispatch()
+                store.write_path.publish()
+        store.write_path.publish()
         for _ in range(2):
             for name, sent in wanted.items():
                 found = read_all(store, store.queue(*name))
@@ -97,11 +97,11 @@ def test_what_goes_in_comes_out(
 def test_a_record_holds_what_was_given(tmp_path: Path) -> None:
     clock = SetClock(5000)
     store = open_store(tmp_path, clock)
-    store.begin_batch()
+    store.write_path.begin()
     queue = store.queue("T", 3)
-    first = store.append(queue, b"one", b"k\x01v\x02", 7, -1, 0, 17, HOST, 2, 99)
+    first = store.write_path.append(queue, b"one", b"k\x01v\x02", 7, -1, 0, 17, HOST, 2, 99)
     clock.ms = 6000
-    second = store.append(queue, b"two", b"", 0, 0, 0, 17, HOST, 0)
+    second = store.write_path.append(queue, b"two", b"", 0, 0, 0, 17, HOST, 0)
     message = decode_record(store.commit_log.record_at(first) or b"")
     assert (message.topic, message.queue_id, message.queue_offset) == ("T", 3, 0)
     assert (message.flag, message.born_timestamp, message.born_host) == (-1, 17, HOST)
@@ -119,9 +119,9 @@ def test_ipv6_hosts(tmp_path: Path) -> None:
     host = encode_host("2001:db8::7", 1234)
     store = open_store(tmp_path, store_host=encode_host("::1", 10911))
     queue = store.queue("T", 0)
-    store.append(queue, b"one", b"", 0, 0, 0, 1, host, 0)
-    store.append(queue, b"two", b"", 0, 0, 0, 1, HOST, 0)
-    store.dispatch()
+    store.write_path.append(queue, b"one", b"", 0, 0, 0, 1, host, 0)
+    store.write_path.append(queue, b"two", b"", 0, 0, 0, 1, HOST, 0)
+    store.write_path.publish()
     one, two = read_all(store, queue)
     assert one.sys_flag == BORN_HOST_V6 | STORE_HOST_V6
     assert two.sys_flag == STORE_HOST_V6
@@ -147,10 +147,14 @@ def test_senders_do_not_set_the_stores_flags(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     queue = store.queue("T", 0)
     put(store, queue, sys_flag=0x7FF & ~TRANSACTION_ROLLBACK)
-    store.append_batch(queue, memoryview(encode_batch([(0, b"b", b"")])), 0xF0, 1, HOST, 0)
+    store.write_path.append_batch(
+        queue, memoryview(encode_batch([(0, b"b", b"")])), 0xF0, 1, HOST, 0
+    )
     with pytest.raises(CorruptRecord, match="part of a transaction"):
-        store.append_batch(queue, memoryview(encode_batch([(0, b"b", b"")])), 4, 1, HOST, 0)
-    store.dispatch()
+        store.write_path.append_batch(
+            queue, memoryview(encode_batch([(0, b"b", b"")])), 4, 1, HOST, 0
+        )
+    store.write_path.publish()
     messages = read_all(store, queue)
     assert [m.sys_flag for m in messages] == [0x703, 0]
     assert [m.born_host for m in messages] == [HOST, HOST]
@@ -213,7 +217,7 @@ def test_a_rare_tag_is_looked_for_in_steps(tmp_path: Path) -> None:
     queue = store.queue("T", 0)
     for _ in range(900):
         put(store, queue, b"", dispatch=False)
-    store.dispatch()
+    store.write_path.publish()
     result = store.source(queue).get(0, 32, 1 << 18, frozenset((1,)))
     assert (result.status, result.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 800)
     store.close()
@@ -281,7 +285,9 @@ def test_parts_that_are_too_large_are_named(tmp_path: Path) -> None:
     queue = store.queue("T", 0)
 
     def append(body_bytes: int, properties_bytes: int) -> None:
-        store.append(queue, bytes(body_bytes), bytes(properties_bytes), 0, 0, 0, 1, HOST, 0)
+        store.write_path.append(
+            queue, bytes(body_bytes), bytes(properties_bytes), 0, 0, 0, 1, HOST, 0
+        )
 
     append(5000, 32767)
     with pytest.raises(RecordTooLarge, match="body has 5001 bytes, more than 5000"):
@@ -303,7 +309,7 @@ def test_a_number_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> Non
     store = open_store(tmp_path)
     queue = store.queue("T", 0)
     with pytest.raises(struct.error, match="format requires"):
-        store.append(queue, b"body", b"", 0, 1 << 40, 0, 1, HOST, 0)
+        store.write_path.append(queue, b"body", b"", 0, 1 << 40, 0, 1, HOST, 0)
     assert queue.next_offset == store.max_physical_offset == 0
     put(store, queue)
     assert len(read_all(store, queue)) == 1
@@ -314,12 +320,12 @@ def test_a_full_ring_names_the_slow_stage(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     queue = store.queue("T", 0)
     for number in range(64):
-        assert (store.pressure() is None) == (number < 52)
+        assert (store.write_path.pressure() is None) == (number < 52)
         put(store, queue, dispatch=False)
     with pytest.raises(StoreBusy, match="dispatch is behind: consumequeue"):
         put(store, queue)
-    store.dispatch()
-    assert store.pressure() is None
+    store.write_path.publish()
+    assert store.write_path.pressure() is None
     put(store, queue)
     assert len(read_all(store, queue)) == 65
     store.close()
@@ -476,7 +482,7 @@ def test_statistics(tmp_path: Path) -> None:
     statistics = store.statistics()
     record = store.commit_log.record_at(0) or b""
     assert statistics.max_offset == store.max_physical_offset == len(record)
-    assert (statistics.flushed_offset, statistics.dispatch_behind_rows) == (0, 1)
+    assert (statistics.flushed_offset, statistics.behind_rows["consumequeue"]) == (0, 1)
     assert statistics.ring_fill == 1 / 64
     assert 0 < statistics.disk_ratio < 1
     assert statistics.refusal is None
@@ -514,15 +520,18 @@ def test_units_that_found_no_room_come_later(tmp_path: Path) -> None:
     queue = store.queue("T", 0)
     for _ in range(8):
         put(store, queue)
+    published: list[object] = []
+    store.write_path.on_published(published.extend)
     files.is_full = True
     for _ in range(5):
         put(store, queue, dispatch=False)
-    assert store.dispatch() == {queue}
+    store.write_path.publish()
     assert store.source(queue).max_offset() == 10
     with pytest.raises(StoreNotWritable, match=r"No space left on device \(.*consumequeue\)"):
         put(store, queue)
     files.is_full = False
-    assert store.dispatch() == {queue}
+    store.write_path.publish()
+    assert published == [queue, queue]
     assert [m.queue_offset for m in read_all(store, queue)] == list(range(13))
     store.close()
 
@@ -550,13 +559,15 @@ async def test_a_failed_flush_stops_sends_for_good(tmp_path: Path) -> None:
         files.is_broken = True
         put(store, queue)
         done = trio.Event()
-        store.when_flushed(store.max_physical_offset, lambda ok: (answers.append(ok), done.set()))
+        store.flusher.when_flushed(
+            store.max_physical_offset, lambda ok: (answers.append(ok), done.set())
+        )
         await done.wait()
         files.is_broken = False
         clock.ms += 10_000
         with pytest.raises(StoreNotWritable, match="a flush failed, so messages may be lost"):
             put(store, queue)
-        store.when_flushed(store.max_physical_offset, answers.append)
+        store.flusher.when_flushed(store.max_physical_offset, answers.append)
         nursery.cancel_scope.cancel()
     assert answers == [False, False]
     store.close()
@@ -579,7 +590,7 @@ def test_a_refused_send_leaves_nothing_behind(fault: str, tmp_path: Path) -> Non
     known = weakref.ref(body)
     with suppress(StoreNotWritable):
         put(store, queue, body)
-    assert store.commit_log.refusal is not None
+    assert store.commit_log.life.refusal is not None
     del body
     assert known() is None
     setattr(files, fault, False)
@@ -597,17 +608,17 @@ async def test_one_flush_answers_all_that_wait(tmp_path: Path) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         arrived = trio.Event()
-        store.on_touched = lambda queues: arrived.set() if queue in queues else None
+        store.write_path.on_published(lambda queues: arrived.set() if queue in queues else None)
         for _ in range(3):
             put(store, queue)
-            store.when_flushed(store.max_physical_offset, answers.append)
+            store.flusher.when_flushed(store.max_physical_offset, answers.append)
         # Not readable before it is safe.
         assert (answers, store.source(queue).max_offset()) == ([], 0)
         await arrived.wait()
         assert answers == [True, True, True]
         assert len(read_all(store, queue)) == 3
         assert store.statistics().flushed_offset == store.max_physical_offset
-        store.when_flushed(store.max_physical_offset, answers.append)
+        store.flusher.when_flushed(store.max_physical_offset, answers.append)
         assert len(answers) == 4  # at once: it is known already
         nursery.cancel_scope.cancel()
     assert len([path for path in files.synced if "commitlog" in path]) == 1
@@ -766,9 +777,9 @@ async def test_zeros_written_ahead_never_meet_a_record(tmp_path: Path) -> None:
         await nursery.start(store.run)
         while store.commit_log.file_start == 0 or store.commit_log.position < 1 << 24:
             for _ in range(500):
-                store.append(store.queue("T", 0), body, b"", 0, 0, 0, 1, HOST, 0)
+                store.write_path.append(store.queue("T", 0), body, b"", 0, 0, 0, 1, HOST, 0)
             count += 500
-            store.dispatch()
+            store.write_path.publish()
             await trio.sleep(0.0005)
         nursery.cancel_scope.cancel()
     crash(store)
@@ -782,7 +793,7 @@ async def test_the_index_follows_by_itself(tmp_path: Path) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         put(store, store.queue("T", 0), KEYS="k")
-        await until(lambda: not store.statistics().index_behind_rows)
+        await until(lambda: not store.statistics().behind_rows["index"])
         nursery.cancel_scope.cancel()
     assert query_index(store.reader, "T", "k", 9, 0, 1 << 62) == [0]
     store.close()
@@ -795,10 +806,10 @@ async def test_a_full_disk_heals_without_a_send(
     store = open_store(tmp_path, files=files)
     queue = store.queue("T", 0)
     touched: list[object] = []
-    store.on_touched = touched.extend
+    store.write_path.on_published(touched.extend)
     put(store, queue, dispatch=False)
     files.is_full = True
-    assert store.dispatch() == set()
+    store.write_path.publish()
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         await trio.sleep(5)
@@ -820,9 +831,9 @@ def test_what_cannot_be_written_is_not_promised_and_not_lost(tmp_path: Path) -> 
     put(store, queue, b"kept", dispatch=False)
     for _ in range(2):
         with pytest.raises(StoreNotWritable, match=r"can't be written: .*commitlog"):
-            store.dispatch()
+            store.write_path.publish()
     assert store.source(queue).max_offset() == 1
     files.is_unwritable = False
-    store.dispatch()
+    store.write_path.publish()
     assert [message.body for message in read_all(store, queue)] == [b"before", b"kept"]
     store.close()

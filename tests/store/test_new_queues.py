@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from headrace_broker.store.message_store import NEW_FILES_AT_ONCE, MessageStore
+from headrace_broker.store.message_store import MessageStore
+from headrace_broker.store.write_path import NEW_FILES_AT_ONCE
 from tests.support.stores import HOST, FaultyFiles, SetClock, read_all, small_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace_broker.store.files import Files
+    from headrace_broker.store.store_queue import StoreQueue
 
 QUEUES = 300
 
@@ -29,7 +31,7 @@ def new_store(root: Path, files: Files | None = None) -> MessageStore:
 
 
 def append(store: MessageStore, topic: str, queue_id: int) -> None:
-    store.append(store.queue(topic, queue_id), b"body", b"", 0, 0, 0, 0, HOST, 0)
+    store.write_path.append(store.queue(topic, queue_id), b"body", b"", 0, 0, 0, 0, HOST, 0)
 
 
 async def dispatched(store: MessageStore) -> None:
@@ -41,21 +43,21 @@ async def dispatched(store: MessageStore) -> None:
 @pytest.mark.parametrize("per_batch", [1, 50, QUEUES])
 async def test_all_queues_get_their_files(tmp_path: Path, per_batch: int) -> None:
     store = new_store(tmp_path)
-    told: list[str] = []
-    store.on_touched = lambda queues: told.extend(queue.topic for queue in queues)
+    told: list[set[StoreQueue]] = []
+    store.write_path.on_published(told.append)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         await trio.testing.wait_all_tasks_blocked()
         for start in range(0, QUEUES, per_batch):
-            store.begin_batch()
+            store.write_path.begin()
             for number in range(start, start + per_batch):
                 append(store, f"t{number % 100}", number // 100)
                 append(store, "common", 0)
-            touched = store.dispatch()
-            assert len(touched) <= NEW_FILES_AT_ONCE + 1
-            told += [queue.topic for queue in touched]
+            store.write_path.publish()
+            assert max(map(len, told)) <= NEW_FILES_AT_ONCE + 1
         await dispatched(store)
-        assert set(told) == {"common", *(f"t{number}" for number in range(100))}
+        topics = {queue.topic for queues in told for queue in queues}
+        assert topics == {"common", *(f"t{number}" for number in range(100))}
         assert len(read_all(store, store.queue("common", 0))) == QUEUES
         for number in range(QUEUES):
             assert store.queue(f"t{number % 100}", number // 100).consume_queue.max_offset == 1
@@ -70,7 +72,7 @@ async def test_a_few_new_queues_can_be_read_at_once(tmp_path: Path) -> None:
         await trio.testing.wait_all_tasks_blocked()
         for number in range(NEW_FILES_AT_ONCE):
             append(store, "t", number)
-        store.dispatch()
+        store.write_path.publish()
         for number in range(NEW_FILES_AT_ONCE):
             assert len(read_all(store, store.queue("t", number))) == 1
         nursery.cancel_scope.cancel()
@@ -83,10 +85,10 @@ async def test_order_within_a_queue_is_kept(tmp_path: Path) -> None:
         await nursery.start(store.run)
         await trio.testing.wait_all_tasks_blocked()
         for _ in range(50):
-            store.begin_batch()
+            store.write_path.begin()
             for number in range(20):
                 append(store, "t", number)
-            store.dispatch()
+            store.write_path.publish()
             await trio.lowlevel.checkpoint()
         await dispatched(store)
         nursery.cancel_scope.cancel()
@@ -101,14 +103,14 @@ async def test_a_full_disk_refuses_and_heals(tmp_path: Path) -> None:
     store = new_store(tmp_path, files)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
-        store.begin_batch()
+        store.write_path.begin()
         append(store, "first", 0)  # makes the log's file
-        store.dispatch()
+        store.write_path.publish()
         files.is_full = True
         for number in range(2 * NEW_FILES_AT_ONCE):
             append(store, "second", number)
-        store.dispatch()
-        assert os.strerror(errno.ENOSPC) in str(store.commit_log.refusal)
+        store.write_path.publish()
+        assert os.strerror(errno.ENOSPC) in str(store.commit_log.life.refusal)
         files.is_full = False
         await dispatched(store)
         nursery.cancel_scope.cancel()
@@ -122,10 +124,10 @@ async def test_what_waits_for_a_file_is_dispatched_at_the_end(tmp_path: Path) ->
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         await trio.testing.wait_all_tasks_blocked()
-        store.begin_batch()
+        store.write_path.begin()
         for number in range(100):
             append(store, "t", number)
-        store.dispatch()
+        store.write_path.publish()
         assert store.dispatcher.cursor.taken < store.ring.written
         nursery.cancel_scope.cancel()
     store.close()

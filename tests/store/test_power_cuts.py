@@ -119,11 +119,12 @@ def test_a_file_that_got_its_name_and_nothing_else_is_removed(name: str, tmp_pat
 
 
 def test_a_row_whose_place_is_taken_is_not_the_newest_any_more() -> None:
-    ring = Ring(4, ("taker",))
+    ring = Ring(4)
+    cursor = ring.add_cursor("taker")
     rows = ring.rows[:4].copy()
     rows["physical_offset"] = range(4)
     ring.put(rows)
-    ring.take(ring.cursors[0], 1)
+    ring.take(cursor, 1)
     assert ring.last_of(1) == (0, 0)
     ring.put(rows[3:])
     assert ring.last_of(1) is None
@@ -138,7 +139,7 @@ async def test_after_a_failed_flush_the_loop_rests(tmp_path: Path) -> None:
         files.is_broken = True
         put(store, store.queue("Topic", 0))
         tell, told = trio.open_memory_channel[bool](1)
-        store.when_flushed(store.max_physical_offset, tell.send_nowait)
+        store.flusher.when_flushed(store.max_physical_offset, tell.send_nowait)
         with trio.fail_after(5):
             assert await told.receive() is False
             await trio.testing.wait_all_tasks_blocked(0.001)  # never, if it asked again and again

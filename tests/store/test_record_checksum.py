@@ -37,7 +37,7 @@ ALIKE = [b"abc", b"xyz"]
 def one_by_one(store: MessageStore, bodies: list[bytes]) -> None:
     queue = store.queue("T", 0)
     for body in bodies:
-        store.append(queue, body, PROPERTIES, 0, 0, 0, 1, HOST, 0)
+        store.write_path.append(queue, body, PROPERTIES, 0, 0, 0, 1, HOST, 0)
 
 
 def all_of_a_recv(store: MessageStore, bodies: list[bytes]) -> None:
@@ -45,14 +45,14 @@ def all_of_a_recv(store: MessageStore, bodies: list[bytes]) -> None:
     queue = store.queue("T", 0)
     messages = [(queue, body, PROPERTIES, 0, 0, 0, 1, 0) for body in bodies]
     while messages:
-        stored = len(store.append_each(messages, HOST))
+        stored = len(store.write_path.append_each(messages, HOST))
         one_by_one(store, bodies[-len(messages) :][stored : stored + 1])
         messages = messages[stored + 1 :]
 
 
 def as_batch(store: MessageStore, bodies: list[bytes]) -> None:
     items = encode_batch([(0, body, PROPERTIES) for body in bodies])
-    store.append_batch(store.queue("T", 0), items, 0, 1, HOST, 0)
+    store.write_path.append_batch(store.queue("T", 0), items, 0, 1, HOST, 0)
 
 
 def block_of(bodies: list[bytes]) -> bytes | memoryview:
@@ -60,12 +60,14 @@ def block_of(bodies: list[bytes]) -> bytes | memoryview:
 
 
 def as_block(store: MessageStore, bodies: list[bytes]) -> None:
-    store.append_records(EncodedRecords(store.queue("T", 0), len(bodies), block_of(bodies)))
+    store.write_path.append_records(
+        EncodedRecords(store.queue("T", 0), len(bodies), block_of(bodies))
+    )
 
 
 def as_staged_block(store: MessageStore, bodies: list[bytes]) -> None:
     block = StagedBlock("T", 0, len(bodies), 0, block_of(bodies))
-    store.append_records(StagedRecords(store.queue("T", 0), block, 77))
+    store.write_path.append_records(StagedRecords(store.queue("T", 0), block, 77))
 
 
 WAYS = [one_by_one, all_of_a_recv, as_batch, as_block, as_staged_block]
@@ -95,7 +97,7 @@ def test_each_record_ends_with_its_checksum(
     store = open_checked(tmp_path)
     for _ in range(2):
         put(store, bodies)
-        store.dispatch()
+        store.write_path.publish()
     end = store.max_physical_offset
     crash(store)
     records = records_of(tmp_path, end)
@@ -118,7 +120,7 @@ def test_damage_that_no_other_checksum_covers_is_found(
 ) -> None:
     store = open_checked(tmp_path)
     put(store, BODIES)
-    store.dispatch()
+    store.write_path.publish()
     second = read_all(store, store.queue("T", 0))[1].physical_offset
     crash(store)
     path = tmp_path / "commitlog" / f"{0:020d}"
@@ -136,10 +138,12 @@ def test_clients_that_leave_out_the_last_separator_get_one(tmp_path: Path) -> No
     store = open_checked(tmp_path)
     queue = store.queue("T", 0)
     texts = [b"", b"KEYS\x01k", b"TAGS\x01t\x02", b"TAGS\x01u"]
-    store.append_batch(queue, encode_batch([(0, b"b", text) for text in texts]), 0, 1, HOST, 0)
-    store.append(queue, b"b", b"KEYS\x01k", 0, 0, 0, 1, HOST, 0)
-    store.append(queue, b"b", b"", 0, 0, 0, 1, HOST, 0)
-    store.dispatch()
+    store.write_path.append_batch(
+        queue, encode_batch([(0, b"b", text) for text in texts]), 0, 1, HOST, 0
+    )
+    store.write_path.append(queue, b"b", b"KEYS\x01k", 0, 0, 0, 1, HOST, 0)
+    store.write_path.append(queue, b"b", b"", 0, 0, 0, 1, HOST, 0)
+    store.write_path.publish()
     messages = read_all(store, queue)
     assert [(message.keys, message.tags) for message in messages] == [
         ([], None),
@@ -173,7 +177,7 @@ def test_properties_must_leave_room_for_it(
         monkeypatch.setattr(f"{__name__}.PROPERTIES", text)
         if is_taken:
             put(store, [b"body"])
-            store.dispatch()
+            store.write_path.publish()
         else:
             with pytest.raises((RecordTooLarge, CorruptRecord), match="properties"):
                 put(store, [b"body"])
@@ -190,6 +194,6 @@ def test_properties_that_a_start_would_take_for_torn_are_refused(
     texts = [b"a\x01b\x02", b"", b"k\x01v"][: count - 1]
     items = encode_batch([(0, b"b", text) for text in (*texts, b"k\x01\0")])
     with pytest.raises(CorruptRecord, match="zero byte"):
-        store.append_batch(store.queue("T", 0), items, 0, 1, HOST, 0)
+        store.write_path.append_batch(store.queue("T", 0), items, 0, 1, HOST, 0)
     assert store.max_physical_offset == 0
     store.close()

@@ -22,7 +22,14 @@ from headrace_broker.store.errors import LoadInterrupted
 from headrace_broker.store.files import Files
 from headrace_broker.store.index_file import ENTRY_BYTES
 from headrace_broker.store.message_store import MessageStore
-from headrace_broker.store.recovery import FirstRecord, LoadStage, RecoveryPlan, plan_recovery
+from headrace_broker.store.recovery import (
+    FirstRecord,
+    LoadStage,
+    RecoveryPlan,
+    index_durable_offset,
+    plan_recovery,
+    queues_durable_offset,
+)
 from headrace_protocol.message import encode_properties, encode_record
 from tests.support.stores import (
     HOST,
@@ -64,6 +71,29 @@ FILES = [FirstRecord(0, 1000), FirstRecord(100, 20_000), FirstRecord(200, 50_000
 NO_CHECKPOINT = Checkpoint()
 
 
+def planned(
+    *,
+    is_clean: bool,
+    files: list[FirstRecord],
+    newest_unit: int,
+    index_end: int,
+    checkpoint: Checkpoint,
+) -> RecoveryPlan:
+    """The plan for the two takers that every store has."""
+    queues_durable = queues_durable_offset(
+        is_clean=is_clean, files=files, newest_unit=newest_unit, checkpoint=checkpoint
+    )
+    index_durable = index_durable_offset(
+        is_clean=is_clean, index_end=index_end, queues_durable=queues_durable
+    )
+    offsets = {"consumequeue": queues_durable, "index": index_durable}
+    return plan_recovery(files, newest_unit, offsets)
+
+
+def plan_of(scan_from: int, queues_from: int, index_from: int) -> RecoveryPlan:
+    return RecoveryPlan(scan_from, {"consumequeue": queues_from, "index": index_from})
+
+
 @pytest.mark.parametrize(
     ("checkpoint", "queues_from"),
     [
@@ -75,48 +105,48 @@ NO_CHECKPOINT = Checkpoint()
     ],
 )
 def test_how_far_a_crash_start_goes_back(checkpoint: Checkpoint, queues_from: int) -> None:
-    plan = plan_recovery(
+    plan = planned(
         is_clean=False,
         files=FILES,
         newest_unit=290,
         index_end=120,
         checkpoint=checkpoint,
     )
-    assert plan == RecoveryPlan(min(queues_from, 120), queues_from, 120)
+    assert plan == plan_of(min(queues_from, 120), queues_from, 120)
 
 
 def test_a_crash_start_without_a_checkpoint_reads_all() -> None:
-    plan = plan_recovery(
+    plan = planned(
         is_clean=False,
         files=FILES,
         newest_unit=290,
         index_end=-1,
         checkpoint=NO_CHECKPOINT,
     )
-    assert plan == RecoveryPlan(0, 0, 0)
+    assert plan == plan_of(0, 0, 0)
 
 
 def test_a_clean_start_reads_from_the_newest_unit() -> None:
-    plan = plan_recovery(
+    plan = planned(
         is_clean=True,
         files=FILES,
         newest_unit=250,
         index_end=240,
         checkpoint=NO_CHECKPOINT,
     )
-    assert plan == RecoveryPlan(250, 251, 251)
+    assert plan == plan_of(250, 251, 251)
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_an_empty_log_leaves_no_units(is_clean: bool) -> None:
-    plan = plan_recovery(
+    plan = planned(
         is_clean=is_clean,
         files=[],
         newest_unit=9,
         index_end=9,
         checkpoint=NO_CHECKPOINT,
     )
-    assert plan == RecoveryPlan(0, 0, 0)
+    assert plan == plan_of(0, 0, 0)
 
 
 # --- cut and damaged tails -----------------------------------------------------------------

@@ -118,12 +118,12 @@ def put(
     **properties: str,
 ) -> int:
     """Append one message and make it readable; returns its physical offset."""
-    store.begin_batch()
+    store.write_path.begin()
     raw = encode_properties(properties)
     code = tags_code(properties.get("TAGS"))
-    physical_offset = store.append(queue, body, raw, code, 0, sys_flag, 1, HOST, 0)
+    physical_offset = store.write_path.append(queue, body, raw, code, 0, sys_flag, 1, HOST, 0)
     if dispatch:
-        store.dispatch()
+        store.write_path.publish()
     return physical_offset
 
 

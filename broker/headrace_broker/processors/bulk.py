@@ -66,7 +66,7 @@ class BulkProcessor:
         header = request.header(BulkSendHeader)
         records, _ = self.check(request, header)
         try:
-            queue_offset, physical_offset = self._store.append_records(records)
+            queue_offset, physical_offset = self._store.write_path.append_records(records)
         except StoreError as error:
             raise refusal(error, header.topic) from None
         self._statistics.put(header.topic, header.count, records.body_bytes)

@@ -142,9 +142,10 @@ class SendProcessor:
         demands: MessageDemands,
         statistics: BrokerStatistics,
     ) -> None:
-        self._is_sync_flush = config.is_sync_flush
         self._store_host_hex = store.store_host.hex().upper()
         self._store = store
+        self._write_path = store.write_path
+        self._confirmation = store.write_path.confirmation
         self._topics = topics
         self._directory = directory
         self._uniq_keys = uniq_keys
@@ -222,7 +223,7 @@ class SendProcessor:
     ) -> None:
         """Store and answer; what the log has no room for goes the general way, which makes some."""
         while messages:
-            places = self._store.append_each(messages, channel.host_bytes)
+            places = self._write_path.append_each(messages, channel.host_bytes)
             stored = len(places)
             if stored:
                 self._count(messages[:stored])
@@ -236,16 +237,16 @@ class SendProcessor:
     def _answer_plain(
         self, channel: Channel, answers: list[_PlainAnswer], places: list[tuple[int, int]]
     ) -> None:
-        """Answer the first messages, those that have places; with sync flush, once on disk."""
+        """Answer the first messages, those that have places; once those are confirmed."""
 
         def answer(is_flushed: bool) -> None:
             outcome = _STORED if is_flushed else _NOT_KNOWN_SAFE
             channel.write(_replies(self._store_host_hex, answers, places, outcome))
 
-        if self._is_sync_flush:
-            self._store.when_flushed(self._store.max_physical_offset, answer)
-        else:
+        if self._confirmation.is_immediate:
             answer(True)
+        else:
+            self._confirmation.when_confirmed(self._store.max_physical_offset, answer)
 
     def _count(self, messages: list[PlainMessage]) -> None:
         topic, count, body_bytes = messages[0][0].topic, 0, 0
@@ -291,7 +292,7 @@ class SendProcessor:
             queue = self._store.queue(message.topic, message.queue_id)
             properties, code, sys_flag = message.properties, message.tags_code, message.sys_flag
         queue_offset = queue.next_offset
-        physical_offset = self._store.append(
+        physical_offset = self._write_path.append(
             queue,
             request.body,
             self._stored_properties(properties),
@@ -321,7 +322,7 @@ class SendProcessor:
             self._demands.check_block(
                 header.topic, queue.queue_id, [properties.encode()], header.sys_flag
             )
-        queue_offset, physical_offsets = self._store.append_batch(
+        queue_offset, physical_offsets = self._write_path.append_batch(
             queue,
             request.body,
             header.sys_flag & _FROM_CLIENTS | target.sys_flag,
@@ -355,10 +356,10 @@ class SendProcessor:
         return self.stored(request, reply) if waits else reply
 
     def stored(self, request: Request, reply: Reply) -> Reply | None:
-        """The answer once all that was appended is safe: with sync flush, on disk."""
-        if not self._is_sync_flush:
+        """The answer once all that was appended is confirmed."""
+        if self._confirmation.is_immediate:
             return reply
-        self._store.when_flushed(
+        self._confirmation.when_confirmed(
             self._store.max_physical_offset, _FlushedReply(request, reply).answer
         )
         return None
@@ -386,7 +387,8 @@ class SendProcessor:
         except RequestError:
             raise _NotPlainError from None
         is_plain_key = uniq_key.isalnum() and uniq_key.isascii()
-        if asks or not is_plain_key or (self._is_sync_flush and not waits):
+        is_late = not waits and not self._confirmation.is_immediate
+        if asks or not is_plain_key or is_late:
             raise _NotPlainError
         if "UNIQ_KEY" not in tail and len(tail) <= _TAIL_CHARS_MAX:
             self._learn_tail(tail)

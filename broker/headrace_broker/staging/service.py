@@ -23,11 +23,10 @@ from headrace_broker.host_budget import HostBudget
 from headrace_broker.staging.blocks import StagedBlock, StagedRecords, read_blocks
 from headrace_broker.staging.query import BLOCKS_SUFFIX, Attempt, Query
 from headrace_broker.staging.state import QueryState
+from headrace_broker.store.confirmation import wait_for
 from headrace_broker.store.errors import (
-    StoreBusy,
     StoreError,
     StoreFormatError,
-    StoreNotWritable,
 )
 from headrace_broker.store.files import make_private
 from headrace_protocol.codes import ResponseCode
@@ -442,36 +441,24 @@ class Staging:
 
     async def _append(self, query: Query, records: StagedRecords) -> None:
         store, block = self._store, records.block
-        while True:
-            # Anew after each wait: the topic may have been deleted meanwhile.
+
+        def make_records() -> StagedRecords:
             queue = store.queue(block.topic, block.queue_id)
-            if queue is not records.queue:
-                records = StagedRecords(queue, block, query.state.tag)
-            store.begin_batch()
-            try:
-                store.append_records(records)
-                break
-            except StoreBusy:
-                await self._wait_flushed()  # with synchronous flush the ring waits for the disk
-                store.on_touched(store.dispatch())
-        query.applied_records += block.record_count
-        self._on_stored(block.topic, block.record_count, records.body_bytes)
-        store.on_touched(store.dispatch())
+            is_gone = queue is not records.queue
+            return StagedRecords(queue, block, query.state.tag) if is_gone else records
+
+        def note(_queue_offset: int, _physical_offset: int) -> None:
+            query.applied_records += block.record_count
+            self._on_stored(block.topic, block.record_count, records.body_bytes)
+
+        await store.write_path.append_block(make_records, note)
         if store.max_physical_offset - store.commit_log.flushed_offset >= _FLUSH_BYTES:
             store.flusher.ask()
 
     async def _wait_flushed(self) -> None:
-        flushed = trio.Event()
-        outcomes: list[bool] = []
-
-        def tell(is_flushed: bool) -> None:
-            outcomes.append(is_flushed)
-            flushed.set()
-
-        self._store.when_flushed(self._store.max_physical_offset, tell)
-        await flushed.wait()
-        if outcomes != [True]:
-            raise StoreNotWritable("a flush failed", self._store.root)
+        """On disk, whatever the store confirms: the staged blocks will be removed."""
+        store = self._store
+        await wait_for(store.flusher.when_flushed, store.max_physical_offset, store.root)
 
     async def _finish(self, query: Query, decision: Decision) -> None:
         """Note that the batch is in the log; then its files and those of older ones may go."""

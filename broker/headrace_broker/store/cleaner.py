@@ -61,8 +61,8 @@ class Cleaner:
     retention: may be replaced.
     look_at_groups: what consumers have yet to read; called once for each look at all queues.
     topic_limits: of the topics that have some.
-    settled_from: physical offset from which on records are still flushed, dispatched or indexed.
-    flush: brings queues and index to disk too.
+    settled_from: physical offset from which on records are still flushed or taken by takers.
+    flush: brings what the takers have made to disk too. durable_from: up to where it is there.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class Cleaner:
         topics: Mapping[str, Mapping[int, StoreQueue]],
         settled_from: Callable[[], int],
         flush: Callable[[], Awaitable[None]],
+        durable_from: Callable[[], int],
     ) -> None:
         self.settings = settings
         self.retention = settings.retention
@@ -86,6 +87,7 @@ class Cleaner:
         self.going: list[MappedFile] = []
         self._settled_from = settled_from
         self._flush = flush
+        self._durable_from = durable_from
         self._seam = commit_log.files.seam
         self._topics = topics
         self._clock_watch = ClockWatch()
@@ -129,7 +131,7 @@ class Cleaner:
         self._refuse_or_accept(plan)
         self._report(plan)
         # No start makes units of what is not in the log any more: a queue would begin anew.
-        if plan.reasons and not await self._bring_to_disk():
+        if plan.reasons and not await self._is_made_up_to(len(plan.reasons)):
             return
         self.going += self.commit_log.files.detach_first(len(plan.reasons))
         await self._clean_after_log()
@@ -140,9 +142,14 @@ class Cleaner:
         return await trio.to_thread.run_sync(work) if self.works_aside else work()
 
     async def _bring_to_disk(self) -> bool:
-        """Queues and index too; False if the disk failed, and then nothing may be removed."""
+        """What was made of the log too; False if the disk failed: then nothing may be removed."""
         await self._flush()
-        return not self.commit_log.is_refusal_final
+        return self.commit_log.life.is_writable
+
+    async def _is_made_up_to(self, file_count: int) -> bool:
+        """Whether no start needs the first files any more, once all is on disk."""
+        last = self.commit_log.files.files[file_count - 1]
+        return await self._bring_to_disk() and self._durable_from() >= last.end_offset
 
     # --- the log ---------------------------------------------------------------------------
 
@@ -180,8 +187,9 @@ class Cleaner:
 
     def _is_out_of_room(self) -> bool:
         """Whether an append failed for it of late: of a quota the file system does not tell."""
-        refusal = self.commit_log.refusal
-        age_ms = self.commit_log.clock.now_ms() - self.commit_log.refused_ms
+        life = self.commit_log.life
+        refusal = life.refusal
+        age_ms = self.commit_log.clock.now_ms() - life.refused_ms
         is_late = 0 <= age_ms <= self.settings.clean_interval_ms
         return is_late and refusal is not None and refusal.error_number in _NO_ROOM
 

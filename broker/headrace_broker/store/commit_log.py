@@ -15,6 +15,7 @@ from headrace_broker.store.errors import (
     StoreFormatError,
     StoreNotWritable,
 )
+from headrace_broker.store.life import Event, State, StoreLife
 from headrace_broker.store.mapped_file import MappedFile
 from headrace_broker.store.mapped_file_queue import MappedFileQueue
 from headrace_broker.store.page_cache import HOT_BYTES, PageCache
@@ -93,9 +94,7 @@ class CommitLog:
         self.position = self.file_start = self.flushed_offset = 0
         self.started_at = 0  # older bytes were there before this process
         self.append_end = -1
-        self.refusal: StoreNotWritable | None = StoreNotWritable("not loaded", settings.root)
-        self.is_refusal_final = True
-        self.refused_ms = self.retry_ms = 0
+        self.life = StoreLife(settings.root, clock)
         # Called when the next file should be made.
         self.on_half_full: Callable[[], None] = lambda: None
         # Called with a file that nothing is written to any more.
@@ -123,14 +122,14 @@ class CommitLog:
         """Store one record; returns its physical offset.
 
         The queue offset is ``queue.next_offset`` before the call. The store timestamp is that of
-        the last ``begin_batch``. Nothing is written when it raises.
+        the last ``WritePath.begin``. Nothing is written when it raises.
 
         Raises RecordTooLarge, StoreNotWritable, StoreBusy; struct.error when a number does not
         fit its field.
         """
         ring = self.ring
         if ring.written == ring.limit:
-            raise StoreBusy(ring.slow_stage())
+            raise StoreBusy(ring.slow_taker())
         body_bytes = len(body)
         checksum_bytes = queue.checksum_bytes
         if checksum_bytes and properties and not properties.endswith(SEPARATOR):
@@ -325,7 +324,7 @@ class CommitLog:
 
     def _make_room_for_block(self, rows: Rows, block_bytes: int, body_bytes: int) -> None:
         if self.ring.written + len(rows) > self.ring.limit:
-            raise StoreBusy(self.ring.slow_stage())
+            raise StoreBusy(self.ring.slow_taker())
         if self.position + block_bytes > self.append_end or body_bytes > self.body_bytes_max:
             self._make_room(block_bytes, body_bytes, 0)
 
@@ -446,36 +445,39 @@ class CommitLog:
         error_number: of the OSError that is the reason; ENOLCK, a lost lock, is final. Returns
         what to raise.
         """
-        if not self.is_refusal_final:
-            self.refusal = StoreNotWritable(reason, path, error_number)
-            self.is_refusal_final = is_final or error_number == errno.ENOLCK
-            self.refused_ms, self.retry_ms = self.clock.now_ms(), retry_ms
-            self.append_end = -1
-        return self._refused()
+        is_final |= error_number == errno.ENOLCK
+        refusal = StoreNotWritable(reason, path, error_number)
+        self._stop_appends(Event.FAIL if is_final else Event.REFUSE, refusal, retry_ms)
+        return self.refused()
 
-    def _refused(self) -> StoreNotWritable:
-        # A new one for each append: one that is kept would keep all frames it was raised through.
-        refusal = self.refusal
+    def _stop_appends(self, event: Event, refusal: StoreNotWritable, retry_ms: int = 0) -> None:
+        self.append_end = -1
+        self.life.apply(event, refusal, retry_ms)
+
+    def refused(self) -> StoreNotWritable:
+        """What to raise while messages are refused."""
+        refusal = self.life.refusal
         assert refusal is not None
-        return StoreNotWritable(refusal.reason, refusal.path, refusal.error_number)
+        return refusal
 
     def accept(self) -> None:
         """Take appends from now on; the next one opens the file."""
-        self.refusal = None
-        self.is_refusal_final = False
+        self.life.apply(Event.LOADED)
 
     def resume(self) -> None:
         """Take appends again unless they were stopped for good."""
-        if not self.is_refusal_final:
-            self.refusal = None
+        self.life.apply(Event.RESUME)
+
+    def close(self) -> None:
+        """Take no more appends and give the file's descriptor back."""
+        self._stop_appends(Event.CLOSE, StoreNotWritable("closed", self.files.directory.parent))
+        self.stop_writing()
 
     def _check_refusal(self) -> None:
-        if self.refusal is None:
+        if self.life.state is State.OPEN:
             return
-        # A clock that went back must not keep it refused.
-        is_early = 0 <= self.clock.now_ms() - self.refused_ms < self.retry_ms
-        if self.is_refusal_final or is_early:
-            raise self._refused()
+        if not self.life.may_retry:
+            raise self.refused()
         self.resume()
 
     # --- position and reading --------------------------------------------------------------

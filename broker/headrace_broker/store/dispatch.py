@@ -9,10 +9,14 @@ import numpy as np
 
 from headrace_broker.store.consume_queue import UNIT, UNIT_BYTES, Units
 from headrace_broker.store.ring import ROW, ROW_BYTES, Ring, Rows, select
+from headrace_broker.store.takers import Taker, TakerFlush
 from headrace_protocol.columns import UNIT_DTYPE
 from headrace_protocol.message import INNER_BATCH, TRANSACTION_PREPARED
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from headrace_broker.store.checkpoint import Checkpoint
     from headrace_broker.store.consume_queue import ConsumeQueue
     from headrace_broker.store.store_queue import StoreQueue
 
@@ -24,55 +28,142 @@ BLOCK_ROWS: Final = 96
 BLOCK_ROWS_MAX: Final = 2048
 
 
-class Dispatcher:
-    """Writes one unit per row to the queue that the row's key names."""
+class Dispatcher(Taker):
+    """Writes one unit per row to the queue that the row's key names.
+
+    ``touched`` are the queues that got units since ``take_touched``, ``dirty`` the ConsumeQueues
+    with units that are not known to be on disk.
+    """
+
+    name = "consumequeue"
 
     def __init__(self, ring: Ring, queues: list[StoreQueue]) -> None:
         """queues: by queue_key; the store adds to it."""
-        self.ring = ring
+        self.join(ring)
         self.queues = queues
-        self.cursor = ring.cursors[0]
+        self.touched: set[StoreQueue] = set()
+        self.dirty: set[ConsumeQueue] = set()
         # How many queues may get their first file in one drain, each in half a millisecond.
         self.new_files_max = sys.maxsize
+        # Whether the last drain stopped because of that.
+        self.is_interrupted = False
         self._new_files = 0
+        self._newest_unit = -1
+        self._durable_offset = 0
+        # Physical offset and store timestamp of the last record that a start dispatched.
+        self._newest_recovered: tuple[int, int] | None = None
 
-    def drain(self, confirmed_offset: int | None, touched: set[StoreQueue]) -> bool:
-        """Take waiting rows, all or those of records that end by ``confirmed_offset``.
+    # --- the running store -----------------------------------------------------------------
 
-        Queues that got units are added to ``touched``. Returns False when it stopped because of
-        ``new_files_max``.
+    def drain(self, confirmed_offset: int | None) -> None:
+        """Take waiting rows, as many as ``new_files_max`` allows.
 
         Raises OSError on a full disk. What was not taken is put again by the next call; units
         that are there already are left alone.
         """
+        ring, cursor = self.ring, self.cursor
         self._new_files = 0
-        while self.ring.written > self.cursor.taken:
-            waiting = self.ring.waiting(self.cursor)
+        self.is_interrupted = False
+        while ring.written > cursor.taken:
+            waiting = ring.waiting(cursor, confirmed_offset)
             waiting = slice(waiting.start, min(waiting.stop, waiting.start + BLOCK_ROWS_MAX))
-            if confirmed_offset is not None:
-                waiting = self._confirmed(waiting, confirmed_offset)
             count = waiting.stop - waiting.start
             if not count:
-                return True
-            if count >= BLOCK_ROWS and self.put_block(self.ring.rows[waiting], touched):
-                self.ring.take(self.cursor, count)
+                return
+            if count >= BLOCK_ROWS and self._put_block(ring.rows[waiting]):
+                ring.take(cursor, count)
                 continue
-            taken = self._put_each(waiting, touched)
-            self.ring.take(self.cursor, taken)
+            taken = self._put_each(waiting)
+            ring.take(cursor, taken)
             if taken < count:
-                return False
-        return True
+                self.is_interrupted = True
+                return
 
-    def _confirmed(self, waiting: slice, confirmed_offset: int) -> slice:
-        physical_offsets = self.ring.rows["physical_offset"]
-        if physical_offsets[waiting.stop - 1] < confirmed_offset:
-            return waiting
-        count = int(np.searchsorted(physical_offsets[waiting], confirmed_offset))
-        return slice(waiting.start, waiting.start + count)
+    def drain_all(self, confirmed_offset: int | None) -> None:
+        """As ``drain``, whatever files that makes."""
+        new_files_max, self.new_files_max = self.new_files_max, sys.maxsize
+        try:
+            self.drain(confirmed_offset)
+        finally:
+            self.new_files_max = new_files_max
 
-    def _put_each(self, waiting: slice, touched: set[StoreQueue]) -> int:
+    def take_touched(self) -> set[StoreQueue]:
+        """The queues that got units since the last call; they are dirty now."""
+        touched, self.touched = self.touched, set()
+        for queue in touched:
+            self.dirty.add(queue.consume_queue)
+        return touched
+
+    def forget(self, queue: StoreQueue) -> None:
+        """A queue is deleted."""
+        self.touched.discard(queue)
+        self.dirty.discard(queue.consume_queue)
+
+    # --- start -----------------------------------------------------------------------------
+
+    def loaded(self, newest_unit: int, durable_offset: int) -> None:
+        """The queues are there. newest_unit: the largest physical offset in any, -1 for none."""
+        self._newest_unit = newest_unit
+        self._durable_offset = durable_offset
+
+    def put(self, rows: Rows) -> None:
+        """Write the units of rows that a start has read anew."""
+        self._put_block(rows)
+
+    def cut(self, physical_offset: int) -> None:
+        """Forget the units from there on; queues go on where they end."""
+        # Most starts need not look at each queue.
+        is_any = self._newest_unit >= physical_offset
+        for queue in self.queues:
+            consume_queue = queue.consume_queue
+            if is_any:
+                consume_queue.truncate_from_physical(physical_offset)
+            if consume_queue.is_cut:
+                self.dirty.add(consume_queue)
+            queue.next_offset = consume_queue.max_offset
+
+    def recovered(self, newest: tuple[int, int] | None) -> None:
+        """Have the next flush tell the checkpoint of what a start has made."""
+        self._newest_recovered = newest
+        self.take_touched()
+
+    # --- flush -----------------------------------------------------------------------------
+
+    def durable_offset(self) -> int:
+        """See ``Taker``."""
+        return self._durable_offset
+
+    def start_flush(self, taken_offset: int) -> TakerFlush:
+        """All queues with new units; the checkpoint names the newest record that has its unit."""
+        queues, self.dirty = self._all_dirty(), set()
+        newest = self.ring.last_of(self.cursor.taken) or self._newest_recovered
+
+        def flushed(checkpoint: Checkpoint) -> Checkpoint:
+            self._durable_offset = taken_offset
+            if newest is None:
+                return checkpoint
+            physical_offset, store_ms = newest
+            return checkpoint._replace(
+                logics_msg_timestamp=store_ms, logics_physical_offset=physical_offset
+            )
+
+        return TakerFlush([queue.start_flush() for queue in queues], flushed)
+
+    def due_flushes(self, least_bytes: int) -> Iterator[TakerFlush]:
+        """Queues with many new units; they stay dirty until the checkpoint speaks of them."""
+        due = [queue for queue in self._all_dirty() if queue.dirty_bytes() >= least_bytes]
+        if due:
+            yield TakerFlush([queue.start_flush() for queue in due])
+
+    def _all_dirty(self) -> set[ConsumeQueue]:
+        self.dirty.update([queue.consume_queue for queue in self.touched])
+        return self.dirty
+
+    # --- units -----------------------------------------------------------------------------
+
+    def _put_each(self, waiting: slice) -> int:
         """Returns how many rows were put, up to the first that needs a file too many."""
-        queues = self.queues
+        queues, touched = self.queues, self.touched
         pack_into = UNIT.pack_into
         # A copy, since Python before 3.12.7 can crash when garbage, such as what the traceback of a
         # full disk holds, has an iterator over a memoryview in a loop (python/cpython#77894).
@@ -98,7 +189,7 @@ class Dispatcher:
             touched.add(queue)
         return int(waiting.stop - waiting.start)
 
-    def put_block(self, rows: Rows, touched: set[StoreQueue]) -> bool:
+    def _put_block(self, rows: Rows) -> bool:
         """Write the units of many rows: sorted by queue, one block for each.
 
         Returns False, and writes none, when too many of them need files first.
@@ -130,13 +221,14 @@ class Dispatcher:
                 _put_run(queue.consume_queue, units[start:end])
             else:
                 _put_units(queue.consume_queue, queue_offsets[start:end].tolist(), units[start:end])
-            touched.add(queue)
+            self.touched.add(queue)
         return True
 
 
 def _put_run(consume_queue: ConsumeQueue, units: Units) -> None:
     while len(units):
-        units = units[consume_queue.put_block(units) :]
+        count = consume_queue.put_block(units)
+        units = units[count:]
 
 
 def _put_units(consume_queue: ConsumeQueue, queue_offsets: list[int], units: Units) -> None:

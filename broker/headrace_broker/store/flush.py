@@ -13,19 +13,18 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from headrace_broker.store.checkpoint import INDEX_MARK_NAME, Checkpoint, IndexMark
+from headrace_broker.store.checkpoint import Checkpoint
+from headrace_broker.store.takers import taken_offset
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from headrace_broker.store.commit_log import CommitLog
-    from headrace_broker.store.consume_queue import ConsumeQueue
     from headrace_broker.store.files import Files
-    from headrace_broker.store.index_file import IndexFiles
     from headrace_broker.store.ring import Ring
     from headrace_broker.store.settings import StoreSettings
+    from headrace_broker.store.takers import Taker, TakerFlush
 
 
 log = structlog.get_logger("headrace.broker")
@@ -48,21 +47,19 @@ class Flusher:
         seam: Files,
         ring: Ring,
         commit_log: CommitLog,
-        index_files: IndexFiles,
+        takers: Sequence[Taker],
+        on_flushed: Callable[[], None],
     ) -> None:
+        """on_flushed: called after each group commit, once those that waited were called back."""
         self.settings = settings
         self.seam = seam
         self.ring = ring
         self.commit_log = commit_log
-        self.index_files = index_files
-        index_files.on_vanished = _log_vanished
+        self.takers = takers
         self.checkpoint_path = settings.root / "checkpoint"
         self.checkpoint = Checkpoint()
-        self.dirty_queues: set[ConsumeQueue] = set()
-        # Physical offset and store timestamp of the last record that recovery dispatched.
-        self.newest_recovered: tuple[int, int] | None = None
         self.longest_flush_ms = 0.0
-        self.on_flushed: Callable[[], None] = lambda: None
+        self._on_flushed = on_flushed
         # Around the answers of one flush.
         self.answering: Callable[[], AbstractContextManager[None]] = nullcontext
         # Waits for what must be on disk, beside the log, before a flush is told.
@@ -84,7 +81,7 @@ class Flusher:
 
         At once when it is known already, else from the group commit.
         """
-        if self.commit_log.is_refusal_final:
+        if not self.commit_log.life.is_writable:
             callback(False)
         elif end_offset <= self.commit_log.flushed_offset:
             callback(True)
@@ -106,12 +103,12 @@ class Flusher:
             await self.flush_log()
             await self.others_saved()
             self._answer()
-            if not self.commit_log.is_refusal_final:  # dispatch would ask again, and again
-                self.on_flushed()
+            if self.commit_log.life.is_writable:  # dispatch would ask again, and again
+                self._on_flushed()
 
     def _answer(self) -> None:
         # What was appended while the flush ran has asked anew.
-        is_failed = self.commit_log.is_refusal_final
+        is_failed = not self.commit_log.life.is_writable
         flushed_offset = self.commit_log.flushed_offset
         with self.answering():
             while self._waiters and (is_failed or self._waiters[0][0] <= flushed_offset):
@@ -133,7 +130,7 @@ class Flusher:
     async def flush_log(self) -> None:
         """Bring the log to disk in a thread."""
         async with self._turn:
-            if self.commit_log.is_refusal_final:
+            if not self.commit_log.life.is_writable:
                 return
             end_offset, flush = self.commit_log.start_flush()
             newest = self.ring.last_of(self.ring.written)
@@ -186,9 +183,8 @@ class Flusher:
             if trio.current_time() >= thorough_at or self._unchecked_bytes() >= UNCHECKED_BYTES_MAX:
                 thorough_at = trio.current_time() + settings.queue_flush_thorough_interval_ms / 1000
                 await self.flush_thoroughly()
-            elif not self.commit_log.is_refusal_final:
-                await self._flush_full_index_files()
-                await self._flush_queues(settings.queue_flush_least_bytes)
+            elif self.commit_log.life.is_writable:
+                await self._flush_due(settings.queue_flush_least_bytes)
 
     def _unchecked_bytes(self) -> int:
         return self.commit_log.max_offset - self.checkpoint.logics_physical_offset
@@ -214,12 +210,13 @@ class Flusher:
         """Bring everything to disk, then say so in the checkpoint."""
         # The queues that one flush has taken are not on disk while another would say so.
         async with self._thorough_turn:
-            if self.commit_log.is_refusal_final:
+            if not self.commit_log.life.is_writable:
                 return
             work = self._start_thorough_flush()
             await self.flush_log()
             # Units of records that are gone must not count as on disk.
-            if not self.commit_log.is_refusal_final and await self._sync_in_thread(work.syncs):
+            is_writable = self.commit_log.life.is_writable
+            if is_writable and await self._sync_in_thread(work.syncs):
                 self.checkpoint = work.update(self.checkpoint)
                 # The old checkpoint stays true: all it costs is a longer recovery.
                 with suppress(OSError):
@@ -249,8 +246,8 @@ class Flusher:
             forgotten.save(self.checkpoint_path, self.seam)
 
     def _save(self, work: _ThoroughFlush) -> None:
-        # The mark first: a checkpoint of ours without one is taken for the peer's.
-        work.mark.save(self.settings.root / INDEX_MARK_NAME, self.seam)
+        for flush in work.flushes:
+            flush.save()
         self.checkpoint.save(self.checkpoint_path, self.seam)
 
     def flush_log_now(self) -> None:
@@ -264,24 +261,17 @@ class Flusher:
         self._log_flushed(end_offset, self.ring.last_of(self.ring.written))
 
     def _start_thorough_flush(self) -> _ThoroughFlush:
-        full, last, mark = self.index_files.start_flush()
-        queues, self.dirty_queues = self.dirty_queues, set()
+        log_end = self.commit_log.max_offset
+        flushes = [taker.start_flush(taken_offset(taker, log_end)) for taker in self.takers]
         syncs = [
             *self._owed,
-            *(queue.start_flush() for queue in queues),
-            *(index_file.file.sync for index_file, _ in full),
-            *([last.file.sync] if last else []),
+            *(sync for flush in flushes for sync in flush.syncs),
             self.seam.sync_names,
         ]
         self._owed = dict.fromkeys(syncs)
-        return _ThoroughFlush(
-            syncs=syncs,
-            newest=self.ring.last_of(self.ring.cursors[0].taken) or self.newest_recovered,
-            index_end_timestamp=full[-1][1] if full else None,
-            mark=mark,
-        )
+        return _ThoroughFlush(syncs, flushes)
 
-    async def _sync_in_thread(self, syncs: list[Callable[[], None]]) -> bool:
+    async def _sync_in_thread(self, syncs: Sequence[Callable[[], None]]) -> bool:
         self._owed.update(dict.fromkeys(syncs))
         if not await self._in_thread(partial(_call_all, syncs)):
             return False
@@ -289,45 +279,25 @@ class Flusher:
             self._owed.pop(sync, None)
         return True
 
-    async def _flush_queues(self, least_bytes: int) -> None:
-        # They stay dirty until the thorough flush, which alone moves the checkpoint.
-        due = [queue for queue in self.dirty_queues if queue.dirty_bytes() >= least_bytes]
-        if due:
-            await self._sync_in_thread([queue.start_flush() for queue in due])
-
-    async def _flush_full_index_files(self) -> None:
-        for index_file, end_timestamp in self.index_files.start_flush().full:
-            if await self._sync_in_thread([index_file.file.sync]):
-                self.checkpoint = self.checkpoint._replace(index_msg_timestamp=end_timestamp)
+    async def _flush_due(self, least_bytes: int) -> None:
+        for taker in self.takers:
+            for flush in taker.due_flushes(least_bytes):
+                if await self._sync_in_thread(flush.syncs):
+                    self.checkpoint = flush.flushed(self.checkpoint)
 
 
 @dataclass(frozen=True, slots=True)
 class _ThoroughFlush:
-    """What was there when it began, and what the checkpoint may say once it has run."""
+    """What was there when it began."""
 
     syncs: list[Callable[[], None]]
-    newest: tuple[int, int] | None
-    index_end_timestamp: int | None
-    mark: IndexMark
+    flushes: list[TakerFlush]
 
     def update(self, checkpoint: Checkpoint) -> Checkpoint:
-        """The checkpoint after it."""
-        if self.newest is not None:
-            physical_offset, store_ms = self.newest
-            checkpoint = checkpoint._replace(
-                logics_msg_timestamp=store_ms, logics_physical_offset=physical_offset
-            )
-        if self.index_end_timestamp is not None:
-            checkpoint = checkpoint._replace(index_msg_timestamp=self.index_end_timestamp)
+        """What the checkpoint may say after it."""
+        for flush in self.flushes:
+            checkpoint = flush.flushed(checkpoint)
         return checkpoint
-
-
-def _log_vanished(paths: list[Path]) -> None:
-    log.error(
-        "index files were removed under the running broker: messages are taken, but queries by key"
-        " miss those before; the next start makes the index anew from the log",
-        paths=[str(path) for path in paths],
-    )
 
 
 def _lacks_descriptor(flush: Callable[[], None]) -> bool:
@@ -341,6 +311,6 @@ def _lacks_descriptor(flush: Callable[[], None]) -> bool:
     return False
 
 
-def _call_all(syncs: list[Callable[[], None]]) -> None:
+def _call_all(syncs: Sequence[Callable[[], None]]) -> None:
     for sync in syncs:
         sync()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -17,6 +16,7 @@ from headrace_broker.clock import SystemClock
 from headrace_broker.store.checkpoint import INDEX_MARK_NAME, Checkpoint
 from headrace_broker.store.cleaner import Cleaner
 from headrace_broker.store.commit_log import CommitLog
+from headrace_broker.store.confirmation import Confirmation, Gate
 from headrace_broker.store.consume_queue import ConsumeQueue
 from headrace_broker.store.dispatch import Dispatcher
 from headrace_broker.store.errors import StoreError, StoreFormatError, StoreNotWritable
@@ -24,6 +24,7 @@ from headrace_broker.store.files import Files, make_private
 from headrace_broker.store.flush import Flusher
 from headrace_broker.store.index_file import HEADER_BYTES, IndexFiles
 from headrace_broker.store.indexer import BLOCK_ROWS_MAX, Indexer
+from headrace_broker.store.life import State
 from headrace_broker.store.lock import StoreLock
 from headrace_broker.store.peer_queues import BATCH_FOLDER, PeerQueues
 from headrace_broker.store.reader import Reader
@@ -33,7 +34,9 @@ from headrace_broker.store.recovery import (
     Recovery,
     RecoveryReport,
     first_records,
+    index_durable_offset,
     plan_recovery,
+    queues_durable_offset,
     scan_from,
     unclean_start,
 )
@@ -41,22 +44,23 @@ from headrace_broker.store.ring import Ring
 from headrace_broker.store.seal import FileSeal, Seals, Used
 from headrace_broker.store.store_queue import StoreQueue
 from headrace_broker.store.store_source import StoreSource
+from headrace_broker.store.takers import taken_offset
 from headrace_broker.store.warmup import newest_files, warm
+from headrace_broker.store.write_path import WritePath
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from headrace_broker.clock import Clock
     from headrace_broker.store.cleaner import CleanerStatus
-    from headrace_broker.store.encoded_records import EncodedRecords
     from headrace_broker.store.mapped_file import MappedFile
     from headrace_broker.store.outlook import LowestUnconsumed
     from headrace_broker.store.reader import IndexType, KeyQuery
     from headrace_broker.store.recovery import OnProgress, RecoveryPlan
-    from headrace_broker.store.ring import Cursor
     from headrace_broker.store.settings import StoreSettings
+    from headrace_broker.store.takers import Taker
     from headrace_broker.store.topic_floors import TopicLimit
 
 # What a store's directory holds; anything else alone is somebody's other folder.
@@ -69,9 +73,6 @@ StartSoon = Callable[[trio.Nursery, Callable[[], Awaitable[None]]], None]
 
 LOCK_CHECK_S = 1.0
 
-# Some ten milliseconds of files for queues that get their first message.
-NEW_FILES_AT_ONCE = 16
-
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
@@ -81,10 +82,9 @@ class StoreStatistics:
     max_offset: int
     flushed_offset: int
     dispatched_offset: int
-    dispatch_behind_rows: int
-    index_behind_rows: int
+    behind_rows: dict[str, int]  # by taker
     ring_fill: float
-    slow_stage: str | None
+    slow_taker: str | None
     longest_flush_ms: float
     disk_ratio: float
     refusal: str | None
@@ -107,12 +107,14 @@ class MessageStore:
         works_aside: bool = False,
         start_soon: StartSoon = trio.Nursery.start_soon,
         on_progress: OnProgress = lambda _stage, _done, _most: None,
+        more_takers: Sequence[Taker] = (),
     ) -> None:
         """Touches nothing on disk.
 
         works_aside: while it runs, threads index and flush what was asked for.
         start_soon: starts a loop; each of them can restart after an error.
         on_progress: called in the thread that loads; what it raises ends the start.
+        more_takers: beside ConsumeQueues and index.
         """
         self.settings = settings
         self.root = settings.root
@@ -124,13 +126,30 @@ class MessageStore:
         # Keys of queues that are gone, and how many rows the ring had been given by then.
         self._gone_keys: deque[tuple[int, int]] = deque()
         self._batch_topics: frozenset[str] = frozenset()
-        self.ring = Ring(settings.ring_rows, ("consumequeue", "index"))
+        self.ring = Ring(settings.ring_rows)
         self.commit_log = CommitLog(settings, self.seam, self.ring, self.clock)
         self.index_files = IndexFiles(settings, self.seam)
         self.dispatcher = Dispatcher(self.ring, self.queues)
         self.indexer = Indexer(self.ring, self.commit_log, self.index_files, self.queues)
+        for taker in more_takers:
+            taker.join(self.ring)
+        self.takers: tuple[Taker, ...] = (self.dispatcher, self.indexer, *more_takers)
         self.reader = Reader(self.commit_log, self.index_files)
-        self.flusher = Flusher(settings, self.seam, self.ring, self.commit_log, self.index_files)
+        confirmation = Confirmation()
+        self.flusher = Flusher(
+            settings, self.seam, self.ring, self.commit_log, self.takers, confirmation.moved
+        )
+        if settings.flush == "sync":
+            confirmation.add(
+                Gate(
+                    lambda: self.commit_log.flushed_offset,
+                    self.flusher.ask,
+                    self.flusher.when_flushed,
+                )
+            )
+        self.write_path = WritePath(
+            self.root, self.clock, self.commit_log, self.dispatcher, self.takers, confirmation
+        )
         self.cleaner = Cleaner(
             settings,
             self.commit_log,
@@ -138,12 +157,10 @@ class MessageStore:
             self._topics,
             self._settled_from,
             self.flusher.flush_thoroughly,
+            self._durable_from,
         )
-        self.flusher.on_flushed = self._dispatch_unasked
         self.seals = Seals(settings.root, self.seam)
         self.lock = StoreLock(settings.root)
-        self._dispatch_asked = trio.Event()
-        self._index_asked = trio.Event()
         self._ahead_asked = trio.Event()
         self.commit_log.on_half_full = self._ask_ahead
         self._full_asked = trio.Event()
@@ -152,14 +169,6 @@ class MessageStore:
         self._index_threads = trio.CapacityLimiter(1)
         self._start_soon = start_soon
         self.on_progress = on_progress
-        # Called with the queues that get units outside the caller's own dispatch().
-        self.on_touched: Callable[[set[StoreQueue]], None] = lambda _: None
-        # The hot path, without a call in between.
-        self.append = self.commit_log.append
-        self.append_each = self.commit_log.append_each
-        self.append_batch = self.commit_log.append_batch
-        self.write_out = self.commit_log.write_out
-        self.when_flushed = self.flusher.when_flushed
 
     # --- start and stop --------------------------------------------------------------------
 
@@ -211,7 +220,7 @@ class MessageStore:
         self.cleaner.trimmer.load()
         for queue in self.queues:
             queue.consume_queue.loaded()
-        self.begin_batch()
+        self.write_path.begin()
         self.commit_log.accept()
         return report
 
@@ -283,27 +292,13 @@ class MessageStore:
     def _recover(self, *, is_clean: bool) -> RecoveryReport:
         recovery = Recovery(
             self.commit_log,
-            self.dispatcher,
-            self.indexer,
+            self.takers,
+            self.queues,
             self.queue,
             self._batch_topics,
             self.settings.delay_levels_ms,
         )
-        checkpoint = self.flusher.checkpoint
-        if not is_clean:
-            self.index_files.recover(checkpoint.index_msg_timestamp, self.root / INDEX_MARK_NAME)
-        newest_unit = max(
-            (queue.consume_queue.last_physical_offset for queue in self.queues), default=-1
-        )
-        plan = plan_recovery(
-            is_clean=is_clean,
-            files=first_records(self.commit_log.files.files),
-            newest_unit=newest_unit,
-            index_end=self.index_files.end_physical_offset,
-            checkpoint=checkpoint,
-        )
-        if newest_unit < 0:
-            self.flusher.forget_queues()
+        plan = self._plan_recovery(is_clean=is_clean)
         kept_ms = self.clock.now_ms()
 
         def keep_and_tell(stage: LoadStage, done: int, most: int) -> None:
@@ -313,7 +308,7 @@ class MessageStore:
                 kept_ms = self.clock.now_ms()
             self.on_progress(stage, done, most)
 
-        report = recovery.run(plan, newest_unit, is_clean=is_clean, on_progress=keep_and_tell)
+        report = recovery.run(plan, is_clean=is_clean, on_progress=keep_and_tell)
         self._take_over(recovery)
         if not is_clean:
             # A killed process leaves in memory what no flush has brought to disk.
@@ -322,12 +317,33 @@ class MessageStore:
             self.flusher.flush_now()
         return report
 
+    def _plan_recovery(self, *, is_clean: bool) -> RecoveryPlan:
+        checkpoint = self.flusher.checkpoint
+        if not is_clean:
+            self.index_files.recover(checkpoint.index_msg_timestamp, self.root / INDEX_MARK_NAME)
+        newest_unit = max(
+            (queue.consume_queue.last_physical_offset for queue in self.queues), default=-1
+        )
+        files = first_records(self.commit_log.files.files)
+        queues_durable = queues_durable_offset(
+            is_clean=is_clean, files=files, newest_unit=newest_unit, checkpoint=checkpoint
+        )
+        index_durable = index_durable_offset(
+            is_clean=is_clean,
+            index_end=self.index_files.end_physical_offset,
+            queues_durable=queues_durable,
+        )
+        self.dispatcher.loaded(newest_unit, queues_durable)
+        self.indexer.loaded(index_durable)
+        if newest_unit < 0:
+            self.flusher.forget_queues()
+        durable_offsets = {taker.name: taker.durable_offset() for taker in self.takers}
+        return plan_recovery(files, newest_unit, durable_offsets)
+
     def _take_over(self, recovery: Recovery) -> None:
         """Have the next flush bring to disk what was made, and say so in the checkpoint."""
-        self.flusher.newest_recovered = recovery.newest
-        self._mark_dirty({queue for queue in self.queues if queue.consume_queue.is_cut})
-        self._mark_dirty(recovery.touched)
-        recovery.touched.clear()
+        for taker in self.takers:
+            taker.recovered(recovery.newest)
 
     def _keep_recovered(self, recovery: Recovery, plan: RecoveryPlan) -> None:
         """Bring to disk what a start has made so far, so that it is not for nothing if cut off."""
@@ -337,14 +353,13 @@ class MessageStore:
         for file in self.commit_log.files.files:
             if plan.scan_from < file.end_offset and file.start_offset <= newest_offset:
                 file.sync()
-        self.index_files.last_seen = max(self.index_files.last_seen, newest_offset)
         self._take_over(recovery)
         self._doubt_names()
         self.flusher.flush_now()
 
     def _doubt_names(self) -> None:
         """Of files that may be new since the checkpoint, which is behind all that it speaks of."""
-        queue_folders = {queue.files.directory for queue in self.flusher.dirty_queues}
+        queue_folders = {queue.files.directory for queue in self.dispatcher.dirty}
         for folder in (
             self.root,
             self.commit_log.files.directory,
@@ -354,9 +369,6 @@ class MessageStore:
             *(folder.parent for folder in queue_folders),
         ):
             self.seam.doubt_names(folder)
-
-    def _mark_dirty(self, queues: set[StoreQueue]) -> None:
-        self.flusher.dirty_queues.update([queue.consume_queue for queue in queues])
 
     def connect(
         self,
@@ -385,7 +397,7 @@ class MessageStore:
                 self._start_soon(nursery, self._run_seal)
                 self._start_soon(nursery, self._warm)
                 self._start_soon(nursery, self.flusher.run_asked)
-            self._start_soon(nursery, self._run_dispatch)
+            self._start_soon(nursery, self.write_path.run)
             self._start_soon(nursery, self.flusher.run_group_commit)
             self._start_soon(nursery, self.flusher.run_log_flush)
             self._start_soon(nursery, self.flusher.run_queue_flush)
@@ -403,13 +415,13 @@ class MessageStore:
         The abort file stays when something could not be brought to disk. Raises OSError.
         """
         try:
-            if self.commit_log.is_refusal_final:
+            if not self.commit_log.life.is_writable:
                 return
             self.lock.check()
             self._finish_dispatch()
             self.commit_log.files.drop_prepared()
             self.flusher.flush_now()
-            if self.commit_log.refusal is None:
+            if self.commit_log.life.state is State.OPEN:
                 self._seal()
                 if not self.index_files.lost_from:
                     (self.root / "abort").unlink()
@@ -422,8 +434,7 @@ class MessageStore:
         Descriptors, maps and the lock are given back; the map of a file that somebody has a view
         of goes with the view.
         """
-        self.commit_log.refuse("closed", self.root, is_final=True)
-        self.commit_log.stop_writing()
+        self.commit_log.close()
         for queue in self.queues:
             queue.consume_queue.unmap()
         index = [index_file.file for index_file in self.index_files.files]
@@ -508,7 +519,7 @@ class MessageStore:
         del queues[queue.queue_id]
         if not queues:
             del self._topics[queue.topic]
-        self.flusher.dirty_queues.discard(queue.consume_queue)
+        self.dispatcher.forget(queue)
         self.seam.map_budget.forget(queue.consume_queue)
         self._gone_keys.append((queue.key, self.ring.written))
 
@@ -537,92 +548,31 @@ class MessageStore:
         """The store timestamp that records get."""
         return self.commit_log.now_ms
 
-    def begin_batch(self) -> None:
-        """Read the clock for the records of the batch that begins."""
-        self.commit_log.now_ms = self.clock.now_ms()
-
-    def append_records(self, records: EncodedRecords) -> tuple[int, int]:
-        """As ``CommitLog.append_records``; a block may need much of the ring."""
-        self._make_ring_room(len(records.rows))
-        return self.commit_log.append_records(records)
-
-    def _make_ring_room(self, row_count: int) -> None:
-        ring = self.ring
-        if ring.written + row_count > ring.limit:
-            self._dispatch_unasked()
-        while ring.written + row_count > ring.limit and self.indexer.waiting_count:
-            self._index(self.indexer.drain_block)
-            if self.commit_log.refusal is not None:
-                return
-
-    def dispatch(self) -> set[StoreQueue]:
-        """Write the units of what was appended; returns the queues that got some.
-
-        While the store runs, the units of very many new queues at once are written a moment later.
-        A full disk refuses further appends; what is left over is written by a later call.
-        Raises StoreNotWritable when the records themselves can't be written.
-        """
-        self.commit_log.write_out()
-        touched: set[StoreQueue] = set()
-        try:
-            if not self.dispatcher.drain(self._confirmed_offset(), touched):
-                self._dispatch_asked.set()
-        except OSError as error:
-            self._refuse(error, self.root / "consumequeue")
-        self._mark_dirty(touched)
-        if self.indexer.waiting_count > self.ring.row_count // 2:
-            self._index(self.indexer.drain_block)
-        if self.indexer.waiting_count:
-            self._index_asked.set()
-        return touched
-
-    def _confirmed_offset(self) -> int | None:
-        """Up to where consumers may read, None for all: with sync flush, what is on disk."""
-        if self.settings.flush == "async":
-            return None
-        if self.commit_log.flushed_offset < self.commit_log.max_offset:
-            self.flusher.ask()
-        return self.commit_log.flushed_offset
-
-    def _dispatch_unasked(self) -> None:
-        touched = self.dispatch()
-        if touched:
-            self.on_touched(touched)
-
     def index_tick(self) -> None:
-        """Index all that was appended."""
-        self._index(self.indexer.drain)
-
-    def _index(self, drain: Callable[[], None]) -> None:
-        self.commit_log.write_out()
-        try:
-            drain()
-        except OSError as error:
-            self._refuse(error, self.index_files.directory)
+        """Index all that is confirmed."""
+        self.write_path.let_drain(self.indexer, self.indexer.drain_all)
 
     def _finish_dispatch(self) -> None:
-        if self.settings.flush == "sync":
+        if not self.write_path.confirmation.is_immediate:
             self.flusher.flush_log_now()
-        new_files_max, self.dispatcher.new_files_max = self.dispatcher.new_files_max, sys.maxsize
-        self.dispatch()
-        self.dispatcher.new_files_max = new_files_max
-        self.index_tick()
-
-    def _refuse(self, error: OSError, path: Path) -> None:
-        self.commit_log.refuse(error.strerror or str(error), path, error_number=error.errno)
+        self.write_path.drain_all()
 
     def message_at(self, physical_offset: int) -> memoryview | None:
         """The record of the message that begins at an offset; None if none does. Raises NotReady.
 
         A body may contain a forged record, so the message's unit, or the row of the ring that will
         become it, must point there. Records without a unit (of deleted topics, or
-        cleaned from their queue) are not served.
+        cleaned from their queue) and those not confirmed yet are not served.
         """
         record = self.commit_log.record_at(physical_offset)
         if record is None:
             return None
-        is_message = self.reader.has_unit(self._names, physical_offset)
-        return record if is_message or self.ring.holds(physical_offset) else None
+        if self.reader.has_unit(self._names, physical_offset):
+            return record
+        confirmed_offset = self.write_path.confirmation.offset
+        is_confirmed = confirmed_offset is None or physical_offset < confirmed_offset
+        is_waiting = is_confirmed and self.ring.holds(self.dispatcher.cursor, physical_offset)
+        return record if is_waiting else None
 
     def query_index(
         self,
@@ -633,7 +583,7 @@ class MessageStore:
         end_ms: int,
         index_type: IndexType | None = None,
     ) -> KeyQuery:
-        """As ``Reader.query_index``, with everything appended so far indexed first."""
+        """As ``Reader.query_index``, with everything confirmed so far indexed first."""
         prepare = partial(self._index_up_to, self.ring.written)
         return self.reader.query_index(topic, key, max_count, begin_ms, end_ms, index_type, prepare)
 
@@ -641,49 +591,43 @@ class MessageStore:
         """Index a block of the rows before ``row_count``; returns whether that made progress."""
         taken = self.indexer.cursor.taken
         if taken < row_count:
-            self._index(self.indexer.drain_block)
+            self.write_path.let_drain(self.indexer, self.indexer.drain_block)
         return taken < self.indexer.cursor.taken
 
     # --- loops -----------------------------------------------------------------------------
 
-    async def _run_dispatch(self) -> None:
-        """Give new queues their files by and by: a thousand at once would stop the loop."""
-        self.dispatcher.new_files_max = NEW_FILES_AT_ONCE
-        try:
-            while True:
-                self._dispatch_unasked()
-                await self._dispatch_asked.wait()
-                self._dispatch_asked = trio.Event()
-                await trio.lowlevel.checkpoint()
-        finally:
-            self.dispatcher.new_files_max = sys.maxsize
-
     async def _run_index(self) -> None:
-        self._index_asked.set()
+        self.indexer.asked.set()
         while True:
-            await self._index_asked.wait()
+            await self.indexer.asked.wait()
             await trio.sleep(self.settings.index_tick_ms / 1000)
-            self._index_asked = trio.Event()
+            self.indexer.asked = trio.Event()
             # What comes meanwhile waits for the next time: small blocks cost the most.
-            end = self.ring.written
-            while self.indexer.cursor.taken < end:
+            end, taken = self.ring.written, -1
+            # No further than confirmed: the publishing that follows asks again.
+            while taken < self.indexer.cursor.taken < end:
+                taken = self.indexer.cursor.taken
                 is_much = self.indexer.waiting_count > BLOCK_ROWS_MAX or self.index_files.is_sealed
                 if self.works_aside and is_much:
                     await self._index_aside()
                 else:
-                    self._index(self.indexer.drain_block)
-                if self.commit_log.refusal is not None:
+                    self.write_path.let_drain(self.indexer, self.indexer.drain_block)
+                if self.commit_log.life.state is not State.OPEN:
                     break  # a full disk: the healing loop goes on with it
                 await trio.lowlevel.checkpoint()
 
     async def _index_aside(self) -> None:
         """Index a large block in a thread, where it keeps nobody waiting."""
-        self.commit_log.write_out()
-        block = self.indexer.next_block()
+        self.write_path.commit()
+        block = self.indexer.next_block(self.write_path.confirmation.offset)
+        if not block.row_count:
+            return
         try:
-            await trio.to_thread.run_sync(self.indexer.put, block, limiter=self._index_threads)
+            await trio.to_thread.run_sync(
+                self.indexer.put_copied, block, limiter=self._index_threads
+            )
         except OSError as error:
-            self._refuse(error, self.index_files.directory)
+            self.write_path.refuse(error, self.indexer)
         self.ring.release()
 
     def _ask_ahead(self) -> None:
@@ -723,9 +667,9 @@ class MessageStore:
     async def _run_heal(self) -> None:
         while True:
             await trio.sleep(1)
-            if self.commit_log.refusal is not None:
+            if self.commit_log.life.state is not State.OPEN:
                 with suppress(StoreNotWritable):  # still refused
-                    self._dispatch_unasked()
+                    self.write_path.publish()
                     self.index_tick()
 
     async def _run_lock_check(self) -> None:
@@ -739,27 +683,24 @@ class MessageStore:
 
     # --- monitor ---------------------------------------------------------------------------
 
-    def pressure(self) -> str | None:
-        """The slow stage once the ring is 80 % full, else None."""
-        return self.ring.pressure()
-
     def failure(self) -> str | None:
         """Why messages are refused until the next start; None while they are not."""
-        commit_log = self.commit_log
-        return str(commit_log.refusal) if commit_log.is_refusal_final else None
+        life = self.commit_log.life
+        return None if life.is_writable else str(life.refusal)
 
     def statistics(self) -> StoreStatistics:
         """Where the store stands."""
-        refusal = self.commit_log.refusal
+        refusal = self.commit_log.life.refusal
         return StoreStatistics(
             min_offset=self.commit_log.min_offset,
             max_offset=self.commit_log.max_offset,
             flushed_offset=self.commit_log.flushed_offset,
-            dispatched_offset=self._dispatched_offset(),
-            dispatch_behind_rows=self.ring.written - self.dispatcher.cursor.taken,
-            index_behind_rows=self.indexer.waiting_count,
+            dispatched_offset=taken_offset(self.dispatcher, self.commit_log.max_offset),
+            behind_rows={
+                taker.name: self.ring.written - taker.cursor.taken for taker in self.takers
+            },
             ring_fill=self.ring.fill,
-            slow_stage=self.ring.pressure(),
+            slow_taker=self.ring.pressure(),
             longest_flush_ms=self.flusher.longest_flush_ms,
             disk_ratio=self._disk_ratio(),
             refusal=str(refusal) if refusal else None,
@@ -774,19 +715,15 @@ class MessageStore:
         except OSError:
             return 1.0
 
-    def _dispatched_offset(self) -> int:
-        """Up to where queues know of the log."""
-        return self._taken_offset(self.dispatcher.cursor)
-
     def _settled_from(self) -> int:
-        """Up to where the log is flushed, dispatched and indexed."""
-        taken_offset = min(self._taken_offset(cursor) for cursor in self.ring.cursors)
-        return min(taken_offset, self.commit_log.flushed_offset)
+        """Up to where the log is flushed and every taker has taken it."""
+        log_end = self.commit_log.max_offset
+        taken_offsets = (taken_offset(taker, log_end) for taker in self.takers)
+        return min(*taken_offsets, self.commit_log.flushed_offset)
 
-    def _taken_offset(self, cursor: Cursor) -> int:
-        if cursor.taken == self.ring.written:
-            return self.commit_log.max_offset
-        return int(self.ring.rows["physical_offset"][cursor.taken & self.ring.mask])
+    def _durable_from(self) -> int:
+        """Up to where what every taker has made of the log is on disk."""
+        return min(taker.durable_offset() for taker in self.takers)
 
 
 def _queue_folders(directory: Path) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from headrace_broker.store.dispatch import NOT_QUEUED
+from headrace_broker.store.dispatch import NOT_QUEUED, Dispatcher
 from headrace_broker.store.log_blocks import RECORD_MAGICS, LogBlock, checked, place_of, walk
 from headrace_broker.store.ring import ROW_DTYPE, Rows, select
 from headrace_protocol.columns import split
@@ -28,15 +28,14 @@ from headrace_protocol.message import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from headrace_broker.store.checkpoint import Checkpoint
     from headrace_broker.store.commit_log import CommitLog
-    from headrace_broker.store.dispatch import Dispatcher
-    from headrace_broker.store.indexer import Indexer
     from headrace_broker.store.mapped_file import MappedFile
     from headrace_broker.store.mapped_file_queue import MappedFileQueue
     from headrace_broker.store.store_queue import StoreQueue
+    from headrace_broker.store.takers import Taker
     from headrace_protocol.columns import Array, RecordColumns
 
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
@@ -166,40 +165,63 @@ def first_records(files: list[MappedFile]) -> list[FirstRecord]:
 class RecoveryPlan:
     """From where the log is read again, by physical offset.
 
-    Units at or past ``queues_from`` are made anew, index entries from ``index_from`` on. Reading
-    begins at ``scan_from``, or at the start of its file if no whole record is there.
+    Each taker gets the rows of the records from ``put_from`` on, by its name. Reading begins at
+    ``scan_from``, or at the start of its file if no whole record is there.
     """
 
     scan_from: int
-    queues_from: int
-    index_from: int
+    put_from: Mapping[str, int]
+
+    @property
+    def queues_from(self) -> int:
+        """Units at or past it are made anew."""
+        return self.put_from[Dispatcher.name]
 
 
 def plan_recovery(
-    *,
-    is_clean: bool,
-    files: list[FirstRecord],
-    newest_unit: int,
-    index_end: int,
-    checkpoint: Checkpoint,
+    files: list[FirstRecord], newest_unit: int, durable_offsets: Mapping[str, int]
 ) -> RecoveryPlan:
     """Decide how far to go back.
 
-    newest_unit: largest physical offset in any ConsumeQueue, -1 without units.
-    index_end: physical offset of the newest index entry that is kept, -1 without entries.
+    newest_unit: as for ``queues_durable_offset``. durable_offsets: by the takers' names.
     """
     if not files:
-        return RecoveryPlan(0, 0, 0)
+        return RecoveryPlan(0, dict.fromkeys(durable_offsets, 0))
+    log_start = files[0].start_offset
+    put_from = {name: max(offset, log_start) for name, offset in durable_offsets.items()}
+    scan_from = min(put_from.values())
+    # Where no record begins; the newest one leads to those after it.
+    if scan_from == newest_unit + 1 > log_start:
+        scan_from = newest_unit
+    return RecoveryPlan(scan_from, put_from)
+
+
+def queues_durable_offset(
+    *, is_clean: bool, files: list[FirstRecord], newest_unit: int, checkpoint: Checkpoint
+) -> int:
+    """Up to where every record has its unit.
+
+    newest_unit: largest physical offset in any ConsumeQueue, -1 without units.
+    """
+    if not files:
+        return 0
     log_start = files[0].start_offset
     if is_clean:
-        # What has a unit has its index entries too; the newest record leads to those after it.
-        new_from = max(newest_unit + 1, log_start)
-        return RecoveryPlan(max(newest_unit, log_start), new_from, max(index_end + 1, new_from))
+        return max(newest_unit + 1, log_start)
     # The checkpoint speaks of queues that are there; who removed them all wants them made anew.
     # The peer goes back ten files at most, and acknowledged records before them have no unit then.
-    queues_from = unclean_start(files, checkpoint) if newest_unit >= 0 else log_start
-    index_from = max(index_end, log_start)
-    return RecoveryPlan(min(queues_from, index_from), queues_from, index_from)
+    return unclean_start(files, checkpoint) if newest_unit >= 0 else log_start
+
+
+def index_durable_offset(*, is_clean: bool, index_end: int, queues_durable: int) -> int:
+    """Up to where every key has its entry.
+
+    index_end: physical offset of the newest index entry that is kept, -1 without entries.
+    """
+    if is_clean:
+        # What has a unit has its index entries too.
+        return max(index_end + 1, queues_durable)
+    return max(index_end, 0)
 
 
 def unclean_start(files: list[FirstRecord], checkpoint: Checkpoint) -> int:
@@ -234,46 +256,42 @@ class RecoveryReport:
 
 
 class Recovery:
-    """Reads the log by the plan and gives its rows to dispatcher and indexer.
+    """Reads the log by the plan and gives its rows to the takers.
 
-    Then ``touched`` are the queues that got units, and ``newest`` is the physical offset and
-    store timestamp of the last record.
+    Then ``newest`` is the physical offset and store timestamp of the last record.
     """
 
     def __init__(
         self,
         commit_log: CommitLog,
-        dispatcher: Dispatcher,
-        indexer: Indexer,
+        takers: Sequence[Taker],
+        queues: list[StoreQueue],
         find_queue: Callable[[str, int], StoreQueue],
         batch_topics: frozenset[str],
         delay_levels_ms: tuple[int, ...],
     ) -> None:
         """Nothing is read yet.
 
-        find_queue: the queue of a topic and queue id, made if missing.
+        queues: by queue_key. find_queue: the queue of a topic and queue id, made if missing.
         batch_topics: topics whose units are inner batches, which no plain ConsumeQueue holds.
         """
         self.commit_log = commit_log
-        self.dispatcher = dispatcher
-        self.indexer = indexer
+        self.takers = takers
+        self.queues = queues
         self.find_queue = find_queue
         self.batch_topics = batch_topics
         self.delay_levels_ms = delay_levels_ms
         self.record_count = self.unplaced_count = 0
         self.newest: tuple[int, int] | None = None
-        self.touched: set[StoreQueue] = set()
         self._keys: dict[tuple[bytes, int], int] = {}
 
-    def run(
-        self, plan: RecoveryPlan, newest_unit: int, *, is_clean: bool, on_progress: OnProgress
-    ) -> RecoveryReport:
-        """Read, dispatch and cut. Raises OSError.
+    def run(self, plan: RecoveryPlan, *, is_clean: bool, on_progress: OnProgress) -> RecoveryReport:
+        """Read, put and cut. Raises OSError.
 
-        newest_unit: what the plan was made with; most starts need not look at each queue.
         on_progress: called after each block; what it raises ends the work.
         """
-        self._cut_queues(plan.queues_from, newest_unit)
+        for taker in self.takers:
+            taker.cut(plan.put_from[taker.name])
         scan = scan_from(self.commit_log.files, plan.scan_from)
         scanned_from = scan.end_offset
         bytes_max = scan.files[-1].end_offset - scanned_from if scan.files else 0
@@ -283,10 +301,10 @@ class Recovery:
             self.newest = int(columns.physical_offset[-1]), int(columns.store_timestamp[-1])
             self._put(self._rows(columns, plan), plan)
             on_progress(LoadStage.LOG, scan.end_offset - scanned_from, bytes_max)
-        self.indexer.index_files.last_seen = self.newest[0] if self.newest else -1
         cut_count = count_behind(scan.files, scan.end_offset)
         self._cut_log(scan.end_offset, is_clean=is_clean)
-        self._cut_queues(scan.end_offset, newest_unit)
+        for taker in self.takers:
+            taker.cut(scan.end_offset)
         return RecoveryReport(
             is_clean,
             scanned_from,
@@ -295,13 +313,6 @@ class Recovery:
             self.unplaced_count,
             cut_count,
         )
-
-    def _cut_queues(self, physical_offset: int, newest_unit: int) -> None:
-        """Forget the units from there on, if any points so far; queues go on where they end."""
-        for queue in self.dispatcher.queues:
-            if newest_unit >= physical_offset:
-                queue.consume_queue.truncate_from_physical(physical_offset)
-            queue.next_offset = queue.consume_queue.max_offset
 
     def _rows(self, columns: RecordColumns, plan: RecoveryPlan) -> Rows:
         """Rows of the ring, without the records of queues that cannot be."""
@@ -349,7 +360,7 @@ class Recovery:
         ordered = queue_keys[order]
         changes = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
         for numbers in np.split(order, changes) if len(order) else ():
-            yield self.dispatcher.queues[int(queue_keys[numbers[0]])], numbers
+            yield self.queues[int(queue_keys[numbers[0]])], numbers
 
     @staticmethod
     def _is_new(rows: Rows, plan: RecoveryPlan) -> Array:
@@ -390,8 +401,8 @@ class Recovery:
 
     def _put(self, rows: Rows, plan: RecoveryPlan) -> None:
         physical_offsets = rows["physical_offset"]
-        self.dispatcher.put_block(select(rows, physical_offsets >= plan.queues_from), self.touched)
-        self.indexer.put_rows(select(rows, physical_offsets >= plan.index_from))
+        for taker in self.takers:
+            taker.put(select(rows, physical_offsets >= plan.put_from[taker.name]))
 
     def _cut_log(self, end_offset: int, *, is_clean: bool) -> None:
         files = self.commit_log.files

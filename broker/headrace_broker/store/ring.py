@@ -1,8 +1,8 @@
 """The bounded ring between the commit log and all that is built from it.
 
 The append path already holds what the indexes need, so it leaves one row per record here and
-nobody reads the log again. Each taker (ConsumeQueues, IndexFile, ...) has its own cursor; rows
-are overwritten only after all have taken them.
+nobody reads the log again. Each taker (``takers.py``) has its own cursor; rows are overwritten
+only after all have taken them.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def select(rows: Rows, is_wanted: npt.NDArray[np.bool_]) -> Rows:
 class Cursor:
     """How many rows a taker has taken since the start."""
 
-    __slots__ = ("stage", "taken")
+    __slots__ = ("name", "taken")
 
-    def __init__(self, stage: str) -> None:
-        self.stage = stage
-        self.taken = 0
+    def __init__(self, name: str, taken: int = 0) -> None:
+        self.name = name
+        self.taken = taken
 
 
 class Ring:
@@ -53,7 +53,7 @@ class Ring:
 
     __slots__ = ("buffer", "cursors", "limit", "mask", "row_count", "rows", "written")
 
-    def __init__(self, row_count: int, stages: tuple[str, ...]) -> None:
+    def __init__(self, row_count: int) -> None:
         """row_count: a power of two."""
         self.row_count = row_count
         self.mask = row_count - 1
@@ -62,7 +62,13 @@ class Ring:
         self.rows: Rows = np.frombuffer(self.buffer, ROW_DTYPE)
         self.written = 0
         self.limit = row_count
-        self.cursors = [Cursor(stage) for stage in stages]
+        self.cursors: list[Cursor] = []
+
+    def add_cursor(self, name: str) -> Cursor:
+        """The place of a taker that takes the rows from now on."""
+        cursor = Cursor(name, self.written)
+        self.cursors.append(cursor)
+        return cursor
 
     def put(self, rows: Rows) -> None:
         """Add a block of rows, which must fit."""
@@ -76,15 +82,30 @@ class Ring:
         self.buffer[: len(data) - split] = data[split:]
         self.written += count
 
-    def waiting(self, cursor: Cursor) -> slice:
-        """Where the rows stand that the cursor has not taken, up to the ring's seam."""
-        start = cursor.taken & self.mask
-        return slice(start, min(start + self.written - cursor.taken, self.row_count))
+    def waiting(self, cursor: Cursor, confirmed_offset: int | None) -> slice:
+        """Where the rows stand that the cursor may take, up to the ring's seam.
 
-    def holds(self, physical_offset: int) -> bool:
-        """Whether the record at an offset has a row that the first cursor has not taken."""
-        numbers = np.arange(self.cursors[0].taken, self.written) & self.mask
+        confirmed_offset: rows of records past it must wait; None: none must.
+        """
+        start = cursor.taken & self.mask
+        stop = min(start + self.written - cursor.taken, self.row_count)
+        if confirmed_offset is not None and stop > start:
+            physical_offsets = self.rows["physical_offset"]
+            if physical_offsets[stop - 1] >= confirmed_offset:
+                waiting = physical_offsets[start:stop]
+                stop = start + int(np.searchsorted(waiting, confirmed_offset))
+        return slice(start, stop)
+
+    def holds(self, cursor: Cursor, physical_offset: int) -> bool:
+        """Whether the record at an offset has a row that the cursor has not taken."""
+        numbers = np.arange(cursor.taken, self.written) & self.mask
         return bool((self.rows["physical_offset"][numbers] == physical_offset).any())
+
+    def next_offset_of(self, cursor: Cursor) -> int | None:
+        """Physical offset of the first record that the cursor has not taken; None: it has all."""
+        if cursor.taken == self.written:
+            return None
+        return int(self.rows["physical_offset"][cursor.taken & self.mask])
 
     def copy(self, waiting: slice) -> Rows:
         """Rows as they are now."""
@@ -122,13 +143,13 @@ class Ring:
         """Share of the ring that holds rows somebody has still to take."""
         return 1 - (self.limit - self.written) / self.row_count
 
-    def slow_stage(self) -> str:
-        """The stage that is furthest behind."""
-        return min(self.cursors, key=lambda cursor: cursor.taken).stage
+    def slow_taker(self) -> str:
+        """The taker that is furthest behind."""
+        return min(self.cursors, key=lambda cursor: cursor.taken).name
 
     def pressure(self) -> str | None:
-        """The slow stage once the ring is 80 % full; producers should then be slowed."""
+        """The slow taker once the ring is 80 % full; producers should then be slowed."""
         free = self.limit - self.written
         if free * 100 > self.row_count * (100 - PRESSURE_PERCENT):
             return None
-        return self.slow_stage()
+        return self.slow_taker()

@@ -1,0 +1,115 @@
+"""Whether a store takes messages, and whether it will again.
+
+While the disk is full messages are refused for a while. A failed flush or a lost lock ends the
+store's life: its pages, or its files, may be somebody else's by now, so only a start helps.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Final
+
+from headrace_broker.store.errors import StoreNotWritable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headrace_broker.clock import Clock
+
+
+class State(Enum):
+    """Of a store."""
+
+    LOADING = auto()
+    OPEN = auto()
+    REFUSING = auto()  # until there is room again
+    FAILED = auto()  # until the next start
+    CLOSED = auto()
+
+
+class Event(Enum):
+    """What changes it."""
+
+    LOADED = auto()
+    REFUSE = auto()
+    RESUME = auto()
+    FAIL = auto()
+    CLOSE = auto()
+
+
+TRANSITIONS: Final = {
+    (State.LOADING, Event.LOADED): State.OPEN,
+    (State.LOADING, Event.FAIL): State.FAILED,
+    (State.LOADING, Event.CLOSE): State.CLOSED,
+    (State.OPEN, Event.REFUSE): State.REFUSING,
+    (State.OPEN, Event.RESUME): State.OPEN,
+    (State.OPEN, Event.FAIL): State.FAILED,
+    (State.OPEN, Event.CLOSE): State.CLOSED,
+    (State.REFUSING, Event.REFUSE): State.REFUSING,
+    (State.REFUSING, Event.RESUME): State.OPEN,
+    (State.REFUSING, Event.FAIL): State.FAILED,
+    (State.REFUSING, Event.CLOSE): State.CLOSED,
+    # What is under way may find out late; the first reason stays.
+    (State.FAILED, Event.REFUSE): State.FAILED,
+    (State.FAILED, Event.RESUME): State.FAILED,
+    (State.FAILED, Event.FAIL): State.FAILED,
+    (State.FAILED, Event.CLOSE): State.CLOSED,
+    (State.CLOSED, Event.LOADED): State.OPEN,  # a store that was given back is loaded again
+    (State.CLOSED, Event.REFUSE): State.CLOSED,
+    (State.CLOSED, Event.RESUME): State.CLOSED,
+    (State.CLOSED, Event.FAIL): State.CLOSED,
+    (State.CLOSED, Event.CLOSE): State.CLOSED,
+}
+_LIVING: Final = frozenset((State.OPEN, State.REFUSING))
+_OVER: Final = frozenset((State.FAILED, State.CLOSED))
+_REFUSALS: Final = frozenset((Event.REFUSE, Event.FAIL, Event.CLOSE))
+
+
+class StoreLife:
+    """The state, and why messages are refused in it."""
+
+    def __init__(self, root: Path, clock: Clock) -> None:
+        self.state = State.LOADING
+        self.refused_ms = 0
+        self._clock = clock
+        self._retry_ms = 0
+        self._reason = StoreNotWritable("not loaded", root)
+
+    @property
+    def refusal(self) -> StoreNotWritable | None:
+        """Why messages are refused, None while they are taken.
+
+        A new one for each append: one that is kept would keep all frames it was raised through.
+        """
+        if self.state is State.OPEN:
+            return None
+        reason = self._reason
+        return StoreNotWritable(reason.reason, reason.path, reason.error_number)
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether messages are taken, or will be when the disk has room again."""
+        return self.state in _LIVING
+
+    @property
+    def may_retry(self) -> bool:
+        """Whether a refusal is old enough to see if it still holds."""
+        # A clock that went back must not keep it refused.
+        is_early = 0 <= self._clock.now_ms() - self.refused_ms < self._retry_ms
+        return self.state is State.REFUSING and not is_early
+
+    def apply(
+        self, event: Event, reason: StoreNotWritable | None = None, retry_ms: int = 0
+    ) -> None:
+        """Change the state. A pair that is not in the table is an error of ours.
+
+        reason, retry_ms: of a refusal, and how soon an append may see whether it still holds.
+        """
+        state = TRANSITIONS.get((self.state, event))
+        if state is None:
+            raise RuntimeError(f"a store that is {self.state.name} cannot {event.name}")
+        if event in _REFUSALS and self.state not in _OVER:
+            assert reason is not None
+            self._reason = reason
+            self.refused_ms, self._retry_ms = self._clock.now_ms(), retry_ms
+        self.state = state

@@ -1,0 +1,205 @@
+"""What the write path promises: nothing is seen or acknowledged beyond the confirmed offset."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from headrace_broker.store import message_store
+from headrace_broker.store.confirmation import Confirmation, Gate, OnConfirmed
+from headrace_broker.store.encoded_records import EncodedRecords
+from headrace_broker.store.errors import StoreNotWritable
+from tests.support.batches import block
+from tests.support.stores import FaultyFiles, open_store, put, query_index, read_all
+
+if TYPE_CHECKING:
+    from headrace_broker.store.message_store import MessageStore
+
+
+def found(store: MessageStore) -> list[int]:
+    return query_index(store, "T", "k", 9, 0, 1 << 62)
+
+
+def test_a_query_by_key_finds_nothing_before_the_flush(tmp_path: Path) -> None:
+    store = open_store(tmp_path, flush="sync")
+    offset = put(store, store.queue("T", 0), KEYS="k")
+    assert found(store) == []
+    store.index_tick()
+    assert found(store) == []
+    store.flusher.flush_log_now()
+    assert found(store) == [offset]
+    store.close()
+
+
+class HeldFiles(FaultyFiles):
+    """Syncs of the log wait until they may go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun, self.may_go_on = threading.Event(), threading.Event()
+
+    def fdatasync(self, descriptor: int) -> None:
+        if "/commitlog/" in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
+            self.has_begun.set()
+            assert self.may_go_on.wait(5)
+        super().fdatasync(descriptor)
+
+
+async def test_the_indexing_thread_waits_for_the_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_store, "BLOCK_ROWS_MAX", 0)  # small blocks too go to the thread
+    files = HeldFiles()
+    store = open_store(tmp_path, files=files, flush="sync", index_tick_ms=0)
+    store.works_aside = True
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        offset = put(store, store.queue("T", 0), KEYS="k")
+        with trio.fail_after(5):
+            while not files.has_begun.is_set():  # noqa: ASYNC110 - a thread begins it
+                await trio.sleep(0.001)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert found(store) == []
+        files.may_go_on.set()
+        with trio.fail_after(5):
+            while not found(store):  # noqa: ASYNC110 - see above
+                await trio.sleep(0.001)
+        assert found(store) == [offset]
+        nursery.cancel_scope.cancel()
+    store.close()
+
+
+def test_a_query_by_id_finds_nothing_before_the_flush(tmp_path: Path) -> None:
+    store = open_store(tmp_path, flush="sync")
+    offset = put(store, store.queue("T", 0))
+    assert store.message_at(offset) is None
+    store.flusher.flush_log_now()
+    assert store.message_at(offset) is not None
+    store.close()
+
+
+# --- gates ---------------------------------------------------------------------------------
+
+
+class HandGate:
+    """Moved by hand."""
+
+    def __init__(self) -> None:
+        self.offset = 0
+        self.asked_count = 0
+        self.waiting: list[tuple[int, OnConfirmed]] = []
+
+    def gate(self) -> Gate:
+        return Gate(lambda: self.offset, self.ask, lambda *waiter: self.waiting.append(waiter))
+
+    def ask(self) -> None:
+        self.asked_count += 1
+
+    def call_back(self, outcome: bool) -> None:
+        waiting, self.waiting = self.waiting, []
+        for _, callback in waiting:
+            callback(outcome)
+
+
+def test_without_a_gate_everything_is_confirmed() -> None:
+    confirmation = Confirmation()
+    answers: list[bool] = []
+    confirmation.when_confirmed(1 << 40, answers.append)
+    assert (confirmation.is_immediate, confirmation.offset, answers) == (True, None, [True])
+
+
+@pytest.mark.parametrize("outcomes", [(True, True), (True, False), (False, True)])
+def test_two_gates_are_passed_one_after_the_other(outcomes: tuple[bool, bool]) -> None:
+    disk, replica = HandGate(), HandGate()
+    confirmation = Confirmation()
+    confirmation.add(disk.gate())
+    confirmation.add(replica.gate())
+    answers: list[bool] = []
+    confirmation.when_confirmed(100, answers.append)
+    disk.offset, replica.offset = 100, 50
+    assert (confirmation.is_immediate, confirmation.offset) == (False, 50)
+    confirmation.ask(100)
+    assert (disk.asked_count, replica.asked_count) == (0, 1)
+    disk.call_back(outcomes[0])
+    assert answers == ([] if outcomes[0] else [False])
+    replica.call_back(outcomes[1])
+    assert answers == [all(outcomes)]
+
+
+def test_a_second_gate_holds_back_what_is_on_disk(tmp_path: Path) -> None:
+    store = open_store(tmp_path, flush="sync")
+    replica = HandGate()
+    store.write_path.confirmation.add(replica.gate())
+    queue = store.queue("T", 0)
+    first, second = put(store, queue, KEYS="k"), put(store, queue, KEYS="k")
+    store.flusher.flush_log_now()
+    store.write_path.publish()
+    assert (read_all(store, queue), found(store)) == ([], [])
+    replica.offset = second
+    store.write_path.confirmation.moved()
+    assert [m.physical_offset for m in read_all(store, queue)] == [first] == found(store)
+    replica.offset = store.max_physical_offset
+    store.write_path.confirmation.moved()
+    assert found(store) == [second, first]
+    store.close()
+
+
+# --- writers inside the broker -------------------------------------------------------------
+
+
+def block_for(store: MessageStore, count: int) -> EncodedRecords:
+    return EncodedRecords(store.queue("T", 0), *block(*[b"body"] * count))
+
+
+async def test_a_writer_inside_waits_for_room_and_for_the_gate(tmp_path: Path) -> None:
+    store = open_store(tmp_path, flush="sync", commit_log_file_bytes=1 << 16)
+    places: list[tuple[int, int]] = []
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        for _ in range(5):  # several times what the ring holds
+            await store.write_path.append_block(
+                lambda: block_for(store, 40), lambda *place: places.append(place)
+            )
+        assert [queue_offset for queue_offset, _ in places] == list(range(0, 200, 40))
+        await store.write_path.confirmed()
+        assert store.commit_log.flushed_offset == store.max_physical_offset
+        nursery.cancel_scope.cancel()
+    store.write_path.publish()
+    assert len(read_all(store, store.queue("T", 0))) == 200
+    store.close()
+
+
+async def test_a_block_that_was_noted_is_written_by_a_later_commit(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    store = open_store(tmp_path, files=files)
+    store.queue("T", 0)
+    put(store, store.queue("T", 0))
+    places: list[tuple[int, int]] = []
+    files.is_unwritable = True
+    with pytest.raises(StoreNotWritable):
+        await store.write_path.append_block(
+            lambda: block_for(store, 3), lambda *place: places.append(place)
+        )
+    assert len(places) == 1
+    files.is_unwritable = False
+    store.write_path.publish()
+    assert len(read_all(store, store.queue("T", 0))) == 4
+    store.close()
+
+
+def test_subscribers_hear_of_queues_whose_units_are_there(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    heard: list[list[int]] = []
+    for _ in range(2):
+        store.write_path.on_published(
+            lambda queues: heard.append([store.source(queue).max_offset() for queue in queues])
+        )
+    put(store, store.queue("T", 0), dispatch=False)
+    put(store, store.queue("T", 0))
+    store.write_path.publish()
+    assert heard == [[2], [2]]
+    store.close()
