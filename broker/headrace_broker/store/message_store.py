@@ -25,6 +25,7 @@ from headrace_broker.store.flush import Flusher
 from headrace_broker.store.index_file import HEADER_BYTES, IndexFiles
 from headrace_broker.store.indexer import BLOCK_ROWS_MAX, Indexer
 from headrace_broker.store.lock import StoreLock
+from headrace_broker.store.log_rows import LogRows, scan_from
 from headrace_broker.store.peer_queues import BATCH_FOLDER, PeerQueues
 from headrace_broker.store.reader import Reader
 from headrace_broker.store.record_checksum import SLOT_BYTES
@@ -34,7 +35,6 @@ from headrace_broker.store.recovery import (
     RecoveryReport,
     first_records,
     plan_recovery,
-    scan_from,
     unclean_start,
 )
 from headrace_broker.store.ring import Ring
@@ -279,9 +279,7 @@ class MessageStore:
             self.commit_log,
             self.dispatcher,
             self.indexer,
-            self.queue,
-            self._batch_topics,
-            self.settings.delay_levels_ms,
+            LogRows(self.queue, self._batch_topics, self.settings.delay_levels_ms),
         )
         checkpoint = self.flusher.checkpoint
         if not is_clean:
