@@ -80,7 +80,14 @@ MAY_IMPORT = {
     },
     "headrace.admin": {"headrace_protocol", "headrace", "anyio", "msgspec", "typer", "rich"},
 }
-STORE_WITH_LOOP = {"flush", "dispatch", "cleaner", "message_store"}
+STORE_WITH_LOOP = {
+    "flush",
+    "dispatch",
+    "cleaner",
+    "message_store",
+    "followers",
+    "follower_work",
+}
 # What puts the daemons and the clients together.
 COMPOSERS = {
     "headrace.embedded",

@@ -61,8 +61,10 @@ class Cleaner:
     retention: may be replaced.
     look_at_groups: what consumers have yet to read; called once for each look at all queues.
     topic_limits: of the topics that have some.
-    settled_from: physical offset from which on records are still flushed, dispatched or indexed.
+    settled_from: physical offset from which on records are still flushed, dispatched, indexed or
+    followed.
     flush: brings queues and index to disk too.
+    slowest_follower: the one that needs the oldest record, "" without followers.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Cleaner:
         topics: Mapping[str, Mapping[int, StoreQueue]],
         settled_from: Callable[[], int],
         flush: Callable[[], Awaitable[None]],
+        slowest_follower: Callable[[], str],
     ) -> None:
         self.settings = settings
         self.retention = settings.retention
@@ -86,6 +89,7 @@ class Cleaner:
         self.going: list[MappedFile] = []
         self._settled_from = settled_from
         self._flush = flush
+        self._slowest_follower = slowest_follower
         self._seam = commit_log.files.seam
         self._topics = topics
         self._clock_watch = ClockWatch()
@@ -200,7 +204,7 @@ class Cleaner:
             by_disk = plan.reasons.count("disk")
             log.info("removing log files", count=len(plan.reasons), first=first, by_disk=by_disk)
         now_s = trio.current_time()
-        oldest = self._outlook.oldest
+        oldest = self._outlook.oldest or self._slowest_follower()
         if plan.held_back and oldest and now_s >= self._held_s + ALARM_EVERY_S:
             self._held_s = now_s
             log.warning(

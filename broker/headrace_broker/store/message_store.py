@@ -22,6 +22,7 @@ from headrace_broker.store.dispatch import Dispatcher
 from headrace_broker.store.errors import StoreError, StoreFormatError, StoreNotWritable
 from headrace_broker.store.files import Files, make_private
 from headrace_broker.store.flush import Flusher
+from headrace_broker.store.followers import Followers
 from headrace_broker.store.index_file import HEADER_BYTES, IndexFiles
 from headrace_broker.store.indexer import BLOCK_ROWS_MAX, Indexer
 from headrace_broker.store.lock import StoreLock
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from headrace_broker.clock import Clock
     from headrace_broker.store.cleaner import CleanerStatus
     from headrace_broker.store.encoded_records import EncodedRecords
+    from headrace_broker.store.followers import FollowerStatus
     from headrace_broker.store.mapped_file import MappedFile
     from headrace_broker.store.reader import IndexType, KeyQuery
     from headrace_broker.store.recovery import OnProgress, RecoveryPlan
@@ -86,6 +88,7 @@ class StoreStatistics:
     refusal: str | None
     queue_count: int
     cleaner: CleanerStatus
+    followers: tuple[FollowerStatus, ...]
 
 
 class MessageStore:
@@ -115,6 +118,9 @@ class MessageStore:
         self.indexer = Indexer(self.ring, self.commit_log, self.index_files, self.queues)
         self.reader = Reader(self.commit_log, self.index_files)
         self.flusher = Flusher(settings, self.seam, self.ring, self.commit_log, self.index_files)
+        self.followers = Followers(
+            settings.root, self.commit_log, self._topics, self._dispatched_offset
+        )
         self.cleaner = Cleaner(
             settings,
             self.commit_log,
@@ -122,6 +128,7 @@ class MessageStore:
             self._topics,
             self._settled_from,
             self.flusher.flush_thoroughly,
+            self.followers.slowest,
         )
         self.flusher.on_flushed = self._dispatch_unasked
         self.seals = Seals(settings.root, self.seam)
@@ -369,6 +376,8 @@ class MessageStore:
             self.start_soon(nursery, self._run_ahead)
             self.start_soon(nursery, self._run_heal)
             self.start_soon(nursery, self._run_lock_check)
+            for following in self.followers.all:
+                self.start_soon(nursery, following.run)
             task_status.started()
 
     def close(self) -> None:
@@ -383,6 +392,7 @@ class MessageStore:
             self._finish_dispatch()
             self.commit_log.files.drop_prepared()
             self.flusher.flush_now()
+            self.followers.finish()
             if self.commit_log.refusal is None:
                 self._seal()
                 if not self.index_files.lost_from:
@@ -478,6 +488,7 @@ class MessageStore:
         del queues[queue.queue_id]
         if not queues:
             del self._topics[queue.topic]
+        self.followers.forget(queue)
         self.flusher.dirty_queues.discard(queue.consume_queue)
         self.seam.map_budget.forget(queue.consume_queue)
         self._gone_keys.append((queue.key, self.ring.written))
@@ -548,6 +559,7 @@ class MessageStore:
         except OSError as error:
             self._refuse(error, self.root / "consumequeue")
         self._mark_dirty(touched)
+        self.followers.notify(touched)
         if self.indexer.waiting_count > self.ring.row_count // 2:
             self._index(self.indexer.drain_block)
         if self.indexer.waiting_count:
@@ -743,6 +755,7 @@ class MessageStore:
             refusal=str(refusal) if refusal else None,
             queue_count=len(self._names),
             cleaner=self.cleaner.status(),
+            followers=self.followers.statistics(),
         )
 
     def _disk_ratio(self) -> float:
@@ -757,9 +770,10 @@ class MessageStore:
         return self._taken_offset(self.dispatcher.cursor)
 
     def _settled_from(self) -> int:
-        """Up to where the log is flushed, dispatched and indexed."""
+        """Up to where the log is flushed, dispatched, indexed and followed."""
         taken_offset = min(self._taken_offset(cursor) for cursor in self.ring.cursors)
-        return min(taken_offset, self.commit_log.flushed_offset)
+        needed_from = self.followers.needed_from()
+        return min(taken_offset, self.commit_log.flushed_offset, needed_from)
 
     def _taken_offset(self, cursor: Cursor) -> int:
         if cursor.taken == self.ring.written:
