@@ -16,6 +16,7 @@ import trio.testing
 from headrace_broker.store import followers as followers_module
 from headrace_broker.store import queue_blocks
 from headrace_broker.store.config_file import ConfigFile
+from headrace_broker.store.consume_queue import BLANK_SIZE
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.position_file import Position, PositionFile
@@ -75,6 +76,7 @@ def stored(store: MessageStore) -> dict[Name, list[tuple[int, bytes]]]:
         found[queue.topic, queue.queue_id] = [
             (offset, body_of(store, unit[0]))
             for offset, unit in enumerate(units, queue.consume_queue.first_offset)
+            if unit[1] != BLANK_SIZE
         ]
     return found
 
@@ -307,7 +309,13 @@ def end_at(root: Path, kind: type[faulty_files.FaultyFiles], operation: int) -> 
     store.load()
     follower = follow(store)
     catch_up(store)
-    assert follower.copied() == stored(store), f"ended at operation {operation}"
+    wanted = stored(store)
+    # A deletion that was cut off may leave the end of the queue alone.
+    copied = {
+        name: [entry for entry in entries if entry[0] >= wanted[name][0][0]]
+        for name, entries in follower.copied().items()
+    }
+    assert copied == wanted, f"ended at operation {operation}"
     catch_up(store)
     store.close()
     files.stop()
