@@ -212,6 +212,7 @@ class Broker:
             await start(nursery, parts.registration.run)
             log.info("serving", broker=self.config.broker_name, address=self.address)
             self.readiness.failure = store.failure
+            self.readiness.followers = store.followers.report
             self.readiness.state = State.SERVING
             task_status.started()
             await stop.wait()
@@ -476,6 +477,7 @@ class _Parts:
             "loopStallCount": str(self.watchdog.stall_count),
             "longestGarbageCollectionMs": f"{self.watchdog.longest_collection_ms:.1f}",
             "droppedLogLines": str(dropped_log_lines()),
+            **self._store.followers.runtime_info(),
             "unexpectedErrors": str(
                 self._services.unexpected_errors
                 + self.server.unexpected_errors

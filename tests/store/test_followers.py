@@ -453,6 +453,7 @@ def test_a_follower_that_stands_still_slows_nobody(tmp_path: Path) -> None:
     assert (store.ring.taken, store.ring.fill, store.pressure()) == (1000, 0, None)
     status = store.statistics().followers[0]
     assert (status.name, status.behind_bytes) == ("copies", store.max_physical_offset)
+    assert not status.problem
     store.abandon()
 
 
@@ -597,6 +598,9 @@ async def test_a_full_disk_is_said_and_tried_again(
             assert trio.current_time() - began > followers_module.RETRY_S
         assert {line["event"] for line in logs} == {"follower failed, retrying"}
         assert problems(store) == ["[Errno 28] No space left on device"]
+        assert store.followers.report()["copies"]["behindMessages"] == 10
+        problem = store.followers.runtime_info()["follower.copies.problem"]
+        assert problem == "[Errno 28] No space left on device"
         assert not store.followers.needed_from()
         fill(store, 10)  # messages are taken meanwhile
         is_full.clear()

@@ -84,11 +84,6 @@ class Track:
         """What is saved of it."""
         return Position(self.position, self.place_before)
 
-    @property
-    def behind_messages(self) -> int:
-        """Messages that were not followed yet."""
-        return self.queue.consume_queue.max_offset - self.position
-
 
 class QueueLook(NamedTuple):
     """A queue to look at.

@@ -22,7 +22,7 @@ import heapq
 import math
 import sys
 from time import monotonic
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import structlog
 import trio
@@ -54,7 +54,10 @@ _QUEUES_AT_ONCE: Final = 128
 
 
 class FollowerStatus(NamedTuple):
-    """For the monitor. behind_bytes: of the log, from the oldest record that is still needed."""
+    """For the monitor. behind_bytes: of the log, from the oldest record that is still needed.
+
+    problem: what it is stopped by, "" if by nothing.
+    """
 
     name: str
     behind_messages: int
@@ -145,15 +148,21 @@ class Following:
         return needed_from if is_all_known else min(needed_from, self._noticed_from)
 
     def status(self) -> FollowerStatus:
-        """Where it stands."""
-        waiting = {self._tracks[queue] for queue in self._pending if queue in self._tracks}
+        """Where it stands; may be called in any thread."""
+        # Copies in one step each: the loop goes on changing the originals.
+        queues = {*(track.queue for track in list(self._behind)), *self._pending, *self._looking}
         needed_from = max(self.needed_from(), self._commit_log.min_offset)
         return FollowerStatus(
             self.follower.name,
-            sum(track.behind_messages for track in self._behind | waiting),
+            sum(map(self._behind_messages, queues)),
             max(self._commit_log.max_offset - needed_from, 0),
             next(iter(self._damaged.values()), self._problem),
         )
+
+    def _behind_messages(self, queue: StoreQueue) -> int:
+        track = self._tracks.get(queue)
+        saved = track.saved if track else self._saved.get((queue.topic, queue.queue_id))
+        return max(queue.consume_queue.max_offset - saved[0], 0) if saved else 0
 
     # --- running ---------------------------------------------------------------------------
 
@@ -407,3 +416,22 @@ class Followers:
     def statistics(self) -> tuple[FollowerStatus, ...]:
         """Where each stands."""
         return tuple(following.status() for following in self.all)
+
+    def report(self) -> dict[str, dict[str, Any]]:
+        """Where each stands, by name, for /ready; may be called in any thread."""
+        return {
+            status.name: {
+                "behindMessages": status.behind_messages,
+                "behindBytes": status.behind_bytes,
+                **({"problem": status.problem} if status.problem else {}),
+            }
+            for status in self.statistics()
+        }
+
+    def runtime_info(self) -> dict[str, str]:
+        """The same for GET_BROKER_RUNTIME_INFO."""
+        return {
+            f"follower.{name}.{key}": str(value)
+            for name, values in self.report().items()
+            for key, value in values.items()
+        }
