@@ -596,7 +596,9 @@ async def test_a_full_disk_is_said_and_tried_again(
             began = trio.current_time()
             await wait_until(lambda: len(logs) == 3)
             assert trio.current_time() - began > followers_module.RETRY_S
-        assert {line["event"] for line in logs} == {"follower failed, retrying"}
+        assert {line["event"] for line in logs} == {
+            "follower failed, it resumes where it was last saved"
+        }
         assert problems(store) == ["[Errno 28] No space left on device"]
         assert store.followers.report()["copies"]["behindMessages"] == 10
         problem = store.followers.runtime_info()["follower.copies.problem"]

@@ -21,6 +21,7 @@ from __future__ import annotations
 import heapq
 import math
 import sys
+from contextlib import ExitStack
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -175,7 +176,8 @@ class Following:
             try:
                 await self._run_round()
             except OSError as error:
-                self._failed(error)
+                self._log_failure(error)
+                self._begin_anew()
                 await trio.sleep(RETRY_S)
             await trio.sleep(TICK_S)  # what comes meanwhile is one block
             if self._behind or self._is_unsaved:
@@ -196,24 +198,30 @@ class Following:
             self._note_saved(save)
 
     def finish(self) -> None:
-        """Follow what is on disk and save, in the caller's thread, after ``run`` has ended.
-
-        An error is logged: the next start resumes.
-        """
-        end_s = monotonic() + FINISH_S
+        """Catch up as far as there is time, after ``run`` has ended; an error is logged."""
         try:
-            for work in self._follow():
-                work.run()
-                if monotonic() > end_s:
-                    break
-            self._save_now()
+            self.catch_up(monotonic() + FINISH_S)
         except OSError as error:
-            self._failed(error)
+            self._log_failure(error)
         except Exception as error:  # an error of the feature must not spoil the stop
             log.error("follower not finished", follower=self.follower.name, exc_info=error)
         status = self.status()
         if status.behind_messages:
             log.warning("follower is behind, the next start resumes", **status._asdict())
+
+    def catch_up(self, end_s: float = math.inf) -> None:
+        """Follow what is on disk and save, in the caller's thread.
+
+        end_s: when to save, whatever is left. Raises OSError, and what the follower raises.
+        """
+        with ExitStack() as on_error:
+            on_error.callback(self._begin_anew)
+            for work in self._follow():
+                work.run()
+                if monotonic() > end_s:
+                    break
+            self._save_now()
+            on_error.pop_all()
 
     def _save_now(self) -> None:
         if self._is_unsaved:
@@ -221,15 +229,13 @@ class Following:
             save.run()
             self._note_saved(save)
 
-    def _failed(self, error: OSError) -> None:
+    def _log_failure(self, error: OSError) -> None:
         self._problem = str(error)
         log.error(
-            "follower failed, retrying",
+            "follower failed, it resumes where it was last saved",
             follower=self.follower.name,
             reason=self._problem,
-            pause_s=RETRY_S,
         )
-        self._begin_anew()
 
     def _follow(self) -> Iterator[Look | Pass]:
         """Follow all that is on disk; what it yields must be run before it is resumed."""
