@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from headrace_broker.store import queue_blocks
 from tests.simulation import store_lives
 from tests.simulation.history import PromiseBroken
@@ -17,8 +19,6 @@ from tests.support.followers import CopyingFollower
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import pytest
 
     from headrace_broker.store.followers import Following
     from tests.simulation.totals import Outcome
@@ -87,7 +87,8 @@ class FollowedStore(store_lives.Store):
         super().live_calmly(do_and_check)
 
 
-def run(seed: int, patch: pytest.MonkeyPatch) -> Outcome:
+def run(seed: int) -> Outcome:
     """All lives of a store. Raises PromiseBroken."""
-    patch.setattr(queue_blocks, "BLOCK_BYTES_MAX", BLOCK_BYTES)
-    return store_lives.run(seed, FollowedStore)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(queue_blocks, "BLOCK_BYTES_MAX", BLOCK_BYTES)
+        return store_lives.run(seed, FollowedStore)
