@@ -84,6 +84,8 @@ STORE_WITH_LOOP = {
     "cleaner",
     "confirmation",
     "flush",
+    "follower_work",
+    "followers",
     "indexer",
     "message_store",
     "write_path",

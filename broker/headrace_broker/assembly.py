@@ -371,7 +371,14 @@ def _admin_processors(parts: Parts) -> tuple[Processor, ...]:
 def _health(parts: Parts) -> Health:
     topics = parts.topics
     saved_files = (topics.saved, topics.incarnations.saved, parts.groups.saved)
-    return Health(parts.server, parts.long_polling, parts.watchdog, parts.supervisor, saved_files)
+    return Health(
+        parts.server,
+        parts.long_polling,
+        parts.watchdog,
+        parts.supervisor,
+        parts.store.followers,
+        saved_files,
+    )
 
 
 # -- services --------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from headrace_protocol.drivers.logs import dropped_log_lines
 if TYPE_CHECKING:
     from headrace_broker.consumer.long_polling import LongPolling
     from headrace_broker.persistence import SavedFile
+    from headrace_broker.store.followers import Followers
     from headrace_protocol.drivers.server import RemotingServer
     from headrace_protocol.drivers.services import Services
     from headrace_protocol.drivers.watchdog import Watchdog
@@ -25,12 +26,14 @@ class Health:
         long_polling: LongPolling,
         watchdog: Watchdog,
         supervisor: Services,
+        followers: Followers,
         saved_files: tuple[SavedFile, ...],
     ) -> None:
         self._server = server
         self._long_polling = long_polling
         self._watchdog = watchdog
         self._supervisor = supervisor
+        self._followers = followers
         self._saved_files = saved_files
 
     def __call__(self) -> dict[str, str]:
@@ -48,6 +51,7 @@ class Health:
             "loopStallCount": str(self._watchdog.stall_count),
             "longestGarbageCollectionMs": f"{self._watchdog.longest_collection_ms:.1f}",
             "droppedLogLines": str(dropped_log_lines()),
+            **self._followers.runtime_info(),
             "unexpectedErrors": str(self._unexpected_errors()),
         }
 

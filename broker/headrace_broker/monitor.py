@@ -45,6 +45,7 @@ class Readiness:
     done_bytes, bytes_max: how much of the log it has read anew after that, and the most that it
     will.
     failure: called while it serves, for why messages are refused until the next start, or None.
+    followers: called while it serves, for how far behind each follower of the store is.
     """
 
     state: State = State.LOADING
@@ -53,6 +54,7 @@ class Readiness:
     done_bytes: int = 0
     bytes_max: int = 0
     failure: Callable[[], str | None] = lambda: None
+    followers: Callable[[], dict[str, dict[str, Any]]] = dict
 
     def report(self) -> tuple[bool, dict[str, Any]]:
         """Whether messages are taken, and what to tell."""
@@ -67,6 +69,9 @@ class Readiness:
         failure = self.failure() if self.state is State.SERVING else None
         if failure:
             report["failure"] = failure
+        followers = self.followers() if self.state is State.SERVING else {}
+        if followers:
+            report["followers"] = followers
         return self.state is State.SERVING and not failure, report
 
 

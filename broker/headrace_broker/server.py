@@ -156,6 +156,7 @@ class Broker:
             await self.services.start_all(nursery, running, owns_process=self._owns_process)
             log.info("serving", broker=self.config.broker_name, address=self.address)
             self.readiness.failure = store.failure
+            self.readiness.followers = store.followers.report
             self.readiness.state = State.SERVING
             task_status.started()
             await stop.wait()

@@ -1,6 +1,7 @@
 """``make sim``: one seed after the other; a failure names the command that repeats it.
 
-A seed stands for a whole cluster and its clients, or for many lives of one store.
+A seed stands for a whole cluster and its clients, or for many lives of one store; with
+``--followed`` for many lives of one store with a follower.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
 from tests.bench.processes import raise_open_files_limit
-from tests.simulation import simulation, store_lives
+from tests.simulation import followed_lives, simulation, store_lives
 from tests.simulation.totals import Outcome, Totals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # A cluster takes as long as a dozen stores.
 CLUSTER_EVERY = 8
@@ -30,14 +35,19 @@ def run_seed(seed: int) -> Outcome:
     return (simulation if seed % CLUSTER_EVERY == 0 else store_lives).run(seed)
 
 
-def run_seeds(totals: Totals, seed_count: int, keep: Path) -> None:
+def run_seeds(
+    totals: Totals, seed_count: int, keep: Path, run: Callable[[int], Outcome] = run_seed
+) -> None:
     """Go on with ``totals`` until they are of so many seeds, and save them in ``keep``."""
+    command = "make sim SEED={} N=1"
+    if run is not run_seed:
+        command = "python -m tests.simulation.run --followed --seed={} --count=1"
     while totals.seed_count < seed_count:
         seed = totals.first_seed + totals.seed_count
         try:
-            totals.add(run_seed(seed))
+            totals.add(run(seed))
         except Exception:  # noqa: BLE001 - whatever it is, it is the finding
-            sys.stdout.write(f"{traceback.format_exc()}seed {seed}: make sim SEED={seed} N=1\n")
+            sys.stdout.write(f"{traceback.format_exc()}seed {seed}: {command.format(seed)}\n")
             totals.add_failed(seed)
         if totals.seed_count % SAVE_EVERY == 0:
             sys.stderr.write(f"{totals.seed_count} seeds, {len(totals.failed)} failed\n")
@@ -50,6 +60,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--keep", type=Path, help="go on with the totals in this file")
+    parser.add_argument("--followed", action="store_true", help="stores with a follower")
     arguments = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     logging.disable()
@@ -57,7 +68,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         keep: Path = arguments.keep or Path(folder) / "totals.json"
         totals = Totals.load(keep) if keep.exists() else Totals(arguments.seed)
-        run_seeds(totals, arguments.count, keep)
+        run = followed_lives.run if arguments.followed else run_seed
+        run_seeds(totals, arguments.count, keep, run)
     sys.stdout.write(f"{totals.as_text()}\n")
     return 1 if totals.failed else 0
 

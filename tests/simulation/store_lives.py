@@ -456,20 +456,23 @@ def record_body(store: MessageStore, physical_offset: int) -> bytes | None:
     return None if record is None else next(iter(decode_records(record))).body
 
 
-def run(seed: int) -> Outcome:
+def run(seed: int, kind: type[Store] | None = None) -> Outcome:
     """All lives of a store. Raises PromiseBroken."""
     with temporary_folder() as folder, decided_by(seed) as patch:
         patch.setattr(trio.to_thread, "run_sync", run_here)
         patch.setattr(cleaner, "_FREE_BYTES", FREE_BYTES)
-        return _Store(folder / "store", Random(seed)).run()
+        return (kind or Store)(folder / "store", Random(seed)).run()
 
 
 async def run_here(function: Callable[..., Any], *arguments: Any, **_: Any) -> Any:
     return function(*arguments)
 
 
-class _Store:
+class Store:
     """A directory, what was appended to it, and what happened to it."""
+
+    life = Life
+    name = "store alone"
 
     def __init__(self, root: Path, rng: Random) -> None:
         self.rng = rng
@@ -478,7 +481,7 @@ class _Store:
         self.appended = Appended(consumed=dict.fromkeys(random_queues(rng), 0))
         self.shown_from: dict[Name, int] = {}
         self.files: FaultyFiles | None = None
-        self.outcome = Outcome("store alone", Counter(), Counter())
+        self.outcome = Outcome(self.name, Counter(), Counter())
 
     def run(self) -> Outcome:
         for _ in range(LIVES):
@@ -500,7 +503,7 @@ class _Store:
             retention=random_retention(self.rng),
             appends_checksums=self.rng.random() < 0.5,
         )
-        return Life(
+        return self.life(
             settings,
             self.files,
             self.clock,

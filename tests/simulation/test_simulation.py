@@ -11,23 +11,25 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace_broker.processors.send import SendProcessor
-from headrace_broker.store import commit_log, log_blocks
+from headrace_broker.store import commit_log, follower_work, log_blocks
 from headrace_broker.store.cleaner import Cleaner
 from headrace_broker.store.encoded_records import EncodedRecords
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files import Files
 from headrace_broker.store.floor_file import FloorFile
 from headrace_broker.store.flush import Flusher
+from headrace_broker.store.followers import Following
 from headrace_broker.store.mapped_file import MappedFile
 from headrace_broker.store.mapped_file_queue import MappedFileQueue
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.outlook import nothing_to_consume
 from headrace_broker.store.retention import ClockWatch
 from headrace_broker.store.seal import FileSeal, StoreDamaged
-from tests.simulation import simulation, store_lives
+from tests.simulation import followed_lives, simulation, store_lives
 from tests.simulation.history import PromiseBroken
 from tests.simulation.run import CLUSTER_EVERY, run_seed
 from tests.simulation.totals import Totals
+from tests.support.followers import CopyingFollower
 from tests.support.stores import held
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ FLUSH_LOG = Flusher.flush_log
 DETACH_FIRST = MappedFileQueue.detach_first
 SLOT = commit_log.checksum_slot
 LOOK_THROUGH = SendProcessor._look_through
+READ_BLOCK = follower_work.read_block
 # Those that are frequent enough; the page has all.
 FAULTS = {
     "cut answer", "cut request", "failed sync", "failed write", "flipped bit, found", "full disk",
@@ -73,6 +76,26 @@ def test_seeds(first_seed: int, count: int, faults: set[str], tmp_path: Path) ->
     assert (totals.seed_count, totals.failed) == (count, [])
     assert {name for kind in totals.kinds.values() for name in kind.faults} >= faults
     assert {name for kind in totals.kinds.values() for name in kind.counts} >= COUNTS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "count", [30, pytest.param(300, marks=pytest.mark.long)], ids=["1 to 30", "1 to 300"]
+)
+def test_seeds_of_stores_with_a_follower(count: int, tmp_path: Path) -> None:
+    keep = tmp_path / "totals.json"
+    command = ["tests.simulation.run", "--followed", "--seed=1", f"--count={count}"]
+    done = subprocess.run(
+        [sys.executable, "-m", *command, f"--keep={keep}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (kind,) = Totals.load(keep).kinds.values()
+    assert kind.counts["messages copied"] == kind.counts["records kept"] > 1000
+    assert {"log files cleaned", "records expired"} <= kind.counts.keys()
+    assert {"full disk", "kill", "lost page", "power cut", "failed sync"} <= kind.faults.keys()
 
 
 def test_the_page_has_the_totals_of_the_kept_run() -> None:
@@ -130,6 +153,16 @@ def wait_for_nothing(processor: SendProcessor, properties: str) -> Any:
     return *LOOK_THROUGH(processor, properties)[:-1], False
 
 
+def read_unflushed(queue: Any, first: int, log: Any, _: int) -> Any:
+    """As ``read_block``, whether or not the disk has it."""
+    return READ_BLOCK(queue, first, log, 1 << 60)
+
+
+def needs_nothing(_: Following) -> int:
+    """As if the follower had all of the log on disk."""
+    return sys.maxsize
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "owner", "name", "bug"),
@@ -149,6 +182,9 @@ def wait_for_nothing(processor: SendProcessor, properties: str) -> Any:
         (store_lives.run, ClockWatch, "is_trusted", always),
         (store_lives.run, FloorFile, "save", nothing),
         (simulation.run, SendProcessor, "_look_through", wait_for_nothing),
+        (followed_lives.run, follower_work, "read_block", read_unflushed),
+        (followed_lives.run, Following, "needed_from", needs_nothing),
+        (followed_lives.run, CopyingFollower, "sync", nothing),
     ],
     ids=[
         "acknowledged without sync",
@@ -166,6 +202,9 @@ def wait_for_nothing(processor: SendProcessor, properties: str) -> Any:
         "a clock believed that jumped",
         "limits of topics not saved",
         "no message waited for",
+        "followed before the flush",
+        "cleaned before it was followed",
+        "positions saved before what was followed",
     ],
 )
 def test_a_planted_bug_is_found(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import struct
 import subprocess
 import sys
@@ -837,3 +839,25 @@ def test_what_cannot_be_written_is_not_promised_and_not_lost(tmp_path: Path) -> 
     store.write_path.publish()
     assert [message.body for message in read_all(store, queue)] == [b"before", b"kept"]
     store.close()
+
+
+def test_names_that_were_not_synced_are_synced_by_the_next_flush(tmp_path: Path) -> None:
+    """A flush that lacks a file descriptor is tried again."""
+
+    class Files(FaultyFiles):
+        synced_folders: list[Path]
+
+        def fsync_directory(self, path: Path) -> None:
+            if self.is_broken:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            self.synced_folders.append(path)
+
+    files = Files()
+    files.synced_folders = []
+    files.close(files.create(tmp_path / "file"))
+    files.is_broken = True
+    with pytest.raises(OSError, match="Too many open files"):
+        files.sync_names()
+    files.is_broken = False
+    files.sync_names()
+    assert files.synced_folders == [tmp_path]

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace_broker.store import recovery
+from headrace_broker.store import log_rows
 from headrace_broker.store.checkpoint import INDEX_MARK_NAME, Checkpoint, IndexMark
 from headrace_broker.store.errors import LoadInterrupted
 from headrace_broker.store.files import Files
@@ -306,7 +306,7 @@ def test_recovering_twice_changes_nothing(is_clean: bool, tmp_path: Path) -> Non
 def test_an_interrupted_start_is_made_good_by_the_next(
     blocks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovery, "SCAN_BYTES", 300)
+    monkeypatch.setattr(log_rows, "SCAN_BYTES", 300)
     store, _ = fill(tmp_path / "whole")
     crash(store)
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")
@@ -590,7 +590,7 @@ def test_queues_that_are_made_anew_are_whole_after_an_interruption(
     is_clean: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The checkpoint spoke of the queues that were removed, not of the half that is there now."""
-    monkeypatch.setattr(recovery, "SCAN_BYTES", 300)
+    monkeypatch.setattr(log_rows, "SCAN_BYTES", 300)
     store, _ = fill(tmp_path)
     store.flusher.flush_now()
     store.close() if is_clean else crash(store)
@@ -614,7 +614,7 @@ def test_what_a_long_start_made_is_not_made_again(
     is_clean: bool, has_queues: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each minute it is brought to disk, and the checkpoint moves."""
-    monkeypatch.setattr(recovery, "SCAN_BYTES", 300)
+    monkeypatch.setattr(log_rows, "SCAN_BYTES", 300)
     store, ends = fill(tmp_path / "whole")
     store.close() if is_clean else crash(store)
     if not has_queues:

@@ -14,18 +14,21 @@ from headrace_broker.staging.state import QueryState
 from headrace_broker.staging.state import save as save_state
 from headrace_broker.store.config_file import ConfigFile
 from headrace_broker.store.errors import StoreFormatError, StoreLocked
+from headrace_broker.store.files import Files
+from headrace_broker.store.position_file import Position, PositionFile
 from headrace_broker.store_tools.directory import StoreDirectory, open_directory
 from headrace_broker.store_tools.fsck import check, repair
 from headrace_protocol.columns import encode_records
 from headrace_protocol.staging import Decision, StagedAttempt
 from tests.support.damage import TOPICS_TEXT, contents, quiet
 from tests.support.golden import STORES, copy_golden_store, golden_settings
-from tests.support.stores import HOST, crash, open_store, query_index, small_settings
+from tests.support.stores import HOST, crash, open_store, put, query_index, small_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from headrace_broker.store.position_file import Positions
     from headrace_broker.store.settings import StoreSettings
     from headrace_broker.store_tools.findings import Finding
 
@@ -341,3 +344,58 @@ def test_folders_that_only_the_peer_reads_are_named(root: Path, opened: StoreDir
         ("compaction", False),
         ("timerwheel", False),
     ]
+
+
+# --- positions of followers ----------------------------------------------------------------
+
+
+def with_positions(root: Path, positions: Positions) -> None:
+    """A store with three messages in T/0."""
+    store = open_store(root)
+    for _ in range(3):
+        put(store, store.queue("T", 0))
+    store.close()
+    PositionFile(root, "copies", Files()).save(positions)
+
+
+def follower_findings_of(root: Path) -> list[Finding]:
+    with open_directory(root, small_settings(root)) as directory:
+        found = check(directory, quiet).findings
+    return [finding for finding in found if finding.path.parent.name == "followers"]
+
+
+def test_positions_within_their_queues_are_sound(tmp_path: Path) -> None:
+    with_positions(tmp_path, {("T", 0): Position(3, 200)})
+    assert follower_findings_of(tmp_path) == []
+
+
+def test_a_position_beyond_its_queue_is_found(tmp_path: Path) -> None:
+    with_positions(tmp_path, {("T", 0): Position(4, 300)})
+    (finding,) = follower_findings_of(tmp_path)
+    assert finding.is_damage
+    assert "is at 4 of queue T/0, which ends at 3" in finding.problem
+
+
+def test_a_position_in_a_queue_that_is_gone_is_a_note(tmp_path: Path) -> None:
+    with_positions(tmp_path, {("Gone", 0): Position(4, 300)})
+    (finding,) = follower_findings_of(tmp_path)
+    assert not finding.is_damage
+    assert "names queue Gone/0, which is gone" in finding.problem
+
+
+def test_a_file_that_is_no_followers_is_put_away(tmp_path: Path) -> None:
+    with_positions(tmp_path, {})
+    stray = tmp_path / "followers" / "notes.txt"
+    stray.write_text("mine")
+    (finding,) = follower_findings_of(tmp_path)
+    assert (finding.path, finding.problem) == (stray, "is no file of a follower")
+    with open_directory(tmp_path, small_settings(tmp_path)) as directory:
+        repair(directory, [finding], quiet)
+    assert follower_findings_of(tmp_path) == []
+
+
+@pytest.mark.parametrize("text", [b"{", b'{"T": 3}'])
+def test_positions_that_cannot_be_read_are_found(tmp_path: Path, text: bytes) -> None:
+    with_positions(tmp_path, {})
+    (tmp_path / "followers" / "copies.json").write_bytes(text)
+    assert [finding.is_damage for finding in follower_findings_of(tmp_path)] == [True]

@@ -61,8 +61,10 @@ class Cleaner:
     retention: may be replaced.
     look_at_groups: what consumers have yet to read; called once for each look at all queues.
     topic_limits: of the topics that have some.
-    settled_from: physical offset from which on records are still flushed or taken by takers.
+    settled_from: physical offset from which on records are still flushed, taken by takers or
+    followed.
     flush: brings what the takers have made to disk too. durable_from: up to where it is there.
+    slowest_follower: the one that needs the oldest record, "" without followers.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Cleaner:
         settled_from: Callable[[], int],
         flush: Callable[[], Awaitable[None]],
         durable_from: Callable[[], int],
+        slowest_follower: Callable[[], str],
     ) -> None:
         self.settings = settings
         self.retention = settings.retention
@@ -88,6 +91,7 @@ class Cleaner:
         self._settled_from = settled_from
         self._flush = flush
         self._durable_from = durable_from
+        self._slowest_follower = slowest_follower
         self._seam = commit_log.files.seam
         self._topics = topics
         self._clock_watch = ClockWatch()
@@ -208,7 +212,7 @@ class Cleaner:
             by_disk = plan.reasons.count("disk")
             log.info("removing log files", count=len(plan.reasons), first=first, by_disk=by_disk)
         now_s = trio.current_time()
-        oldest = self._outlook.oldest
+        oldest = self._outlook.oldest or self._slowest_follower()
         if plan.held_back and oldest and now_s >= self._held_s + ALARM_EVERY_S:
             self._held_s = now_s
             log.warning(

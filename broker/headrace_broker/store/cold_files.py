@@ -28,13 +28,13 @@ class ColdFiles:
 
     def __init__(self, files: MappedFileQueue) -> None:
         self._seam: Files = files.seam
-        self._file_bytes = files.file_bytes
+        self.file_bytes = files.file_bytes
         self._min_offset = files.min_offset
         self._paths = [file.path for file in files.files]
 
     def read(self, offset: int, byte_count: int) -> bytes:
         """Up to ``byte_count`` bytes, fewer at the end of a file. Raises OSError."""
-        index, position = divmod(offset - self._min_offset, self._file_bytes)
+        index, position = divmod(offset - self._min_offset, self.file_bytes)
         if not 0 <= index < len(self._paths):
             return b""
         try:

@@ -119,8 +119,13 @@ class Files:
         """Make all changes of names durable: one fsync for each folder, in any thread."""
         with self._syncing_names:  # who finds nothing to do has waited for who does it
             while self._changed_directories:
-                with suppress(FileNotFoundError):  # a topic may be deleted by now
-                    self.fsync_directory(self._changed_directories.pop())
+                directory = self._changed_directories.pop()
+                try:
+                    with suppress(FileNotFoundError):  # a topic may be deleted by now
+                        self.fsync_directory(directory)
+                except OSError:
+                    self._changed_directories.add(directory)
+                    raise
 
     def is_cached(self, file: MappedFile, start: int, end: int) -> bool:
         """Whether a range of a mapped file can be read without the disk."""

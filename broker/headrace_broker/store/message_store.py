@@ -22,10 +22,12 @@ from headrace_broker.store.dispatch import Dispatcher
 from headrace_broker.store.errors import StoreError, StoreFormatError, StoreNotWritable
 from headrace_broker.store.files import Files, make_private
 from headrace_broker.store.flush import Flusher
+from headrace_broker.store.followers import Followers
 from headrace_broker.store.index_file import HEADER_BYTES, IndexFiles
 from headrace_broker.store.indexer import BLOCK_ROWS_MAX, Indexer
 from headrace_broker.store.life import State
 from headrace_broker.store.lock import StoreLock
+from headrace_broker.store.log_rows import LogRows, scan_from
 from headrace_broker.store.peer_queues import BATCH_FOLDER, PeerQueues
 from headrace_broker.store.reader import Reader
 from headrace_broker.store.record_checksum import SLOT_BYTES
@@ -37,7 +39,6 @@ from headrace_broker.store.recovery import (
     index_durable_offset,
     plan_recovery,
     queues_durable_offset,
-    scan_from,
     unclean_start,
 )
 from headrace_broker.store.ring import Ring
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.clock import Clock
     from headrace_broker.store.cleaner import CleanerStatus
+    from headrace_broker.store.followers import FollowerStatus
     from headrace_broker.store.mapped_file import MappedFile
     from headrace_broker.store.outlook import LowestUnconsumed
     from headrace_broker.store.reader import IndexType, KeyQuery
@@ -90,6 +92,7 @@ class StoreStatistics:
     refusal: str | None
     queue_count: int
     cleaner: CleanerStatus
+    followers: tuple[FollowerStatus, ...]
 
 
 class MessageStore:
@@ -150,6 +153,10 @@ class MessageStore:
         self.write_path = WritePath(
             self.root, self.clock, self.commit_log, self.dispatcher, self.takers, confirmation
         )
+        self.followers = Followers(
+            settings.root, self.commit_log, self._topics, self._dispatched_offset
+        )
+        self.write_path.on_published(self.followers.notify)
         self.cleaner = Cleaner(
             settings,
             self.commit_log,
@@ -158,6 +165,7 @@ class MessageStore:
             self._settled_from,
             self.flusher.flush_thoroughly,
             self._durable_from,
+            self.followers.slowest,
         )
         self.seals = Seals(settings.root, self.seam)
         self.lock = StoreLock(settings.root)
@@ -293,10 +301,7 @@ class MessageStore:
         recovery = Recovery(
             self.commit_log,
             self.takers,
-            self.queues,
-            self.queue,
-            self._batch_topics,
-            self.settings.delay_levels_ms,
+            LogRows(self.queue, self._batch_topics, self.settings.delay_levels_ms),
         )
         plan = self._plan_recovery(is_clean=is_clean)
         kept_ms = self.clock.now_ms()
@@ -407,6 +412,8 @@ class MessageStore:
             self._start_soon(nursery, self._run_ahead)
             self._start_soon(nursery, self._run_heal)
             self._start_soon(nursery, self._run_lock_check)
+            for following in self.followers.all:
+                self._start_soon(nursery, following.run)
             task_status.started()
 
     def close(self) -> None:
@@ -421,6 +428,7 @@ class MessageStore:
             self._finish_dispatch()
             self.commit_log.files.drop_prepared()
             self.flusher.flush_now()
+            self.followers.finish()
             if self.commit_log.life.state is State.OPEN:
                 self._seal()
                 if not self.index_files.lost_from:
@@ -519,6 +527,7 @@ class MessageStore:
         del queues[queue.queue_id]
         if not queues:
             del self._topics[queue.topic]
+        self.followers.forget(queue)
         self.dispatcher.forget(queue)
         self.seam.map_budget.forget(queue.consume_queue)
         self._gone_keys.append((queue.key, self.ring.written))
@@ -695,7 +704,7 @@ class MessageStore:
             min_offset=self.commit_log.min_offset,
             max_offset=self.commit_log.max_offset,
             flushed_offset=self.commit_log.flushed_offset,
-            dispatched_offset=taken_offset(self.dispatcher, self.commit_log.max_offset),
+            dispatched_offset=self._dispatched_offset(),
             behind_rows={
                 taker.name: self.ring.written - taker.cursor.taken for taker in self.takers
             },
@@ -706,6 +715,7 @@ class MessageStore:
             refusal=str(refusal) if refusal else None,
             queue_count=len(self._names),
             cleaner=self.cleaner.status(),
+            followers=self.followers.statistics(),
         )
 
     def _disk_ratio(self) -> float:
@@ -715,11 +725,16 @@ class MessageStore:
         except OSError:
             return 1.0
 
+    def _dispatched_offset(self) -> int:
+        """Up to where queues know of the log."""
+        return taken_offset(self.dispatcher, self.commit_log.max_offset)
+
     def _settled_from(self) -> int:
-        """Up to where the log is flushed and every taker has taken it."""
+        """Up to where the log is flushed, taken by every taker, and followed."""
         log_end = self.commit_log.max_offset
         taken_offsets = (taken_offset(taker, log_end) for taker in self.takers)
-        return min(*taken_offsets, self.commit_log.flushed_offset)
+        needed_from = self.followers.needed_from()
+        return min(*taken_offsets, self.commit_log.flushed_offset, needed_from)
 
     def _durable_from(self) -> int:
         """Up to where what every taker has made of the log is on disk."""

@@ -6,43 +6,30 @@ truth: what queues and index say about a range that is read again is thrown away
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from headrace_broker.store.dispatch import NOT_QUEUED, Dispatcher
-from headrace_broker.store.log_blocks import RECORD_MAGICS, LogBlock, checked, place_of, walk
-from headrace_broker.store.ring import ROW_DTYPE, Rows, select
-from headrace_protocol.columns import split
-from headrace_protocol.message import (
-    DELAY,
-    INNER_BATCH,
-    MAGIC_BLANK,
-    RECORD_BYTES_MIN,
-    property_value,
-    tags_code_of,
-)
+from headrace_broker.store.log_rows import LogScan, read_block, scan_from, stated_size
+from headrace_broker.store.ring import Rows, select
+from headrace_protocol.message import INNER_BATCH, RECORD_BYTES_MIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from headrace_broker.store.checkpoint import Checkpoint
     from headrace_broker.store.commit_log import CommitLog
+    from headrace_broker.store.log_rows import LogRows
     from headrace_broker.store.mapped_file import MappedFile
-    from headrace_broker.store.mapped_file_queue import MappedFileQueue
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.store.takers import Taker
     from headrace_protocol.columns import Array, RecordColumns
 
-SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
-TAGS_MARK: Final = b"TAGS\x01"
 CLOCK_MARGIN_MS: Final = 3000
-# Some thousands of records: larger blocks save nothing, and progress is told after each.
-SCAN_BYTES: Final = 4 << 20
 
 
 class LoadStage(StrEnum):
@@ -56,65 +43,7 @@ class LoadStage(StrEnum):
 OnProgress = Callable[[LoadStage, int, int], None]
 
 
-# --- reading the log -----------------------------------------------------------------------
-
-
-def read_block(file: MappedFile, position: int, bytes_max: int) -> LogBlock | None:
-    """The whole records of a log file from ``position`` on; None if there is none.
-
-    bytes_max: where to stop, but one record is always read.
-    """
-    size = _stated_size(file, position)
-    if not size:
-        return None
-    data = file.map[position : position + min(max(size, bytes_max), file.file_bytes - position)]
-    starts, end = walk(data)
-    return checked(data, starts, end, file.start_offset + position)[0]
-
-
-def _stated_size(file: MappedFile, position: int) -> int:
-    """Of the record that seems to begin there; 0 where none can."""
-    size, magic = place_of(file.map[position : position + 8])
-    fits = RECORD_BYTES_MIN <= size <= file.file_bytes - position
-    return size if magic in RECORD_MAGICS and fits else 0
-
-
-class LogScan:
-    """Iterates over the records from ``end_offset`` on and stops at the first that is none."""
-
-    def __init__(self, files: list[MappedFile], start_offset: int) -> None:
-        """files: those of the log, from the one that holds ``start_offset``."""
-        self.files = files
-        self.end_offset = start_offset
-
-    def __iter__(self) -> Iterator[LogBlock]:
-        for file in self.files:
-            if file.start_offset > self.end_offset:
-                return
-            while block := read_block(file, self.end_offset - file.start_offset, SCAN_BYTES):
-                self.end_offset = block.end_offset
-                yield block
-            if not _is_file_end(file, self.end_offset - file.start_offset):
-                return
-            self.end_offset = file.end_offset
-
-
-def _is_file_end(file: MappedFile, position: int) -> bool:
-    if position + 8 > file.file_bytes:
-        return True
-    size, magic = struct.unpack_from(">ii", file.map, position)
-    return bool(magic == MAGIC_BLANK and size == file.file_bytes - position)
-
-
-def scan_from(log: MappedFileQueue, wanted: int) -> LogScan:
-    """Reads on from the record at ``wanted`` if it is whole, else from the start of its file."""
-    if not log.files:
-        return LogScan([], 0)
-    file = log.find(wanted) or log.files[-1]
-    start = file.start_offset
-    if start <= wanted < file.end_offset and read_block(file, wanted - start, 0):
-        start = wanted
-    return LogScan(log.files[log.files.index(file) :], start)
+# --- the end of the log --------------------------------------------------------------------
 
 
 def count_behind(files: list[MappedFile], end_offset: int) -> int:
@@ -137,7 +66,7 @@ def _files_past(files: list[MappedFile], offset: int) -> list[MappedFile]:
 
 def _after(file: MappedFile, offset: int) -> int:
     """Where a damaged record says that the next one begins, else the end of the file."""
-    size = _stated_size(file, offset - file.start_offset)
+    size = stated_size(file, offset - file.start_offset)
     return offset + size if size else file.end_offset
 
 
@@ -265,25 +194,14 @@ class Recovery:
         self,
         commit_log: CommitLog,
         takers: Sequence[Taker],
-        queues: list[StoreQueue],
-        find_queue: Callable[[str, int], StoreQueue],
-        batch_topics: frozenset[str],
-        delay_levels_ms: tuple[int, ...],
+        log_rows: LogRows,
     ) -> None:
-        """Nothing is read yet.
-
-        queues: by queue_key. find_queue: the queue of a topic and queue id, made if missing.
-        batch_topics: topics whose units are inner batches, which no plain ConsumeQueue holds.
-        """
+        """Nothing is read yet."""
         self.commit_log = commit_log
         self.takers = takers
-        self.queues = queues
-        self.find_queue = find_queue
-        self.batch_topics = batch_topics
-        self.delay_levels_ms = delay_levels_ms
+        self._log_rows = log_rows
         self.record_count = self.unplaced_count = 0
         self.newest: tuple[int, int] | None = None
-        self._keys: dict[tuple[bytes, int], int] = {}
 
     def run(self, plan: RecoveryPlan, *, is_clean: bool, on_progress: OnProgress) -> RecoveryReport:
         """Read, put and cut. Raises OSError.
@@ -315,52 +233,12 @@ class Recovery:
         )
 
     def _rows(self, columns: RecordColumns, plan: RecoveryPlan) -> Rows:
-        """Rows of the ring, without the records of queues that cannot be."""
-        queue_keys = self._queue_keys(columns)
-        is_owned = queue_keys >= 0
-        if not is_owned.all():
-            self.unplaced_count += int((~is_owned).sum())
-            queue_keys, columns = queue_keys[is_owned], columns.select(np.flatnonzero(is_owned))
-        properties = columns.properties()
-        rows = np.empty(len(columns), ROW_DTYPE)
-        rows["queue_key"] = queue_keys
-        rows["properties_size"] = columns.properties_bytes
-        rows["tags_code"] = _tags_codes(properties)
-        for name in ("physical_offset", "queue_offset", "store_timestamp", "size", "sys_flag"):
-            rows[name] = getattr(columns, name)
-        for queue, numbers in self._by_queue(queue_keys):
-            if queue.topic in self.batch_topics:
-                rows["sys_flag"][numbers] |= INNER_BATCH
-            else:
-                self._place(queue, rows, numbers[self._is_new(rows[numbers], plan)])
-            if queue.topic == SCHEDULE_TOPIC:
-                due = [self._due_ms(rows[number], properties[number]) for number in numbers]
-                rows["tags_code"][numbers] = due
+        """Rows of the ring; what can't be placed is left out, or left out of its queue."""
+        rows, queues = self._log_rows.rows(columns)
+        self.unplaced_count += len(columns) - len(rows)
+        for key, numbers in _by_queue(rows["queue_key"]):
+            self._place(queues[key], rows, numbers[self._is_new(rows[numbers], plan)])
         return rows
-
-    def _queue_keys(self, columns: RecordColumns) -> Array:
-        """The queue_key of each record, made if missing; -1 where no folder can have the name."""
-        topics = split(columns.data, columns.topic_start, columns.topic_bytes.astype(np.int64))
-        names = zip(topics, columns.queue_id.tolist(), strict=True)
-        known = self._keys
-        keys = [known[name] if name in known else self._new_key(*name) for name in names]
-        return np.array(keys, np.int32)
-
-    def _new_key(self, topic: bytes, queue_id: int) -> int:
-        try:
-            key = self.find_queue(topic.decode(), queue_id).key
-        except ValueError:
-            key = -1
-        self._keys[topic, queue_id] = key
-        return key
-
-    def _by_queue(self, queue_keys: Array) -> Iterator[tuple[StoreQueue, Array]]:
-        """Each queue with the numbers of its rows."""
-        order = np.argsort(queue_keys, kind="stable")
-        ordered = queue_keys[order]
-        changes = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
-        for numbers in np.split(order, changes) if len(order) else ():
-            yield self.queues[int(queue_keys[numbers[0]])], numbers
 
     @staticmethod
     def _is_new(rows: Rows, plan: RecoveryPlan) -> Array:
@@ -391,14 +269,6 @@ class Recovery:
             else:
                 queue.next_offset = offset + 1
 
-    def _due_ms(self, row: Any, properties: bytes) -> int:
-        """What units of scheduled messages have in the place of the tags code."""
-        level = property_value(properties, DELAY.encode())
-        if not level.isdigit() or int(level) <= 0:
-            return int(row["tags_code"])
-        index = min(int(level), len(self.delay_levels_ms)) - 1
-        return int(row["store_timestamp"]) + self.delay_levels_ms[index]
-
     def _put(self, rows: Rows, plan: RecoveryPlan) -> None:
         physical_offsets = rows["physical_offset"]
         for taker in self.takers:
@@ -418,7 +288,10 @@ class Recovery:
         self.commit_log.open_at(end_offset)
 
 
-def _tags_codes(properties: list[bytes]) -> list[int] | int:
-    if TAGS_MARK not in b"".join(properties):
-        return 0
-    return [tags_code_of(raw) for raw in properties]
+def _by_queue(queue_keys: Array) -> Iterator[tuple[int, Array]]:
+    """Each key with the numbers of its rows."""
+    order = np.argsort(queue_keys, kind="stable")
+    ordered = queue_keys[order]
+    changes = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
+    for numbers in np.split(order, changes) if len(order) else ():
+        yield int(queue_keys[numbers[0]]), numbers

@@ -17,6 +17,7 @@ from headrace_broker.store_tools.config_check import (
 )
 from headrace_broker.store_tools.directory import is_numbered
 from headrace_broker.store_tools.findings import ClearFrom, Finding, IndexAnew, SavedCopies
+from headrace_broker.store_tools.follower_check import follower_findings
 from headrace_broker.store_tools.index_check import IndexCheck
 from headrace_broker.store_tools.log_reader import LogDamage, LogReader
 from headrace_broker.store_tools.queue_check import QueueChecks
@@ -73,6 +74,7 @@ def check(directory: StoreDirectory, advance: Advance) -> Report:
     report.findings += seal_findings(directory)
     report.findings += config_findings(directory.root / "config")
     report.findings += staged_findings(directory.root)
+    report.findings += follower_findings(directory)
     return report
 
 

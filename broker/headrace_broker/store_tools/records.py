@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from headrace_broker.store.index_keys import Regions, index_prefixes, key_hashes
-from headrace_broker.store.recovery import SCHEDULE_TOPIC
+from headrace_broker.store.log_rows import SCHEDULE_TOPIC
 from headrace_protocol.columns import split
 from headrace_protocol.message import (
     DELAY,

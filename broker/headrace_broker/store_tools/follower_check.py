@@ -1,0 +1,75 @@
+"""``followers/``: how far each follower is in each queue."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace_broker.store.config_file import BACKUP_SUFFIX, DAMAGED_SUFFIX
+from headrace_broker.store.errors import StoreFormatError
+from headrace_broker.store.position_file import FOLDER, PositionFile
+from headrace_broker.store_tools.config_check import config_findings, text_problem
+from headrace_broker.store_tools.findings import Finding, PutAway
+from headrace_broker.store_tools.queue_check import open_queue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from headrace_broker.store.position_file import Name
+    from headrace_broker.store_tools.directory import StoreDirectory
+
+_SUFFIXES = (".json", ".json" + BACKUP_SUFFIX, ".json" + DAMAGED_SUFFIX, ".json.tmp")
+
+
+def follower_findings(directory: StoreDirectory) -> Iterator[Finding]:
+    """Files that are no positions or can't be read, and positions that no queue has."""
+    folder = directory.root / FOLDER
+    ends: dict[Name, int | None] = {}
+    for path in sorted(folder.glob("*")):
+        if path.is_dir() or not path.name.endswith(_SUFFIXES):
+            yield Finding(path, "is no file of a follower", fix=PutAway(path))
+        elif path.name.endswith(".json"):
+            yield from _position_findings(path, directory, ends)
+    for finding in config_findings(folder):
+        if finding.path.name.endswith(_SUFFIXES):
+            yield finding
+
+
+def _position_findings(
+    path: Path, directory: StoreDirectory, ends: dict[Name, int | None]
+) -> Iterator[Finding]:
+    try:
+        positions = PositionFile(directory.root, path.stem, directory.seam).load()
+    except StoreFormatError as error:
+        if text_problem(path.name, path.read_bytes()) is None:  # else it is found as such
+            yield Finding(path, str(error))
+        return
+    for name, position in positions.items():
+        if name not in ends:
+            ends[name] = _end(directory, name)
+        end, queue = ends[name], f"{name[0]}/{name[1]}"
+        if end is None:
+            problem = f"names queue {queue}, which is gone; the follower is told at the next start"
+            yield Finding(path, problem, is_damage=False)
+        elif position.queue_offset > end:
+            yield Finding(
+                path,
+                f"is at {position.queue_offset} of queue {queue}, which ends at {end}: messages "
+                "are missing; the follower goes back to that end at the next start (if it is "
+                "not used any more, remove the file and its .bak)",
+            )
+
+
+def _end(directory: StoreDirectory, name: Name) -> int | None:
+    """Where a queue ends; None if it is not there, or can't be read, which others say."""
+    topic, queue_id = name
+    folder = directory.root / "consumequeue" / topic / str(queue_id)
+    if not folder.is_dir():
+        return None
+    try:
+        queue = open_queue(folder, directory)
+    except StoreFormatError:
+        return None
+    end = queue.max_offset
+    queue.unmap()
+    return end

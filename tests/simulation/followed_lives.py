@@ -1,0 +1,94 @@
+"""The lives of a store with a follower that copies all of it, on the same faulty disk.
+
+However a life ends, the copy then holds what was appended to each queue, from its first message on,
+nothing else and nothing twice. When it has caught up that is all that is on disk, though clean-up
+may have removed some of it since. A seed stands for other steps than those of a store alone, whose
+totals are kept.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from headrace_broker.store import queue_blocks
+from tests.simulation import store_lives
+from tests.simulation.history import PromiseBroken
+from tests.support.followers import CopyingFollower
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace_broker.store.followers import Following
+    from tests.simulation.totals import Outcome
+
+NAME = "store with a follower"
+# Some records, so that a life has many blocks.
+BLOCK_BYTES = 2000
+
+
+class FollowedLife(store_lives.Life):
+    """Adds the follower once the store is open."""
+
+    follower: CopyingFollower
+    following: Following
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.steps += [self.catch_up] * 5
+
+    def check(self) -> None:
+        super().check()
+        self.follower = CopyingFollower(self.store.root / "copies", self.files)
+        self.following = self.store.followers.add(self.follower)
+
+    def catch_up(self) -> None:
+        """The follower takes all that is on disk, unless the disk fails."""
+        self.following.catch_up()
+        self.check_copy(is_whole=True)
+        self.counts["times that a follower caught up"] += 1
+
+    def check_copy(self, *, is_whole: bool) -> None:
+        """Compare what was copied with what was appended."""
+        copied = self.follower.copied()
+        flushed_offset = self.store.commit_log.flushed_offset
+        for name, records in self.appended.by_queue().items():
+            wanted = [(record.queue_offset, record.body) for record in records]
+            found = copied.pop(name, [])
+            if found != wanted[: len(found)]:
+                raise PromiseBroken(f"the copy of {name} is not what was appended")
+            queue = self.store.queue(*name)
+            on_disk = sum(
+                record.physical_offset < flushed_offset
+                and record.queue_offset < queue.consume_queue.max_offset
+                for record in records
+            )
+            if len(found) > on_disk or (is_whole and len(found) < on_disk):
+                raise PromiseBroken(f"{len(found)} of {on_disk} messages of {name} were copied")
+        if copied:
+            raise PromiseBroken(f"{sorted(copied)} were never appended to")
+
+
+class FollowedStore(store_lives.Store):
+    """Its copy is compared whenever nothing is broken."""
+
+    life = FollowedLife
+    name = NAME
+
+    def live_calmly(self, do: Callable[[store_lives.Life], None]) -> None:
+        def do_and_check(life: store_lives.Life) -> None:
+            do(life)
+            assert isinstance(life, FollowedLife)
+            life.store.flusher.flush_now()
+            life.catch_up()
+            self.outcome.counts["messages copied"] = sum(map(len, life.follower.copied().values()))
+
+        super().live_calmly(do_and_check)
+
+
+def run(seed: int) -> Outcome:
+    """All lives of a store. Raises PromiseBroken."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(queue_blocks, "BLOCK_BYTES_MAX", BLOCK_BYTES)
+        return store_lives.run(seed, FollowedStore)
