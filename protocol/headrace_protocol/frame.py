@@ -143,7 +143,8 @@ class FrameReader:
         frames: list[Frame] = []
         if self._partial:
             view = memoryview(data)
-            data = view[self._finish_partial(view, frames) :]
+            position = self._finish_partial(view, frames)
+            data = view[position:]
         rest = self._cut(bytes(data), frames)
         if rest:
             self._begin_partial(rest)

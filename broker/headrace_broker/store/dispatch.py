@@ -14,6 +14,7 @@ from headrace_protocol.message import INNER_BATCH, TRANSACTION_PREPARED
 
 if TYPE_CHECKING:
     from headrace_broker.store.consume_queue import ConsumeQueue
+    from headrace_broker.store.ring import Run
     from headrace_broker.store.store_queue import StoreQueue
 
 # PREPARED and ROLLBACK records (they share this bit) and inner batches have no unit of their own.
@@ -47,8 +48,10 @@ class Dispatcher:
         """
         self._new_files = 0
         while self.ring.written > self.cursor.taken:
+            rows_max = self._put_runs(confirmed_offset, touched) if self.ring.runs else sys.maxsize
             waiting = self.ring.waiting(self.cursor)
-            waiting = slice(waiting.start, min(waiting.stop, waiting.start + BLOCK_ROWS_MAX))
+            stop = min(waiting.stop, waiting.start + min(rows_max, BLOCK_ROWS_MAX))
+            waiting = slice(waiting.start, stop)
             if confirmed_offset is not None:
                 waiting = self._confirmed(waiting, confirmed_offset)
             count = waiting.stop - waiting.start
@@ -61,6 +64,42 @@ class Dispatcher:
             self.ring.take(self.cursor, taken)
             if taken < count:
                 return False
+        return True
+
+    def _put_runs(self, confirmed_offset: int | None, touched: set[StoreQueue]) -> int:
+        """Put the runs that begin at the cursor, one block of finished units each.
+
+        Returns how many rows from the cursor on are to be put by themselves: up to the next run,
+        or those of one that cannot be put as a whole. Raises OSError on a full disk.
+        """
+        cursor, runs = self.cursor, self.ring.runs
+        while runs:
+            run = runs[0]
+            if run.first > cursor.taken:
+                return run.first - cursor.taken
+            row_count = len(run.units)
+            if run.first == cursor.taken:
+                if confirmed_offset is not None and run.last_physical_offset >= confirmed_offset:
+                    return row_count
+                if not self._put_run(run, touched):
+                    runs.popleft()
+                    return row_count
+                self.ring.take(cursor, row_count)
+            runs.popleft()
+        return sys.maxsize
+
+    def _put_run(self, run: Run, touched: set[StoreQueue]) -> bool:
+        """Returns False when the queue does not go on with it, or needs a file too many."""
+        queue = self.queues[run.queue_key]
+        consume_queue = queue.consume_queue
+        if run.queue_offset != consume_queue.max_offset:
+            return False
+        if consume_queue.file is None:
+            if self._new_files == self.new_files_max:
+                return False
+            self._new_files += 1
+        _put_consecutive(consume_queue, run.units)
+        touched.add(queue)
         return True
 
     def _confirmed(self, waiting: slice, confirmed_offset: int) -> slice:
@@ -127,16 +166,18 @@ class Dispatcher:
         for queue, start, end in zip(queues, starts, [*starts[1:], len(rows)], strict=True):
             first = int(queue_offsets[start])
             if is_unbroken and first == queue.consume_queue.max_offset:
-                _put_run(queue.consume_queue, units[start:end])
+                _put_consecutive(queue.consume_queue, units[start:end])
             else:
                 _put_units(queue.consume_queue, queue_offsets[start:end].tolist(), units[start:end])
             touched.add(queue)
         return True
 
 
-def _put_run(consume_queue: ConsumeQueue, units: Units) -> None:
-    while len(units):
-        units = units[consume_queue.put_block(units) :]
+def _put_consecutive(consume_queue: ConsumeQueue, units: Units) -> None:
+    """Add units at ``max_offset``, in as many files as they take."""
+    put_count = consume_queue.put_block(units)
+    while put_count < len(units):
+        put_count += consume_queue.put_block(units[put_count:])
 
 
 def _put_units(consume_queue: ConsumeQueue, queue_offsets: list[int], units: Units) -> None:
