@@ -197,7 +197,7 @@ class UniformBatch:
 def _are_good(ends: bytes, properties_bytes: int, count: int) -> bool:
     """Whether the ends of items state their length, end with a separator and lack a checksum.
 
-    A single byte is found at a tenth of the cost of a text, so one that is rare is looked for first.
+    A single byte is found at a tenth of the cost of a text, so a rare one is looked for first.
     """
     high, low = divmod(properties_bytes, 256)
     stride = properties_bytes + _LENGTH_BYTES
