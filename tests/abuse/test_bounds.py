@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace_broker.store import batch_records
+from headrace_broker.store import batch_records, uniform_batch
 from headrace_protocol import bounds, fastjson, message
 from headrace_protocol.bodies import BrokerData, HeartbeatData, TopicQueueMappingInfo
 from headrace_protocol.bounds import HEADER_BYTES_MAX, OutOfBounds, body_of
@@ -369,7 +369,8 @@ async def test_a_batch_of_too_many_messages_is_refused_before_it_is_made_records
     monkeypatch: pytest.MonkeyPatch, body: bytes
 ) -> None:
     item = message.encode_batch([(0, body, b"")])
-    monkeypatch.setattr(batch_records, "BATCH_ITEMS_MAX", 3)
+    for module in (batch_records, uniform_batch):
+        monkeypatch.setattr(module, "BATCH_ITEMS_MAX", 3)
     async with daemons(MemoryNetwork()) as under_test, under_test.wire() as wire:
         sent = request(320, send_fields(m="true"), item * 3)
         assert (await wire.ask(sent))[0].code == ResponseCode.SUCCESS

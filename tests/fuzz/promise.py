@@ -15,6 +15,7 @@ import msgspec
 
 from headrace_broker.store.batch_records import BatchRecords
 from headrace_broker.store.store_queue import StoreQueue
+from headrace_broker.store.uniform_batch import UniformBatch
 from headrace_protocol.bodies import RegisterBrokerBody
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.errors import RemoteProtocolError
@@ -154,7 +155,9 @@ def _serve(request: Request) -> Reply | None:
 
 def _read_batch(body: memoryview) -> None:
     with contextlib.suppress(CorruptRecord):
-        BatchRecords(body, 0, StoreQueue("T", 0, 0, None))  # type: ignore[arg-type]
+        queue = StoreQueue("T", 0, 0, None)  # type: ignore[arg-type]
+        UniformBatch.of(body, 0, queue)
+        BatchRecords(body, 0, queue)
 
 
 def _read_response(frame: Frame, seed: Seed) -> None:

@@ -6,17 +6,23 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace_broker.store.batch_records import BatchRecords
+from headrace_broker.store.ring import ROW_DTYPE
+from headrace_broker.store.uniform_batch import UniformBatch
 from headrace_protocol.message import (
+    BATCH_ITEMS_MAX,
+    MULTI_TAGS,
     CorruptRecord,
     StoredMessage,
     encode_batch,
     encode_host,
     encode_properties,
+    host_flags,
     tags_code_of,
 )
 from tests.support.batches import iter_batch
@@ -24,6 +30,7 @@ from tests.support.stores import HOST, open_store, read_all
 
 if TYPE_CHECKING:
     from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.store.store_queue import StoreQueue
 
 Item = tuple[int, bytes, bytes]
 
@@ -37,14 +44,15 @@ TAGS = st.sampled_from([b"A", b"B"])
 
 @st.composite
 def alike(draw: st.DrawFn) -> list[Item]:
-    """Items of one layout; their tags may differ all the same."""
+    """Items of one layout; their tags and flags may differ all the same."""
     body_bytes = draw(st.integers(0, 40))
     start = draw(st.sampled_from([b"", b"KEYS\x01k\x02", b"K\x01TAGS\x02"]))
     bodies = draw(
         st.lists(st.binary(min_size=body_bytes, max_size=body_bytes), min_size=1, max_size=20)
     )
+    flags = draw(st.sampled_from([st.just(draw(FLAGS)), FLAGS]))
     return [
-        (draw(FLAGS), body, start + b"TAGS\x01" + draw(TAGS) + b"\x02" if start else b"")
+        (draw(flags), body, start + b"TAGS\x01" + draw(TAGS) + b"\x02" if start else b"")
         for body in bodies
     ]
 
@@ -100,7 +108,7 @@ def test_a_batch_is_stored_as_its_items_would_be(
 @settings(max_examples=300)
 @given(st.one_of(ITEMS, alike()), st.data())
 def test_a_damaged_batch_is_refused_or_another_batch(
-    store_queue: object, items: list[Item], data: st.DataObject
+    store_queue: StoreQueue, items: list[Item], data: st.DataObject
 ) -> None:
     raw = bytearray(encode_batch(items))
     raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
@@ -110,20 +118,68 @@ def test_a_damaged_batch_is_refused_or_another_batch(
     except CorruptRecord:
         expected = []
     if expected:
-        records = BatchRecords(bytes(raw), 0, store_queue)  # type: ignore[arg-type]
+        records = BatchRecords(bytes(raw), 0, store_queue)
         assert records.rows["tags_code"].tolist() == expected
     else:
         with pytest.raises(CorruptRecord):
-            BatchRecords(bytes(raw), 0, store_queue)  # type: ignore[arg-type]
+            BatchRecords(bytes(raw), 0, store_queue)
+
+
+@pytest.mark.parametrize(
+    ("items", "is_uniform"),
+    [
+        ([(7, b"one", b"TAGS\x01A\x02"), (7, b"two", b"TAGS\x01B\x02")], True),
+        ([(7, b"one", b"")] * 3, True),
+        ([(7, b"one", b"K\x01#G\x02")], True),
+        ([(7, b"one", b""), (8, b"two", b"")], False),
+        ([(7, b"one", b""), (7, b"three", b"")], False),
+        ([(7, b"one", b"K\x01vw\x02"), (7, b"twoo", b"K\x01v\x02")], False),
+        ([(7, b"one", b"K\x01v")] * 2, False),
+        ([(7, b"", b"K\x01v\x02")] * 2, False),
+        ([(7, b"one", b"__CRC32#\x010123456789\x02")] * 2, False),
+        ([(7, b"o", b"")] * (BATCH_ITEMS_MAX + 1), False),
+    ],
+)
+def test_only_items_of_one_layout_are_uniform(
+    store_queue: StoreQueue, items: list[Item], is_uniform: bool
+) -> None:
+    batch = UniformBatch.of(memoryview(encode_batch(items)), 0, store_queue)
+    assert (batch is not None) == is_uniform
+
+
+@pytest.mark.slow
+@settings(max_examples=300)
+@given(alike(), HOSTS, HOSTS, st.data())
+def test_a_uniform_batch_gives_the_records_and_rows_of_any_batch(
+    store_queue: StoreQueue,
+    items: list[Item],
+    born_host: bytes,
+    store_host: bytes,
+    data: st.DataObject,
+) -> None:
+    raw = bytearray(encode_batch(items))
+    if data.draw(st.booleans()):  # damage, which mostly is no uniform batch any more
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    sys_flag = data.draw(st.sampled_from([0, MULTI_TAGS])) | host_flags(born_host, store_host)
+    uniform = UniformBatch.of(bytes(raw), sys_flag, store_queue)
+    if uniform is not None:
+        found = []
+        for records in (uniform, BatchRecords(bytes(raw), sys_flag, store_queue)):
+            block = records.encode(5, 1 << 33, 77, 7, born_host, store_host, 1)
+            rows = np.zeros(records.count, ROW_DTYPE)
+            records.fill(rows)
+            places = records.physical_offsets.tolist()
+            found.append((bytes(block), rows.tobytes(), places, records.total_bytes))
+        assert found[0] == found[1]
 
 
 @pytest.fixture(scope="module")
-def store_queue(tmp_path_factory: pytest.TempPathFactory) -> object:
+def store_queue(tmp_path_factory: pytest.TempPathFactory) -> StoreQueue:
     return open_store(tmp_path_factory.mktemp("store")).queue("T", 0)
 
 
-def test_a_checksum_that_only_the_store_may_write_is_refused(store_queue: object) -> None:
+def test_a_checksum_that_only_the_store_may_write_is_refused(store_queue: StoreQueue) -> None:
     items = [(0, b"a", b""), (0, b"a", b"x\x01y\x02__CRC32#\x010123456789\x02")]
     for batch in (items, items[1:]):
         with pytest.raises(CorruptRecord, match="the store's own"):
-            BatchRecords(encode_batch(batch), 0, store_queue)  # type: ignore[arg-type]
+            BatchRecords(encode_batch(batch), 0, store_queue)

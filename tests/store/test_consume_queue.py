@@ -195,7 +195,7 @@ def test_a_block_with_gaps_and_repeats_is_put_one_by_one(tmp_path: Path) -> None
     places = rows["physical_offset"].tolist()
     found = [unit[0] for unit in queue.consume_queue.iter_units(0) if unit[1] != BLANK_SIZE]
     assert found == [places[0], places[1], places[4], places[5]]
-    assert store.dispatcher.touched == {queue}
+    assert store.dispatcher.touched == {queue: None}
     store.close()
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from headrace_broker.store.errors import BatchTooLong
-from headrace_broker.store.record_checksum import SEPARATOR, put_checksums, require_room
-from headrace_broker.store.ring import ROW, ROW_DTYPE
+from headrace_broker.store.record_checksum import (
+    CHECKSUM_NAME,
+    SEPARATOR,
+    put_checksums,
+    require_room,
+)
+from headrace_broker.store.ring import ROW, ROW_DTYPE, WHOLE_ROW
 from headrace_protocol.columns import HEAD_DTYPES, checksums
 from headrace_protocol.message import (
     BATCH_ITEM_HEAD,
@@ -23,6 +26,7 @@ from headrace_protocol.message import (
 )
 
 if TYPE_CHECKING:
+    from headrace_broker.store.ring import Rows
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_protocol.columns import Array, Buffer
 
@@ -30,26 +34,22 @@ _HEAD_BYTES: Final = BATCH_ITEM_HEAD.size
 _FLAG_AT, _BODY_BYTES_AT = 12, 16
 _INT = np.dtype(">i4")
 _SHORT = np.dtype(">i2")
-_PROPERTIES_BYTES = struct.Struct(">h")
 _LEAST_BYTES: Final = _HEAD_BYTES + _SHORT.itemsize
 _TAGS = b"TAGS\x01"
-_CRC32 = f"{CRC32}\x01".encode()
-# Fills in the heads of records with these bodies.
-Fill = Callable[["Array", list[bytes]], None]
 
 
 class BatchRecords:
-    """Records yet to be placed; ``rows`` are theirs in the dispatch ring."""
+    """Records yet to be placed: the items of any batch, of one layout or not."""
 
     def __init__(self, batch_body: Buffer, sys_flag: int, queue: StoreQueue) -> None:
         """Raises CorruptRecord for a malformed or empty batch, BatchTooLong for a long one."""
         data = batch_body if isinstance(batch_body, bytes) else bytes(batch_body)
         self._queue = queue
         checksum_bytes = queue.checksum_bytes
-        items: _Table | _Items = _Table.of(data) or _Items(data)
+        items = _Items(data)
         if not _is_ended(items) and checksum_bytes:
             require_room(items.properties_bytes + checksum_bytes)
-            items = _Items(data).ended()
+            items = items.ended()
         self._items = items
         self._sys_flag = sys_flag
         self._head = RECORD_HEADS[sys_flag >> 4 & 3]
@@ -61,21 +61,22 @@ class BatchRecords:
         self.rows["tags_code"] = _tags_codes(items)
         if checksum_bytes:
             require_room(self.rows["properties_size"])
+        self.count = items.count
         self.total_bytes = items.total_bytes + self._overhead * items.count
 
-    def place(self, queue_offset: int, physical_offset: int, now_ms: int) -> None:
-        """Assign consecutive offsets, from those of the first record on, and the time."""
-        ordinals = np.arange(self._items.count)
-        self._starts = self._items.starts + ordinals * self._overhead
-        self.rows["physical_offset"] = self._starts + physical_offset
-        self.rows["queue_offset"] = ordinals + queue_offset
-        self.rows["store_timestamp"] = self._now_ms = now_ms
-
     def encode(
-        self, born_timestamp: int, born_host: bytes, store_host: bytes, reconsume_times: int
-    ) -> bytearray:
-        """All records back to back."""
+        self,
+        queue_offset: int,
+        physical_offset: int,
+        now_ms: int,
+        born_timestamp: int,
+        born_host: bytes,
+        store_host: bytes,
+        reconsume_times: int,
+    ) -> Buffer:
+        """All records back to back, with consecutive offsets from the given ones on."""
         queue = self._queue
+        starts = self._place(queue_offset, physical_offset, now_ms)
         head = self._head.pack(
             0,
             queue.magic,
@@ -87,20 +88,35 @@ class BatchRecords:
             self._sys_flag,
             born_timestamp,
             born_host,
-            self._now_ms,
+            now_ms,
             store_host,
             reconsume_times,
             0,
             0,
         )
         dtype = HEAD_DTYPES[self._sys_flag >> 4 & 3]
-        layout = _Layout(head, dtype, queue.topic_field, queue.checksum_bytes)
-        block = self._items.encode(layout, self._fill)
+        heads = _repeated(head, self.count, dtype)
+        bodies = self._items.bodies()
+        self._fill_heads(heads, bodies)
+        parts = [queue.topic_field] * (4 * self.count)
+        parts[0::4] = heads.view(f"V{len(head)}").tolist()
+        parts[1::4] = bodies
+        parts[3::4] = self._items.ends(queue.checksum_bytes)
+        block = bytearray().join(parts)
         if queue.checksum_bytes:
-            put_checksums(block, self._starts, self.rows["size"].astype(np.int64))
+            put_checksums(block, starts, self.rows["size"].astype(np.int64))
         return block
 
-    def _fill(self, heads: Array, bodies: list[bytes]) -> None:
+    def _place(self, queue_offset: int, physical_offset: int, now_ms: int) -> Array:
+        """Returns where each record begins in the block."""
+        ordinals = np.arange(self.count)
+        starts: Array = self._items.starts + ordinals * self._overhead
+        self.rows["physical_offset"] = starts + physical_offset
+        self.rows["queue_offset"] = ordinals + queue_offset
+        self.rows["store_timestamp"] = now_ms
+        return starts
+
+    def _fill_heads(self, heads: Array, bodies: list[bytes]) -> None:
         """What is of each record alone."""
         items, rows = self._items, self.rows
         heads["size"] = rows["size"]
@@ -110,14 +126,16 @@ class BatchRecords:
         heads["flag"] = items.flags
         heads["body_bytes"] = items.body_bytes
 
+    @property
+    def physical_offsets(self) -> Array:
+        """Of the records, once they are encoded."""
+        offsets: Array = self.rows["physical_offset"]
+        return offsets
 
-class _Layout(NamedTuple):
-    """What all records of a batch have: head, topic, and room at the end for a checksum."""
-
-    head: bytes
-    dtype: np.dtype[Any]
-    topic_field: bytes
-    checksum_bytes: int
+    def fill(self, rows: Rows) -> None:
+        """Write the rows of the records, once they are encoded."""
+        # As bytes, which numpy would copy field by field.
+        rows.view(WHOLE_ROW)[:] = self.rows.view(WHOLE_ROW)
 
 
 class _Items:
@@ -158,18 +176,12 @@ class _Items:
         """Whether each item ends so."""
         return all(item.endswith(end) for item in self.properties())
 
-    def encode(self, layout: _Layout, fill: Fill) -> bytearray:
-        """Records: the head, filled in for each, then body, topic and properties."""
-        heads = _repeated(layout.head, self.count, layout.dtype)
-        bodies = self._slices(self.starts + _HEAD_BYTES, self._properties_at)
-        fill(heads, bodies)
-        parts = [layout.topic_field] * (4 * self.count)
-        parts[0::4] = heads.view(f"V{len(layout.head)}").tolist()
-        parts[1::4] = bodies
-        parts[3::4] = self._ends(layout.checksum_bytes)
-        return bytearray().join(parts)
+    def bodies(self) -> list[bytes]:
+        """The body of each."""
+        return self._slices(self.starts + _HEAD_BYTES, self._properties_at)
 
-    def _ends(self, checksum_bytes: int) -> list[bytes]:
+    def ends(self, checksum_bytes: int) -> list[bytes]:
+        """What ends each record: the properties as ``properties``, and room for a checksum."""
         if not checksum_bytes:
             return self.properties()
         lengths = (self.properties_bytes + checksum_bytes).astype(_SHORT).view("V2").tolist()
@@ -185,8 +197,7 @@ class _Items:
             text + SEPARATOR if text and not text.endswith(SEPARATOR) else text
             for text in self._texts()
         ]
-        bodies = self._slices(self.starts + _HEAD_BYTES, self._properties_at)
-        return _Items(encode_batch(zip(self.flags.tolist(), bodies, texts, strict=True)))
+        return _Items(encode_batch(zip(self.flags.tolist(), self.bodies(), texts, strict=True)))
 
     def _slices(self, starts: Array, ends: Array) -> list[bytes]:
         data = self._data
@@ -201,93 +212,6 @@ class _Items:
         if not is_good.all():
             position = int(self.starts[is_good.argmin()])
             raise CorruptRecord(position, f"the item's {what} does not fit its size")
-
-
-class _Table:
-    """The parts of items that are all laid out alike: rows of one length, so columns are views."""
-
-    def __init__(self, data: bytes, sizes: int, body_bytes: int) -> None:
-        self.total_bytes = len(data)
-        self.sizes = sizes
-        self.body_bytes = body_bytes
-        self.properties_bytes = sizes - body_bytes - _LEAST_BYTES
-        self.starts = np.arange(0, len(data), sizes)
-        self.count = len(self.starts)
-        self._data = data
-        self._properties_at = _HEAD_BYTES + body_bytes
-        self.flags = self._values(_INT, _FLAG_AT)
-
-    @classmethod
-    def of(cls, data: bytes) -> _Table | None:
-        """None if the items are not alike, not right, or too many."""
-        if len(data) < _LEAST_BYTES:
-            return None
-        sizes, _, body_bytes = BATCH_ITEM_HEAD.unpack_from(data)
-        if sizes < _LEAST_BYTES or len(data) % sizes or not 0 < body_bytes <= sizes - _LEAST_BYTES:
-            return None
-        if len(data) > BATCH_ITEMS_MAX * sizes:
-            return None
-        table = cls(data, sizes, body_bytes)
-        return table if table._are_alike() else None
-
-    def _are_alike(self) -> bool:
-        (properties_bytes,) = _PROPERTIES_BYTES.unpack_from(self._data, self._properties_at)
-        return properties_bytes == self.properties_bytes and all(
-            self._is_same(position)
-            for start, byte_count in ((0, 4), (_BODY_BYTES_AT, 4), (self._properties_at, 2))
-            for position in range(start, start + byte_count)
-        )
-
-    def _is_same(self, position: int) -> bool:
-        """Whether all items have the same byte there; a tenth of what a column of numpy costs."""
-        column = self._data[position :: self.sizes]
-        return column.count(column[0]) == self.count
-
-    def properties(self) -> list[bytes]:
-        """See ``_Items``."""
-        kind = np.dtype(f"V{self.properties_bytes + _SHORT.itemsize}")
-        slices: list[bytes] = self._values(kind, self._properties_at).tolist()
-        return slices
-
-    def first_properties(self) -> bytes:
-        """See ``_Items``."""
-        return self._data[self._properties_at : self.sizes]
-
-    def all_properties(self) -> bytes:
-        """See ``_Items``."""
-        return self._bytes()[:, self._properties_at :].tobytes()
-
-    def last_bytes(self) -> bytes:
-        """The last byte of each item."""
-        return self._data[self.sizes - 1 :: self.sizes]
-
-    def end_with(self, end: bytes) -> bool:
-        """Whether each item ends so."""
-        return bool((self._bytes()[:, -len(end) :] == np.frombuffer(end, np.uint8)).all())
-
-    def encode(self, layout: _Layout, fill: Fill) -> bytearray:
-        """See ``_Items``; all bodies are copied at once, and all properties."""
-        head_bytes = len(layout.head)
-        properties_bytes = self.properties_bytes + layout.checksum_bytes
-        start = layout.head + bytes(self.body_bytes) + layout.topic_field
-        start += properties_bytes.to_bytes(2, "big")
-        end = len(start) + self.properties_bytes
-        size = end + layout.checksum_bytes
-        block = bytearray(start.ljust(size, b"\0") * self.count)
-        records = np.frombuffer(block, np.uint8).reshape(self.count, size)
-        given = self._bytes()
-        body_end = self._properties_at
-        records[:, head_bytes : head_bytes + self.body_bytes] = given[:, _HEAD_BYTES:body_end]
-        records[:, len(start) : end] = given[:, body_end + _SHORT.itemsize :]
-        bodies = self._values(np.dtype(f"V{self.body_bytes}"), _HEAD_BYTES).tolist()
-        fill(np.ndarray(self.count, layout.dtype, block, strides=(size,)), bodies)
-        return block
-
-    def _bytes(self) -> Array:
-        return np.frombuffer(self._data, np.uint8).reshape(self.count, self.sizes)
-
-    def _values(self, dtype: np.dtype[Any], position: int) -> Array:
-        return np.ndarray(self.count, dtype, self._data, position, (self.sizes,))
 
 
 def _repeated(row: bytes, count: int, dtype: np.dtype[Any]) -> Array:
@@ -320,7 +244,7 @@ def _starts(data: bytes) -> Array:
     return np.array(starts)
 
 
-def _is_ended(items: _Items | _Table) -> bool:
+def _is_ended(items: _Items) -> bool:
     """Whether all properties end with a separator.
 
     Raises CorruptRecord for a zero byte there, by which a start knows a torn record.
@@ -335,13 +259,13 @@ def _is_ended(items: _Items | _Table) -> bool:
     return not (has_some & (last != SEPARATOR[0])).any()
 
 
-def _tags_codes(items: _Items | _Table) -> list[int] | int:
+def _tags_codes(items: _Items) -> list[int] | int:
     """The tags code of each item, or of all: most batches have the same TAGS in each.
 
     Raises CorruptRecord for a property that only the store may write.
     """
     text = items.all_properties()
-    if _CRC32 in text:
+    if CHECKSUM_NAME in text:
         raise CorruptRecord(0, f"an item has the property {CRC32}, which is the store's own")
     if _TAGS not in text:
         return 0

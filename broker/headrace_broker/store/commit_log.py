@@ -20,7 +20,8 @@ from headrace_broker.store.mapped_file import MappedFile
 from headrace_broker.store.mapped_file_queue import MappedFileQueue
 from headrace_broker.store.page_cache import HOT_BYTES, PageCache
 from headrace_broker.store.record_checksum import SEPARATOR, checksum_slot
-from headrace_broker.store.ring import ROW, ROW_BYTES, Ring, Rows
+from headrace_broker.store.ring import ROW, ROW_BYTES, Ring
+from headrace_broker.store.uniform_batch import UniformBatch
 from headrace_protocol.message import (
     BLANK_RECORD,
     BORN_HOST_V6,
@@ -302,11 +303,25 @@ class CommitLog:
             raise CorruptRecord(0, "a batch cannot be part of a transaction: send one by one")
         sys_flag = sys_flag & SENDERS_FLAGS | self.store_flag
         sys_flag |= BORN_HOST_V6 if len(born_host) == 20 else 0
-        items = BatchRecords(batch_body, sys_flag, queue)
-        self._make_room_for_block(items.rows, items.total_bytes, len(batch_body))
-        items.place(queue.next_offset, self.max_offset, self.now_ms)
-        block = items.encode(born_timestamp, born_host, self.store_host, reconsume_times)
-        return self._write_block(queue, block, items.rows), items.rows["physical_offset"]
+        items = UniformBatch.of(batch_body, sys_flag, queue) or BatchRecords(
+            batch_body, sys_flag, queue
+        )
+        self._make_room_for_block(items.count, items.total_bytes, len(batch_body))
+        queue_offset = queue.next_offset
+        block = items.encode(
+            queue_offset,
+            self.max_offset,
+            self.now_ms,
+            born_timestamp,
+            born_host,
+            self.store_host,
+            reconsume_times,
+        )
+        self.ring.put_run(queue.key, queue_offset, items.count, items.fill)
+        self._pending.append(block)
+        self.position += len(block)
+        queue.next_offset += items.count
+        return queue_offset, items.physical_offsets
 
     def append_records(self, records: EncodedRecords) -> tuple[int, int]:
         """Store records that a producer encoded: all of them in one file, or none.
@@ -316,25 +331,21 @@ class CommitLog:
         """
         assert not self.store_flag, "encoded records have no room for an IPv6 store host"
         queue, rows = records.queue, records.rows
-        self._make_room_for_block(rows, records.total_bytes, records.body_bytes_max)
+        self._make_room_for_block(len(rows), records.total_bytes, records.body_bytes_max)
         physical_offset = self.max_offset
         block = records.complete(physical_offset, self.now_ms, self.store_host)
-        queue_offset = self._write_block(queue, block, rows)
-        return queue_offset, physical_offset
-
-    def _make_room_for_block(self, rows: Rows, block_bytes: int, body_bytes: int) -> None:
-        if self.ring.written + len(rows) > self.ring.limit:
-            raise StoreBusy(self.ring.slow_taker())
-        if self.position + block_bytes > self.append_end or body_bytes > self.body_bytes_max:
-            self._make_room(block_bytes, body_bytes, 0)
-
-    def _write_block(self, queue: StoreQueue, block: Buffer, rows: Rows) -> int:
         self._pending.append(block)
         self.ring.put(rows)
         self.position += len(block)
-        first_queue_offset = queue.next_offset
+        queue_offset = queue.next_offset
         queue.next_offset += len(rows)
-        return first_queue_offset
+        return queue_offset, physical_offset
+
+    def _make_room_for_block(self, row_count: int, block_bytes: int, body_bytes: int) -> None:
+        if self.ring.written + row_count > self.ring.limit:
+            raise StoreBusy(self.ring.slow_taker())
+        if self.position + block_bytes > self.append_end or body_bytes > self.body_bytes_max:
+            self._make_room(block_bytes, body_bytes, 0)
 
     def write_out(self) -> None:
         """Bring what was appended into the file.

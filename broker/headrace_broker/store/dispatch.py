@@ -14,10 +14,11 @@ from headrace_protocol.columns import UNIT_DTYPE
 from headrace_protocol.message import INNER_BATCH, TRANSACTION_PREPARED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from headrace_broker.store.checkpoint import Checkpoint
     from headrace_broker.store.consume_queue import ConsumeQueue
+    from headrace_broker.store.ring import Run
     from headrace_broker.store.store_queue import StoreQueue
 
 # PREPARED and ROLLBACK records (they share this bit) and inner batches have no unit of their own.
@@ -41,8 +42,9 @@ class Dispatcher(Taker):
         """queues: by queue_key; the store adds to it."""
         self.join(ring)
         self.queues = queues
-        self.touched: set[StoreQueue] = set()
-        self.dirty: set[ConsumeQueue] = set()
+        # As dictionaries, since sets have no order that a second run repeats.
+        self.touched: dict[StoreQueue, None] = {}
+        self.dirty: dict[ConsumeQueue, None] = {}
         # How many queues may get their first file in one drain, each in half a millisecond.
         self.new_files_max = sys.maxsize
         # Whether the last drain stopped because of that.
@@ -65,8 +67,10 @@ class Dispatcher(Taker):
         self._new_files = 0
         self.is_interrupted = False
         while ring.written > cursor.taken:
+            rows_max = self._put_runs(confirmed_offset) if ring.runs else sys.maxsize
             waiting = ring.waiting(cursor, confirmed_offset)
-            waiting = slice(waiting.start, min(waiting.stop, waiting.start + BLOCK_ROWS_MAX))
+            stop = min(waiting.stop, waiting.start + min(rows_max, BLOCK_ROWS_MAX))
+            waiting = slice(waiting.start, stop)
             count = waiting.stop - waiting.start
             if not count:
                 return
@@ -87,17 +91,53 @@ class Dispatcher(Taker):
         finally:
             self.new_files_max = new_files_max
 
-    def take_touched(self) -> set[StoreQueue]:
+    def _put_runs(self, confirmed_offset: int | None) -> int:
+        """Put the runs that begin at the cursor, one block of finished units each.
+
+        Returns how many rows from the cursor on are to be put by themselves: up to the next run,
+        or those of one that cannot be put as a whole. Raises OSError on a full disk.
+        """
+        cursor, runs = self.cursor, self.ring.runs
+        while runs:
+            run = runs[0]
+            if run.first > cursor.taken:
+                return run.first - cursor.taken
+            row_count = len(run.units)
+            if run.first == cursor.taken:
+                if confirmed_offset is not None and run.last_physical_offset >= confirmed_offset:
+                    return row_count
+                if not self._put_run(run):
+                    runs.popleft()
+                    return row_count
+                self.ring.take(cursor, row_count)
+            runs.popleft()
+        return sys.maxsize
+
+    def _put_run(self, run: Run) -> bool:
+        """Returns False when the queue does not go on with it, or needs a file too many."""
+        queue = self.queues[run.queue_key]
+        consume_queue = queue.consume_queue
+        if run.queue_offset != consume_queue.max_offset:
+            return False
+        if consume_queue.file is None:
+            if self._new_files == self.new_files_max:
+                return False
+            self._new_files += 1
+        _put_consecutive(consume_queue, run.units)
+        self.touched[queue] = None
+        return True
+
+    def take_touched(self) -> Collection[StoreQueue]:
         """The queues that got units since the last call; they are dirty now."""
-        touched, self.touched = self.touched, set()
+        touched, self.touched = self.touched, {}
         for queue in touched:
-            self.dirty.add(queue.consume_queue)
+            self.dirty[queue.consume_queue] = None
         return touched
 
     def forget(self, queue: StoreQueue) -> None:
         """A queue is deleted."""
-        self.touched.discard(queue)
-        self.dirty.discard(queue.consume_queue)
+        self.touched.pop(queue, None)
+        self.dirty.pop(queue.consume_queue, None)
 
     # --- start -----------------------------------------------------------------------------
 
@@ -119,7 +159,7 @@ class Dispatcher(Taker):
             if is_any:
                 consume_queue.truncate_from_physical(physical_offset)
             if consume_queue.is_cut:
-                self.dirty.add(consume_queue)
+                self.dirty[consume_queue] = None
             queue.next_offset = consume_queue.max_offset
 
     def recovered(self, newest: tuple[int, int] | None) -> None:
@@ -135,7 +175,7 @@ class Dispatcher(Taker):
 
     def start_flush(self, taken_offset: int) -> TakerFlush:
         """All queues with new units; the checkpoint names the newest record that has its unit."""
-        queues, self.dirty = self._all_dirty(), set()
+        queues, self.dirty = self._all_dirty(), {}
         newest = self.ring.last_of(self.cursor.taken) or self._newest_recovered
 
         def flushed(checkpoint: Checkpoint) -> Checkpoint:
@@ -155,8 +195,8 @@ class Dispatcher(Taker):
         if due:
             yield TakerFlush([queue.start_flush() for queue in due])
 
-    def _all_dirty(self) -> set[ConsumeQueue]:
-        self.dirty.update([queue.consume_queue for queue in self.touched])
+    def _all_dirty(self) -> dict[ConsumeQueue, None]:
+        self.dirty.update({queue.consume_queue: None for queue in self.touched})
         return self.dirty
 
     # --- units -----------------------------------------------------------------------------
@@ -186,7 +226,7 @@ class Dispatcher(Taker):
                         return number
                     self._new_files += 1
                 consume_queue.put(queue_offset, physical_offset, size, tags_code)
-            touched.add(queue)
+            touched[queue] = None
         return int(waiting.stop - waiting.start)
 
     def _put_block(self, rows: Rows) -> bool:
@@ -218,17 +258,18 @@ class Dispatcher(Taker):
         for queue, start, end in zip(queues, starts, [*starts[1:], len(rows)], strict=True):
             first = int(queue_offsets[start])
             if is_unbroken and first == queue.consume_queue.max_offset:
-                _put_run(queue.consume_queue, units[start:end])
+                _put_consecutive(queue.consume_queue, units[start:end])
             else:
                 _put_units(queue.consume_queue, queue_offsets[start:end].tolist(), units[start:end])
-            self.touched.add(queue)
+            self.touched[queue] = None
         return True
 
 
-def _put_run(consume_queue: ConsumeQueue, units: Units) -> None:
-    while len(units):
-        count = consume_queue.put_block(units)
-        units = units[count:]
+def _put_consecutive(consume_queue: ConsumeQueue, units: Units) -> None:
+    """Add units at ``max_offset``, in as many files as they take."""
+    put_count = consume_queue.put_block(units)
+    while put_count < len(units):
+        put_count += consume_queue.put_block(units[put_count:])
 
 
 def _put_units(consume_queue: ConsumeQueue, queue_offsets: list[int], units: Units) -> None:

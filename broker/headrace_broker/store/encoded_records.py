@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headrace_broker.store.record_checksum import SEPARATOR, put_checksums, require_room
+from headrace_broker.store.record_checksum import (
+    CHECKSUM_NAME,
+    SEPARATOR,
+    put_checksums,
+    require_room,
+)
 from headrace_broker.store.ring import ROW_DTYPE
 from headrace_protocol.columns import HEAD_PLACES, SHORT_DTYPE, SIZE_DTYPE, RecordColumns, split
 from headrace_protocol.message import (
@@ -23,7 +28,6 @@ if TYPE_CHECKING:
     from headrace_protocol.columns import Array, Buffer
 
 # What a producer may say by itself.
-_CRC32 = f"{CRC32}\x01".encode()
 _PRODUCERS_FLAGS = COMPRESSED | COMPRESSION_MASK
 
 
@@ -110,7 +114,7 @@ class EncodedRecords:
             return {b""}, 0
         properties = self._columns.properties()
         distinct = set(properties)
-        if any(_CRC32 in raw for raw in distinct):
+        if any(CHECKSUM_NAME in raw for raw in distinct):
             raise CorruptRecord(0, f"a record has the property {CRC32}, which is the store's own")
         codes = {raw: tags_code_of(raw) for raw in distinct}
         count = len(properties)

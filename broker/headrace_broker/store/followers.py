@@ -34,7 +34,7 @@ from headrace_broker.store.position_file import PositionFile
 from headrace_broker.store.queue_blocks import QueueView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from headrace_broker.store.commit_log import CommitLog
@@ -108,26 +108,28 @@ class Following:
     def _begin_anew(self) -> None:
         """Resume all queues at the saved positions."""
         self._tracks: dict[StoreQueue, Track] = {}
-        self._behind: set[Track] = set()
+        self._behind: dict[Track, None] = {}
         self._needs: dict[StoreQueue, int] = {}
         self._noticed_from = 0
         self._looking: list[StoreQueue] = []
-        self._pending = {queue for queues in self._topics.values() for queue in queues.values()}
+        self._pending = {
+            queue: None for queues in self._topics.values() for queue in queues.values()
+        }
         self._gone.update((name, None) for name in self._saved if not self._find(name))
         self._asked = trio.Event()
         self._asked.set()
 
     # --- the store's side ------------------------------------------------------------------
 
-    def notify(self, queues: set[StoreQueue]) -> None:
+    def notify(self, queues: Iterable[StoreQueue]) -> None:
         """These queues got units, or their topics are wanted now or not any more."""
-        self._pending |= queues
+        self._pending.update(dict.fromkeys(queues))
         self._asked.set()
 
     def forget(self, queue: StoreQueue) -> None:
         """A queue is about to be deleted."""
         self._gone[queue.topic, queue.queue_id] = None
-        self._pending.discard(queue)
+        self._pending.pop(queue, None)
         self._damaged.pop(queue, None)
         self._drop(queue)
         self._asked.set()
@@ -138,7 +140,7 @@ class Following:
         self._start_ends.pop(name, None)
         track = self._tracks.pop(queue, None)
         if track is not None:
-            self._behind.discard(track)
+            self._behind.pop(track, None)
         if self._saved.pop(name, None) is not None:
             self._is_unsaved = True
 
@@ -241,7 +243,7 @@ class Following:
         """Follow all that is on disk; what it yields must be run before it is resumed."""
         noticed_from = self._dispatched_offset()
         self._looking += self._pending
-        self._pending = set()
+        self._pending = {}
         while self._looking or self._gone:
             look = self._start_look()
             yield look
@@ -304,7 +306,7 @@ class Following:
             self._start_ends.pop(track.name, None)
             self._is_unsaved = True
         if track.next_place is not None:
-            self._behind.add(track)
+            self._behind[track] = None
             self._needs.setdefault(queue, track.next_place)
 
     # --- passes: a block of each of the queues that are furthest behind ----------------------
@@ -330,7 +332,7 @@ class Following:
         self._is_unsaved |= bool(step.moved)
         for track in step.moved:
             if track.next_place is None:
-                self._behind.discard(track)
+                self._behind.pop(track, None)
         for track, error in step.damaged:
             if self._tracks.get(track.queue) is track:
                 self._damaged[track.queue] = str(error)
@@ -394,7 +396,7 @@ class Followers:
         self.all.append(following)
         return following
 
-    def notify(self, queues: set[StoreQueue]) -> None:
+    def notify(self, queues: Collection[StoreQueue]) -> None:
         """These queues got units."""
         for following in self.all:
             following.notify(queues)

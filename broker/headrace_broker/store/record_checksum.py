@@ -16,17 +16,17 @@ from headrace_protocol.message import CRC32, CRC_MASK, PROPERTIES_BYTES_MAX, Cor
 if TYPE_CHECKING:
     from headrace_protocol.columns import Array, Buffer, RecordColumns
 
-_NAME: Final = f"{CRC32}\x01".encode()
+CHECKSUM_NAME: Final = f"{CRC32}\x01".encode()
 _DIGITS: Final = 10
-SLOT_BYTES: Final = len(_NAME) + _DIGITS + 1
+SLOT_BYTES: Final = len(CHECKSUM_NAME) + _DIGITS + 1
 SEPARATOR: Final = b"\x02"
 _POWERS: Final = 10 ** np.arange(_DIGITS)
-_EMPTY_SLOT: Final = np.frombuffer(_NAME + bytes(_DIGITS) + SEPARATOR, np.uint8)
+_EMPTY_SLOT: Final = np.frombuffer(CHECKSUM_NAME + bytes(_DIGITS) + SEPARATOR, np.uint8)
 
 
 def checksum_slot(record: Buffer) -> bytes:
     """What ends a record whose other bytes are these: ten digits, the least significant first."""
-    return b"%s%s\x02" % (_NAME, (b"%010d" % (crc32(record) & CRC_MASK))[::-1])
+    return b"%s%s\x02" % (CHECKSUM_NAME, (b"%010d" % (crc32(record) & CRC_MASK))[::-1])
 
 
 def require_room(properties_bytes: Array | int) -> None:
@@ -49,8 +49,8 @@ def put_checksums(block: Buffer, starts: Array, sizes: Array) -> None:
 def has_checksum(columns: RecordColumns) -> Array:
     """Which records end with such a slot."""
     at = columns.size - SLOT_BYTES
-    words, index = columns.locate(columns.data, f"V{len(_NAME)}", at)
-    is_marked: Array = words[index] == np.void(_NAME)
+    words, index = columns.locate(columns.data, f"V{len(CHECKSUM_NAME)}", at)
+    is_marked: Array = words[index] == np.void(CHECKSUM_NAME)
     # Not the end of a body, of a longer name, or of a value.
     before, index = columns.locate(columns.data, np.uint8, at - 1)
     follows_another = (columns.properties_bytes > SLOT_BYTES) & (before[index] == SEPARATOR[0])
@@ -69,5 +69,5 @@ def _slots(data: Buffer, starts: Array, sizes: Array) -> Array:
     """What ends each record, one item of SLOT_BYTES each."""
     values = checksums(split(data, starts, sizes - SLOT_BYTES))
     slots = np.tile(_EMPTY_SLOT, (len(values), 1))
-    slots[:, len(_NAME) : -1] = values[:, None] // _POWERS % 10 + ord("0")
+    slots[:, len(CHECKSUM_NAME) : -1] = values[:, None] // _POWERS % 10 + ord("0")
     return slots.view(f"V{SLOT_BYTES}").ravel()

@@ -9,10 +9,16 @@ from __future__ import annotations
 
 import mmap
 import struct
-from typing import Any, Final
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from headrace_protocol.columns import UNIT_DTYPE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # Native byte order: the rows never leave the process.
 ROW: Final = struct.Struct("=qqqqiiii")
@@ -29,13 +35,30 @@ ROW_DTYPE: Final = np.dtype(
         ("sys_flag", "i4"),
     ]
 )
+WHOLE_ROW: Final = np.dtype(f"V{ROW_BYTES}")
 Rows = npt.NDArray[Any]
+# From here on it costs less to keep a batch's units than to make them of its rows later.
+RUN_ROWS_MIN: Final = 16
 PRESSURE_PERCENT: Final = 80
 
 
 def select(rows: Rows, is_wanted: npt.NDArray[np.bool_]) -> Rows:
     """The wanted rows; ten times as fast as a mask, which numpy applies field by field."""
     return rows if is_wanted.all() else rows.take(np.flatnonzero(is_wanted))
+
+
+class Run(NamedTuple):
+    """Rows of one queue with consecutive queue offsets, and the units that they become.
+
+    first: number of the first row since the start. queue_offset: of the first row.
+    last_physical_offset: of the last row.
+    """
+
+    first: int
+    queue_key: int
+    queue_offset: int
+    last_physical_offset: int
+    units: Rows
 
 
 class Cursor:
@@ -51,7 +74,7 @@ class Cursor:
 class Ring:
     """``written`` rows so far; row n stands at ``n & mask`` until ``limit`` lets it go."""
 
-    __slots__ = ("buffer", "cursors", "limit", "mask", "row_count", "rows", "written")
+    __slots__ = ("buffer", "cursors", "limit", "mask", "row_count", "rows", "runs", "written")
 
     def __init__(self, row_count: int) -> None:
         """row_count: a power of two."""
@@ -63,6 +86,8 @@ class Ring:
         self.written = 0
         self.limit = row_count
         self.cursors: list[Cursor] = []
+        # A shortcut for the dispatcher, which forgets those that it has passed: rows are the truth.
+        self.runs: deque[Run] = deque()
 
     def add_cursor(self, name: str) -> Cursor:
         """The place of a taker that takes the rows from now on."""
@@ -81,6 +106,29 @@ class Ring:
         self.buffer[start * ROW_BYTES : (start + first) * ROW_BYTES] = data[:split]
         self.buffer[: len(data) - split] = data[split:]
         self.written += count
+
+    def put_run(
+        self, queue_key: int, queue_offset: int, count: int, fill: Callable[[Rows], None]
+    ) -> None:
+        """Add rows of one queue, which must fit.
+
+        queue_offset: of the first row; the others follow it. fill: writes the rows to where they
+        are to stand.
+        """
+        assert self.written + count <= self.limit
+        first = self.written
+        start = first & self.mask
+        if start + count <= self.row_count:
+            rows = self.rows[start : start + count]
+            fill(rows)
+            self.written += count
+        else:
+            rows = np.empty(count, ROW_DTYPE)
+            fill(rows)
+            self.put(rows)
+        if count >= RUN_ROWS_MIN:
+            last = int(rows["physical_offset"][-1])
+            self.runs.append(Run(first, queue_key, queue_offset, last, _units(rows)))
 
     def waiting(self, cursor: Cursor, confirmed_offset: int | None) -> slice:
         """Where the rows stand that the cursor may take, up to the ring's seam.
@@ -153,3 +201,10 @@ class Ring:
         if free * 100 > self.row_count * (100 - PRESSURE_PERCENT):
             return None
         return self.slow_taker()
+
+
+def _units(rows: Rows) -> Rows:
+    units = np.empty(len(rows), UNIT_DTYPE)
+    for name in UNIT_DTYPE.names or ():
+        units[name] = rows[name]
+    return units

@@ -23,7 +23,7 @@ What holds at every moment, whoever writes:
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from threading import get_ident
 from typing import TYPE_CHECKING
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.store.takers import Taker
 
-OnPublished = Callable[[set["StoreQueue"]], None]
+OnPublished = Callable[[Collection["StoreQueue"]], None]
 
 # Some ten milliseconds of files for queues that get their first message.
 NEW_FILES_AT_ONCE = 16
