@@ -46,6 +46,7 @@ MAY_IMPORT = {
         "headrace_protocol.columns",
         "headrace_protocol.message",
         "headrace_protocol.errors",
+        "headrace_protocol.system_topics",
         "headrace_broker.clock",
         "numpy",
         "zlib_ng",

@@ -42,6 +42,7 @@ from headrace_protocol.message import (
     tags_code,
 )
 from headrace_protocol.serving import Reply
+from headrace_protocol.system_topics import RETRY_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -64,7 +65,6 @@ _TAGS_KEPT = 10_000
 _TAG_CHARS_MAX = 256
 _TAILS_KEPT = 1000
 _TAIL_CHARS_MAX = 1024
-RETRY_PREFIX = "%RETRY%"
 
 # What the properties of a message may ask of the broker, which is to store it now.
 _NOT_SERVED = {
