@@ -18,8 +18,7 @@ from headrace_protocol.system_topics import GROUP_PREFIXES
 if TYPE_CHECKING:
     from collections.abc import Sized
 
-from headrace_protocol.frame import Buffer
-from headrace_protocol.system_topics import GROUP_PREFIXES
+    from headrace_protocol.frame import Buffer
 
 _KIB = 1024
 _MIB = 1024 * _KIB
