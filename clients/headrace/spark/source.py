@@ -60,7 +60,7 @@ class HeadraceSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
         """Of a stream; what is wrong with it, the reader raises when it is first asked."""
-        from headrace.spark.stream import RefusedReader, stream_reader
+        from headrace.spark.readers import RefusedReader, stream_reader
 
         try:
             return stream_reader(self._read_options, self._body, schema)
