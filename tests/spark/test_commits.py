@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from headrace.spark.commits import BrokerState, choose
 from headrace.spark.errors import BrokerMissing
+from headrace.spark.write.commits import BrokerState, choose
 from headrace_protocol.staging import Decision, StagedAttempt
 
 NOTHING = BrokerState(-1, None)

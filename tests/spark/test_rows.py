@@ -9,9 +9,9 @@ from headrace import Message
 from headrace.errors import InvalidMessage
 from headrace.producer.block import BLOCK_BYTES
 from headrace.producer.selector import queue_index
-from headrace.spark.ddl import parse_ddl
+from headrace.spark.body.ddl import parse_ddl
 from headrace.spark.errors import SchemaError
-from headrace.spark.rows import Slicer, check_schema, message_rows
+from headrace.spark.write.rows import Slicer, check_schema, message_rows
 from headrace_protocol.columns import RecordColumns
 from headrace_protocol.message import decode_properties
 from tests.support.stores import HOST

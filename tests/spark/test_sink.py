@@ -11,12 +11,13 @@ import pytest
 
 from headrace import blocking
 from headrace.errors import NoQueue
+from headrace.spark.body.ddl import parse_ddl
 from headrace.spark.cluster import Cluster
-from headrace.spark.commits import CommitConflict, Committer
-from headrace.spark.ddl import parse_ddl
 from headrace.spark.errors import OptionError, SchemaError, TopicNotFound
-from headrace.spark.rows import arrow_schema
-from headrace.spark.sink import (
+from headrace.spark.source import HeadraceSource
+from headrace.spark.write.commits import CommitConflict, Committer
+from headrace.spark.write.rows import arrow_schema
+from headrace.spark.write.sink import (
     RowStreamWriter,
     WriteOptions,
     _batches_of,
@@ -24,7 +25,6 @@ from headrace.spark.sink import (
     stream_writer,
     write_rows,
 )
-from headrace.spark.source import HeadraceSource
 from headrace_protocol.drivers.blocking import BlockingConnection
 
 

@@ -16,9 +16,9 @@ import pytest
 from headrace import blocking
 from headrace.errors import HeadraceError
 from headrace.spark.cluster import Cluster as Nameservers
-from headrace.spark.commits import Committer
-from headrace.spark.lanes import Lane
-from headrace.spark.sink import WriteOptions, write_rows
+from headrace.spark.write.commits import Committer
+from headrace.spark.write.lanes import Lane
+from headrace.spark.write.sink import WriteOptions, write_rows
 from headrace_protocol.drivers.blocking import BlockingConnection
 from tests.support.cluster import Cluster
 

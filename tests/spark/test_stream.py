@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.spark.ddl import parse_ddl
+from headrace.spark.body.ddl import parse_ddl
 from headrace.spark.errors import OptionError, SchemaError
+from headrace.spark.read.stream import StreamReader
 from headrace.spark.source import HeadraceSource
-from headrace.spark.stream import StreamReader
 from tests.spark.streams import q, row_count
 
 if TYPE_CHECKING:

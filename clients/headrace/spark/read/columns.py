@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 
 from headrace.spark.arrow_types import to_arrow
 from headrace.spark.errors import SchemaError
-from headrace.spark.gather import gather
-from headrace.spark.properties import PropertyEntries
-from headrace.spark.schema import source_schema
+from headrace.spark.read.gather import gather
+from headrace.spark.read.properties import PropertyEntries
+from headrace.spark.read.schema import source_schema
 from headrace_protocol.message import (
     KEYS,
     TAGS,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
-    from headrace.spark.bodies import BodyFormat
+    from headrace.spark.body.format import BodyFormat
     from headrace_protocol.columns import Array, RecordColumns
 
 _STRING = pa.string()

@@ -15,9 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from pyspark.sql.datasource import DataSourceStreamReader
 
 from headrace.errors import HeadraceError, NoQueue
-from headrace.spark.arrow import arrow_schema
-from headrace.spark.batch import read_task
-from headrace.spark.checkpoint import StreamOffset
 from headrace.spark.cluster import Cluster
 from headrace.spark.errors import (
     BrokerMissing,
@@ -27,12 +24,15 @@ from headrace.spark.errors import (
     TopicNotFound,
     TopicRecreated,
 )
-from headrace.spark.limits import limited
 from headrace.spark.options import Point
 from headrace.spark.patience import patiently
-from headrace.spark.plan import ReadPlan, ReadTask
-from headrace.spark.ranges import Range, extent, place, resolve, without_lost
-from headrace.spark.splits import read_tasks
+from headrace.spark.plan.limits import limited
+from headrace.spark.plan.ranges import Range, extent, place, resolve, without_lost
+from headrace.spark.plan.splits import read_tasks
+from headrace.spark.plan.tasks import ReadPlan, ReadTask
+from headrace.spark.read.batch import read_task
+from headrace.spark.read.checkpoint import StreamOffset
+from headrace.spark.read.columns import arrow_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import InputPartition
     from pyspark.sql.types import StructType
 
-    from headrace.spark.bodies import BodyFormat
+    from headrace.spark.body.format import BodyFormat
     from headrace.spark.cluster import Incarnations, Queues
     from headrace.spark.options import Limits, ReadOptions
-    from headrace.spark.ranges import Offsets, Ranges
+    from headrace.spark.plan.ranges import Offsets, Ranges
     from headrace_protocol.bodies import MessageQueue
 
 Result = TypeVar("Result")

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader
 
-from headrace.spark.stream import StreamReader
+from headrace.spark.read.stream import StreamReader
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from headrace.errors import HeadraceError
-    from headrace.spark.bodies import BodyFormat
+    from headrace.spark.body.format import BodyFormat
     from headrace.spark.options import ReadOptions
 
 _log = logging.getLogger("headrace.spark")
@@ -42,7 +42,7 @@ def stream_reader(
 ) -> StreamReader:
     """The reader for the PySpark that runs. Raises OptionError, SchemaError."""
     if find_spec("pyspark.sql.streaming.datasource"):
-        from headrace.spark.admission import LimitedStreamReader  # imports what only 4.2 has
+        from headrace.spark.read.admission import LimitedStreamReader  # imports what only 4.2 has
 
         return LimitedStreamReader(options, body, schema)
     if options.limits:
