@@ -17,8 +17,9 @@ from headrace_protocol.drivers.host_log import LINES_MAX, HostLog
 from headrace_protocol.drivers.network import MemoryNetwork, TcpNetwork
 from headrace_protocol.drivers.server import RemotingServer, ServerLimits
 from headrace_protocol.drivers.slices import Fetches
+from headrace_protocol.errors import NotReady
 from headrace_protocol.frame import FrameReader
-from headrace_protocol.serving import NotReady, Registry, Reply, Request
+from headrace_protocol.serving import Registry, Reply, Request
 from tests.broker.test_bad_input import Wire, daemons, framed, request, send_fields, topic_fields
 from tests.support.channel import MemoryChannel
 
@@ -83,7 +84,7 @@ class Faulty:
     closed_count: int = 0
     others: list[ServerChannel] = field(default_factory=list)
 
-    def handle(self, channel: ServerChannel, frames: list[Frame]) -> None:
+    def handle(self, channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
         for _, _, body in frames:
             if bytes(body) == b"fail":
                 self.victim = channel
@@ -91,6 +92,7 @@ class Faulty:
                     channel.write("not bytes")  # type: ignore[arg-type]
                 self.check("handle", channel)
             channel.write(request(10, body=bytes(body)))
+        return []
 
     def finish_batch(self) -> None:
         if self.victim is not None:

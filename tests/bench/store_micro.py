@@ -6,6 +6,7 @@ import gc
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,7 +88,7 @@ def run(store: MessageStore) -> None:
     everything, tag = None, frozenset((1234,))
     for name, queue in (("scattered", queues[0]), ("adjacent", alone)):
         measure(
-            f"get 32, {name}, per pull", 1, lambda q=queue: store.get(q, 0, 32, 1 << 18, everything)
+            f"get 32, {name}, per pull", 1, partial(store.get, queue, 0, 32, 1 << 18, everything)
         )
     measure("get 32, by tag, per pull", 1, lambda: store.get(alone, 0, 32, 1 << 18, tag))
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    import msgspec
     from anyio.abc import ByteStream
 
     from headrace_protocol.command import Command
@@ -80,6 +81,7 @@ def pull_frame(
         "subscription": tags,
         **changes,
     }
+    header: msgspec.Struct
     if bulk:
         code, header = RequestCode.BULK_PULL, BulkPullHeader(max_msg_bytes=1 << 20, **fields)
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 import trio.testing
@@ -25,7 +25,8 @@ def long_work(steps: int, done: list[str], name: str) -> Iterator[None]:
 
 
 async def test_others_have_their_turns_between_slices() -> None:
-    work, done, turns = SlicedWork(), [], 0
+    work, turns = SlicedWork(), 0
+    done: list[Any] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(work.run)
         work.start(long_work(60, done, "long"))
@@ -45,7 +46,8 @@ async def test_short_work_is_done_at_once() -> None:
 
 
 async def test_what_comes_at_once_does_not_keep_the_loop_piece_by_piece() -> None:
-    work, done = SlicedWork(), []
+    work = SlicedWork()
+    done: list[Any] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(work.run)
         for number in range(60):
@@ -62,7 +64,7 @@ async def test_fetches_run_in_threads_a_few_at_a_time() -> None:
     threads: list[int] = []
     running = most = 0
     lock = threading.Lock()
-    problems: list[OSError | None] = []
+    problems: list[Exception | None] = []
 
     def fetch() -> None:
         nonlocal running, most
@@ -90,7 +92,7 @@ async def test_fetches_run_in_threads_a_few_at_a_time() -> None:
 async def test_a_disk_that_fails_is_told_to_who_asked() -> None:
     fetches = Fetches()
     error = OSError(5, "Input/output error")
-    problems: list[OSError | None] = []
+    problems: list[Exception | None] = []
 
     def fail() -> None:
         raise error

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace_broker.processors.send import SendProcessor
-from headrace_broker.store import commit_log, log_blocks
+from headrace_broker.store import commit_log, log_blocks, record_checksum
 from headrace_broker.store.cleaner import Cleaner
 from headrace_broker.store.encoded_records import EncodedRecords
 from headrace_broker.store.errors import StoreFormatError
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 FLUSH_LOG = Flusher.flush_log
 DETACH_FIRST = MappedFileQueue.detach_first
-SLOT = commit_log.checksum_slot
+SLOT = record_checksum.checksum_slot
 LOOK_THROUGH = SendProcessor._look_through
 # Those that are frequent enough; the page has all.
 FAULTS = {

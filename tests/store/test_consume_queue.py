@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,9 @@ from headrace_broker.store.consume_queue import BLANK_SIZE, UNIT_BYTES, ConsumeQ
 from headrace_broker.store.files import Files
 from headrace_protocol.message import INNER_BATCH, TRANSACTION_PREPARED
 from tests.support.stores import open_store, put, read_all
+
+if TYPE_CHECKING:
+    from headrace_broker.store.store_queue import StoreQueue
 
 
 def new_queue(folder: Path) -> ConsumeQueue:
@@ -180,7 +184,7 @@ def test_a_block_with_gaps_and_repeats_is_put_one_by_one(tmp_path: Path) -> None
     rows = store.ring.rows[:6].copy()
     rows["queue_offset"] = [0, 1, 1, 2, 5, 6]
     rows["sys_flag"][3] = INNER_BATCH
-    touched: set[object] = set()
+    touched: set[StoreQueue] = set()
     store.dispatcher.put_block(rows, touched)
     places = rows["physical_offset"].tolist()
     found = [unit[0] for unit in queue.consume_queue.iter_units(0) if unit[1] != BLANK_SIZE]
