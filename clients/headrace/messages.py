@@ -13,6 +13,7 @@ from headrace.errors import ConfigurationError, InvalidMessage
 from headrace_protocol import message as record
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.codes import ResponseCode
+from headrace_protocol.system_topics import GROUP_PREFIXES
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -443,7 +444,7 @@ def check_topic(topic: str) -> None:
 
 def takes_batches(topic: str) -> bool:
     """Whether brokers take several messages at once for ``topic``: not for those of groups."""
-    return not topic.startswith(("%RETRY%", "%DLQ%"))
+    return not topic.startswith(GROUP_PREFIXES)
 
 
 def check_group(group: str) -> None:

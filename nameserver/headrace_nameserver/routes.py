@@ -27,6 +27,7 @@ from headrace_protocol.bodies import (
 from headrace_protocol.bounds import REGISTERED_TOPICS_MAX, OutOfBounds
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
+from headrace_protocol.system_topics import BROKER_MEMBER_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -49,7 +50,6 @@ LOST_TOPICS_MAX = 10_000
 
 _UNIT = 1
 _UNIT_SUB = 2
-_BROKER_MEMBER_TOPIC = "rmq_sys_SYNC_BROKER_MEMBER_"
 
 
 class LiveBroker(msgspec.Struct):
@@ -395,7 +395,7 @@ class RouteTable:
         found = [broker for broker in self._brokers.values() if topic in broker.queues]
         if not found:
             return None
-        may_act = self._support_acting_master and not topic.startswith(_BROKER_MEMBER_TOPIC)
+        may_act = self._support_acting_master and not topic.startswith(BROKER_MEMBER_PREFIX)
         mappings = {
             broker.data.broker_name: broker.mappings[topic]
             for broker in found

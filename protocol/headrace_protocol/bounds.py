@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.frame import FRAME_BYTES_MAX
+from headrace_protocol.system_topics import GROUP_PREFIXES
 
 if TYPE_CHECKING:
     from collections.abc import Sized
@@ -209,7 +210,7 @@ _SHOWN_CHARS = 40
 
 def check_topic(topic: str) -> None:
     """Check a topic that clients may use, by the peer's rule."""
-    is_retry = topic.startswith(("%RETRY%", "%DLQ%"))
+    is_retry = topic.startswith(GROUP_PREFIXES)
     _check_chars("topic", topic, RETRY_TOPIC_CHARS_MAX if is_retry else TOPIC_CHARS_MAX)
     _check_letters("topic", topic)
 

@@ -147,7 +147,7 @@ def hostile_bodies(rng: Random) -> Iterator[Volley]:
     large = [(code, body) for code in HARMLESS for body in LARGE_BODIES.values()]
     lists = [each for each in LONG_LISTS if each[0] in HARMLESS]
     while True:
-        code = rng.choice(HARMLESS)
+        code: Code = rng.choice(HARMLESS)
         chance = rng.random()
         if chance < 0.6:
             body = rng.choice(small)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -30,6 +31,15 @@ from headrace_protocol.serving import Reply
 from tests.support.member import NO_TOPIC, NOT_FOUND, Apache, Headrace, Member
 from tests.support.scripted import close, scripted_cluster
 
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from trio.testing import MockClock
+
+    from headrace_protocol.drivers.network import MemoryNetwork
+    from tests.support.scripted import Asked, Scripted
+
+
 MINUTE_S = 60
 # The pause doubles at first, then there is one pull each second.
 PULLS_MAX = 75
@@ -39,11 +49,11 @@ OTHER_QUEUE = MessageQueue("other", "broker-0", 0)
 
 
 @pytest.fixture(params=[Apache, Headrace])
-def peer(request):
+def peer(request: pytest.FixtureRequest) -> Apache | Headrace:
     return request.param()
 
 
-def pulls(member):
+def pulls(member: Member) -> list[Asked]:
     return [
         asked
         for asked in member.broker.asked
@@ -54,11 +64,11 @@ def pulls(member):
 # -- pulls -----------------------------------------------------------------------------------------
 
 
-def at_once(code, next_offset):
+def at_once(code: ResponseCode, next_offset: int) -> Callable[..., Any]:
     return lambda peer: Reply(peer.pulled(next_offset, 10), code=code)
 
 
-def moved_to_and_fro(peer):
+def moved_to_and_fro(peer: Apache | Headrace) -> Callable[..., Any]:
     offsets = iter([5, 3] * 10_000)
     return lambda _asked: Reply(peer.pulled(next(offsets), 10), code=ResponseCode.PULL_OFFSET_MOVED)
 
@@ -75,7 +85,9 @@ NOTHING = {
 
 
 @pytest.mark.parametrize("answer", NOTHING.values(), ids=NOTHING.keys())
-async def test_empty_pulls_are_spaced_out(peer, answer, autojump_clock):
+async def test_empty_pulls_are_spaced_out(
+    peer: Apache | Headrace, answer: Callable[..., Any], autojump_clock: MockClock
+) -> None:
     async with Member(peer) as member:
         member.broker.answer(peer.pull_code, answer(peer))
         async with member.consumer:
@@ -87,17 +99,19 @@ async def test_empty_pulls_are_spaced_out(peer, answer, autojump_clock):
             assert trio.current_time() <= before + 1
 
 
-async def test_pulls_that_a_broker_held_are_followed_by_the_next_at_once(peer, autojump_clock):
+async def test_pulls_that_a_broker_held_are_followed_by_the_next_at_once(
+    peer: Apache, autojump_clock: MockClock
+) -> None:
     began = []
 
     async with Member(peer, count=0) as member:
 
-        def held(asked):
+        def held(asked: Asked) -> None:
             if asked.ext["topic"] == "T":
                 began.append(trio.current_time())
                 member.tasks.start_soon(answer_later)
 
-        async def answer_later():
+        async def answer_later() -> None:
             await trio.sleep(15)
             code = ResponseCode.PULL_NOT_FOUND
             member.reply(pulls(member)[-1], peer.pulled(0, 0), code)
@@ -114,11 +128,11 @@ async def test_pulls_that_a_broker_held_are_followed_by_the_next_at_once(peer, a
     ]
 
 
-async def test_progress_costs_no_pause(peer, autojump_clock):
+async def test_progress_costs_no_pause(peer: Apache, autojump_clock: MockClock) -> None:
     """Empty answers that advance, as with a filter that matches nothing."""
     async with Member(peer) as member:
 
-        def next_one(asked):
+        def next_one(asked: Asked) -> Reply | None:
             offset = int(asked.ext["queueOffset"])
             if offset == 500 or asked.ext["topic"] != "T":
                 return None
@@ -162,8 +176,8 @@ good_fields = st.fixed_dictionaries(
     st.one_of(st.binary(max_size=200), st.binary(max_size=30).map(lambda more: RECORDS[0] + more)),
 )
 def test_any_answer_to_a_pull_is_messages_or_an_error_that_names_the_broker(
-    request_code, code, fields, body
-):
+    request_code: RequestCode, code: int, fields: dict[str, str] | list[Any], body: bytes
+) -> None:
     wanted = Wanted("g", QUEUE, 0, Subscription("T", "a"), 9, 9, 0)
     response = Response(
         "10.0.0.1:1", request_code, Command(code, ext_fields=fields), memoryview(body)
@@ -183,7 +197,9 @@ MEMBERS = RequestCode.GET_CONSUMER_LIST_BY_GROUP
 LOCK = RequestCode.LOCK_BATCH_MQ
 
 
-async def test_notices_without_a_change_do_not_keep_a_member_busy(peer, autojump_clock):
+async def test_notices_without_a_change_do_not_keep_a_member_busy(
+    peer: Apache | Headrace, autojump_clock: MockClock
+) -> None:
     async with Member(peer) as member, member.consumer:
         await member.take(1)
         for _ in range(2000):
@@ -194,8 +210,11 @@ async def test_notices_without_a_change_do_not_keep_a_member_busy(peer, autojump
 
 @pytest.mark.parametrize("body", [b"", b"{", b'{"consumerIdList":{"a":1}}', b"[[["])
 async def test_a_malformed_list_of_members_leaves_the_queues_as_they_are(
-    peer, body, autojump_clock, caplog
-):
+    peer: Apache | Headrace,
+    body: bytes,
+    autojump_clock: MockClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with Member(peer) as member, member.consumer as consumer:
         await member.take(1)
         member.broker.answer(MEMBERS, Reply(body=(body,)))
@@ -209,7 +228,9 @@ async def test_a_malformed_list_of_members_leaves_the_queues_as_they_are(
         assert consumer.assignment == [], "the task goes on"
 
 
-async def test_only_locks_that_were_asked_for_are_taken(peer, autojump_clock):
+async def test_only_locks_that_were_asked_for_are_taken(
+    peer: Apache | Headrace, autojump_clock: MockClock
+) -> None:
     async with Member(peer, ordered=True) as member:
         granted = LockBatchResponseBody(lock_ok_mq_set=[QUEUE, OTHER_QUEUE])
         member.broker.answer(LOCK, Reply(body=(granted.encode(),)))
@@ -219,9 +240,12 @@ async def test_only_locks_that_were_asked_for_are_taken(peer, autojump_clock):
 
 @pytest.mark.parametrize("body", [b"", b'{"lockOKMQSet":[{"queueId":"x"}]}', b'{"lockOKMQSet":7}'])
 async def test_malformed_answers_about_locks_are_logged_and_asked_again(
-    peer, body, autojump_clock, caplog
-):
-    def granted(asked):
+    peer: Apache | Headrace,
+    body: bytes,
+    autojump_clock: MockClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def granted(asked: Asked) -> Reply:
         wanted = LockBatchRequestBody.decode(asked.body).mq_set
         return Reply(body=(LockBatchResponseBody(lock_ok_mq_set=wanted).encode(),))
 
@@ -236,7 +260,9 @@ async def test_malformed_answers_about_locks_are_logged_and_asked_again(
             assert member.broker.count(LOCK) < 2 * PULLS_MAX
 
 
-async def test_a_route_without_brokers_does_not_end_a_consumer(peer, autojump_clock, caplog):
+async def test_a_route_without_brokers_does_not_end_a_consumer(
+    peer: Apache | Headrace, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     async with Member(peer) as member, member.consumer as consumer:
         await member.take(1)
         known = member.routes.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC][0]
@@ -255,7 +281,7 @@ async def test_a_route_without_brokers_does_not_end_a_consumer(peer, autojump_cl
 
 
 @pytest.fixture
-async def two_brokers():
+async def two_brokers() -> AsyncIterator[tuple[Scripted, list[Scripted], MemoryNetwork]]:
     """A nameserver, and two brokers with a queue each."""
     async with scripted_cluster(brokers=2) as (nameserver, brokers, network):
         topic = nameserver.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC][0]
@@ -265,12 +291,12 @@ async def two_brokers():
         )
         for broker in brokers:
 
-            def members(_asked, broker=broker):
+            def members(_asked: Asked, broker: Scripted = broker) -> Reply:
                 last = HeartbeatData.decode(broker.last(RequestCode.HEART_BEAT).body)
                 known = GetConsumerListByGroupResponseBody(consumer_id_list=[last.client_id])
                 return Reply(body=(known.encode(),))
 
-            def granted(asked):
+            def granted(asked: Asked) -> Reply:
                 wanted = LockBatchRequestBody.decode(asked.body).mq_set
                 return Reply(body=(LockBatchResponseBody(lock_ok_mq_set=wanted).encode(),))
 
@@ -295,13 +321,18 @@ FAILURES = {
 @pytest.mark.parametrize("bad", [0, 1])
 @pytest.mark.parametrize(("code", "answer"), FAILURES.values(), ids=FAILURES.keys())
 async def test_a_failing_broker_does_not_affect_the_others(
-    two_brokers, code, answer, bad, autojump_clock, caplog
-):
+    two_brokers: tuple[Scripted, list[Scripted], MemoryNetwork],
+    code: RequestCode,
+    answer: Callable[..., Any] | Reply | None,
+    bad: int,
+    autojump_clock: MockClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     nameserver, brokers, network = two_brokers
     queues = [MessageQueue("T", f"broker-{number}", 0) for number in range(2)]
     good_answers = brokers[bad].answers[code].copy()
     brokers[bad].answer(code, answer)
-    connect = {"nameserver": nameserver.address, "connect": network.connect}
+    connect: dict[str, Any] = {"nameserver": nameserver.address, "connect": network.connect}
     async with Consumer("g", "T", start="first", ordered=True, **connect) as consumer:
         assert consumer.assignment == [queues[1 - bad]]
         assert f"group g continues without broker broker-{bad}: " in caplog.text
@@ -313,9 +344,13 @@ async def test_a_failing_broker_does_not_affect_the_others(
         assert consumer.assignment == queues
 
 
-async def test_a_broker_that_fails_later_keeps_its_queues(two_brokers, autojump_clock, caplog):
+async def test_a_broker_that_fails_later_keeps_its_queues(
+    two_brokers: tuple[Scripted, list[Scripted], MemoryNetwork],
+    autojump_clock: MockClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     nameserver, brokers, network = two_brokers
-    connect = {"nameserver": nameserver.address, "connect": network.connect}
+    connect: dict[str, Any] = {"nameserver": nameserver.address, "connect": network.connect}
     async with Consumer("g", "T", start="first", ordered=True, **connect) as consumer:
         both = consumer.assignment
         assert len(both) == 2
@@ -325,11 +360,13 @@ async def test_a_broker_that_fails_later_keeps_its_queues(two_brokers, autojump_
         assert "continues without broker broker-1" in caplog.text
 
 
-async def test_an_error_is_raised_if_all_brokers_fail(two_brokers, autojump_clock):
+async def test_an_error_is_raised_if_all_brokers_fail(
+    two_brokers: tuple[Scripted, list[Scripted], MemoryNetwork], autojump_clock: MockClock
+) -> None:
     nameserver, brokers, network = two_brokers
     for broker in brokers:
         broker.answer(RequestCode.HEART_BEAT, close)
-    connect = {"nameserver": nameserver.address, "connect": network.connect}
+    connect: dict[str, Any] = {"nameserver": nameserver.address, "connect": network.connect}
     with pytest.raises(ConnectionLost):
         async with Consumer("g", "T", **connect):
             pass

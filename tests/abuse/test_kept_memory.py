@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import tracemalloc
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -340,8 +340,8 @@ def test_locking_too_many_queues_is_rejected(broker: BrokerUnderTest) -> None:
 # -- groups and topics -----------------------------------------------------------------------------
 
 
-def pull(broker: BrokerUnderTest, **fields: object) -> Answer:
-    header = {
+def pull(broker: BrokerUnderTest, **fields: Any) -> Answer:
+    header: dict[str, Any] = {
         "consumer_group": "g",
         "topic": "t",
         "queue_id": 0,
@@ -596,7 +596,7 @@ async def test_a_client_that_leaves_many_held_pulls_lets_others_have_their_turn(
 
 def staged_requests(query_id: str) -> list[tuple[RequestCode, msgspec.Struct, bytes]]:
     query = {"query_id": query_id}
-    attempt = {**query, "batch_id": 0, "attempt": "a"}
+    attempt: dict[str, Any] = {**query, "batch_id": 0, "attempt": "a"}
     return [
         (RequestCode.STAGE_STATE, StageQueryHeader(**query), b""),
         (RequestCode.STAGE_FORGET, StageQueryHeader(**query), b""),
@@ -672,6 +672,11 @@ def test_a_decision_of_too_many_attempts_is_rejected(broker: BrokerUnderTest) ->
     assert broker.staging._queries == {}
 
 
+def to_the_end(work: Iterator[None]) -> None:
+    for _ in work:
+        pass
+
+
 def test_giving_up_thousands_of_attempts_lets_others_have_their_turn(
     broker: BrokerUnderTest,
 ) -> None:
@@ -685,7 +690,7 @@ def test_giving_up_thousands_of_attempts_lets_others_have_their_turn(
     ((answer, _),) = channel.replies()
     assert answer.code == ResponseCode.SUCCESS
     too_many = encode_names([f"a{number}" for number in range(bounds.ITEMS_MAX + 1)])
-    broker.registry.run_long = list
+    broker.registry.run_long = to_the_end
     assert broker.ask(RequestCode.STAGE_ABORT, header, too_many).code == (
         ResponseCode.INVALID_PARAMETER
     )

@@ -84,7 +84,7 @@ class Faulty:
     closed_count: int = 0
     others: list[ServerChannel] = field(default_factory=list)
 
-    def handle(self, channel: ServerChannel, frames: list[Frame]) -> None:
+    def handle(self, channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
         for _, _, body in frames:
             if bytes(body) == b"fail":
                 self.victim = channel
@@ -92,6 +92,7 @@ class Faulty:
                     channel.write("not bytes")  # type: ignore[arg-type]
                 self.check("handle", channel)
             channel.write(request(10, body=bytes(body)))
+        return []
 
     def finish_batch(self) -> None:
         if self.victim is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from headrace_nameserver.config import NameServerConfig
@@ -56,7 +58,7 @@ def test_another_address_is_refused_with_both(address: str, client: str) -> None
         ({"register_from_own_address": True}, True),
     ],
 )
-def test_the_default_depends_on_the_bind_address(settings: dict[str, object], checks: bool) -> None:
+def test_the_default_depends_on_the_bind_address(settings: dict[str, Any], checks: bool) -> None:
     assert NameServerConfig(**settings).checks_own_address is checks
 
 

@@ -26,7 +26,7 @@ from tests.support.nameserver import frame, register_header
 from tests.support.scripted import Scripted, scripted
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, MutableMapping
 
 MEMBERS = RequestCode.GET_BROKER_MEMBER_GROUP
 REGISTER = RequestCode.REGISTER_BROKER
@@ -56,7 +56,7 @@ def registration(network: MemoryNetwork, nameserver: str) -> Registration:
 @asynccontextmanager
 async def registered(
     nameserver: Scripted, network: MemoryNetwork
-) -> AsyncIterator[list[dict[str, Any]]]:
+) -> AsyncIterator[list[MutableMapping[str, Any]]]:
     """A broker that has started, and what it logs."""
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:

@@ -117,7 +117,7 @@ def test_what_a_live_connection_holds_is_refused_to_another_host(
 
 def test_a_negative_id_speaks_for_no_broker(server: NameServerUnderTest) -> None:
     wide = TopicConfig(topic_name="T", write_queue_nums=9)
-    header = {"address": EVIL, "broker_id": -1, "enable_acting_master": True}
+    header: dict[str, Any] = {"address": EVIL, "broker_id": -1, "enable_acting_master": True}
     assert register(server, client("6.6.6.6"), wide, "U", **header).code == 29
     assert addresses(server) == {"b0": {0: REAL}}
 

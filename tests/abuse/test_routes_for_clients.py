@@ -18,6 +18,7 @@ from tests.support.scripted import scripted_cluster, scripted_in_thread
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from headrace.spark.cluster import Cluster
     from tests.support.scripted import Scripted
 
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
@@ -85,7 +86,7 @@ spark_cluster = pytest.importorskip("headrace.spark.cluster", reason="needs PySp
 
 
 @contextmanager
-def asked_by_spark(answer: bytes) -> Iterator[tuple[Scripted, spark_cluster.Cluster]]:
+def asked_by_spark(answer: bytes) -> Iterator[tuple[Scripted, Cluster]]:
     with scripted_in_thread() as (nameserver,):
         nameserver.answer(ROUTE, Reply(body=(answer,)))
         with spark_cluster.Cluster([nameserver.address]) as cluster:

@@ -11,11 +11,11 @@ pytest.importorskip("pyspark")
 
 from headrace.errors import ConnectFailed, MalformedAnswer
 from headrace.spark.cluster import Cluster
-from headrace.spark.commits import Committer
 from headrace.spark.errors import OptionError
 from headrace.spark.options import SPLIT_BYTES
-from headrace.spark.ranges import Range, extent
-from headrace.spark.splits import read_tasks
+from headrace.spark.plan.ranges import Range, extent
+from headrace.spark.plan.splits import read_tasks
+from headrace.spark.write.commits import Committer
 from headrace_protocol.bodies import (
     BrokerData,
     ClusterInfo,

@@ -14,9 +14,9 @@ import pytest
 pytest.importorskip("pyspark")
 
 from headrace.spark import model_schema
-from headrace.spark.bodies import body_format
+from headrace.spark.body.format import body_format
+from headrace.spark.body.models import MODULES_VARIABLE, PICKLED_VARIABLE
 from headrace.spark.errors import SchemaError
-from headrace.spark.models import MODULES_VARIABLE, PICKLED_VARIABLE
 from headrace.spark.source import HeadraceSource
 
 

@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import structlog.testing
@@ -20,7 +20,7 @@ from headrace_broker.store.message_store import LOCK_CHECK_S
 from tests.support.stores import open_store, put
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from headrace_broker.store.message_store import MessageStore
@@ -53,7 +53,7 @@ LOSSES = [remove, replace, remove_all]
 
 @pytest.mark.parametrize("lose", LOSSES)
 async def test_a_store_whose_lock_is_lost_soon_stops_writing(
-    store: MessageStore, lose, autojump_clock: object
+    store: MessageStore, lose: Callable[..., Any], autojump_clock: object
 ) -> None:
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
@@ -69,7 +69,9 @@ async def test_a_store_whose_lock_is_lost_soon_stops_writing(
 
 
 @pytest.mark.parametrize("lose", LOSSES)
-def test_a_store_whose_lock_is_lost_makes_no_files(store: MessageStore, lose) -> None:
+def test_a_store_whose_lock_is_lost_makes_no_files(
+    store: MessageStore, lose: Callable[..., Any]
+) -> None:
     lose(store.root / "lock")
     put(store, store.queue("NEW", 0), b"its queue has no file yet")
     assert not (store.root / "consumequeue/NEW").exists()

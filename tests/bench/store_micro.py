@@ -6,6 +6,7 @@ import gc
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,7 +67,12 @@ def run(store: MessageStore) -> None:
         path.publish()
         store.index_tick()
     step = appender(store, queues, bytes(100))
-    measure("append + dispatch, 100 rows", 100, lambda: (step(), path.publish()))
+
+    def step_and_publish() -> None:
+        step()
+        path.publish()
+
+    measure("append + publish, 100 rows", 100, step_and_publish)
     for _ in range(100):
         step()
     measure("dispatch in bulk, 10 000 rows", 10_000, path.publish, 1)
@@ -76,14 +82,12 @@ def run(store: MessageStore) -> None:
     path.publish()
     measure("index, 8 000 rows", 8000, store.index_tick, 1)
     batch = memoryview(encode_batch([(0, bytes(100), PROPERTIES)] * 100))
-    measure(
-        "batch of 100 + dispatch",
-        100,
-        lambda: (
-            path.append_batch(queues[0], batch, 0, 1, HOST, 0),
-            path.publish(),
-        ),
-    )
+
+    def append_and_publish() -> None:
+        path.append_batch(queues[0], batch, 0, 1, HOST, 0)
+        path.publish()
+
+    measure("batch of 100 + publish", 100, append_and_publish)
     store.index_tick()
     alone = store.queue("Alone", 0)
     appender(store, [alone], bytes(100))()
@@ -93,7 +97,7 @@ def run(store: MessageStore) -> None:
         measure(
             f"get 32, {name}, per pull",
             1,
-            lambda q=queue: store.source(q).get(0, 32, 1 << 18, everything),
+            partial(store.source(queue).get, 0, 32, 1 << 18, everything),
         )
     measure("get 32, by tag, per pull", 1, lambda: store.source(alone).get(0, 32, 1 << 18, tag))
 

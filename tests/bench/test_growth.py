@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -12,6 +12,8 @@ from tests.bench.growth_cases import CASES, Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.conformance.peer import Peer
 
 SIZES = {
     "connections": [1, 40],
@@ -41,8 +43,8 @@ def peer() -> Iterator[OwnProcess]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SIZES)
-def test_a_case_measures_each_of_its_sizes(name: str, peer: OwnProcess):
-    run = Run(peer, SIZES[name], seconds=0.05, idle_s=0.02)
+def test_a_case_measures_each_of_its_sizes(name: str, peer: OwnProcess) -> None:
+    run = Run(cast("Peer", peer), SIZES[name], seconds=0.05, idle_s=0.02)
     points = list(CASES[name].run(run))
     assert [point["size"] for point in points] == SIZES[name]
     for point in points:
@@ -54,7 +56,7 @@ def test_a_case_measures_each_of_its_sizes(name: str, peer: OwnProcess):
         assert points[1]["wake_ms"] > 0
 
 
-def test_memory_for_each_thing_is_what_came_on_top_of_the_first_size():
+def test_memory_for_each_thing_is_what_came_on_top_of_the_first_size() -> None:
     points = [
         {"size": size, "broker_cpu_us": 10.0, "memory_mb": memory, "idle_cpu_percent": 0.1}
         for size, memory in ((100, 60.0), (1100, 70.0))

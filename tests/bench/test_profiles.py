@@ -29,24 +29,24 @@ RAW = "\n".join(
 )
 
 
-def test_a_sample_belongs_to_the_stage_nearest_to_where_it_was_taken():
+def test_a_sample_belongs_to_the_stage_nearest_to_where_it_was_taken() -> None:
     profile = fold(RAW)
     assert profile.total == 100
     assert profile.stages == {"frame": 60, "properties": 30, "checks": 9, "other": 1}
 
 
-def test_answers_to_sends_are_replies():
+def test_answers_to_sends_are_replies() -> None:
     profile = fold(f"{stack(f'SendProcessor.send_ready ({SEND}:1)', f'_replies ({SEND}:1)')} 5")
     assert profile.stages == {"reply": 5}
 
 
-def test_a_function_has_its_own_time_and_that_of_what_it_calls():
+def test_a_function_has_its_own_time_and_that_of_what_it_calls() -> None:
     profile = fold(RAW)
     name = "SendProcessor.send_ready (headrace_broker/processors/send.py)"
     assert (profile.own[name], profile.inside[name]) == (30, 39)
 
 
-def test_shares_become_microseconds_per_message():
+def test_shares_become_microseconds_per_message() -> None:
     text = summary("sync-32", {"rate": 30_000.0, "broker_cpu_us": 20.0}, fold(RAW))
     assert "frame             12.000    60.0%" in text
     assert "12.000  12.000  FrameReader.feed (headrace_protocol/frame.py)" in text

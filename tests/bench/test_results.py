@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_what_is_kept_is_small_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_is_kept_is_small_and_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     document = tmp_path / "performance.md"
     document.write_text("<!-- latency: begin -->\n<!-- latency: end -->\n")
     monkeypatch.setattr(results, "RESULTS", tmp_path / "results")
@@ -28,7 +30,7 @@ def test_what_is_kept_is_small_and_found_again(tmp_path: Path, monkeypatch: pyte
     assert len((tmp_path / "results" / "latency.json").read_text().splitlines()) == 2
 
 
-def test_what_the_host_took_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_what_the_host_took_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     spent, stolen = results._ticks()
     assert 0 <= stolen < spent
     monkeypatch.setattr(results, "_BEGAN", (1000, 100))
@@ -36,7 +38,7 @@ def test_what_the_host_took_is_told(monkeypatch: pytest.MonkeyPatch):
     assert results.stamp()["machine"].endswith(", 8% of it taken by its host")
 
 
-def test_every_group_has_its_place_in_the_document():
+def test_every_group_has_its_place_in_the_document() -> None:
     text = results.DOCUMENT.read_text()
     for group in ("compare", "latency", "growth", "abuse"):
         assert f"<!-- {group}: begin -->" in text

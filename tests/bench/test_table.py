@@ -33,7 +33,7 @@ def results(**peers: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_two_peers_have_a_ratio_of_medians():
+def test_two_peers_have_a_ratio_of_medians() -> None:
     table = markdown(
         results(apache=peer([1000, 4000, 2000], 8.0), headrace=peer([5000, 3000, 4000], 0.5))
     )
@@ -43,24 +43,24 @@ def test_two_peers_have_a_ratio_of_medians():
     assert "| start to first accepted send, s | 0.50 | 8.00 | 0.06 |" in table
 
 
-def test_each_bar_says_whether_it_is_met():
+def test_each_bar_says_whether_it_is_met() -> None:
     table = markdown(results(apache=peer([1000, 2000], 8.0), headrace=peer([5000, 4000], 0.5)))
     assert "| sync-1 100 B | messages/s, ratio | ≥ 1.1 | 3.00 | met |" in table
     assert "| sync-1 100 B | broker CPU, ratio | ≤ 0.5 | 1.00 | **missed** |" in table
     assert "| daemons | resident memory after the start, MB | ≤ 100 | 80.00 | met |" in table
 
 
-def test_one_peer_has_no_ratio():
+def test_one_peer_has_no_ratio() -> None:
     table = markdown(results(apache=peer([1000], 8.0)))
     assert "| messages/s | apache |" in table
     assert "ratio |" not in table
 
 
-def test_what_was_not_measured_has_no_table():
+def test_what_was_not_measured_has_no_table() -> None:
     assert "p99.9" not in markdown(results(apache=peer([1000], 8.0)))
 
 
-def test_the_table_goes_between_the_markers(tmp_path: Path):
+def test_the_table_goes_between_the_markers(tmp_path: Path) -> None:
     document = tmp_path / "performance.md"
     begin, end = "<!-- growth: begin -->", "<!-- growth: end -->"
     document.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
@@ -68,7 +68,7 @@ def test_the_table_goes_between_the_markers(tmp_path: Path):
     assert document.read_text() == f"before\n{begin}\n\nnew\n\n{end}\nafter\n"
 
 
-def test_a_document_without_markers_is_left_alone(tmp_path: Path):
+def test_a_document_without_markers_is_left_alone(tmp_path: Path) -> None:
     document = tmp_path / "performance.md"
     document.write_text("no markers\n")
     with pytest.raises(ValueError, match="has no"):

@@ -27,7 +27,7 @@ def broker() -> Iterator[str]:
         yield mq.broker
 
 
-def test_requests_go_out_32_at_a_time_over_all_connections(broker: str):
+def test_requests_go_out_32_at_a_time_over_all_connections(broker: str) -> None:
     with Client(broker) as one, Client(broker) as other:
         frames = itertools.cycle(send_frame("ROTATION", number, b"body") for number in range(8))
         assert Rotation([one, other], frames).run(count=33) == 64
@@ -38,7 +38,7 @@ def test_requests_go_out_32_at_a_time_over_all_connections(broker: str):
             one.call(pull_frame("readers", "ROTATION", 7, 8, SUBSCRIPTION))
 
 
-def test_a_refusal_leaves_the_connection_usable(broker: str):
+def test_a_refusal_leaves_the_connection_usable(broker: str) -> None:
     with Client(broker) as client:
         with pytest.raises(Refused, match="no such name!"):
             client.call(topic_frame("no such name!", 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -90,7 +90,7 @@ def test_settings_are_read_and_changed(broker: BrokerUnderTest) -> None:
 
 
 def test_another_permission_is_told_to_the_nameservers(broker: BrokerUnderTest) -> None:
-    told = []
+    told: list[Any] = []
     broker.topics.subscribe(told.append)
     before = broker.topics.change_count, broker.topics.data_version.counter
     update(broker, "brokerPermission=4")

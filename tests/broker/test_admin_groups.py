@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -196,8 +196,8 @@ def test_where_a_group_stands_in_time(broker: BrokerUnderTest, start_ms: int) ->
 # -- resets ----------------------------------------------------------------------------------------
 
 
-def reset(broker: BrokerUnderTest, **fields: object) -> Answer:
-    header = {"topic": "t", "group": "g", "timestamp": 0, "is_force": True}
+def reset(broker: BrokerUnderTest, **fields: Any) -> Answer:
+    header: dict[str, Any] = {"topic": "t", "group": "g", "timestamp": 0, "is_force": True}
     return broker.ask(
         RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ResetOffsetHeader(**{**header, **fields})
     )
@@ -263,8 +263,8 @@ def test_a_group_goes_on_where_another_is(broker: BrokerUnderTest) -> None:
 # -- queues ----------------------------------------------------------------------------------------
 
 
-def units(broker: BrokerUnderTest, **fields: int) -> QueryConsumeQueueResponseBody:
-    header = {"topic": "t", "queue_id": 0, "index": 0, "count": 10}
+def units(broker: BrokerUnderTest, **fields: Any) -> QueryConsumeQueueResponseBody:
+    header: dict[str, Any] = {"topic": "t", "queue_id": 0, "index": 0, "count": 10}
     answer = broker.ask(
         RequestCode.QUERY_CONSUME_QUEUE, QueryConsumeQueueHeader(**{**header, **fields})
     )

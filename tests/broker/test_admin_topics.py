@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -28,11 +28,13 @@ from headrace_protocol.headers import (
 from tests.support.channel import MemoryChannel
 
 if TYPE_CHECKING:
+    import msgspec
+
     from tests.support.broker import Answer, BrokerUnderTest
 
 
-def create(broker: BrokerUnderTest, topic: str = "t", **fields: object) -> Answer:
-    header = {
+def create(broker: BrokerUnderTest, topic: str = "t", **fields: Any) -> Answer:
+    header: dict[str, Any] = {
         "topic": topic,
         "read_queue_nums": 2,
         "write_queue_nums": 2,
@@ -73,7 +75,7 @@ def test_a_topic_is_made_and_changed(broker: BrokerUnderTest) -> None:
     ],
 )
 def test_topics_that_cannot_be(
-    broker: BrokerUnderTest, fields: dict[str, object], remark: str
+    broker: BrokerUnderTest, fields: dict[str, Any], remark: str
 ) -> None:
     before = list(broker.topics.all())
     answer = create(broker, **fields)
@@ -226,7 +228,9 @@ def test_how_far_queues_reach(broker: BrokerUnderTest) -> None:
         (RequestCode.GET_TOPIC_STATS_INFO, GetTopicStatsHeader(topic="x")),
     ],
 )
-def test_topics_that_are_not_there(broker: BrokerUnderTest, code: int, header: object) -> None:
+def test_topics_that_are_not_there(
+    broker: BrokerUnderTest, code: int, header: msgspec.Struct
+) -> None:
     answer = broker.ask(code, header)
     assert answer.code == ResponseCode.TOPIC_NOT_EXIST
     assert "headrace topic create x" in answer.remark

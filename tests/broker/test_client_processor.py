@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -189,8 +189,8 @@ def query(broker: BrokerUnderTest, topic: str, *, zero: bool | None = None) -> i
     return answer.command.header(OffsetResponseHeader).offset
 
 
-def commit(broker: BrokerUnderTest, **fields: object) -> Answer:
-    known = {"consumer_group": "g", "topic": "t", "queue_id": 0, "commit_offset": 1}
+def commit(broker: BrokerUnderTest, **fields: Any) -> Answer:
+    known: dict[str, Any] = {"consumer_group": "g", "topic": "t", "queue_id": 0, "commit_offset": 1}
     return broker.ask(
         RequestCode.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffsetHeader(**{**known, **fields})
     )

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from headrace_protocol.errors import NotReady
     from headrace_protocol.serving import Channel, Then
 
-QUEUES = {"topic": "t", "queue_id": 0}
-GROUP = {"topic": "t", "group": "g"}
+QUEUES: dict[str, Any] = {"topic": "t", "queue_id": 0}
+GROUP: dict[str, Any] = {"topic": "t", "group": "g"}
 START_MS = 1_700_000_000_000
 LOOKUPS: list[tuple[RequestCode, Any, set[str]]] = [
     (

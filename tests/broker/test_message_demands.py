@@ -173,7 +173,7 @@ def test_each_message_to_some_topics_is_looked_at(broker: BrokerUnderTest) -> No
     ],
 )
 def test_a_batch_that_would_be_changed_is_refused(
-    broker: BrokerUnderTest, fields: dict[str, int], properties: str, words: str
+    broker: BrokerUnderTest, fields: dict[str, Any], properties: str, words: str
 ) -> None:
     body = encode_batch([(0, b"one", b""), (0, b"two", b"")])
     ((code, remark),) = send(broker, UNIQ_KEY + properties, body=body, m=True, **fields)

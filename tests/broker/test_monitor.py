@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -32,7 +31,8 @@ def ask(port: int, path: str, method: str = "GET") -> tuple[int, Any]:
     return response.status, json.loads(body) if body else None
 
 
-get = partial(trio.to_thread.run_sync, ask)
+async def get(port: int, path: str, method: str = "GET") -> tuple[int, Any]:
+    return await trio.to_thread.run_sync(ask, port, path, method)
 
 
 class Served:

@@ -136,7 +136,7 @@ def test_a_topic_that_only_the_mapping_knows_is_not_made(opened: BrokerUnderTest
 
 def test_queues_of_inner_batches_are_not_taken_for_empty(opened: BrokerUnderTest) -> None:
     topic = "G_BCQ"
-    place = {"topic": topic, "queue_id": 0}
+    place: dict[str, Any] = {"topic": topic, "queue_id": 0}
     opened.offsets.commit("g", topic, 0, 8)
     opened.join("g", "member", topic)
     reset = ResetOffsetHeader(group="g", topic=topic, timestamp=-1, is_force=True)

@@ -70,13 +70,13 @@ def a_table(tmp_path: Path) -> Table:
 def test_without_a_loop_a_change_is_written_at_once(a_table: Table) -> None:
     a_table.change()
     assert a_table.on_disk() == 1
-    told: list[OSError | None] = []
+    told: list[Exception | None] = []
     a_table.saved.when_saved(told.append)
     assert told == [None]
 
 
 async def test_a_burst_of_changes_is_few_writes_in_a_thread(a_table: Table) -> None:
-    told: list[tuple[int, OSError | None]] = []
+    told: list[tuple[int, Exception | None]] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(a_table.saved.run)
         await trio.testing.wait_all_tasks_blocked()
@@ -98,7 +98,7 @@ async def test_a_failure_is_told_and_tried_again(
     a_table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(persistence, "_RETRY_S", 0.001)
-    told: list[OSError | None] = []
+    told: list[Exception | None] = []
     a_table.files.problem = full = OSError(28, "No space left on device")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(a_table.saved.run)
@@ -142,7 +142,9 @@ tables = st.dictionaries(
 
 
 @given(st.lists(tables, max_size=4))
-def test_a_table_is_written_as_if_it_were_written_anew(changes: list[dict[str, TopicConfig]]):
+def test_a_table_is_written_as_if_it_were_written_anew(
+    changes: list[dict[str, TopicConfig]],
+) -> None:
     text = TableText()
     table: dict[str, TopicConfig] = {}
     for change in changes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -39,8 +39,8 @@ def start_ms(broker: BrokerUnderTest) -> int:
     return start
 
 
-def query(broker: BrokerUnderTest, key: str, **fields: object) -> Answer:
-    header = {
+def query(broker: BrokerUnderTest, key: str, **fields: Any) -> Answer:
+    header: dict[str, Any] = {
         "topic": "t",
         "key": key,
         "max_num": 64,

@@ -338,10 +338,10 @@ def test_what_the_log_would_not_take_is_refused_before_it_is_kept(broker: Broker
 
 @pytest.mark.parametrize("body", [b"", b"{", b'{"decisionId":"d"}', b"[1]"])
 def test_a_decision_that_can_not_be_read_is_refused(broker: BrokerUnderTest, body: bytes) -> None:
-    header = StageDecideHeader(query_id=QUERY)
-    assert broker.ask(RequestCode.STAGE_DECIDE, header, body).code == INVALID
-    header = StageAbortHeader(query_id=QUERY, batch_id=0)
-    assert broker.ask(RequestCode.STAGE_ABORT, header, b'["../state"]').code == INVALID
+    decide = StageDecideHeader(query_id=QUERY)
+    assert broker.ask(RequestCode.STAGE_DECIDE, decide, body).code == INVALID
+    abort = StageAbortHeader(query_id=QUERY, batch_id=0)
+    assert broker.ask(RequestCode.STAGE_ABORT, abort, b'["../state"]').code == INVALID
     assert state(broker) == (-1, None)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -148,7 +148,7 @@ def test_names_that_cannot_be(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change", [{"read_queue_nums": -1}, {"write_queue_nums": 70_000}, {"perm": 16}]
 )
-def test_settings_that_cannot_be(tmp_path: Path, change: dict[str, int]) -> None:
+def test_settings_that_cannot_be(tmp_path: Path, change: dict[str, Any]) -> None:
     topics = table(tmp_path)
     good = TopicConfig(topic_name="good")
     with refused(ResponseCode.INVALID_PARAMETER, "topic bad"):
@@ -198,7 +198,8 @@ def test_permissions_of_the_broker(tmp_path: Path) -> None:
 
 
 def test_every_change_is_told_once(tmp_path: Path) -> None:
-    topics, told = table(tmp_path), []
+    topics = table(tmp_path)
+    told: list[Any] = []
     topics.subscribe(told.append)
     topic = TopicConfig(topic_name="t")
     before = topics.change_count, topics.data_version.counter

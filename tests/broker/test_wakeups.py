@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    import msgspec
     from anyio.abc import ByteStream
 
     from headrace_broker.store.commit_log import CommitLog
@@ -85,6 +86,7 @@ def pull_frame(
         "subscription": tags,
         **changes,
     }
+    header: msgspec.Struct
     if bulk:
         code, header = RequestCode.BULK_PULL, BulkPullHeader(max_msg_bytes=1 << 20, **fields)
     else:

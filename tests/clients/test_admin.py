@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import pytest
 import trio
 
@@ -17,25 +19,33 @@ from headrace.errors import (
 )
 from headrace_protocol.bodies import SubscriptionGroupConfig
 
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from headrace.embedded import Embedded
+    from headrace.messages import SendResult
+
 
 @pytest.fixture
-async def mq():
+async def mq() -> AsyncIterator[Embedded]:
     async with headrace.embedded(memory=True) as running:
         yield running
 
 
 @pytest.fixture
-async def admin(mq):
+async def admin(mq: Embedded) -> AsyncIterator[Admin]:
     async with mq.admin() as admin:
         yield admin
 
 
-async def send(mq, *messages):
+async def send(mq: Embedded, *messages: Any) -> list[SendResult]:
     async with mq.producer() as producer:
         return [await producer.send(message) for message in messages]
 
 
-async def until(condition, wanted):
+async def until(
+    condition: Callable[..., Any], wanted: dict[MessageQueue, int] | list[bytes]
+) -> dict[MessageQueue, int] | list[bytes]:
     """Wait for what the broker does a moment after it has answered."""
     with trio.fail_after(5):
         while (found := await condition()) != wanted:  # noqa: ASYNC110 - no event crosses the wire
@@ -46,7 +56,7 @@ async def until(condition, wanted):
 # -- cluster and brokers ---------------------------------------------------------------------------
 
 
-async def test_the_cluster_lists_its_brokers(mq, admin):
+async def test_the_cluster_lists_its_brokers(mq: Embedded, admin: Admin) -> None:
     (node,) = await admin.cluster()
     assert node.address == mq.broker
     assert node.broker_id == 0
@@ -54,13 +64,13 @@ async def test_the_cluster_lists_its_brokers(mq, admin):
     assert node.cluster
 
 
-async def test_a_broker_tells_its_settings_and_its_state(mq, admin):
+async def test_a_broker_tells_its_settings_and_its_state(mq: Embedded, admin: Admin) -> None:
     info = await admin.runtime_info(mq.broker)
     assert info["brokerVersionDesc"]
     assert (await admin.broker_config(mq.broker))["brokerName"]
 
 
-async def test_settings_can_be_changed_where_that_is_allowed(mq, admin):
+async def test_settings_can_be_changed_where_that_is_allowed(mq: Embedded, admin: Admin) -> None:
     with pytest.raises(BrokerError):
         await admin.update_broker_config(mq.broker, {"storePathRootDir": "/elsewhere"})
     with pytest.raises(ConfigurationError, match="one line"):
@@ -70,7 +80,7 @@ async def test_settings_can_be_changed_where_that_is_allowed(mq, admin):
 # -- topics ----------------------------------------------------------------------------------------
 
 
-async def test_topics_are_made_listed_described_changed_and_deleted(admin):
+async def test_topics_are_made_listed_described_changed_and_deleted(admin: Admin) -> None:
     await admin.create_topic("T", queues=3)
     assert await admin.topics() == ["T"]
     assert {"T", "TBW102"} <= set(await admin.topics(system=True))
@@ -85,25 +95,25 @@ async def test_topics_are_made_listed_described_changed_and_deleted(admin):
         await admin.topic("T")
 
 
-async def test_topics_that_are_not_there(admin):
+async def test_topics_that_are_not_there(admin: Admin) -> None:
     for call in (admin.topic, admin.topic_stats, admin.topic_groups, admin.delete_topic):
         with pytest.raises(RouteNotFound, match="Missing"):
             await call("Missing")
 
 
-async def test_bad_topics_and_brokers_are_refused(admin):
+async def test_bad_topics_and_brokers_are_refused(admin: Admin) -> None:
     with pytest.raises(HeadraceError, match="no topic name"):
         await admin.create_topic("bad topic")
     with pytest.raises(ConfigurationError, match="broker named nobody"):
         await admin.create_topic("T", broker="nobody")
 
 
-async def test_topic_stats_count_messages_by_queue(mq, admin):
+async def test_topic_stats_count_messages_by_queue(mq: Embedded, admin: Admin) -> None:
     await admin.create_topic("T", queues=2)
     results = await send(mq, *[Message("T", b"x") for _ in range(6)])
     queues = sorted({result.queue for result in results})
 
-    async def counts():
+    async def counts() -> dict[MessageQueue, int]:
         stats = await admin.topic_stats("T")
         return {queue: offset.max_offset - offset.min_offset for queue, offset in stats.items()}
 
@@ -113,7 +123,7 @@ async def test_topic_stats_count_messages_by_queue(mq, admin):
 # -- groups ----------------------------------------------------------------------------------------
 
 
-async def test_groups_are_made_listed_and_deleted(admin):
+async def test_groups_are_made_listed_and_deleted(admin: Admin) -> None:
     await admin.create_group(SubscriptionGroupConfig(group_name="g", retry_max_times=3))
     (group,) = [group for group in await admin.groups() if group.group_name == "g"]
     assert group.retry_max_times == 3
@@ -123,7 +133,7 @@ async def test_groups_are_made_listed_and_deleted(admin):
         await admin.create_group(SubscriptionGroupConfig(group_name="my group"))
 
 
-async def test_lag_members_and_groups_of_a_topic(mq, admin):
+async def test_lag_members_and_groups_of_a_topic(mq: Embedded, admin: Admin) -> None:
     await admin.create_topic("T", queues=1)
     await send(mq, *[Message("T", b"%d" % n) for n in range(10)])
     queue = MessageQueue("T", (await admin.cluster())[0].broker_name, 0)
@@ -142,7 +152,7 @@ async def test_lag_members_and_groups_of_a_topic(mq, admin):
         assert await admin.topic_groups("T") == ["g"]
 
 
-async def test_a_group_is_reset_to_first_last_and_a_time(mq, admin):
+async def test_a_group_is_reset_to_first_last_and_a_time(mq: Embedded, admin: Admin) -> None:
     await admin.create_topic("T", queues=1)
     (early,) = await send(mq, Message("T", b"early"))
     await trio.sleep(0.005)
@@ -151,38 +161,41 @@ async def test_a_group_is_reset_to_first_last_and_a_time(mq, admin):
         await anext(aiter(consumer))
     queue = early.queue
     stored = await admin.message(late.offset_message_id)
+    assert stored is not None
     assert await admin.reset_offsets("g", "T", stored.store_timestamp_ms) == {queue: 1}
     assert await admin.reset_offsets("g", "T", "last") == {queue: 2}
     assert await admin.reset_offsets("g", "T", "first") == {queue: 0}
     with pytest.raises(ConfigurationError):
-        await admin.reset_offsets("g", "T", "middle")
+        await admin.reset_offsets("g", "T", "middle")  # type: ignore[arg-type]
 
 
 # -- messages --------------------------------------------------------------------------------------
 
 
-async def test_messages_are_found_by_key_and_by_both_ids(mq, admin):
+async def test_messages_are_found_by_key_and_by_both_ids(mq: Embedded, admin: Admin) -> None:
     results = await send(
         mq, Message("T", b"1", key="a b"), Message("T", b"2", key="b"), Message("T", b"3")
     )
 
-    async def bodies(key):
+    async def bodies(key: str) -> list[bytes]:
         return [message.body for message in await admin.query_by_key("T", key)]
 
     await until(lambda: bodies("b"), [b"1", b"2"])
     assert await bodies("a") == [b"1"]
     assert await bodies("c") == []
     found = await admin.message(results[2].offset_message_id)
+    assert found is not None
     assert (found.body, found.queue, found.queue_offset) == (
         b"3",
         results[2].queue,
         results[2].queue_offset,
     )
     found = await admin.message(results[1].message_id, "T")
+    assert found is not None
     assert found.body == b"2"
 
 
-async def test_messages_that_are_not_there(mq, admin):
+async def test_messages_that_are_not_there(mq: Embedded, admin: Admin) -> None:
     (result,) = await send(mq, Message("T", b"1"))
     with pytest.raises(ConfigurationError, match="topic"):
         await admin.message(result.message_id)
@@ -196,12 +209,12 @@ async def test_messages_that_are_not_there(mq, admin):
 # -- wrong use -------------------------------------------------------------------------------------
 
 
-async def test_an_admin_outside_its_block_is_an_error():
+async def test_an_admin_outside_its_block_is_an_error() -> None:
     with pytest.raises(ClientClosed, match="Admin"):
         await Admin(nameserver="127.0.0.1:65001").topics()
 
 
-async def test_a_nameserver_that_is_not_there_is_named(mq):
+async def test_a_nameserver_that_is_not_there_is_named(mq: Embedded) -> None:
     async with Admin(nameserver="127.0.0.1:65001", connect=mq.connect) as admin:
         with pytest.raises(NameserverUnavailable, match=r"127\.0\.0\.1:65001"):
             await admin.topics()

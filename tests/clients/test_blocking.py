@@ -8,6 +8,7 @@ import contextlib
 import signal
 import threading
 from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,25 +16,30 @@ import headrace
 from headrace import Message, blocking
 from headrace.errors import ClientClosed, ConfigurationError, InvalidMessage, RouteNotFound
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from headrace.embedded import Embedded
+
 
 @pytest.fixture(scope="module")
-def mq():
+def mq() -> Iterator[Embedded]:
     with headrace.embedded() as running:
         yield running
 
 
-def options(mq):
+def options(mq: Embedded) -> dict[str, str]:
     return {"nameserver": mq.nameserver}
 
 
-def produce(mq, topic, count):
+def produce(mq: Embedded, topic: str, count: int) -> None:
     with blocking.Admin(**options(mq)) as admin:
         admin.create_topic(topic, queues=2)
     with blocking.Producer(**options(mq)) as producer, producer.pipeline() as pipeline:
         pipeline.send_all(Message(topic, b"%d" % number) for number in range(count))
 
 
-def test_sending_and_consuming(mq):
+def test_sending_and_consuming(mq: Embedded) -> None:
     with blocking.Producer(**options(mq)) as producer:
         assert producer.group == "headrace_producer"
         result = producer.send(Message("Plain", b"hello", key="k"))
@@ -43,7 +49,7 @@ def test_sending_and_consuming(mq):
         assert [message.body for message in islice(consumer, 2)] == [b"hello", b"again"]
 
 
-def test_what_was_processed_does_not_come_again(mq):
+def test_what_was_processed_does_not_come_again(mq: Embedded) -> None:
     produce(mq, "Once", 100)
     numbers = []
     for _ in range(4):
@@ -55,7 +61,7 @@ def test_what_was_processed_does_not_come_again(mq):
     assert sorted(numbers) == list(range(100))
 
 
-def test_a_message_whose_handler_failed_comes_again(mq):
+def test_a_message_whose_handler_failed_comes_again(mq: Embedded) -> None:
     produce(mq, "Failed", 3)
     with (
         pytest.raises(KeyError),
@@ -68,7 +74,7 @@ def test_a_message_whose_handler_failed_comes_again(mq):
         assert first in {message.body for message in islice(consumer, 3)}
 
 
-def test_batches_and_commits(mq):
+def test_batches_and_commits(mq: Embedded) -> None:
     produce(mq, "Batches", 50)
     count = 0
     with blocking.Consumer("g", "Batches", start="first", **options(mq)) as consumer:
@@ -83,7 +89,7 @@ def test_batches_and_commits(mq):
         assert sum(queue.lag for queue in admin.lag("g", "Batches")) == 0
 
 
-def test_queues_by_hand(mq):
+def test_queues_by_hand(mq: Embedded) -> None:
     produce(mq, "Pull", 20)
     with blocking.PullConsumer(**options(mq)) as consumer:
         queues = consumer.queues("Pull")
@@ -96,7 +102,7 @@ def test_queues_by_hand(mq):
         assert consumer.receive_many(timeout_ms=1) is None
 
 
-def test_messages_by_the_thousand(mq):
+def test_messages_by_the_thousand(mq: Embedded) -> None:
     produce(mq, "Many", 5000)
     with blocking.PullConsumer(**options(mq)) as consumer:
         consumer.assign(consumer.queues("Many"))
@@ -116,10 +122,10 @@ class Interrupted(BaseException):
 
 
 @contextlib.contextmanager
-def interrupted():
+def interrupted() -> Iterator[None]:
     """The main thread is, a moment later, wherever it waits."""
 
-    def interrupt(*_):
+    def interrupt(*_: Any) -> None:
         raise Interrupted
 
     before = signal.signal(signal.SIGALRM, interrupt)
@@ -136,7 +142,7 @@ def interrupted():
         signal.signal(signal.SIGALRM, before)
 
 
-def test_the_block_can_be_left_after_an_interrupted_call(mq):
+def test_the_block_can_be_left_after_an_interrupted_call(mq: Embedded) -> None:
     produce(mq, "Interrupted", 0)
     with blocking.PullConsumer(**options(mq)) as consumer:
         consumer.assign(consumer.queues("Interrupted"))
@@ -146,7 +152,7 @@ def test_the_block_can_be_left_after_an_interrupted_call(mq):
         consumer.receive_many()
 
 
-def test_a_client_has_one_block_at_a_time(mq):
+def test_a_client_has_one_block_at_a_time(mq: Embedded) -> None:
     with blocking.Producer(**options(mq)) as producer:
         with pytest.raises(ConfigurationError, match="open already"):
             producer.__enter__()
@@ -160,7 +166,7 @@ def test_a_client_has_one_block_at_a_time(mq):
         pipeline.send(Message("Plain", b"x"))
 
 
-def test_errors_are_the_async_clients(mq):
+def test_errors_are_the_async_clients(mq: Embedded) -> None:
     with blocking.Producer(**options(mq)) as producer:
         with pytest.raises(InvalidMessage):
             producer.send(Message("T", b""))

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from headrace.config import NAMESERVER_VARIABLE, resolve_nameservers
 from headrace.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 @pytest.fixture(autouse=True)
-def config(tmp_path, monkeypatch):
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """A function that writes the user's config file."""
     monkeypatch.delenv(NAMESERVER_VARIABLE, raising=False)
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
 
-    def write(text):
+    def write(text: str) -> Path:
         path = tmp_path / ".config" / "headrace.toml"
         path.parent.mkdir()
         path.write_text(text)
@@ -25,11 +29,13 @@ def config(tmp_path, monkeypatch):
     return write
 
 
-def test_this_machine_without_any_setting():
+def test_this_machine_without_any_setting() -> None:
     assert resolve_nameservers() == ("127.0.0.1:9876",)
 
 
-def test_the_file_the_environment_and_the_argument_in_rising_order(config, monkeypatch):
+def test_the_file_the_environment_and_the_argument_in_rising_order(
+    config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     config('nameserver = "file:1"')
     assert resolve_nameservers() == ("file:1",)
     monkeypatch.setenv(NAMESERVER_VARIABLE, "environment:2; other:3")
@@ -38,7 +44,7 @@ def test_the_file_the_environment_and_the_argument_in_rising_order(config, monke
     assert resolve_nameservers(["a:5", "b:6"]) == ("a:5", "b:6")
 
 
-def test_a_list_in_the_file(config):
+def test_a_list_in_the_file(config: Callable[..., Any]) -> None:
     config('nameserver = ["a:1", "b:2"]')
     assert resolve_nameservers() == ("a:1", "b:2")
 
@@ -53,19 +59,19 @@ def test_a_list_in_the_file(config):
         ("nameserver = 9876", "text or a list"),
     ],
 )
-def test_a_wrong_file_is_named(config, text, reason):
+def test_a_wrong_file_is_named(config: Callable[..., Any], text: str, reason: str) -> None:
     path = config(text)
     with pytest.raises(ConfigurationError, match=reason) as caught:
         resolve_nameservers()
     assert str(path) in str(caught.value)
 
 
-def test_a_wrong_environment_is_named(monkeypatch):
+def test_a_wrong_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NAMESERVER_VARIABLE, "host")
     with pytest.raises(ConfigurationError, match=NAMESERVER_VARIABLE):
         resolve_nameservers()
 
 
-def test_a_wrong_argument_is_named():
+def test_a_wrong_argument_is_named() -> None:
     with pytest.raises(ConfigurationError, match="argument"):
         resolve_nameservers("")

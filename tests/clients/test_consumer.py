@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import defaultdict
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -18,14 +19,22 @@ from headrace.consumer import fetcher
 from headrace.errors import ClientClosed, ConfigurationError, RouteNotFound
 from headrace_protocol.message import BodyTooLarge
 
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from headrace.embedded import Embedded
+    from headrace.messages import MessageBatch
+
 
 @pytest.fixture
-async def mq():
+async def mq() -> AsyncIterator[Embedded]:
     async with headrace.embedded(memory=True) as running:
         yield running
 
 
-async def produce(mq, count, topic="T", *, queues=4, first=0, tag=""):
+async def produce(
+    mq: Embedded, count: int, topic: str = "T", *, queues: int = 4, first: int = 0, tag: str = ""
+) -> None:
     """``count`` numbered messages, each tenth with one key."""
     async with mq.admin() as admin:
         await admin.create_topic(topic, queues=queues)
@@ -34,9 +43,9 @@ async def produce(mq, count, topic="T", *, queues=4, first=0, tag=""):
             await pipeline.send(Message(topic, b"%d" % number, key=f"k{number % 10}", tag=tag))
 
 
-async def take(consumer, count):
+async def take(consumer: Consumer, count: int) -> list[int]:
     """The bodies of the next ``count`` messages, as numbers."""
-    numbers = []
+    numbers: list[int] = []
     async for message in consumer:
         numbers.append(int(message.body))
         if len(numbers) == count:
@@ -44,7 +53,7 @@ async def take(consumer, count):
     return numbers
 
 
-async def take_nothing(consumer):
+async def take_nothing(consumer: Consumer) -> None:
     with trio.move_on_after(0.1) as scope:
         async for message in consumer:
             raise AssertionError(f"nothing should come, but {message} did")
@@ -54,7 +63,7 @@ async def take_nothing(consumer):
 # -- reading in a group ----------------------------------------------------------------------------
 
 
-async def test_a_member_gets_every_message_in_the_order_of_its_key(mq):
+async def test_a_member_gets_every_message_in_the_order_of_its_key(mq: Embedded) -> None:
     await produce(mq, 500)
     by_key = defaultdict(list)
     async with mq.consumer("g", "T") as consumer:
@@ -71,7 +80,7 @@ async def test_a_member_gets_every_message_in_the_order_of_its_key(mq):
     assert by_key == {f"k{n}": list(range(n, 500, 10)) for n in range(10)}
 
 
-async def test_what_was_processed_does_not_come_again(mq):
+async def test_what_was_processed_does_not_come_again(mq: Embedded) -> None:
     await produce(mq, 100)
     async with mq.consumer("g", "T") as consumer:
         first = await take(consumer, 30)
@@ -81,7 +90,7 @@ async def test_what_was_processed_does_not_come_again(mq):
     assert sorted(first + second) == list(range(100))
 
 
-async def test_a_message_whose_handler_failed_comes_again(mq):
+async def test_a_message_whose_handler_failed_comes_again(mq: Embedded) -> None:
     await produce(mq, 10, queues=1)
     with pytest.raises(KeyError, match="handler"):
         async with mq.consumer("g", "T") as consumer:
@@ -92,7 +101,7 @@ async def test_a_message_whose_handler_failed_comes_again(mq):
         assert await take(consumer, 6) == [4, 5, 6, 7, 8, 9]
 
 
-async def test_a_message_whose_handler_ran_out_of_time_comes_again(mq):
+async def test_a_message_whose_handler_ran_out_of_time_comes_again(mq: Embedded) -> None:
     await produce(mq, 10, queues=1)
     async with mq.consumer("g", "T") as consumer:
         with trio.move_on_after(0.1):
@@ -104,9 +113,9 @@ async def test_a_message_whose_handler_ran_out_of_time_comes_again(mq):
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-async def test_a_member_that_is_cancelled_says_goodbye(mq, ordered):
+async def test_a_member_that_is_cancelled_says_goodbye(mq: Embedded, ordered: bool) -> None:
     await produce(mq, 50, queues=1)
-    numbers = []
+    numbers: list[int] = []
     with trio.CancelScope() as scope:
         async with mq.consumer("g", "T", ordered=ordered) as consumer:
             async for message in consumer:
@@ -122,10 +131,10 @@ async def test_a_member_that_is_cancelled_says_goodbye(mq, ordered):
             assert await take(consumer, 1) == [50]
 
 
-async def test_messages_of_another_task_that_is_cancelled_come_again(mq):
+async def test_messages_of_another_task_that_is_cancelled_come_again(mq: Embedded) -> None:
     await produce(mq, 10, queues=1)
 
-    async def handle(consumer, task_status):
+    async def handle(consumer: Consumer, task_status: Any) -> None:
         async for message in consumer:
             if message.body == b"4":
                 task_status.started()
@@ -138,7 +147,7 @@ async def test_messages_of_another_task_that_is_cancelled_come_again(mq):
         assert await take(consumer, 1) == [4]
 
 
-async def test_commit_now_counts_the_message_at_hand(mq):
+async def test_commit_now_counts_the_message_at_hand(mq: Embedded) -> None:
     await produce(mq, 10, queues=1)
     with pytest.raises(KeyError):
         async with mq.consumer("g", "T") as consumer:
@@ -150,14 +159,14 @@ async def test_commit_now_counts_the_message_at_hand(mq):
         assert await take(consumer, 1) == [5]
 
 
-async def test_a_loop_goes_on_where_the_one_before_was_left(mq):
+async def test_a_loop_goes_on_where_the_one_before_was_left(mq: Embedded) -> None:
     await produce(mq, 50, queues=1)
     async with mq.consumer("g", "T") as consumer:
         numbers = [await take(consumer, 5) for _ in range(4)]
         async for batch in consumer.batches():
             numbers.append([int(message.body) for message in batch])
             break
-        assert await take_nothing(consumer) is None
+        await take_nothing(consumer)
     assert numbers == [
         [0, 1, 2, 3, 4],
         [5, 6, 7, 8, 9],
@@ -167,9 +176,11 @@ async def test_a_loop_goes_on_where_the_one_before_was_left(mq):
     ]
 
 
-async def test_batches_come_from_one_queue_each_and_count_when_the_next_is_asked_for(mq):
+async def test_batches_come_from_one_queue_each_and_count_when_the_next_is_asked_for(
+    mq: Embedded,
+) -> None:
     await produce(mq, 200)
-    numbers = []
+    numbers: list[int] = []
     async with mq.consumer("g", "T") as consumer:
         async for batch in consumer.batches():
             assert {message.queue for message in batch} == {batch.queue}
@@ -185,12 +196,12 @@ async def test_batches_come_from_one_queue_each_and_count_when_the_next_is_asked
         await take_nothing(consumer)
 
 
-async def test_several_tasks_share_one_consumer(mq):
+async def test_several_tasks_share_one_consumer(mq: Embedded) -> None:
     await produce(mq, 300)
-    numbers = []
+    numbers: list[int] = []
     async with mq.consumer("g", "T") as consumer:
 
-        async def handle():
+        async def handle() -> None:
             async for message in consumer:
                 numbers.append(int(message.body))
                 await trio.lowlevel.checkpoint()
@@ -203,7 +214,7 @@ async def test_several_tasks_share_one_consumer(mq):
     assert sorted(numbers) == list(range(300))
 
 
-async def test_messages_that_arrive_while_waiting_are_delivered(mq):
+async def test_messages_that_arrive_while_waiting_are_delivered(mq: Embedded) -> None:
     await produce(mq, 1)
     async with mq.consumer("g", "T") as consumer, mq.producer() as producer:
         assert await take(consumer, 1) == [0]
@@ -212,14 +223,14 @@ async def test_messages_that_arrive_while_waiting_are_delivered(mq):
             assert await take(consumer, 1) == [number]
 
 
-async def test_groups_do_not_disturb_each_other(mq):
+async def test_groups_do_not_disturb_each_other(mq: Embedded) -> None:
     await produce(mq, 20)
     for group in ("g1", "g2"):
         async with mq.consumer(group, "T") as consumer:
             assert sorted(await take(consumer, 20)) == list(range(20))
 
 
-async def test_two_topics_with_their_own_tags(mq):
+async def test_two_topics_with_their_own_tags(mq: Embedded) -> None:
     await produce(mq, 5, "A", tag="a")
     await produce(mq, 5, "A", tag="b", first=100)
     await produce(mq, 5, "B", first=200)
@@ -227,7 +238,7 @@ async def test_two_topics_with_their_own_tags(mq):
         assert sorted(await take(consumer, 10)) == [*range(100, 105), *range(200, 205)]
 
 
-async def test_tags_with_equal_hashes_are_told_apart(mq):
+async def test_tags_with_equal_hashes_are_told_apart(mq: Embedded) -> None:
     await produce(mq, 3, queues=1, tag="Aa")
     await produce(mq, 3, queues=1, tag="BB", first=10)
     await produce(mq, 3, queues=1, first=20)
@@ -240,13 +251,13 @@ async def test_tags_with_equal_hashes_are_told_apart(mq):
 # -- members come and go ---------------------------------------------------------------------------
 
 
-async def test_members_share_the_queues_and_the_last_one_has_them_all(mq):
+async def test_members_share_the_queues_and_the_last_one_has_them_all(mq: Embedded) -> None:
     await produce(mq, 1)
 
-    def count(consumer):
+    def count(consumer: Consumer) -> int:
         return sum(queue.topic == "T" for queue in consumer.assignment)
 
-    async def until(consumer, wanted):
+    async def until(consumer: Consumer, wanted: int) -> None:
         with trio.fail_after(5):
             while count(consumer) != wanted:  # noqa: ASYNC110 - no event crosses the wire
                 await trio.sleep(0.005)
@@ -261,12 +272,12 @@ async def test_members_share_the_queues_and_the_last_one_has_them_all(mq):
 
 
 @pytest.mark.slow
-async def test_an_ordered_group_hands_queues_over_without_doubles(mq):
+async def test_an_ordered_group_hands_queues_over_without_doubles(mq: Embedded) -> None:
     await produce(mq, 400)
     seen = []
     second_has_some = trio.Event()
 
-    async def member(name):
+    async def member(name: str) -> None:
         async with mq.consumer("g", "T", ordered=True) as consumer:
             async for message in consumer:
                 seen.append((message.key, int(message.body)))
@@ -293,14 +304,14 @@ async def test_an_ordered_group_hands_queues_over_without_doubles(mq):
 # -- where to begin --------------------------------------------------------------------------------
 
 
-async def test_last_means_only_what_comes_from_now_on(mq):
+async def test_last_means_only_what_comes_from_now_on(mq: Embedded) -> None:
     await produce(mq, 10)
     async with mq.consumer("g", "T", start="last") as consumer, mq.producer() as producer:
         await producer.send(Message("T", b"99"))
         assert await take(consumer, 1) == [99]
 
 
-async def test_a_point_in_time(mq):
+async def test_a_point_in_time(mq: Embedded) -> None:
     await produce(mq, 3, queues=1)
     await trio.sleep(0.01)
     moment = dt.datetime.now(dt.UTC)
@@ -309,7 +320,7 @@ async def test_a_point_in_time(mq):
         assert await take(consumer, 3) == [10, 11, 12]
 
 
-async def test_progress_beyond_the_end_is_corrected(mq):
+async def test_progress_beyond_the_end_is_corrected(mq: Embedded) -> None:
     await produce(mq, 5, queues=1)
     async with PullConsumer("g", nameserver=mq.nameserver, connect=mq.connect) as consumer:
         (queue,) = await consumer.queues("T")
@@ -323,7 +334,9 @@ async def test_progress_beyond_the_end_is_corrected(mq):
         assert (await take(consumer, 1))[0] in range(6)
 
 
-async def test_a_topic_that_is_made_anew_is_read_from_its_beginning(mq, monkeypatch):
+async def test_a_topic_that_is_made_anew_is_read_from_its_beginning(
+    mq: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # The new queue is longer than what was read of the old one when the member asks again.
     monkeypatch.setattr(fetcher, "_PAUSE_S", 0.5)
     await produce(mq, 5, queues=1)
@@ -336,7 +349,7 @@ async def test_a_topic_that_is_made_anew_is_read_from_its_beginning(mq, monkeypa
             assert await take(consumer, 8) == [5, 6, 7, 8, 9, 10, 11, 12]
 
 
-async def test_resetting_a_group_reaches_its_running_members(mq):
+async def test_resetting_a_group_reaches_its_running_members(mq: Embedded) -> None:
     await produce(mq, 20, queues=1)
     async with mq.consumer("g", "T") as consumer, mq.producer() as producer:
         assert await take(consumer, 20) == list(range(20))
@@ -355,13 +368,13 @@ async def test_resetting_a_group_reaches_its_running_members(mq):
 
 
 @pytest.fixture
-async def reader(mq):
+async def reader(mq: Embedded) -> AsyncIterator[PullConsumer]:
     await produce(mq, 100, queues=2)
     async with PullConsumer("g", nameserver=mq.nameserver, connect=mq.connect) as consumer:
         yield consumer
 
 
-async def test_no_time_to_wait_is_enough_for_what_is_here(reader):
+async def test_no_time_to_wait_is_enough_for_what_is_here(reader: PullConsumer) -> None:
     await reader.assign(await reader.queues("T"))
     count = 0
     with trio.fail_after(30):
@@ -373,8 +386,8 @@ async def test_no_time_to_wait_is_enough_for_what_is_here(reader):
     assert await reader.receive_many(timeout_ms=0) is None
 
 
-async def receive(consumer, count):
-    numbers = []
+async def receive(consumer: PullConsumer, count: int) -> list[int]:
+    numbers: list[int] = []
     while len(numbers) < count:
         batch = await consumer.receive_many(timeout_ms=2000)
         assert batch, f"only {len(numbers)} of {count} came"
@@ -382,7 +395,7 @@ async def receive(consumer, count):
     return numbers
 
 
-async def test_assigned_queues_are_read_from_the_start(reader):
+async def test_assigned_queues_are_read_from_the_start(reader: PullConsumer) -> None:
     queues = await reader.queues("T")
     await reader.assign(queues)
     assert sorted(await receive(reader, 100)) == list(range(100))
@@ -390,7 +403,7 @@ async def test_assigned_queues_are_read_from_the_start(reader):
     assert [reader.position(q) for q in queues] == [await reader.max_offset(q) for q in queues]
 
 
-async def test_one_queue_only(reader):
+async def test_one_queue_only(reader: PullConsumer) -> None:
     queue = (await reader.queues("T"))[1]
     await reader.assign([queue])
     count = await reader.max_offset(queue)
@@ -398,7 +411,7 @@ async def test_one_queue_only(reader):
     assert await reader.receive_many(timeout_ms=20) is None
 
 
-async def test_seeking_goes_back_and_forth(reader):
+async def test_seeking_goes_back_and_forth(reader: PullConsumer) -> None:
     queue = (await reader.queues("T"))[0]
     await reader.assign([queue])
     whole = await receive(reader, await reader.max_offset(queue))
@@ -411,7 +424,7 @@ async def test_seeking_goes_back_and_forth(reader):
     assert await reader.receive_many(timeout_ms=20) is None
 
 
-async def test_seeking_interrupts_a_pull_that_waits(reader):
+async def test_seeking_interrupts_a_pull_that_waits(reader: PullConsumer) -> None:
     queue = (await reader.queues("T"))[0]
     await reader.assign([queue])
     await reader.seek_to("last")
@@ -422,18 +435,20 @@ async def test_seeking_interrupts_a_pull_that_waits(reader):
     assert batch.queue_offset == 0
 
 
-async def test_offsets_of_a_queue(reader):
+async def test_offsets_of_a_queue(reader: PullConsumer) -> None:
     queue = (await reader.queues("T"))[0]
     assert await reader.min_offset(queue) == 0
     assert await reader.offset_at(queue, 0) == 0
     await reader.assign([queue])
-    last = (await reader.receive_many(timeout_ms=1000))[-1]
+    batch = await reader.receive_many(timeout_ms=1000)
+    assert batch is not None
+    last = batch[-1]
     assert await reader.offset_at(queue, last.store_timestamp_ms) <= last.queue_offset
     now = last.store_timestamp_ms + 1
     assert await reader.offset_at(queue, now) == await reader.max_offset(queue)
 
 
-async def test_progress_is_committed_when_asked(mq, reader):
+async def test_progress_is_committed_when_asked(mq: Embedded, reader: PullConsumer) -> None:
     queues = await reader.queues("T")
     await reader.assign(queues)
     assert await reader.committed(queues[0]) is None
@@ -444,7 +459,9 @@ async def test_progress_is_committed_when_asked(mq, reader):
         await take_nothing(consumer)
 
 
-async def test_queues_that_are_not_assigned_any_more_are_silent(mq, reader):
+async def test_queues_that_are_not_assigned_any_more_are_silent(
+    mq: Embedded, reader: PullConsumer
+) -> None:
     queues = await reader.queues("T")
     await reader.assign(queues)
     await receive(reader, 100)
@@ -457,7 +474,7 @@ async def test_queues_that_are_not_assigned_any_more_are_silent(mq, reader):
         reader.seek(queues[1], 0)
 
 
-async def test_a_queue_is_fetched_ahead_only_so_far(mq):
+async def test_a_queue_is_fetched_ahead_only_so_far(mq: Embedded) -> None:
     await produce(mq, 100, queues=1)
     async with PullConsumer(
         nameserver=mq.nameserver, connect=mq.connect, queue_messages_max=10
@@ -465,34 +482,39 @@ async def test_a_queue_is_fetched_ahead_only_so_far(mq):
         await consumer.assign(await consumer.queues("T"))
         for start in range(0, 100, 10):
             batch = await consumer.receive_many(timeout_ms=1000)
+            assert batch is not None
             assert [int(message.body) for message in batch] == list(range(start, start + 10))
 
 
-async def test_no_more_than_wanted_is_received_at_once(mq):
+async def test_no_more_than_wanted_is_received_at_once(mq: Embedded) -> None:
     await produce(mq, 100, queues=1)
     async with PullConsumer("g", nameserver=mq.nameserver, connect=mq.connect) as consumer:
         (queue,) = await consumer.queues("T")
         await consumer.assign([queue])
         for start in range(0, 90, 30):
             batch = await consumer.receive_many(max_messages=30, timeout_ms=1000)
+            assert batch is not None
             assert [int(message.body) for message in batch] == list(range(start, start + 30))
             assert (batch.queue_offset, batch.next_offset) == (start, start + 30)
             assert consumer.position(queue) == start + 30
         consumer.seek(queue, 5)
         assert consumer.position(queue) == 5
         batch = await consumer.receive_many(max_messages=2, timeout_ms=1000)
+        assert batch is not None
         assert [message.queue_offset for message in batch] == [5, 6]
         await consumer.commit()
         assert await consumer.committed(queue) == 7
-        assert len(await consumer.receive_many(timeout_ms=1000)) == 93
+        assert len(await consumer.receive_many(timeout_ms=1000) or ()) == 93
         assert consumer.position(queue) == 100
 
 
-async def test_batches_are_as_small_as_wanted_and_the_one_at_hand_is_not_processed(mq):
+async def test_batches_are_as_small_as_wanted_and_the_one_at_hand_is_not_processed(
+    mq: Embedded,
+) -> None:
     await produce(mq, 10, queues=1)
     with pytest.raises(KeyError):
         async with mq.consumer("g", "T") as consumer:
-            numbers = []
+            numbers: list[list[int]] = []
             async for batch in consumer.batches(max_messages=4):
                 numbers.append([int(message.body) for message in batch])
                 if len(numbers) == 2:
@@ -502,11 +524,11 @@ async def test_batches_are_as_small_as_wanted_and_the_one_at_hand_is_not_process
         assert await take(consumer, 6) == [4, 5, 6, 7, 8, 9]
 
 
-async def test_other_tasks_get_their_turn_within_a_large_batch(mq):
+async def test_other_tasks_get_their_turn_within_a_large_batch(mq: Embedded) -> None:
     await produce(mq, 5000, queues=1)
     turns = 0
 
-    async def count_turns():
+    async def count_turns() -> None:
         nonlocal turns
         while True:
             await trio.lowlevel.checkpoint()
@@ -520,7 +542,7 @@ async def test_other_tasks_get_their_turn_within_a_large_batch(mq):
     assert turns >= 3
 
 
-async def test_a_seek_within_a_batch_ends_it(mq):
+async def test_a_seek_within_a_batch_ends_it(mq: Embedded) -> None:
     await produce(mq, 3000, queues=1)
     async with mq.consumer("g", "T") as consumer:
         messages = aiter(consumer)
@@ -538,13 +560,15 @@ async def test_a_seek_within_a_batch_ends_it(mq):
 # -- messages --------------------------------------------------------------------------------------
 
 
-async def receive_one_batch(mq, **options):
+async def receive_one_batch(mq: Embedded, **options: Any) -> MessageBatch:
     async with PullConsumer(nameserver=mq.nameserver, connect=mq.connect, **options) as consumer:
         await consumer.assign(await consumer.queues("T"))
-        return await consumer.receive_many(timeout_ms=1000)
+        batch = await consumer.receive_many(timeout_ms=1000)
+        assert batch is not None
+        return batch
 
 
-async def test_a_batch_is_a_list_of_messages_and_columns(mq):
+async def test_a_batch_is_a_list_of_messages_and_columns(mq: Embedded) -> None:
     await produce(mq, 10, queues=1, tag="t")
     batch = await receive_one_batch(mq)
     assert len(batch) == len(batch.columns) == 10
@@ -558,7 +582,7 @@ async def test_a_batch_is_a_list_of_messages_and_columns(mq):
     assert "10 messages" in repr(batch)
 
 
-async def test_a_batch_becomes_an_arrow_table(mq):
+async def test_a_batch_becomes_an_arrow_table(mq: Embedded) -> None:
     await produce(mq, 3, queues=1, tag="t")
     batch = await receive_one_batch(mq)
     table = batch.to_arrow()
@@ -577,7 +601,9 @@ async def test_a_batch_becomes_an_arrow_table(mq):
     assert round(stored.timestamp() * 1000) == batch[0].store_timestamp_ms
 
 
-async def test_compressed_bodies_are_as_they_were_sent_but_no_larger_than_allowed(mq):
+async def test_compressed_bodies_are_as_they_were_sent_but_no_larger_than_allowed(
+    mq: Embedded,
+) -> None:
     bodies = [b"short", b"long " * 10_000, b"end"]
     async with mq.admin() as admin:
         await admin.create_topic("T", queues=1)
@@ -596,7 +622,7 @@ async def test_compressed_bodies_are_as_they_were_sent_but_no_larger_than_allowe
             read()
 
 
-async def test_a_received_message_tells_all_about_itself(mq):
+async def test_a_received_message_tells_all_about_itself(mq: Embedded) -> None:
     body = b"headrace " * 1000
     async with mq.producer() as producer:
         sent = await producer.send(
@@ -618,7 +644,7 @@ async def test_a_received_message_tells_all_about_itself(mq):
 # -- wrong use -------------------------------------------------------------------------------------
 
 
-async def test_a_missing_topic_is_an_error_on_entering(mq):
+async def test_a_missing_topic_is_an_error_on_entering(mq: Embedded) -> None:
     with pytest.raises(RouteNotFound, match="Missing"):
         async with mq.consumer("g", "Missing"):
             pass
@@ -639,12 +665,12 @@ async def test_a_missing_topic_is_an_error_on_entering(mq):
         {"group": "g", "topics": {"T": "a > 5 and TAGS in ('x')"}},
     ],
 )
-def test_settings_that_cannot_work_are_refused_at_once(options):
+def test_settings_that_cannot_work_are_refused_at_once(options: dict[Any, Any]) -> None:
     with pytest.raises(HeadraceError):
         Consumer(**options, nameserver="127.0.0.1:65001")
 
 
-async def test_consumers_outside_their_block_are_errors(mq):
+async def test_consumers_outside_their_block_are_errors(mq: Embedded) -> None:
     with pytest.raises(ClientClosed):
         await take(mq.consumer("g", "T"), 1)
     reader = PullConsumer(nameserver=mq.nameserver)
@@ -652,7 +678,7 @@ async def test_consumers_outside_their_block_are_errors(mq):
         await reader.queues("T")
 
 
-async def test_a_client_has_one_block_at_a_time(mq):
+async def test_a_client_has_one_block_at_a_time(mq: Embedded) -> None:
     async with mq.producer() as producer, mq.consumer("g", "TBW102") as consumer:
         for client in (producer, consumer):
             with pytest.raises(ConfigurationError, match="open already"):
@@ -662,7 +688,7 @@ async def test_a_client_has_one_block_at_a_time(mq):
         await producer.send(Message("Again", b"x"))
 
 
-async def test_progress_needs_a_group(mq):
+async def test_progress_needs_a_group(mq: Embedded) -> None:
     await produce(mq, 1)
     async with PullConsumer(nameserver=mq.nameserver, connect=mq.connect) as consumer:
         with pytest.raises(ConfigurationError, match="assigned"):
@@ -674,8 +700,8 @@ async def test_progress_needs_a_group(mq):
 # -- the other event loop --------------------------------------------------------------------------
 
 
-def test_the_same_under_asyncio():
-    async def main():
+def test_the_same_under_asyncio() -> None:
+    async def main() -> tuple[list[int], list[int]]:
         async with headrace.embedded() as mq:
             async with mq.producer() as producer, producer.pipeline() as pipeline:
                 for number in range(100):

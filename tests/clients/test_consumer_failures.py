@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -22,13 +23,22 @@ from headrace_protocol.serving import Reply
 from tests.support.member import COMMIT, Apache, Headrace, Member
 from tests.support.scripted import close
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trio.testing import MockClock
+
+    from tests.support.scripted import Asked
+
 
 @pytest.fixture(params=[Apache, Headrace])
-def peer(request):
+def peer(request: pytest.FixtureRequest) -> Apache | Headrace:
     return request.param()
 
 
-async def test_progress_is_committed_regularly_and_on_leaving(peer, autojump_clock):
+async def test_progress_is_committed_regularly_and_on_leaving(
+    peer: Apache | Headrace, autojump_clock: MockClock
+) -> None:
     async with Member(peer) as member, member.consumer:
         await member.take(4)
         await trio.sleep(6)
@@ -41,7 +51,9 @@ async def test_progress_is_committed_regularly_and_on_leaving(peer, autojump_clo
     assert member.committed()[2:] == [(7, False)]
 
 
-async def test_a_failed_commit_on_leaving_is_logged_and_not_raised(peer, caplog):
+async def test_a_failed_commit_on_leaving_is_logged_and_not_raised(
+    peer: Apache | Headrace, caplog: pytest.LogCaptureFixture
+) -> None:
     async with Member(peer) as member:
         member.broker.answer(COMMIT, Reply(code=ResponseCode.SYSTEM_ERROR, remark="disk"))
         with caplog.at_level(logging.WARNING):
@@ -51,7 +63,7 @@ async def test_a_failed_commit_on_leaving_is_logged_and_not_raised(peer, caplog)
     assert "disk" in caplog.text
 
 
-async def test_heartbeats_tell_the_subscription(peer):
+async def test_heartbeats_tell_the_subscription(peer: Apache | Headrace) -> None:
     async with Member(peer) as member, member.consumer:
         heartbeat = HeartbeatData.decode(member.broker.last(RequestCode.HEART_BEAT).body)
     (group,) = heartbeat.consumer_data_set
@@ -74,8 +86,11 @@ async def test_heartbeats_tell_the_subscription(peer):
     ids=["closed", "busy", "no header", "short record", "zeros", "short body"],
 )
 async def test_a_failed_pull_is_tried_again_and_nothing_is_lost(
-    peer, failure, autojump_clock, caplog
-):
+    peer: Apache | Headrace,
+    failure: Callable[..., Any],
+    autojump_clock: MockClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with Member(peer) as member:
         member.broker.answer(peer.pull_code, failure(peer), member.log.pull)
         with caplog.at_level(logging.WARNING):
@@ -84,7 +99,7 @@ async def test_a_failed_pull_is_tried_again_and_nothing_is_lost(
     assert "pull of T/broker-0/0 failed and will be tried again" in caplog.text
 
 
-async def test_a_damaged_body_is_an_error_of_its_message_only(peer):
+async def test_a_damaged_body_is_an_error_of_its_message_only(peer: Apache) -> None:
     records = [
         encode_record(topic="T", queue_id=0, body=b"body %d" % offset, queue_offset=offset)
         for offset in range(3)
@@ -106,12 +121,15 @@ async def test_a_damaged_body_is_an_error_of_its_message_only(peer):
         async with PullConsumer(nameserver=member.nameserver, connect=member.connect) as reader:
             await reader.assign([MessageQueue("T", "broker-0", 0)])
             batch = await reader.receive_many()
+            assert batch is not None
             with pytest.raises(CorruptRecord, match="CRC"):
                 batch.values()
             assert batch[2].body == b"body 2"
 
 
-async def test_an_offset_that_does_not_exist_is_corrected(peer, caplog):
+async def test_an_offset_that_does_not_exist_is_corrected(
+    peer: Apache | Headrace, caplog: pytest.LogCaptureFixture
+) -> None:
     async with Member(peer) as member:
         moved = Reply(peer.pulled(4, 10), code=ResponseCode.PULL_OFFSET_MOVED)
         member.broker.answer(peer.pull_code, moved, member.log.pull)
@@ -121,7 +139,9 @@ async def test_an_offset_that_does_not_exist_is_corrected(peer, caplog):
     assert "going on at 4" in caplog.text
 
 
-async def test_what_a_filter_skipped_counts_as_processed(peer, autojump_clock):
+async def test_what_a_filter_skipped_counts_as_processed(
+    peer: Apache | Headrace, autojump_clock: MockClock
+) -> None:
     async with Member(peer) as member:
         nothing = Reply(peer.pulled(10, 10), code=ResponseCode.PULL_RETRY_IMMEDIATELY)
         member.broker.answer(peer.pull_code, nothing, None)
@@ -130,14 +150,16 @@ async def test_what_a_filter_skipped_counts_as_processed(peer, autojump_clock):
             assert member.committed() == [(10, True)]
 
 
-async def test_held_pulls_outlive_their_suspension(peer, autojump_clock):
+async def test_held_pulls_outlive_their_suspension(
+    peer: Apache | Headrace, autojump_clock: MockClock
+) -> None:
     async with Member(peer, count=0) as member, member.consumer:
         await trio.sleep(100)
         member.log.count = 3
         assert await member.take(3) == [0, 1, 2]
 
 
-async def test_a_reset_by_the_broker_takes_effect_at_once(peer):
+async def test_a_reset_by_the_broker_takes_effect_at_once(peer: Apache | Headrace) -> None:
     async with Member(peer) as member, member.consumer:
         assert await member.take(10) == list(range(10))
         offsets = ResetOffsetBody(offset_table={MessageQueue("T", "broker-0", 0): 2})
@@ -145,7 +167,9 @@ async def test_a_reset_by_the_broker_takes_effect_at_once(peer):
         assert await member.take(8) == list(range(2, 10))
 
 
-async def test_requests_that_make_no_sense_are_answered_so_and_harm_nothing(peer, caplog):
+async def test_requests_that_make_no_sense_are_answered_so_and_harm_nothing(
+    peer: Apache | Headrace, caplog: pytest.LogCaptureFixture
+) -> None:
     async with Member(peer) as member, member.consumer:
         await member.take(3)
         member.push(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, {}, b"{nonsense", oneway=False)
@@ -158,7 +182,7 @@ async def test_requests_that_make_no_sense_are_answered_so_and_harm_nothing(peer
     assert "malformed request type 220" in caplog.text
 
 
-async def test_administrators_can_ask_what_a_member_is_doing(peer):
+async def test_administrators_can_ask_what_a_member_is_doing(peer: Apache | Headrace) -> None:
     async with Member(peer) as member, member.consumer:
         await member.take(3)
         member.push(RequestCode.GET_CONSUMER_RUNNING_INFO, {"consumerGroup": "g"}, oneway=False)
@@ -173,11 +197,13 @@ async def test_administrators_can_ask_what_a_member_is_doing(peer):
     assert state["commitOffset"] == 2
 
 
-async def test_queues_without_their_lock_are_not_read(peer, autojump_clock):
+async def test_queues_without_their_lock_are_not_read(
+    peer: Apache | Headrace, autojump_clock: MockClock
+) -> None:
     async with Member(peer, ordered=True) as member:
         lock = RequestCode.LOCK_BATCH_MQ
 
-        def granted(asked):
+        def granted(asked: Asked) -> Reply:
             body = LockBatchResponseBody(
                 lock_ok_mq_set=LockBatchRequestBody.decode(asked.body).mq_set
             )
@@ -197,10 +223,10 @@ async def test_queues_without_their_lock_are_not_read(peer, autojump_clock):
     assert member.broker.count(RequestCode.UNLOCK_BATCH_MQ) == 0
 
 
-async def test_locks_are_given_back_on_leaving(peer):
+async def test_locks_are_given_back_on_leaving(peer: Apache | Headrace) -> None:
     async with Member(peer, ordered=True) as member:
 
-        def granted(asked):
+        def granted(asked: Asked) -> Reply:
             return Reply(
                 body=(
                     LockBatchResponseBody(
@@ -216,7 +242,9 @@ async def test_locks_are_given_back_on_leaving(peer):
     assert unlocked.mq_set == [MessageQueue("T", "broker-0", 0)]
 
 
-async def test_a_group_that_cannot_be_looked_up_keeps_its_queues(peer, autojump_clock, caplog):
+async def test_a_group_that_cannot_be_looked_up_keeps_its_queues(
+    peer: Apache | Headrace, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     async with Member(peer) as member, member.consumer as consumer:
         await member.take(1)
         busy = Reply(code=ResponseCode.SYSTEM_BUSY)
@@ -227,12 +255,14 @@ async def test_a_group_that_cannot_be_looked_up_keeps_its_queues(peer, autojump_
     assert "keeps its queues" in caplog.text
 
 
-async def test_the_replica_that_the_broker_suggests_is_asked(autojump_clock):
+async def test_the_replica_that_the_broker_suggests_is_asked(autojump_clock: MockClock) -> None:
     peer = Apache()
     async with Member(peer) as member:
         member.broker.answer(
             peer.pull_code,
-            lambda asked: Reply(peer.pulled(10, 10, 0, 1), member.log.pull(asked).body),
+            lambda asked: Reply(
+                peer.pulled(10, 10, 0, 1), (member.log.pull(asked) or Reply()).body
+            ),
             None,
         )
         async with member.consumer:
@@ -242,7 +272,9 @@ async def test_the_replica_that_the_broker_suggests_is_asked(autojump_clock):
             assert member.broker.last(peer.pull_code).ext["queueOffset"] == "10"
 
 
-async def test_a_broker_of_ours_is_asked_for_large_slices_and_others_for_pulls(peer):
+async def test_a_broker_of_ours_is_asked_for_large_slices_and_others_for_pulls(
+    peer: Apache,
+) -> None:
     async with Member(peer) as member, member.consumer:
         await member.take(1)
         asked = member.broker.last(peer.pull_code).ext
@@ -251,7 +283,7 @@ async def test_a_broker_of_ours_is_asked_for_large_slices_and_others_for_pulls(p
     assert not any(each.code in codes for each in member.broker.asked)
 
 
-async def test_a_queues_limit_in_bytes_bounds_what_is_asked_for(peer):
+async def test_a_queues_limit_in_bytes_bounds_what_is_asked_for(peer: Apache) -> None:
     async with Member(peer, queue_bytes_max=500) as member, member.consumer:
         await member.take(1)
         await trio.testing.wait_all_tasks_blocked()
@@ -259,7 +291,7 @@ async def test_a_queues_limit_in_bytes_bounds_what_is_asked_for(peer):
         assert [int(each.ext["maxMsgBytes"]) for each in pulls if each.ext["topic"] == "T"] == [500]
 
 
-async def test_offsets_of_a_static_topics_answer_are_moved(autojump_clock):
+async def test_offsets_of_a_static_topics_answer_are_moved(autojump_clock: MockClock) -> None:
     peer = Apache()
     async with Member(peer) as member:
         header = peer.pulled(103, 103)

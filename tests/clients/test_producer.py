@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -52,17 +54,27 @@ from tests.support.scripted import (
     storing,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from trio.testing import MockClock
+
+    from headrace.producer.pipeline import Pipeline
+    from headrace_protocol.drivers.network import MemoryNetwork
+    from tests.support.scripted import Asked, Scripted
+
+
 SEND = RequestCode.SEND_MESSAGE_V2
 BUSY = Reply(code=ResponseCode.SYSTEM_BUSY, remark="dispatch is behind")
 ILLEGAL = Reply(code=ResponseCode.MESSAGE_ILLEGAL, remark="no")
 NO_TOPIC = Reply(code=ResponseCode.TOPIC_NOT_EXIST)
 
 
-def producer(nameserver, network, **options):
+def producer(nameserver: Scripted, network: MemoryNetwork, **options: Any) -> Producer:
     return Producer(nameserver=nameserver.address, connect=network.connect, **options)
 
 
-def properties(asked):
+def properties(asked: Asked) -> dict[str, str]:
     return decode_properties(asked.ext["i"].encode())
 
 
@@ -74,25 +86,25 @@ def properties(asked):
     ("key", "index"),
     [("", 0), ("a", 3), ("N12345", 6), ("order-17", 4), ("Zürich", 6), ("航空", 1), ("🛫", 7)],
 )
-def test_keys_go_to_fixed_queues(key, index):
+def test_keys_go_to_fixed_queues(key: str, index: int) -> None:
     assert queue_index(key, 8) == index
 
 
 @given(st.text(), st.integers(1, 100))
-def test_a_key_always_has_a_queue(key, queue_count):
+def test_a_key_always_has_a_queue(key: str, queue_count: int) -> None:
     assert 0 <= queue_index(key, queue_count) < queue_count
 
 
-def queues(*broker_names, count=2):
+def queues(*broker_names: Any, count: int = 2) -> list[MessageQueue]:
     return [MessageQueue("T", name, number) for name in broker_names for number in range(count)]
 
 
-def test_messages_without_a_key_take_turns():
+def test_messages_without_a_key_take_turns() -> None:
     selector = QueueSelector(queues("a", "b"))
     assert [selector.next() for _ in range(5)] == [*queues("a", "b"), queues("a")[0]]
 
 
-def test_brokers_to_avoid_are_left_out_while_there_is_another():
+def test_brokers_to_avoid_are_left_out_while_there_is_another() -> None:
     selector = QueueSelector(queues("a", "b"))
     assert {selector.next({"a"}).broker_name for _ in range(8)} == {"b"}
     assert {selector.next({"a", "b"}).broker_name for _ in range(8)} == {"a", "b"}
@@ -111,8 +123,8 @@ def test_brokers_to_avoid_are_left_out_while_there_is_another():
     batch=st.booleans(),
 )
 def test_a_frame_from_the_template_says_what_was_filled_in(
-    properties, sys_flag, born, opaque, body, topic, batch
-):
+    properties: str, sys_flag: int, born: int, opaque: int, body: bytes, topic: str, batch: bool
+) -> None:
     template = SendTemplate("group%s", topic, "broker-a", 3, batch=batch)
     outgoing = Outgoing(body, sys_flag, born, properties, ["id"], is_batch=batch)
     ((serialize_type, header, sent),) = FrameReader().feed(
@@ -141,7 +153,7 @@ def test_a_frame_from_the_template_says_what_was_filled_in(
 # -- one message -----------------------------------------------------------------------------------
 
 
-async def test_a_message_arrives_with_its_properties_and_an_id():
+async def test_a_message_arrives_with_its_properties_and_an_id() -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         broker.answer(SEND, stored(41))
         async with producer(nameserver, network, group="pg") as p:
@@ -162,7 +174,7 @@ async def test_a_message_arrives_with_its_properties_and_an_id():
         assert result.status is ResponseCode.SUCCESS
 
 
-async def test_the_broker_hears_of_the_producer_and_of_its_end():
+async def test_the_broker_hears_of_the_producer_and_of_its_end() -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         async with producer(nameserver, network, group="pg") as p:
             await p.send(Message("T", b"x"))
@@ -170,7 +182,7 @@ async def test_the_broker_hears_of_the_producer_and_of_its_end():
         assert broker.last(RequestCode.UNREGISTER_CLIENT).ext["producerGroup"] == "pg"
 
 
-async def test_heartbeats_go_on(autojump_clock):
+async def test_heartbeats_go_on(autojump_clock: MockClock) -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         async with producer(nameserver, network) as p:
             await p.send(Message("T", b"x"))
@@ -179,7 +191,7 @@ async def test_heartbeats_go_on(autojump_clock):
         assert nameserver.count(RequestCode.GET_ROUTEINFO_BY_TOPIC) == 4
 
 
-async def test_large_bodies_are_compressed():
+async def test_large_bodies_are_compressed() -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         body = b"headrace " * 1000
         async with producer(nameserver, network) as p:
@@ -193,7 +205,7 @@ async def test_large_bodies_are_compressed():
             assert broker.last(SEND).body == body
 
 
-async def test_a_chosen_queue_gets_the_message():
+async def test_a_chosen_queue_gets_the_message() -> None:
     async with scripted_cluster(2, queues=4) as (nameserver, brokers, network):
         async with producer(nameserver, network) as p:
             queue = (await p.queues("T"))[6]
@@ -202,7 +214,7 @@ async def test_a_chosen_queue_gets_the_message():
         assert [broker.count(SEND) for broker in brokers] == [0, 1]
 
 
-async def test_a_chosen_queue_that_is_not_there_is_an_error(autojump_clock):
+async def test_a_chosen_queue_that_is_not_there_is_an_error(autojump_clock: MockClock) -> None:
     async with (
         scripted_cluster() as (nameserver, _, network),
         producer(nameserver, network) as p,
@@ -211,7 +223,7 @@ async def test_a_chosen_queue_that_is_not_there_is_an_error(autojump_clock):
             await p.send(Message("T", b"x"), queue=MessageQueue("T", "broker-0", 7))
 
 
-async def test_oneway_sends_ask_for_no_answer():
+async def test_oneway_sends_ask_for_no_answer() -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         async with producer(nameserver, network) as p:
             await p.send_oneway(Message("T", b"x"))
@@ -223,7 +235,9 @@ async def test_oneway_sends_ask_for_no_answer():
 
 
 @pytest.mark.parametrize("failure", [BUSY, close, None], ids=["busy", "closed", "silent"])
-async def test_another_broker_gets_what_one_could_not_take(failure, autojump_clock):
+async def test_another_broker_gets_what_one_could_not_take(
+    failure: Callable[..., Any] | Reply | None, autojump_clock: MockClock
+) -> None:
     async with scripted_cluster(2) as (nameserver, (bad, good), network):
         bad.answer(SEND, failure)
         async with producer(nameserver, network) as p:
@@ -240,7 +254,7 @@ async def test_another_broker_gets_what_one_could_not_take(failure, autojump_clo
             assert bad.count(SEND) == 2
 
 
-async def test_a_broker_that_is_gone_is_replaced_by_another():
+async def test_a_broker_that_is_gone_is_replaced_by_another() -> None:
     async with scripted_cluster(2) as (nameserver, (_, good), network):
         gone = type(good)(address="127.0.0.1:65001")
         nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, route(gone, good))
@@ -249,7 +263,7 @@ async def test_a_broker_that_is_gone_is_replaced_by_another():
         assert result.queue.broker_name == "broker-1"
 
 
-async def test_a_key_stays_on_its_queue_also_in_retries(autojump_clock):
+async def test_a_key_stays_on_its_queue_also_in_retries(autojump_clock: MockClock) -> None:
     async with scripted_cluster(2) as (nameserver, brokers, network):
         home = queue_index("k", 2)
         brokers[home].answer(SEND, BUSY, BUSY, stored())
@@ -259,7 +273,7 @@ async def test_a_key_stays_on_its_queue_also_in_retries(autojump_clock):
         assert brokers[home].count(SEND) == 3
 
 
-async def test_the_last_error_is_raised_when_retries_do_not_help(autojump_clock):
+async def test_the_last_error_is_raised_when_retries_do_not_help(autojump_clock: MockClock) -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         broker.answer(SEND, BUSY)
         async with producer(nameserver, network) as p:
@@ -269,7 +283,7 @@ async def test_the_last_error_is_raised_when_retries_do_not_help(autojump_clock)
         assert caught.value.code == ResponseCode.SYSTEM_BUSY
 
 
-async def test_what_no_broker_would_take_is_not_tried_again():
+async def test_what_no_broker_would_take_is_not_tried_again() -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         broker.answer(SEND, ILLEGAL)
         async with producer(nameserver, network) as p:
@@ -278,7 +292,7 @@ async def test_what_no_broker_would_take_is_not_tried_again():
         assert broker.count(SEND) == 1
 
 
-async def test_no_answer_is_a_timeout_per_attempt(autojump_clock):
+async def test_no_answer_is_a_timeout_per_attempt(autojump_clock: MockClock) -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         broker.answer(SEND, None)
         async with producer(nameserver, network, timeout_ms=2000, retries=1) as p:
@@ -289,7 +303,9 @@ async def test_no_answer_is_a_timeout_per_attempt(autojump_clock):
 
 
 @pytest.mark.parametrize("code", [10, 11, 12])
-async def test_a_message_that_is_stored_but_not_safe_yet_is_a_success_that_says_so(code):
+async def test_a_message_that_is_stored_but_not_safe_yet_is_a_success_that_says_so(
+    code: int,
+) -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         ok = stored()
         broker.answer(SEND, lambda asked: Reply(ok(asked).header, code=code))
@@ -301,10 +317,10 @@ async def test_a_message_that_is_stored_but_not_safe_yet_is_a_success_that_says_
 # -- routes ----------------------------------------------------------------------------------------
 
 
-async def test_a_topic_that_the_brokers_would_make_is_sent_to():
+async def test_a_topic_that_the_brokers_would_make_is_sent_to() -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
 
-        def only_the_template(asked):
+        def only_the_template(asked: Asked) -> Reply:
             if asked.ext["topic"] == "TBW102":
                 return route(broker, queues=8, perm=7)
             return route(broker, queues=2) if broker.sends else NO_TOPIC
@@ -318,7 +334,7 @@ async def test_a_topic_that_the_brokers_would_make_is_sent_to():
             assert len(await p.queues("New")) == 2
 
 
-async def test_a_topic_whose_broker_comes_back_between_two_questions_is_not_taken_for_new():
+async def test_a_topic_whose_broker_comes_back_between_two_questions_is_not_taken_for_new() -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, NO_TOPIC, route(broker, queues=8))
         # In none of the few queues that a new topic would get.
@@ -330,11 +346,13 @@ async def test_a_topic_whose_broker_comes_back_between_two_questions_is_not_take
         assert [sent_queue(each) for each in broker.sends] == [queue_index(key, 8)]
 
 
-async def test_a_sender_waits_until_the_topic_that_it_made_has_a_route(autojump_clock):
+async def test_a_sender_waits_until_the_topic_that_it_made_has_a_route(
+    autojump_clock: MockClock,
+) -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
-        sent_at = None
+        sent_at = math.inf
 
-        def after_a_while(asked):
+        def after_a_while(asked: Asked) -> Reply:
             if asked.ext["topic"] == "TBW102":
                 return route(broker, perm=7)
             known = broker.sends and trio.current_time() - sent_at > 0.5
@@ -349,7 +367,7 @@ async def test_a_sender_waits_until_the_topic_that_it_made_has_a_route(autojump_
         assert len(broker.sent) == 3
 
 
-async def test_a_topic_that_nobody_would_make_is_an_error_with_the_way_out():
+async def test_a_topic_that_nobody_would_make_is_an_error_with_the_way_out() -> None:
     async with scripted_cluster() as (nameserver, _, network):
         nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, NO_TOPIC)
         async with producer(nameserver, network) as p:
@@ -357,7 +375,7 @@ async def test_a_topic_that_nobody_would_make_is_an_error_with_the_way_out():
                 await p.send(Message("Missing", b"x"))
 
 
-async def test_a_topic_without_write_permission_has_no_queue(autojump_clock):
+async def test_a_topic_without_write_permission_has_no_queue(autojump_clock: MockClock) -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, route(broker, perm=4))
         async with producer(nameserver, network) as p:
@@ -365,7 +383,7 @@ async def test_a_topic_without_write_permission_has_no_queue(autojump_clock):
                 await p.send(Message("T", b"x"))
 
 
-async def test_the_second_nameserver_answers_for_a_dead_first_one():
+async def test_the_second_nameserver_answers_for_a_dead_first_one() -> None:
     async with scripted_cluster() as (nameserver, _, network):
         addresses = f"127.0.0.1:65001;{nameserver.address}"
         async with Producer(nameserver=addresses, connect=network.connect) as p:
@@ -373,7 +391,7 @@ async def test_the_second_nameserver_answers_for_a_dead_first_one():
         assert nameserver.count(RequestCode.GET_ROUTEINFO_BY_TOPIC) == 1
 
 
-async def test_dead_nameservers_are_all_named(autojump_clock):
+async def test_dead_nameservers_are_all_named(autojump_clock: MockClock) -> None:
     async with (
         scripted_cluster() as (_, _, network),
         Producer(nameserver="127.0.0.1:65001;127.0.0.1:65002", connect=network.connect) as p,
@@ -382,7 +400,7 @@ async def test_dead_nameservers_are_all_named(autojump_clock):
             await p.send(Message("T", b"x"))
 
 
-async def test_a_known_route_outlives_its_nameserver(autojump_clock):
+async def test_a_known_route_outlives_its_nameserver(autojump_clock: MockClock) -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         async with producer(nameserver, network) as p:
             await p.send(Message("T", b"x"))
@@ -394,13 +412,15 @@ async def test_a_known_route_outlives_its_nameserver(autojump_clock):
 
 # -- bad input -------------------------------------------------------------------------------------
 
+AnyMessage: Any = Message  # takes what a type checker would refuse
+
 
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
         (Message("T", b""), "0 bytes"),
         (Message("T", bytes(4 * 1024 * 1024 + 1)), "4194304"),
-        (Message("T", "text"), "encode it"),
+        (AnyMessage("T", "text"), "encode it"),
         (Message("bad topic", b"x"), "no topic name"),
         (Message("", b"x"), "no topic name"),
         (Message("T" * 128, b"x"), "no topic name"),
@@ -411,13 +431,13 @@ async def test_a_known_route_outlives_its_nameserver(autojump_clock):
         (Message("T", b"x", properties={"a": "x" * 32768}), "32725"),
         (Message("T", b"x", properties={"a": "ü" * 16380}), "32725"),
         (Message("T", b"x", delay_level=19), "delay_level 19"),
-        (Message(5, b"x"), "5 is no topic name"),
-        (Message("T", b"x", key=5), "key 5 .* have to be str"),
-        (Message("T", b"x", tag=5), "tag 5 .* have to be str"),
-        (Message("T", b"x", properties={"a": 5}), "'a' = 5: it has to be a str"),
+        (AnyMessage(5, b"x"), "5 is no topic name"),
+        (AnyMessage("T", b"x", key=5), "key 5 .* have to be str"),
+        (AnyMessage("T", b"x", tag=5), "tag 5 .* have to be str"),
+        (AnyMessage("T", b"x", properties={"a": 5}), "'a' = 5: it has to be a str"),
     ],
 )
-async def test_bad_messages_do_not_reach_the_wire(message, reason):
+async def test_bad_messages_do_not_reach_the_wire(message: Message, reason: str) -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         async with producer(nameserver, network) as p:
             with pytest.raises(InvalidMessage, match=reason):
@@ -431,7 +451,7 @@ async def test_bad_messages_do_not_reach_the_wire(message, reason):
 @pytest.mark.parametrize(
     ("nameserver", "reason"), [("nowhere", "HOST:PORT"), (";", "names no nameserver")]
 )
-def test_bad_nameservers_are_refused_at_once(nameserver, reason):
+def test_bad_nameservers_are_refused_at_once(nameserver: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         Producer(nameserver=nameserver)
 
@@ -439,22 +459,23 @@ def test_bad_nameservers_are_refused_at_once(nameserver, reason):
 @pytest.mark.parametrize(
     "options", [{"timeout_ms": 0}, {"retries": -1}, {"compress_from_bytes": -1}]
 )
-def test_limits_that_cannot_work_are_refused_at_once(options):
+def test_limits_that_cannot_work_are_refused_at_once(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=f"{next(iter(options))}=.*: it must be at least"):
         Producer(**options, nameserver="127.0.0.1:65001")
 
 
-async def test_pipelines_that_would_never_send_are_refused():
+async def test_pipelines_that_would_never_send_are_refused() -> None:
     async with (
         scripted_cluster() as (nameserver, _, network),
         producer(nameserver, network) as p,
     ):
-        for options in ({"max_in_flight": 0}, {"max_bytes": 0}):
+        refused: list[dict[str, Any]] = [{"max_in_flight": 0}, {"max_bytes": 0}]
+        for options in refused:
             with pytest.raises(ConfigurationError, match="at least 1"):
                 p.pipeline(**options)
 
 
-async def test_a_pipeline_outside_its_block_is_an_error():
+async def test_a_pipeline_outside_its_block_is_an_error() -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         async with producer(nameserver, network) as p:
             pipeline = p.pipeline()
@@ -467,18 +488,18 @@ async def test_a_pipeline_outside_its_block_is_an_error():
         assert broker.sent == [b"x"]
 
 
-def test_bad_groups_are_refused_at_once():
+def test_bad_groups_are_refused_at_once() -> None:
     with pytest.raises(ConfigurationError, match="no group name"):
         Producer("my group")
 
 
-async def test_a_producer_outside_its_block_is_an_error():
+async def test_a_producer_outside_its_block_is_an_error() -> None:
     p = Producer(nameserver="127.0.0.1:65001")
     with pytest.raises(ClientClosed, match="async with Producer"):
         await p.send(Message("T", b"x"))
 
 
-async def test_what_the_block_raises_comes_out_as_it_is():
+async def test_what_the_block_raises_comes_out_as_it_is() -> None:
     async with scripted_cluster() as (nameserver, _, network):
         with pytest.raises(KeyError, match="mine"):
             async with producer(nameserver, network) as p:
@@ -486,7 +507,7 @@ async def test_what_the_block_raises_comes_out_as_it_is():
                 raise KeyError("mine")
 
 
-async def test_a_time_limit_around_the_block_works(autojump_clock):
+async def test_a_time_limit_around_the_block_works(autojump_clock: MockClock) -> None:
     async with scripted_cluster() as (nameserver, _, network):
         with trio.move_on_after(7) as scope:
             async with producer(nameserver, network):
@@ -500,7 +521,7 @@ async def test_a_time_limit_around_the_block_works(autojump_clock):
 both_kinds = pytest.mark.parametrize("ours", [True, False], ids=["headrace", "apache"])
 
 
-async def test_a_batch_is_one_request_per_queue():
+async def test_a_batch_is_one_request_per_queue() -> None:
     async with scripted_cluster(queues=4) as (nameserver, (broker,), network):
         broker.answer(RequestCode.SEND_BATCH_MESSAGE, stored(5))
         async with producer(nameserver, network) as p:
@@ -515,7 +536,7 @@ async def test_a_batch_is_one_request_per_queue():
         assert len(set(result.message_id.split(","))) == 100
 
 
-async def test_a_broker_of_ours_gets_whole_records():
+async def test_a_broker_of_ours_gets_whole_records() -> None:
     async with scripted_cluster(queues=4, headrace=True) as (nameserver, (broker,), network):
         broker.answer_sends(storing())
         messages = [
@@ -540,7 +561,7 @@ async def test_a_broker_of_ours_gets_whole_records():
 
 
 @both_kinds
-async def test_keys_of_a_batch_go_to_their_queues_in_order(ours):
+async def test_keys_of_a_batch_go_to_their_queues_in_order(ours: bool) -> None:
     async with scripted_cluster(queues=4, headrace=ours) as (nameserver, (broker,), network):
         messages = [Message("T", b"%d" % n, key=f"k{n % 7}") for n in range(70)]
         async with producer(nameserver, network) as p:
@@ -554,7 +575,7 @@ async def test_keys_of_a_batch_go_to_their_queues_in_order(ours):
             assert {sent_queue(asked): sent_bodies(asked) for asked in broker.sends} == expected
 
 
-def sorted_by_queue(messages, queue_count=4):
+def sorted_by_queue(messages: list[Message], queue_count: int = 4) -> dict[int, list[bytes]]:
     expected: dict[int, list[bytes]] = {}
     for message in messages:
         expected.setdefault(queue_index(message.key, queue_count), []).append(message.body)
@@ -562,7 +583,7 @@ def sorted_by_queue(messages, queue_count=4):
 
 
 @both_kinds
-async def test_a_batch_is_split_by_size_and_the_parts_take_turns(ours):
+async def test_a_batch_is_split_by_size_and_the_parts_take_turns(ours: bool) -> None:
     async with scripted_cluster(queues=4, headrace=ours) as (nameserver, (broker,), network):
         bodies = [b"%07d" % n * 10_000 for n in range(80)]
         async with producer(nameserver, network) as p:
@@ -575,7 +596,7 @@ async def test_a_batch_is_split_by_size_and_the_parts_take_turns(ours):
 
 
 @both_kinds
-async def test_a_batch_to_a_chosen_queue_stays_in_order(ours):
+async def test_a_batch_to_a_chosen_queue_stays_in_order(ours: bool) -> None:
     async with scripted_cluster(queues=4, headrace=ours) as (nameserver, (broker,), network):
         broker.answer_sends(storing())
         async with producer(nameserver, network) as p:
@@ -587,7 +608,7 @@ async def test_a_batch_to_a_chosen_queue_stays_in_order(ours):
 
 
 @both_kinds
-async def test_messages_of_several_topics_in_a_batch(ours):
+async def test_messages_of_several_topics_in_a_batch(ours: bool) -> None:
     async with scripted_cluster(headrace=ours) as (nameserver, (broker,), network):
         async with producer(nameserver, network) as p:
             results = await p.send_many([Message(f"T{n % 3}", b"%d" % n) for n in range(9)])
@@ -595,11 +616,11 @@ async def test_messages_of_several_topics_in_a_batch(ours):
         assert broker.sent == [b"%d" % n for n in (0, 3, 6, 1, 4, 7, 2, 5, 8)]
 
 
-async def test_messages_may_be_made_while_they_are_sent():
+async def test_messages_may_be_made_while_they_are_sent() -> None:
     async with scripted_cluster(queues=2, headrace=True) as (nameserver, (broker,), network):
         made_when_asked = []
 
-        def bodies():
+        def bodies() -> Iterator[bytes]:
             for _ in range(60):
                 made_when_asked.append(len(broker.sends))
                 yield bytes(500_000)
@@ -610,7 +631,7 @@ async def test_messages_may_be_made_while_they_are_sent():
         assert made_when_asked[-1] > 10, "some are stored before the last ones are made"
 
 
-async def test_empty_batches_and_delayed_messages():
+async def test_empty_batches_and_delayed_messages() -> None:
     async with (
         scripted_cluster() as (nameserver, _, network),
         producer(nameserver, network) as p,
@@ -643,7 +664,9 @@ async def test_empty_batches_and_delayed_messages():
         ([Message("T", b"x", properties={"TAGS": "t"})], {}, "tag="),
     ],
 )
-async def test_bad_batches_do_not_reach_the_wire(messages, options, reason):
+async def test_bad_batches_do_not_reach_the_wire(
+    messages: Any, options: dict[Any, Any], reason: str
+) -> None:
     async with scripted_cluster(headrace=True) as (nameserver, (broker,), network):
         async with producer(nameserver, network) as p:
             with pytest.raises(InvalidMessage, match=reason):
@@ -659,8 +682,8 @@ async def test_bad_batches_do_not_reach_the_wire(messages, options, reason):
     ),
     st.booleans(),
 )
-def test_batches_hold_what_went_in(items, ours):
-    async def main():
+def test_batches_hold_what_went_in(items: list[tuple[bytes, str, str]], ours: bool) -> None:
+    async def main() -> None:
         async with scripted_cluster(headrace=ours) as (nameserver, (broker,), network):
             messages = [Message("T", body, tag=tag, key=key) for body, tag, key in items]
             async with producer(nameserver, network) as p:
@@ -674,14 +697,14 @@ def test_batches_hold_what_went_in(items, ours):
     trio.run(main)
 
 
-def found_in(broker):
+def found_in(broker: Scripted) -> Iterator[tuple[bytes, str, str]]:
     for asked in broker.sends:
         for body, raw in with_properties(asked):
             its = decode_properties(raw)
             yield body, its.get("TAGS", ""), its.get("KEYS", "")
 
 
-def with_properties(asked):
+def with_properties(asked: Asked) -> list[tuple[bytes, bytes]]:
     if asked.code == SEND:
         return [(asked.body, asked.ext["i"].encode())]
     if asked.code == RequestCode.SEND_BATCH_MESSAGE:
@@ -692,7 +715,9 @@ def with_properties(asked):
 
 @both_kinds
 @pytest.mark.parametrize("failure", [BUSY, close, None], ids=["busy", "closed", "silent"])
-async def test_another_broker_gets_the_batch_that_one_could_not_take(failure, ours, autojump_clock):
+async def test_another_broker_gets_the_batch_that_one_could_not_take(
+    failure: Callable[..., Any] | Reply | None, ours: bool, autojump_clock: MockClock
+) -> None:
     async with scripted_cluster(2, headrace=ours) as (nameserver, (bad, good), network):
         bad.answer_sends(failure)
         bodies = [b"%06d" % n * 10_000 for n in range(40)]
@@ -704,7 +729,9 @@ async def test_another_broker_gets_the_batch_that_one_could_not_take(failure, ou
 
 
 @both_kinds
-async def test_a_batch_that_is_lost_for_good_is_an_error(ours, autojump_clock):
+async def test_a_batch_that_is_lost_for_good_is_an_error(
+    ours: bool, autojump_clock: MockClock
+) -> None:
     async with scripted_cluster(queues=2, headrace=ours) as (nameserver, (broker,), network):
         broker.answer_sends(BUSY)
         async with producer(nameserver, network) as p:
@@ -714,7 +741,7 @@ async def test_a_batch_that_is_lost_for_good_is_an_error(ours, autojump_clock):
         assert [sent_queue(asked) for asked in broker.sends] == [home] * 3, "later ones stay here"
 
 
-async def test_a_cancelled_batch_leaves_a_producer_that_works(autojump_clock):
+async def test_a_cancelled_batch_leaves_a_producer_that_works(autojump_clock: MockClock) -> None:
     async with (
         scripted_cluster(queues=2, headrace=True) as (nameserver, (broker,), network),
         producer(nameserver, network, timeout_ms=60_000) as p,
@@ -728,7 +755,7 @@ async def test_a_cancelled_batch_leaves_a_producer_that_works(autojump_clock):
         assert len(await p.send_many([b"y", b"z"], topic="T")) == 1
 
 
-async def test_a_broker_of_ours_may_want_no_whole_records():
+async def test_a_broker_of_ours_may_want_no_whole_records() -> None:
     async with scripted_cluster(headrace=True) as (nameserver, (broker,), network):
         broker.answer(RequestCode.BULK_SEND, Reply(code=3, remark="I have an IPv6 address"))
         async with producer(nameserver, network) as p:
@@ -744,7 +771,7 @@ async def test_a_broker_of_ours_may_want_no_whole_records():
 
 
 @both_kinds
-async def test_a_pipeline_sends_all_and_waits_for_the_answers(ours):
+async def test_a_pipeline_sends_all_and_waits_for_the_answers(ours: bool) -> None:
     async with scripted_cluster(2, queues=2, headrace=ours) as (nameserver, brokers, network):
         async with producer(nameserver, network) as p, p.pipeline(max_in_flight=10) as pipeline:
             await pipeline.send_all(Message("T", b"%d" % n) for n in range(100))
@@ -754,7 +781,7 @@ async def test_a_pipeline_sends_all_and_waits_for_the_answers(ours):
 
 
 @both_kinds
-async def test_a_pipeline_sends_what_is_there_as_one_request(ours):
+async def test_a_pipeline_sends_what_is_there_as_one_request(ours: bool) -> None:
     async with scripted_cluster(headrace=ours) as (nameserver, (broker,), network):
         async with producer(nameserver, network) as p, p.pipeline() as pipeline:
             await pipeline.send(Message("T", b"0"))
@@ -766,7 +793,7 @@ async def test_a_pipeline_sends_what_is_there_as_one_request(ours):
         assert broker.sent == [b"%d" % n for n in range(203)]
 
 
-async def test_a_lone_message_of_a_pipeline_does_not_wait(autojump_clock):
+async def test_a_lone_message_of_a_pipeline_does_not_wait(autojump_clock: MockClock) -> None:
     async with (
         scripted_cluster(headrace=True) as (nameserver, (broker,), network),
         producer(nameserver, network) as p,
@@ -779,7 +806,7 @@ async def test_a_lone_message_of_a_pipeline_does_not_wait(autojump_clock):
 
 
 @both_kinds
-async def test_a_pipeline_reports_where_each_message_went(ours):
+async def test_a_pipeline_reports_where_each_message_went(ours: bool) -> None:
     async with scripted_cluster(queues=2, headrace=ours) as (nameserver, (broker,), network):
         broker.answer_sends(storing())
         outcomes = []
@@ -793,7 +820,7 @@ async def test_a_pipeline_reports_where_each_message_went(ours):
             (result.queue.queue_id, result.queue_offset): message.body
             for message, result in outcomes
         }
-        stored_there = {}
+        stored_there: dict[tuple[int, int], bytes] = {}
         for asked in broker.sends:
             for body in sent_bodies(asked):
                 queue_id = sent_queue(asked)
@@ -805,11 +832,13 @@ async def test_a_pipeline_reports_where_each_message_went(ours):
 
 
 @both_kinds
-async def test_keys_of_a_pipeline_stay_in_order_also_in_retries(ours, autojump_clock):
+async def test_keys_of_a_pipeline_stay_in_order_also_in_retries(
+    ours: bool, autojump_clock: MockClock
+) -> None:
     async with scripted_cluster(2, queues=2, headrace=ours) as (nameserver, brokers, network):
         ok, stored_bodies = stored(), []
 
-        def now_and_then(asked):
+        def now_and_then(asked: Asked) -> Reply:
             if len(asked.body) % 3 == 0:
                 return BUSY
             stored_bodies.extend(sent_bodies(asked))
@@ -822,7 +851,9 @@ async def test_keys_of_a_pipeline_stay_in_order_also_in_retries(ours, autojump_c
         async with producer(nameserver, network, retries=1) as p:
             pipeline = p.pipeline(
                 max_in_flight=40,
-                on_result=lambda m, r: lost.append(m.body) if isinstance(r, HeadraceError) else 0,
+                on_result=lambda m, r: (
+                    lost.append(m.body) if isinstance(r, HeadraceError) else None
+                ),
             )
             async with pipeline:
                 await pipeline.send_all(messages)
@@ -833,7 +864,7 @@ async def test_keys_of_a_pipeline_stay_in_order_also_in_retries(ours, autojump_c
 
 
 @both_kinds
-async def test_delayed_messages_of_a_pipeline_leave_singly(ours):
+async def test_delayed_messages_of_a_pipeline_leave_singly(ours: bool) -> None:
     async with scripted_cluster(headrace=ours) as (nameserver, (broker,), network):
         levels = [0, 0, 3, 0, 0, 5, 5, 0]
         async with producer(nameserver, network) as p, p.pipeline() as pipeline:
@@ -845,7 +876,7 @@ async def test_delayed_messages_of_a_pipeline_leave_singly(ours):
 
 
 @both_kinds
-async def test_large_bodies_of_a_pipeline_are_compressed(ours):
+async def test_large_bodies_of_a_pipeline_are_compressed(ours: bool) -> None:
     async with scripted_cluster(headrace=ours) as (nameserver, (broker,), network):
         bodies = [b"small", b"large " * 1000, b"small too", b"small as well"]
         async with producer(nameserver, network) as p, p.pipeline() as pipeline:
@@ -859,7 +890,7 @@ async def test_large_bodies_of_a_pipeline_are_compressed(ours):
             assert sent_bodies(small) + sent_bodies(others) == [bodies[0], *bodies[2:]]
 
 
-async def test_retry_topics_get_messages_singly():
+async def test_retry_topics_get_messages_singly() -> None:
     async with scripted_cluster(headrace=True) as (nameserver, (broker,), network):
         async with producer(nameserver, network) as p, p.pipeline() as pipeline:
             await pipeline.send_all([Message("%RETRY%" + "g" * 130, b"x")] * 3)
@@ -870,7 +901,9 @@ async def test_retry_topics_get_messages_singly():
 @pytest.mark.parametrize(
     ("limits", "body_bytes"), [({"max_in_flight": 3}, 1), ({"max_bytes": 3000}, 1000)]
 )
-async def test_a_full_pipeline_makes_its_sender_wait(limits, body_bytes, ours, autojump_clock):
+async def test_a_full_pipeline_makes_its_sender_wait(
+    limits: dict[str, Any], body_bytes: int, ours: bool, autojump_clock: MockClock
+) -> None:
     async with scripted_cluster(queues=3, headrace=ours) as (nameserver, (broker,), network):
         broker.answer_sends(None)
         sent = []
@@ -886,7 +919,9 @@ async def test_a_full_pipeline_makes_its_sender_wait(limits, body_bytes, ours, a
 
 @both_kinds
 @pytest.mark.parametrize("failure", [BUSY, close, None], ids=["busy", "closed", "silent"])
-async def test_a_pipeline_tries_again_what_failed(failure, ours, autojump_clock):
+async def test_a_pipeline_tries_again_what_failed(
+    failure: Callable[..., Any] | Reply | None, ours: bool, autojump_clock: MockClock
+) -> None:
     async with scripted_cluster(2, headrace=ours) as (nameserver, (bad, good), network):
         bad.answer_sends(failure)
         async with producer(nameserver, network) as p, p.pipeline(max_in_flight=3) as pipeline:
@@ -896,7 +931,7 @@ async def test_a_pipeline_tries_again_what_failed(failure, ours, autojump_clock)
 
 
 @both_kinds
-async def test_a_broker_that_is_gone_does_not_stop_a_pipeline(ours):
+async def test_a_broker_that_is_gone_does_not_stop_a_pipeline(ours: bool) -> None:
     async with scripted_cluster(2, headrace=ours) as (nameserver, (_, good), network):
         gone = type(good)(address="127.0.0.1:65001")
         nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, route(gone, good))
@@ -906,13 +941,15 @@ async def test_a_broker_that_is_gone_does_not_stop_a_pipeline(ours):
 
 
 @both_kinds
-async def test_a_pipeline_follows_a_broker_that_moved(ours, autojump_clock):
+async def test_a_pipeline_follows_a_broker_that_moved(
+    ours: bool, autojump_clock: MockClock
+) -> None:
     async with scripted_cluster(2, queues=4, headrace=ours) as (nameserver, (old, new), network):
         nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, route(old, queues=4))
 
-        def move(asked):
+        def move(asked: Asked) -> None:
             nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, route(new, queues=4))
-            return close(asked)
+            close(asked)
 
         old.answer_sends(stored(), stored(), move)
         messages = [Message("T", b"%03d" % n, key=f"k{n % 9}") for n in range(300)]
@@ -925,13 +962,13 @@ async def test_a_pipeline_follows_a_broker_that_moved(ours, autojump_clock):
             assert at_new == of_key[len(of_key) - len(at_new) :]
 
 
-def refusing(body):
+def refusing(body: bytes) -> Callable[..., Any]:
     ok = stored()
     return lambda asked: ILLEGAL if body in sent_bodies(asked) else ok(asked)
 
 
 @both_kinds
-async def test_a_pipeline_that_lost_a_message_says_which(ours):
+async def test_a_pipeline_that_lost_a_message_says_which(ours: bool) -> None:
     async with scripted_cluster(headrace=ours) as (nameserver, (broker,), network):
         broker.answer_sends(refusing(b"1"))
         async with producer(nameserver, network) as p:
@@ -944,7 +981,7 @@ async def test_a_pipeline_that_lost_a_message_says_which(ours):
         assert broker.sent[-3:] == [b"0", b"1", b"2"], "the others are stored"
 
 
-async def test_a_pipeline_stops_at_the_first_loss():
+async def test_a_pipeline_stops_at_the_first_loss() -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         broker.answer_sends(ILLEGAL)
         async with producer(nameserver, network) as p:
@@ -955,7 +992,9 @@ async def test_a_pipeline_stops_at_the_first_loss():
 
 
 @both_kinds
-async def test_losses_go_to_on_result_when_there_is_one(ours, autojump_clock):
+async def test_losses_go_to_on_result_when_there_is_one(
+    ours: bool, autojump_clock: MockClock
+) -> None:
     async with scripted_cluster(headrace=ours) as (nameserver, (broker,), network):
         broker.answer_sends(ILLEGAL, BUSY)
         outcomes = []
@@ -970,10 +1009,10 @@ async def test_losses_go_to_on_result_when_there_is_one(ours, autojump_clock):
 
 
 @both_kinds
-async def test_several_tasks_share_a_pipeline(ours):
+async def test_several_tasks_share_a_pipeline(ours: bool) -> None:
     async with scripted_cluster(2, queues=2, headrace=ours) as (nameserver, brokers, network):
 
-        async def send(pipeline, name):
+        async def send(pipeline: Pipeline, name: bytes) -> None:
             for n in range(50):
                 await pipeline.send(Message("T", b"%s %d" % (name, n), key=name.decode()))
 
@@ -989,7 +1028,9 @@ async def test_several_tasks_share_a_pipeline(ours):
             assert of_it == [b"%s %d" % (name, n) for n in range(50)]
 
 
-async def test_leaving_a_pipeline_by_an_exception_waits_for_nothing(autojump_clock):
+async def test_leaving_a_pipeline_by_an_exception_waits_for_nothing(
+    autojump_clock: MockClock,
+) -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         broker.answer(SEND, None)
         async with producer(nameserver, network) as p:
@@ -1001,7 +1042,7 @@ async def test_leaving_a_pipeline_by_an_exception_waits_for_nothing(autojump_clo
             assert trio.current_time() - started < 1
 
 
-async def test_a_pipeline_to_nobody_raises_at_the_first_message():
+async def test_a_pipeline_to_nobody_raises_at_the_first_message() -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         broker.address = "127.0.0.1:65001"
         nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, route(broker))
@@ -1012,7 +1053,7 @@ async def test_a_pipeline_to_nobody_raises_at_the_first_message():
         assert isinstance(caught.value, ConnectFailed)
 
 
-def test_the_frame_prefix_is_the_peers():
+def test_the_frame_prefix_is_the_peers() -> None:
     outgoing = Outgoing(b"body", 0, 0, "", ["id"])
     prefix, header, body = SendTemplate("g", "T", "b", 0).frame(outgoing, 1)
     assert struct.unpack(">II", prefix) == (4 + len(header) + len(body), len(header))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -18,32 +19,40 @@ from headrace.errors import HeadraceError, InvalidMessage
 from headrace.producer.arrow import chunks_of_table
 from headrace_protocol.drivers.aio import connect_tcp
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from headrace.embedded import Embedded
+    from headrace.messages import ReceivedMessage
+    from headrace.producer.block import Block
+    from headrace_protocol.bodies import MessageQueue
+
 
 @pytest.fixture(scope="module")
-def mq():
+def mq() -> Iterator[Embedded]:
     with headrace.embedded() as running:
         yield running
 
 
-async def make_topic(mq, topic, queues=4):
+async def make_topic(mq: Embedded, topic: str, queues: int = 4) -> None:
     async with headrace.Admin(nameserver=mq.nameserver) as admin:
         await admin.create_topic(topic, queues=queues)
 
 
-async def everything_in(mq, topic):
+async def everything_in(mq: Embedded, topic: str) -> dict[MessageQueue, list[ReceivedMessage]]:
     """All messages of a topic, by queue."""
-    found = {}
+    found: dict[MessageQueue, list[ReceivedMessage]] = {}
     async with headrace.PullConsumer(nameserver=mq.nameserver) as consumer:
         for queue in await consumer.queues(topic):
             messages = found[queue] = []
             await consumer.assign([queue])
             consumer.seek(queue, 0)
             while len(messages) < await consumer.max_offset(queue):
-                messages += list(await consumer.receive_many(timeout_ms=5000))
+                messages += await consumer.receive_many(timeout_ms=5000) or ()
     return found
 
 
-async def test_bytes_are_stored_with_keys_and_tags(mq):
+async def test_bytes_are_stored_with_keys_and_tags(mq: Embedded) -> None:
     await make_topic(mq, "Bytes")
     bodies = [b"%d" % n for n in range(30_000)]
     keys = [f"k{n % 100}" if n % 3 else None for n in range(30_000)]
@@ -62,11 +71,11 @@ async def test_bytes_are_stored_with_keys_and_tags(mq):
     assert sum(result.message_count for result in results) == 30_000
 
 
-def queue_of(key, count):
+def queue_of(key: str, count: int) -> int:
     return headrace.producer.selector.queue_index(key, count)
 
 
-async def test_results_lead_to_each_message(mq):
+async def test_results_lead_to_each_message(mq: Embedded) -> None:
     await make_topic(mq, "Ids")
     bodies = [b"%d" % n * (n % 50 + 1) for n in range(1000)]
     async with (
@@ -77,6 +86,7 @@ async def test_results_lead_to_each_message(mq):
         each = list(result.of_each())
         for n in (0, 1, 500, 999):
             message = await admin.message(result.message_ids[n])
+            assert message is not None
             assert message.body == bodies[n]
             assert (message.queue, message.queue_offset) == (each[n].queue, each[n].queue_offset)
             assert each[n].message_id == result.message_ids[n] == message.message_id
@@ -84,7 +94,7 @@ async def test_results_lead_to_each_message(mq):
     assert "OffsetMessageIds of 1000" in repr(result)
 
 
-async def test_a_pipeline_s_results_lead_to_each_message(mq):
+async def test_a_pipeline_s_results_lead_to_each_message(mq: Embedded) -> None:
     await make_topic(mq, "PipelineIds")
     outcomes = []
     async with (
@@ -95,12 +105,13 @@ async def test_a_pipeline_s_results_lead_to_each_message(mq):
             await p.send_all(Message("PipelineIds", b"%d" % n) for n in range(1000))
         for sent, result in outcomes[::100]:
             message = await admin.message(result.offset_message_id)
+            assert message is not None
             assert message.body == sent.body
             assert (message.queue, message.queue_offset) == (result.queue, result.queue_offset)
 
 
-def test_asyncio_sends_the_same_way(mq):
-    async def main():
+def test_asyncio_sends_the_same_way(mq: Embedded) -> None:
+    async def main() -> None:
         await make_topic(mq, "Asyncio")
         async with Producer(nameserver=mq.nameserver) as producer:
             await producer.send_many([b"%d" % n for n in range(5000)], topic="Asyncio")
@@ -113,7 +124,7 @@ def test_asyncio_sends_the_same_way(mq):
     asyncio.run(main())
 
 
-def test_blocking_code_sends_the_same_way(mq):
+def test_blocking_code_sends_the_same_way(mq: Embedded) -> None:
     with blocking.Producer(nameserver=mq.nameserver) as producer:
         table = pa.table({"value": [b"a", b"b"], "key": ["k", "k"]})
         (first,) = producer.send_many(table, topic="Blocking")[:1]
@@ -124,7 +135,7 @@ def test_blocking_code_sends_the_same_way(mq):
     with blocking.PullConsumer(nameserver=mq.nameserver) as consumer:
         consumer.assign([first.queue])
         consumer.seek(first.queue, 0)
-        bodies = []
+        bodies: list[bytes] = []
         while len(bodies) < consumer.max_offset(first.queue):
             bodies += [message.body for message in consumer.receive_many(timeout_ms=5000)]
     assert bodies[-3000:] == [b"%d" % n for n in range(3000)]
@@ -133,7 +144,7 @@ def test_blocking_code_sends_the_same_way(mq):
 # -- Arrow -----------------------------------------------------------------------------------------
 
 
-def rows(table, topic=None):
+def rows(table: Any, topic: str | None = None) -> list[tuple[str, bytes, bytes]]:
     """What chunks hold, row by row."""
     return [
         (chunk.block.topic, body, properties)
@@ -142,9 +153,9 @@ def rows(table, topic=None):
     ]
 
 
-def all_properties(block):
+def all_properties(block: Block) -> list[bytes]:
     raw = block.properties
-    return [raw] * len(block) if isinstance(raw, bytes) else raw
+    return [raw] * len(block) if isinstance(raw, bytes) else list(raw)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +171,7 @@ def all_properties(block):
     ],
     ids=str,
 )
-def test_every_kind_of_bytes_and_text_column(kind):
+def test_every_kind_of_bytes_and_text_column(kind: Any) -> None:
     texts = ["a", "bc", "a", "def"]
     column = (
         pa.array(texts).cast(kind)
@@ -174,7 +185,7 @@ def test_every_kind_of_bytes_and_text_column(kind):
     assert rows(pa.chunked_array([column[:1], column[1:]]), "T") == expected
 
 
-def test_bodies_of_fixed_size():
+def test_bodies_of_fixed_size() -> None:
     values = [bytes([n] * 16) for n in range(100)]
     table = pa.table({"value": pa.array(values, pa.binary(16))})
     assert [body for _, body, _ in rows(table.slice(10, 50), "T")] == values[10:60]
@@ -193,7 +204,7 @@ def test_bodies_of_fixed_size():
     ),
     st.data(),
 )
-def test_tables_hold_what_went_in(items, data):
+def test_tables_hold_what_went_in(items: list[Any], data: Any) -> None:
     start = data.draw(st.integers(0, len(items) - 1))
     topics, keys, tags, values = zip(*items, strict=True)
     table = pa.table(
@@ -214,7 +225,7 @@ def test_tables_hold_what_went_in(items, data):
         assert of_it == [item[3] for item in items[start:] if item[0] == name]
 
 
-def property_text(name, value):
+def property_text(name: str, value: str | None) -> bytes:
     return f"{name}\x01{value}\x02".encode() if value else b""
 
 
@@ -234,18 +245,18 @@ def property_text(name, value):
         ({"value": [b"x"], "topic": pa.array([None], pa.string())}, None, "no topic name"),
     ],
 )
-def test_bad_tables_are_refused(columns, topic, reason):
+def test_bad_tables_are_refused(columns: dict[Any, Any], topic: str | None, reason: str) -> None:
     with pytest.raises(InvalidMessage, match=reason):
         rows(pa.table(columns), topic)
 
 
-async def test_keys_of_a_table_have_a_column_of_their_own(mq):
+async def test_keys_of_a_table_have_a_column_of_their_own(mq: Embedded) -> None:
     async with Producer(nameserver=mq.nameserver) as producer:
         with pytest.raises(InvalidMessage, match="columns named key"):
             await producer.send_many(pa.table({"value": [b"x"]}), topic="T", keys=["k"])
 
 
-async def test_a_table_is_stored(mq):
+async def test_a_table_is_stored(mq: Embedded) -> None:
     await make_topic(mq, "Table")
     table = pa.table(
         {
@@ -270,16 +281,16 @@ async def test_a_table_is_stored(mq):
 class Cut:
     """A way to the broker that breaks now and then, in the middle of what it carries."""
 
-    def __init__(self, every_bytes):
+    def __init__(self, every_bytes: int) -> None:
         self.every_bytes = every_bytes
         self.count = 0
         self.is_on = False
 
-    async def connect(self, address):
-        stream = await connect_tcp(address)
+    async def connect(self, address: str) -> Any:
+        stream: Any = await connect_tcp(address)
         send, left = stream.send, self.every_bytes
 
-        async def send_or_break(data):
+        async def send_or_break(data: bytes) -> None:
             nonlocal left
             if self.is_on:
                 left -= len(data)
@@ -296,7 +307,9 @@ class Cut:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keyed", [True, False])
-async def test_a_pipeline_over_a_breaking_connection_loses_nothing_silently(mq, keyed):
+async def test_a_pipeline_over_a_breaking_connection_loses_nothing_silently(
+    mq: Embedded, keyed: bool
+) -> None:
     topic = f"CutPipeline{keyed}"
     await make_topic(mq, topic)
     cut, outcomes = Cut(every_bytes=150_000), []
@@ -315,7 +328,7 @@ async def test_a_pipeline_over_a_breaking_connection_loses_nothing_silently(mq, 
 
 
 @pytest.mark.slow
-async def test_a_batch_over_a_breaking_connection_is_stored(mq):
+async def test_a_batch_over_a_breaking_connection_is_stored(mq: Embedded) -> None:
     await make_topic(mq, "CutMany")
     cut = Cut(every_bytes=2_000_000)
     async with Producer(nameserver=mq.nameserver, connect=cut.connect, retries=5) as producer:
@@ -331,7 +344,9 @@ async def test_a_batch_over_a_breaking_connection_is_stored(mq):
     await check_stored(mq, "CutMany", set(), 50_000, keyed=True)
 
 
-async def check_stored(mq, topic, lost, count, *, keyed):
+async def check_stored(
+    mq: Embedded, topic: str, lost: set[bytes], count: int, *, keyed: bool
+) -> None:
     """Each is there, more than once perhaps; the first ones of a queue are in order."""
     found = await everything_in(mq, topic)
     stored = {message.body for messages in found.values() for message in messages}
@@ -342,7 +357,7 @@ async def check_stored(mq, topic, lost, count, *, keyed):
             assert first == sorted(first)
 
 
-async def test_cancelling_a_batch_leaves_a_whole_prefix_of_each_queue(mq):
+async def test_cancelling_a_batch_leaves_a_whole_prefix_of_each_queue(mq: Embedded) -> None:
     await make_topic(mq, "Cancelled", queues=2)
     async with Producer(nameserver=mq.nameserver) as producer:
         with trio.move_on_after(0.02):

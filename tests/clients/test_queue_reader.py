@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import pytest
 
 import headrace
@@ -14,11 +16,15 @@ from headrace_protocol.headers import PullMessageResponseHeader
 from headrace_protocol.serving import Reply
 from tests.support.scripted import close, scripted_in_thread
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
 COUNT = 3000
 
 
 @pytest.fixture(scope="module")
-def place():
+def place() -> Iterator[tuple[str, MessageQueue]]:
     """A broker's address and its one queue, of which each third message has the tag "a"."""
     with headrace.embedded() as mq:
         with blocking.Admin(nameserver=mq.nameserver) as admin:
@@ -37,23 +43,29 @@ def place():
 
 
 @pytest.fixture(params=[True, False], ids=["bulk", "pull"])
-def connection(place, request, monkeypatch):
+def connection(
+    place: tuple[str, MessageQueue], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[BlockingConnection]:
     if not request.param:
         monkeypatch.setattr(BlockingConnection, "peer_is_headrace", False)
     with BlockingConnection.connect(place[0]) as connection:
         yield connection
 
 
-def numbers(batches):
+def numbers(batches: Any) -> list[int]:
     return [int(body) for batch in batches for body in batch.values()]
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, COUNT), (7, 2001), (2999, 3000), (5, 5)])
-def test_a_range_is_read_and_nothing_else(connection, place, start, end):
+def test_a_range_is_read_and_nothing_else(
+    connection: BlockingConnection, place: tuple[str, MessageQueue], start: int, end: int
+) -> None:
     assert numbers(read_queue(connection, place[1], start, end)) == list(range(start, end))
 
 
-def test_it_comes_in_slices(connection, place):
+def test_it_comes_in_slices(
+    connection: BlockingConnection, place: tuple[str, MessageQueue]
+) -> None:
     batches = list(read_queue(connection, place[1], 0, COUNT, slice_bytes=16 * 1024))
     assert numbers(batches) == list(range(COUNT))
     if connection.peer_is_headrace:
@@ -61,18 +73,22 @@ def test_it_comes_in_slices(connection, place):
     assert [batch.queue_offset for batch in batches[1:]] == [b.next_offset for b in batches[:-1]]
 
 
-def test_only_some_tags(connection, place):
+def test_only_some_tags(connection: BlockingConnection, place: tuple[str, MessageQueue]) -> None:
     found = read_queue(connection, place[1], 10, 2000, tags="a")
     assert numbers(found) == [n for n in range(10, 2000) if n % 3 == 0]
 
 
 @pytest.mark.parametrize(("start", "end"), [(COUNT, COUNT + 1), (COUNT + 10, COUNT + 20)])
-def test_what_is_not_there_is_an_error(connection, place, start, end):
+def test_what_is_not_there_is_an_error(
+    connection: BlockingConnection, place: tuple[str, MessageQueue], start: int, end: int
+) -> None:
     with pytest.raises(OffsetNotFound, match=f"nothing at offset {start}: it has 0 to {COUNT}"):
         list(read_queue(connection, place[1], start, end))
 
 
-def test_what_there_is_comes_before_the_error(connection, place):
+def test_what_there_is_comes_before_the_error(
+    connection: BlockingConnection, place: tuple[str, MessageQueue]
+) -> None:
     found = []
     with pytest.raises(OffsetNotFound):  # noqa: PT012
         for batch in read_queue(connection, place[1], 2990, COUNT + 5):
@@ -80,12 +96,14 @@ def test_what_there_is_comes_before_the_error(connection, place):
     assert [int(body) for body in found] == list(range(2990, COUNT))
 
 
-def test_two_ranges_over_one_connection(connection, place):
+def test_two_ranges_over_one_connection(
+    connection: BlockingConnection, place: tuple[str, MessageQueue]
+) -> None:
     for start in (0, 100):
         assert numbers(read_queue(connection, place[1], start, 100 + start))[0] == start
 
 
-def test_a_connection_that_ends_is_an_error():
+def test_a_connection_that_ends_is_an_error() -> None:
     queue = MessageQueue("T", "broker-0", 0)
     with scripted_in_thread() as (server,), BlockingConnection.connect(server.address) as broken:
         server.answer(RequestCode.PULL_MESSAGE, close)
@@ -93,7 +111,7 @@ def test_a_connection_that_ends_is_an_error():
             list(read_queue(broken, queue, 0, 10))
 
 
-def test_a_refusal_is_an_error():
+def test_a_refusal_is_an_error() -> None:
     queue = MessageQueue("T", "broker-0", 0)
     with scripted_in_thread() as (server,), BlockingConnection.connect(server.address) as refused:
         server.answer(RequestCode.PULL_MESSAGE, Reply(code=ResponseCode.NO_PERMISSION))
@@ -101,7 +119,7 @@ def test_a_refusal_is_an_error():
             list(read_queue(refused, queue, 0, 10))
 
 
-def test_deleted_messages_are_an_error():
+def test_deleted_messages_are_an_error() -> None:
     queue = MessageQueue("T", "broker-0", 0)
     header = PullMessageResponseHeader(
         suggest_which_broker_id=0, next_begin_offset=50, min_offset=50, max_offset=90

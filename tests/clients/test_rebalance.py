@@ -12,11 +12,11 @@ from headrace.consumer.rebalance import allocate_averagely, java_order
 from headrace_protocol.bodies import MessageQueue
 
 
-def queues(count):
+def queues(count: int) -> list[MessageQueue]:
     return [MessageQueue("T", "b", number) for number in range(count)]
 
 
-def shares(queue_count, member_count):
+def shares(queue_count: int, member_count: int) -> list[list[int]]:
     members = [f"c{number:03}" for number in range(member_count)]
     return [
         [queue.queue_id for queue in allocate_averagely(queues(queue_count), members, member)]
@@ -37,27 +37,29 @@ def shares(queue_count, member_count):
     ],
 )
 def test_shares_are_neighbouring_and_the_first_members_get_more(
-    queue_count, member_count, expected
-):
+    queue_count: int, member_count: int, expected: list[list[int]]
+) -> None:
     assert shares(queue_count, member_count) == expected
 
 
 @given(st.integers(0, 50), st.integers(1, 20))
-def test_every_queue_has_exactly_one_member(queue_count, member_count):
+def test_every_queue_has_exactly_one_member(queue_count: int, member_count: int) -> None:
     given_out = itertools.chain.from_iterable(shares(queue_count, member_count))
     assert list(given_out) == list(range(queue_count))
 
 
 @given(st.permutations(queues(7)), st.permutations(["a", "b", "c"]))
-def test_the_order_in_which_members_see_things_does_not_matter(some_queues, members):
+def test_the_order_in_which_members_see_things_does_not_matter(
+    some_queues: list[MessageQueue], members: list[str]
+) -> None:
     assert allocate_averagely(some_queues, members, "b") == queues(7)[3:5]
 
 
-def test_who_is_not_a_member_gets_nothing():
+def test_who_is_not_a_member_gets_nothing() -> None:
     assert allocate_averagely(queues(4), ["a"], "b") == []
 
 
-def test_members_are_in_the_order_of_java_strings():
+def test_members_are_in_the_order_of_java_strings() -> None:
     # Java compares UTF-16 units: U+1F600 (D83D DE00) comes before U+FF5E.
     astral, wide = "\U0001f600", "～"
     assert sorted([wide, astral], key=java_order) == [astral, wide]

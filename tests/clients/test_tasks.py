@@ -2,42 +2,47 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import anyio
 import anyio.lowlevel
 import pytest
 
 from headrace.tasks import Background
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 class Client:
     """A block with one background task."""
 
-    def __init__(self, task=anyio.sleep_forever):
+    def __init__(self, task: Callable[..., Any] = anyio.sleep_forever) -> None:
         self.task = task
         self.background = Background()
 
-    async def __aenter__(self):
+    async def __aenter__(self) -> None:
         (await self.background.start()).start_soon(self.task)
 
-    async def __aexit__(self, *_):
+    async def __aexit__(self, *_: object) -> None:
         await self.background.stop()
 
 
 @pytest.fixture(params=["trio", "asyncio"])
-def run(request):
+def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
     return lambda main: anyio.run(main, backend=request.param)
 
 
-def test_the_task_ends_with_the_block(run):
+def test_the_task_ends_with_the_block(run: Callable[..., Any]) -> None:
     ended = []
 
-    async def task():
+    async def task() -> None:
         try:
             await anyio.sleep_forever()
         finally:
             ended.append(True)
 
-    async def main():
+    async def main() -> None:
         async with Client(task):
             await anyio.lowlevel.checkpoint()
         assert ended == [True]
@@ -45,8 +50,8 @@ def test_the_task_ends_with_the_block(run):
     run(main)
 
 
-def test_an_error_of_the_block_comes_out_as_it_is(run):
-    async def main():
+def test_an_error_of_the_block_comes_out_as_it_is(run: Callable[..., Any]) -> None:
+    async def main() -> None:
         async with Client():
             raise KeyError("mine")
 
@@ -54,8 +59,8 @@ def test_an_error_of_the_block_comes_out_as_it_is(run):
         run(main)
 
 
-def test_a_time_limit_around_the_block_is_kept(run):
-    async def main():
+def test_a_time_limit_around_the_block_is_kept(run: Callable[..., Any]) -> None:
+    async def main() -> None:
         with anyio.move_on_after(0.01) as scope:
             async with Client():
                 await anyio.sleep_forever()
@@ -65,8 +70,8 @@ def test_a_time_limit_around_the_block_is_kept(run):
     run(main)
 
 
-def test_a_time_limit_inside_the_block_is_kept(run):
-    async def main():
+def test_a_time_limit_inside_the_block_is_kept(run: Callable[..., Any]) -> None:
+    async def main() -> None:
         async with Client():
             with anyio.move_on_after(0.01) as scope:
                 await anyio.sleep_forever()
@@ -75,12 +80,12 @@ def test_a_time_limit_inside_the_block_is_kept(run):
     run(main)
 
 
-def test_a_block_in_a_cancelled_task_group_ends(run):
-    async def client():
+def test_a_block_in_a_cancelled_task_group_ends(run: Callable[..., Any]) -> None:
+    async def client() -> None:
         async with Client():
             await anyio.sleep_forever()
 
-    async def main():
+    async def main() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(client)
             await anyio.lowlevel.checkpoint()
@@ -89,11 +94,11 @@ def test_a_block_in_a_cancelled_task_group_ends(run):
     run(main)
 
 
-def test_a_bug_in_a_task_ends_the_block_and_is_raised(run):
-    async def buggy():
+def test_a_bug_in_a_task_ends_the_block_and_is_raised(run: Callable[..., Any]) -> None:
+    async def buggy() -> None:
         raise ZeroDivisionError
 
-    async def main():
+    async def main() -> None:
         async with Client(buggy):
             await anyio.sleep_forever()
 

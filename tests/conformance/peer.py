@@ -19,7 +19,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from tests.conformance.probe import register, wait_for_route
 
@@ -163,7 +163,7 @@ class Daemon:
 
     def again(self) -> Daemon:
         """The same once more, when it has ended."""
-        return self.start(self.process.args, self.log)
+        return self.start(cast("list[str]", self.process.args), self.log)
 
 
 @dataclass

@@ -114,7 +114,7 @@ def allowed() -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_scenario(scenario: str, suite: Suite):
+def test_scenario(scenario: str, suite: Suite) -> None:
     result = suite.results.get(scenario, Result(ok=False, detail="no result"))
     if (scenario, suite.codec) in allowed():
         assert result.ok, f"on {PEER}, in allow.txt, but failed: {result.detail}"
@@ -122,9 +122,9 @@ def test_scenario(scenario: str, suite: Suite):
         assert not result.ok, f"passes on {PEER}: add `{scenario} {suite.codec}` to {ALLOW.name}"
 
 
-def test_every_scenario_is_known(suite: Suite):
+def test_every_scenario_is_known(suite: Suite) -> None:
     assert set(suite.results) == set(SCENARIOS)
 
 
-def test_allow_list_names_scenarios():
+def test_allow_list_names_scenarios() -> None:
     assert allowed() <= {(scenario, codec) for scenario in SCENARIOS for codec in CODECS}

@@ -13,9 +13,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from headrace import blocking
 from headrace.errors import RouteNotFound
-from headrace.spark.admission import LimitedStreamReader
 from headrace.spark.cluster import Cluster, Topics
 from headrace.spark.errors import OptionError, TopicRecreated
+from headrace.spark.read.admission import LimitedStreamReader
 from headrace.spark.source import HeadraceSource
 from tests.conformance.peer import TIMEOUT_MS
 

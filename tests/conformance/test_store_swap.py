@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from anyio import run
@@ -45,7 +45,7 @@ async def check(nameserver: str, wanted: list[Body], parts: list[str]) -> None:
         for topic in TOPICS:
             count = sum(body[0] == topic for body in wanted)
             await consumer.assign(await consumer.queues(topic))
-            messages = []
+            messages: list[Any] = []
             while len(messages) < count:
                 messages += await consumer.receive_many() or []
             found += [(each.topic, each.key, each.tag, each.body) for each in messages]

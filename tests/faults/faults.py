@@ -23,7 +23,7 @@ DOWN_S = 0.2
 START_S = 1.0
 PAUSE_S = 4.0
 # Small files, so that many are begun and ended while somebody is killed.
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "mappedFileSizeCommitLog": 8 * 1024 * 1024,
     "mappedFileSizeConsumeQueue": 20 * 2000,
     "maxIndexNum": 20_000,

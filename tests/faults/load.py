@@ -169,10 +169,12 @@ class Load:
             with trio.fail_after(PATIENCE_S):
                 while any(consumer.position(queue) < end for queue, end in ends.items()):
                     batch = await consumer.receive_many(timeout_ms=1000)
-                    recorder.add(
-                        (batch.queue.queue_id, message.queue_offset, identify(message.body))
-                        for message in batch or ()
-                    )
+                    if batch is not None:
+                        queue_id = batch.queue.queue_id
+                        recorder.add(
+                            (queue_id, message.queue_offset, identify(message.body))
+                            for message in batch
+                        )
         return rows(path)
 
     def _wait_until_read(self, count: int) -> None:

@@ -47,7 +47,8 @@ class History:
     )
 
     def check(self) -> Totals:
-        return check(*map(as_rows, (self.acknowledged, self.stored, self.read)), self.sent)
+        acknowledged, stored, read = map(as_rows, (self.acknowledged, self.stored, self.read))
+        return check(acknowledged, stored, read, self.sent)
 
     def store_again(self, index: int) -> None:
         """One message more at the end of its queue, as a second attempt leaves it."""

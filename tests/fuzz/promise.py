@@ -22,6 +22,7 @@ from headrace_protocol.errors import RemoteProtocolError
 from headrace_protocol.fastjson import MalformedJson
 from headrace_protocol.frame import FRAME_BYTES_MAX, FrameReader
 from headrace_protocol.header_codecs import decode_header
+from headrace_protocol.headers import RegisterBrokerHeader
 from headrace_protocol.message import (
     CodecMissing,
     CorruptRecord,
@@ -37,7 +38,9 @@ from tests.support.wire_types import (
 )
 
 if TYPE_CHECKING:
-    from headrace_protocol.frame import Frame
+    from collections.abc import Callable
+
+    from headrace_protocol.frame import Buffer, Frame
     from tests.fuzz.corpus import Seed
 
 
@@ -58,6 +61,8 @@ class Channel:
     address = "127.0.0.1:1"
     host_bytes = bytes(8)
     is_open = True
+    is_slow = False
+    on_drained: Callable[[], None] | None = None
 
     def __init__(self) -> None:
         self.is_greeted = False
@@ -66,6 +71,9 @@ class Channel:
 
     def greet(self) -> None:
         self.is_greeted = True
+
+    def charge(self, added_bytes: int) -> None:
+        """Nothing is bounded here."""
 
     def write(self, *buffers: bytes | bytearray | memoryview) -> None:
         self.written += buffers
@@ -144,7 +152,7 @@ def _serve(request: Request) -> Reply | None:
     code = request.command.code
     header_type = REQUEST_HEADERS.get(code)
     header = None if header_type is None else request.header(header_type)
-    if code == RequestCode.REGISTER_BROKER and header.compressed:
+    if isinstance(header, RegisterBrokerHeader) and header.compressed:
         RegisterBrokerBody.decode_compressed(request.body, has_mappings=True)
     elif code in REQUEST_BODIES:
         REQUEST_BODIES[code].decode(request.body)
@@ -153,7 +161,7 @@ def _serve(request: Request) -> Reply | None:
     return Reply(header, remark=request.command.remark)
 
 
-def _read_batch(body: memoryview) -> None:
+def _read_batch(body: Buffer) -> None:
     with contextlib.suppress(CorruptRecord):
         queue = StoreQueue("T", 0, 0, None)  # type: ignore[arg-type]
         UniformBatch.of(body, 0, queue)
@@ -171,12 +179,12 @@ def _read_response(frame: Frame, seed: Seed) -> None:
         command.header(header_type)
 
 
-def _read_json(body_type: Any, body: memoryview) -> None:
+def _read_json(body_type: Any, body: Buffer) -> None:
     with contextlib.suppress(MalformedJson):
         body_type.decode(body)
 
 
-def _read_records(body: memoryview) -> None:
+def _read_records(body: Buffer) -> None:
     with contextlib.suppress(CorruptRecord, CodecMissing):
         for message in decode_records(body):
             _ = (message.properties, message.keys, message.message_id, message.body)

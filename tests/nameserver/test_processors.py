@@ -45,9 +45,9 @@ from headrace_protocol.headers import (
     WipeWritePermOfBrokerResponseHeader,
     WritePermOfBrokerHeader,
 )
+from tests.support.channel import MemoryChannel
 from tests.support.golden_frames import GoldenFrame, golden_frames
 from tests.support.nameserver import (
-    MemoryChannel,
     NameServerUnderTest,
     frame,
     register_body,

@@ -200,7 +200,7 @@ def test_a_silent_broker_is_dropped_and_named() -> None:
     table = RouteTable(broker_timeout_ms=1000)
     assert table.next_expiry_ms() is None
     register(table, "T", "U", now_ms=50)
-    header = {"name": "b1", "address": "b:1", "heartbeat_timeout_millis": 400}
+    header: dict[str, Any] = {"name": "b1", "address": "b:1", "heartbeat_timeout_millis": 400}
     register(table, "T", "W", now_ms=50, **header)
     assert table.next_expiry_ms() == 450
     assert table.expire(449) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import structlog
@@ -90,7 +90,7 @@ class Client:
 
 
 @asynccontextmanager
-async def running(network: Network, **settings: int) -> AsyncIterator[Cluster]:
+async def running(network: Network, **settings: Any) -> AsyncIterator[Cluster]:
     config = NameServerConfig(bind_address="127.0.0.1", listen_port=0, **settings)
     with trio.fail_after(600):
         async with trio.open_nursery() as nursery:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,47 +21,63 @@ from headrace_protocol.header_codecs import (
 )
 from headrace_protocol.headers import ConsumerGroupHeader, GetMinOffsetHeader
 
+if TYPE_CHECKING:
+    from headrace_protocol.command import Command
+    from headrace_protocol.frame import Buffer
+
+
 HEADER = GetMinOffsetHeader(topic="T", queue_id=3)
 
 
-def decoded(buffers):
+def decoded(buffers: list[Buffer]) -> tuple[int, Command, bytes]:
     """Serialize type, command and body of the one frame in ``buffers``."""
     ((serialize_type, header, body),) = FrameReader().feed(b"".join(buffers))
     return serialize_type, decode_header(serialize_type, header), bytes(body)
 
 
-def response(opaque, body=b"", code=0, serialize_type=SerializeType.JSON, **more):
+def response(
+    opaque: int,
+    body: bytes = b"",
+    code: int = 0,
+    serialize_type: SerializeType = SerializeType.JSON,
+    **more: Any,
+) -> bytes:
     frame = encode_frame(
         serialize_type, code, opaque, flag=FLAG_RESPONSE, body_bytes=len(body), **more
     )
     return frame + body
 
 
-def hello():
+def hello() -> bytes:
     return encode_frame(SerializeType.JSON, RequestCode.HEADRACE_HELLO, 0, flag=FLAG_ONEWAY)
 
 
-def test_a_request_carries_code_header_and_body():
-    opaque, buffers = Connection().request(31, HEADER, b"body", waiter="w")
+def test_a_request_carries_code_header_and_body() -> None:
+    connection: Connection[str] = Connection()
+    opaque, buffers = connection.request(31, HEADER, b"body", waiter="w")
     _, command, body = decoded(buffers)
     assert (command.code, command.opaque, command.flag, body) == (31, opaque, 0, b"body")
     assert command.language == "PYTHON"
     assert command.header(GetMinOffsetHeader) == HEADER
 
 
-def test_responses_find_their_waiters_in_any_order():
-    connection = Connection()
+def test_responses_find_their_waiters_in_any_order() -> None:
+    connection: Connection[Any] = Connection()
     opaques = [connection.request(31, HEADER, waiter=name)[0] for name in "abc"]
     data = b"".join(response(opaque, str(opaque).encode()) for opaque in reversed(opaques))
     events = connection.receive_data(data)
-    assert [event.waiter for event in events] == ["c", "b", "a"]
+    assert [event.waiter for event in events if isinstance(event, ResponseReceived)] == [
+        "c",
+        "b",
+        "a",
+    ]
     assert [bytes(event.body) for event in events] == [b"%d" % n for n in reversed(opaques)]
     assert connection.waiting_count == 0
 
 
 @pytest.mark.parametrize("serialize_type", SerializeType)
-def test_a_response_is_read_by_its_own_codec(serialize_type):
-    connection = Connection(SerializeType.ROCKETMQ)
+def test_a_response_is_read_by_its_own_codec(serialize_type: SerializeType) -> None:
+    connection: Connection[Any] = Connection(SerializeType.ROCKETMQ)
     opaque, _ = connection.request(31, HEADER, waiter="w")
     (event,) = connection.receive_data(
         response(opaque, code=17, serialize_type=serialize_type, remark="gone")
@@ -68,39 +86,40 @@ def test_a_response_is_read_by_its_own_codec(serialize_type):
     assert (event.command.code, event.command.remark) == (17, "gone")
 
 
-def test_responses_that_nobody_waits_for_are_dropped():
-    connection = Connection()
+def test_responses_that_nobody_waits_for_are_dropped() -> None:
+    connection: Connection[Any] = Connection()
     opaque, _ = connection.request(31, waiter="w")
     connection.forget(opaque)
     connection.forget(opaque)
     assert connection.receive_data(response(opaque) + response(opaque + 7)) == []
 
 
-def test_abandoning_returns_every_waiter_once():
-    connection = Connection()
+def test_abandoning_returns_every_waiter_once() -> None:
+    connection: Connection[Any] = Connection()
     for name in "abc":
         connection.request(31, waiter=name)
     assert connection.abandon() == ["a", "b", "c"]
     assert connection.abandon() == []
 
 
-def test_expect_gives_the_opaque_for_a_frame_of_the_callers_own():
-    connection = Connection()
+def test_expect_gives_the_opaque_for_a_frame_of_the_callers_own() -> None:
+    connection: Connection[Any] = Connection()
     opaque = connection.expect("w")
     (event,) = connection.receive_data(response(opaque))
+    assert isinstance(event, ResponseReceived)
     assert event.waiter == "w"
 
 
-def test_oneway_requests_wait_for_nothing():
-    connection = Connection()
+def test_oneway_requests_wait_for_nothing() -> None:
+    connection: Connection[Any] = Connection()
     _, command, _ = decoded(connection.oneway(15, HEADER))
     assert command.is_oneway
     assert connection.waiting_count == 0
 
 
 @pytest.mark.parametrize("serialize_type", SerializeType)
-def test_the_other_side_is_answered_in_its_own_codec(serialize_type):
-    connection = Connection()
+def test_the_other_side_is_answered_in_its_own_codec(serialize_type: SerializeType) -> None:
+    connection: Connection[Any] = Connection()
     frame = encode_frame(serialize_type, 307, 5, fields={"consumerGroup": "g"})
     (event,) = connection.receive_data(frame)
     assert isinstance(event, RequestReceived)
@@ -110,51 +129,53 @@ def test_the_other_side_is_answered_in_its_own_codec(serialize_type):
     assert (command.is_response, command.opaque, command.code, body) == (True, 5, 0, b"info")
 
 
-def test_only_the_first_request_tells_that_we_know_msgpack():
-    connection = Connection()
+def test_only_the_first_request_tells_that_we_know_msgpack() -> None:
+    connection: Connection[Any] = Connection()
     fields = [decoded(connection.request(31, HEADER, waiter=0)[1])[1].ext() for _ in range(2)]
     assert [HEADRACE_MARK in ext for ext in fields] == [True, False]
 
 
-def test_headers_are_msgpack_once_the_server_has_said_hello():
-    connection = Connection()
+def test_headers_are_msgpack_once_the_server_has_said_hello() -> None:
+    connection: Connection[Any] = Connection()
     assert connection.receive_data(hello()) == []
     serialize_type, command, _ = decoded(connection.request(31, HEADER, waiter=0)[1])
     assert serialize_type == SerializeType.MSGPACK
     assert command.header(GetMinOffsetHeader) == HEADER
 
 
-def test_codes_that_do_not_fit_a_rocketmq_header_go_as_json():
-    connection = Connection(SerializeType.ROCKETMQ)
+def test_codes_that_do_not_fit_a_rocketmq_header_go_as_json() -> None:
+    connection: Connection[Any] = Connection(SerializeType.ROCKETMQ)
     assert decoded(connection.request(31, waiter=0)[1])[0] == SerializeType.ROCKETMQ
     serialize_type, command, _ = decoded(connection.request(200050, waiter=0)[1])
     assert (serialize_type, command.code) == (SerializeType.JSON, 200050)
 
 
-def test_a_body_too_large_for_a_frame_is_refused_and_nothing_waits():
-    connection = Connection()
+def test_a_body_too_large_for_a_frame_is_refused_and_nothing_waits() -> None:
+    connection: Connection[Any] = Connection()
     with pytest.raises(LocalProtocolError, match="over the limit"):
         connection.request(31, HEADER, bytes(FRAME_BYTES_MAX), waiter="w")
     assert connection.waiting_count == 0
 
 
-def test_bytes_of_another_protocol_are_an_error():
+def test_bytes_of_another_protocol_are_an_error() -> None:
     with pytest.raises(RemoteProtocolError, match="HTTP"):
         Connection().receive_data(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
 @given(st.lists(st.integers(0, 3), max_size=6), st.data())
-def test_events_are_the_same_however_the_bytes_are_cut(kinds, data):
-    def conversation():
-        connection = Connection()
+def test_events_are_the_same_however_the_bytes_are_cut(kinds: list[int], data: Any) -> None:
+    def conversation() -> tuple[Connection[Any], bytes]:
+        connection: Connection[Any] = Connection()
         stream = b""
         for kind in kinds:
             opaque, _ = connection.request(31, HEADER, waiter=kind)
             stream += response(opaque, b"x" * kind) if kind else hello()
         return connection, stream
 
-    def flat(events):
-        return [(event.waiter, bytes(event.body)) for event in events]
+    def flat(events: list[ResponseReceived[Any] | RequestReceived]) -> list[tuple[int, bytes]]:
+        responses = [event for event in events if isinstance(event, ResponseReceived)]
+        assert len(responses) == len(events)
+        return [(event.waiter, bytes(event.body)) for event in responses]
 
     whole, stream = conversation()
     expected = flat(whole.receive_data(stream))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import anyio
 import pytest
@@ -29,6 +30,16 @@ from headrace_protocol.headers import GetMinOffsetHeader, OffsetResponseHeader
 from headrace_protocol.serving import Reply
 from tests.support.scripted import close, scripted, scripted_in_thread
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from trio.testing import MockClock
+
+    from headrace_protocol.connection import RequestReceived
+    from headrace_protocol.frame import Buffer
+    from tests.support.scripted import Scripted
+
+
 CODE = RequestCode.GET_MIN_OFFSET
 HEADER = GetMinOffsetHeader(topic="T", queue_id=1)
 
@@ -36,11 +47,11 @@ HEADER = GetMinOffsetHeader(topic="T", queue_id=1)
 class AsyncFace:
     """One request at a time over an AsyncConnection, as a blocking call."""
 
-    def __init__(self, backend):
+    def __init__(self, backend: str) -> None:
         self.backend = backend
 
-    def ask(self, address, *requests, timeout_ms=5000):
-        async def main():
+    def ask(self, address: str, *requests: Any, timeout_ms: int = 5000) -> list[Any]:
+        async def main() -> None:
             stream = await open_stream(connect_tcp, address)
             connection = AsyncConnection(stream, address)
             async with anyio.create_task_group() as tasks:
@@ -54,14 +65,14 @@ class AsyncFace:
                     answers.append(error)
                 tasks.cancel_scope.cancel()
 
-        answers = []
+        answers: list[Any] = []
         anyio.run(main, backend=self.backend)
         return answers
 
 
 class BlockingFace:
-    def ask(self, address, *requests, timeout_ms=5000):
-        answers = []
+    def ask(self, address: str, *requests: Any, timeout_ms: int = 5000) -> list[Any]:
+        answers: list[Any] = []
         with BlockingConnection.connect(address) as connection:
             try:
                 for code, header, body in requests:
@@ -72,12 +83,12 @@ class BlockingFace:
 
 
 @pytest.fixture(params=["trio", "asyncio", "blocking"])
-def face(request):
+def face(request: pytest.FixtureRequest) -> AsyncFace | BlockingFace:
     return BlockingFace() if request.param == "blocking" else AsyncFace(request.param)
 
 
 @pytest.fixture
-def server():
+def server() -> Iterator[Scripted]:
     with scripted_in_thread() as (script,):
         yield script
 
@@ -85,7 +96,7 @@ def server():
 # -- one suite for all drivers ---------------------------------------------------------------------
 
 
-def test_requests_are_answered(face, server):
+def test_requests_are_answered(face: AsyncFace | BlockingFace, server: Scripted) -> None:
     server.answer(CODE, lambda asked: Reply(OffsetResponseHeader(offset=7), (asked.body,)))
     first, second = face.ask(server.address, (CODE, HEADER, b"a"), (CODE, HEADER, b"b" * 200_000))
     assert first.expect().header(OffsetResponseHeader).offset == 7
@@ -93,15 +104,17 @@ def test_requests_are_answered(face, server):
     assert bytes(second.body) == b"b" * 200_000
 
 
-def test_an_answer_of_several_megabytes_arrives_whole(face, server):
+def test_an_answer_of_several_megabytes_arrives_whole(
+    face: AsyncFace | BlockingFace, server: Scripted
+) -> None:
     body = bytes(range(256)) * 20_000
     server.answer(CODE, Reply(body=(body,)))
     (answer,) = face.ask(server.address, (CODE, HEADER, b""))
     assert bytes(answer.body) == body
 
 
-def test_a_large_answer_that_is_cut_off_fails_what_waits(face):
-    def serve(listener):
+def test_a_large_answer_that_is_cut_off_fails_what_waits(face: AsyncFace | BlockingFace) -> None:
+    def serve(listener: Any) -> None:
         accepted, _ = listener.accept()
         with accepted:
             accepted.recv(1000)
@@ -117,7 +130,9 @@ def test_a_large_answer_that_is_cut_off_fails_what_waits(face):
     assert error.retryable
 
 
-def test_a_refusal_is_a_response_until_a_success_is_expected(face, server):
+def test_a_refusal_is_a_response_until_a_success_is_expected(
+    face: AsyncFace | BlockingFace, server: Scripted
+) -> None:
     server.answer(CODE, Reply(code=ResponseCode.TOPIC_NOT_EXIST, remark="no T here"))
     (answer,) = face.ask(server.address, (CODE, HEADER, b""))
     assert answer.expect(ResponseCode.TOPIC_NOT_EXIST) is answer
@@ -130,13 +145,17 @@ def test_a_refusal_is_a_response_until_a_success_is_expected(face, server):
     assert "headrace topic create" in str(error)
 
 
-def test_an_answer_without_its_fields_is_malformed(face, server):
+def test_an_answer_without_its_fields_is_malformed(
+    face: AsyncFace | BlockingFace, server: Scripted
+) -> None:
     (answer,) = face.ask(server.address, (CODE, HEADER, b""))
     with pytest.raises(MalformedAnswer, match="offset"):
         answer.header(OffsetResponseHeader)
 
 
-def test_a_connection_that_ends_fails_what_waits(face, server):
+def test_a_connection_that_ends_fails_what_waits(
+    face: AsyncFace | BlockingFace, server: Scripted
+) -> None:
     server.answer(CODE, close)
     (error,) = face.ask(server.address, (CODE, HEADER, b""))
     assert isinstance(error, ConnectionLost)
@@ -144,7 +163,9 @@ def test_a_connection_that_ends_fails_what_waits(face, server):
     assert server.address in str(error)
 
 
-def test_silence_is_a_timeout_that_names_request_and_server(face, server):
+def test_silence_is_a_timeout_that_names_request_and_server(
+    face: AsyncFace | BlockingFace, server: Scripted
+) -> None:
     server.answer(CODE, None)
     (error,) = face.ask(server.address, (CODE, HEADER, b""), timeout_ms=20)
     assert isinstance(error, RequestTimeout)
@@ -152,10 +173,10 @@ def test_silence_is_a_timeout_that_names_request_and_server(face, server):
     assert server.address in str(error)
 
 
-def test_a_server_of_another_protocol_is_named(face):
+def test_a_server_of_another_protocol_is_named(face: AsyncFace | BlockingFace) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def serve():
+        def serve() -> None:
             client, _ = listener.accept()
             with client:
                 client.recv(1000)
@@ -170,12 +191,12 @@ def test_a_server_of_another_protocol_is_named(face):
     assert "HTTP" in str(error)
 
 
-def free_address():
+def free_address() -> str:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def test_nobody_there_is_an_error_with_the_address(face):
+def test_nobody_there_is_an_error_with_the_address(face: AsyncFace | BlockingFace) -> None:
     address = free_address()
     with pytest.raises(ConnectFailed, match=address):
         face.ask(address, (CODE, HEADER, b""))
@@ -187,10 +208,10 @@ def test_nobody_there_is_an_error_with_the_address(face):
 class Running:
     """A connection to a scripted server, both in memory."""
 
-    def __init__(self, on_request=None):
+    def __init__(self, on_request: Callable[..., Any] | None = None) -> None:
         self.on_request = on_request
 
-    async def __aenter__(self):
+    async def __aenter__(self) -> tuple[Scripted, AsyncConnection]:
         network = MemoryNetwork()
         self._servers = scripted(network)
         (self.server,) = await self._servers.__aenter__()
@@ -202,13 +223,13 @@ class Running:
         self.stop = nursery.cancel_scope.cancel
         return self.server, self.connection
 
-    async def __aexit__(self, *error):
+    async def __aexit__(self, *error: Any) -> None:  # noqa: PYI036 - a nursery wants its own
         self.stop()
         await self._nursery.__aexit__(*error)
         await self._servers.__aexit__(*error)
 
 
-async def test_a_burst_of_requests_leaves_in_one_send():
+async def test_a_burst_of_requests_leaves_in_one_send() -> None:
     ours, theirs = trio.testing.memory_stream_pair()
     connection = AsyncConnection(MemoryByteStream(ours), "memory")
     answers = []
@@ -224,14 +245,14 @@ async def test_a_burst_of_requests_leaves_in_one_send():
     assert all(isinstance(error, ConnectionLost) for _, _, error in answers)
 
 
-async def test_callbacks_come_once_and_in_the_order_of_the_answers():
+async def test_callbacks_come_once_and_in_the_order_of_the_answers() -> None:
     async with Running() as (server, connection):
         server.answer(CODE, lambda asked: Reply(body=(asked.body,)))
         bodies = []
         done = trio.Event()
 
-        def callback(_command, body, _error):
-            bodies.append(bytes(body))
+        def callback(_command: object, body: Buffer | None, _error: object) -> None:
+            bodies.append(bytes(body or b""))
             if len(bodies) == 50:
                 done.set()
 
@@ -241,7 +262,7 @@ async def test_callbacks_come_once_and_in_the_order_of_the_answers():
         assert bodies == [b"%d" % number for number in range(50)]
 
 
-async def test_a_cancelled_request_leaves_the_connection_usable():
+async def test_a_cancelled_request_leaves_the_connection_usable() -> None:
     async with Running() as (server, connection):
         server.answer(CODE, None, Reply(body=(b"second",)))
         with trio.CancelScope() as scope:
@@ -251,7 +272,7 @@ async def test_a_cancelled_request_leaves_the_connection_usable():
         assert bytes(answer.body) == b"second"
 
 
-async def test_a_late_answer_goes_to_nobody(autojump_clock):
+async def test_a_late_answer_goes_to_nobody(autojump_clock: MockClock) -> None:
     async with Running() as (server, connection):
         server.answer(CODE, None)
         with pytest.raises(RequestTimeout):
@@ -264,10 +285,10 @@ async def test_a_late_answer_goes_to_nobody(autojump_clock):
         assert trio.current_time() >= 60
 
 
-async def test_requests_of_the_server_reach_the_handler_and_are_answered():
+async def test_requests_of_the_server_reach_the_handler_and_are_answered() -> None:
     requests = []
 
-    def on_request(connection, request):
+    def on_request(connection: AsyncConnection, request: RequestReceived) -> None:
         requests.append(request.command.code)
         connection.respond(request, 0, body=b"info")
 
@@ -279,7 +300,7 @@ async def test_requests_of_the_server_reach_the_handler_and_are_answered():
         assert requests == [RequestCode.GET_CONSUMER_RUNNING_INFO]
 
 
-async def test_a_connection_without_a_handler_ignores_notices():
+async def test_a_connection_without_a_handler_ignores_notices() -> None:
     async with Running() as (server, connection):
         await connection.request(CODE, HEADER, timeout_ms=1000)
         notice = encode_frame(0, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, 9, flag=FLAG_ONEWAY)
@@ -287,7 +308,7 @@ async def test_a_connection_without_a_handler_ignores_notices():
         await connection.request(CODE, HEADER, timeout_ms=1000)
 
 
-async def test_headers_become_msgpack_with_a_server_of_ours():
+async def test_headers_become_msgpack_with_a_server_of_ours() -> None:
     async with Running() as (server, connection):
         server.is_headrace = True
         await connection.request(CODE, HEADER, timeout_ms=1000)
@@ -296,7 +317,9 @@ async def test_headers_become_msgpack_with_a_server_of_ours():
 
 
 @pytest.mark.parametrize("ours", [True, False])
-async def test_the_first_answer_tells_of_what_kind_the_server_is(ours, autojump_clock):
+async def test_the_first_answer_tells_of_what_kind_the_server_is(
+    ours: bool, autojump_clock: MockClock
+) -> None:
     async with Running() as (server, connection):
         server.is_headrace = ours
         await connection.greeted(1000)
@@ -308,7 +331,9 @@ async def test_the_first_answer_tells_of_what_kind_the_server_is(ours, autojump_
         assert connection.peer_is_headrace == ours
 
 
-async def test_nobody_waits_for_the_greeting_of_a_connection_that_ended(autojump_clock):
+async def test_nobody_waits_for_the_greeting_of_a_connection_that_ended(
+    autojump_clock: MockClock,
+) -> None:
     running = Running()
     async with running as (_, connection):
         running.stop()
@@ -316,12 +341,12 @@ async def test_nobody_waits_for_the_greeting_of_a_connection_that_ended(autojump
     assert trio.current_time() < 1
 
 
-async def test_what_comes_before_the_writer_is_free_goes_into_one_write():
+async def test_what_comes_before_the_writer_is_free_goes_into_one_write() -> None:
     ours, theirs = trio.testing.memory_stream_pair()
     connection = AsyncConnection(MemoryByteStream(ours), "memory")
-    waiting = []
+    waiting: list[bytes] = []
 
-    def fill():
+    def fill() -> None:
         connection.send_soon(b"".join(waiting))
         waiting.clear()
 
@@ -336,12 +361,12 @@ async def test_what_comes_before_the_writer_is_free_goes_into_one_write():
         nursery.cancel_scope.cancel()
 
 
-async def test_a_fill_of_a_connection_that_ends_finds_it_closed():
+async def test_a_fill_of_a_connection_that_ends_finds_it_closed() -> None:
     found = []
     async with Running() as (server, connection):
         server.answer(CODE, close)
 
-        def fill_when_it_failed(*_):
+        def fill_when_it_failed(*_: Any) -> None:
             connection.before_write(lambda: found.append(connection.is_open))
 
         connection.submit(CODE, HEADER, b"", fill_when_it_failed)
@@ -349,18 +374,20 @@ async def test_a_fill_of_a_connection_that_ends_finds_it_closed():
     assert found == [False]
 
 
-async def test_large_bodies_arrive_between_small_ones():
+async def test_large_bodies_arrive_between_small_ones() -> None:
     async with Running() as (server, connection):
         server.answer(CODE, lambda asked: Reply(body=(asked.body,)))
         bodies = [b"%d" % n * size for n, size in enumerate((1, 100_000, 2, 250_000, 200_000, 3))]
         found = []
         for body in bodies:
-            connection.submit(CODE, HEADER, body, lambda _c, body, _e: found.append(bytes(body)))
+            connection.submit(
+                CODE, HEADER, body, lambda _c, body, _e: found.append(bytes(body or b""))
+            )
         await connection.request(CODE, HEADER, timeout_ms=1000)
         assert found == bodies
 
 
-async def test_a_closed_connection_refuses_requests_at_once():
+async def test_a_closed_connection_refuses_requests_at_once() -> None:
     running = Running()
     async with running as (_, connection):
         assert connection.is_open
@@ -372,7 +399,7 @@ async def test_a_closed_connection_refuses_requests_at_once():
         connection.oneway(CODE, HEADER)
 
 
-async def test_a_stream_that_breaks_while_writing_ends_the_connection():
+async def test_a_stream_that_breaks_while_writing_ends_the_connection() -> None:
     ours, theirs = trio.testing.memory_stream_pair()
     connection = AsyncConnection(MemoryByteStream(ours), "memory")
     theirs.receive_stream.close()
@@ -383,8 +410,8 @@ async def test_a_stream_that_breaks_while_writing_ends_the_connection():
     assert not connection.is_open
 
 
-async def test_connecting_takes_a_limited_time(autojump_clock):
-    async def never(_address):
+async def test_connecting_takes_a_limited_time(autojump_clock: MockClock) -> None:
+    async def never(_address: str) -> NoReturn:
         await trio.sleep_forever()
 
     with pytest.raises(ConnectFailed, match="no answer within 5 s"):
@@ -394,7 +421,7 @@ async def test_connecting_takes_a_limited_time(autojump_clock):
 # -- blocking --------------------------------------------------------------------------------------
 
 
-def test_blocking_requests_can_be_pipelined(server):
+def test_blocking_requests_can_be_pipelined(server: Scripted) -> None:
     server.answer(CODE, lambda asked: Reply(body=(asked.body,)))
     bodies = []
     with BlockingConnection.connect(server.address) as connection:
@@ -406,21 +433,21 @@ def test_blocking_requests_can_be_pipelined(server):
     assert bodies == [b"%d" % number * 5000 for number in range(200)]
 
 
-def test_blocking_oneway_requests_go_out_with_the_next_wait(server):
+def test_blocking_oneway_requests_go_out_with_the_next_wait(server: Scripted) -> None:
     with BlockingConnection.connect(server.address) as connection:
         connection.oneway(RequestCode.UPDATE_CONSUMER_OFFSET, HEADER)
         connection.request(CODE, HEADER, timeout_ms=5000)
     assert server.last(RequestCode.UPDATE_CONSUMER_OFFSET).is_oneway
 
 
-def test_a_closed_blocking_connection_refuses_requests(server):
+def test_a_closed_blocking_connection_refuses_requests(server: Scripted) -> None:
     connection = BlockingConnection.connect(server.address)
     connection.close()
     with pytest.raises(ConnectionLost):
         connection.request(CODE, HEADER, timeout_ms=100)
 
 
-def test_drain_gives_up_in_time(server):
+def test_drain_gives_up_in_time(server: Scripted) -> None:
     server.answer(CODE, None)
     with BlockingConnection.connect(server.address) as connection:
         connection.submit(CODE, HEADER, b"", lambda _answer: None)
@@ -439,11 +466,11 @@ def test_drain_gives_up_in_time(server):
         ("[::1]:10911", ("::1", 10911)),
     ],
 )
-def test_addresses(text, address):
+def test_addresses(text: str, address: tuple[str, int]) -> None:
     assert split_address(text) == address
 
 
 @pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:0", "host:65536", "host:x"])
-def test_what_is_no_address(text):
+def test_what_is_no_address(text: str) -> None:
     with pytest.raises(ValueError, match="HOST:PORT"):
         split_address(text)

@@ -144,7 +144,8 @@ def test_any_bytes_give_a_value_or_are_refused(data: bytes) -> None:
 
 @given(st.text(alphabet="{}[]:,\"'\\u0019aeE.+- \n"))
 def test_any_text_gives_a_value_or_is_refused(text: str) -> None:
-    test_any_bytes_give_a_value_or_are_refused.hypothesis.inner_test(text.encode())
+    test: Any = test_any_bytes_give_a_value_or_are_refused
+    test.hypothesis.inner_test(text.encode())
 
 
 class Colour(enum.IntEnum):

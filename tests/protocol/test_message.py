@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import zlib
+from typing import Any
 
 import lz4.frame
 import pytest
@@ -42,7 +43,7 @@ RECORDS = st.fixed_dictionaries(
 
 @settings(max_examples=50)
 @given(RECORDS)
-def test_a_record_comes_back(fields: dict[str, object]) -> None:
+def test_a_record_comes_back(fields: dict[str, Any]) -> None:
     raw = m.encode_record(**fields)
     message = m.decode_record(b"before" + raw + b"after", 6)
     assert message.encode() == raw
@@ -56,7 +57,7 @@ def test_a_record_comes_back(fields: dict[str, object]) -> None:
 
 @settings(max_examples=50)
 @given(RECORDS, st.data())
-def test_a_cut_record_is_none(fields: dict[str, object], data: st.DataObject) -> None:
+def test_a_cut_record_is_none(fields: dict[str, Any], data: st.DataObject) -> None:
     raw = m.encode_record(**fields)
     with pytest.raises(m.CorruptRecord):
         m.decode_record(raw[: data.draw(st.integers(0, len(raw) - 1))])
@@ -64,7 +65,7 @@ def test_a_cut_record_is_none(fields: dict[str, object], data: st.DataObject) ->
 
 @settings(max_examples=50)
 @given(RECORDS, st.data())
-def test_damage_gives_a_message_or_an_error(fields: dict[str, object], data: st.DataObject) -> None:
+def test_damage_gives_a_message_or_an_error(fields: dict[str, Any], data: st.DataObject) -> None:
     raw = bytearray(m.encode_record(**fields))
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
     try:

@@ -48,12 +48,13 @@ class Echo:
     batches: list[int] = field(default_factory=list)
     handled: int = 0
 
-    def handle(self, channel: ServerChannel, frames: list[Frame]) -> None:
+    def handle(self, channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
         self.handled += len(frames)
         for _, _, body in frames:
             text = bytes(body)
             answer = b"x" * int(text[4:]) if text.startswith(b"big:") else text
             channel.write(frame_prefix(0, 2, len(answer)) + b"{}", answer)
+        return []
 
     def finish_batch(self) -> None:
         self.batches.append(self.handled)
@@ -71,9 +72,9 @@ class Farewell(Echo):
 
     others: set[ServerChannel] = field(default_factory=set)
 
-    def handle(self, channel: ServerChannel, frames: list[Frame]) -> None:
+    def handle(self, channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
         self.others.add(channel)
-        super().handle(channel, frames)
+        return super().handle(channel, frames)
 
     def closed(self, channel: ServerChannel) -> None:
         self.others.discard(channel)
@@ -107,7 +108,8 @@ async def serving(
 
 
 async def receive_frames(stream: trio.abc.ReceiveStream, count: int) -> list[bytes]:
-    reader, bodies = FrameReader(), []
+    reader = FrameReader()
+    bodies: list[bytes] = []
     while len(bodies) < count:
         data = await stream.receive_some()
         assert data, f"closed after {len(bodies)} of {count} frames"
@@ -318,7 +320,8 @@ async def test_memory_clients_get_their_answers() -> None:
     async with memory_client() as (_, _, stream):
         await stream.send(frame(b"one") + frame(b"two")[:5])
         await stream.send(frame(b"two")[5:])
-        reader, bodies = FrameReader(), []
+        reader = FrameReader()
+        bodies: list[bytes] = []
         while len(bodies) < 2:
             bodies += [bytes(body) for _, _, body in reader.feed(await stream.receive())]
         assert bodies == [b"one", b"two"]
@@ -358,12 +361,13 @@ class Ledger(Echo):
     frame_s: float = 0.0
     order: list[tuple[str, int]] = field(default_factory=list)
 
-    def handle(self, channel: ServerChannel, frames: list[Frame]) -> None:  # noqa: ARG002
+    def handle(self, channel: ServerChannel, frames: list[Frame]) -> list[Frame]:  # noqa: ARG002
         names = {bytes(body[:5]).decode() for _, _, body in frames}
         self.order += [(name, len(frames)) for name in names]
         end = time.perf_counter() + self.frame_s * len(frames)
         while time.perf_counter() < end:
             pass
+        return []
 
 
 @contextmanager
@@ -494,10 +498,11 @@ async def test_who_costs_little_is_soon_read_as_much_as_there_is() -> None:
 async def test_what_a_handler_keeps_for_a_client_counts() -> None:
     @dataclass
     class Keeper(Echo):
-        def handle(self, channel: ServerChannel, frames: list[Frame]) -> None:
+        def handle(self, channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
             for _, _, body in frames:
                 channel.charge(int(bytes(body)))
             channel.write(frame(b"kept"))
+            return []
 
     limits = ServerLimits(total_bytes_max=1_000_000)
     server = RemotingServer(Keeper(), limits)
@@ -571,8 +576,9 @@ async def test_refusals_name_the_host_and_the_limit(monkeypatch: pytest.MonkeyPa
 async def test_a_client_cut_off_amid_its_frames_leaves_nothing_on_the_account() -> None:
     @dataclass
     class Bouncer(Echo):
-        def handle(self, channel: ServerChannel, frames: list[Frame]) -> None:  # noqa: ARG002
+        def handle(self, channel: ServerChannel, frames: list[Frame]) -> list[Frame]:  # noqa: ARG002
             channel.close("for a test")
+            return []
 
     server = RemotingServer(Bouncer())
     network = TcpNetwork()

@@ -132,7 +132,8 @@ def test_a_held_request_is_answered_later_in_its_own_codec() -> None:
 
 def test_a_held_request_keeps_nothing_alive_that_only_it_knows() -> None:
     service = Service()
-    service.channel.held = service.held  # as a channel knows its server, and so who holds it
+    channel: Any = service.channel
+    channel.held = service.held  # as a channel knows its server, and so who holds it
     service.take(encode_frame(SerializeType.JSON, RequestCode.PULL_MESSAGE, 1))
     assert service.held
     channel = weakref.ref(service.channel)
@@ -163,7 +164,8 @@ def counted(request: Request) -> Generator[None, None, Reply]:
 
 
 def long_service() -> tuple[Service, list[Iterator[None]]]:
-    service, works = Service(), []
+    service = Service()
+    works: list[Iterator[None]] = []
     service.registry = Registry(lambda _, error: service.unexpected.append(str(error)))
     service.registry.route_long(RequestCode.GET_MIN_OFFSET, counted)
     service.registry.run_long = works.append
@@ -283,7 +285,7 @@ def test_what_can_not_be_fetched_is_told() -> None:
     service.registry.run_fetch = disk.run
     (event,) = ask(service, Connection(SerializeType.JSON), "t")
     assert event.command.code == ResponseCode.SYSTEM_ERROR
-    assert "Input/output error" in event.command.remark
+    assert "Input/output error" in (event.command.remark or "")
 
 
 def each_offset(disk: Disk, request: Request) -> Generator[NotReady | None, None, Reply]:
@@ -293,7 +295,8 @@ def each_offset(disk: Disk, request: Request) -> Generator[NotReady | None, None
 
 
 def long_disk_service(disk: Disk) -> tuple[Service, list[Iterator[None]]]:
-    service, works = Service(), []
+    service = Service()
+    works: list[Iterator[None]] = []
     service.registry = Registry(lambda _, error: service.unexpected.append(str(error)))
     service.registry.route_long(RequestCode.GET_MIN_OFFSET, partial(each_offset, disk))
     service.registry.run_long = works.append
@@ -323,7 +326,7 @@ def test_long_work_ends_with_what_can_not_be_fetched() -> None:
         list(works.pop())
     (event,) = connection.receive_data(bytes(service.channel.written))
     assert event.command.code == ResponseCode.SYSTEM_ERROR
-    assert "Input/output error" in event.command.remark
+    assert "Input/output error" in (event.command.remark or "")
     assert service.channel.charged_bytes == 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -29,7 +29,8 @@ def long_work(steps: int, done: list[str], name: str) -> Iterator[None]:
 
 
 async def test_others_have_their_turns_between_slices() -> None:
-    work, done, turns = SlicedWork(), [], 0
+    work, turns = SlicedWork(), 0
+    done: list[Any] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(work.run)
         work.start(long_work(60, done, "long"))
@@ -49,7 +50,8 @@ async def test_short_work_is_done_at_once() -> None:
 
 
 async def test_what_comes_at_once_does_not_keep_the_loop_piece_by_piece() -> None:
-    work, done = SlicedWork(), []
+    work = SlicedWork()
+    done: list[Any] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(work.run)
         for number in range(60):

@@ -63,7 +63,7 @@ class BrokerMachine:
             store_path_root_dir=folder / self.name,
             flush_disk_type="SYNC_FLUSH" if history.is_sync else "ASYNC_FLUSH",
             # "Hours", which are seconds here; a limit of the topic leaves the files alone.
-            file_reserved_time=min(history.reserved_s, 1_000_000),
+            file_reserved_time=int(min(history.reserved_s, 1_000_000)),
             delete_when=";".join(f"{hour:02}" for hour in range(24)),
             clean_resource_interval=1000,
             append_checksums=self.rng.random() < 0.5,

@@ -138,10 +138,13 @@ class Simulation:
             await trio.sleep(self.rng.random() * 8)
             self.rng.choice(self.faults)()
 
+    def _all_are_up(self) -> bool:
+        return self.nameserver.is_up and all(broker.is_up for broker in self.brokers)
+
     async def _settle(self) -> None:
         """Wait until all daemons are up; and once more for one that dies of what it did before."""
         for _ in range(2):
-            while not all(each.is_up for each in (self.nameserver, *self.brokers)):  # noqa: ASYNC110
+            while not self._all_are_up():  # noqa: ASYNC110
                 await trio.sleep(0.1)
             await trio.sleep(3)
 
@@ -202,9 +205,10 @@ def run_here(rng: Random, faults: Counter[str]) -> Callable[..., Any]:
         with trio.CancelScope(shield=True):
             await pause()
             try:
-                return function(*arguments)
+                result = function(*arguments)
             finally:
                 await pause()
+        return result
 
     async def pause() -> None:
         is_slow = rng.random() < slow_disk_probability

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.store.settings import StoreSettings
     from headrace_broker.store.store_queue import StoreQueue
+    from headrace_protocol.frame import Buffer
     from headrace_protocol.message import StoredMessage
     from tests.simulation.expiry import Name
 
@@ -95,7 +96,7 @@ class StoreClock(SetClock, trio.abc.Clock):
 class Held(NamedTuple):
     """What a reader has been given: views, their bytes then, and the files they are of."""
 
-    views: Sequence[memoryview]
+    views: Sequence[Buffer]
     data: list[bytes]
     paths: set[Path]
 

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace_broker.processors.send import SendProcessor
-from headrace_broker.store import commit_log, follower_work, log_blocks
+from headrace_broker.store import (
+    commit_log,
+    follower_work,
+    log_blocks,
+    queue_blocks,
+    record_checksum,
+)
 from headrace_broker.store.cleaner import Cleaner
 from headrace_broker.store.encoded_records import EncodedRecords
 from headrace_broker.store.errors import StoreFormatError
@@ -39,9 +45,9 @@ if TYPE_CHECKING:
 
 FLUSH_LOG = Flusher.flush_log
 DETACH_FIRST = MappedFileQueue.detach_first
-SLOT = commit_log.checksum_slot
+SLOT = record_checksum.checksum_slot
 LOOK_THROUGH = SendProcessor._look_through
-READ_BLOCK = follower_work.read_block
+READ_BLOCK = queue_blocks.read_block
 # Those that are frequent enough; the page has all.
 FAULTS = {
     "cut answer", "cut request", "failed sync", "failed write", "flipped bit, found", "full disk",

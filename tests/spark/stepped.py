@@ -63,7 +63,7 @@ class SteppedSource(HeadraceSource):
 
 
 def _stepped_reader(base: Any) -> Any:
-    class SteppedReader(base):  # type: ignore[misc]
+    class SteppedReader(base):
         def latestOffset(self, *arguments: Any) -> Any:  # noqa: N802
             step("latest")
             return base.latestOffset(self, *arguments)
@@ -88,7 +88,7 @@ def _stepped_reader(base: Any) -> Any:
 
 
 def _stepped_writer(base: Any) -> Any:
-    class SteppedWriter(base):  # type: ignore[misc]
+    class SteppedWriter(base):
         def write(self, iterator: Any) -> Any:
             step("write")
             message = base.write(self, iterator)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from headrace.spark.checkpoint import StreamOffset
 from headrace.spark.cluster import Topics
+from headrace.spark.read.checkpoint import StreamOffset
 from headrace_protocol.bodies import MessageQueue
 
 if TYPE_CHECKING:
-    from headrace.spark.stream import StreamReader
+    from headrace.spark.read.stream import StreamReader
 
 
 def q(topic: str, queue_id: int, broker_name: str = "broker-a") -> MessageQueue:

@@ -13,7 +13,6 @@ import pytest
 
 from headrace import blocking
 from headrace.errors import NameserverUnavailable
-from headrace.spark import stream
 from headrace.spark.errors import (
     BrokerMissing,
     CheckpointMismatch,
@@ -23,6 +22,7 @@ from headrace.spark.errors import (
     TopicNotFound,
     TopicRecreated,
 )
+from headrace.spark.read import stream
 from headrace.spark.source import HeadraceSource
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.blocking import BlockingConnection
@@ -38,7 +38,7 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
 )
 
-from headrace.spark.admission import LimitedStreamReader
+from headrace.spark.read.admission import LimitedStreamReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

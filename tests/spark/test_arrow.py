@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
-from headrace.spark.arrow import RecordBlock, arrow_schema
-from headrace.spark.bodies import body_format
+from headrace.spark.body.format import body_format
 from headrace.spark.errors import SchemaError
-from headrace.spark.gather import gather, text
-from headrace.spark.properties import PropertyEntries
-from headrace.spark.schema import own_columns, source_schema
+from headrace.spark.read.columns import RecordBlock, arrow_schema
+from headrace.spark.read.gather import gather, text
+from headrace.spark.read.properties import PropertyEntries
+from headrace.spark.read.schema import own_columns, source_schema
 from headrace_protocol.columns import RecordColumns
 from headrace_protocol.message import (
     StoredMessage,

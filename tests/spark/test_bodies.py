@@ -21,12 +21,12 @@ from pydantic import Field
 from pyspark.sql import types as t
 
 from headrace.spark import model_schema
-from headrace.spark.arrow import arrow_schema
-from headrace.spark.bodies import body_format
-from headrace.spark.ddl import parse_ddl
+from headrace.spark.body.ddl import parse_ddl
+from headrace.spark.body.format import body_format
+from headrace.spark.body.models import MODULES_VARIABLE, PICKLED_VARIABLE
 from headrace.spark.errors import OptionError, SchemaError
-from headrace.spark.models import MODULES_VARIABLE, PICKLED_VARIABLE
-from headrace.spark.schema import source_schema
+from headrace.spark.read.columns import arrow_schema
+from headrace.spark.read.schema import source_schema
 
 NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
 DDL = (

@@ -6,14 +6,14 @@ import itertools
 
 import pytest
 
-from headrace.spark.commits import BrokerState, choose
 from headrace.spark.errors import BrokerMissing
+from headrace.spark.write.commits import BrokerState, choose
 from headrace_protocol.staging import Decision, StagedAttempt
 
 NOTHING = BrokerState(-1, None)
 
 
-def decision(name, *brokers, batch=5):
+def decision(name: str, *brokers: str, batch: int = 5) -> Decision:
     attempt = (StagedAttempt(name, 1, 1),)
     return Decision(name, batch, dict.fromkeys(brokers, attempt))
 
@@ -45,7 +45,7 @@ def test_what_is_in_a_log_is_followed_whoever_holds_something_else() -> None:
 
 
 @pytest.mark.parametrize("applied", [4, 5])
-def test_a_broker_that_is_needed_is_waited_for(applied) -> None:
+def test_a_broker_that_is_needed_is_waited_for(applied: int) -> None:
     with pytest.raises(BrokerMissing, match="broker b has a part in batch 5"):
         choose({"a": BrokerState(applied, FIRST)}, MINE)
     # Somebody without a part in it remembers as well.

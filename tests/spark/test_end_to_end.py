@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql import functions as sql
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
 
     from headrace.embedded import Embedded
@@ -84,7 +85,7 @@ def start(spark: SparkSession, mq: Embedded, folder: Path) -> StreamingQuery:
     )
 
 
-def run(query: StreamingQuery) -> list[dict[str, Any]]:
+def run(query: StreamingQuery) -> list[StreamingQueryProgress]:
     """Let it process all there is, and stop it; its progress, batch by batch."""
     query.processAllAvailable()
     progress = query.recentProgress

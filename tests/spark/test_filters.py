@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyspark.sql import datasource as ds
 
 from headrace import blocking
-from headrace.spark.filters import Predicates, Span, push
+from headrace.spark.plan.filters import Predicates, Span, push
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

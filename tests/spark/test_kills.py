@@ -25,7 +25,7 @@ FEW = [
 ]
 
 
-def test_every_victim_has_its_turn_at_every_step():
+def test_every_victim_has_its_turn_at_every_step() -> None:
     kinds = len(VICTIMS) * len(STEPS)
     assert len(set(plan(kinds, seed=5))) == kinds
     assert plan(200, seed=5) == plan(200, seed=5)

@@ -8,12 +8,12 @@ import pytest
 from headrace import blocking
 from headrace.spark.cluster import Cluster, Topics
 from headrace.spark.errors import DataLoss, OffsetOutOfRange, OptionError, TopicNotFound
-from headrace.spark.filters import Predicates, Span
-from headrace.spark.limits import limited, shared
 from headrace.spark.options import Limits, Point
-from headrace.spark.ranges import Range, extent, narrowed, not_empty, resolve, without_lost
+from headrace.spark.plan.filters import Predicates, Span
+from headrace.spark.plan.limits import limited, shared
+from headrace.spark.plan.ranges import Range, extent, narrowed, not_empty, resolve, without_lost
+from headrace.spark.plan.splits import SizeCurve, read_tasks, size_curves
 from headrace.spark.source import HeadraceSource
-from headrace.spark.splits import SizeCurve, read_tasks, size_curves
 from headrace_protocol.bodies import MessageQueue
 from tests.spark.brokers import broker
 from tests.support.stores import SetClock
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace.embedded import Embedded
-    from headrace.spark.plan import ReadTask
+    from headrace.spark.plan.tasks import ReadTask
 
 
 @pytest.fixture

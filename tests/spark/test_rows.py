@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import pyarrow as pa
 import pytest
 
@@ -9,17 +11,21 @@ from headrace import Message
 from headrace.errors import InvalidMessage
 from headrace.producer.block import BLOCK_BYTES
 from headrace.producer.selector import queue_index
-from headrace.spark.ddl import parse_ddl
+from headrace.spark.body.ddl import parse_ddl
 from headrace.spark.errors import SchemaError
-from headrace.spark.rows import Slicer, check_schema, message_rows
+from headrace.spark.write.rows import Slicer, check_schema, message_rows
 from headrace_protocol.columns import RecordColumns
 from headrace_protocol.message import decode_properties
 from tests.support.stores import HOST
 
+if TYPE_CHECKING:
+    from headrace.spark.write.rows import Rows, Slice
+
+
 MAP = pa.map_(pa.string(), pa.string())
 
 
-def batch(**columns):
+def batch(**columns: Any) -> Any:
     kinds = {"properties": MAP, "value": pa.binary()}
     arrays = {
         name: pa.array(values, kinds.get(name, pa.string())) for name, values in columns.items()
@@ -27,12 +33,12 @@ def batch(**columns):
     return pa.RecordBatch.from_pydict(arrays)
 
 
-def decoded(rows, topic="T"):
+def decoded(rows: Rows, topic: str = "T") -> RecordColumns:
     block = rows.for_headrace(topic, 7, HOST)
     return RecordColumns.from_records(bytes(block.data))
 
 
-def slices(given, topic="T", queues=4):
+def slices(given: Any, topic: str | None = "T", queues: int = 4) -> list[Slice]:
     slicer = Slicer(topic, lambda _: queues)
     return [*slicer.add(given), *slicer.rest()]
 
@@ -61,7 +67,7 @@ def test_records_are_those_of_single_messages() -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()])
-def test_values_and_keys_are_text_or_bytes(kind) -> None:
+def test_values_and_keys_are_text_or_bytes(kind: Any) -> None:
     column = pa.array(["aa", "bb"]).cast(kind)
     given = pa.RecordBatch.from_arrays([column, column], ["key", "value"])
     columns = decoded(message_rows("T", given))
@@ -82,7 +88,7 @@ def test_keys_lead_to_queues_as_in_the_clients_and_keep_their_order() -> None:
     for found in slices(batch(key=keys, value=values)):
         numbers = [int(value) for value in decoded(found.rows).bodies()]
         assert numbers == sorted(numbers)
-        wanted = {queue_index(keys[n], 4) if keys[n] else None for n in numbers}
+        wanted = {queue_index(key, 4) if (key := keys[n]) else None for n in numbers}
         assert wanted == {found.number}
     bodies = [
         body
@@ -142,7 +148,7 @@ def test_properties_that_only_some_batches_have() -> None:
         ({"value": [b"a"], "topic": ["a b"]}, "a b"),
     ],
 )
-def test_rows_that_no_broker_would_take(columns, reason) -> None:
+def test_rows_that_no_broker_would_take(columns: dict[Any, Any], reason: str) -> None:
     topic = None if "topic" in columns else "T"
     with pytest.raises(InvalidMessage, match=reason):
         slices(batch(**columns), topic)
@@ -161,7 +167,7 @@ def test_rows_that_no_broker_would_take(columns, reason) -> None:
         ("value STRING, deliver_at TIMESTAMP", "T", "does not serve delayed messages yet"),
     ],
 )
-def test_schemas_that_do_not_fit(schema, topic, reason) -> None:
+def test_schemas_that_do_not_fit(schema: str, topic: str | None, reason: str) -> None:
     with pytest.raises(SchemaError, match=reason):
         check_schema(parse_ddl(schema), topic)
 

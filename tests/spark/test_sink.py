@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
 from headrace import blocking
 from headrace.errors import NoQueue
+from headrace.spark.body.ddl import parse_ddl
 from headrace.spark.cluster import Cluster
-from headrace.spark.commits import CommitConflict, Committer
-from headrace.spark.ddl import parse_ddl
 from headrace.spark.errors import OptionError, SchemaError, TopicNotFound
-from headrace.spark.rows import arrow_schema
-from headrace.spark.sink import (
+from headrace.spark.source import HeadraceSource
+from headrace.spark.write.commits import CommitConflict, Committer
+from headrace.spark.write.rows import arrow_schema
+from headrace.spark.write.sink import (
     RowStreamWriter,
     WriteOptions,
     _batches_of,
@@ -24,25 +26,31 @@ from headrace.spark.sink import (
     stream_writer,
     write_rows,
 )
-from headrace.spark.source import HeadraceSource
 from headrace_protocol.drivers.blocking import BlockingConnection
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headrace.embedded import Embedded
+    from headrace.messages import ReceivedMessage
+    from headrace_protocol.staging import StagedAttempt
 
 
 @pytest.fixture(scope="module")
-def sink(spark, mq):
+def sink(spark: Any, mq: Embedded) -> str:
     """Spark with the sink, and where it writes to."""
     spark.dataSource.register(HeadraceSource)
     return mq.nameserver
 
 
-def make_topic(nameserver, topic, queues=2):
+def make_topic(nameserver: str, topic: str, queues: int = 2) -> None:
     with blocking.Admin(nameserver=nameserver) as admin:
         admin.create_topic(topic, queues=queues)
 
 
-def read(nameserver, topic, count):
+def read(nameserver: str, topic: str, count: int) -> dict[int, list[ReceivedMessage]]:
     """All messages of a topic, by queue id, once there are ``count``."""
-    found = {}
+    found: dict[int, list[ReceivedMessage]] = {}
     with blocking.PullConsumer(nameserver=nameserver) as consumer:
         queues = consumer.queues(topic)
         consumer.assign(queues)
@@ -54,31 +62,31 @@ def read(nameserver, topic, count):
     return found
 
 
-def bodies(nameserver, topic, count):
+def bodies(nameserver: str, topic: str, count: int) -> Any:
     found = read(nameserver, topic, count)
     return Counter(message.body for some in found.values() for message in some)
 
 
-def batches(*values, key=None):
+def batches(*values: Any, key: str | None = None) -> list[Any]:
     columns = {"value": pa.array(values, pa.binary())}
     if key:
         columns["key"] = pa.array([key] * len(values))
     return [pa.RecordBatch.from_pydict(columns)]
 
 
-def options(nameserver, topic, *, exactly_once=True):
+def options(nameserver: str, topic: str, *, exactly_once: bool = True) -> WriteOptions:
     return WriteOptions((nameserver,), topic, exactly_once)
 
 
-def parts_of(*written):
-    parts = {}
+def parts_of(*written: Any) -> dict[str, list[StagedAttempt]]:
+    parts: dict[str, list[StagedAttempt]] = {}
     for each in written:
         for broker_name, staged in each.staged.items():
             parts.setdefault(broker_name, []).append(staged)
     return parts
 
 
-def commit(nameserver, query_id, batch_id, *written):
+def commit(nameserver: str, query_id: str, batch_id: int, *written: Any) -> None:
     with Cluster((nameserver,)) as cluster:
         Committer(cluster, query_id).commit(batch_id, parts_of(*written))
 
@@ -86,7 +94,7 @@ def commit(nameserver, query_id, batch_id, *written):
 # --- without Spark -------------------------------------------------------------------------
 
 
-def test_only_the_attempts_that_won_are_read_and_once(mq) -> None:
+def test_only_the_attempts_that_won_are_read_and_once(mq: Embedded) -> None:
     make_topic(mq.nameserver, "Attempts")
     to = options(mq.nameserver, "Attempts")
     write_rows(to, "q1", 0, batches(b"a", b"b"))  # its worker died before it could tell
@@ -102,7 +110,7 @@ def test_only_the_attempts_that_won_are_read_and_once(mq) -> None:
     assert bodies(mq.nameserver, "Attempts", 4) == Counter([b"a", b"b", b"c", b"d"])
 
 
-def test_a_copied_checkpoint_with_another_topic_is_refused(mq) -> None:
+def test_a_copied_checkpoint_with_another_topic_is_refused(mq: Embedded) -> None:
     for topic in ("Original", "Copy"):
         make_topic(mq.nameserver, topic)
     original, copy = (options(mq.nameserver, topic) for topic in ("Original", "Copy"))
@@ -120,7 +128,7 @@ def test_a_copied_checkpoint_with_another_topic_is_refused(mq) -> None:
     assert bodies(mq.nameserver, "Copy", 1) == Counter([b"c"])
 
 
-def test_rows_that_are_dropped_are_logged(mq, caplog) -> None:
+def test_rows_that_are_dropped_are_logged(mq: Embedded, caplog: pytest.LogCaptureFixture) -> None:
     make_topic(mq.nameserver, "Dropped")
     to = options(mq.nameserver, "Dropped")
     with caplog.at_level(logging.WARNING, "headrace.spark"):
@@ -136,7 +144,7 @@ def test_rows_that_are_dropped_are_logged(mq, caplog) -> None:
         assert "copy of another one's" in message
 
 
-def test_an_abort_does_not_undo_a_commit(mq) -> None:
+def test_an_abort_does_not_undo_a_commit(mq: Embedded) -> None:
     make_topic(mq.nameserver, "Aborted")
     to = options(mq.nameserver, "Aborted")
     with Cluster((mq.nameserver,)) as cluster:
@@ -151,14 +159,14 @@ def test_an_abort_does_not_undo_a_commit(mq) -> None:
     assert bodies(mq.nameserver, "Aborted", 1) == Counter([b"a"])
 
 
-def test_two_drivers_at_once_are_told(mq, monkeypatch) -> None:
+def test_two_drivers_at_once_are_told(mq: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
     make_topic(mq.nameserver, "Twice")
     to = options(mq.nameserver, "Twice")
     mine = write_rows(to, "q3", 0, batches(b"a"))
     other = write_rows(to, "q3", 0, batches(b"a"))
     decide = Committer._decide
 
-    def too_late(committer, *arguments):
+    def too_late(committer: Committer, *arguments: Any) -> None:
         monkeypatch.undo()
         commit(mq.nameserver, "q3", 0, other)
         decide(committer, *arguments)
@@ -170,7 +178,7 @@ def test_two_drivers_at_once_are_told(mq, monkeypatch) -> None:
     assert bodies(mq.nameserver, "Twice", 1) == Counter([b"a"])
 
 
-def test_rows_with_a_key_go_where_the_clients_send_them(mq) -> None:
+def test_rows_with_a_key_go_where_the_clients_send_them(mq: Embedded) -> None:
     make_topic(mq.nameserver, "Keys", queues=8)
     with blocking.Producer(nameserver=mq.nameserver) as producer:
         results = producer.send_many([b"1", b"2"], topic="Keys", keys=["hall", "roof"])
@@ -183,7 +191,7 @@ def test_rows_with_a_key_go_where_the_clients_send_them(mq) -> None:
     assert all({m.key for m in some} in ({"hall"}, {"roof"}) for some in found.values())
 
 
-def test_at_least_once_is_readable_at_once(mq) -> None:
+def test_at_least_once_is_readable_at_once(mq: Embedded) -> None:
     make_topic(mq.nameserver, "AtLeast")
     to = options(mq.nameserver, "AtLeast", exactly_once=False)
     assert write_rows(to, "q5", 0, batches(b"a")).staged == {}
@@ -192,7 +200,7 @@ def test_at_least_once_is_readable_at_once(mq) -> None:
 
 
 def test_a_broker_of_another_kind_gets_ordinary_sends_and_the_log_says_so(
-    mq, monkeypatch, caplog
+    mq: Embedded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_topic(mq.nameserver, "Apache")
     monkeypatch.setattr(BlockingConnection, "peer_is_headrace", False)
@@ -208,7 +216,7 @@ def test_a_broker_of_another_kind_gets_ordinary_sends_and_the_log_says_so(
     assert len({message.message_id for message in found}) == 3
 
 
-def test_what_can_not_be_written_is_said_at_plan_time(mq) -> None:
+def test_what_can_not_be_written_is_said_at_plan_time(mq: Embedded) -> None:
     schema = parse_ddl("value STRING")
     place = {"nameserver": mq.nameserver}
     with pytest.raises(TopicNotFound, match="NoSuchTopic"):
@@ -232,7 +240,7 @@ def test_what_can_not_be_written_is_said_at_plan_time(mq) -> None:
         batch_writer(place | {"topic": "ReadOnly"}, schema, overwrite=False)
 
 
-def test_a_stream_that_has_run_waits_for_its_topic(mq, tmp_path) -> None:
+def test_a_stream_that_has_run_waits_for_its_topic(mq: Embedded, tmp_path: Path) -> None:
     schema = parse_ddl("value STRING")
     given = {"nameserver": mq.nameserver, "topic": "ComesBack"}
     given["checkpointlocation"] = tmp_path.as_uri()  # as Spark spells it here
@@ -248,7 +256,7 @@ def test_a_stream_that_has_run_waits_for_its_topic(mq, tmp_path) -> None:
 
 def test_spark_40_gives_rows() -> None:
     schema = parse_ddl("key STRING, properties MAP<STRING, STRING>, value BINARY")
-    rows = [("k", {"a": "1", "b": "2"}, bytearray(b"x")), (None, None, b"y")] * 5000
+    rows: list[Any] = [("k", {"a": "1", "b": "2"}, bytearray(b"x")), (None, None, b"y")] * 5000
     found = list(_batches_of(iter(rows), arrow_schema(schema)))
     assert sum(map(len, found)) == 10_000
     assert len(found) == 2
@@ -263,7 +271,7 @@ def test_spark_40_gives_rows() -> None:
 
 
 @pytest.mark.slow
-def test_rows_of_a_batch_write_become_messages(spark, sink) -> None:
+def test_rows_of_a_batch_write_become_messages(spark: Any, sink: str) -> None:
     make_topic(sink, "Batch")
     rows = spark.sql(
         "SELECT 'Batch' AS topic, CAST(id % 3 AS STRING) AS key, 'red' AS tags, "
@@ -280,7 +288,9 @@ def test_rows_of_a_batch_write_become_messages(spark, sink) -> None:
 
 
 @pytest.mark.slow
-def test_a_stream_that_repeats_its_last_batch_writes_it_once(spark, sink, tmp_path) -> None:
+def test_a_stream_that_repeats_its_last_batch_writes_it_once(
+    spark: Any, sink: str, tmp_path: Path
+) -> None:
     make_topic(sink, "Stream")
     source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
     source.mkdir()
@@ -288,7 +298,7 @@ def test_a_stream_that_repeats_its_last_batch_writes_it_once(spark, sink, tmp_pa
         lines = [f"{number}-{line}" for line in range(50)]
         (source / f"{number}.txt").write_text("\n".join(lines))
 
-    def run():
+    def run() -> None:
         query = (
             spark.readStream.format("text")
             .option("maxFilesPerTrigger", 1)

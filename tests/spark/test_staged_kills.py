@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -16,11 +17,21 @@ import pytest
 from headrace import blocking
 from headrace.errors import HeadraceError
 from headrace.spark.cluster import Cluster as Nameservers
-from headrace.spark.commits import Committer
-from headrace.spark.lanes import Lane
-from headrace.spark.sink import WriteOptions, write_rows
+from headrace.spark.write.commits import Committer
+from headrace.spark.write.lanes import Lane
+from headrace.spark.write.sink import WriteOptions, write_rows
 from headrace_protocol.drivers.blocking import BlockingConnection
 from tests.support.cluster import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from random import Random
+
+    from headrace_protocol.drivers.response import Response
+    from headrace_protocol.staging import StagedAttempt
+    from tests.support.cluster import Daemon
+
 
 ROUNDS = int(os.environ.get("KILL_ROUNDS", "6"))
 ROWS = 30
@@ -32,23 +43,23 @@ REQUESTS = 40
 class Killer:
     """Kills a broker a moment after a client has made so many requests, and starts it again."""
 
-    def __init__(self, cluster, monkeypatch, choice):
+    def __init__(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, choice: Random) -> None:
         self._cluster = cluster
         self._choice = choice
         self._countdown = 0
-        self._thread = None
+        self._thread: threading.Thread | None = None
         submit = BlockingConnection.submit
 
-        def counted(connection, *arguments):
+        def counted(connection: BlockingConnection, *arguments: Any) -> int:
             self._count()
             return submit(connection, *arguments)
 
         monkeypatch.setattr(BlockingConnection, "submit", counted)
 
-    def arm(self):
+    def arm(self) -> None:
         self._countdown = self._choice.randint(1, REQUESTS)
 
-    def _count(self):
+    def _count(self) -> None:
         self._countdown -= 1
         if self._countdown == 0:
             broker = self._choice.choice(list(self._cluster.brokers.values()))
@@ -56,12 +67,12 @@ class Killer:
             self._thread = threading.Thread(target=self._kill, args=(broker, pause_s))
             self._thread.start()
 
-    def _kill(self, broker, pause_s):
+    def _kill(self, broker: Daemon, pause_s: float) -> None:
         time.sleep(pause_s)
         broker.kill()
         broker.start()
 
-    def settle(self):
+    def settle(self) -> None:
         if self._thread:
             self._thread.join()
             self._thread = None
@@ -69,13 +80,13 @@ class Killer:
             broker.wait_up()
 
 
-def row(batch_id, partition, number):
+def row(batch_id: int, partition: int, number: int) -> bytes:
     return b"%d/%d/%d " % (batch_id, partition, number) + bytes(100_000)
 
 
-def write_batch(options, query_id, batch_id):
+def write_batch(options: WriteOptions, query_id: str, batch_id: int) -> bool:
     """As Spark does it: tasks, then the commit; from the beginning again after a failure."""
-    parts = {}
+    parts: dict[str, list[StagedAttempt]] = {}
     with Nameservers(options.nameservers) as nameservers:
         committer = Committer(nameservers, query_id)
         try:
@@ -93,8 +104,8 @@ def write_batch(options, query_id, batch_id):
         return True
 
 
-def bodies(nameserver, topic, count):
-    found = Counter()
+def bodies(nameserver: str, topic: str, count: int) -> Counter[bytes]:
+    found: Counter[bytes] = Counter()
     with blocking.PullConsumer(nameserver=nameserver) as consumer:
         consumer.assign(consumer.queues(topic))
         while found.total() < count:
@@ -110,14 +121,14 @@ class DriverKilled(BaseException):
 
 
 @pytest.fixture
-def dying_driver(monkeypatch):
+def dying_driver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Let the driver die before or after its n-th request to brokers."""
     ask = Lane.ask
 
-    def arm(moment, number):
+    def arm(moment: str, number: int) -> None:
         requests = itertools.count(1)
 
-        def counted(lane, *arguments):
+        def counted(lane: Lane, *arguments: Any) -> Response:
             is_last = next(requests) == number
             if is_last and moment == "before":
                 raise DriverKilled
@@ -133,7 +144,7 @@ def dying_driver(monkeypatch):
 
 @pytest.mark.slow
 def test_drivers_killed_at_every_step_of_a_commit_leave_nothing_twice(
-    tmp_path, dying_driver
+    tmp_path: Path, dying_driver: Callable[..., Any]
 ) -> None:
     """Each batch comes again by other attempts."""
     steps = [(moment, number) for moment in ("before", "after") for number in range(1, 9)]
@@ -160,9 +171,11 @@ def test_drivers_killed_at_every_step_of_a_commit_leave_nothing_twice(
         assert list(tmp_path.glob("?/staged/*/*.blocks")) == []
 
 
-def stage_batch(options, query_id, batch_id):
+def stage_batch(
+    options: WriteOptions, query_id: str, batch_id: int
+) -> dict[str, list[StagedAttempt]]:
     """One row by each of two tasks, one to each broker."""
-    parts = {}
+    parts: dict[str, list[StagedAttempt]] = {}
     for partition in range(PARTITIONS):
         values = pa.array([row(batch_id, partition, 0)], pa.binary())
         rows = pa.RecordBatch.from_arrays([values, pa.array(["ad"[partition]])], ["value", "key"])
@@ -175,7 +188,9 @@ def stage_batch(options, query_id, batch_id):
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_brokers_killed_at_any_moment_keep_every_row_once(tmp_path, monkeypatch) -> None:
+def test_brokers_killed_at_any_moment_keep_every_row_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     choice = random.Random(os.environ.get("KILL_SEED", "1"))
     with Cluster(tmp_path, "a", "b") as cluster:
         nameserver = cluster.nameserver.address

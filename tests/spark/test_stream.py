@@ -6,14 +6,14 @@ import json
 from contextlib import ExitStack
 from importlib.util import find_spec
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from headrace.spark.ddl import parse_ddl
+from headrace.spark.body.ddl import parse_ddl
 from headrace.spark.errors import OptionError, SchemaError
+from headrace.spark.read.stream import StreamReader
 from headrace.spark.source import HeadraceSource
-from headrace.spark.stream import StreamReader
 from tests.spark.streams import q, row_count
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def test_a_stream_that_can_not_be_says_so_when_it_is_asked(
     options: dict[str, str], schema: str, error: type[Exception], message: str
 ) -> None:
     source = HeadraceSource({"nameserver": "127.0.0.1:1", "topic": "t", **options})
-    running = source.streamReader(parse_ddl(schema))
+    running: Any = source.streamReader(parse_ddl(schema))
     with pytest.raises(error, match=message):
         running.initialOffset()
     with pytest.raises(error, match=message):

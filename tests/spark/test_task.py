@@ -21,14 +21,14 @@ from pyspark.sql.types import StructType
 
 import headrace
 from headrace.consumer import pulls
-from headrace.spark import task
-from headrace.spark.arrow import arrow_schema
-from headrace.spark.bodies import body_format
+from headrace.spark.body.format import body_format
 from headrace.spark.errors import DataLoss, SparkConnectorError
-from headrace.spark.filters import Predicates, Span
-from headrace.spark.plan import QueueRange, ReadPlan
-from headrace.spark.schema import source_schema
-from headrace.spark.task import read_range
+from headrace.spark.plan.filters import Predicates, Span
+from headrace.spark.plan.tasks import QueueRange, ReadPlan
+from headrace.spark.read import task
+from headrace.spark.read.columns import arrow_schema
+from headrace.spark.read.schema import source_schema
+from headrace.spark.read.task import read_range
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.columns import encode_records, encode_uniform
 from headrace_protocol.drivers.blocking import BlockingConnection
@@ -307,10 +307,10 @@ def test_bodies_as_columns(mq: Any) -> None:
 
 _CHILD = """
 import re, sys
-from headrace.spark.arrow import arrow_schema
-from headrace.spark.schema import source_schema
-from headrace.spark.plan import QueueRange, ReadPlan
-from headrace.spark.task import read_range
+from headrace.spark.read.columns import arrow_schema
+from headrace.spark.read.schema import source_schema
+from headrace.spark.plan.tasks import QueueRange, ReadPlan
+from headrace.spark.read.task import read_range
 
 address, end = sys.argv[1], int(sys.argv[2])
 count = 0

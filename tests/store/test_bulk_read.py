@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -113,7 +113,7 @@ def test_any_queues_and_filters(
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(Path(folder))
         for queue_id, tags, body_bytes in messages:
-            properties = {"TAGS": tags} if tags else {}
+            properties: dict[str, Any] = {"TAGS": tags} if tags else {}
             put(store, store.queue("T", queue_id), bytes(body_bytes), **properties)
         wanted = None if tag is None else frozenset([tags_code(tag), 99])
         for queue in store.queues:

@@ -6,6 +6,7 @@ import datetime as dt
 import errno
 import os
 import random
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -33,8 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from headrace_broker.store.cleaner import LowestUnconsumed
     from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.store.outlook import LowestUnconsumed
+    from headrace_protocol.frame import Buffer
 
 HOUR_MS = 3600 * 1000
 FILE_BYTES = 4096
@@ -270,7 +272,7 @@ async def test_offsets_of_what_is_gone_hold_nothing(tmp_path: Path) -> None:
     store = aged_store(tmp_path, [100, 100, 1])
     assert await clean(store) == [2, 3]
     for offset in (0, -1, 1 << 40):
-        store.cleaner.look_at_groups = lambda offset=offset: unconsumed({"T": {0: offset}})
+        store.cleaner.look_at_groups = partial(unconsumed, {"T": {0: offset}})
         set_ages(store, [100, 0])
         store.cleaner.retention = any_hour(reserved_ms=0)
         held = offset <= 0
@@ -546,7 +548,7 @@ async def test_at_random_nothing_needed_is_lost(
     assert isinstance(clock, SetClock)
     consumed = {"A": {0: 0, 1: 0}, "B": {0: 0}}
     store.cleaner.look_at_groups = lambda: unconsumed(consumed)
-    held: list[tuple[memoryview, bytes]] = []
+    held: list[tuple[Buffer, bytes]] = []
     for _ in range(400):
         topic = dice.choice("AB")
         queue = store.queue(topic, dice.choice(list(consumed[topic])))

@@ -18,6 +18,8 @@ from tests.support.faulty_files import FaultyFiles, next_life
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from headrace_protocol.frame import Buffer
+
 OLD, NEW = b'{"a":1}', b'{\n\t"table":{0:1}\n}'
 
 
@@ -37,7 +39,7 @@ class CrashingFiles(Files):
         self._step()
         return super().open(path, flags)
 
-    def write(self, descriptor: int, data: bytes, position: int) -> None:
+    def write(self, descriptor: int, data: Buffer, position: int) -> None:
         self._step()
         super().write(descriptor, data[: len(data) // 2], position)
         self._step()

@@ -125,7 +125,7 @@ def test_a_block_has_the_units_and_records_of_its_queue(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     taken: list[QueueBlock] = []
     follower = follow(store)
-    follower.follow = taken.append  # type: ignore[method-assign]
+    follower.follow = taken.append  # type: ignore[method-assign,assignment]
     for number in range(6):
         put(store, store.queue("T", number % 3 // 2), b"%d" % number, TAGS="AB"[number % 2])
     store.flusher.flush_now()
@@ -259,7 +259,7 @@ def test_a_follower_that_lacks_what_it_had_begins_where_it_says(tmp_path: Path) 
     store = open_store(tmp_path)
     follower = follow(store)
     resume = follower.resume
-    follower.resume = lambda topic, queue_id, _: resume(topic, queue_id, 2)  # type: ignore[method-assign]
+    follower.resume = lambda topic, queue_id, _: resume(topic, queue_id, 2)  # type: ignore[method-assign,assignment]
     catch_up(store)
     assert follower.copied() == stored(store)
     assert sorted(follower.blocks) == [("T", 0, 2, 5), ("T", 1, 2, 5)]
@@ -646,7 +646,7 @@ def test_an_error_of_a_follower_does_not_spoil_the_stop(tmp_path: Path) -> None:
     def fail(_: QueueBlock) -> None:
         raise RuntimeError("a bug")
 
-    follower.follow = fail  # type: ignore[method-assign]
+    follower.follow = fail  # type: ignore[method-assign,assignment]
     fill(store, 2)
     with structlog.testing.capture_logs() as logs:
         store.close()

@@ -10,7 +10,7 @@ import tempfile
 from operator import attrgetter
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -219,7 +219,7 @@ def test_queries_by_kind_of_key_and_time(tmp_path: Path) -> None:
     clock = SetClock(10_000)
     store = open_store(tmp_path, clock)
     queue = store.queue("T", 0)
-    offsets = []
+    offsets: list[int] = []
     for _ in range(4):
         offsets.append(put(store, queue, UNIQ_KEY=f"u{len(offsets)}", KEYS="k u0", TAGS="t"))
         clock.ms += 1500
@@ -298,7 +298,11 @@ async def test_a_thread_indexes_while_the_loop_asks(
     monkeypatch.setattr(message_store, "BLOCK_ROWS_MAX", 0)  # small blocks too go to the thread
     seed = secrets.randbits(32)
     random = Random(seed)
-    sizes = {"commit_log_file_bytes": 1 << 20, "ring_rows": 1 << 12, "index_entry_count": 999}
+    sizes: dict[str, Any] = {
+        "commit_log_file_bytes": 1 << 20,
+        "ring_rows": 1 << 12,
+        "index_entry_count": 999,
+    }
     store = open_store(tmp_path, index_tick_ms=0, **sizes)
     store.works_aside = True
     offsets: list[int] = []

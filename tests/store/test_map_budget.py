@@ -72,7 +72,9 @@ def test_a_clean_start_maps_no_queue(tmp_path: Path) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(steps=st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=120))
-def test_any_order_of_writes_and_reads(tmp_path_factory, steps: list[tuple[int, bool]]) -> None:
+def test_any_order_of_writes_and_reads(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, bool]]
+) -> None:
     store = open_few(tmp_path_factory.mktemp("store"))
     counts = [0] * 10
     for number, is_write in steps:

@@ -12,7 +12,7 @@ import threading
 import weakref
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -75,7 +75,7 @@ MESSAGES = st.lists(
 @settings(max_examples=25, deadline=None)
 @given(MESSAGES, st.integers(1, 12), st.booleans())
 def test_what_goes_in_comes_out(
-    messages: list[tuple[str, int, bytes, dict[str, str]]], batch: int, is_clean: bool
+    messages: list[tuple[str, int, bytes, dict[str, Any]]], batch: int, is_clean: bool
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(Path(folder) / "store")
@@ -389,7 +389,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_files_of_another_size_are_refused(
-    changes: dict[str, int], message: str, tmp_path: Path
+    changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     store = open_store(tmp_path)
     put(store, store.queue("T", 0), KEYS="k")
@@ -561,9 +561,8 @@ async def test_a_failed_flush_stops_sends_for_good(tmp_path: Path) -> None:
         files.is_broken = True
         put(store, queue)
         done = trio.Event()
-        store.flusher.when_flushed(
-            store.max_physical_offset, lambda ok: (answers.append(ok), done.set())
-        )
+        store.flusher.when_flushed(store.max_physical_offset, answers.append)
+        store.flusher.when_flushed(store.max_physical_offset, lambda _ok: done.set())
         await done.wait()
         files.is_broken = False
         clock.ms += 10_000
@@ -770,7 +769,7 @@ async def test_the_next_file_is_made_ahead(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_zeros_written_ahead_never_meet_a_record(tmp_path: Path) -> None:
-    sizes = {"commit_log_file_bytes": 1 << 26, "ring_rows": 1 << 14}
+    sizes: dict[str, Any] = {"commit_log_file_bytes": 1 << 26, "ring_rows": 1 << 14}
     sizes |= {"consume_queue_file_bytes": 20 * 100_000}
     store = open_store(tmp_path, **sizes)
     body = bytes(range(256)) * 8

@@ -14,6 +14,7 @@ from headrace_broker.store.write_path import NEW_FILES_AT_ONCE
 from tests.support.stores import HOST, FaultyFiles, SetClock, read_all, small_settings
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
     from headrace_broker.store.files import Files
@@ -43,7 +44,7 @@ async def dispatched(store: MessageStore) -> None:
 @pytest.mark.parametrize("per_batch", [1, 50, QUEUES])
 async def test_all_queues_get_their_files(tmp_path: Path, per_batch: int) -> None:
     store = new_store(tmp_path)
-    told: list[set[StoreQueue]] = []
+    told: list[Collection[StoreQueue]] = []
     store.write_path.on_published(told.append)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)

@@ -20,6 +20,7 @@ from headrace_protocol.errors import NotReady
 from tests.support.stores import SetClock, crash, open_store, put, query_index, read_all, ready
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from headrace_broker.store.mapped_file import MappedFile
@@ -94,7 +95,7 @@ def hot_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def store(tmp_path: Path, files: ColdFiles):
+def store(tmp_path: Path, files: ColdFiles) -> Iterator[MessageStore]:
     store = fill(tmp_path, files)
     yield store
     store.close()
@@ -132,7 +133,7 @@ def test_what_is_hot_is_read_without_a_look(store: MessageStore, files: ColdFile
 @pytest.mark.parametrize("read", [get, get_bulk])
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_after_a_start_the_newest_may_be_cold_too(
-    tmp_path: Path, files: ColdFiles, is_clean: bool, read
+    tmp_path: Path, files: ColdFiles, is_clean: bool, read: Callable[..., Any]
 ) -> None:
     store = fill(tmp_path, files)
     store.close() if is_clean else crash(store)
@@ -168,7 +169,7 @@ def test_rot_is_found_when_it_is_fetched(tmp_path: Path, files: ColdFiles, folde
 
 @pytest.mark.parametrize("read", [get, get_bulk])
 def test_what_is_cold_is_read_after_it_was_fetched(
-    store: MessageStore, files: ColdFiles, read
+    store: MessageStore, files: ColdFiles, read: Callable[..., Any]
 ) -> None:
     for folder in ("0", "commitlog"):
         with pytest.raises(NotReady) as cold:
@@ -322,7 +323,7 @@ async def test_a_clean_up_finds_the_oldest_messages_in_a_thread(
     assert isinstance(store.clock, SetClock)
     os.utime(first.path, times=(0, store.clock.ms / 1000))
     store.clock.ms += 100 * 3_600_000
-    ratios = {"clean_ratio": 1.0, "force_ratio": 1.0, "refuse_ratio": 1.0}
+    ratios: dict[str, Any] = {"clean_ratio": 1.0, "force_ratio": 1.0, "refuse_ratio": 1.0}
     store.cleaner.retention = Retention(delete_hours=frozenset(range(24)), **ratios)
     await store.cleaner.round()
     assert store.commit_log.min_offset == second.start_offset

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
     from headrace_broker.store.message_store import MessageStore
 
-LARGE = {"commit_log_file_bytes": 1 << 17, "body_bytes_max": 1 << 16, "ring_rows": 1024}
+LARGE: dict[str, Any] = {
+    "commit_log_file_bytes": 1 << 17,
+    "body_bytes_max": 1 << 16,
+    "ring_rows": 1024,
+}
 PROPERTIES = encode_properties({"KEYS": "k", "TAGS": "t"})
 BODIES = [b"one", b"two two", b"", b"four"]
 ALIKE = [b"abc", b"xyz"]

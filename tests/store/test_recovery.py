@@ -10,7 +10,7 @@ import subprocess
 import sys
 import zlib
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -44,6 +44,7 @@ from tests.support.stores import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 
@@ -367,18 +368,19 @@ def test_a_log_that_ends_with_its_file_goes_on_in_the_next(tmp_path: Path) -> No
 # --- records that need care ----------------------------------------------------------------
 
 
-def write_log(root: Path, records: list[dict[str, object]]) -> None:
+def write_log(root: Path, records: Iterable[dict[str, Any]]) -> None:
     (root / "commitlog").mkdir()
     raw = b""
     for fields in records:
-        raw += encode_record(
-            **{"queue_id": 0, "born_host": HOST, **fields, "physical_offset": len(raw)}
-        )
+        usual: dict[str, Any] = {"queue_id": 0, "born_host": HOST}
+        raw += encode_record(**usual | fields, physical_offset=len(raw))
     (root / "commitlog" / f"{0:020d}").write_bytes(raw.ljust(4096, b"\0"))
 
 
 def test_a_queue_offset_that_cannot_be_is_left_out(tmp_path: Path) -> None:
-    records = [{"topic": "T", "body": b"%d" % number, "queue_offset": number} for number in (0, 1)]
+    records: list[dict[str, Any]] = [
+        {"topic": "T", "body": b"%d" % number, "queue_offset": number} for number in (0, 1)
+    ]
     records.append({"topic": "T", "body": b"wrong", "queue_offset": 1 << 50})
     records.append({"topic": "T", "body": b"2", "queue_offset": 2})
     write_log(tmp_path, records)
@@ -442,7 +444,7 @@ def with_checksum(record: bytes) -> bytes:
 def test_a_records_own_checksum_covers_all_of_it(damaged_at: int | None, tmp_path: Path) -> None:
     """Reconsume times, store host and properties are not covered by the body's CRC."""
     slot = b"__CRC32#\x010000000000\x02"
-    fields = {"topic": "T", "queue_id": 0, "born_host": HOST, "body": b"body"}
+    fields: dict[str, Any] = {"topic": "T", "queue_id": 0, "born_host": HOST, "body": b"body"}
     raw = b""
     for number, properties in enumerate(
         (b"a\x01b\x02" * 9 + slot, slot, b"x__CRC32#\x01123456789\x02")
@@ -626,10 +628,11 @@ def test_what_a_long_start_made_is_not_made_again(
     def interrupt(stage: LoadStage, done: int, _most: int) -> None:
         clock.ms += 30_000
         if stage is LoadStage.LOG and done >= ends[-1] // 2:
-            synced[:] = interrupted.seam.synced
+            synced[:] = files.synced
             raise LoadInterrupted("told to stop")
 
-    interrupted = MessageStore(small_settings(tmp_path / "cut"), clock, FaultyFiles())
+    files = FaultyFiles()
+    interrupted = MessageStore(small_settings(tmp_path / "cut"), clock, files)
     interrupted.on_progress = interrupt
     with pytest.raises(LoadInterrupted):
         interrupted.load()

@@ -59,7 +59,7 @@ class Life:
     def __init__(self, folder: Path, seed: int) -> None:
         self.rng = Random(seed)
         self.files = FaultyFiles()
-        self.sizes = {
+        self.sizes: dict[str, Any] = {
             "commit_log_file_bytes": 1 << 14,
             "ring_rows": 128,
             "appends_checksums": self.rng.random() < 0.3,

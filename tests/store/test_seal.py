@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.store_source import GetResult
 
 FILE_BYTES = 3 * BLOCK_BYTES
-LARGE = {"commit_log_file_bytes": FILE_BYTES, "body_bytes_max": FILE_BYTES}
+LARGE: dict[str, Any] = {"commit_log_file_bytes": FILE_BYTES, "body_bytes_max": FILE_BYTES}
 
 
 async def test_a_daemon_seals_the_logs_files_as_they_fill_up(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     import trio.testing
 
-    from headrace_broker.store.cleaner import LowestUnconsumed
     from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.store.outlook import LowestUnconsumed
 
 MINUTE_MS = 60_000
 NEVER = Retention(delete_hours=frozenset(), clean_ratio=1.0, force_ratio=1.0, refuse_ratio=1.0)

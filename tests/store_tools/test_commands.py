@@ -156,7 +156,7 @@ def test_copy_makes_a_store(root: str, config: str) -> None:
 @pytest.mark.slow
 def test_a_terminal_shows_a_bar(root: str, config: str) -> None:
     leader, follower = pty.openpty()
-    command = [Path(sys.executable).with_name("headrace"), "store", "fsck", root, "-c", config]
+    command = [str(Path(sys.executable).with_name("headrace")), "store", "fsck", root, "-c", config]
     done = subprocess.run(command, stderr=follower, stdout=subprocess.PIPE, check=False)
     os.close(follower)
     shown = os.read(leader, 65536).decode()

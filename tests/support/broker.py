@@ -51,7 +51,7 @@ def at_once() -> Pace:
     return Pace(WorkAtOnce(), FetchesAtOnce(), math.inf)
 
 
-def _read_on(_channel: ServerChannel, *, is_held_back: bool) -> None:
+def _read_on(channel: ServerChannel, *, is_held_back: bool) -> None:
     pass
 
 
@@ -168,7 +168,7 @@ class BrokerUnderTest:
         return topic
 
     def store_message(
-        self, topic: str, queue_id: int, body: bytes = b"body", **properties: str
+        self, topic: str, queue_id: int, body: bytes = b"body", **properties: Any
     ) -> int:
         """Store a message at the clock's time, which then moves on by 1 s."""
         physical_offset = put(self.store, self.store.queue(topic, queue_id), body, **properties)

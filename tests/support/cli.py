@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
 def headrace(*arguments: str, stdin: bytes = b"") -> Outcome:
     """Run ``headrace`` with these arguments."""
     out, err = _Capture(), _Capture()
-    given = io.TextIOWrapper(io.BufferedReader(io.BytesIO(stdin)))  # type: ignore[arg-type]
+    given = io.TextIOWrapper(io.BufferedReader(io.BytesIO(stdin)))
     with (
         redirect_stdout(out),
         redirect_stderr(err),

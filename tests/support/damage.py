@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace_broker.store.config_file import ConfigFile
 from headrace_protocol.message import TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
@@ -24,7 +24,10 @@ def fill_store(root: Path, count: int = 60, seed: int = 1) -> None:
     store = open_store(root, clock)
     for number in range(count):
         clock.ms += chance.randrange(2000)
-        properties = {"UNIQ_KEY": f"U{number:03}", "KEYS": f"k{number % 7} x{number}"}
+        properties: dict[str, Any] = {
+            "UNIQ_KEY": f"U{number:03}",
+            "KEYS": f"k{number % 7} x{number}",
+        }
         if chance.random() < 0.7:
             properties["TAGS"] = f"tag{number % 3}"
         queue = store.queue("ABC"[number % 3], number % 2)

@@ -268,6 +268,8 @@ class FaultyFiles(Files):
         self.on_fault: Callable[[str], None] = lambda _name: None
         root.mkdir(parents=True, exist_ok=True)
         self._root_inode = root.stat().st_ino
+        self._files: dict[int, _File] = {}
+        self._folders: dict[int, _Folder] = {self._root_inode: _Folder(self.root)}
         if before is None:
             self._begin()
         else:
@@ -276,8 +278,6 @@ class FaultyFiles(Files):
             self._files, self._folders = before._files, before._folders
 
     def _begin(self) -> None:
-        self._files: dict[int, _File] = {}
-        self._folders: dict[int, _Folder] = {self._root_inode: _Folder(self.root)}
         self._find_all(self.root)
         for file in self._files.values():
             file.sync()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any, Self
+
 import msgspec
 import numpy as np
 
@@ -20,6 +22,12 @@ from headrace_protocol.message import encode_record
 from headrace_protocol.serving import Reply
 from tests.support.scripted import scripted_cluster
 
+if TYPE_CHECKING:
+    import trio
+
+    from tests.support.scripted import Asked, Scripted
+
+
 COMMIT = RequestCode.UPDATE_CONSUMER_OFFSET
 NO_TOPIC = Reply(code=ResponseCode.TOPIC_NOT_EXIST)
 NOT_FOUND = Reply(code=ResponseCode.QUERY_NOT_FOUND)
@@ -31,7 +39,9 @@ class Log:
     Pulls past the end are not answered.
     """
 
-    def __init__(self, nameserver, broker, count, peer):
+    def __init__(
+        self, nameserver: Scripted, broker: Scripted, count: int, peer: Apache | Headrace
+    ) -> None:
         self.count = count
         self.broker = broker
         self.peer = peer
@@ -45,12 +55,12 @@ class Log:
         broker.answer(RequestCode.GET_MIN_OFFSET, Reply(OffsetResponseHeader(offset=0)))
         broker.answer(peer.pull_code, self.pull)
 
-    def members(self, _asked):
+    def members(self, _asked: Asked) -> Reply:
         client_id = HeartbeatData.decode(self.broker.last(RequestCode.HEART_BEAT).body).client_id
         body = GetConsumerListByGroupResponseBody(consumer_id_list=[client_id])
         return Reply(body=(body.encode(),))
 
-    def pull(self, asked):
+    def pull(self, asked: Asked) -> Reply | None:
         start = int(asked.ext["queueOffset"])
         end = min(self.count, start + int(asked.ext["maxMsgNums"]))
         if start >= end:
@@ -68,7 +78,9 @@ class Apache:
     is_headrace = False
     pull_code = RequestCode.PULL_MESSAGE
 
-    def pulled(self, next_offset, max_offset, _count=0, replica_id=0):
+    def pulled(
+        self, next_offset: int, max_offset: int, _count: int = 0, replica_id: int = 0
+    ) -> PullMessageResponseHeader:
         return PullMessageResponseHeader(
             suggest_which_broker_id=replica_id,
             next_begin_offset=next_offset,
@@ -76,7 +88,7 @@ class Apache:
             max_offset=max_offset,
         )
 
-    def found(self, next_offset, max_offset, records):
+    def found(self, next_offset: int, max_offset: int, records: list[bytes]) -> Reply:
         return Reply(self.pulled(next_offset, max_offset), tuple(records))
 
 
@@ -86,7 +98,7 @@ class Headrace:
     is_headrace = True
     pull_code = RequestCode.BULK_PULL
 
-    def pulled(self, next_offset, max_offset, count=0):
+    def pulled(self, next_offset: int, max_offset: int, count: int = 0) -> BulkPullResponseHeader:
         return BulkPullResponseHeader(
             next_begin_offset=next_offset,
             min_offset=0,
@@ -95,7 +107,7 @@ class Headrace:
             layout="gathered",
         )
 
-    def found(self, next_offset, max_offset, records):
+    def found(self, next_offset: int, max_offset: int, records: list[bytes]) -> Reply:
         units = np.zeros(len(records), UNIT_DTYPE)
         units["size"] = [len(record) for record in records]
         header = self.pulled(next_offset, max_offset, len(records))
@@ -105,12 +117,14 @@ class Headrace:
 class Member:
     """A consumer of a scripted log."""
 
-    def __init__(self, peer, count=10, **options):
+    tasks: trio.Nursery  # of a test
+
+    def __init__(self, peer: Apache | Headrace, count: int = 10, **options: Any) -> None:
         self.peer = peer
         self.count = count
         self.options = options
 
-    async def __aenter__(self):
+    async def __aenter__(self) -> Self:
         self._cluster = scripted_cluster()
         nameserver, (self.broker,), network = await self._cluster.__aenter__()
         self.broker.is_headrace = self.peer.is_headrace
@@ -126,10 +140,10 @@ class Member:
         )
         return self
 
-    async def __aexit__(self, *error):
+    async def __aexit__(self, *error: Any) -> None:  # noqa: PYI036 - a context manager wants its own
         await self._cluster.__aexit__(*error)
 
-    async def take(self, count):
+    async def take(self, count: int) -> list[int]:
         bodies = []
         async for message in self.consumer:
             bodies.append(int(message.body))
@@ -137,19 +151,26 @@ class Member:
                 break
         return bodies
 
-    def committed(self):
+    def committed(self) -> list[tuple[int, bool]]:
         return [
             (int(asked.ext["commitOffset"]), asked.is_oneway)
             for asked in self.broker.asked
             if asked.code == COMMIT
         ]
 
-    def push(self, code, fields, body=b"", *, oneway=True):
+    def push(
+        self, code: RequestCode, fields: dict[str, str], body: bytes = b"", *, oneway: bool = True
+    ) -> None:
         flag = FLAG_ONEWAY if oneway else 0
         frame = encode_frame(0, code, 77, flag=flag, fields=fields, body_bytes=len(body))
         self.broker.last(self.peer.pull_code).channel.write(frame + body)
 
-    def reply(self, asked, header, code):
+    def reply(
+        self,
+        asked: Asked,
+        header: BulkPullResponseHeader | PullMessageResponseHeader,
+        code: ResponseCode,
+    ) -> None:
         """Answer a pull that the script left open."""
         fields = msgspec.to_builtins(header)
         frame = encode_frame(0, code, asked.opaque, flag=FLAG_RESPONSE, fields=fields)

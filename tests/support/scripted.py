@@ -91,14 +91,14 @@ class Scripted:
 
     # -- FrameHandler --
 
-    def handle(self, channel: ServerChannel, frames: list[Frame]) -> None:
+    def handle(self, channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
         if not (channel.is_greeted or self.is_headrace):
             channel.greet()
         for serialize_type, header, body in frames:
             command = decode_header(serialize_type, header)
             if command.is_response:
                 self.responses.append((command, bytes(body)))
-        _EveryCode(self).handle(channel, frames)
+        return _EveryCode(self).handle(channel, frames)
 
     def finish_batch(self) -> None:
         """All was answered at once."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.mapped_file import MappedFile
     from headrace_broker.store.reader import Reader
     from headrace_broker.store.store_queue import StoreQueue
+    from headrace_protocol.frame import Buffer
 
 Result = TypeVar("Result")
 HOST = bytes((10, 0, 0, 1)) + (4711).to_bytes(4, "big")
@@ -51,7 +52,7 @@ class FaultyFiles(Files):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         super().allocate(descriptor, position, byte_count)
 
-    def write(self, descriptor: int, data: bytes, position: int) -> None:
+    def write(self, descriptor: int, data: Buffer, position: int) -> None:
         if self.is_unwritable:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         super().write(descriptor, data, position)
@@ -111,7 +112,7 @@ def held(folder: Path) -> list[str]:
 def put(
     store: MessageStore,
     queue: StoreQueue,
-    body: bytes = b"body",
+    body: Buffer = b"body",
     *,
     dispatch: bool = True,
     sys_flag: int = 0,

@@ -89,8 +89,7 @@ def exchange(address: str) -> None:
         assert got == [body for bodies in sent for body in bodies]
     starts = [sum(map(len, sent[:number])) for number in range(len(sent))]
     assert [header.queue_offset for header in placed] == starts
-    for header in placed:
-        assert ids.get(header.queue_offset, header.msg_id) == header.msg_id
+    assert all(ids.get(each.queue_offset, each.msg_id) == each.msg_id for each in placed)
     assert placed[0].msg_id == encode_offset_message_id(encode_host(*split(address)), 0)
 
 

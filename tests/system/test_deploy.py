@@ -109,7 +109,7 @@ def test_units_confine_their_daemon(unit: Path) -> None:
 @needs_systemd
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
 def test_systemd_finds_little_exposed(unit: Path) -> None:
-    command = ["systemd-analyze", "security", "--offline=true", "--threshold=20", unit]
+    command = ["systemd-analyze", "security", "--offline=true", "--threshold=20", str(unit)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if "unrecognized option" in done.stderr:
         pytest.skip("systemd is older than 250")

@@ -19,7 +19,7 @@ from tests.support.own_disk import OwnDisk, may_mount
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from headrace.admin.client import Admin as AsyncAdmin
+    from headrace import blocking
     from tests.support.cluster import Daemon
 
 BROKER = "broker-a"
@@ -52,7 +52,7 @@ class FullBroker:
                 except BrokerError as error:
                     if error.code != ResponseCode.SERVICE_NOT_AVAILABLE:
                         raise
-                    return error.remark
+                    return error.remark or ""
                 self.sent += 1
 
     def send_when_there_is_room(self) -> None:
@@ -85,7 +85,7 @@ class FullBroker:
                 assert message.body == BODY
             consumer.commit()
 
-    def refusal(self, admin: AsyncAdmin) -> str:
+    def refusal(self, admin: blocking.Admin) -> str:
         (node,) = admin.cluster()
         refusal: str = admin.runtime_info(node.address)["refusesWrites"]
         return refusal

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from zlib_ng.zlib_ng import crc32
 
-from headrace_broker.processors.send import RETRY_PREFIX, refusal
+from headrace_broker.processors.send import refusal
 from headrace_broker.store.encoded_records import EncodedRecords
 from headrace_broker.store.errors import StoreError
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -22,6 +22,7 @@ from headrace_protocol.headers import (
 )
 from headrace_protocol.message import CorruptRecord, encode_offset_message_id
 from headrace_protocol.serving import Reply
+from headrace_protocol.system_topics import RETRY_PREFIX
 
 if TYPE_CHECKING:
     from headrace_broker.message_demands import MessageDemands

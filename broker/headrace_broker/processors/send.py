@@ -41,6 +41,7 @@ from headrace_protocol.message import (
     tags_code,
 )
 from headrace_protocol.serving import Reply
+from headrace_protocol.system_topics import RETRY_PREFIX
 
 if TYPE_CHECKING:
     from headrace_broker.config import BrokerConfig
@@ -63,7 +64,6 @@ _TAGS_KEPT = 10_000
 _TAG_CHARS_MAX = 256
 _TAILS_KEPT = 1000
 _TAIL_CHARS_MAX = 1024
-RETRY_PREFIX = "%RETRY%"
 
 # What is for the broker, or added by it: not stored as it came.
 _DROPPED = frozenset({"WAIT", "POP_CK", "CLUSTER", "MSG_REGION", "TRACE_ON", CRC32})

@@ -22,6 +22,7 @@ from headrace_protocol.message import (
     property_value,
     tags_code_of,
 )
+from headrace_protocol.system_topics import SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_protocol.columns import Array, RecordColumns
 
-SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+
 TAGS_MARK: Final = b"TAGS\x01"
 # Some thousands of records: larger blocks save nothing, and progress is told after each.
 SCAN_BYTES: Final = 4 << 20

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from headrace_broker.store.index_keys import Regions, index_prefixes, key_hashes
-from headrace_broker.store.log_rows import SCHEDULE_TOPIC
 from headrace_protocol.columns import split
 from headrace_protocol.message import (
     DELAY,
@@ -16,6 +15,7 @@ from headrace_protocol.message import (
     property_value,
     tags_code_of,
 )
+from headrace_protocol.system_topics import SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
     from headrace_broker.store.log_blocks import LogBlock

@@ -10,7 +10,6 @@ from headrace.consumer.start import Start, check_start, timestamp_ms
 from headrace.errors import BrokerError, ConfigurationError, HeadraceError, RouteNotFound
 from headrace.instance import ClientInstance
 from headrace.messages import ReceivedMessage, check_group, check_topic
-from headrace.system_topics import user_topics
 from headrace.tasks import gather
 from headrace_protocol.bodies import (
     MASTER_ID,
@@ -55,6 +54,7 @@ from headrace_protocol.message import (
     decode_record,
     decode_records,
 )
+from headrace_protocol.system_topics import DEFAULT_TOPIC, user_topics
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -188,7 +188,7 @@ class Admin:
         check_topic(topic)
         header = CreateTopicHeader(
             topic=topic,
-            default_topic="TBW102",
+            default_topic=DEFAULT_TOPIC,
             read_queue_nums=queues if read_queues is None else read_queues,
             write_queue_nums=queues,
             perm=perm,

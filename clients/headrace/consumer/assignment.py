@@ -19,6 +19,7 @@ from headrace.tasks import gather
 from headrace_protocol.bodies import GetConsumerListByGroupResponseBody
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import ConsumerGroupHeader
+from headrace_protocol.system_topics import RETRY_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("headrace.consumer")
 
-RETRY_TOPIC_PREFIX = "%RETRY%"
 REBALANCE_INTERVAL_S = 20.0
 COMMIT_INTERVAL_S = 5.0
 _RETRY_PAUSE_S = 1.0
@@ -274,4 +274,4 @@ def _progress(process_queues: Iterable[ProcessQueue]) -> dict[MessageQueue, int]
 
 
 def _is_retry(topic: str) -> bool:
-    return topic.startswith(RETRY_TOPIC_PREFIX)
+    return topic.startswith(RETRY_PREFIX)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 import anyio
 
 from headrace.config import check_limits
-from headrace.consumer.assignment import RETRY_TOPIC_PREFIX, Assignment
+from headrace.consumer.assignment import Assignment
 from headrace.consumer.inbox import BatchIterator, Inbox, MessageIterator
 from headrace.consumer.process_queue import Limits
 from headrace.consumer.running_info import running_info
@@ -22,6 +22,7 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.aio import AsyncConnection, Connect, connect_tcp
 from headrace_protocol.headers import ConsumerSendMsgBackHeader
 from headrace_protocol.message import BATCH_BYTES_MAX, BODY_BYTES_MAX
+from headrace_protocol.system_topics import RETRY_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -202,5 +203,5 @@ def _subscriptions(group: str, topics: str | Mapping[str, str]) -> list[Subscrip
         raise ConfigurationError(f"topics={topics!r}: a topic, or {{topic: tags}} for some")
     if not expressions:
         raise ConfigurationError(f"group {group} subscribes to no topic")
-    retry = Subscription(f"{RETRY_TOPIC_PREFIX}{group}")
+    retry = Subscription(f"{RETRY_PREFIX}{group}")
     return [*(Subscription(topic, text) for topic, text in expressions.items()), retry]

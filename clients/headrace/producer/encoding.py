@@ -17,6 +17,7 @@ from headrace_protocol.command import FLAG_ONEWAY, VERSION
 from headrace_protocol.drivers.errors import MalformedAnswer
 from headrace_protocol.frame import LENGTH_BYTES
 from headrace_protocol.headers import SendMessageResponseHeader
+from headrace_protocol.system_topics import DEFAULT_TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from headrace_protocol.frame import Buffer
 
 # The topic whose settings a broker copies when a send makes a new topic.
-DEFAULT_TOPIC = "TBW102"
 DEFAULT_TOPIC_QUEUES = 4
 
 # The message is stored in each of these cases; the last three say what it still lacks.

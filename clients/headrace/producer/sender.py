@@ -17,12 +17,13 @@ from headrace.errors import BrokerError, HeadraceError, RouteNotFound
 from headrace.instance import ClientInstance, local_ip
 from headrace.messages import Message, SendResult, check_topic
 from headrace.producer.block import Block
-from headrace.producer.encoding import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES, BulkOutgoing, Outgoing
+from headrace.producer.encoding import DEFAULT_TOPIC_QUEUES, BulkOutgoing, Outgoing
 from headrace.producer.faults import BrokerFaults
 from headrace.producer.publication import Publication, Target
 from headrace.route import TopicRoute
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.message import UniqKeyGenerator, encode_host
+from headrace_protocol.system_topics import DEFAULT_TOPIC
 
 if TYPE_CHECKING:
     from headrace_protocol.bodies import MessageQueue

@@ -6,11 +6,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.spark.models import model_schema as model_schema
+    from headrace.spark.body.models import model_schema as model_schema
     from headrace.spark.sessions import session as session
 
 # Loaded when first used: tasks load this package too, start no session and know no model.
-_HOMES = {"model_schema": "headrace.spark.models", "session": "headrace.spark.sessions"}
+_HOMES = {"model_schema": "headrace.spark.body.models", "session": "headrace.spark.sessions"}
 
 __all__ = ["model_schema", "session"]
 

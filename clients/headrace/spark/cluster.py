@@ -21,7 +21,6 @@ from headrace.errors import (
 )
 from headrace.route import TopicRoute
 from headrace.spark.errors import OptionError, TopicNotFound
-from headrace.system_topics import user_topics
 from headrace_protocol.bodies import (
     MASTER_ID,
     CheckClientRequestBody,
@@ -48,6 +47,7 @@ from headrace_protocol.headers import (
     UnregisterClientHeader,
     UpdateConsumerOffsetHeader,
 )
+from headrace_protocol.system_topics import user_topics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSource
 from headrace.errors import HeadraceError
 from headrace.spark.errors import OptionError
 from headrace.spark.options import read_options
-from headrace.spark.schema import source_schema
+from headrace.spark.read.schema import source_schema
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
-    from headrace.spark.bodies import BodyFormat
+    from headrace.spark.body.format import BodyFormat
     from headrace.spark.options import ReadOptions
 
 _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -52,7 +52,7 @@ class HeadraceSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Of a batch; it takes filters where Spark lets it. Raises OptionError."""
         # Not above: Spark also loads this in processes that only ask for names and columns.
-        from headrace.spark.batch import BatchReader, FilteringReader
+        from headrace.spark.read.batch import BatchReader, FilteringReader
 
         # Spark refuses every reader that could take filters while the setting is off.
         reader = FilteringReader if _pushes_filters() else BatchReader
@@ -60,7 +60,7 @@ class HeadraceSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
         """Of a stream; what is wrong with it, the reader raises when it is first asked."""
-        from headrace.spark.stream import RefusedReader, stream_reader
+        from headrace.spark.read.readers import RefusedReader, stream_reader
 
         try:
             return stream_reader(self._read_options, self._body, schema)
@@ -69,7 +69,7 @@ class HeadraceSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Of a batch. Raises OptionError, SchemaError, TopicNotFound, NoQueue."""
-        from headrace.spark.sink import batch_writer
+        from headrace.spark.write.sink import batch_writer
 
         return batch_writer(self.options, schema, overwrite=overwrite)
 
@@ -77,7 +77,7 @@ class HeadraceSource(DataSource):
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
         """Of a stream. Raises as ``writer``."""
-        from headrace.spark.sink import stream_writer
+        from headrace.spark.write.sink import stream_writer
 
         return stream_writer(self.options, schema, overwrite=overwrite)
 
@@ -94,7 +94,7 @@ class HeadraceSource(DataSource):
                     "encoding", options.encoding, "says how bodies are read, with option schema"
                 )
             return None
-        from headrace.spark.bodies import body_format
+        from headrace.spark.body.format import body_format
 
         return body_format(options.schema, options.encoding or "json")
 

@@ -35,9 +35,11 @@ from headrace.errors import HeadraceError, InvalidMessage, NoQueue
 from headrace.instance import local_ip
 from headrace.producer.sources import check_batch_topic
 from headrace.spark.cluster import Cluster
-from headrace.spark.commits import Committer, new_attempt
 from headrace.spark.errors import OptionError
-from headrace.spark.lanes import (
+from headrace.spark.options import Options, nameservers
+from headrace.spark.patience import patiently
+from headrace.spark.write.commits import Committer, new_attempt
+from headrace.spark.write.lanes import (
     PATIENCE_S,
     AttemptName,
     Lane,
@@ -45,9 +47,7 @@ from headrace.spark.lanes import (
     send_block,
     send_outgoing,
 )
-from headrace.spark.options import Options, nameservers
-from headrace.spark.patience import patiently
-from headrace.spark.rows import Slicer, arrow_schema, check_schema
+from headrace.spark.write.rows import Slicer, arrow_schema, check_schema
 from headrace_protocol.message import UniqKeyGenerator, encode_host
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from headrace.route import TopicRoute
-    from headrace.spark.commits import Parts
-    from headrace.spark.rows import Slice
+    from headrace.spark.write.commits import Parts
+    from headrace.spark.write.rows import Slice
     from headrace_protocol.staging import StagedAttempt
 
 _log = logging.getLogger("headrace.spark")

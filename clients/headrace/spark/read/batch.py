@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader
 
-from headrace.spark.arrow import arrow_schema
 from headrace.spark.cluster import Cluster
 from headrace.spark.errors import OptionError
-from headrace.spark.filters import push
 from headrace.spark.options import Point
-from headrace.spark.plan import ReadPlan, ReadTask
-from headrace.spark.ranges import Range, extent, narrowed, resolve, without_lost
-from headrace.spark.schema import own_columns
-from headrace.spark.splits import read_tasks
-from headrace.spark.task import read_range
+from headrace.spark.plan.filters import push
+from headrace.spark.plan.ranges import Range, extent, narrowed, resolve, without_lost
+from headrace.spark.plan.splits import read_tasks
+from headrace.spark.plan.tasks import ReadPlan, ReadTask
+from headrace.spark.read.columns import arrow_schema
+from headrace.spark.read.schema import own_columns
+from headrace.spark.read.task import read_range
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter, InputPartition
     from pyspark.sql.types import StructType
 
-    from headrace.spark.bodies import BodyFormat
-    from headrace.spark.filters import Predicates
+    from headrace.spark.body.format import BodyFormat
     from headrace.spark.options import ReadOptions
+    from headrace.spark.plan.filters import Predicates
 
 _EARLIEST = Point("earliest")
 _LATEST = Point("latest")

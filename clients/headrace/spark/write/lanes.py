@@ -12,7 +12,7 @@ import msgspec
 from zlib_ng.zlib_ng import crc32
 
 from headrace.errors import ConnectFailed, ConnectionLost, RequestTimeout
-from headrace.producer.encoding import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES, STORED
+from headrace.producer.encoding import DEFAULT_TOPIC_QUEUES, STORED
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.blocking import BlockingConnection
 from headrace_protocol.headers import (
@@ -23,6 +23,7 @@ from headrace_protocol.headers import (
     StageSendHeader,
 )
 from headrace_protocol.staging import StagedAttempt
+from headrace_protocol.system_topics import DEFAULT_TOPIC
 
 if TYPE_CHECKING:
     from headrace.producer.encoding import Outgoing

@@ -21,8 +21,8 @@ import pydantic
 from pyspark import cloudpickle
 from pyspark.sql import types as t
 
+from headrace.spark.body.kinds import Field, Kind, array, leaf, mapping, struct
 from headrace.spark.errors import SchemaError
-from headrace.spark.kinds import Field, Kind, array, leaf, mapping, struct
 
 Model = type[pydantic.BaseModel]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from headrace.spark.gather import gather, text
+from headrace.spark.read.gather import gather, text
 
 if TYPE_CHECKING:
     from headrace_protocol.columns import Array

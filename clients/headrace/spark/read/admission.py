@@ -18,15 +18,15 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from headrace.errors import HeadraceError
-from headrace.spark.progress import Batch
-from headrace.spark.ranges import Range
-from headrace.spark.stream import StreamReader, next_offset
+from headrace.spark.plan.ranges import Range
+from headrace.spark.read.progress import Batch
+from headrace.spark.read.stream import StreamReader, next_offset
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit
 
-    from headrace.spark.ranges import Offsets, Ranges
-    from headrace.spark.stream import Available
+    from headrace.spark.plan.ranges import Offsets, Ranges
+    from headrace.spark.read.stream import Available
 
 _log = logging.getLogger("headrace.spark")
 # For limits that Spark has no class for; ours are known here anyway.

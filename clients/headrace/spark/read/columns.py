@@ -13,10 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.spark.arrow_types import to_arrow
 from headrace.spark.errors import SchemaError
-from headrace.spark.gather import gather
-from headrace.spark.properties import PropertyEntries
-from headrace.spark.schema import source_schema
+from headrace.spark.read.gather import gather
+from headrace.spark.read.properties import PropertyEntries
+from headrace.spark.read.schema import source_schema
 from headrace_protocol.message import (
     KEYS,
     TAGS,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
-    from headrace.spark.bodies import BodyFormat
+    from headrace.spark.body.format import BodyFormat
     from headrace_protocol.columns import Array, RecordColumns
 
 _STRING = pa.string()
@@ -57,16 +58,6 @@ def arrow_schema(schema: StructType, body: BodyFormat | None = None) -> pa.Schem
                 f"{field.dataType.simpleString()}: read it as it is, and cast it then"
             )
     return to_arrow(schema)
-
-
-def to_arrow(schema: StructType) -> pa.Schema:
-    """The Arrow form of a schema: Spark's own, since Spark compares."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    try:
-        return to_arrow_schema(schema, timezone="UTC")
-    except TypeError:  # before 4.2 timestamps are of UTC without being asked
-        return to_arrow_schema(schema)
 
 
 # --- in the task ------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import types as t
 
-from headrace.spark.arrow import to_arrow
+from headrace.spark.arrow_types import to_arrow
 from headrace.spark.errors import SchemaError
 
 if TYPE_CHECKING:

@@ -12,14 +12,14 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.spark.errors import OptionError
-from headrace.spark.plan import QueueRange, ReadTask
-from headrace.spark.ranges import Range, not_empty, place
+from headrace.spark.plan.ranges import Range, not_empty, place
+from headrace.spark.plan.tasks import QueueRange, ReadTask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from headrace.spark.cluster import Cluster, Queues
-    from headrace.spark.ranges import Ranges
+    from headrace.spark.plan.ranges import Ranges
     from headrace_protocol.bodies import ConsumeQueueData, MessageQueue
 
 _WINDOW_UNITS = 16

@@ -10,9 +10,9 @@ from pyspark.sql.datasource import InputPartition
 from headrace.consumer.pulls import READER_GROUP, SLICE_BYTES
 
 if TYPE_CHECKING:
-    from headrace.spark.bodies import BodyFormat
-    from headrace.spark.filters import Predicates
+    from headrace.spark.body.format import BodyFormat
     from headrace.spark.options import ReadOptions
+    from headrace.spark.plan.filters import Predicates
 
 # Spark turns batches of 1000 to 8000 rows into its own rows fastest.
 ROWS_MAX = 8192

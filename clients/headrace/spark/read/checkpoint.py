@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from headrace.spark.cluster import Incarnations, Topics
-    from headrace.spark.ranges import Offsets
+    from headrace.spark.plan.ranges import Offsets
 
 _VERSION = 1
 

@@ -19,11 +19,11 @@ import pyarrow.compute as pc
 from headrace.consumer.queue_slices import SliceReader
 from headrace.consumer.subscription import Subscription
 from headrace.errors import HeadraceError, OffsetNotFound
-from headrace.spark.arrow import RecordBlock
 from headrace.spark.errors import DataLoss, SparkConnectorError
-from headrace.spark.filters import Predicates
-from headrace.spark.key_index import records_by_keys
-from headrace.spark.schema import CORRUPT, own_columns
+from headrace.spark.plan.filters import Predicates
+from headrace.spark.read.columns import RecordBlock
+from headrace.spark.read.key_index import records_by_keys
+from headrace.spark.read.schema import CORRUPT, own_columns
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.drivers.blocking import BlockingConnection
 from headrace_protocol.message import COMPRESSED, BodyTooLarge, CodecMissing, CorruptRecord
@@ -31,7 +31,7 @@ from headrace_protocol.message import COMPRESSED, BodyTooLarge, CodecMissing, Co
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace.spark.plan import QueueRange, ReadPlan
+    from headrace.spark.plan.tasks import QueueRange, ReadPlan
     from headrace_protocol.columns import Array, RecordColumns
 
 # How long a broker that restarts is waited for, and the pause before each attempt.

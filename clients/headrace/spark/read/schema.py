@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StringType, StructField, StructType
 
-from headrace.spark.ddl import parse_ddl
+from headrace.spark.body.ddl import parse_ddl
 from headrace.spark.errors import SchemaError
 
 if TYPE_CHECKING:
-    from headrace.spark.bodies import BodyFormat
+    from headrace.spark.body.format import BodyFormat
 
 # Why the body of a row could not be read; null where it could.
 CORRUPT = "_corrupt"

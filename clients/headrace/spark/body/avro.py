@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as t
 
+from headrace.spark.body.kinds import UTC_MS, UTC_US, Field, Kind, array, leaf, mapping, struct
 from headrace.spark.errors import SchemaError
-from headrace.spark.kinds import UTC_MS, UTC_US, Field, Kind, array, leaf, mapping, struct
 
 _PRIMITIVES: dict[str, t.DataType] = {
     "boolean": t.BooleanType(),

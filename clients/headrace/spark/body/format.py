@@ -17,11 +17,18 @@ import pyarrow as pa
 import pydantic
 from pyspark.sql import types as t
 
-from headrace.spark.avro import avro_fields
-from headrace.spark.ddl import parse_ddl
+from headrace.spark.body.avro import avro_fields
+from headrace.spark.body.ddl import parse_ddl
+from headrace.spark.body.kinds import Field, Kind, attribute, kind_of, python_type, struct
+from headrace.spark.body.models import (
+    Model,
+    check_allowed,
+    is_pickled,
+    load_model,
+    model_fields,
+    plain,
+)
 from headrace.spark.errors import OptionError, SchemaError
-from headrace.spark.kinds import Field, Kind, attribute, kind_of, python_type, struct
-from headrace.spark.models import Model, check_allowed, is_pickled, load_model, model_fields, plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,8 +9,8 @@ from headrace.spark.errors import DataLoss, OffsetOutOfRange, OptionError
 
 if TYPE_CHECKING:
     from headrace.spark.cluster import Cluster, Queues
-    from headrace.spark.filters import Predicates
     from headrace.spark.options import Point
+    from headrace.spark.plan.filters import Predicates
     from headrace_protocol.bodies import MessageQueue
 
 Offsets = dict["MessageQueue", int]

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headrace.spark.ranges import Range
+from headrace.spark.plan.ranges import Range
 
 if TYPE_CHECKING:
     from headrace.spark.cluster import Cluster, Queues
-    from headrace.spark.ranges import Offsets, Ranges
+    from headrace.spark.plan.ranges import Offsets, Ranges
 
 
 class Batch(NamedTuple):

@@ -12,7 +12,7 @@ from headrace_protocol.headers import QueryMessageHeader
 from headrace_protocol.message import split_keys
 
 if TYPE_CHECKING:
-    from headrace.spark.filters import Predicates
+    from headrace.spark.plan.filters import Predicates
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.drivers.blocking import BlockingConnection
 

@@ -10,15 +10,11 @@ Source: ``pyspark.sql.streaming.python_streaming_source_runner``; tests/spark/te
 from __future__ import annotations
 
 import logging
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader
 
 from headrace.errors import HeadraceError, NoQueue
-from headrace.spark.arrow import arrow_schema
-from headrace.spark.batch import read_task
-from headrace.spark.checkpoint import StreamOffset
 from headrace.spark.cluster import Cluster
 from headrace.spark.errors import (
     BrokerMissing,
@@ -28,12 +24,15 @@ from headrace.spark.errors import (
     TopicNotFound,
     TopicRecreated,
 )
-from headrace.spark.limits import limited
 from headrace.spark.options import Point
 from headrace.spark.patience import patiently
-from headrace.spark.plan import ReadPlan, ReadTask
-from headrace.spark.ranges import Range, extent, place, resolve, without_lost
-from headrace.spark.splits import read_tasks
+from headrace.spark.plan.limits import limited
+from headrace.spark.plan.ranges import Range, extent, place, resolve, without_lost
+from headrace.spark.plan.splits import read_tasks
+from headrace.spark.plan.tasks import ReadPlan, ReadTask
+from headrace.spark.read.batch import read_task
+from headrace.spark.read.checkpoint import StreamOffset
+from headrace.spark.read.columns import arrow_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,10 +41,10 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import InputPartition
     from pyspark.sql.types import StructType
 
-    from headrace.spark.bodies import BodyFormat
+    from headrace.spark.body.format import BodyFormat
     from headrace.spark.cluster import Incarnations, Queues
     from headrace.spark.options import Limits, ReadOptions
-    from headrace.spark.ranges import Offsets, Ranges
+    from headrace.spark.plan.ranges import Offsets, Ranges
     from headrace_protocol.bodies import MessageQueue
 
 Result = TypeVar("Result")
@@ -302,39 +301,6 @@ class StreamReader(DataSourceStreamReader):
         ranges = {queue: Range(starts[queue], last.offsets[queue]) for queue in moved}
         ranges = without_lost(ranges, oldest, fail=self._options.fail_on_data_loss)
         return read_tasks(self._cluster, places, ranges, self._options.split_bytes)
-
-
-class RefusedReader(DataSourceStreamReader):
-    """In place of a reader that can't be: whatever it is asked, it says why.
-
-    An error on the way to a reader never comes through: PySpark 4.0 to 4.3 then stop the reader
-    that they do not have, and raise UnboundLocalError.
-    """
-
-    def __init__(self, error: HeadraceError) -> None:
-        self._error = error
-
-    def _refuse(self, *_: Any) -> Any:
-        raise self._error
-
-    # Spark's names, and with them its types.
-    initialOffset = latestOffset = partitions = read = _refuse  # type: ignore[assignment]  # noqa: N815
-
-
-def stream_reader(
-    options: ReadOptions, body: BodyFormat | None, schema: StructType
-) -> StreamReader:
-    """The reader for the PySpark that runs. Raises OptionError, SchemaError."""
-    if find_spec("pyspark.sql.streaming.datasource"):
-        from headrace.spark.admission import LimitedStreamReader
-
-        return LimitedStreamReader(options, body, schema)
-    if options.limits:
-        _log.warning(
-            "before PySpark 4.2, maxRows, maxBytes and maxSeconds do not limit the first batch of "
-            "a new query, and nothing with the trigger availableNow"
-        )
-    return StreamReader(options, body, schema)
 
 
 def next_offset(known: StreamOffset, ranges: Ranges, available: Available) -> StreamOffset:

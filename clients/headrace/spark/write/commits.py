@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from headrace.errors import RequestTimeout
 from headrace.spark.errors import BrokerMissing, SparkConnectorError
-from headrace.spark.lanes import AWAY, PATIENCE_S, PAUSE_S, Lane
+from headrace.spark.write.lanes import AWAY, PATIENCE_S, PAUSE_S, Lane
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import (
     StageAbortHeader,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from headrace.spark.ranges import Range, not_empty
-from headrace.spark.splits import size_curves
+from headrace.spark.plan.ranges import Range, not_empty
+from headrace.spark.plan.splits import size_curves
 
 if TYPE_CHECKING:
     from headrace.spark.cluster import Cluster, Queues
     from headrace.spark.options import Limits
-    from headrace.spark.ranges import Ranges
+    from headrace.spark.plan.ranges import Ranges
 
 Key = TypeVar("Key")
 

@@ -1,0 +1,1 @@
+"""Bodies as columns: schemas, and the kinds of values that they have."""

@@ -1,0 +1,1 @@
+"""What the driver plans: ranges of queues, cut into tasks."""

@@ -1,0 +1,1 @@
+"""Writes to topics: rows to records, staged at brokers, committed together."""

@@ -1,0 +1,69 @@
+"""Names of the topics that brokers make for themselves; the peer's spelling."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# Topics of one consumer group: the prefix, then the group's name.
+RETRY_PREFIX: Final = "%RETRY%"
+DLQ_PREFIX: Final = "%DLQ%"
+GROUP_PREFIXES: Final = (RETRY_PREFIX, DLQ_PREFIX)
+
+# The topic whose settings a topic gets that is made by a send.
+DEFAULT_TOPIC: Final = "TBW102"
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+ROCKSDB_HALF_TOPIC: Final = "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC"
+ROCKSDB_OP_HALF_TOPIC: Final = "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC"
+CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
+TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
+SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
+BENCHMARK_TOPIC: Final = "BenchmarkTest"
+OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
+
+# What no client may send to, besides the names above.
+SYSTEM_PREFIX: Final = "rmq_sys_"
+BROKER_MEMBER_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
+_REVIVE_LOG_PREFIX = "rmq_sys_REVIVE_LOG_"
+_REPLY_SUFFIX = "_REPLY_TOPIC"
+
+_NOT_OF_USERS = frozenset(
+    {
+        BENCHMARK_TOPIC,
+        CHECK_MAX_TIME_TOPIC,
+        DEFAULT_TOPIC,
+        OFFSET_MOVED_TOPIC,
+        SCHEDULE_TOPIC,
+        SELF_TEST_TOPIC,
+    }
+)
+_PREFIXES_NOT_OF_USERS = (*GROUP_PREFIXES, "RMQ_SYS_", SYSTEM_PREFIX)
+
+
+def reply_topic(cluster: str) -> str:
+    """The topic that answers to requests between clients take in ``cluster``."""
+    return f"{cluster}{_REPLY_SUFFIX}"
+
+
+def revive_log_topic(cluster: str) -> str:
+    """The topic of pop consumption's checkpoints in ``cluster``."""
+    return f"{_REVIVE_LOG_PREFIX}{cluster}"
+
+
+def broker_member_topic(broker: str) -> str:
+    """The topic that the members of ``broker`` agree by."""
+    return f"{BROKER_MEMBER_PREFIX}{broker}"
+
+
+def user_topics(topics: Iterable[str], nodes: Iterable[str]) -> set[str]:
+    """What of ``topics`` users have made.
+
+    nodes: names of all clusters and brokers; those that brokers name topics after.
+    """
+    named_after = {name for node in nodes for name in (node, reply_topic(node))}
+    made = {topic for topic in topics if not topic.startswith(_PREFIXES_NOT_OF_USERS)}
+    return made - _NOT_OF_USERS - named_after
