@@ -11,7 +11,7 @@ import pytest
 from headrace_broker.store.cold_files import ColdFiles
 from headrace_broker.store.encoded_records import EncodedRecords
 from headrace_broker.store.log_blocks import checked, walk
-from headrace_broker.store.log_rows import SCHEDULE_TOPIC, LogRows, LogScan
+from headrace_broker.store.log_rows import LogRows, LogScan
 from headrace_broker.store.ring import ROW_DTYPE, Rows
 from headrace_protocol.columns import RecordColumns
 from headrace_protocol.message import (
@@ -25,6 +25,7 @@ from headrace_protocol.message import (
     encode_record,
     tags_code_of,
 )
+from headrace_protocol.system_topics import SCHEDULE_TOPIC
 from tests.support.batches import block
 from tests.support.stores import HOST, SetClock, open_store
 
