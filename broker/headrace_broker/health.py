@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from headrace_protocol.drivers.logs import dropped_log_lines
+from headrace_daemon.logs import dropped_log_lines
 
 if TYPE_CHECKING:
     from headrace_broker.consumer.long_polling import LongPolling
     from headrace_broker.persistence import SavedFile
-    from headrace_broker.store.followers import Followers
-    from headrace_protocol.drivers.server import RemotingServer
-    from headrace_protocol.drivers.services import Services
-    from headrace_protocol.drivers.watchdog import Watchdog
+    from headrace_broker.store.followers.followers import Followers
+    from headrace_daemon.services import Services
+    from headrace_daemon.serving.server import RemotingServer
+    from headrace_daemon.watchdog import Watchdog
 
 
 class Health:

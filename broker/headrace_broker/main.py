@@ -11,9 +11,9 @@ from headrace_broker.config import ConfigError, load_config
 from headrace_broker.registration import IdentityTaken
 from headrace_broker.server import Broker, log_warnings
 from headrace_broker.store.errors import StoreError
-from headrace_protocol.drivers.command import daemon_parser, run_daemon
-from headrace_protocol.drivers.logs import configure_logs
-from headrace_protocol.drivers.process import run_until_signal
+from headrace_daemon.command import daemon_parser, run_daemon
+from headrace_daemon.logs import configure_logs
+from headrace_daemon.process import run_until_signal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

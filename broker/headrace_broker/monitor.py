@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import trio
 
-from headrace_protocol.drivers.listen import listen
+from headrace_daemon.serving.listen import listen
 
 if TYPE_CHECKING:
     import socket

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace_broker.peer_topics import PeerKind
 from headrace_broker.queue_directory import Use
 from headrace_broker.store.store_source import GetResult, GetStatus, StoreSource
+from headrace_broker.topics.peer import PeerKind
 
 if TYPE_CHECKING:
     from headrace_broker.queue_directory import Asked, QueueDirectory
-    from headrace_broker.store.commit_log import CommitLog
+    from headrace_broker.store.log.commit_log import CommitLog
     from headrace_broker.store.store_queue import StoreQueue
-    from headrace_broker.topics import TopicTable
+    from headrace_broker.topics.table import TopicTable
     from headrace_protocol.errors import RequestError
 
 

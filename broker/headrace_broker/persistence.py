@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import structlog
 import trio
 
-from headrace_broker.store.config_file import ConfigSource
+from headrace_broker.store.files.config_file import ConfigSource
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import DataVersion
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import msgspec
 
-    from headrace_broker.store.config_file import ConfigFile
+    from headrace_broker.store.files.config_file import ConfigFile
 
 log = structlog.get_logger("headrace.broker")
 

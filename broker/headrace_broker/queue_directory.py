@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.store.store_source import Boundary, GetResult
-    from headrace_broker.topics import TopicTable
+    from headrace_broker.topics.table import TopicTable
     from headrace_protocol.bodies import TopicConfig
 
 

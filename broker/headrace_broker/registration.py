@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from headrace_broker.config import BrokerConfig
-    from headrace_broker.topics import TopicTable
-    from headrace_protocol.drivers.network import Network
+    from headrace_broker.topics.table import TopicTable
+    from headrace_daemon.network import Network
 
 log = structlog.get_logger("headrace.broker.registration")
 

@@ -14,18 +14,18 @@ from headrace_broker.clock import SystemClock
 from headrace_broker.monitor import Monitor, Readiness, State
 from headrace_broker.store.errors import LoadInterrupted
 from headrace_broker.store.recovery import LoadStage
+from headrace_daemon.network import TcpNetwork
+from headrace_daemon.services import Services, StopStage, finish_all, load_all
 from headrace_protocol.drivers.address import pack_host
-from headrace_protocol.drivers.network import TcpNetwork
-from headrace_protocol.drivers.services import Services, StopStage, finish_all, load_all
 
 if TYPE_CHECKING:
     from headrace_broker.clock import Clock
     from headrace_broker.config import BrokerConfig
-    from headrace_broker.store.files import Files
+    from headrace_broker.store.files.filesystem import Files
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.recovery import OnProgress
-    from headrace_broker.topics import TopicTable
-    from headrace_protocol.drivers.network import Listener, Network
+    from headrace_broker.topics.table import TopicTable
+    from headrace_daemon.network import Listener, Network
 
 log = structlog.get_logger("headrace.broker")
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from headrace_broker.consumer.groups import ConsumerManager, ProducerManager
     from headrace_broker.consumer.locks import QueueLocks
     from headrace_broker.consumer.offsets import ConsumerOffsets
-    from headrace_protocol.drivers.host_log import HostLog
+    from headrace_daemon.host_log import HostLog
     from headrace_protocol.serving import RunLong
 
 log = structlog.get_logger("headrace.broker")

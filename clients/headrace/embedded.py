@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from headrace.consumer.push import Consumer
     from headrace.producer.producer import Producer
     from headrace_broker.store.recovery import OnProgress
+    from headrace_daemon.network import Network
     from headrace_protocol.drivers.aio import Connect
-    from headrace_protocol.drivers.network import Network
 
 LOOPBACK = "127.0.0.1"
 _BROKER_NAME = "broker-a"
@@ -130,7 +130,7 @@ class embedded:  # noqa: N801 - used like a function
         return self._thread
 
     def _run_daemons(self) -> AbstractAsyncContextManager[Embedded]:
-        from headrace_protocol.drivers.network import MemoryNetwork, TcpNetwork
+        from headrace_daemon.network import MemoryNetwork, TcpNetwork
 
         _log_to_logging()
         return run_daemons(self._data, network=MemoryNetwork() if self._memory else TcpNetwork())

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import msgspec
 
+from headrace_daemon.folders import why_no_files
 from headrace_nameserver.routes import BROKER_TIMEOUT_MS
 from headrace_protocol.access import AnonymousAccess, is_loopback, why_exposed
-from headrace_protocol.drivers.folders import why_no_files
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 

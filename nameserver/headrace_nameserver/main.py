@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
+from headrace_daemon.command import daemon_parser, run_daemon
+from headrace_daemon.logs import configure_logs
+from headrace_daemon.process import run_until_signal
 from headrace_nameserver.config import ConfigError, NameServerConfig, load_config
 from headrace_nameserver.server import NameServer
-from headrace_protocol.drivers.command import daemon_parser, run_daemon
-from headrace_protocol.drivers.logs import configure_logs
-from headrace_protocol.drivers.process import run_until_signal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

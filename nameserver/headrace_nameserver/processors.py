@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from headrace_daemon.host_log import HostLog
 from headrace_nameserver import registrations
 from headrace_nameserver.kv_config import ORDER_TOPIC_CONFIG
 from headrace_nameserver.own_address import check_own_address
@@ -22,7 +23,6 @@ from headrace_protocol.bodies import (
 )
 from headrace_protocol.bounds import NAME_CHARS_MAX, check_name, check_text
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.drivers.host_log import HostLog
 from headrace_protocol.errors import Lane, NotReady, RequestError
 from headrace_protocol.headers import (
     AddWritePermOfBrokerResponseHeader,

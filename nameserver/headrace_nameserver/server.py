@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
+from headrace_daemon.network import TcpNetwork
+from headrace_daemon.services import Service, Services
+from headrace_daemon.serving.server import RemotingServer, ServerLimits
+from headrace_daemon.serving.server_channel import ServerChannel
+from headrace_daemon.slices import Fetches, SlicedWork
 from headrace_nameserver.kv_config import KVConfig
 from headrace_nameserver.processors import NameServerProcessor
 from headrace_nameserver.routes import RouteTable
 from headrace_protocol.access import restrict
-from headrace_protocol.drivers.network import TcpNetwork
-from headrace_protocol.drivers.server import RemotingServer, ServerLimits
-from headrace_protocol.drivers.server_channel import ServerChannel
-from headrace_protocol.drivers.services import Service, Services
-from headrace_protocol.drivers.slices import Fetches, SlicedWork
 from headrace_protocol.serving import TURN_S, Registry
 
 if TYPE_CHECKING:
+    from headrace_daemon.network import Listener, Network
     from headrace_nameserver.config import NameServerConfig
     from headrace_nameserver.routes import LiveBroker
-    from headrace_protocol.drivers.network import Listener, Network
     from headrace_protocol.frame import Frame
 
 log = structlog.get_logger("headrace.nameserver")

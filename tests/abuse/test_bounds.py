@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace_broker.store import batch_records, uniform_batch
+from headrace_broker.store.log import batch_records, uniform_batch
+from headrace_daemon.network import MemoryNetwork
 from headrace_protocol import bounds, fastjson, message
 from headrace_protocol.bodies import BrokerData, HeartbeatData, TopicQueueMappingInfo
 from headrace_protocol.bounds import HEADER_BYTES_MAX, OutOfBounds, body_of
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.drivers.network import MemoryNetwork
 from headrace_protocol.errors import RemoteProtocolError
 from headrace_protocol.fastjson import PARSED_BYTES_MAX, MalformedJson
 from headrace_protocol.frame import FIRST_FRAME_BYTES_MAX, FrameReader

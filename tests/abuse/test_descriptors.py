@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace import Message, blocking
+from headrace_daemon.serving.server import ServerLimits
 from headrace_protocol.codes import RequestCode
-from headrace_protocol.drivers.server import ServerLimits
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from tests.support.cluster import Cluster
 

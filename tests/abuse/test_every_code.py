@@ -14,10 +14,10 @@ import pytest
 import structlog.testing
 import trio
 
+from headrace_daemon.network import MemoryNetwork
 from headrace_protocol.bounds import BODIES, body_of
 from headrace_protocol.codes import RequestCode as Code
 from headrace_protocol.codes import ResponseCode
-from headrace_protocol.drivers.network import MemoryNetwork
 from headrace_protocol.frame import FRAME_BYTES_MAX
 from headrace_protocol.header_codecs import HEADRACE_MARK, SerializeType
 from tests.abuse.hostile import (

@@ -9,11 +9,11 @@ import trio
 
 from headrace_broker.config import BrokerConfig
 from headrace_broker.server import Broker
+from headrace_daemon.network import MemoryNetwork
 from headrace_nameserver.config import NameServerConfig
 from headrace_nameserver.server import NameServer
 from headrace_protocol.access import ADMINISTRATIVE
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.drivers.network import MemoryNetwork
 from tests.support.broker import BrokerUnderTest
 from tests.support.cli import headrace
 from tests.support.nameserver import NameServerUnderTest

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace_broker.store import reader
-from headrace_broker.store.index_file import IndexFile
-from headrace_broker.store.indexer import BLOCK_BYTES_MAX
+from headrace_broker.store.index.index_file import IndexFile
+from headrace_broker.store.index.indexer import BLOCK_BYTES_MAX
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import QueryMessageHeader
 from headrace_protocol.message import StoredMessage, decode_record, decode_records

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace import blocking
-from headrace_protocol.drivers.logs import LogLines, renderer
+from headrace_daemon.logs import LogLines, renderer
 from tests.support.processes import HEADRACE, TIMEOUT_S
 
 if TYPE_CHECKING:

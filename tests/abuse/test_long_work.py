@@ -16,7 +16,8 @@ import trio
 import trio.testing
 
 from headrace_broker.consumer.unconsumed import UnconsumedLook
-from headrace_broker.store.outlook import Outlook
+from headrace_broker.store.retention.outlook import Outlook
+from headrace_daemon.serving.server import ServerLimits
 from headrace_protocol import bounds, fastjson, staging
 from headrace_protocol.bodies import (
     ConsumerConnection,
@@ -33,7 +34,6 @@ from headrace_protocol.bodies import (
     TopicConfig,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.drivers.server import ServerLimits
 from headrace_protocol.headers import (
     CloneGroupOffsetHeader,
     ConsumerGroupHeader,
@@ -50,7 +50,7 @@ from headrace_protocol.headers import (
     StageAbortHeader,
     StageDecideHeader,
 )
-from tests.protocol.test_server import frame, serving
+from tests.daemon.test_server import frame, serving
 from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.channel import MemoryChannel
 

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from headrace_broker.monitor import Monitor, Readiness
-from headrace_protocol.drivers.listen import listen
+from headrace_daemon.serving.listen import listen
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -9,12 +9,12 @@ import structlog.testing
 import trio
 import trio.testing
 
+from headrace_daemon.host_log import LINES_MAX
+from headrace_daemon.network import MemoryNetwork
 from headrace_nameserver.config import NameServerConfig
 from headrace_nameserver.server import NameServer
 from headrace_protocol.bodies import QueueData, TopicRouteData
 from headrace_protocol.codes import RequestCode
-from headrace_protocol.drivers.host_log import LINES_MAX
-from headrace_protocol.drivers.network import MemoryNetwork
 from headrace_protocol.headers import (
     KVKeyHeader,
     PutKVConfigHeader,

@@ -12,11 +12,11 @@ import structlog.testing
 import trio
 import trio.lowlevel
 
+from headrace_daemon.host_log import LINES_MAX, HostLog
+from headrace_daemon.network import MemoryNetwork, TcpNetwork
+from headrace_daemon.serving.server import RemotingServer, ServerLimits
+from headrace_daemon.slices import Fetches
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.drivers.host_log import LINES_MAX, HostLog
-from headrace_protocol.drivers.network import MemoryNetwork, TcpNetwork
-from headrace_protocol.drivers.server import RemotingServer, ServerLimits
-from headrace_protocol.drivers.slices import Fetches
 from headrace_protocol.errors import Lane, NotReady
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.serving import Registry, Reply, Request
@@ -26,7 +26,7 @@ from tests.support.channel import MemoryChannel
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace_protocol.drivers.server_channel import ServerChannel
+    from headrace_daemon.serving.server_channel import ServerChannel
     from headrace_protocol.frame import Frame
 
 NESTED = 990

@@ -12,6 +12,7 @@ import trio.testing
 
 from headrace_broker.config import BrokerConfig
 from headrace_broker.registration import IdentityTaken, Registration
+from headrace_daemon.network import MemoryNetwork
 from headrace_nameserver.config import NameServerConfig
 from headrace_nameserver.server import NameServer
 from headrace_protocol.bodies import (
@@ -20,7 +21,6 @@ from headrace_protocol.bodies import (
     GetBrokerMemberGroupResponseBody,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.drivers.network import MemoryNetwork
 from headrace_protocol.serving import Reply
 from tests.support.nameserver import frame, register_header
 from tests.support.scripted import Scripted, scripted

@@ -13,8 +13,8 @@ import trio.testing
 
 from headrace_broker import persistence
 from headrace_broker.persistence import SavedFile, TableText
-from headrace_broker.store.config_file import ConfigFile, is_whole
 from headrace_broker.store.errors import StoreFormatError
+from headrace_broker.store.files.config_file import ConfigFile, is_whole
 from headrace_protocol.bodies import SubscriptionGroupConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
 from tests.broker.test_subscriptions import open_groups

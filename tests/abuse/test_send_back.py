@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import structlog.testing
 
-from headrace_protocol.drivers.host_log import LINES_MAX
-from headrace_protocol.drivers.network import MemoryNetwork
+from headrace_daemon.host_log import LINES_MAX
+from headrace_daemon.network import MemoryNetwork
 from headrace_protocol.header_codecs import SerializeType
 from tests.broker.test_bad_input import daemons, request
 

@@ -17,21 +17,21 @@ from headrace_broker.persistence import SavedFile
 from headrace_broker.server import Broker
 from headrace_broker.staging.service import Staging
 from headrace_broker.statistics import BrokerStatistics
-from headrace_broker.store import flush
-from headrace_broker.store.cleaner import Cleaner
-from headrace_broker.store.flush import Flusher
-from headrace_broker.store.index_file import IndexFiles
-from headrace_broker.store.write_path import WritePath
+from headrace_broker.store.index.index_file import IndexFiles
+from headrace_broker.store.retention.cleaner import Cleaner
+from headrace_broker.store.write import flush
+from headrace_broker.store.write.flush import Flusher
+from headrace_broker.store.write.write_path import WritePath
+from headrace_daemon import services as services_module
+from headrace_daemon.network import MemoryNetwork
+from headrace_daemon.services import RETRY_S, Services
+from headrace_daemon.slices import SlicedWork
+from headrace_daemon.watchdog import Watchdog
 from headrace_nameserver.config import NameServerConfig
 from headrace_nameserver.routes import RouteTable
 from headrace_nameserver.server import NameServer
 from headrace_protocol.bodies import KVTable
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.drivers import services as services_module
-from headrace_protocol.drivers.network import MemoryNetwork
-from headrace_protocol.drivers.services import RETRY_S, Services
-from headrace_protocol.drivers.slices import SlicedWork
-from headrace_protocol.drivers.watchdog import Watchdog
 from tests.support.stores import FaultyFiles
 from tests.support.wire import ask, send_header
 

@@ -12,10 +12,10 @@ import pytest
 import structlog.testing
 import trio
 
-from headrace_broker.store.checkpoint import Checkpoint
-from headrace_broker.store.config_file import ConfigFile
 from headrace_broker.store.errors import StoreError, StoreFormatError, StoreNotWritable
-from headrace_broker.store.lock import StoreLock
+from headrace_broker.store.files.config_file import ConfigFile
+from headrace_broker.store.integrity.checkpoint import Checkpoint
+from headrace_broker.store.integrity.lock import StoreLock
 from headrace_broker.store.message_store import LOCK_CHECK_S
 from tests.support.stores import open_store, put
 

@@ -16,7 +16,7 @@ from headrace.admin.messages import print_message
 from headrace.admin.output import print_json_line, print_record, print_rows, time_text
 from headrace.errors import BrokerError
 from headrace.messages import ReceivedMessage
-from headrace_protocol.drivers.command import warn
+from headrace_daemon.command import warn
 from headrace_protocol.message import COMPRESSED, decode_record, encode_record
 from tests.support.cli import _Capture
 

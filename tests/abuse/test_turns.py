@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
+from headrace_daemon.network import MemoryNetwork, TcpNetwork
+from headrace_daemon.serving.server import RemotingServer
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.drivers.network import MemoryNetwork, TcpNetwork
-from headrace_protocol.drivers.server import RemotingServer
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.serving import Registry, Reply, Request
 from tests.broker.test_bad_input import Wire, framed, request
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import ByteStream
 
-    from headrace_protocol.drivers.server_channel import ServerChannel
+    from headrace_daemon.serving.server_channel import ServerChannel
     from headrace_protocol.frame import Frame
 
 COSTLY, CHEAP = RequestCode.GET_BROKER_RUNTIME_INFO, RequestCode.GET_MIN_OFFSET

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headrace_protocol.drivers.server import ServerLimits
+from headrace_daemon.serving.server import ServerLimits
 from tests.bench.table import OURS, THEIRS, rows_as_table
 
 if TYPE_CHECKING:

@@ -68,16 +68,17 @@ STAGES = (
     Stage("properties", r"processors/send\.py", r"propert|tags_code"),
     Stage("properties", r"processors/send\.py", text=r"propert"),
     Stage("index", r"store/index"),
-    Stage("write", r"store/(files|flush)\.py"),
-    Stage("write", r"store/commit_log\.py", r"write|finish_batch|end_batch"),
-    Stage("dispatch", r"store/(dispatch|ring|consume_queue)\.py|long_polling\.py"),
+    Stage("write", r"store/(files/filesystem|write/flush)\.py"),
+    Stage("write", r"store/log/commit_log\.py", r"write|finish_batch|end_batch"),
+    Stage("dispatch", r"store/(queues/(dispatch|consume_queue)|log/ring)\.py|long_polling\.py"),
     Stage("read", r"store/reader\.py|processors/pull\.py|consumer/"),
     Stage("append", r"store/"),
     Stage("append", r"processors/send\.py", text=r"append\(queue|[^s]\.append"),
     Stage("reply", r"processors/", r"_repl|answer"),
     Stage("reply", r"processors/|serving\.py", text=r"repl|channel\.write"),
     Stage(
-        "checks", r"processors/|topics\.py|serving\.py|statistics\.py|headrace_broker/server\.py"
+        "checks",
+        r"processors/|broker/topics/|serving\.py|statistics\.py|headrace_broker/server\.py",
     ),
     Stage(
         "send",

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import trio
 
-from headrace_broker.store.checkpoint import Checkpoint
-from headrace_broker.store.encoded_records import EncodedRecords
-from headrace_broker.store.files import Files
+from headrace_broker.store.files.filesystem import Files
+from headrace_broker.store.integrity.checkpoint import Checkpoint
+from headrace_broker.store.log.encoded_records import EncodedRecords
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.settings import StoreSettings
 from headrace_protocol.columns import HEAD, UNIT_DTYPE, encode_records

@@ -11,8 +11,8 @@ from headrace_broker import assembly, server
 from headrace_broker.assembly import assemble, services
 from headrace_broker.config import BrokerConfig
 from headrace_broker.server import Broker
-from headrace_protocol.drivers.network import MemoryNetwork
-from headrace_protocol.drivers.services import (
+from headrace_daemon.network import MemoryNetwork
+from headrace_daemon.services import (
     Service,
     Services,
     StopStage,

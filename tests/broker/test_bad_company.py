@@ -16,11 +16,11 @@ import structlog.testing
 import trio
 
 from headrace.embedded import run_daemons
+from headrace_daemon.network import TcpNetwork
+from headrace_daemon.serving import server as server_module
+from headrace_daemon.serving.server import ServerLimits
 from headrace_protocol.codes import RequestCode as Code
 from headrace_protocol.codes import ResponseCode as Answer
-from headrace_protocol.drivers import server as server_module
-from headrace_protocol.drivers.network import TcpNetwork
-from headrace_protocol.drivers.server import ServerLimits
 from tests.broker.test_bad_input import (
     Daemons,
     Wire,

@@ -17,10 +17,10 @@ import trio
 import trio.testing
 
 from headrace.embedded import Embedded, run_daemons
+from headrace_daemon.network import MemoryNetwork, TcpNetwork
 from headrace_protocol.codes import RequestCode as Code
 from headrace_protocol.codes import ResponseCode as Answer
 from headrace_protocol.command import FLAG_ONEWAY
-from headrace_protocol.drivers.network import MemoryNetwork, TcpNetwork
 from headrace_protocol.frame import FRAME_BYTES_MAX, FrameReader
 from headrace_protocol.header_codecs import SerializeType, decode_header, encode_frame
 from headrace_protocol.message import decode_host, decode_records, encode_batch

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from headrace_broker.store import commit_log, store_source
+from headrace_broker.store import store_source
+from headrace_broker.store.log import commit_log
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
     GetConsumeStatsHeader,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     import msgspec
 
-    from headrace_broker.store.mapped_file import MappedFile
+    from headrace_broker.store.files.filesystem import Paged
     from headrace_protocol.errors import NotReady
     from headrace_protocol.serving import Channel, Then
 
@@ -111,7 +112,7 @@ class ColdFiles(FaultyFiles):
         self.is_warm = False
         self.fetched: set[Path] = set()
 
-    def is_cached(self, file: MappedFile, _start: int, _end: int) -> bool:
+    def is_cached(self, file: Paged, _start: int, _end: int) -> bool:
         return self.is_warm or file.path in self.fetched
 
     def open(self, path: Path, flags: int = os.O_RDWR) -> int:

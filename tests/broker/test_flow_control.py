@@ -11,10 +11,10 @@ import trio
 from headrace_broker import frame_loop
 from headrace_broker.config import BrokerConfig
 from headrace_broker.server import Broker
-from headrace_broker.store.files import Files
+from headrace_broker.store.files.filesystem import Files
+from headrace_daemon.network import MemoryNetwork
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.aio import AsyncConnection
-from headrace_protocol.drivers.network import MemoryNetwork
 from headrace_protocol.headers import SendMessageHeaderV2
 from headrace_protocol.message import encode_batch
 

@@ -13,7 +13,7 @@ from headrace_broker.consumer.groups import (
     ProducerManager,
 )
 from headrace_broker.consumer.subscriptions import SubscriptionGroups
-from headrace_broker.store.config_file import ConfigFile
+from headrace_broker.store.files.config_file import ConfigFile
 from headrace_protocol.bodies import ConsumerData, SubscriptionData, SubscriptionGroupConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError

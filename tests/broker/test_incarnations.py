@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from headrace_broker.store.config_file import ConfigFile
-from headrace_broker.topics import TopicTable
+from headrace_broker.store.files.config_file import ConfigFile
+from headrace_broker.topics.table import TopicTable
 from headrace_protocol.bodies import TopicConfig
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import GetTopicConfigHeader, TopicConfigResponseHeader

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from headrace_broker.store import commit_log, page_cache, store_source
+from headrace_broker.store import store_source
+from headrace_broker.store.files import page_cache
+from headrace_broker.store.files.residency import OLD_DATA
+from headrace_broker.store.log import commit_log
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.errors import NotReady
 from headrace_protocol.header_codecs import SerializeType, encode_frame
@@ -76,7 +79,7 @@ class Looks:
     def look(self) -> None:
         self.count += 1
         if self.count == self.waits_at:
-            raise NotReady(lambda: None, page_cache.OLD_DATA)
+            raise NotReady(lambda: None, OLD_DATA)
 
     def run_fetch(self, _channel: Channel, wait: NotReady, then: Then) -> None:
         wait.fetch()

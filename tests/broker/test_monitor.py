@@ -12,7 +12,7 @@ import trio
 from headrace_broker.config import BrokerConfig
 from headrace_broker.monitor import Monitor, Readiness, State
 from headrace_broker.server import Broker
-from headrace_protocol.drivers.network import MemoryNetwork
+from headrace_daemon.network import MemoryNetwork
 from tests.broker.test_send import frame
 from tests.support.stores import FaultyFiles
 

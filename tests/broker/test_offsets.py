@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace_broker.consumer.offsets import ConsumerOffsets
-from headrace_broker.store.config_file import ConfigFile, unsealed
 from headrace_broker.store.errors import StoreFormatError
+from headrace_broker.store.files.config_file import ConfigFile, unsealed
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import ConsumerOffsetSerializeWrapper
 from tests.support.golden import STORES, golden_store

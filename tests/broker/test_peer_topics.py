@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from headrace_broker.peer_topics import PeerKind
+from headrace_broker.topics.peer import PeerKind
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
     CreateTopicHeader,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from headrace_broker import persistence
 from headrace_broker.persistence import SavedFile, TableText, field_text, file_text
-from headrace_broker.store.config_file import ConfigFile
-from headrace_broker.store.files import Files
+from headrace_broker.store.files.config_file import ConfigFile
+from headrace_broker.store.files.filesystem import Files
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import TopicConfig
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     import msgspec
 
     from headrace_broker.queue_directory import Asked, FindPlace, FindSource, Place
-    from headrace_broker.store.commit_log import CommitLog
+    from headrace_broker.store.log.commit_log import CommitLog
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.store.store_source import GetResult
     from tests.support.broker import Answer

@@ -14,11 +14,11 @@ from headrace import Admin
 from headrace_broker.config import BrokerConfig
 from headrace_broker.registration import IdentityTaken
 from headrace_broker.server import Broker
+from headrace_daemon.network import MemoryNetwork
 from headrace_nameserver.config import NameServerConfig
 from headrace_nameserver.server import NameServer
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.aio import AsyncConnection
-from headrace_protocol.drivers.network import MemoryNetwork
 from headrace_protocol.headers import (
     CreateTopicHeader,
     DeleteTopicHeader,

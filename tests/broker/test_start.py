@@ -12,9 +12,9 @@ import trio
 from headrace_broker import server
 from headrace_broker.config import BrokerConfig
 from headrace_broker.server import Broker
-from headrace_broker.store import log_rows
+from headrace_broker.store.log import log_rows
 from headrace_broker.store.message_store import MessageStore
-from headrace_protocol.drivers.network import MemoryNetwork
+from headrace_daemon.network import MemoryNetwork
 from tests.support.stores import crash, put
 
 if TYPE_CHECKING:

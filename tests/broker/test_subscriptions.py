@@ -9,7 +9,7 @@ import pytest
 
 from headrace_broker.consumer.subscriptions import SubscriptionGroups
 from headrace_broker.host_budget import Host
-from headrace_broker.store.config_file import ConfigFile
+from headrace_broker.store.files.config_file import ConfigFile
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import SubscriptionGroupConfig
 from headrace_protocol.codes import ResponseCode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace_broker.topic_attributes import apply_changes, parse_changes
+from headrace_broker.topics.attributes import apply_changes, parse_changes
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from headrace_broker.config import BrokerConfig
-from headrace_broker.store.config_file import ConfigFile
 from headrace_broker.store.errors import StoreFormatError
-from headrace_broker.topics import TopicTable, unread_warning
+from headrace_broker.store.files.config_file import ConfigFile
+from headrace_broker.topics.table import TopicTable, unread_warning
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import TopicConfig
 from headrace_protocol.bounds import check_topic

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace_broker.consumer.unconsumed import UnconsumedLook
-from headrace_broker.topic_attributes import topic_limits
+from headrace_broker.topics.attributes import topic_limits
 from headrace_protocol.bodies import (
     ConsumerData,
     HeartbeatData,

@@ -11,12 +11,12 @@ import trio
 import trio.testing
 
 from headrace.embedded import run_daemons
-from headrace_broker.store.page_cache import OLD_DATA
+from headrace_broker.store.files.residency import OLD_DATA
 from headrace_broker.store.store_source import StoreSource
+from headrace_daemon.network import MemoryNetwork
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.columns import encode_records
 from headrace_protocol.command import header_fields
-from headrace_protocol.drivers.network import MemoryNetwork
 from headrace_protocol.errors import NotReady
 from headrace_protocol.frame import PREFIX_BYTES, FrameReader
 from headrace_protocol.header_codecs import SerializeType, decode_header, encode_frame
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import msgspec
     from anyio.abc import ByteStream
 
-    from headrace_broker.store.commit_log import CommitLog
+    from headrace_broker.store.log.commit_log import CommitLog
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.store.store_source import GetResult
     from headrace_protocol.command import Command

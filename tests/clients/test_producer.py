@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from trio.testing import MockClock
 
     from headrace.producer.pipeline import Pipeline
-    from headrace_protocol.drivers.network import MemoryNetwork
+    from headrace_daemon.network import MemoryNetwork
     from tests.support.scripted import Asked, Scripted
 
 

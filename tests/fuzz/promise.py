@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headrace_broker.store.batch_records import BatchRecords
+from headrace_broker.store.log.batch_records import BatchRecords
+from headrace_broker.store.log.uniform_batch import UniformBatch
 from headrace_broker.store.store_queue import StoreQueue
-from headrace_broker.store.uniform_batch import UniformBatch
 from headrace_protocol.bodies import RegisterBrokerBody
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.errors import RemoteProtocolError

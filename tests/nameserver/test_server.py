@@ -11,13 +11,13 @@ import structlog
 import trio
 import trio.testing
 
+from headrace_daemon.network import MemoryNetwork, TcpNetwork
+from headrace_daemon.process import run_until_signal
 from headrace_nameserver.config import NameServerConfig
 from headrace_nameserver.server import NameServer
 from headrace_protocol.bodies import TopicRouteData
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.aio import AsyncConnection
-from headrace_protocol.drivers.network import MemoryNetwork, TcpNetwork
-from headrace_protocol.drivers.process import run_until_signal
 from headrace_protocol.headers import (
     BrokerHeartbeatHeader,
     GetRouteInfoHeader,
@@ -28,7 +28,7 @@ from tests.support.nameserver import register_body, register_header
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from headrace_protocol.drivers.network import Network
+    from headrace_daemon.network import Network
     from headrace_protocol.drivers.response import Response
     from headrace_protocol.headers import RegisterBrokerHeader
 

@@ -11,6 +11,7 @@ import pytest
 import trio
 import trio.testing
 
+from headrace_daemon.network import MemoryByteStream, MemoryNetwork
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.command import FLAG_ONEWAY
 from headrace_protocol.drivers.address import split_address
@@ -24,7 +25,6 @@ from headrace_protocol.drivers.errors import (
     MalformedAnswer,
     RequestTimeout,
 )
-from headrace_protocol.drivers.network import MemoryByteStream, MemoryNetwork
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import GetMinOffsetHeader, OffsetResponseHeader
 from headrace_protocol.serving import Reply

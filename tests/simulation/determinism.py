@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING
 import pytest
 from trio._core import _run
 
-from headrace_broker.store import cleaner
-from headrace_broker.store.consume_queue import ConsumeQueue
+from headrace_broker.store.queues.consume_queue import ConsumeQueue
+from headrace_broker.store.retention import cleaner
 from headrace_broker.store.store_queue import StoreQueue
-from headrace_protocol.drivers import slices, socket_loop
-from headrace_protocol.drivers.server_channel import ServerChannel
+from headrace_daemon import slices
+from headrace_daemon.serving import socket_loop
+from headrace_daemon.serving.server_channel import ServerChannel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from headrace_broker.store.retention import DiskUsage
+    from headrace_broker.store.files.filesystem import DiskUsage
+    from headrace_broker.store.retention.topic_floors import TopicLimit
     from headrace_broker.store.settings import Retention
-    from headrace_broker.store.topic_floors import TopicLimit
 
 Name = tuple[str, int]  # topic and queue id
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from headrace_broker.store import queue_blocks
+from headrace_broker.store.queues import queue_blocks
 from tests.simulation import store_lives
 from tests.simulation.history import PromiseBroken
 from tests.support.followers import CopyingFollower
@@ -20,7 +20,7 @@ from tests.support.followers import CopyingFollower
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace_broker.store.followers import Following
+    from headrace_broker.store.followers.followers import Following
     from tests.simulation.totals import Outcome
 
 NAME = "store with a follower"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 from anyio import BrokenResourceError, ClosedResourceError, EndOfStream
 
-from headrace_protocol.drivers.network import Listener, MemoryByteStream, MemoryNetwork
+from headrace_daemon.network import Listener, MemoryByteStream, MemoryNetwork
 
 if TYPE_CHECKING:
     from random import Random

@@ -18,7 +18,8 @@ import trio.testing
 
 from headrace import Admin
 from headrace_broker import config
-from headrace_broker.store import commit_log, page_cache
+from headrace_broker.store.files import page_cache
+from headrace_broker.store.log import commit_log
 from tests.simulation.cluster import (
     DISK_RATES,
     FLUSH_INTERVAL_MS,

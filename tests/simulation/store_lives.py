@@ -27,14 +27,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 
-from headrace_broker.store import cleaner
-from headrace_broker.store.encoded_records import EncodedRecords
 from headrace_broker.store.errors import StoreBusy, StoreError, StoreFormatError, StoreNotWritable
+from headrace_broker.store.files.filesystem import DiskUsage
+from headrace_broker.store.log.encoded_records import EncodedRecords
 from headrace_broker.store.message_store import MessageStore
-from headrace_broker.store.retention import TRUST_S, DiskUsage
+from headrace_broker.store.retention import cleaner
+from headrace_broker.store.retention.rules import TRUST_S
+from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_broker.store.settings import Retention
 from headrace_broker.store.store_source import GetStatus
-from headrace_broker.store.topic_floors import TopicLimit
 from headrace_protocol.message import CorruptRecord, decode_records, encode_properties
 from tests.simulation.determinism import decided_by, temporary_folder
 from tests.simulation.expiry import Appended, Facts, Record

@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 
-from headrace_broker.store.files import Files
-from headrace_broker.store.mapped_file import MappedFile
+from headrace_broker.store.files.filesystem import Files
+from headrace_broker.store.files.mapped_file import MappedFile
 from tests.support.faulty_files import (
     PAGE_BYTES,
     SECTOR_BYTES,

@@ -11,26 +11,22 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace_broker.processors.send import SendProcessor
-from headrace_broker.store import (
-    commit_log,
-    follower_work,
-    log_blocks,
-    queue_blocks,
-    record_checksum,
-)
-from headrace_broker.store.cleaner import Cleaner
-from headrace_broker.store.encoded_records import EncodedRecords
 from headrace_broker.store.errors import StoreFormatError
-from headrace_broker.store.files import Files
-from headrace_broker.store.floor_file import FloorFile
-from headrace_broker.store.flush import Flusher
-from headrace_broker.store.followers import Following
-from headrace_broker.store.mapped_file import MappedFile
-from headrace_broker.store.mapped_file_queue import MappedFileQueue
+from headrace_broker.store.files.file_seal import FileSeal, StoreDamaged
+from headrace_broker.store.files.filesystem import Files
+from headrace_broker.store.files.mapped_file import MappedFile
+from headrace_broker.store.files.mapped_file_queue import MappedFileQueue
+from headrace_broker.store.followers import follower_work
+from headrace_broker.store.followers.followers import Following
+from headrace_broker.store.log import commit_log, log_blocks, record_checksum
+from headrace_broker.store.log.encoded_records import EncodedRecords
 from headrace_broker.store.message_store import MessageStore
-from headrace_broker.store.outlook import nothing_to_consume
-from headrace_broker.store.retention import ClockWatch
-from headrace_broker.store.seal import FileSeal, StoreDamaged
+from headrace_broker.store.queues import queue_blocks
+from headrace_broker.store.retention.cleaner import Cleaner
+from headrace_broker.store.retention.floor_file import FloorFile
+from headrace_broker.store.retention.outlook import nothing_to_consume
+from headrace_broker.store.retention.rules import ClockWatch
+from headrace_broker.store.write.flush import Flusher
 from tests.simulation import followed_lives, simulation, store_lives
 from tests.simulation.history import PromiseBroken
 from tests.simulation.run import CLUSTER_EVERY, run_seed
@@ -41,7 +37,7 @@ from tests.support.stores import held
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace_broker.store.outlook import LowestUnconsumed
+    from headrace_broker.store.retention.outlook import LowestUnconsumed
 
 FLUSH_LOG = Flusher.flush_log
 DETACH_FIRST = MappedFileQueue.detach_first

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace_broker.store.batch_records import BatchRecords
-from headrace_broker.store.ring import ROW_DTYPE
-from headrace_broker.store.uniform_batch import UniformBatch
+from headrace_broker.store.log.batch_records import BatchRecords
+from headrace_broker.store.log.ring import ROW_DTYPE
+from headrace_broker.store.log.uniform_batch import UniformBatch
 from headrace_protocol.message import (
     BATCH_ITEMS_MAX,
     MULTI_TAGS,

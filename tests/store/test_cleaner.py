@@ -15,10 +15,11 @@ import trio
 import trio.testing
 
 from headrace_broker.store.errors import StoreNotWritable
-from headrace_broker.store.retention import TRUST_S, DiskUsage
+from headrace_broker.store.files.filesystem import DiskUsage
+from headrace_broker.store.retention.rules import TRUST_S
+from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_broker.store.settings import Retention
 from headrace_broker.store.store_source import GetStatus
-from headrace_broker.store.topic_floors import TopicLimit
 from tests.support.quota_files import QuotaFiles
 from tests.support.stores import (
     FaultyFiles,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace_broker.store.message_store import MessageStore
-    from headrace_broker.store.outlook import LowestUnconsumed
+    from headrace_broker.store.retention.outlook import LowestUnconsumed
     from headrace_protocol.frame import Buffer
 
 HOUR_MS = 3600 * 1000

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace_broker.store.cleaner import delete_files
 from headrace_broker.store.errors import StoreError
+from headrace_broker.store.log.ring import ROW
 from headrace_broker.store.message_store import MessageStore
-from headrace_broker.store.ring import ROW
+from headrace_broker.store.retention.cleaner import delete_files
 from tests.support.stores import FaultyFiles, held, open_store, put, query_index, read_all
 
 if TYPE_CHECKING:

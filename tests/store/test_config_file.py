@@ -10,9 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace_broker.store.config_file import ConfigFile, ConfigSource, is_whole, sealed, unsealed
 from headrace_broker.store.errors import StoreFormatError
-from headrace_broker.store.files import Files
+from headrace_broker.store.files.config_file import (
+    ConfigFile,
+    ConfigSource,
+    is_whole,
+    sealed,
+    unsealed,
+)
+from headrace_broker.store.files.filesystem import Files
 from tests.support.faulty_files import FaultyFiles, next_life
 
 if TYPE_CHECKING:

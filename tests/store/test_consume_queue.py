@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace_broker.store import dispatch
-from headrace_broker.store.cleaner import delete_files
-from headrace_broker.store.consume_queue import BLANK_SIZE, UNIT_BYTES, ConsumeQueue
-from headrace_broker.store.files import Files
+from headrace_broker.store.files.filesystem import Files
+from headrace_broker.store.queues import dispatch
+from headrace_broker.store.queues.consume_queue import BLANK_SIZE, UNIT_BYTES, ConsumeQueue
+from headrace_broker.store.retention.cleaner import delete_files
 from headrace_protocol.message import INNER_BATCH, TRANSACTION_PREPARED
 from tests.support.stores import open_store, put, read_all
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace_broker.store.encoded_records import EncodedRecords
 from headrace_broker.store.errors import RecordTooLarge, StoreBusy
+from headrace_broker.store.log.encoded_records import EncodedRecords
 from headrace_protocol.columns import encode_records
 from headrace_protocol.message import (
     COMPRESSED,

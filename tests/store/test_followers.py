@@ -13,15 +13,15 @@ import structlog.testing
 import trio
 import trio.testing
 
-from headrace_broker.store import followers as followers_module
-from headrace_broker.store import queue_blocks
-from headrace_broker.store.config_file import ConfigFile
-from headrace_broker.store.consume_queue import BLANK_SIZE
 from headrace_broker.store.errors import StoreFormatError
+from headrace_broker.store.files.config_file import ConfigFile
+from headrace_broker.store.followers import followers as followers_module
+from headrace_broker.store.followers.position_file import Position, PositionFile
 from headrace_broker.store.message_store import MessageStore
-from headrace_broker.store.position_file import Position, PositionFile
+from headrace_broker.store.queues import queue_blocks
+from headrace_broker.store.queues.consume_queue import BLANK_SIZE
 from headrace_broker.store.settings import Retention
-from headrace_protocol.drivers.services import Services
+from headrace_daemon.services import Services
 from headrace_protocol.message import TRANSACTION_PREPARED
 from tests.support import faulty_files
 from tests.support.faulty_files import PowerCut, next_life
@@ -31,8 +31,8 @@ from tests.support.stores import FaultyFiles, SetClock, crash, open_store, put, 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from headrace_broker.store.position_file import Name
-    from headrace_broker.store.queue_blocks import QueueBlock
+    from headrace_broker.store.followers.position_file import Name
+    from headrace_broker.store.queues.queue_blocks import QueueBlock
 
 HOUR_MS = 3_600_000
 # The disk of whoever runs the tests is none of theirs.

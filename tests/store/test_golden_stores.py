@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from headrace_broker.store.checkpoint import Checkpoint
+from headrace_broker.store.integrity.checkpoint import Checkpoint
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.store_source import EmptySource, GetStatus
 from headrace_protocol.message import (

@@ -19,10 +19,11 @@ import trio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headrace_broker.store import index_keys, message_store
-from headrace_broker.store.files import Files
-from headrace_broker.store.index_file import ALLOCATE_STEP_BYTES, IndexFiles, IndexWalk
-from headrace_broker.store.index_keys import Regions, index_prefixes, key_hashes, record_keys
+from headrace_broker.store import message_store
+from headrace_broker.store.files.filesystem import Files
+from headrace_broker.store.index import index_keys
+from headrace_broker.store.index.index_file import ALLOCATE_STEP_BYTES, IndexFiles, IndexWalk
+from headrace_broker.store.index.index_keys import Regions, index_prefixes, key_hashes, record_keys
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store_tools.directory import open_directory
 from headrace_broker.store_tools.fsck import check, repair

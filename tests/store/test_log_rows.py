@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from headrace_broker.store.cold_files import ColdFiles
-from headrace_broker.store.encoded_records import EncodedRecords
-from headrace_broker.store.log_blocks import checked, walk
-from headrace_broker.store.log_rows import LogRows, LogScan
-from headrace_broker.store.ring import ROW_DTYPE, Rows
+from headrace_broker.store.files.cold_files import ColdFiles
+from headrace_broker.store.log.encoded_records import EncodedRecords
+from headrace_broker.store.log.log_blocks import checked, walk
+from headrace_broker.store.log.log_rows import LogRows, LogScan
+from headrace_broker.store.log.ring import ROW_DTYPE, Rows
 from headrace_protocol.columns import RecordColumns
 from headrace_protocol.message import (
     INNER_BATCH,

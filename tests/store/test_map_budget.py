@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace_broker.store.files import Files
-from headrace_broker.store.map_budget import MAPS_MAX, MapBudget
+from headrace_broker.store.files.filesystem import Files
+from headrace_broker.store.files.map_budget import MAPS_MAX, MapBudget
 from tests.support.stores import SetClock, crash, open_store, put, read_all
 
 if TYPE_CHECKING:

@@ -19,10 +19,6 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace_broker.store import flush
-from headrace_broker.store.checkpoint import Checkpoint
-from headrace_broker.store.cleaner import delete_files
-from headrace_broker.store.consume_queue import UNIT, UNIT_BYTES
 from headrace_broker.store.errors import (
     RecordTooLarge,
     StoreBusy,
@@ -31,8 +27,12 @@ from headrace_broker.store.errors import (
     StoreLocked,
     StoreNotWritable,
 )
+from headrace_broker.store.integrity.checkpoint import Checkpoint
 from headrace_broker.store.message_store import MessageStore
+from headrace_broker.store.queues.consume_queue import UNIT, UNIT_BYTES
+from headrace_broker.store.retention.cleaner import delete_files
 from headrace_broker.store.store_source import GetStatus
+from headrace_broker.store.write import flush
 from headrace_protocol.message import (
     BORN_HOST_V6,
     STORE_HOST_V6,

@@ -10,14 +10,14 @@ import pytest
 import trio
 
 from headrace_broker.store.message_store import MessageStore
-from headrace_broker.store.write_path import NEW_FILES_AT_ONCE
+from headrace_broker.store.write.write_path import NEW_FILES_AT_ONCE
 from tests.support.stores import HOST, FaultyFiles, SetClock, read_all, small_settings
 
 if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
-    from headrace_broker.store.files import Files
+    from headrace_broker.store.files.filesystem import Files
     from headrace_broker.store.store_queue import StoreQueue
 
 QUEUES = 300

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from headrace_broker.store import commit_log, page_cache, store_source
-from headrace_broker.store.files import Files
-from headrace_broker.store.page_cache import CHUNK_BYTES, PageCache, is_resident
-from headrace_broker.store.seal import StoreDamaged
+from headrace_broker.store import store_source
+from headrace_broker.store.files import page_cache
+from headrace_broker.store.files.file_seal import StoreDamaged
+from headrace_broker.store.files.filesystem import Files, Paged
+from headrace_broker.store.files.page_cache import CHUNK_BYTES, PageCache
+from headrace_broker.store.files.residency import is_resident
+from headrace_broker.store.log import commit_log
 from headrace_broker.store.settings import Retention
 from headrace_broker.store.store_source import GetStatus
 from headrace_protocol.errors import NotReady
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from headrace_broker.store.mapped_file import MappedFile
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.store_source import StoreSource
 
@@ -39,7 +41,7 @@ class ColdFiles(Files):
         self.asked: list[tuple[str, int, int]] = []
         self.is_broken = False
 
-    def is_cached(self, file: MappedFile, start: int, end: int) -> bool:
+    def is_cached(self, file: Paged, start: int, end: int) -> bool:
         assert isinstance(file.is_resident(start, end), bool)
         self.asked.append((file.path.parent.name, start, end))
         return (str(file.path), start) in self.cached

@@ -10,7 +10,7 @@ import pytest
 
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.message_store import MessageStore
-from headrace_broker.store.peer_queues import BATCH_UNIT_DTYPE
+from headrace_broker.store.queues.peer_queues import BATCH_UNIT_DTYPE
 from tests.support.golden import copy_golden_store, golden_settings
 from tests.support.stores import FaultyFiles, crash
 

@@ -9,11 +9,11 @@ import pytest
 import trio
 import trio.testing
 
-from headrace_broker.store import cleaner
+from headrace_broker.store.log.ring import Ring
 from headrace_broker.store.message_store import MessageStore
-from headrace_broker.store.ring import Ring
+from headrace_broker.store.retention import cleaner
+from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_broker.store.settings import Retention
-from headrace_broker.store.topic_floors import TopicLimit
 from tests.support.faulty_files import FaultyFiles, next_life
 from tests.support.stores import FaultyFiles as BrokenFiles
 from tests.support.stores import SetClock, crash, open_store, put, read_all, small_settings

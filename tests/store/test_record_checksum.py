@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace_broker.staging.blocks import StagedBlock, StagedRecords
-from headrace_broker.store.encoded_records import EncodedRecords
 from headrace_broker.store.errors import RecordTooLarge
+from headrace_broker.store.log.encoded_records import EncodedRecords
 from headrace_broker.store_tools.directory import open_directory
 from headrace_broker.store_tools.fsck import check
 from headrace_protocol.columns import encode_records

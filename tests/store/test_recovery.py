@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace_broker.store import log_rows
-from headrace_broker.store.checkpoint import INDEX_MARK_NAME, Checkpoint, IndexMark
 from headrace_broker.store.errors import LoadInterrupted
-from headrace_broker.store.files import Files
-from headrace_broker.store.index_file import ENTRY_BYTES
+from headrace_broker.store.files.filesystem import Files
+from headrace_broker.store.index.index_file import ENTRY_BYTES
+from headrace_broker.store.integrity.checkpoint import INDEX_MARK_NAME, Checkpoint, IndexMark
+from headrace_broker.store.log import log_rows
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.recovery import (
     FirstRecord,

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace_broker.store.growth import SPAN_MIN_S, WINDOW_S, Growth
-from headrace_broker.store.retention import (
+from headrace_broker.store.files.filesystem import DiskUsage
+from headrace_broker.store.retention.growth import SPAN_MIN_S, WINDOW_S, Growth
+from headrace_broker.store.retention.rules import (
     JUMP_MS,
     TRUST_S,
     ClockWatch,
-    DiskUsage,
     Facts,
     LogFile,
     plan_clean,

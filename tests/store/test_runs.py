@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from headrace_broker.store import commit_log, ring
 from headrace_broker.store.errors import StoreBusy
-from headrace_broker.store.ring import RUN_ROWS_MIN
+from headrace_broker.store.log import commit_log, ring
+from headrace_broker.store.log.ring import RUN_ROWS_MIN
 from headrace_protocol.message import INNER_BATCH, encode_batch, encode_host
 from tests.support.stores import HOST, FaultyFiles, crash, open_store, put, read_all
 

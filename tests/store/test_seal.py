@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from headrace_broker.store.seal import BLOCK_BYTES, FileSeal, StoreDamaged
+from headrace_broker.store.files.file_seal import BLOCK_BYTES, FileSeal, StoreDamaged
 from headrace_broker.store_tools.directory import open_directory
 from headrace_broker.store_tools.fsck import check
 from headrace_protocol.errors import NotReady

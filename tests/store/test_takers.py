@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace_broker.store.errors import StoreBusy
+from headrace_broker.store.log.takers import Taker, TakerFlush
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.settings import Retention
-from headrace_broker.store.takers import Taker, TakerFlush
 from tests.support.stores import (
     FaultyFiles,
     SetClock,
@@ -25,8 +25,8 @@ from tests.support.stores import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from headrace_broker.store.checkpoint import Checkpoint
-    from headrace_broker.store.ring import Rows
+    from headrace_broker.store.integrity.checkpoint import Checkpoint
+    from headrace_broker.store.log.ring import Rows
 
 
 class NotingTaker(Taker):

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace_broker.store.retention import TRUST_S
+from headrace_broker.store.retention.rules import TRUST_S
+from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_broker.store.settings import Retention
 from headrace_broker.store.store_source import GetStatus
-from headrace_broker.store.topic_floors import TopicLimit
 from tests.support.stores import SetClock, crash, open_store, put, read_all
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import trio.testing
 
     from headrace_broker.store.message_store import MessageStore
-    from headrace_broker.store.outlook import LowestUnconsumed
+    from headrace_broker.store.retention.outlook import LowestUnconsumed
 
 MINUTE_MS = 60_000
 NEVER = Retention(delete_hours=frozenset(), clean_ratio=1.0, force_ratio=1.0, refuse_ratio=1.0)

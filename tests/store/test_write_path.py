@@ -10,9 +10,9 @@ import pytest
 import trio
 
 from headrace_broker.store import message_store
-from headrace_broker.store.confirmation import Confirmation, Gate, OnConfirmed
-from headrace_broker.store.encoded_records import EncodedRecords
 from headrace_broker.store.errors import StoreNotWritable
+from headrace_broker.store.log.encoded_records import EncodedRecords
+from headrace_broker.store.write.confirmation import Confirmation, Gate, OnConfirmed
 from tests.support.batches import block
 from tests.support.stores import FaultyFiles, open_store, put, query_index, read_all
 

@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headrace_broker.store.config_file import ConfigFile, ConfigSource
 from headrace_broker.store.errors import StoreError, StoreFormatError
+from headrace_broker.store.files.config_file import ConfigFile, ConfigSource
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store_tools.directory import open_directory
 from headrace_broker.store_tools.fsck import check

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from zlib_ng.zlib_ng import crc32
 
-from headrace_broker.incarnations import Incarnations
-from headrace_broker.store.config_file import ConfigFile
 from headrace_broker.store.errors import StoreError, StoreLocked
+from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store_tools.copy import copy_topics
 from headrace_broker.store_tools.directory import open_directory
@@ -17,6 +16,7 @@ from headrace_broker.store_tools.dump import Wanted, dump
 from headrace_broker.store_tools.fsck import check
 from headrace_broker.store_tools.log_reader import LogDamage
 from headrace_broker.store_tools.stat import store_stat, topic_stats
+from headrace_broker.topics.incarnations import Incarnations
 from headrace_protocol import fastjson
 from headrace_protocol.message import StoredMessage, encode_properties
 from tests.support.damage import contents, quiet

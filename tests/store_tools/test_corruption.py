@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace_broker.store.seal import StoreDamaged
+from headrace_broker.store.files.file_seal import StoreDamaged
 from tests.store_tools.corruption import (
     Flip,
     Subject,

@@ -12,10 +12,10 @@ import pytest
 from headrace_broker.staging.blocks import StagedBlock
 from headrace_broker.staging.state import QueryState
 from headrace_broker.staging.state import save as save_state
-from headrace_broker.store.config_file import ConfigFile
 from headrace_broker.store.errors import StoreFormatError, StoreLocked
-from headrace_broker.store.files import Files
-from headrace_broker.store.position_file import Position, PositionFile
+from headrace_broker.store.files.config_file import ConfigFile
+from headrace_broker.store.files.filesystem import Files
+from headrace_broker.store.followers.position_file import Position, PositionFile
 from headrace_broker.store_tools.directory import StoreDirectory, open_directory
 from headrace_broker.store_tools.fsck import check, repair
 from headrace_protocol.columns import encode_records
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from headrace_broker.store.position_file import Positions
+    from headrace_broker.store.followers.position_file import Positions
     from headrace_broker.store.settings import StoreSettings
     from headrace_broker.store_tools.findings import Finding
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from headrace_broker.assembly import Pace, assemble
 from headrace_broker.config import BrokerConfig
+from headrace_daemon.network import MemoryNetwork
+from headrace_daemon.services import Services
+from headrace_daemon.slices import Fetches, SlicedWork
 from headrace_protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData, TopicConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.command import VERSION, Command, header_fields
-from headrace_protocol.drivers.network import MemoryNetwork
-from headrace_protocol.drivers.services import Services
-from headrace_protocol.drivers.slices import Fetches, SlicedWork
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.serving import fetch_at_once, run_at_once
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import msgspec
 
     from headrace_broker.queue_directory import FindPlace, FindSource
-    from headrace_protocol.drivers.server_channel import ServerChannel
+    from headrace_daemon.serving.server_channel import ServerChannel
     from headrace_protocol.errors import NotReady
     from headrace_protocol.serving import Channel, Then
 

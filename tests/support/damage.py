@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
-from headrace_broker.store.config_file import ConfigFile
+from headrace_broker.store.files.config_file import ConfigFile
 from headrace_protocol.message import TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from tests.support.stores import SetClock, open_store, put, read_all
 

@@ -24,15 +24,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from headrace_broker.store.files import Files
-from headrace_broker.store.retention import DiskUsage
+from headrace_broker.store.files.filesystem import DiskUsage, Files, Paged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from random import Random
 
     from headrace_broker.clock import Clock
-    from headrace_broker.store.mapped_file import MappedFile
 
 PAGE_BYTES = 4096
 SECTOR_BYTES = 512
@@ -413,7 +411,7 @@ class FaultyFiles(Files):
         super().make_directories(directory)
         self._look(directory)
 
-    def is_cached(self, file: MappedFile, start: int, end: int) -> bool:
+    def is_cached(self, file: Paged, start: int, end: int) -> bool:
         self._operate()
         # What the kernel holds is no seed's to decide, but it can be asked.
         super().is_cached(file, start, end)

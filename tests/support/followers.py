@@ -6,15 +6,15 @@ import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from headrace_broker.store.files import Files, read_file
+from headrace_broker.store.files.filesystem import Files, read_file
 from headrace_protocol.message import decode_records
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from headrace_broker.store.position_file import Name
-    from headrace_broker.store.queue_blocks import QueueBlock
+    from headrace_broker.store.followers.position_file import Name
+    from headrace_broker.store.queues.queue_blocks import QueueBlock
 
 # Before each record: its queue offset and size.
 _HEAD = struct.Struct(">qi")

@@ -22,7 +22,7 @@ from tests.support.stores import put, read_all
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from headrace_broker.store.files import Files
+    from headrace_broker.store.files.filesystem import Files
 
 PATIENCE_S = 30
 BODY = bytes(20_000)

@@ -6,7 +6,7 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from headrace_broker.store.retention import DiskUsage
+from headrace_broker.store.files.filesystem import DiskUsage
 from tests.support.stores import FaultyFiles
 
 if TYPE_CHECKING:

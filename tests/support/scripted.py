@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from headrace_daemon.network import MemoryNetwork, TcpNetwork
+from headrace_daemon.serving.server import RemotingServer
 from headrace_protocol.bodies import BrokerData, QueueData, TopicRouteData
 from headrace_protocol.codes import RequestCode
-from headrace_protocol.drivers.network import MemoryNetwork, TcpNetwork
-from headrace_protocol.drivers.server import RemotingServer
 from headrace_protocol.header_codecs import decode_header
 from headrace_protocol.headers import SendMessageResponseHeader
 from headrace_protocol.message import decode_records
@@ -28,9 +28,9 @@ from tests.support.batches import iter_batch
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
+    from headrace_daemon.network import Network
+    from headrace_daemon.serving.server_channel import ServerChannel
     from headrace_protocol.command import Command
-    from headrace_protocol.drivers.network import Network
-    from headrace_protocol.drivers.server_channel import ServerChannel
     from headrace_protocol.frame import Frame
 
 Answer = Reply | None

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from headrace_broker.store.files import Files
+from headrace_broker.store.files.filesystem import Files, Paged
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.settings import StoreSettings
 from headrace_broker.store.store_source import GetResult, GetStatus
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace_broker.clock import Clock
-    from headrace_broker.store.mapped_file import MappedFile
     from headrace_broker.store.reader import Reader
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_protocol.frame import Buffer
@@ -65,7 +64,7 @@ class FaultyFiles(Files):
     def fsync(self, descriptor: int) -> None:
         self.fdatasync(descriptor)
 
-    def is_cached(self, _file: MappedFile, _start: int, _end: int) -> bool:
+    def is_cached(self, _file: Paged, _start: int, _end: int) -> bool:
         return True
 
     def fsync_directory(self, path: Path) -> None:

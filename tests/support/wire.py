@@ -12,8 +12,8 @@ from headrace_protocol.headers import SendMessageHeaderV2
 if TYPE_CHECKING:
     import msgspec
 
+    from headrace_daemon.network import Network
     from headrace_protocol.codes import RequestCode
-    from headrace_protocol.drivers.network import Network
     from headrace_protocol.drivers.response import Response
 
 

@@ -9,10 +9,10 @@ import pytest
 import trio
 
 from headrace.embedded import run_daemons
+from headrace_daemon.network import TcpNetwork
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.columns import RecordColumns, encode_records
 from headrace_protocol.drivers.blocking import BlockingConnection
-from headrace_protocol.drivers.network import TcpNetwork
 from headrace_protocol.headers import (
     BulkPullHeader,
     BulkPullResponseHeader,

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace_broker import main as broker_main
+from headrace_daemon.network import TcpNetwork
 from headrace_nameserver import main as nameserver_main
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.drivers.network import TcpNetwork
 from tests.support.processes import TIMEOUT_S
 from tests.support.wire import ask, send_header
 

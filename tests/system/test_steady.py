@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
+from headrace_daemon import collector
+from headrace_daemon.network import TcpNetwork
+from headrace_daemon.serving.server_channel import ServerChannel
 from headrace_protocol.codes import RequestCode as Code
-from headrace_protocol.drivers import collector
-from headrace_protocol.drivers.network import TcpNetwork
-from headrace_protocol.drivers.server_channel import ServerChannel
 from headrace_protocol.frame import FrameReader
 from tests.broker.test_bad_input import daemons, pull_fields, request, send_fields, topic_fields
 from tests.support.processes import dev

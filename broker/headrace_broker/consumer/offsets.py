@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.host_budget import Host
     from headrace_broker.persistence import NowMs
-    from headrace_broker.store.config_file import ConfigFile
+    from headrace_broker.store.files.config_file import ConfigFile
 
 _COMMITS_PER_VERSION = 500
 _QUEUES_AT_ONCE = 500

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.host_budget import Host
     from headrace_broker.persistence import NowMs
-    from headrace_broker.store.config_file import ConfigFile
+    from headrace_broker.store.files.config_file import ConfigFile
 
 # Memory of a group and its retry topic, in tables and in files.
 _GROUP_BYTES = 6 * 1024

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from headrace_broker.persistence import NowMs
     from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.message_store import MessageStore
-    from headrace_broker.topics import TopicTable
-    from headrace_protocol.drivers.host_log import HostLog
+    from headrace_broker.topics.table import TopicTable
+    from headrace_daemon.host_log import HostLog
     from headrace_protocol.serving import Registry, Request
 
 _SECOND_MS = 1000

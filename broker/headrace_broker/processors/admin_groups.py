@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from headrace_broker.persistence import NowMs
     from headrace_broker.queue_directory import QueueDirectory
     from headrace_broker.statistics import BrokerStatistics
-    from headrace_broker.topics import TopicTable
+    from headrace_broker.topics.table import TopicTable
+    from headrace_daemon.host_log import HostLog
     from headrace_protocol.bodies import TopicConfig
-    from headrace_protocol.drivers.host_log import HostLog
     from headrace_protocol.errors import NotReady
     from headrace_protocol.serving import Registry, Request
 

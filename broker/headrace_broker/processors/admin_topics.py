@@ -12,8 +12,8 @@ import msgspec
 
 from headrace_broker.processors.not_saved import not_saved
 from headrace_broker.queue_directory import Use
-from headrace_broker.topic_attributes import apply_changes, parse_changes
-from headrace_broker.topics import check_config, unread_warning
+from headrace_broker.topics.attributes import apply_changes, parse_changes
+from headrace_broker.topics.table import check_config, unread_warning
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import (
     CreateTopicListRequestBody,
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from headrace_broker.queue_directory import QueueDirectory
     from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.message_store import MessageStore
-    from headrace_broker.topics import TopicTable
-    from headrace_protocol.drivers.host_log import HostLog
+    from headrace_broker.topics.table import TopicTable
+    from headrace_daemon.host_log import HostLog
     from headrace_protocol.errors import NotReady
     from headrace_protocol.serving import LongWork, Registry, Request
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from zlib_ng.zlib_ng import crc32
 
 from headrace_broker.processors.send import refusal
-from headrace_broker.store.encoded_records import EncodedRecords
 from headrace_broker.store.errors import StoreError
+from headrace_broker.store.log.encoded_records import EncodedRecords
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import (

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from headrace_broker.persistence import NowMs
     from headrace_broker.queue_directory import QueueDirectory, Source
     from headrace_broker.store.message_store import MessageStore
-    from headrace_broker.topics import TopicTable
+    from headrace_broker.topics.table import TopicTable
     from headrace_protocol.bodies import ConsumerData, MessageQueue
     from headrace_protocol.serving import Channel, LongFunction, LongWork, Registry, Request
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from headrace_broker.queue_directory import QueueDirectory, Source
     from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.store_queue import StoreQueue
-    from headrace_broker.topics import TopicTable
+    from headrace_broker.topics.table import TopicTable
     from headrace_protocol.serving import Registry, Request
 
 _COMMIT_OFFSET = 0x1

@@ -48,10 +48,10 @@ if TYPE_CHECKING:
     from headrace_broker.message_demands import MessageDemands
     from headrace_broker.queue_directory import QueueDirectory
     from headrace_broker.statistics import BrokerStatistics
-    from headrace_broker.store.commit_log import PlainMessage
+    from headrace_broker.store.log.commit_log import PlainMessage
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.store_queue import StoreQueue
-    from headrace_broker.topics import TopicTable
+    from headrace_broker.topics.table import TopicTable
     from headrace_protocol.columns import Array
     from headrace_protocol.frame import Frame
     from headrace_protocol.headers import BulkSendHeader

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from headrace_protocol.codes import RequestCode
 
 if TYPE_CHECKING:
-    from headrace_protocol.drivers.host_log import HostLog
+    from headrace_daemon.host_log import HostLog
     from headrace_protocol.serving import Registry, Request
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from headrace_broker.host_budget import Host
 from headrace_broker.processors.send import refusal
-from headrace_broker.store.commit_log import BLANK_BYTES
 from headrace_broker.store.errors import RecordTooLarge
+from headrace_broker.store.log.commit_log import BLANK_BYTES
 from headrace_protocol.bounds import check_items, check_marks
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
@@ -31,7 +31,7 @@ from headrace_protocol.staging import Decision, decode_names
 if TYPE_CHECKING:
     from headrace_broker.processors.bulk import BulkProcessor
     from headrace_broker.staging.service import Staging
-    from headrace_broker.store.encoded_records import EncodedRecords
+    from headrace_broker.store.log.encoded_records import EncodedRecords
     from headrace_broker.store.message_store import MessageStore
     from headrace_protocol.serving import LongWork, Registry, Request
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from zlib_ng.zlib_ng import crc32
 
-from headrace_broker.store.encoded_records import EncodedRecords
 from headrace_broker.store.errors import StoreError
+from headrace_broker.store.log.encoded_records import EncodedRecords
 from headrace_protocol.columns import SIZE_DTYPE
 
 if TYPE_CHECKING:

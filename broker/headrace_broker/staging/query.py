@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from headrace_broker.staging import state as state_file
 from headrace_broker.staging.blocks import CorruptStage, StagedBlock, read_blocks
 from headrace_broker.staging.state import QueryState
-from headrace_broker.store.files import make_private
+from headrace_broker.store.files.filesystem import make_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from headrace_broker.store.files import Files
+    from headrace_broker.store.files.filesystem import Files
     from headrace_protocol.staging import Decision, StagedAttempt
 
 BLOCKS_SUFFIX = ".blocks"

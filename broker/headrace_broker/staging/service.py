@@ -23,12 +23,12 @@ from headrace_broker.host_budget import HostBudget
 from headrace_broker.staging.blocks import StagedBlock, StagedRecords, read_blocks
 from headrace_broker.staging.query import BLOCKS_SUFFIX, Attempt, Query
 from headrace_broker.staging.state import QueryState
-from headrace_broker.store.confirmation import wait_for
 from headrace_broker.store.errors import (
     StoreError,
     StoreFormatError,
 )
-from headrace_broker.store.files import make_private
+from headrace_broker.store.files.filesystem import make_private
+from headrace_broker.store.write.confirmation import wait_for
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.columns import HEAD_PLACES
 from headrace_protocol.errors import Lane, NotReady, RequestError
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace_broker.host_budget import Host
-    from headrace_broker.store.commit_log import CommitLog
+    from headrace_broker.store.log.commit_log import CommitLog
     from headrace_broker.store.message_store import MessageStore, StartSoon
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_protocol.columns import Buffer

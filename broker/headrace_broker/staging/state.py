@@ -8,13 +8,13 @@ import msgspec
 from zlib_ng.zlib_ng import crc32
 
 from headrace_broker.store.errors import StoreFormatError
-from headrace_broker.store.files import read_file
+from headrace_broker.store.files.filesystem import read_file
 from headrace_protocol.staging import Decision  # noqa: TC001 - msgspec reads it
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from headrace_broker.store.files import Files
+    from headrace_broker.store.files.filesystem import Files
 
 NAME = "state.json"
 

@@ -13,24 +13,26 @@ from typing import TYPE_CHECKING
 import trio
 
 from headrace_broker.clock import SystemClock
-from headrace_broker.store.checkpoint import INDEX_MARK_NAME, Checkpoint
-from headrace_broker.store.cleaner import Cleaner
-from headrace_broker.store.commit_log import CommitLog
-from headrace_broker.store.confirmation import Confirmation, Gate
-from headrace_broker.store.consume_queue import ConsumeQueue
-from headrace_broker.store.dispatch import Dispatcher
 from headrace_broker.store.errors import StoreError, StoreFormatError, StoreNotWritable
-from headrace_broker.store.files import Files, make_private
-from headrace_broker.store.flush import Flusher
-from headrace_broker.store.followers import Followers
-from headrace_broker.store.index_file import HEADER_BYTES, IndexFiles
-from headrace_broker.store.indexer import BLOCK_ROWS_MAX, Indexer
+from headrace_broker.store.files.file_seal import FileSeal
+from headrace_broker.store.files.filesystem import Files, make_private
+from headrace_broker.store.files.warmup import newest_files, warm
+from headrace_broker.store.followers.followers import Followers
+from headrace_broker.store.index.index_file import HEADER_BYTES, IndexFiles
+from headrace_broker.store.index.indexer import BLOCK_ROWS_MAX, Indexer
+from headrace_broker.store.integrity.checkpoint import INDEX_MARK_NAME, Checkpoint
+from headrace_broker.store.integrity.lock import StoreLock
+from headrace_broker.store.integrity.seal import Seals, Used
 from headrace_broker.store.life import State
-from headrace_broker.store.lock import StoreLock
-from headrace_broker.store.log_rows import LogRows, scan_from
-from headrace_broker.store.peer_queues import BATCH_FOLDER, PeerQueues
+from headrace_broker.store.log.commit_log import CommitLog
+from headrace_broker.store.log.log_rows import LogRows, scan_from
+from headrace_broker.store.log.record_checksum import SLOT_BYTES
+from headrace_broker.store.log.ring import Ring
+from headrace_broker.store.log.takers import taken_offset
+from headrace_broker.store.queues.consume_queue import ConsumeQueue
+from headrace_broker.store.queues.dispatch import Dispatcher
+from headrace_broker.store.queues.peer_queues import BATCH_FOLDER, PeerQueues
 from headrace_broker.store.reader import Reader
-from headrace_broker.store.record_checksum import SLOT_BYTES
 from headrace_broker.store.recovery import (
     LoadStage,
     Recovery,
@@ -41,13 +43,12 @@ from headrace_broker.store.recovery import (
     queues_durable_offset,
     unclean_start,
 )
-from headrace_broker.store.ring import Ring
-from headrace_broker.store.seal import FileSeal, Seals, Used
+from headrace_broker.store.retention.cleaner import Cleaner
 from headrace_broker.store.store_queue import StoreQueue
 from headrace_broker.store.store_source import StoreSource
-from headrace_broker.store.takers import taken_offset
-from headrace_broker.store.warmup import newest_files, warm
-from headrace_broker.store.write_path import WritePath
+from headrace_broker.store.write.confirmation import Confirmation, Gate
+from headrace_broker.store.write.flush import Flusher
+from headrace_broker.store.write.write_path import WritePath
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -55,15 +56,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace_broker.clock import Clock
-    from headrace_broker.store.cleaner import CleanerStatus
-    from headrace_broker.store.followers import FollowerStatus
-    from headrace_broker.store.mapped_file import MappedFile
-    from headrace_broker.store.outlook import LowestUnconsumed
+    from headrace_broker.store.files.mapped_file import MappedFile
+    from headrace_broker.store.followers.followers import FollowerStatus
+    from headrace_broker.store.log.takers import Taker
     from headrace_broker.store.reader import IndexType, KeyQuery
     from headrace_broker.store.recovery import OnProgress, RecoveryPlan
+    from headrace_broker.store.retention.cleaner import CleanerStatus
+    from headrace_broker.store.retention.outlook import LowestUnconsumed
+    from headrace_broker.store.retention.topic_floors import TopicLimit
     from headrace_broker.store.settings import StoreSettings
-    from headrace_broker.store.takers import Taker
-    from headrace_broker.store.topic_floors import TopicLimit
 
 # What a store's directory holds; anything else alone is somebody's other folder.
 STORE_NAMES = frozenset(("commitlog", "consumequeue", "config", "checkpoint", "lock", "index"))

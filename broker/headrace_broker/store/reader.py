@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal
 
-from headrace_broker.store.index_file import IndexWalk
-from headrace_broker.store.index_keys import TAGS_MARK
+from headrace_broker.store.index.index_file import IndexWalk
+from headrace_broker.store.index.index_keys import TAGS_MARK
 from headrace_broker.store.store_source import StoreSource
 from headrace_protocol.message import (
     TAGS,
@@ -18,8 +18,8 @@ from headrace_protocol.message import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from headrace_broker.store.commit_log import CommitLog
-    from headrace_broker.store.index_file import IndexFiles
+    from headrace_broker.store.index.index_file import IndexFiles
+    from headrace_broker.store.log.commit_log import CommitLog
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_protocol.message import StoredMessage
 

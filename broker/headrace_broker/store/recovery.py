@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from headrace_broker.store.dispatch import NOT_QUEUED, Dispatcher
-from headrace_broker.store.log_rows import LogScan, read_block, scan_from, stated_size
-from headrace_broker.store.ring import Rows, select
+from headrace_broker.store.log.log_rows import LogScan, read_block, scan_from, stated_size
+from headrace_broker.store.log.ring import Rows, select
+from headrace_broker.store.queues.dispatch import NOT_QUEUED, Dispatcher
 from headrace_protocol.message import INNER_BATCH, RECORD_BYTES_MIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from headrace_broker.store.checkpoint import Checkpoint
-    from headrace_broker.store.commit_log import CommitLog
-    from headrace_broker.store.log_rows import LogRows
-    from headrace_broker.store.mapped_file import MappedFile
+    from headrace_broker.store.files.mapped_file import MappedFile
+    from headrace_broker.store.integrity.checkpoint import Checkpoint
+    from headrace_broker.store.log.commit_log import CommitLog
+    from headrace_broker.store.log.log_rows import LogRows
+    from headrace_broker.store.log.takers import Taker
     from headrace_broker.store.store_queue import StoreQueue
-    from headrace_broker.store.takers import Taker
     from headrace_protocol.columns import Array, RecordColumns
 
 CLOCK_MARGIN_MS: Final = 3000

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from headrace_broker.store.index_keys import index_prefixes
+from headrace_broker.store.index.index_keys import index_prefixes
 from headrace_protocol.message import topic_field
 
 if TYPE_CHECKING:
-    from headrace_broker.store.consume_queue import ConsumeQueue
+    from headrace_broker.store.queues.consume_queue import ConsumeQueue
 
 
 class StoreQueue:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
-from headrace_broker.store.consume_queue import BLANK_SIZE, UNIT, UNIT_BYTES
+from headrace_broker.store.queues.consume_queue import BLANK_SIZE, UNIT, UNIT_BYTES
 from headrace_protocol.columns import QUEUE_OFFSET_DTYPE, UNIT_DTYPE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace_broker.store.commit_log import CommitLog
-    from headrace_broker.store.consume_queue import ConsumeQueue
+    from headrace_broker.store.log.commit_log import CommitLog
+    from headrace_broker.store.queues.consume_queue import ConsumeQueue
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_protocol.columns import Array
     from headrace_protocol.message import Buffer

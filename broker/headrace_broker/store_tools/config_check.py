@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace_broker.store.checkpoint import (
+from headrace_broker.store.files.config_file import BACKUP_SUFFIX, DAMAGED_SUFFIX, unsealed
+from headrace_broker.store.integrity.checkpoint import (
     CHECKPOINT_BYTES,
     INDEX_MARK_NAME,
     Checkpoint,
     IndexMark,
 )
-from headrace_broker.store.config_file import BACKUP_SUFFIX, DAMAGED_SUFFIX, unsealed
 from headrace_broker.store_tools.findings import Finding, PutAway, RestoreBackup
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import (

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import numpy as np
 
-from headrace_broker.store.checkpoint import Checkpoint
-from headrace_broker.store.config_file import ConfigFile
-from headrace_broker.store.consume_queue import ConsumeQueue
-from headrace_broker.store.dispatch import NOT_QUEUED
 from headrace_broker.store.errors import StoreError
-from headrace_broker.store.files import make_private
-from headrace_broker.store.index_file import IndexFiles
-from headrace_broker.store.lock import StoreLock
-from headrace_broker.store.log_blocks import LogBlock
-from headrace_broker.store.record_checksum import has_checksum, put_checksums
+from headrace_broker.store.files.config_file import ConfigFile
+from headrace_broker.store.files.filesystem import make_private
+from headrace_broker.store.index.index_file import IndexFiles
+from headrace_broker.store.integrity.checkpoint import Checkpoint
+from headrace_broker.store.integrity.lock import StoreLock
+from headrace_broker.store.log.log_blocks import LogBlock
+from headrace_broker.store.log.record_checksum import has_checksum, put_checksums
+from headrace_broker.store.queues.consume_queue import ConsumeQueue
+from headrace_broker.store.queues.dispatch import NOT_QUEUED
 from headrace_broker.store_tools.directory import StoreDirectory
 from headrace_broker.store_tools.dump import has_topic
 from headrace_broker.store_tools.log_reader import LogDamage, LogReader

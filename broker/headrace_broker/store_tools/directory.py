@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from headrace_broker.store.errors import StoreError, StoreFormatError
-from headrace_broker.store.files import Files
-from headrace_broker.store.index_file import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES
-from headrace_broker.store.lock import StoreLock
+from headrace_broker.store.files.filesystem import Files
+from headrace_broker.store.index.index_file import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES
+from headrace_broker.store.integrity.lock import StoreLock
 from headrace_broker.store.settings import StoreSettings
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from headrace_broker.store.config_file import ConfigFile
-from headrace_broker.store.files import make_private
+from headrace_broker.store.files.config_file import ConfigFile
+from headrace_broker.store.files.filesystem import make_private
 
 if TYPE_CHECKING:
     from pathlib import Path

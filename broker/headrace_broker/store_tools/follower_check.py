@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace_broker.store.config_file import BACKUP_SUFFIX, DAMAGED_SUFFIX
 from headrace_broker.store.errors import StoreFormatError
-from headrace_broker.store.position_file import FOLDER, PositionFile
+from headrace_broker.store.files.config_file import BACKUP_SUFFIX, DAMAGED_SUFFIX
+from headrace_broker.store.followers.position_file import FOLDER, PositionFile
 from headrace_broker.store_tools.config_check import config_findings, text_problem
 from headrace_broker.store_tools.findings import Finding, PutAway
 from headrace_broker.store_tools.queue_check import open_queue
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from headrace_broker.store.position_file import Name
+    from headrace_broker.store.followers.position_file import Name
     from headrace_broker.store_tools.directory import StoreDirectory
 
 _SUFFIXES = (".json", ".json" + BACKUP_SUFFIX, ".json" + DAMAGED_SUFFIX, ".json.tmp")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace_broker.store.index_file import IndexFiles
-from headrace_broker.store.log_blocks import LogBlock
+from headrace_broker.store.index.index_file import IndexFiles
+from headrace_broker.store.log.log_blocks import LogBlock
 from headrace_broker.store_tools.config_check import (
     checkpoint_findings,
     config_findings,

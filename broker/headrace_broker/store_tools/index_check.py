@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from headrace_broker.store.errors import StoreFormatError
-from headrace_broker.store.index_file import IndexFiles
+from headrace_broker.store.index.index_file import IndexFiles
 from headrace_broker.store_tools.findings import Finding, IndexAnew
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from headrace_broker.store.index_file import IndexFile
+    from headrace_broker.store.index.index_file import IndexFile
     from headrace_broker.store_tools.directory import StoreDirectory
     from headrace_broker.store_tools.records import Places, Records
     from headrace_protocol.columns import Array

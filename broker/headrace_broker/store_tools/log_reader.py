@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import numpy as np
 
-from headrace_broker.store.log_blocks import RECORD_MAGICS, LogBlock, checked, place_of, walk
+from headrace_broker.store.log.log_blocks import RECORD_MAGICS, LogBlock, checked, place_of, walk
 from headrace_protocol.message import MAGIC_BLANK, RECORD_BYTES_MIN
 
 if TYPE_CHECKING:

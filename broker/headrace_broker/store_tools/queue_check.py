@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from headrace_broker.store.consume_queue import BLANK_SIZE, UNIT_BYTES, ConsumeQueue
-from headrace_broker.store.dispatch import NOT_QUEUED
 from headrace_broker.store.errors import StoreFormatError
+from headrace_broker.store.queues.consume_queue import BLANK_SIZE, UNIT_BYTES, ConsumeQueue
+from headrace_broker.store.queues.dispatch import NOT_QUEUED
 from headrace_broker.store_tools.directory import data_ranges
 from headrace_broker.store_tools.findings import ClearFrom, Finding, Overwrite
 from headrace_protocol.columns import UNIT_DTYPE

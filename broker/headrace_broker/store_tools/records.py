@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from headrace_broker.store.index_keys import Regions, index_prefixes, key_hashes
+from headrace_broker.store.index.index_keys import Regions, index_prefixes, key_hashes
 from headrace_protocol.columns import split
 from headrace_protocol.message import (
     DELAY,
@@ -18,7 +18,7 @@ from headrace_protocol.message import (
 from headrace_protocol.system_topics import SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
-    from headrace_broker.store.log_blocks import LogBlock
+    from headrace_broker.store.log.log_blocks import LogBlock
     from headrace_protocol.columns import Array
 
 _QUEUE_BITS: Final = 32

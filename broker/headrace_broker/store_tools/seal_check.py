@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace_broker.store.checkpoint import Checkpoint
-from headrace_broker.store.consume_queue import UNIT_BYTES
-from headrace_broker.store.index_file import ENTRY_BYTES, IndexFiles
-from headrace_broker.store.mapped_file import MappedFile
-from headrace_broker.store.seal import SEAL_NAME, FileSeal, Seals, StoreDamaged, Used
+from headrace_broker.store.files.file_seal import FileSeal, StoreDamaged
+from headrace_broker.store.files.mapped_file import MappedFile
+from headrace_broker.store.index.index_file import ENTRY_BYTES, IndexFiles
+from headrace_broker.store.integrity.checkpoint import Checkpoint
+from headrace_broker.store.integrity.seal import SEAL_NAME, Seals, Used
+from headrace_broker.store.queues.consume_queue import UNIT_BYTES
 from headrace_broker.store_tools.findings import Finding, IndexAnew, PutAway
 from headrace_broker.store_tools.queue_check import open_queue
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from headrace_broker.store.consume_queue import BLANK_SIZE
+from headrace_broker.store.queues.consume_queue import BLANK_SIZE
 from headrace_broker.store_tools.directory import used_bytes
 from headrace_broker.store_tools.queue_check import open_queue
 from headrace_protocol.columns import UNIT_DTYPE
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from headrace_broker.store.consume_queue import ConsumeQueue
+    from headrace_broker.store.queues.consume_queue import ConsumeQueue
     from headrace_broker.store_tools.directory import Advance, StoreDirectory
 
 _BLOCK_UNITS: Final = 1 << 16

@@ -26,7 +26,7 @@ from headrace.admin.commands import (
     topic,
 )
 from headrace.errors import ConfigurationError
-from headrace_protocol.drivers.command import clean
+from headrace_daemon.command import clean
 
 app = typer.Typer(
     name="headrace",

@@ -15,9 +15,9 @@ from headrace.errors import (
     RequestTimeout,
     RouteNotFound,
 )
+from headrace_daemon import command
+from headrace_daemon.command import FAILED, NOT_FOUND, USAGE
 from headrace_protocol.codes import ResponseCode
-from headrace_protocol.drivers import command
-from headrace_protocol.drivers.command import FAILED, NOT_FOUND, USAGE
 from headrace_protocol.errors import ProtocolError
 
 _NOT_FOUND_CODES = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.admin.output import print_json_line, time_text
 from headrace.admin.terminal import clean_lines
-from headrace_protocol.drivers.command import warn
+from headrace_daemon.command import warn
 from headrace_protocol.message import BodyTooLarge, CodecMissing, CorruptRecord
 
 if TYPE_CHECKING:

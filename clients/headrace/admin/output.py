@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headrace.admin.terminal import clean_json
-from headrace_protocol.drivers.command import clean, warn
+from headrace_daemon.command import clean, warn
 
 if TYPE_CHECKING:
     from headrace.admin.client import BrokerProblem

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from headrace_protocol.drivers.command import escaped
+from headrace_daemon.command import escaped
 
 
 def clean_lines(text: str) -> str:

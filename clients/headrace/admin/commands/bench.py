@@ -15,8 +15,8 @@ from headrace.admin.options import Json, Nameserver
 from headrace.admin.output import print_rows
 from headrace.errors import BrokerError, ConfigurationError, HeadraceError
 from headrace.messages import BODY_BYTES_MAX
+from headrace_daemon.command import warn
 from headrace_protocol.codes import ResponseCode
-from headrace_protocol.drivers.command import warn
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

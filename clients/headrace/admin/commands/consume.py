@@ -11,7 +11,7 @@ import typer
 from headrace.admin.options import Json, Nameserver
 from headrace.admin.places import HELP, Place, parse_place
 from headrace.errors import ConfigurationError, HeadraceError
-from headrace_protocol.drivers.command import warn
+from headrace_daemon.command import warn
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

@@ -11,7 +11,7 @@ import typer
 
 from headrace.admin.commands.demo_views import flights_view, say, stream_view
 from headrace.admin.output import print_rows
-from headrace_protocol.drivers.command import FAILED
+from headrace_daemon.command import FAILED
 
 if TYPE_CHECKING:
     from headrace.demo import Check, Ledger
@@ -44,7 +44,7 @@ def demo(
     import trio
 
     from headrace.demo import data_folder
-    from headrace_protocol.drivers.logs import configure_logs
+    from headrace_daemon.logs import configure_logs
 
     data_folder()
     with_spark = _has_spark(wanted=spark)
@@ -73,7 +73,7 @@ def _has_spark(*, wanted: bool | None) -> bool:
 
 async def _run(data: Path | None, keep: bool, with_spark: bool) -> list[Check]:
     from headrace.embedded import run_daemons
-    from headrace_protocol.drivers.network import TcpNetwork
+    from headrace_daemon.network import TcpNetwork
 
     async with run_daemons(data, network=TcpNetwork()) as mq:
         say(f"nameserver {mq.nameserver}, broker {mq.broker}, data in {mq.data}")

@@ -34,8 +34,8 @@ def dev(
     """
     import trio
 
-    from headrace_protocol.drivers.logs import configure_logs
-    from headrace_protocol.drivers.process import prepare
+    from headrace_daemon.logs import configure_logs
+    from headrace_daemon.process import prepare
 
     configure_logs(log_level)
     prepare()
@@ -48,10 +48,10 @@ async def _run(data: Path | None, host: str, nameserver_port: int, broker_port: 
     import trio
 
     from headrace.embedded import run_daemons
-    from headrace_protocol.drivers.collector import settle
-    from headrace_protocol.drivers.network import TcpNetwork
-    from headrace_protocol.drivers.process import give_back_freed_memory
-    from headrace_protocol.drivers.services import Services
+    from headrace_daemon.collector import settle
+    from headrace_daemon.network import TcpNetwork
+    from headrace_daemon.process import give_back_freed_memory
+    from headrace_daemon.services import Services
 
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with (

@@ -10,7 +10,7 @@ import typer
 
 from headrace.admin.options import Json, Nameserver
 from headrace.admin.output import print_rows
-from headrace_protocol.drivers.command import FAILED
+from headrace_daemon.command import FAILED
 
 if TYPE_CHECKING:
     from headrace_protocol.bodies import BrokerData, ClusterInfo

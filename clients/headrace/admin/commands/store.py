@@ -20,7 +20,7 @@ from headrace.admin.output import (
     time_text,
 )
 from headrace.errors import ConfigurationError
-from headrace_protocol.drivers.command import clean, warn
+from headrace_daemon.command import clean, warn
 
 if TYPE_CHECKING:
     from headrace_broker.store_tools.directory import StoreDirectory

@@ -18,7 +18,7 @@ from headrace.admin.output import (
     with_problems,
 )
 from headrace.errors import ConfigurationError
-from headrace_protocol.drivers.command import warn
+from headrace_daemon.command import warn
 
 if TYPE_CHECKING:
     from headrace_protocol.bodies import MessageQueue, TopicConfigAndQueueMapping, TopicOffset

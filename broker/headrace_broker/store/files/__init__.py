@@ -1,0 +1,1 @@
+"""Files and folders: mapped, locked, cached, and written whole."""

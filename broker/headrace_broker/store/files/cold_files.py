@@ -1,0 +1,68 @@
+"""Reads of old bytes in any thread: by ``pread``, which unlike a page fault lets others run."""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from headrace_protocol.columns import UNIT_DTYPE
+from headrace_protocol.message import BORN_HOST_V6, MAGIC_V1, MAGIC_V2
+
+if TYPE_CHECKING:
+    from headrace_broker.store.files.filesystem import Files
+    from headrace_broker.store.files.mapped_file_queue import MappedFileQueue
+    from headrace_protocol.columns import Array
+
+UNIT_BYTES: Final = UNIT_DTYPE.itemsize
+_HEAD = struct.Struct(">4xi20xqi8x")  # magic, physical offset, sysFlag, born timestamp
+_HEAD_BYTES: Final = 80
+_STORE_TIME_AT: Final = _HEAD.size + 8  # after an IPv4 born host
+_V6_MORE: Final = 12
+
+
+class ColdFiles:
+    """Files of one length as they were when this was made; those that are gone read as nothing."""
+
+    def __init__(self, files: MappedFileQueue) -> None:
+        self._seam: Files = files.seam
+        self.file_bytes = files.file_bytes
+        self._min_offset = files.min_offset
+        self._paths = [file.path for file in files.files]
+
+    def read(self, offset: int, byte_count: int) -> bytes:
+        """Up to ``byte_count`` bytes, fewer at the end of a file. Raises OSError."""
+        index, position = divmod(offset - self._min_offset, self.file_bytes)
+        if not 0 <= index < len(self._paths):
+            return b""
+        try:
+            descriptor = self._seam.open(self._paths[index], os.O_RDONLY)
+        except FileNotFoundError:
+            return b""
+        try:
+            return os.pread(descriptor, byte_count, position)
+        finally:
+            self._seam.close(descriptor)
+
+    def units(self, queue_offset: int, count: int) -> Array:
+        """Units of a queue, as many as the file has, at most ``count``. Raises OSError."""
+        data = self.read(queue_offset * UNIT_BYTES, count * UNIT_BYTES)
+        return np.frombuffer(data, UNIT_DTYPE, len(data) // UNIT_BYTES)
+
+    def place(self, queue_offset: int) -> int:
+        """Where a unit of a queue points; -1 if it is gone. Raises OSError."""
+        data = self.read(queue_offset * UNIT_BYTES, 8)
+        return int.from_bytes(data, "big", signed=True) if data else -1
+
+    def store_time_ms(self, physical_offset: int) -> int | None:
+        """Of the record there, if one is. Raises OSError."""
+        head = self.read(physical_offset, _HEAD_BYTES)
+        if len(head) < _HEAD_BYTES:
+            return None
+        magic, stated_offset, sys_flag = _HEAD.unpack_from(head)
+        if magic not in {MAGIC_V1, MAGIC_V2} or stated_offset != physical_offset:
+            return None
+        at = _STORE_TIME_AT + (_V6_MORE if sys_flag & BORN_HOST_V6 else 0)
+        return int.from_bytes(head[at : at + 8], "big", signed=True)

@@ -1,0 +1,167 @@
+"""Small files that must never be half there: ``config/*.json``.
+
+A file ends with a line of 32 blanks and tabs: the CRC-32 of the text before it, bit by bit. Every
+reader of JSON skips it, and whoever else writes the file leaves it out.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import zlib
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from headrace_broker.store.errors import StoreFormatError
+from headrace_broker.store.files.filesystem import Files, read_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+Value = TypeVar("Value")
+
+BACKUP_SUFFIX: Final = ".bak"
+DAMAGED_SUFFIX: Final = ".damaged"
+_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+# Text that ends outside a string. Possessive, so that the matcher keeps no backtracking state.
+_PIECE: Final = re.compile(rb'(?:[^"]++|"(?:[^"\\]++|\\.)*+")*+', re.DOTALL)
+_PIECE_BYTES: Final = 1 << 16
+_SEAL: Final = re.compile(rb"\n([ \t]{32})\Z")
+_BIT_TO_BLANK: Final = bytes.maketrans(b"01", b" \t")
+
+
+class ConfigSource(enum.Enum):
+    """Where a loaded value came from."""
+
+    FILE = enum.auto()
+    BACKUP = enum.auto()
+    MISSING = enum.auto()
+
+
+class ConfigFile:
+    """One file and its ``.bak``: at any moment of a crash one of the two is whole.
+
+    After ``load`` or ``read``, ``source`` tells which it was, and ``problem`` what the file lacked
+    if it was the backup.
+    """
+
+    def __init__(self, path: Path, files: Files | None = None) -> None:
+        self.path = path
+        self.backup_path = path.with_name(path.name + BACKUP_SUFFIX)
+        self.damaged_path = path.with_name(path.name + DAMAGED_SUFFIX)
+        self.source = ConfigSource.MISSING
+        self.problem = ""
+        self._files = files or Files()
+
+    def beside(self, name: str) -> ConfigFile:
+        """Another file of the same folder."""
+        return ConfigFile(self.path.with_name(name), self._files)
+
+    def load(self) -> bytes | None:
+        """The text. As ``read``."""
+        return self.read(bytes)
+
+    def read(self, parse: Callable[[bytes], Value]) -> Value | None:
+        """What the file holds, or its backup when it is missing or damaged; None without both.
+
+        parse: raises ValueError for a text that it can't read.
+
+        Raises StoreFormatError when there is something, but nothing whole: a damaged file must
+        not pass for an empty one.
+        """
+        problems = []
+        for path, source in (
+            (self.path, ConfigSource.FILE),
+            (self.backup_path, ConfigSource.BACKUP),
+        ):
+            try:
+                value = parse(unsealed(read_file(path)))
+            except FileNotFoundError:
+                continue
+            except (ValueError, RecursionError) as error:
+                problems.append(f"{path.name} {error}")
+            else:
+                self.source = source
+                self.problem = problems[0] if problems else f"{self.path.name} is missing"
+                return value
+        if problems:
+            raise StoreFormatError(
+                self.path,
+                f"can't be read: {'; '.join(problems)}",
+                "put a good copy in its place, or remove it and its .bak to start without it",
+            )
+        self.source = ConfigSource.MISSING
+        return None
+
+    def save(self, data: bytes) -> None:
+        """Replace the file, on disk when this returns. Raises OSError."""
+        files = self._files
+        folder = self.path.parent
+        if not folder.exists():
+            files.make_directories(folder)
+            files.fsync_directory(folder.parent)
+        new_path = self.path.with_name(self.path.name + ".tmp")
+        descriptor = files.create_temporary(new_path)
+        try:
+            files.write(descriptor, sealed(data), 0)
+            files.fsync(descriptor)
+        finally:
+            files.close(descriptor)
+        if self.path.exists():
+            # A file that could not be read must not take the place of the backup that was.
+            is_damaged = self.source is ConfigSource.BACKUP
+            files.rename(self.path, self.damaged_path if is_damaged else self.backup_path)
+        files.rename(new_path, self.path)
+        self.source = ConfigSource.FILE
+        files.fsync_directory(self.path.parent)
+
+
+def sealed(data: bytes) -> bytes:
+    """A text with its checksum."""
+    return data + b"\n" + _seal(data)
+
+
+def unsealed(data: bytes) -> bytes:
+    """The text as it was saved. Raises ValueError for one that is cut or changed."""
+    seal = _SEAL.search(data)
+    text = data[: seal.start()] if seal else data
+    if seal and seal[1] != _seal(text):
+        raise ValueError(
+            "was changed since it was saved, its checksum says; "
+            "whoever edits it must remove the blanks at its end"
+        )
+    if not is_whole(text):
+        raise ValueError("is cut, or no JSON object")
+    return text
+
+
+def _seal(data: bytes) -> bytes:
+    return f"{zlib.crc32(data):032b}".encode().translate(_BIT_TO_BLANK)
+
+
+def is_whole(data: bytes) -> bool:
+    """Whether a JSON object in any dialect was written to its end: no beginning of one is.
+
+    Builds no objects: a table of 10 MB may hold a million strings.
+    """
+    balance = {b"{}": 0, b"[]": 0}
+    for piece in _pieces(data):
+        text = _STRING.sub(b"", piece)
+        if b'"' in text:
+            return False
+        for pair in balance:
+            balance[pair] += text.count(pair[:1]) - text.count(pair[1:])
+    text = data.strip()
+    return text.startswith(b"{") and text.endswith(b"}") and not any(balance.values())
+
+
+def _pieces(data: bytes) -> Iterator[bytes]:
+    """A text in pieces, cut outside strings; an unterminated string stays in the last piece."""
+    position = 0
+    while position < len(data):
+        match = _PIECE.match(data, position, position + _PIECE_BYTES)
+        if not match or match.end() == position:  # at a string that is longer than a piece
+            match = _STRING.match(data, position)
+        end = match.end() if match else len(data)
+        yield data[position:end]
+        position = end

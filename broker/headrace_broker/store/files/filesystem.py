@@ -1,0 +1,195 @@
+"""The seam between the store and the operating system; tests put a faulty one in its place."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import math
+import os
+import stat
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from headrace_broker.store.errors import StoreFormatError
+from headrace_broker.store.files.map_budget import MapBudget
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+_KEEP_SIZE_AND_PUNCH_HOLE = 0x01 | 0x02
+_fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+
+class Paged(Protocol):
+    """A file in memory, page by page."""
+
+    path: Path
+
+    def is_resident(self, start: int, end: int) -> bool:
+        """Whether a range, which begins with a page, is in memory."""
+
+
+class DiskUsage(NamedTuple):
+    """Of a file system, as ``df`` counts: blocks kept for root are neither used nor usable."""
+
+    used_bytes: int
+    usable_bytes: int
+
+    @property
+    def ratio(self) -> float:
+        """The used part, 0 to 1."""
+        total = self.used_bytes + self.usable_bytes
+        return self.used_bytes / total if total else 0.0
+
+    def excess_bytes(self, ratio: float) -> int:
+        """How much must go for at most ``ratio`` to be used; negative when less is."""
+        return math.ceil(self.used_bytes - ratio * (self.used_bytes + self.usable_bytes))
+
+
+class Files:
+    """What the store asks of a file system. All raise OSError."""
+
+    def __init__(self) -> None:
+        # Called before a file or folder is created; raises OSError once the store's lock is lost.
+        self.check_owner: Callable[[], None] = lambda: None
+        self._changed_directories: set[Path] = set()
+        self._syncing_names = threading.Lock()
+        self.map_budget = MapBudget()
+
+    def open(self, path: Path, flags: int = os.O_RDWR) -> int:
+        """A descriptor; ``flags`` may create a missing file, with mode 0600.
+
+        Creation fails at a link that somebody placed there, and a FIFO never blocks.
+        """
+        if flags & os.O_CREAT:
+            self.check_owner()
+            flags |= os.O_NOFOLLOW
+        return os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+
+    def close(self, descriptor: int) -> None:
+        """Give a descriptor back."""
+        os.close(descriptor)
+
+    def allocate(self, descriptor: int, position: int, byte_count: int) -> None:
+        """Back a range with disk blocks, so that a mapped write to it cannot fail."""
+        os.posix_fallocate(descriptor, position, byte_count)
+
+    def truncate(self, descriptor: int, byte_count: int) -> None:
+        """Set the length; what is added reads as zeros and has no blocks yet."""
+        os.ftruncate(descriptor, byte_count)
+
+    def clear(self, descriptor: int, position: int, byte_count: int) -> None:
+        """Make a range zeros without blocks; the length never changes, not for a moment."""
+        if byte_count and _fallocate(descriptor, _KEEP_SIZE_AND_PUNCH_HOLE, position, byte_count):
+            number = ctypes.get_errno()
+            if number != errno.EOPNOTSUPP:
+                raise OSError(number, os.strerror(number))
+            self._overwrite(descriptor, position, byte_count)
+
+    def _overwrite(self, descriptor: int, position: int, byte_count: int) -> None:
+        zeros = bytes(min(byte_count, 1 << 20))
+        for start in range(position, position + byte_count, len(zeros)):
+            self.write(descriptor, zeros[: position + byte_count - start], start)
+
+    def write(self, descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:
+        """Write all of ``data``."""
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(descriptor, view, position)
+            view, position = view[written:], position + written
+
+    def fsync(self, descriptor: int) -> None:
+        """Data and metadata to disk."""
+        os.fsync(descriptor)
+
+    def fdatasync(self, descriptor: int) -> None:
+        """Data to disk; releases the interpreter lock, unlike mmap.flush."""
+        os.fdatasync(descriptor)
+
+    def fsync_directory(self, path: Path) -> None:
+        """Make names in a directory durable."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def make_directories(self, directory: Path) -> None:
+        """Make a folder and those above it; ``sync_names`` makes them durable."""
+        self.check_owner()
+        for made in make_private(directory):
+            self._changed_directories.add(made.parent)
+
+    def create(self, path: Path) -> int:
+        """A descriptor of a new file; ``sync_names`` makes its name durable."""
+        descriptor = self.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        self._changed_directories.add(path.parent)
+        return descriptor
+
+    def create_temporary(self, path: Path) -> int:
+        """A descriptor of a new file to be renamed later; replaces what a crash has left there."""
+        if os.path.lexists(path):
+            self.unlink(path)
+        return self.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+
+    def doubt_names(self, directory: Path) -> None:
+        """Have ``sync_names`` make a folder's names durable too, whoever changed them."""
+        self._changed_directories.add(directory)
+
+    def sync_names(self) -> None:
+        """Make all changes of names durable: one fsync for each folder, in any thread."""
+        with self._syncing_names:  # who finds nothing to do has waited for who does it
+            while self._changed_directories:
+                directory = self._changed_directories.pop()
+                try:
+                    with suppress(FileNotFoundError):  # a topic may be deleted by now
+                        self.fsync_directory(directory)
+                except OSError:
+                    self._changed_directories.add(directory)
+                    raise
+
+    def is_cached(self, file: Paged, start: int, end: int) -> bool:
+        """Whether a range of a mapped file can be read without the disk."""
+        return file.is_resident(start, end)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Put ``source`` in the place of ``target``."""
+        source.replace(target)
+
+    def disk_usage(self, path: Path) -> DiskUsage:
+        """Of the file system that a folder is on."""
+        disk = os.statvfs(path)
+        used_blocks = disk.f_blocks - disk.f_bfree
+        return DiskUsage(used_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file, for good after ``sync_names``; maps of it stay readable."""
+        path.unlink()
+        self._changed_directories.add(path.parent)
+
+
+def make_private(directory: Path) -> list[Path]:
+    """Make a folder and those above it, with mode 0700; returns the new ones."""
+    missing = []
+    while not directory.exists():
+        missing.append(directory)
+        directory = directory.parent
+    for path in reversed(missing):
+        path.mkdir(mode=0o700, exist_ok=True)
+    return missing
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a file. Raises OSError; StoreFormatError unless it is a regular file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise StoreFormatError(path, "is not a regular file", "move it out of the store folder")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)

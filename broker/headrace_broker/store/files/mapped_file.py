@@ -1,0 +1,197 @@
+"""One file of fixed length, mapped when first touched."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from headrace_broker.store.files.file_seal import LOOP_BYTES_MAX, StoreDamaged
+from headrace_broker.store.files.residency import OLD_DATA, is_resident
+from headrace_protocol.errors import NotReady
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from headrace_broker.store.files.file_seal import FileSeal
+    from headrace_broker.store.files.filesystem import Files
+
+_BLOCK_BYTES = 512  # what st_blocks counts
+
+
+class MappedFile:
+    """Full length from the start, zero-filled; ``allocated_bytes`` of it have disk blocks.
+
+    Writing a hole of a full disk through a map kills the process, so writers stay below
+    ``allocated_bytes`` and ask ``allocate`` for more, which fails by exception.
+    """
+
+    __slots__ = (
+        "_address",
+        "_map",
+        "_view",
+        "allocated_bytes",
+        "file_bytes",
+        "files",
+        "path",
+        "seal",
+        "start_offset",
+    )
+
+    def __init__(self, path: Path, file_bytes: int, files: Files) -> None:
+        """Describe an existing file; nothing is opened yet."""
+        self.path = path
+        self.file_bytes = file_bytes
+        self.files = files
+        self.start_offset = int(path.name)
+        self.allocated_bytes = 0
+        self.seal: FileSeal | None = None
+        self._map: mmap.mmap | None = None
+        self._view: memoryview | None = None
+        self._address = 0
+
+    @classmethod
+    def create(cls, path: Path, file_bytes: int, files: Files, allocate_bytes: int) -> MappedFile:
+        """Make the file with its first ``allocate_bytes`` backed by blocks.
+
+        Raises OSError; then no file is left behind.
+        """
+        file = cls(path, file_bytes, files)
+        files.make_directories(path.parent)
+        descriptor = files.create(path)
+        try:
+            files.truncate(descriptor, file_bytes)
+            files.allocate(descriptor, 0, allocate_bytes)
+        except OSError:
+            files.unlink(path)
+            raise
+        finally:
+            files.close(descriptor)
+        file.allocated_bytes = allocate_bytes
+        return file
+
+    @property
+    def end_offset(self) -> int:
+        """The offset just after the file."""
+        return self.start_offset + self.file_bytes
+
+    @property
+    def map(self) -> mmap.mmap:
+        """The mapping: slices are copies, slice assignment writes."""
+        if self._map is None:
+            with self._descriptor() as descriptor:
+                self._map = mmap.mmap(descriptor, self.file_bytes)
+                if os.fstat(descriptor).st_blocks * _BLOCK_BYTES < self.file_bytes:
+                    # Read-ahead would fill the hole with pages of zeros: with 8 MiB of it, the
+                    # first unit of a queue cost milliseconds.
+                    self._map.madvise(mmap.MADV_RANDOM)
+        return self._map
+
+    @property
+    def view(self) -> memoryview:
+        """The mapping: slices are views that keep it alive, also after the file is deleted."""
+        if self._view is None:
+            self._view = memoryview(self.map)
+        return self._view
+
+    def check_soon(self, start: int, end: int) -> None:
+        """As ``require``. Raises NotReady too, when that takes too long for the loop."""
+        if self.seal is None or start >= self.seal.used_bytes:
+            return
+        if self.seal.open_bytes(start, end) > LOOP_BYTES_MAX:
+            raise NotReady(partial(self._compare, start, end), OLD_DATA)
+        self.require(start, end)
+
+    def _compare(self, start: int, end: int) -> None:
+        # Whoever asks again is told; a file that is gone is for him to miss.
+        with suppress(StoreDamaged, FileNotFoundError):
+            self.require(start, end)
+
+    def require(self, start: int, end: int) -> None:
+        """Compare what is read for the first time since the start with its seal.
+
+        Raises StoreDamaged.
+        """
+        if self.seal is not None and start < self.seal.used_bytes:
+            self.seal.check(self.path, self.view, start, end)
+
+    def is_resident(self, start: int, end: int) -> bool:
+        """Whether a range, which begins with a page, is in memory."""
+        if not self._address:
+            self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+        return is_resident(self._address + start, end - start)
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether it has a map now."""
+        return self._map is not None
+
+    def unmap(self) -> None:
+        """Give the map up; it ends with the last view of it, and is made again when needed."""
+        self._map = self._view = None
+        self._address = 0
+
+    def release(self) -> bool:
+        """Unmap for good, in any thread.
+
+        False while somebody holds a view, such as a reader that is still sending.
+        """
+        self._address = 0
+        try:
+            if self._view is not None:
+                self._view.release()
+                self._view = None
+            if self._map is not None:
+                self._map.close()
+        except BufferError:
+            return False
+        self._map = None
+        return True
+
+    def allocate(self, end: int, step_bytes: int) -> None:
+        """Back the file with blocks up to ``end``, by a step at least. Raises OSError."""
+        if end > self.allocated_bytes:
+            target = min(max(end, self.allocated_bytes + step_bytes), self.file_bytes)
+            with self._descriptor() as descriptor:
+                self.files.allocate(descriptor, self.allocated_bytes, target - self.allocated_bytes)
+            self.allocated_bytes = target
+
+    def clear_from(self, position: int) -> None:
+        """Zero everything from ``position`` on.
+
+        What stood there could be taken for records once new ones end just before it. Cutting and
+        growing the file would give zeros too, but a power cut in between leaves a file that no
+        start accepts.
+        """
+        self.seal = None
+        with self._descriptor() as descriptor:
+            self.files.clear(descriptor, position, self.file_bytes - position)
+        self.allocated_bytes = min(self.allocated_bytes, position)
+
+    def sync(self) -> None:
+        """All that was written, to disk; a deleted file has nothing to keep. Raises OSError."""
+        try:
+            descriptor = self.files.open(self.path)
+        except FileNotFoundError:
+            return
+        try:
+            self.files.fdatasync(descriptor)
+        finally:
+            self.files.close(descriptor)
+
+    def delete(self) -> None:
+        """Remove the file; views already handed out stay readable."""
+        self.unmap()
+        self.files.unlink(self.path)
+
+    @contextmanager
+    def _descriptor(self) -> Iterator[int]:
+        descriptor = self.files.open(self.path)
+        try:
+            yield descriptor
+        finally:
+            self.files.close(descriptor)

@@ -1,0 +1,153 @@
+"""Files of one length, each named by its first offset, as one address space."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import suppress
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from headrace_broker.store.errors import StoreFormatError
+from headrace_broker.store.files.mapped_file import MappedFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headrace_broker.store.files.filesystem import Files
+
+
+def without_unborn(paths: list[Path], seam: Files) -> list[Path]:
+    """The files up to the first that is empty; that and the later ones are removed.
+
+    After a power cut a file may have its name and nothing else. Then it was never synced, and
+    files are synced in their order: what follows it was promised to nobody.
+    """
+    born = list(takewhile(lambda path: path.stat().st_size, paths))
+    for path in reversed(paths[len(born) :]):  # a start that is cut off leaves no gap
+        seam.unlink(path)
+    return born
+
+
+class MappedFileQueue:
+    """``files`` is ordered and without gaps. The position of the last byte is the owner's."""
+
+    __slots__ = (
+        "_making",
+        "_prepared",
+        "directory",
+        "file_bytes",
+        "files",
+        "seam",
+        "setting",
+    )
+
+    def __init__(self, directory: Path, file_bytes: int, seam: Files, setting: str) -> None:
+        """setting: the name of the setting that ``file_bytes`` came from, for messages."""
+        self.directory = directory
+        self.file_bytes = file_bytes
+        self.seam = seam
+        self.setting = setting
+        self.files: list[MappedFile] = []
+        self._prepared: MappedFile | None = None
+        self._making = threading.Lock()
+
+    def load(self, *, is_clean: bool = True) -> None:
+        """Find the files. Raises StoreFormatError for what is not one of them."""
+        sizes = _file_sizes(self.directory)
+        names = sorted(sizes)
+        if not is_clean:
+            paths = [self.directory / name for name in names]
+            names = [path.name for path in without_unborn(paths, self.seam)]
+        elif names and not sizes[names[-1]]:
+            self.seam.unlink(self.directory / names.pop())
+        for name in names:
+            self._add_found(name, sizes[name])
+
+    def _add_found(self, name: str, length: int) -> None:
+        path = self.directory / name
+        if not (len(name) == 20 and name.isascii() and name.isdigit()):
+            raise StoreFormatError(
+                path, "no file of a store has this name", "move it out of the store's directory"
+            )
+        if length != self.file_bytes:
+            raise StoreFormatError(
+                path,
+                f"has {length} bytes, but {self.setting} is {self.file_bytes}",
+                f"set {self.setting} to the size the store was made with",
+            )
+        file = MappedFile(path, self.file_bytes, self.seam)
+        if self.files and self.files[-1].end_offset != file.start_offset:
+            raise StoreFormatError(
+                path,
+                f"follows {self.files[-1].path.name} with a gap",
+                "put the missing file back or move the later ones away",
+            )
+        self.files.append(file)
+
+    @property
+    def min_offset(self) -> int:
+        """Where the first file begins; 0 without files."""
+        return self.files[0].start_offset if self.files else 0
+
+    def find(self, offset: int) -> MappedFile | None:
+        """The file that holds ``offset``."""
+        files = self.files
+        if not files or offset < files[0].start_offset:
+            return None
+        index = (offset - files[0].start_offset) // self.file_bytes
+        return files[index] if index < len(files) else None
+
+    def prepare(self) -> None:
+        """Make the file after the last one, wholly allocated; may run in a thread.
+
+        Raises OSError.
+        """
+        with self._making:
+            if self._prepared is None:
+                self._prepared = self._make(self._next_offset(), self.file_bytes)
+
+    def take(self) -> MappedFile:
+        """Append the prepared file, or one made now. Raises OSError."""
+        self.prepare()
+        assert self._prepared is not None
+        self.files.append(self._prepared)
+        self._prepared = None
+        return self.files[-1]
+
+    def add(self, start_offset: int, allocate_bytes: int) -> MappedFile:
+        """Append a file that starts at ``start_offset``. Raises OSError."""
+        assert not self.files or start_offset == self._next_offset()
+        self.files.append(self._make(start_offset, allocate_bytes))
+        return self.files[-1]
+
+    def drop_prepared(self) -> None:
+        """Remove the file made ahead, so that a clean stop leaves no empty one."""
+        with self._making:
+            if self._prepared is not None:
+                self._prepared.delete()
+                self._prepared = None
+
+    def delete_from(self, offset: int) -> None:
+        """Remove the files that start at or after ``offset``."""
+        while self.files and self.files[-1].start_offset >= offset:
+            self.files.pop().delete()
+
+    def detach_first(self, count: int) -> list[MappedFile]:
+        """Let go of the oldest files, for the caller to delete."""
+        detached, self.files[:] = self.files[:count], self.files[count:]
+        return detached
+
+    def _next_offset(self) -> int:
+        return self.files[-1].end_offset if self.files else 0
+
+    def _make(self, start_offset: int, allocate_bytes: int) -> MappedFile:
+        path = self.directory / f"{start_offset:020d}"
+        return MappedFile.create(path, self.file_bytes, self.seam, allocate_bytes)
+
+
+def _file_sizes(directory: Path) -> dict[str, int]:
+    """The length of each file in a folder by its name; nothing if there is no folder."""
+    with suppress(FileNotFoundError), os.scandir(directory) as entries:
+        return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+    return {}

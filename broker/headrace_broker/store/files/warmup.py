@@ -1,0 +1,56 @@
+"""After a start: have the kernel read the newest files before somebody waits for them."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from headrace_broker.store.files.filesystem import Files
+    from headrace_broker.store.files.mapped_file import MappedFile
+
+    Used = tuple[MappedFile, int]
+
+WARM_FILES: Final = 3
+_STEP_BYTES: Final = 8 << 20
+
+
+def newest_files(log: Sequence[Used], queues: Iterable[Sequence[Used]]) -> list[tuple[Path, int]]:
+    """Paths and used bytes of the last three files of each, in the order of their use.
+
+    The end of the log is what consumers ask for, by way of the queues.
+    """
+    of_log = log[-WARM_FILES:][::-1]
+    newest = chain(of_log[:1], *(used[-WARM_FILES:] for used in queues), of_log[1:])
+    return [(file.path, used_bytes) for file, used_bytes in newest if used_bytes]
+
+
+def warm(files: list[tuple[Path, int]], seam: Files, go_on: Callable[[], None]) -> None:
+    """Have these files read, up to a quarter of this machine's memory; in a thread.
+
+    go_on: called now and then; what it raises ends the work.
+    """
+    left = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    for path, used_bytes in files:
+        left -= used_bytes
+        if left < 0:
+            return
+        with suppress(OSError):  # a file that is gone by now, a file system without the call
+            _warm_file(path, used_bytes, seam, go_on)
+
+
+def _warm_file(path: Path, used_bytes: int, seam: Files, go_on: Callable[[], None]) -> None:
+    descriptor = seam.open(path, os.O_RDONLY)
+    try:
+        # From its end on: what is newest first.
+        for end in range(used_bytes, 0, -_STEP_BYTES):
+            go_on()
+            start = max(end - _STEP_BYTES, 0)
+            os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_WILLNEED)
+    finally:
+        seam.close(descriptor)

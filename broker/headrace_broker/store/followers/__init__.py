@@ -1,0 +1,1 @@
+"""What is made from the queues minutes later, such as a copy of them."""

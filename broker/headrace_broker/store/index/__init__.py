@@ -1,0 +1,1 @@
+"""IndexFiles: from key to physical offset."""

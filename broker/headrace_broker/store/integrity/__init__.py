@@ -1,0 +1,1 @@
+"""What is on disk, whether it is whole, and whose it is: checkpoint, seals, lock."""

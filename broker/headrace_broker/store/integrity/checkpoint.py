@@ -1,0 +1,90 @@
+"""How far each part of the store is on disk: what a start after a crash can rely on."""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from headrace_broker.store.files.filesystem import read_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headrace_broker.store.files.filesystem import Files
+
+CHECKPOINT_BYTES: Final = 4096
+INDEX_MARK_NAME: Final = "headrace.indexmark"
+_VALUES = struct.Struct(">6q")
+_MARK = struct.Struct(">17sqqq")
+_CRC = struct.Struct(">I")
+
+
+class Checkpoint(NamedTuple):
+    """The file's six values; times are store timestamps of records, in ms."""
+
+    physic_msg_timestamp: int = 0
+    logics_msg_timestamp: int = 0
+    index_msg_timestamp: int = 0
+    master_flushed_offset: int = 0
+    confirm_physical_offset: int = 0
+    logics_physical_offset: int = 0
+
+    @classmethod
+    def load(cls, path: Path) -> Checkpoint:
+        """The stored values; zeros when there is no file or a cut one."""
+        if not path.exists():
+            return cls()
+        data = read_file(path)[: _VALUES.size]
+        return cls(*_VALUES.unpack(data)) if len(data) == _VALUES.size else cls()
+
+    def save(self, path: Path, seam: Files) -> None:
+        """Write in place (one sector) and wait for the disk. Raises OSError."""
+        _write_in_place(path, _VALUES.pack(*self), CHECKPOINT_BYTES, seam)
+
+
+class IndexMark(NamedTuple):
+    """How much of the index is on disk; a file of our own, which the peer ignores.
+
+    The peer deletes an unfinished index file after a crash, and its entries with it.
+
+    file_name, index_count, end_timestamp: the newest file and how far it goes, "" when there is
+    none. last_seen: physical offset of the newest record whose keys are in the index, if it has
+    any; -1 if that is not known.
+    """
+
+    file_name: str
+    index_count: int
+    end_timestamp: int
+    last_seen: int
+
+    @classmethod
+    def load(cls, path: Path) -> IndexMark | None:
+        """The stored values; None when there are none or they are damaged."""
+        if not path.exists():
+            return None
+        data = read_file(path)
+        if len(data) != _MARK.size + _CRC.size:
+            return None
+        name, *numbers = _MARK.unpack_from(data)
+        if _CRC.unpack_from(data, _MARK.size)[0] != zlib.crc32(data[: _MARK.size]):
+            return None
+        return cls(name.rstrip(b"\0").decode(), *numbers)
+
+    def save(self, path: Path, seam: Files) -> None:
+        """Write in place and wait for the disk. Raises OSError."""
+        name, *numbers = self
+        data = _MARK.pack(name.encode(), *numbers)
+        data += _CRC.pack(zlib.crc32(data))
+        _write_in_place(path, data, len(data), seam)
+
+
+def _write_in_place(path: Path, data: bytes, byte_count: int, seam: Files) -> None:
+    descriptor = seam.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        seam.truncate(descriptor, byte_count)
+        seam.write(descriptor, data, 0)
+        seam.fsync(descriptor)
+    finally:
+        seam.close(descriptor)

@@ -1,0 +1,99 @@
+"""Checksums of what a clean stop left behind: rot on the disk is found before it is served.
+
+``headrace.seal`` has a line for each file of log, queues and index: modification time, bytes in
+use, a CRC-32 for each MiB of them. Whoever else writes a file moves its time, which voids the
+seal; rot does not. Blocks are compared when they are first touched, so that a start reads no more
+than it did. The first line is the checkpoint, which a peer moves, the last one the checksum of
+those before it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from zlib_ng.zlib_ng import crc32
+
+from headrace_broker.store.files.filesystem import read_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from headrace_broker.store.files.filesystem import Files
+    from headrace_broker.store.files.mapped_file import MappedFile
+    from headrace_broker.store.integrity.checkpoint import Checkpoint
+from headrace_broker.store.files.file_seal import BLOCK_BYTES, FileSeal
+
+SEAL_NAME: Final = "headrace.seal"
+
+
+class Used(NamedTuple):
+    """How much of a file is in use; ``before`` is its seal so far, of bytes that did not change."""
+
+    file: MappedFile
+    used_bytes: int
+    before: FileSeal | None = None
+
+
+class Seals:
+    """Those of a store directory."""
+
+    def __init__(self, root: Path, files: Files) -> None:
+        self._root = root
+        self._files = files
+        self._found: dict[str, tuple[int, FileSeal]] = {}
+        self._checkpoint = ""
+        self.is_loaded = False
+
+    def load(self) -> None:
+        """Read what the last clean stop wrote; a damaged seal seals nothing."""
+        path = self._root / SEAL_NAME
+        lines, _, checksum = read_file(path).rpartition(b"\n") if path.exists() else (b"",) * 3
+        self.is_loaded = bool(lines) and checksum == b"%08x" % crc32(lines)
+        if self.is_loaded:
+            self._checkpoint, *rest = lines.decode().split("\n")
+            for line in rest:
+                time_ns, used_bytes, digits, name = line.split(" ", 3)
+                checksums = [int(digits[at : at + 8], 16) for at in range(0, len(digits), 8)]
+                self._found[name] = int(time_ns), FileSeal(int(used_bytes), checksums)
+
+    def is_of(self, checkpoint: Checkpoint) -> bool:
+        """Whether nobody has moved the checkpoint since."""
+        return self._checkpoint == _text(checkpoint)
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files that are sealed and still there."""
+        return [path for name in self._found if (path := self._root / name).exists()]
+
+    def find(self, path: Path) -> FileSeal | None:
+        """The seal of a file that was not written since."""
+        name = str(path)[len(str(self._root)) + 1 :]
+        time_ns, seal = self._found.get(name, (0, None))
+        return seal if seal is not None and path.stat().st_mtime_ns == time_ns else None
+
+    def save(self, checkpoint: Checkpoint, files: Iterable[Used]) -> None:
+        """Seal files that are on disk already. Raises OSError."""
+        texts = [_text(checkpoint), *map(self._line, files)]
+        lines = "\n".join(texts).encode()
+        path = self._root / (SEAL_NAME + ".tmp")
+        descriptor = self._files.create_temporary(path)
+        try:
+            self._files.write(descriptor, lines + b"\n%08x" % crc32(lines), 0)
+            self._files.fsync(descriptor)
+        finally:
+            self._files.close(descriptor)
+        self._files.rename(path, self._root / SEAL_NAME)
+
+    def _line(self, used: Used) -> str:
+        path, view = used.file.path, used.file.view
+        checksums = used.before.kept(used.used_bytes) if used.before else []
+        for at in range(len(checksums) * BLOCK_BYTES, used.used_bytes, BLOCK_BYTES):
+            checksums.append(crc32(view[at : min(at + BLOCK_BYTES, used.used_bytes)]))
+        digits = "".join(f"{checksum:08x}" for checksum in checksums)
+        name = path.relative_to(self._root)
+        return f"{path.stat().st_mtime_ns} {used.used_bytes} {digits} {name}"
+
+
+def _text(checkpoint: Checkpoint) -> str:
+    return " ".join(map(str, checkpoint))

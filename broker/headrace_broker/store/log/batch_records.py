@@ -1,0 +1,277 @@
+"""The items of a batch request as records of one queue, converted column by column."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from headrace_broker.store.errors import BatchTooLong
+from headrace_broker.store.log.record_checksum import (
+    CHECKSUM_NAME,
+    SEPARATOR,
+    put_checksums,
+    require_room,
+)
+from headrace_broker.store.log.ring import ROW, ROW_DTYPE, WHOLE_ROW
+from headrace_protocol.columns import HEAD_DTYPES, checksums
+from headrace_protocol.message import (
+    BATCH_ITEM_HEAD,
+    BATCH_ITEMS_MAX,
+    CRC32,
+    RECORD_HEADS,
+    CorruptRecord,
+    encode_batch,
+    tags_code_of,
+)
+
+if TYPE_CHECKING:
+    from headrace_broker.store.log.ring import Rows
+    from headrace_broker.store.store_queue import StoreQueue
+    from headrace_protocol.columns import Array, Buffer
+
+_HEAD_BYTES: Final = BATCH_ITEM_HEAD.size
+_FLAG_AT, _BODY_BYTES_AT = 12, 16
+_INT = np.dtype(">i4")
+_SHORT = np.dtype(">i2")
+_LEAST_BYTES: Final = _HEAD_BYTES + _SHORT.itemsize
+_TAGS = b"TAGS\x01"
+
+
+class BatchRecords:
+    """Records yet to be placed: the items of any batch, of one layout or not."""
+
+    def __init__(self, batch_body: Buffer, sys_flag: int, queue: StoreQueue) -> None:
+        """Raises CorruptRecord for a malformed or empty batch, BatchTooLong for a long one."""
+        data = batch_body if isinstance(batch_body, bytes) else bytes(batch_body)
+        self._queue = queue
+        checksum_bytes = queue.checksum_bytes
+        items = _Items(data)
+        if not _is_ended(items) and checksum_bytes:
+            require_room(items.properties_bytes + checksum_bytes)
+            items = items.ended()
+        self._items = items
+        self._sys_flag = sys_flag
+        self._head = RECORD_HEADS[sys_flag >> 4 & 3]
+        self._overhead = self._head.size + len(queue.topic_field) - _HEAD_BYTES + checksum_bytes
+        row = ROW.pack(0, 0, 0, 0, 0, queue.key, 0, sys_flag)
+        self.rows = _repeated(row, items.count, ROW_DTYPE)
+        self.rows["size"] = items.sizes + self._overhead
+        self.rows["properties_size"] = items.properties_bytes + checksum_bytes
+        self.rows["tags_code"] = _tags_codes(items)
+        if checksum_bytes:
+            require_room(self.rows["properties_size"])
+        self.count = items.count
+        self.total_bytes = items.total_bytes + self._overhead * items.count
+
+    def encode(
+        self,
+        queue_offset: int,
+        physical_offset: int,
+        now_ms: int,
+        born_timestamp: int,
+        born_host: bytes,
+        store_host: bytes,
+        reconsume_times: int,
+    ) -> Buffer:
+        """All records back to back, with consecutive offsets from the given ones on."""
+        queue = self._queue
+        starts = self._place(queue_offset, physical_offset, now_ms)
+        head = self._head.pack(
+            0,
+            queue.magic,
+            0,
+            queue.queue_id,
+            0,
+            0,
+            0,
+            self._sys_flag,
+            born_timestamp,
+            born_host,
+            now_ms,
+            store_host,
+            reconsume_times,
+            0,
+            0,
+        )
+        dtype = HEAD_DTYPES[self._sys_flag >> 4 & 3]
+        heads = _repeated(head, self.count, dtype)
+        bodies = self._items.bodies()
+        self._fill_heads(heads, bodies)
+        parts = [queue.topic_field] * (4 * self.count)
+        parts[0::4] = heads.view(f"V{len(head)}").tolist()
+        parts[1::4] = bodies
+        parts[3::4] = self._items.ends(queue.checksum_bytes)
+        block = bytearray().join(parts)
+        if queue.checksum_bytes:
+            put_checksums(block, starts, self.rows["size"].astype(np.int64))
+        return block
+
+    def _place(self, queue_offset: int, physical_offset: int, now_ms: int) -> Array:
+        """Returns where each record begins in the block."""
+        ordinals = np.arange(self.count)
+        starts: Array = self._items.starts + ordinals * self._overhead
+        self.rows["physical_offset"] = starts + physical_offset
+        self.rows["queue_offset"] = ordinals + queue_offset
+        self.rows["store_timestamp"] = now_ms
+        return starts
+
+    def _fill_heads(self, heads: Array, bodies: list[bytes]) -> None:
+        """What is of each record alone."""
+        items, rows = self._items, self.rows
+        heads["size"] = rows["size"]
+        heads["queue_offset"] = rows["queue_offset"]
+        heads["physical_offset"] = rows["physical_offset"]
+        heads["body_crc"] = checksums(bodies)
+        heads["flag"] = items.flags
+        heads["body_bytes"] = items.body_bytes
+
+    @property
+    def physical_offsets(self) -> Array:
+        """Of the records, once they are encoded."""
+        offsets: Array = self.rows["physical_offset"]
+        return offsets
+
+    def fill(self, rows: Rows) -> None:
+        """Write the rows of the records, once they are encoded."""
+        # As bytes, which numpy would copy field by field.
+        rows.view(WHOLE_ROW)[:] = self.rows.view(WHOLE_ROW)
+
+
+class _Items:
+    """The parts of each item of a batch, as columns."""
+
+    def __init__(self, data: bytes) -> None:
+        self.total_bytes = len(data)
+        self.starts = _starts(data)
+        self.count = len(self.starts)
+        self.sizes = np.append(self.starts[1:], len(data)) - self.starts
+        self._data = data
+        self.flags = self._values(_INT, self.starts + _FLAG_AT)
+        self.body_bytes = self._values(_INT, self.starts + _BODY_BYTES_AT)
+        self._properties_at = self.starts + (self.body_bytes + _HEAD_BYTES)
+        properties_bytes = self.sizes - (self.body_bytes + _LEAST_BYTES)
+        self._require((self.body_bytes >= 0) & (properties_bytes >= 0), "body length")
+        self.properties_bytes = self._values(_SHORT, self._properties_at)
+        self._require(self.properties_bytes == properties_bytes, "properties length")
+
+    def properties(self) -> list[bytes]:
+        """The properties of each with their length before them, as in the record."""
+        return self._slices(self._properties_at, self.starts + self.sizes)
+
+    def first_properties(self) -> bytes:
+        """Those of the first item."""
+        return self._data[int(self._properties_at[0]) : int(self.sizes[0])]
+
+    def all_properties(self) -> bytes:
+        """Those of all, back to back."""
+        return b"".join(self.properties())
+
+    def last_bytes(self) -> bytes:
+        """The last byte of each item."""
+        last: Array = np.frombuffer(self._data, np.uint8)[self.starts + self.sizes - 1]
+        return last.tobytes()
+
+    def end_with(self, end: bytes) -> bool:
+        """Whether each item ends so."""
+        return all(item.endswith(end) for item in self.properties())
+
+    def bodies(self) -> list[bytes]:
+        """The body of each."""
+        return self._slices(self.starts + _HEAD_BYTES, self._properties_at)
+
+    def ends(self, checksum_bytes: int) -> list[bytes]:
+        """What ends each record: the properties as ``properties``, and room for a checksum."""
+        if not checksum_bytes:
+            return self.properties()
+        lengths = (self.properties_bytes + checksum_bytes).astype(_SHORT).view("V2").tolist()
+        room = bytes(checksum_bytes)
+        return [a + b + room for a, b in zip(lengths, self._texts(), strict=True)]
+
+    def _texts(self) -> list[bytes]:
+        return self._slices(self._properties_at + _SHORT.itemsize, self.starts + self.sizes)
+
+    def ended(self) -> _Items:
+        """The same items, with the separator after properties that old clients leave out."""
+        texts = [
+            text + SEPARATOR if text and not text.endswith(SEPARATOR) else text
+            for text in self._texts()
+        ]
+        return _Items(encode_batch(zip(self.flags.tolist(), self.bodies(), texts, strict=True)))
+
+    def _slices(self, starts: Array, ends: Array) -> list[bytes]:
+        data = self._data
+        return [data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+
+    def _values(self, dtype: np.dtype[Any], positions: Array) -> Array:
+        """The numbers at positions, which need not be aligned."""
+        count = len(self._data) - dtype.itemsize + 1
+        return np.ndarray(count, dtype, self._data, strides=(1,))[positions].astype(np.int64)
+
+    def _require(self, is_good: Array, what: str) -> None:
+        if not is_good.all():
+            position = int(self.starts[is_good.argmin()])
+            raise CorruptRecord(position, f"the item's {what} does not fit its size")
+
+
+def _repeated(row: bytes, count: int, dtype: np.dtype[Any]) -> Array:
+    """``count`` rows of a table, all the same so far."""
+    return np.frombuffer(bytearray(row * count), dtype)
+
+
+def _starts(data: bytes) -> Array:
+    """Where each item begins.
+
+    Raises BatchTooLong for too many, CorruptRecord when their sizes do not lead to the end.
+    """
+    starts: list[int] = []
+    position, end = 0, len(data)
+    unpack = BATCH_ITEM_HEAD.unpack_from
+    for _ in range(BATCH_ITEMS_MAX):
+        if position == end:
+            break
+        if end - position < _LEAST_BYTES:
+            raise CorruptRecord(position, f"{end - position} bytes are no batch item")
+        size = unpack(data, position)[0]
+        if not _LEAST_BYTES <= size <= end - position:
+            raise CorruptRecord(position, f"an item of {size} bytes in {end - position}")
+        starts.append(position)
+        position += size
+    if position < end:
+        raise BatchTooLong(BATCH_ITEMS_MAX)
+    if not starts:
+        raise CorruptRecord(0, "the batch has no items")
+    return np.array(starts)
+
+
+def _is_ended(items: _Items) -> bool:
+    """Whether all properties end with a separator.
+
+    Raises CorruptRecord for a zero byte there, by which a start knows a torn record.
+    """
+    last_bytes = items.last_bytes()
+    if last_bytes.count(SEPARATOR) == items.count:
+        return True
+    last = np.frombuffer(last_bytes, np.uint8)
+    has_some = np.not_equal(items.properties_bytes, 0)
+    if (has_some & (last == 0)).any():
+        raise CorruptRecord(0, "the properties of an item end with a zero byte")
+    return not (has_some & (last != SEPARATOR[0])).any()
+
+
+def _tags_codes(items: _Items) -> list[int] | int:
+    """The tags code of each item, or of all: most batches have the same TAGS in each.
+
+    Raises CorruptRecord for a property that only the store may write.
+    """
+    text = items.all_properties()
+    if CHECKSUM_NAME in text:
+        raise CorruptRecord(0, f"an item has the property {CRC32}, which is the store's own")
+    if _TAGS not in text:
+        return 0
+    first = items.first_properties()
+    # What comes last counts, so the same end means the same code.
+    end = first[first.rfind(b"\x02" + _TAGS) :]
+    if len(end) > len(_TAGS) and items.end_with(end):
+        return tags_code_of(end)
+    return [tags_code_of(item[_SHORT.itemsize :]) for item in items.properties()]

@@ -1,0 +1,612 @@
+"""The log of all records of all topics: append, and read by physical offset."""
+
+from __future__ import annotations
+
+import errno
+import struct
+from typing import TYPE_CHECKING, Final
+
+from zlib_ng.zlib_ng import crc32
+
+from headrace_broker.store.errors import (
+    RecordTooLarge,
+    StoreBusy,
+    StoreFormatError,
+    StoreNotWritable,
+)
+from headrace_broker.store.files.mapped_file import MappedFile
+from headrace_broker.store.files.mapped_file_queue import MappedFileQueue
+from headrace_broker.store.files.page_cache import HOT_BYTES, PageCache
+from headrace_broker.store.life import Event, State, StoreLife
+from headrace_broker.store.log.batch_records import BatchRecords
+from headrace_broker.store.log.record_checksum import SEPARATOR, checksum_slot
+from headrace_broker.store.log.ring import ROW, ROW_BYTES, Ring
+from headrace_broker.store.log.uniform_batch import UniformBatch
+from headrace_protocol.message import (
+    BLANK_RECORD,
+    BORN_HOST_V6,
+    CRC_MASK,
+    INNER_BATCH,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    NEED_UNWRAP,
+    PROPERTIES_BYTES_MAX,
+    RECORD_BYTES_MIN,
+    RECORD_HEADS,
+    STORE_HOST_V6,
+    SYS_FLAG_AT,
+    Buffer,
+    CorruptRecord,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from headrace_broker.clock import Clock
+    from headrace_broker.store.files.filesystem import Files
+    from headrace_broker.store.log.encoded_records import EncodedRecords
+    from headrace_broker.store.settings import StoreSettings
+    from headrace_broker.store.store_queue import StoreQueue
+    from headrace_protocol.columns import Array
+
+# Queue, body, properties, tags code, flag, sysFlag, born timestamp, reconsume times.
+PlainMessage = tuple["StoreQueue", Buffer, bytes, int, int, int, int, int]
+
+BLANK_BYTES: Final = 8
+NO_QUEUE_OFFSET: Final = 0x4  # set in PREPARED and ROLLBACK, clear in COMMIT
+# The store sets the host bits itself and has no inner batches.
+SENDERS_FLAGS: Final = ~(BORN_HOST_V6 | STORE_HOST_V6 | NEED_UNWRAP | INNER_BATCH)
+_INT = struct.Struct(">i")
+_SHORT = struct.Struct(">h")
+_RECORD_PLACE = struct.Struct(">ii20xq")  # total size, magic, physical offset
+RECORD_MAGICS: Final = frozenset((MAGIC_V1, MAGIC_V2))
+RETRY_MS: Final = 1000
+
+
+class CommitLog:
+    """Appends at ``position`` of the last file in use; the loop's thread alone does.
+
+    Records are kept until ``write_out``, which brings all of a batch into the file by one call.
+    Written through the map they would cost a page fault and, at each flush, a TLB shoot-down per
+    page; readers do use the map. Nothing may be promised for a record, and nobody may read it,
+    before it is written out.
+
+    ``append_end`` is where the fast path stops and looks up: half of the file (time to have the
+    next one made), its end, or -1 when appends are refused.
+    """
+
+    def __init__(self, settings: StoreSettings, seam: Files, ring: Ring, clock: Clock) -> None:
+        self.files = MappedFileQueue(
+            settings.root / "commitlog",
+            settings.commit_log_file_bytes,
+            seam,
+            "commit_log_file_bytes",
+        )
+        self.page_cache = PageCache(seam)
+        self.clock = clock
+        self.now_ms = 0
+        self.ring = ring
+        self.file_bytes = settings.commit_log_file_bytes
+        self.body_bytes_max = settings.body_bytes_max
+        self.store_host = settings.store_host
+        self.store_flag = STORE_HOST_V6 if len(settings.store_host) == 20 else 0
+        self.position = self.file_start = self.flushed_offset = 0
+        self.started_at = 0  # older bytes were there before this process
+        self.append_end = -1
+        self.life = StoreLife(settings.root, clock)
+        # Called when the next file should be made.
+        self.on_half_full: Callable[[], None] = lambda: None
+        # Called with a file that nothing is written to any more.
+        self.on_full: Callable[[MappedFile], None] = lambda _: None
+        self._file: MappedFile | None = None
+        self._descriptor = -1
+        self._pending: list[Buffer] = []
+        self._pending_position = 0
+
+    # --- append ----------------------------------------------------------------------------
+
+    def append(
+        self,
+        queue: StoreQueue,
+        body: Buffer,
+        properties: bytes,
+        tags_code: int,
+        flag: int,
+        sys_flag: int,
+        born_timestamp: int,
+        born_host: bytes,
+        reconsume_times: int,
+        prepared_transaction_offset: int = 0,
+    ) -> int:
+        """Store one record; returns its physical offset.
+
+        The queue offset is ``queue.next_offset`` before the call. The store timestamp is that of
+        the last ``WritePath.begin``. Nothing is written when it raises.
+
+        Raises RecordTooLarge, StoreNotWritable, StoreBusy; struct.error when a number does not
+        fit its field.
+        """
+        ring = self.ring
+        if ring.written == ring.limit:
+            raise StoreBusy(ring.slow_taker())
+        body_bytes = len(body)
+        checksum_bytes = queue.checksum_bytes
+        if checksum_bytes and properties and not properties.endswith(SEPARATOR):
+            properties += SEPARATOR
+        properties_bytes = len(properties) + checksum_bytes
+        sys_flag = sys_flag & SENDERS_FLAGS | self.store_flag
+        if len(born_host) == 20:
+            sys_flag |= BORN_HOST_V6
+        head = RECORD_HEADS[sys_flag >> 4 & 3]
+        topic_field = queue.topic_field
+        size = head.size + body_bytes + len(topic_field) + 2 + properties_bytes
+        if self.position + size > self.append_end or size > self.body_bytes_max:
+            self._make_room(size, body_bytes, properties_bytes)
+        elif properties_bytes > PROPERTIES_BYTES_MAX:
+            raise RecordTooLarge("properties", properties_bytes, PROPERTIES_BYTES_MAX)
+        position = self.position
+        physical_offset = self.file_start + position
+        queue_offset = 0 if sys_flag & NO_QUEUE_OFFSET else queue.next_offset
+        now_ms = self.now_ms
+        record = b"".join(
+            (
+                head.pack(
+                    size,
+                    queue.magic,
+                    crc32(body) & CRC_MASK,
+                    queue.queue_id,
+                    flag,
+                    queue_offset,
+                    physical_offset,
+                    sys_flag,
+                    born_timestamp,
+                    born_host,
+                    now_ms,
+                    self.store_host,
+                    reconsume_times,
+                    prepared_transaction_offset,
+                    body_bytes,
+                ),
+                body,
+                topic_field,
+                _SHORT.pack(properties_bytes),
+                properties,
+            )
+        )
+        if checksum_bytes:
+            record += checksum_slot(record)
+        written = ring.written
+        ROW.pack_into(
+            ring.buffer,
+            (written & ring.mask) * ROW_BYTES,
+            physical_offset,
+            queue_offset,
+            tags_code,
+            now_ms,
+            size,
+            queue.key,
+            properties_bytes,
+            sys_flag,
+        )
+        self._pending.append(record)
+        ring.written = written + 1
+        self.position = position + size
+        if not sys_flag & NO_QUEUE_OFFSET:
+            queue.next_offset += 1
+        return physical_offset
+
+    def append_each(
+        self, messages: Sequence[PlainMessage], born_host: bytes
+    ) -> list[tuple[int, int]]:
+        """Store messages, one record each, until one is not for this fast way.
+
+        Their properties are empty or end with a separator.
+
+        Returns physical and queue offset of those that were stored, which may be fewer than
+        given: what did not fit the file, the ring or the size limits is for ``append`` to
+        place or to refuse. Everything that ``append`` looks up for each message is looked up once.
+        """
+        ring, buffer, mask = self.ring, self.ring.buffer, self.ring.mask
+        written, limit = ring.written, ring.limit
+        flags = self.store_flag | (BORN_HOST_V6 if len(born_host) == 20 else 0)
+        head = RECORD_HEADS[flags >> 4 & 3]
+        pack_head, pack_short, pack_row = head.pack, _SHORT.pack, ROW.pack_into
+        overhead = head.size + 2
+        store_host, now_ms = self.store_host, self.now_ms
+        position, file_start = self.position, self.file_start
+        append_end, body_bytes_max = self.append_end, self.body_bytes_max
+        places: list[tuple[int, int]] = []
+        put, put_place = self._pending.append, places.append
+        try:
+            for queue, body, properties, code, flag, sys_flag, born_ms, reconsume_times in messages:
+                body_bytes = len(body)
+                checksum_bytes = queue.checksum_bytes
+                properties_bytes = len(properties) + checksum_bytes
+                topic_field = queue.topic_field
+                size = overhead + body_bytes + len(topic_field) + properties_bytes
+                if (
+                    position + size > append_end
+                    or size > body_bytes_max
+                    or properties_bytes > PROPERTIES_BYTES_MAX
+                    or written == limit
+                ):
+                    break
+                physical_offset = file_start + position
+                queue_offset = queue.next_offset
+                sys_flag = sys_flag & SENDERS_FLAGS | flags  # noqa: PLW2901 - the store's bits
+                record = b"".join(
+                    (
+                        pack_head(
+                            size,
+                            queue.magic,
+                            crc32(body) & CRC_MASK,
+                            queue.queue_id,
+                            flag,
+                            queue_offset,
+                            physical_offset,
+                            sys_flag,
+                            born_ms,
+                            born_host,
+                            now_ms,
+                            store_host,
+                            reconsume_times,
+                            0,
+                            body_bytes,
+                        ),
+                        body,
+                        topic_field,
+                        pack_short(properties_bytes),
+                        properties,
+                    )
+                )
+                if checksum_bytes:
+                    record += checksum_slot(record)
+                pack_row(
+                    buffer,
+                    (written & mask) * ROW_BYTES,
+                    physical_offset,
+                    queue_offset,
+                    code,
+                    now_ms,
+                    size,
+                    queue.key,
+                    properties_bytes,
+                    sys_flag,
+                )
+                put(record)
+                put_place((physical_offset, queue_offset))
+                queue.next_offset = queue_offset + 1
+                written += 1
+                position += size
+        finally:
+            ring.written = written
+            self.position = position
+        return places
+
+    def append_batch(
+        self,
+        queue: StoreQueue,
+        batch_body: Buffer,
+        sys_flag: int,
+        born_timestamp: int,
+        born_host: bytes,
+        reconsume_times: int,
+    ) -> tuple[int, Array]:
+        """Store each item of a batch body as a record: all of them in one file, or none.
+
+        Returns the first queue offset (they are consecutive) and the physical offsets.
+        Raises as ``append`` does, CorruptRecord for a malformed or empty batch, and BatchTooLong.
+        """
+        if sys_flag & NO_QUEUE_OFFSET:
+            raise CorruptRecord(0, "a batch cannot be part of a transaction: send one by one")
+        sys_flag = sys_flag & SENDERS_FLAGS | self.store_flag
+        sys_flag |= BORN_HOST_V6 if len(born_host) == 20 else 0
+        items = UniformBatch.of(batch_body, sys_flag, queue) or BatchRecords(
+            batch_body, sys_flag, queue
+        )
+        self._make_room_for_block(items.count, items.total_bytes, len(batch_body))
+        queue_offset = queue.next_offset
+        block = items.encode(
+            queue_offset,
+            self.max_offset,
+            self.now_ms,
+            born_timestamp,
+            born_host,
+            self.store_host,
+            reconsume_times,
+        )
+        self.ring.put_run(queue.key, queue_offset, items.count, items.fill)
+        self._pending.append(block)
+        self.position += len(block)
+        queue.next_offset += items.count
+        return queue_offset, items.physical_offsets
+
+    def append_records(self, records: EncodedRecords) -> tuple[int, int]:
+        """Store records that a producer encoded: all of them in one file, or none.
+
+        Returns the first one's queue offset, from which they count up, and physical offset, from
+        which they lie back to back. Raises as ``append`` does.
+        """
+        assert not self.store_flag, "encoded records have no room for an IPv6 store host"
+        queue, rows = records.queue, records.rows
+        self._make_room_for_block(len(rows), records.total_bytes, records.body_bytes_max)
+        physical_offset = self.max_offset
+        block = records.complete(physical_offset, self.now_ms, self.store_host)
+        self._pending.append(block)
+        self.ring.put(rows)
+        self.position += len(block)
+        queue_offset = queue.next_offset
+        queue.next_offset += len(rows)
+        return queue_offset, physical_offset
+
+    def _make_room_for_block(self, row_count: int, block_bytes: int, body_bytes: int) -> None:
+        if self.ring.written + row_count > self.ring.limit:
+            raise StoreBusy(self.ring.slow_taker())
+        if self.position + block_bytes > self.append_end or body_bytes > self.body_bytes_max:
+            self._make_room(block_bytes, body_bytes, 0)
+
+    def write_out(self) -> None:
+        """Bring what was appended into the file.
+
+        Raises StoreNotWritable when that fails: the caller must not promise what is not written.
+        It is kept, so the next call tries again.
+        """
+        if not self._pending:
+            return
+        assert self._file is not None
+        pending = self._pending
+        block = pending[0] if len(pending) == 1 else b"".join(pending)
+        try:
+            self.files.seam.write(self._descriptor, block, self._pending_position)
+        except OSError as error:
+            self._pending = [block]
+            raise self.refuse(
+                f"the log can't be written: {error.strerror or error}",
+                self._file.path,
+                error_number=error.errno,
+            ) from error
+        self._pending.clear()
+        self._pending_position += len(block)
+
+    # --- room ------------------------------------------------------------------------------
+
+    def _make_room(self, size: int, body_bytes: int, properties_bytes: int) -> None:
+        if body_bytes > self.body_bytes_max:
+            raise RecordTooLarge("body", body_bytes, self.body_bytes_max)
+        if properties_bytes > PROPERTIES_BYTES_MAX:
+            raise RecordTooLarge("properties", properties_bytes, PROPERTIES_BYTES_MAX)
+        if size > self.file_bytes - BLANK_BYTES:
+            raise RecordTooLarge("record", size, self.file_bytes - BLANK_BYTES)
+        while self.position + size > self.append_end:
+            self._advance()
+
+    def _advance(self) -> None:
+        self._check_refusal()
+        try:
+            if self.append_end < 0:
+                self._reopen()
+            elif self.append_end < self.file_bytes - BLANK_BYTES:
+                self.append_end = self.file_bytes - BLANK_BYTES
+                self.on_half_full()
+            else:
+                self._roll()
+        except OSError as error:
+            raise self.refuse(
+                error.strerror or str(error), self.files.directory, error_number=error.errno
+            ) from error
+
+    def _reopen(self) -> None:
+        if not self.files.files:
+            self.files.take()
+        last = self.files.files[-1]
+        last.allocate(self.file_bytes, self.file_bytes)
+        self._write_to(last, self.position)
+
+    def _roll(self) -> None:
+        # The next file first: if the disk is full, nothing has changed.
+        self.write_out()
+        following = self.files.take()
+        if self.position < self.file_bytes:
+            remaining = self.file_bytes - self.position
+            self._pending.append(BLANK_RECORD.pack(remaining, MAGIC_BLANK))
+        full = self._file
+        assert full is not None
+        try:
+            self._write_to(following, 0)
+        except StoreNotWritable as error:
+            # The old file has no end and the new one no beginning: only a start sorts that out.
+            raise self.refuse(error.reason, error.path, is_final=True) from error
+        self.on_full(full)
+
+    def _write_to(self, file: MappedFile, position: int) -> None:
+        self.write_out()
+        self.stop_writing()
+        self._descriptor = self.files.seam.open(file.path)
+        self._file = file
+        self.file_start = file.start_offset
+        self.position = self._pending_position = position
+        self.append_end = max(self.file_bytes // 2, RECORD_BYTES_MIN)
+
+    def stop_writing(self) -> None:
+        """Give the file's descriptor back; all was written out, or refused."""
+        if self._descriptor >= 0:
+            self.files.seam.close(self._descriptor)
+            self._descriptor = -1
+
+    def make_ahead(self) -> None:
+        """In a thread: the next file, once half of this one is used. Raises OSError."""
+        if not self.files.files or self.append_end > self.file_bytes // 2:
+            self.files.prepare()
+
+    # --- refusing appends ------------------------------------------------------------------
+
+    def refuse(
+        self,
+        reason: str,
+        path: Path,
+        *,
+        error_number: int | None = None,
+        is_final: bool = False,
+        retry_ms: int = RETRY_MS,
+    ) -> StoreNotWritable:
+        """Stop appends: for good, or until one of them is tried again ``retry_ms`` later.
+
+        error_number: of the OSError that is the reason; ENOLCK, a lost lock, is final. Returns
+        what to raise.
+        """
+        is_final |= error_number == errno.ENOLCK
+        refusal = StoreNotWritable(reason, path, error_number)
+        self._stop_appends(Event.FAIL if is_final else Event.REFUSE, refusal, retry_ms)
+        return self.refused()
+
+    def _stop_appends(self, event: Event, refusal: StoreNotWritable, retry_ms: int = 0) -> None:
+        self.append_end = -1
+        self.life.apply(event, refusal, retry_ms)
+
+    def refused(self) -> StoreNotWritable:
+        """What to raise while messages are refused."""
+        refusal = self.life.refusal
+        assert refusal is not None
+        return refusal
+
+    def accept(self) -> None:
+        """Take appends from now on; the next one opens the file."""
+        self.life.apply(Event.LOADED)
+
+    def resume(self) -> None:
+        """Take appends again unless they were stopped for good."""
+        self.life.apply(Event.RESUME)
+
+    def close(self) -> None:
+        """Take no more appends and give the file's descriptor back."""
+        self._stop_appends(Event.CLOSE, StoreNotWritable("closed", self.files.directory.parent))
+        self.stop_writing()
+
+    def _check_refusal(self) -> None:
+        if self.life.state is State.OPEN:
+            return
+        if not self.life.may_retry:
+            raise self.refused()
+        self.resume()
+
+    # --- position and reading --------------------------------------------------------------
+
+    def open_at(self, end_offset: int) -> None:
+        """Set where the log ends, after recovery; later files are gone already."""
+        last = self.files.files[-1] if self.files.files else None
+        self.file_start = last.start_offset if last else 0
+        self.position = end_offset - self.file_start
+        self.flushed_offset = self.started_at = end_offset
+        self.append_end = -1
+
+    @property
+    def min_offset(self) -> int:
+        """The first byte still there."""
+        return self.files.min_offset
+
+    @property
+    def max_offset(self) -> int:
+        """Just after the last record."""
+        return self.file_start + self.position
+
+    @property
+    def used(self) -> list[tuple[MappedFile, int]]:
+        """Each file, and the bytes of it in use."""
+        return [(f, min(f.file_bytes, self.max_offset - f.start_offset)) for f in self.files.files]
+
+    def record_at(self, physical_offset: int, *, may_wait: bool = False) -> memoryview | None:
+        """One whole record as a view; None if none begins there.
+
+        may_wait: for the disk, rather than raise NotReady as ``slices``.
+        """
+        check = MappedFile.require if may_wait else self._check
+        self.write_out()
+        file = self.files.find(physical_offset)
+        if file is None or physical_offset + RECORD_BYTES_MIN > self.max_offset:
+            return None
+        position = physical_offset - file.start_offset
+        if position + RECORD_BYTES_MIN > self.file_bytes:
+            return None
+        check(file, position, position + RECORD_BYTES_MIN)
+        size, magic, stated_offset = _RECORD_PLACE.unpack_from(file.map, position)
+        end = position + size
+        is_record = magic in RECORD_MAGICS and stated_offset == physical_offset
+        if not is_record or size < RECORD_BYTES_MIN or file.start_offset + end > self.max_offset:
+            return None
+        if end > self.file_bytes:
+            return None
+        check(file, position, end)
+        return file.view[position:end]
+
+    def _check(self, file: MappedFile, start: int, end: int) -> None:
+        if file.start_offset + start < self._hot_from:
+            self.page_cache.check(file, start, end)
+        file.check_soon(start, end)
+
+    @property
+    def _hot_from(self) -> int:
+        return max(self.max_offset - HOT_BYTES, self.started_at)
+
+    def slices(self, runs: list[tuple[int, int]]) -> list[memoryview]:
+        """Bytes by physical offset, each run within one file, as views.
+
+        Raises NotReady for old bytes that the disk must give first, or much that must be compared
+        with what a clean stop left; StoreFormatError for a run that is not in the log.
+        """
+        if runs[0][0] < self._hot_from:
+            self._check_cached(runs)
+        views = []
+        base, file_end, view = 0, 0, memoryview(b"")
+        check: Callable[[int, int], None] | None = None
+        for start, end in runs:
+            if start < base or end > file_end:
+                file = self._file_of(start, end)
+                base, file_end, view = file.start_offset, file.end_offset, file.view
+                check = None if file.seal is None else file.check_soon
+            if check is not None:
+                check(start - base, end - base)
+            views.append(view[start - base : end - base])
+        return views
+
+    def _check_cached(self, runs: list[tuple[int, int]]) -> None:
+        for start, end in runs:
+            file = self._file_of(start, end)
+            self.page_cache.check(file, start - file.start_offset, end - file.start_offset)
+
+    def _file_of(self, start: int, end: int) -> MappedFile:
+        file = self.files.find(start)
+        if file is None or end > file.end_offset:
+            # A unit says so. After a crash they have no checksums.
+            raise StoreFormatError(
+                self.files.directory,
+                f"a unit of a queue leads to {start} up to {end}, where no record can be",
+                "stop the broker and run `headrace store fsck --repair`",
+            )
+        return file
+
+    def store_timestamp_at(self, physical_offset: int) -> int | None:
+        """When the record there was stored; None if none is. Raises NotReady as ``slices``."""
+        record = self.record_at(physical_offset)
+        if record is None:
+            return None
+        (sys_flag,) = _INT.unpack_from(record, SYS_FLAG_AT)
+        at = 68 if sys_flag & BORN_HOST_V6 else 56
+        return int.from_bytes(record[at : at + 8], "big", signed=True)
+
+    def start_flush(self) -> tuple[int, Callable[[], None]]:
+        """The offset up to which a thread makes all durable by calling the function."""
+        self.write_out()
+        end_offset = self.max_offset
+        files = self.files.files
+        first = self.files.find(self.flushed_offset)
+        dirty = files[files.index(first) :] if first and end_offset > self.flushed_offset else []
+        dirty = [file for file in dirty if file.start_offset < end_offset]
+
+        def flush() -> None:
+            for file in dirty:
+                file.sync()
+            self.files.seam.sync_names()
+
+        return end_offset, flush

@@ -1,0 +1,1 @@
+"""ConsumeQueues: from queue offset to physical offset."""

@@ -1,0 +1,421 @@
+"""One queue's index: fixed units that lead from queue offset to physical offset."""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace_broker.store.files.cold_files import ColdFiles
+from headrace_broker.store.files.file_seal import StoreDamaged
+from headrace_broker.store.files.mapped_file_queue import MappedFileQueue
+from headrace_protocol.columns import UNIT_DTYPE
+
+if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from headrace_broker.store.files.filesystem import Files
+    from headrace_broker.store.files.mapped_file import MappedFile
+    from headrace_broker.store.integrity.seal import Seals
+
+UNIT: Final = struct.Struct(">qiq")
+UNIT_BYTES: Final = UNIT.size
+Units = npt.NDArray[Any]
+# As ``ConsumeQueue.units_view``; may raise NotReady.
+ReadUnits = Callable[["ConsumeQueue", int, int], memoryview]
+# Stands where a queue offset has no record: before the first one of a queue that starts late.
+BLANK_SIZE: Final = 0x7FFFFFFF
+ALLOCATE_STEP_BYTES: Final = 1 << 18
+WARM_FILES: Final = 3
+BLANK_UNITS: Final = 512  # looked at together
+
+
+class ConsumeQueue:
+    """Units of 20 bytes in files of one length; ``max_offset`` is the next one to write.
+
+    ``map`` and ``position`` say where that is; up to ``room_end`` disk blocks back it. The
+    dispatcher writes there itself, ``put`` is for everything that needs a decision, and that is
+    everything while there is no map.
+    """
+
+    __slots__ = (
+        "_floor",
+        "_log_min_seen",
+        "file",
+        "files",
+        "flushed_offset",
+        "is_cut",
+        "map",
+        "max_offset",
+        "min_offset_seen",
+        "position",
+        "room_end",
+        "started_at",
+    )
+
+    def __init__(self, directory: Path, file_bytes: int, seam: Files) -> None:
+        """directory: ``consumequeue/TOPIC/QUEUE_ID``, made with the first unit."""
+        self.files = MappedFileQueue(directory, file_bytes, seam, "consume_queue_file_bytes")
+        self.file: MappedFile | None = None
+        self.map: mmap.mmap | None = None
+        self.position = self.room_end = 0
+        self.max_offset = self.flushed_offset = 0
+        self.started_at = 0  # older units were there before this process: memory may not hold them
+        # What was cleared comes back with a power cut until the next flush.
+        self.is_cut = False
+        # What min_offset() said last; it never sinks while there are units.
+        self.min_offset_seen = 0
+        self._floor = 0
+        self._log_min_seen = -1
+
+    # --- writing ---------------------------------------------------------------------------
+
+    def put(self, queue_offset: int, physical_offset: int, size: int, tags_code: int) -> bool:
+        """Add one unit. False if the log says the same again; raises OSError on a full disk."""
+        if queue_offset < self.max_offset and not self._is_new_life(queue_offset, physical_offset):
+            return False
+        self._fill_to(queue_offset)
+        self._make_room()
+        assert self.map is not None
+        UNIT.pack_into(self.map, self.position, physical_offset, size, tags_code)
+        self.position += UNIT_BYTES
+        self.max_offset += 1
+        return True
+
+    def put_block(self, units: Units) -> int:
+        """Add units at ``max_offset``, as many as the file has room for; returns how many."""
+        self._make_room()
+        assert self.map is not None
+        count = min(len(units), (self.room_end - self.position) // UNIT_BYTES)
+        end = self.position + count * UNIT_BYTES
+        self.map[self.position : end] = units[:count].tobytes()
+        self.position = end
+        self.max_offset += count
+        return count
+
+    def _is_new_life(self, queue_offset: int, physical_offset: int) -> bool:
+        # A topic that was deleted and made again counts from 0, later in the log.
+        if queue_offset or physical_offset <= self.last_physical_offset:
+            return False
+        self.truncate(0)
+        return True
+
+    def _fill_to(self, queue_offset: int) -> None:
+        if queue_offset == self.max_offset:
+            return
+        if not self.files.files:
+            start = queue_offset * UNIT_BYTES // self.files.file_bytes * self.files.file_bytes
+            self.max_offset = self.flushed_offset = start // UNIT_BYTES
+        # Keeps physical offsets ascending, which searches rely on.
+        before = max(self.last_physical_offset, 0)
+        blank = np.array([(before, BLANK_SIZE, 0)], UNIT_DTYPE)
+        while self.max_offset < queue_offset:
+            self.put_block(np.repeat(blank, min(queue_offset - self.max_offset, 4096)))
+
+    def _make_room(self) -> None:
+        if self.position + UNIT_BYTES <= self.room_end:
+            return
+        if self.map is None and self.file is not None:
+            self._map_for_writing(self.file)
+            if self.position + UNIT_BYTES <= self.room_end:
+                return
+        if self.file is None or self.position == self.files.file_bytes:
+            start = self.max_offset * UNIT_BYTES
+            self._write_to(self.files.add(start, self._step(0)), 0)
+        else:
+            self.file.allocate(self.position + UNIT_BYTES, self._step(self.position))
+        assert self.file is not None
+        self._map_for_writing(self.file)
+
+    def _map_for_writing(self, file: MappedFile) -> None:
+        if self.map is None:
+            self.files.seam.map_budget.mapped(self)
+        self.map = file.map
+        self.room_end = file.allocated_bytes - file.allocated_bytes % UNIT_BYTES
+
+    def loaded(self) -> None:
+        """All that was there when the store was opened is here now, and reading it is over."""
+        self.started_at = self.max_offset
+        self.unmap()
+
+    def unmap(self) -> None:
+        """Give all maps up until they are needed again."""
+        self.map = None
+        self.room_end = 0
+        for file in self.files.files:
+            file.unmap()
+
+    def _step(self, position: int) -> int:
+        # Most queues stay small: the first step is one page.
+        step = ALLOCATE_STEP_BYTES if position else 4096
+        return min(step, self.files.file_bytes - position)
+
+    def _write_to(self, file: MappedFile, position: int) -> None:
+        self.file = file
+        self.map = None
+        self.position = position
+        self.room_end = 0
+
+    # --- start, truncation, cleaning -------------------------------------------------------
+
+    def load(self, is_clean: bool, durable_below: int) -> None:
+        """Find the files and where the units end. Raises StoreFormatError.
+
+        After a clean stop the end is searched for. After a crash what may not have been flushed is
+        read, because a hole may have units after it that reached the disk first: files that do not
+        begin below the physical offset ``durable_below``, the one before them, at least three.
+        """
+        self.files.load(is_clean=is_clean)
+        files = self.files.files
+        if is_clean and files:
+            self._write_to(files[-1], self._used_units(files[-1]) * UNIT_BYTES)
+            self.max_offset = (files[-1].start_offset + self.position) // UNIT_BYTES
+        elif files:
+            self._end_at(self._unbroken_end(files[self._first_doubtful(durable_below) :]))
+        self.flushed_offset = self.max_offset
+
+    def _first_doubtful(self, durable_below: int) -> int:
+        files = self.files.files
+        number = max(len(files) - WARM_FILES, 0)
+        while number:
+            physical_offset, size, _ = UNIT.unpack_from(files[number].map)
+            if size > 0 and physical_offset < durable_below:
+                break
+            number -= 1
+        return number
+
+    def attach_seals(self, seals: Seals) -> int:
+        """Take the files' seals after a clean stop; returns where the newest unit points.
+
+        Raises StoreDamaged when the units end elsewhere than they did.
+        """
+        for file, used_bytes in self.used:
+            file.seal = seals.find(file.path)
+            if file.seal is not None and file.seal.used_bytes != used_bytes:
+                end = max(file.seal.used_bytes, used_bytes)
+                raise StoreDamaged(file.path, 0, end)
+        return self.last_physical_offset
+
+    @staticmethod
+    def _used_units(file: MappedFile) -> int:
+        """Looks from the beginning on, in steps that double: most queues have one page."""
+        data, size_at = file.map, UNIT.unpack_from
+        low, high, count = 0, 0, file.file_bytes // UNIT_BYTES
+        while high < count and size_at(data, high * UNIT_BYTES)[1] > 0:
+            low, high = high + 1, min(2 * high + 1, count)
+        while low < high:
+            middle = (low + high) // 2
+            if size_at(data, middle * UNIT_BYTES)[1] > 0:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    @staticmethod
+    def _unbroken_end(files: list[MappedFile]) -> int:
+        """Where the first unit is missing, or was torn between two sectors of the disk.
+
+        A torn one that looks like a unit has the size of a new one and a physical offset that is
+        0, or lacks its upper half.
+        """
+        before = 0
+        for file in files:
+            units = np.frombuffer(file.view, UNIT_DTYPE)
+            places = units["physical_offset"].astype(np.int64)
+            is_ascending = np.diff(places, prepend=before) >= 0
+            used = is_ascending & (units["size"] > 0)
+            if not used.all():
+                return file.start_offset // UNIT_BYTES + int(used.argmin())
+            before = places[-1]
+        return files[-1].end_offset // UNIT_BYTES
+
+    def truncate(self, queue_offset: int) -> None:
+        """Forget the units from ``queue_offset`` on."""
+        if queue_offset >= self.max_offset:
+            return
+        self._end_at(max(queue_offset, self.files.min_offset // UNIT_BYTES))
+
+    def _end_at(self, queue_offset: int) -> None:
+        self.max_offset = queue_offset
+        self.flushed_offset = min(self.flushed_offset, queue_offset)
+        self._floor = min(self._floor, queue_offset)
+        self._log_min_seen = -1
+        self.min_offset_seen = 0
+        end = queue_offset * UNIT_BYTES
+        self.files.delete_from(end)
+        self.file = self.map = None
+        self.position = self.room_end = 0
+        if self.files.files:
+            last = self.files.files[-1]
+            position = end - last.start_offset
+            if last.seal is not None and position < last.seal.used_bytes:
+                last.seal = None
+            self._write_to(last, position)
+            if np.frombuffer(last.view, np.uint8, offset=position).any():
+                last.clear_from(position)
+                self.is_cut = True
+
+    def truncate_from_physical(self, physical_offset: int) -> None:
+        """Forget the units that point at or past ``physical_offset``."""
+        self.truncate(self.first_at_or_after(physical_offset))
+
+    def search_cold(self, physical_offset: int) -> Callable[[], int]:
+        """``first_at_or_after`` for any thread, from the disk. Raises OSError there."""
+        place = ColdFiles(self.files).place
+        # A floor says nothing of the log.
+        known = self.min_offset_seen if self.min_offset_seen > self._floor else 0
+        low = max(self.first_offset, known)
+        return partial(_first_at, place, physical_offset, low, self.max_offset)
+
+    def detach_before(self, queue_offset: int) -> list[MappedFile]:
+        """Let go of files that end there; the units before lead below the log's first byte."""
+        self.min_offset_seen = max(self.min_offset_seen, min(queue_offset, self.max_offset))
+        end = queue_offset * UNIT_BYTES
+        return self.files.detach_first(
+            sum(file.end_offset <= end for file in self.files.files[:-1])
+        )
+
+    def raise_floor(self, queue_offset: int) -> None:
+        """Show nothing below ``queue_offset`` any more, though its records are in the log."""
+        if queue_offset > self._floor:
+            self._floor = min(queue_offset, self.max_offset)
+            self._log_min_seen = -1
+
+    def restore_floor(self, queue_offset: int, place_before: int) -> None:
+        """Raise the floor if the unit before it still points to ``place_before``."""
+        if (
+            self.first_offset < queue_offset <= self.max_offset
+            and self.unit(queue_offset - 1)[0] == place_before
+        ):
+            self.raise_floor(queue_offset)
+
+    def delete(self) -> None:
+        """Remove every file and the folder."""
+        self.files.delete_from(0)
+        if self.files.directory.exists():
+            self.files.directory.rmdir()
+        self.file = self.map = None
+        self.position = self.room_end = self.max_offset = self.flushed_offset = 0
+
+    @property
+    def used(self) -> list[tuple[MappedFile, int]]:
+        """Each file, and the bytes of it in use."""
+        sizes = [self.files.file_bytes] * (len(self.files.files) - 1) + [self.position]
+        return list(zip(self.files.files, sizes, strict=False))
+
+    def dirty_bytes(self) -> int:
+        """Bytes written since the last flush began."""
+        return (self.max_offset - self.flushed_offset) * UNIT_BYTES
+
+    def start_flush(self) -> Callable[[], None]:
+        """What a thread has to do to make all units so far durable."""
+        first = self.files.find(self.flushed_offset * UNIT_BYTES)
+        files = self.files.files[self.files.files.index(first) :] if first else []
+        self.flushed_offset = self.max_offset
+        self.is_cut = False
+
+        def flush() -> None:
+            for file in files:
+                file.sync()
+
+        return flush
+
+    # --- reading ---------------------------------------------------------------------------
+
+    def units_view(self, queue_offset: int, count_max: int) -> memoryview:
+        """Units from ``queue_offset`` on as raw bytes; the end of a file returns fewer."""
+        start = queue_offset * UNIT_BYTES
+        file = self.files.find(start)
+        count = min(count_max, self.max_offset - queue_offset)
+        if file is None or count <= 0:
+            return memoryview(b"")
+        view = self.view_of(file)
+        position = start - file.start_offset
+        end = min(position + count * UNIT_BYTES, file.file_bytes)
+        if file.seal is not None:
+            file.require(position, end)
+        return view[position:end]
+
+    def view_of(self, file: MappedFile) -> memoryview:
+        """The whole of one of the files, mapped within the budget."""
+        if not file.is_mapped:
+            self.files.seam.map_budget.mapped(self)
+        return file.view
+
+    def unit(self, queue_offset: int) -> tuple[int, int, int]:
+        """Physical offset, size and tags code of one unit, which must exist."""
+        physical_offset, size, tags_code = UNIT.unpack(self.units_view(queue_offset, 1))
+        return physical_offset, size, tags_code
+
+    def iter_units(self, queue_offset: int) -> Iterator[tuple[int, int, int]]:
+        """Units from ``queue_offset`` to the end."""
+        while queue_offset < self.max_offset:
+            view = self.units_view(queue_offset, 4096)
+            yield from UNIT.iter_unpack(view)
+            queue_offset += len(view) // UNIT_BYTES
+
+    @property
+    def last_physical_offset(self) -> int:
+        """Where the newest unit points; -1 without units."""
+        if self.max_offset * UNIT_BYTES <= self.files.min_offset or not self.files.files:
+            return -1
+        return self.unit(self.max_offset - 1)[0]
+
+    @property
+    def first_offset(self) -> int:
+        """The oldest unit on disk, whether or not its record still is."""
+        return self.files.min_offset // UNIT_BYTES if self.files.files else self.max_offset
+
+    def min_offset(self, log_min_offset: int, read: ReadUnits = units_view) -> int:
+        """The oldest unit whose record is still in the log and was not given up.
+
+        read: what it raises passes.
+        """
+        if self._log_min_seen != log_min_offset:
+            found = self._skip_blank(self._first_kept(log_min_offset, read), read)
+            self.min_offset_seen = max(found, self._floor)
+            # An empty answer is not kept: the next unit may be the first one.
+            is_empty = self.min_offset_seen >= self.max_offset
+            self._log_min_seen = -1 if is_empty else log_min_offset
+        return self.min_offset_seen
+
+    def _first_kept(self, log_min_offset: int, read: ReadUnits) -> int:
+        def place(queue_offset: int) -> int:
+            return int(UNIT.unpack(read(self, queue_offset, 1))[0])
+
+        low = max(self.first_offset, self.min_offset_seen)
+        return _first_at(place, log_min_offset, low, self.max_offset)
+
+    def first_at_or_after(self, physical_offset: int) -> int:
+        """The first unit that points at or past ``physical_offset``; max_offset if none does."""
+        return _first_at(
+            lambda queue_offset: self.unit(queue_offset)[0],
+            physical_offset,
+            self.first_offset,
+            self.max_offset,
+        )
+
+    def _skip_blank(self, queue_offset: int, read: ReadUnits) -> int:
+        while queue_offset < self.max_offset:
+            for _, size, _ in UNIT.iter_unpack(read(self, queue_offset, BLANK_UNITS)):
+                if size != BLANK_SIZE:
+                    return queue_offset
+                queue_offset += 1
+        return queue_offset
+
+
+def _first_at(place: Callable[[int], int], physical_offset: int, low: int, high: int) -> int:
+    """The first of the units from ``low`` to ``high`` that points there or past it, else high.
+
+    place: where a unit points.
+    """
+    if low < high and place(low) >= physical_offset:  # mostly: nothing has gone, or it was found
+        return low
+    return low + bisect_left(range(low, high), physical_offset, key=place)

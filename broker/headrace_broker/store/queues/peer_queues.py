@@ -1,0 +1,133 @@
+"""What only Apache RocketMQ writes beside the log: ``batchconsumequeue/`` and ``compaction/``.
+
+Its broker enters records there just after they are in the log, and after a crash once more. When
+this broker has stopped in order, the peer takes all records for entered: those that a crash left
+out would reach nobody. So a start after a crash looks, before it changes anything.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from headrace_broker.store.errors import StoreFormatError
+from headrace_protocol.columns import split
+from headrace_protocol.message import property_value
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headrace_broker.store.files.filesystem import Files
+    from headrace_broker.store.log.log_blocks import LogBlock
+    from headrace_protocol.columns import RecordColumns
+
+BATCH_FOLDER: Final = "batchconsumequeue"
+COMPACTION_FOLDER: Final = "compaction/compactionCq"
+KEYS: Final = b"KEYS"
+# Source: docs/store-format.md "Batch unit".
+BATCH_UNIT_DTYPE: Final = np.dtype(
+    [
+        ("physical_offset", ">i8"),
+        ("size", ">i4"),
+        ("tags_code", ">i8"),
+        ("store_timestamp", ">i8"),
+        ("queue_offset", ">i8"),
+        ("count", ">i2"),
+        ("compacted_offset", ">i4"),
+        ("reserved", ">i4"),
+    ]
+)
+
+
+class _PeerQueue(NamedTuple):
+    """A queue's folder, and where its newest unit points; -1 without units.
+
+    Physical offsets of a compacted queue are those of the compaction log.
+    """
+
+    folder: Path
+    physical_offset: int
+    queue_offset: int
+    is_compacted: bool
+
+
+class PeerQueues:
+    """Those of a store directory, to be compared with its log."""
+
+    def __init__(self, root: Path) -> None:
+        """Read the newest unit of each queue."""
+        self._queues: dict[tuple[bytes, int], _PeerQueue] = {}
+        for name in (BATCH_FOLDER, COMPACTION_FOLDER):
+            for folder in (root / name).glob("*/*"):
+                if folder.name.isdigit() and folder.is_dir():
+                    key = folder.parent.name.encode(), int(folder.name)
+                    place = _newest_unit(folder)
+                    self._queues[key] = _PeerQueue(folder, *place, name == COMPACTION_FOLDER)
+
+    def __bool__(self) -> bool:
+        return bool(self._queues)
+
+    def check(self, block: LogBlock) -> None:
+        """Raise StoreFormatError if a record lacks its unit."""
+        columns = block.columns
+        topics = split(columns.data, columns.topic_start, columns.topic_bytes.astype(np.int64))
+        names = zip(topics, columns.queue_id.tolist(), strict=True)
+        for number, name in enumerate(names):
+            queue = self._queues.get(name)
+            if queue is not None and not _is_entered(queue, columns, number):
+                offset = columns.physical_offset[number]
+                raise _crashed(queue.folder, f"lacks the message at physical offset {offset}")
+
+    def check_end(self, log_end: int) -> None:
+        """Raise StoreFormatError if a unit points past the log, where other records will be."""
+        for queue in self._queues.values():
+            if not queue.is_compacted and queue.physical_offset >= log_end:
+                raise _crashed(
+                    queue.folder, f"points to {queue.physical_offset}, the log ends at {log_end}"
+                )
+
+    def sync(self, files: Files) -> None:
+        """To disk, which a killed process has not waited for. Raises OSError."""
+        for queue in self._queues.values():
+            for path in _files_of(queue.folder)[-2:]:
+                descriptor = files.open(path)
+                try:
+                    files.fdatasync(descriptor)
+                finally:
+                    files.close(descriptor)
+
+
+def _files_of(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_file())
+
+
+def _newest_unit(folder: Path) -> tuple[int, int]:
+    """Where it points, and its queue offset."""
+    for path in reversed(_files_of(folder)):
+        count = path.stat().st_size // BATCH_UNIT_DTYPE.itemsize
+        units = np.fromfile(path, BATCH_UNIT_DTYPE, count)
+        used = np.flatnonzero(units["size"] > 0)
+        if len(used):
+            newest = units[used[-1]]
+            return int(newest["physical_offset"]), int(newest["queue_offset"])
+    return -1, -1
+
+
+def _is_entered(queue: _PeerQueue, columns: RecordColumns, number: int) -> bool:
+    if not queue.is_compacted:
+        return bool(columns.physical_offset[number] <= queue.physical_offset)
+    if columns.queue_offset[number] <= queue.queue_offset:
+        return True
+    # The peer compacts by KEYS, and leaves records without out.
+    (properties,) = columns.select([number]).properties()
+    return not property_value(properties, KEYS).strip()
+
+
+def _crashed(folder: Path, problem: str) -> StoreFormatError:
+    return StoreFormatError(
+        folder,
+        f"Apache RocketMQ did not get to write this to its end before it crashed: it {problem}",
+        "nothing was changed: start Apache's broker on this store once and stop it in order, or "
+        "remove the folder if the topic is of this kind no more",
+    )

@@ -1,0 +1,126 @@
+"""Units of a queue with their records, read from the disk in any thread.
+
+For readers that must not keep the loop, and to which only what is on disk counts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from headrace_broker.store.errors import StoreError
+from headrace_broker.store.queues.consume_queue import BLANK_SIZE
+from headrace_protocol.columns import RecordColumns
+from headrace_protocol.message import CorruptRecord
+
+if TYPE_CHECKING:
+    from headrace_broker.store.files.cold_files import ColdFiles
+    from headrace_protocol.columns import Array
+
+BLOCK_UNITS: Final = 4096
+BLOCK_BYTES_MAX: Final = 4 << 20
+# One read of everything in between costs less than many reads, up to this share.
+_SPAN_SHARE: Final = 8
+
+
+class QueueDamaged(StoreError):
+    """A queue leads to a record that is damaged or gone."""
+
+    def __init__(self, topic: str, queue_id: int, physical_offset: int, reason: str) -> None:
+        super().__init__(
+            f"queue {topic}/{queue_id} leads to {physical_offset} in the log, where no record of "
+            f"it can be read ({reason}): stop the broker and run headrace store fsck on its "
+            "directory"
+        )
+        self.physical_offset = physical_offset
+
+
+class QueueBlock(NamedTuple):
+    """Messages of one queue in order, every length and CRC checked.
+
+    first, end: the queue offsets that it covers, up to before ``end``; those that have no record,
+    as at the start of a queue that begins late, are left out.
+    units: shape (n,), UNIT_DTYPE. records: the same n; they may lie apart in ``records.data``.
+    """
+
+    topic: str
+    queue_id: int
+    first: int
+    end: int
+    units: Array
+    records: RecordColumns
+
+
+class QueueView(NamedTuple):
+    """A queue as a thread may look at it. end: just after the last unit that may be read."""
+
+    topic: str
+    queue_id: int
+    units: ColdFiles
+    end: int
+
+
+def read_block(
+    queue: QueueView, first: int, log: ColdFiles, flushed_offset: int
+) -> QueueBlock | None:
+    """The messages from ``first`` on: a few MiB, but at least one message.
+
+    flushed_offset: of records that end past it none is read, nor any after them. None if that is
+    the first one already.
+
+    Raises OSError, QueueDamaged.
+    """
+    units = queue.units.units(first, min(BLOCK_UNITS, queue.end - first))
+    units = units[: _readable_count(units, flushed_offset)]
+    if not len(units):
+        return None
+    numbers = np.flatnonzero(units["size"] != BLANK_SIZE)
+    kept = units[numbers]
+    place = int(kept["physical_offset"][0]) if len(kept) else -1
+    try:
+        records = _gather(kept, log)
+        _check(records, queue, kept, numbers + first)
+    except CorruptRecord as error:
+        raise QueueDamaged(queue.topic, queue.queue_id, place, error.reason) from error
+    return QueueBlock(queue.topic, queue.queue_id, first, first + len(units), kept, records)
+
+
+def _readable_count(units: Array, flushed_offset: int) -> int:
+    """How many units lead to records that are on disk, and make no block too large."""
+    sizes = units["size"].astype(np.int64)
+    sizes[sizes == BLANK_SIZE] = 0
+    is_readable = (units["size"] > 0) & (units["physical_offset"] + sizes <= flushed_offset)
+    count = len(units) if is_readable.all() else int(is_readable.argmin())
+    fitting = int(np.searchsorted(np.cumsum(sizes[:count]), BLOCK_BYTES_MAX, "right"))
+    return min(count, max(fitting, 1))
+
+
+def _gather(units: Array, log: ColdFiles) -> RecordColumns:
+    sizes = units["size"].astype(np.int64)
+    starts = units["physical_offset"].astype(np.int64)
+    if not len(units):
+        return RecordColumns(b"", starts, sizes)
+    ends = starts + sizes
+    first, span_bytes = int(starts[0]), int(ends[-1] - starts[0])
+    if span_bytes <= _SPAN_SHARE * int(sizes.sum()):
+        data = log.read(first, span_bytes)
+        if len(data) == span_bytes:  # fewer at the end of a file
+            return RecordColumns(data, starts - first, sizes)
+    is_apart = (starts[1:] != ends[:-1]) | (starts[1:] % log.file_bytes == 0)
+    run_starts = starts[np.append(True, is_apart)].tolist()
+    run_ends = ends[np.append(is_apart, True)].tolist()
+    runs = zip(run_starts, run_ends, strict=True)
+    data = b"".join([log.read(start, end - start) for start, end in runs])
+    return RecordColumns(data, np.cumsum(sizes) - sizes, sizes)
+
+
+def _check(records: RecordColumns, queue: QueueView, units: Array, queue_offsets: Array) -> None:
+    """Raise CorruptRecord unless these are the records that the units stand for."""
+    records.check_bodies()
+    is_placed = records.physical_offset == units["physical_offset"]
+    records.require(is_placed, "its physical offset is another than its place")
+    is_own = (records.queue_id == queue.queue_id) & (records.queue_offset == queue_offsets)
+    records.require(is_own, "it is of another queue or another queue offset")
+    if len(records) and not records.has_topic(queue.topic):
+        raise CorruptRecord(0, "it is of another topic")

@@ -1,0 +1,139 @@
+"""What can't be removed, for whose sake, and when the disk will be full because of it."""
+
+from __future__ import annotations
+
+import math
+from itertools import islice
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from headrace_broker.store.files.cold_files import ColdFiles
+from headrace_broker.store.retention.growth import Growth
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from headrace_broker.store.files.filesystem import DiskUsage
+    from headrace_broker.store.log.commit_log import CommitLog
+    from headrace_broker.store.queues.consume_queue import ConsumeQueue
+    from headrace_broker.store.settings import Retention
+    from headrace_broker.store.store_queue import StoreQueue
+
+    # Of some queues of a topic: the lowest queue offset that a group has yet to consume, and which.
+    LowestUnconsumed = Callable[[str, Iterable[int]], Mapping[int, tuple[int, str]]]
+
+ALARM_HOURS: Final = 24.0
+ALARM_EVERY_S: Final = 3600.0
+SAMPLE_EVERY_S: Final = 60.0
+_QUEUES_AT_ONCE: Final = 128
+
+
+def queue_blocks(queues: Mapping[int, StoreQueue]) -> Iterator[dict[int, StoreQueue]]:
+    """A topic's queues in blocks, each examined in less than a millisecond."""
+    remaining = iter(list(queues.items()))
+    while some := dict(islice(remaining, _QUEUES_AT_ONCE)):
+        yield some
+
+
+def nothing_to_consume(_topic: str, _queue_ids: Iterable[int]) -> dict[int, tuple[int, str]]:
+    """No group has anything to consume."""
+    return {}
+
+
+class Unconsumed(NamedTuple):
+    """A record that some group has yet to consume."""
+
+    physical_offset: int
+    topic: str
+    queue_id: int
+    group: str
+
+    def __str__(self) -> str:
+        return f"group {self.group}, topic {self.topic}, queue {self.queue_id}"
+
+
+class Outlook:
+    """``look`` on the loop, ``find_oldest`` in any thread.
+
+    ``oldest`` is the oldest record not consumed, as of the last look.
+    """
+
+    def __init__(
+        self, commit_log: CommitLog, topics: Mapping[str, Mapping[int, StoreQueue]]
+    ) -> None:
+        self.oldest: Unconsumed | None = None
+        self.growth = Growth()
+        self._commit_log = commit_log
+        self._topics = topics
+        self._places: list[tuple[ColdFiles, int, str, int, str]] = []
+        self._limit_bytes = 0
+        self._sampled_s = self._alarm_s = -math.inf
+
+    def look(self, lowest_unconsumed: LowestUnconsumed) -> Iterator[None]:
+        """See what groups have yet to consume; yields after some queues."""
+        self._places = []
+        for topic, queues in list(self._topics.items()):
+            for some in queue_blocks(queues):
+                for queue_id, (queue_offset, group) in lowest_unconsumed(topic, some).items():
+                    consume_queue = some[queue_id].consume_queue
+                    first = self._first_shown(consume_queue, queue_offset)
+                    if first < consume_queue.max_offset:
+                        units = ColdFiles(consume_queue.files)
+                        self._places.append((units, first, topic, queue_id, group))
+                yield
+
+    def _first_shown(self, consume_queue: ConsumeQueue, queue_offset: int) -> int:
+        """The first unit from ``queue_offset`` on that is still shown."""
+        if queue_offset >= consume_queue.max_offset:
+            return queue_offset
+        return max(queue_offset, consume_queue.min_offset(self._commit_log.min_offset))
+
+    def find_oldest(self) -> Unconsumed | None:
+        """Of what the last look saw, in any thread. Raises OSError."""
+        found = (
+            Unconsumed(units.place(first), topic, queue_id, group)
+            for units, first, topic, queue_id, group in self._places
+        )
+        # Of a queue that is gone meanwhile nothing is left to consume.
+        return min((each for each in found if each.physical_offset >= 0), default=None)
+
+    @property
+    def keep_from(self) -> int:
+        """Physical offset of ``oldest``, else the log's end."""
+        return self.oldest.physical_offset if self.oldest else self._commit_log.max_offset
+
+    # --- when the disk is full ---------------------------------------------------------------
+
+    def is_sample_due(self, now_s: float) -> bool:
+        """Whether ``sample`` wants to be called; look before."""
+        return now_s >= self._sampled_s + SAMPLE_EVERY_S
+
+    def used_by_others(self, disk: DiskUsage) -> int:
+        """In any thread: bytes on the disk without those of the log. Raises OSError."""
+        log_files = self._commit_log.files
+        file_count = sum(1 for _ in log_files.directory.glob("*"))
+        return disk.used_bytes - file_count * log_files.file_bytes
+
+    def sample(
+        self, now_s: float, disk: DiskUsage, others_bytes: int, retention: Retention
+    ) -> None:
+        """Note how much is in use that no clean-up would free."""
+        self._sampled_s = now_s
+        self._limit_bytes = disk.used_bytes - disk.excess_bytes(retention.refuse_ratio)
+        # By the byte, for files come and go in large steps.
+        commit_log = self._commit_log
+        first = self.keep_from if retention.removes_young else commit_log.min_offset
+        kept_bytes = max(commit_log.max_offset - first, commit_log.file_bytes)
+        self.growth.add(now_s, others_bytes + kept_bytes)
+
+    @property
+    def full_in_hours(self) -> float | None:
+        """Until messages are refused; None when that is not to be expected."""
+        return self.growth.full_in_hours(self._limit_bytes)
+
+    def take_alarm(self, now_s: float) -> float | None:
+        """``full_in_hours`` when that is soon; told once an hour."""
+        hours = self.full_in_hours
+        if hours is None or hours > ALARM_HOURS or now_s < self._alarm_s + ALARM_EVERY_S:
+            return None
+        self._alarm_s = now_s
+        return hours

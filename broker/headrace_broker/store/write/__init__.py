@@ -1,0 +1,1 @@
+"""The way of a message: write path, confirmation, flush, takers."""

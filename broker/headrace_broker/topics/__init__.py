@@ -1,0 +1,1 @@
+"""The broker's topics: table, attributes, incarnations, the peer's kinds."""

@@ -1,0 +1,52 @@
+"""Topics of kinds that Apache RocketMQ serves and this broker does not.
+
+A store that Apache's broker wrote may hold them. What only it can go on with is left as it is, so
+that it finds everything. Source: docs/store-format.md "Stores of Apache RocketMQ";
+tests/conformance/test_store_both_ways.py.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from headrace_broker.topics.attributes import CLEANUP_POLICY, QUEUE_TYPE
+from headrace_protocol.bodies import TopicQueueMappingSerializeWrapper
+from headrace_protocol.codes import ResponseCode
+from headrace_protocol.errors import RequestError
+
+if TYPE_CHECKING:
+    from headrace_protocol.bodies import TopicConfig
+
+MAPPING_NAME = "topicQueueMapping.json"
+
+
+class PeerKind(Enum):
+    """Such a kind of topic, as users are told of it."""
+
+    INNER_BATCH = "a topic of inner batches (queue.type=BatchCQ)"
+    COMPACTED = "a compacted topic (cleanup.policy=COMPACTION)"
+    STATIC = f"a static topic ({MAPPING_NAME})"
+
+    def refusal(self, topic: str, reason: str) -> RequestError:
+        """The answer to a request that only Apache's broker can serve."""
+        return RequestError(
+            ResponseCode.NO_PERMISSION,
+            f"topic[{topic}] is {self.value}, which this broker keeps for Apache RocketMQ: "
+            f"{reason}; start Apache's broker on this store for it, or use another topic",
+        )
+
+
+def kind_of(topic: TopicConfig, static_topics: frozenset[str]) -> PeerKind | None:
+    """None for a topic that this broker serves."""
+    if topic.attributes.get(QUEUE_TYPE) == "BatchCQ":
+        return PeerKind.INNER_BATCH
+    if topic.attributes.get(CLEANUP_POLICY) == "COMPACTION":
+        return PeerKind.COMPACTED
+    return PeerKind.STATIC if topic.topic_name in static_topics else None
+
+
+def static_topics_in(data: bytes) -> frozenset[str]:
+    """Names of the static topics in a text of ``topicQueueMapping.json``. Raises ValueError."""
+    wrapper = TopicQueueMappingSerializeWrapper.decode(data)
+    return frozenset(wrapper.topic_queue_mapping_info_map)

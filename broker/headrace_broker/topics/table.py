@@ -1,0 +1,438 @@
+"""The broker's topics: config/topics.json.
+
+Source: docs/protocol.md "Topics"; tests/broker/test_topics.py.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headrace_broker.host_budget import Host, HostBudget
+from headrace_broker.persistence import (
+    SavedFile,
+    TableText,
+    field_text,
+    file_text,
+    load_table,
+    next_version,
+    say_if_lost,
+)
+from headrace_broker.topics.incarnations import Incarnations
+from headrace_broker.topics.peer import MAPPING_NAME, PeerKind, kind_of, static_topics_in
+from headrace_protocol.bodies import (
+    PERM_INHERIT,
+    PERM_READ,
+    PERM_WRITE,
+    DataVersion,
+    TopicConfig,
+    TopicConfigSerializeWrapper,
+)
+from headrace_protocol.bounds import check_perm, check_queue_nums, check_topic
+from headrace_protocol.codes import ResponseCode
+from headrace_protocol.errors import RequestError
+from headrace_protocol.system_topics import (
+    BENCHMARK_TOPIC,
+    CHECK_MAX_TIME_TOPIC,
+    DEFAULT_TOPIC,
+    DLQ_PREFIX,
+    HALF_TOPIC,
+    OFFSET_MOVED_TOPIC,
+    OP_HALF_TOPIC,
+    RETRY_PREFIX,
+    ROCKSDB_HALF_TOPIC,
+    ROCKSDB_OP_HALF_TOPIC,
+    SCHEDULE_TOPIC,
+    SELF_TEST_TOPIC,
+    SYSTEM_PREFIX,
+    TIMER_TOPIC,
+    broker_member_topic,
+    reply_topic,
+    revive_log_topic,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from headrace_broker.config import BrokerConfig
+    from headrace_broker.persistence import NowMs
+    from headrace_broker.store.files.config_file import ConfigFile
+    from headrace_protocol.serving import Channel
+
+# Memory of a topic, in tables and in files.
+_TOPIC_BYTES = 3 * 1024
+_PERM_ALL = PERM_READ | PERM_WRITE | PERM_INHERIT
+
+# Topics whose records mean something to the broker: clients can't send to them.
+_NOT_FOR_CLIENTS = frozenset(
+    {
+        SCHEDULE_TOPIC,
+        HALF_TOPIC,
+        OP_HALF_TOPIC,
+        ROCKSDB_HALF_TOPIC,
+        ROCKSDB_OP_HALF_TOPIC,
+        CHECK_MAX_TIME_TOPIC,
+        SELF_TEST_TOPIC,
+        OFFSET_MOVED_TOPIC,
+    }
+)
+_DELAY_LEVELS = 18
+
+
+def _system_topics(config: BrokerConfig) -> dict[str, TopicConfig]:
+    """The topics that the peer has from its first start on."""
+    cluster, broker = config.broker_cluster_name, config.broker_name
+    topics = [
+        _topic(SELF_TEST_TOPIC, 1),
+        _topic(BENCHMARK_TOPIC, 1024),
+        _topic(cluster, 16, _PERM_ALL if config.cluster_topic_enable else PERM_INHERIT),
+        _topic(broker, 1, _PERM_ALL if config.broker_topic_enable else PERM_INHERIT),
+        _topic(OFFSET_MOVED_TOPIC, 1),
+        _topic(SCHEDULE_TOPIC, _DELAY_LEVELS),
+        _topic(reply_topic(cluster), 1),
+        _topic(revive_log_topic(cluster), 8),
+        _topic(broker_member_topic(broker), 1, PERM_INHERIT),
+        _topic(HALF_TOPIC, 1),
+        _topic(OP_HALF_TOPIC, 1),
+        _topic(ROCKSDB_HALF_TOPIC, 1),
+        _topic(ROCKSDB_OP_HALF_TOPIC, 1),
+        _topic(TIMER_TOPIC, 1),
+    ]
+    if config.auto_create_topic_enable:
+        topics.append(_topic(DEFAULT_TOPIC, config.default_topic_queue_nums, _PERM_ALL))
+    return {topic.topic_name: topic for topic in topics}
+
+
+def _topic(name: str, queue_nums: int, perm: int = PERM_READ | PERM_WRITE) -> TopicConfig:
+    return TopicConfig(
+        topic_name=name, read_queue_nums=queue_nums, write_queue_nums=queue_nums, perm=perm
+    )
+
+
+class TopicTable:
+    """All topics of the broker; a config is replaced, never changed.
+
+    change_count: grows with every change, for those who keep what they looked up.
+    saved: the file, which follows the table. incarnations: see there.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        file: ConfigFile,
+        now_ms: NowMs,
+        budget: HostBudget | None = None,
+    ) -> None:
+        """Load the table. Raises StoreFormatError when what is there can't be read."""
+        self.change_count = 0
+        self._budget = budget or HostBudget()
+        self._subscribers: list[Callable[[TopicConfig | None], None]] = []
+        self._config = config
+        self.saved = SavedFile(file, self._snapshot)
+        self._text = TableText()
+        self._now_ms = now_ms
+        found = load_table(file, TopicConfigSerializeWrapper.decode)
+        loaded = found or TopicConfigSerializeWrapper()
+        self.data_version: DataVersion = loaded.data_version
+        self._topics = _system_topics(config)
+        self._system_names = frozenset(self._topics) | _NOT_FOR_CLIENTS | {DEFAULT_TOPIC}
+        self._topics.update(loaded.topic_config_table)
+        mapping = load_table(file.beside(MAPPING_NAME), static_topics_in)
+        self._static_topics = mapping or frozenset()
+        # Deleted topics whose queues still exist: new queues would reuse their files.
+        self._leaving: set[str] = set()
+        self.incarnations = Incarnations(
+            file.beside("topicIncarnation.json"), self._topics.keys() - self._system_names
+        )
+        if found is None:
+            say_if_lost(
+                file,
+                "topics must be created anew, with the queues they had, to reach their messages",
+            )
+            self._changed(None)
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    # -- look-ups ----------------------------------------------------------------------------------
+
+    def get(self, topic: str) -> TopicConfig | None:
+        """A topic; None when there is none of that name."""
+        return self._topics.get(topic)
+
+    def all(self) -> Iterable[TopicConfig]:
+        """Every topic."""
+        return self._topics.values()
+
+    def expect(self, topic: str) -> TopicConfig:
+        """A topic that must be there. Raises RequestError."""
+        config = self._topics.get(topic)
+        if config is None:
+            raise self._unknown(topic)
+        return config
+
+    def kinds(self) -> dict[PeerKind, list[str]]:
+        """Names of the topics that only Apache's broker serves in full."""
+        found: dict[PeerKind, list[str]] = {}
+        for topic in self._topics.values():
+            if (kind := self.kind(topic)) is not None:
+                found.setdefault(kind, []).append(topic.topic_name)
+        return found
+
+    def kind(self, topic: TopicConfig) -> PeerKind | None:
+        """What a topic is if only Apache's broker serves it in full."""
+        return kind_of(topic, self._static_topics)
+
+    def is_system(self, topic: str) -> bool:
+        """Whether a topic belongs to the broker rather than to its users."""
+        return topic in self._system_names or topic.startswith(SYSTEM_PREFIX)
+
+    def check_writable(self, topic: TopicConfig) -> None:
+        """Raise RequestError when clients may not send to ``topic``."""
+        name = topic.topic_name
+        if not self._config.broker_permission & PERM_WRITE:
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self._config.broker_name}] sending message is forbidden: its "
+                "brokerPermission has no write bit, send to another broker",
+            )
+        if name in _NOT_FOR_CLIENTS:
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                f"Sending message to topic[{name}] is forbidden: the broker itself writes it, "
+                "send to a topic of your own",
+            )
+        if not topic.perm & PERM_WRITE:
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                f"the topic[{name}] sending message is forbidden: its perm is {topic.perm}, "
+                f"give it {topic.perm | PERM_WRITE} with mqadmin updateTopicPerm",
+            )
+
+    def check_readable(self, topic: str) -> TopicConfig:
+        """A topic that may be read. Raises RequestError."""
+        if not self._config.broker_permission & PERM_READ:
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self._config.broker_name}] pulling message is forbidden: its "
+                "brokerPermission has no read bit, read from another broker",
+            )
+        config = self.expect(topic)
+        if not config.perm & PERM_READ:
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                f"the topic[{topic}] pulling message is forbidden: its perm is {config.perm}, "
+                f"give it {config.perm | PERM_READ} with mqadmin updateTopicPerm",
+            )
+        return config
+
+    def check_changeable(self, topic: str) -> None:
+        """Raise RequestError for a topic that only Apache's broker can change or delete."""
+        kind = self.kind(self._topics.get(topic) or TopicConfig(topic_name=topic))
+        if kind is not None:
+            raise kind.refusal(topic, "it can't be made, changed or deleted here")
+
+    def registered(self, broker_permission: int) -> dict[str, TopicConfig]:
+        """The table as nameservers are told it: a broker hands on only what it allows itself."""
+        allowed = broker_permission | ~(PERM_READ | PERM_WRITE)
+        if not ~allowed:
+            return self._topics
+        return {
+            name: msgspec.structs.replace(topic, perm=topic.perm & allowed)
+            for name, topic in self._topics.items()
+        }
+
+    def wrapper(self) -> TopicConfigSerializeWrapper:
+        """The table as bodies hold it."""
+        return TopicConfigSerializeWrapper(
+            topic_config_table=self._topics, data_version=self.data_version
+        )
+
+    # -- changes -----------------------------------------------------------------------------------
+
+    def subscribe(self, subscriber: Callable[[TopicConfig | None], None]) -> None:
+        """Call it after every change, with the topic that was put, or None when one went.
+
+        No argument of the constructor: what is told of changes mostly reads the table, too.
+        """
+        self._subscribers.append(subscriber)
+
+    def permission_changed(self) -> None:
+        """The broker's own permission is another now: what was looked up no longer holds."""
+        self.lookups_changed()
+        self.data_version = next_version(self.data_version, self._now_ms())
+        self._tell(None)
+
+    def lookups_changed(self) -> None:
+        """What was looked up no longer holds, though no topic is another."""
+        self.change_count += 1
+
+    def put(self, topic: TopicConfig) -> None:
+        """Create or replace a topic. Raises RequestError for a config that can't be one."""
+        self.put_all([topic])
+
+    def put_all(self, topics: list[TopicConfig]) -> None:
+        """Create or replace topics, all or none. Raises RequestError."""
+        for topic in topics:
+            check_config(topic)
+        changed = [topic for topic in topics if self._topics.get(topic.topic_name) != topic]
+        made = [each.topic_name for each in changed if each.topic_name not in self._topics]
+        for name in made:
+            self._check_gone(name)
+        if made:
+            self.incarnations.made(made)
+        for topic in changed:
+            self._topics[topic.topic_name] = topic
+        if changed:
+            self._changed(changed[-1])
+
+    def _check_gone(self, topic: str) -> None:
+        """Raise RequestError while the queues of a deleted topic of this name still exist."""
+        if topic in self._leaving:
+            raise RequestError(
+                ResponseCode.SYSTEM_BUSY,
+                f"topic {topic} is being deleted: try again when its queues are gone",
+            )
+
+    @contextmanager
+    def deleting(self, topic: str) -> Iterator[bool]:
+        """Delete a topic and reject its re-creation in the block; yields whether it existed."""
+        is_there = self.delete(topic)
+        if not is_there:
+            yield False
+            return
+        self._leaving.add(topic)
+        try:
+            yield True
+        finally:
+            self._leaving.discard(topic)
+
+    def delete(self, topic: str) -> bool:
+        """Forget a topic; whether it was there."""
+        if self._topics.pop(topic, None) is None:
+            return False
+        self._budget.drop(("topic", topic))
+        self.incarnations.gone(topic)
+        self._changed(None)
+        return True
+
+    def when_saved(self, callback: Callable[[Exception | None], None]) -> None:
+        """Call back once all changes so far are on disk, or with the error that keeps them."""
+
+        def told_apart(error: Exception | None) -> None:
+            if error:
+                callback(error)
+            else:
+                self.saved.when_saved(callback)
+
+        self.incarnations.saved.when_saved(told_apart)
+
+    def create_on_send(
+        self, topic: str, default_topic: str, queue_nums: int, channel: Channel
+    ) -> TopicConfig:
+        """The topic of a message; made when it is not there and ``default_topic`` passes itself on.
+
+        queue_nums: how many queues the sender wishes; it gets no more than the default topic has.
+        channel: of the sender, whose host the topic is counted for.
+
+        Raises RequestError when there is none and none may be made.
+        """
+        known = self._topics.get(topic)
+        if known is not None:
+            return known
+        check_topic(topic)
+        self.check_changeable(topic)
+        if topic.startswith(RETRY_PREFIX):
+            return self._create(_topic(topic, 1), channel)
+        default = self._topics.get(default_topic)
+        if default is None or not self._is_inherited(default):
+            raise self._unknown(topic)
+        if queue_nums < 1:
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"topic {topic} does not exist and {channel.address} wishes it with {queue_nums} "
+                "queues: at least 1 (defaultTopicQueueNums of the producer)",
+            )
+        return self._create(
+            TopicConfig(
+                topic_name=topic,
+                read_queue_nums=min(queue_nums, default.write_queue_nums),
+                write_queue_nums=min(queue_nums, default.write_queue_nums),
+                perm=default.perm & ~PERM_INHERIT,
+                topic_filter_type=default.topic_filter_type,
+                topic_sys_flag=default.topic_sys_flag,
+            ),
+            channel,
+        )
+
+    def create_retry_topic(self, group: str, queue_nums: int = 1) -> TopicConfig:
+        """The topic of messages that a group shall get again; made when it is not there."""
+        return self._create(_topic(RETRY_PREFIX + group, queue_nums))
+
+    def create_dlq_topic(self, group: str) -> TopicConfig:
+        """The topic of messages that a group has given up; made when it is not there."""
+        return self._create(_topic(DLQ_PREFIX + group, 1))
+
+    def _is_inherited(self, default: TopicConfig) -> bool:
+        if default.topic_name == DEFAULT_TOPIC and not self._config.auto_create_topic_enable:
+            return False
+        return bool(default.perm & PERM_INHERIT)
+
+    def _create(self, topic: TopicConfig, channel: Channel | None = None) -> TopicConfig:
+        """channel: of the client whose host it counts for; None if it counts for none."""
+        known = self._topics.get(topic.topic_name)
+        if known is not None:
+            return known
+        check_config(topic)
+        self._check_gone(topic.topic_name)
+        if channel is not None:
+            self._budget.keep(Host.of(channel), ("topic", topic.topic_name), _TOPIC_BYTES)
+        self.put(topic)
+        return topic
+
+    def _changed(self, topic: TopicConfig | None) -> None:
+        self.change_count += 1
+        self.data_version = next_version(self.data_version, self._now_ms())
+        self.saved.changed()
+        self._tell(topic)
+
+    def _tell(self, topic: TopicConfig | None) -> None:
+        for subscriber in self._subscribers:
+            subscriber(topic)
+
+    def _snapshot(self) -> Callable[[], bytes]:
+        topics, version = dict(self._topics), self.data_version
+        return lambda: file_text(
+            {"dataVersion": field_text(version), "topicConfigTable": self._text.text(topics)}
+        )
+
+    def _unknown(self, topic: str) -> RequestError:
+        return RequestError(
+            ResponseCode.TOPIC_NOT_EXIST,
+            f"topic[{topic}] not exist on broker {self._config.broker_name}: create it with "
+            f"`headrace topic create {topic}`",
+        )
+
+
+def check_config(topic: TopicConfig) -> None:
+    """Raise RequestError for what can't be a topic's settings."""
+    name = topic.topic_name
+    check_topic(name)
+    check_queue_nums(f"topic {name}: readQueueNums", topic.read_queue_nums)
+    check_queue_nums(f"topic {name}: writeQueueNums", topic.write_queue_nums)
+    check_perm(f"topic {name}: perm", topic.perm)
+
+
+def unread_warning(topic: TopicConfig) -> str | None:
+    """What a user should know about queues that are written but not read."""
+    unread = topic.write_queue_nums - topic.read_queue_nums
+    if unread <= 0:
+        return None
+    return (
+        f"topic {topic.topic_name} writes {topic.write_queue_nums} queues and reads "
+        f"{topic.read_queue_nums}: messages in queues {topic.read_queue_nums} to "
+        f"{topic.write_queue_nums - 1} reach no consumer. To shrink a topic, lower the write "
+        "queues first and the read queues when the rest is consumed"
+    )

@@ -1,0 +1,1 @@
+"""What broker and nameserver are daemons with: process, logs, services, network."""

@@ -1,0 +1,206 @@
+"""Where daemons listen and clients connect: TCP, or the memory of one process.
+
+Both sides take a network as an argument, so that a broker in a test, in a simulation or embedded
+in a program needs no socket.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+from anyio import BrokenResourceError, ClosedResourceError, EndOfStream
+from anyio.abc import ByteStream
+
+from headrace_daemon.serving.listen import listen
+from headrace_daemon.serving.socket_loop import serve_sockets
+from headrace_daemon.serving.stream_transport import serve_stream
+from headrace_protocol.drivers.aio import connect_tcp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from headrace_daemon.serving.server import RemotingServer
+
+
+@dataclass
+class Listener:
+    """An address that is ours.
+
+    host, port: where clients reach it.
+    sockets: what is bound; none in memory.
+    """
+
+    host: str
+    port: int
+    sockets: list[socket.socket]
+
+    @property
+    def address(self) -> str:
+        """host:port as routes hold it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def close(self) -> None:
+        """Give the address up, if nobody serves it yet."""
+        for bound in self.sockets:
+            bound.close()
+
+
+class Network(Protocol):
+    """A way for processes, or parts of one, to reach each other by ``host:port``."""
+
+    def listen(self, host: str, port: int) -> Listener:
+        """Take an address; port 0 lets the network choose.
+
+        Raises OSError naming the address and the way out.
+        """
+
+    async def serve(
+        self,
+        listener: Listener,
+        server: RemotingServer,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Serve until cancelled."""
+
+    async def connect(self, address: str) -> ByteStream:
+        """A stream to ``host:port``. Raises OSError."""
+
+
+class TcpNetwork:
+    """The machine's own network."""
+
+    def listen(self, host: str, port: int) -> Listener:
+        """See Network."""
+        bound = listen(host, port)
+        bound_host, bound_port = bound.getsockname()[:2]
+        return Listener(_reachable(bound_host), bound_port, [bound])
+
+    async def serve(
+        self,
+        listener: Listener,
+        server: RemotingServer,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """See Network."""
+        await serve_sockets(server, listener.sockets, task_status=task_status)
+
+    async def connect(self, address: str) -> ByteStream:
+        """See Network."""
+        return await connect_tcp(address)
+
+
+class MemoryNetwork:
+    """Addresses that exist only in this object; for trio."""
+
+    def __init__(self) -> None:
+        self._listeners: set[str] = set()
+        self._servers: dict[str, tuple[RemotingServer, trio.Nursery]] = {}
+        self._last_port = 0
+
+    def listen(self, host: str, port: int) -> Listener:
+        """See Network."""
+        listener = Listener(_reachable(host), port or self._free_port(host), [])
+        if listener.address in self._listeners:
+            raise OSError(f"another server of this process has the address {listener.address}")
+        self._listeners.add(listener.address)
+        return listener
+
+    async def serve(
+        self,
+        listener: Listener,
+        server: RemotingServer,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """See Network."""
+        async with trio.open_nursery() as nursery:
+            self._servers[listener.address] = (server, nursery)
+            try:
+                await serve_sockets(server, [], task_status=task_status)
+            finally:
+                del self._servers[listener.address]
+                self._listeners.discard(listener.address)
+                nursery.cancel_scope.cancel()
+
+    async def connect(self, address: str) -> ByteStream:
+        """See Network."""
+        # It loads pytest where that is installed: not for a daemon's start.
+        from trio.testing import memory_stream_pair
+
+        await trio.lowlevel.checkpoint()
+        try:
+            server, nursery = self._servers[address]
+        except KeyError:
+            raise ConnectionRefusedError(f"nobody listens on {address} in this process") from None
+        ours, theirs = memory_stream_pair()
+        nursery.start_soon(serve_stream, server, theirs, "127.0.0.1", self._next_port())
+        return MemoryByteStream(ours)
+
+    def _free_port(self, host: str) -> int:
+        while f"{_reachable(host)}:{(port := self._next_port())}" in self._listeners:
+            pass
+        return port
+
+    def _next_port(self) -> int:
+        self._last_port = self._last_port % 0xFFFF + 1
+        return self._last_port
+
+
+class MemoryByteStream(ByteStream):
+    """A trio stream as anyio's clients expect one."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self._stream = stream
+
+    async def send(self, item: bytes) -> None:
+        """Send all of ``item``."""
+        try:
+            await self._stream.send_all(item)
+        except trio.ClosedResourceError as error:
+            raise ClosedResourceError from error
+        except trio.BrokenResourceError as error:
+            raise BrokenResourceError from error
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        """Some bytes. Raises EndOfStream."""
+        try:
+            data = await self._stream.receive_some(max_bytes)
+        except trio.ClosedResourceError as error:
+            raise ClosedResourceError from error
+        except trio.BrokenResourceError as error:
+            raise BrokenResourceError from error
+        if not data:
+            raise EndOfStream
+        return bytes(data)
+
+    async def send_eof(self) -> None:
+        """Not needed by the protocol: closing says it."""
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close both directions."""
+        await self._stream.aclose()
+
+    @property
+    def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
+        """None."""
+        return {}
+
+
+def _reachable(host: str) -> str:
+    """The address under which clients find a server that listens on ``host``."""
+    if host not in {"0.0.0.0", "::", ""}:  # noqa: S104 - compared, not bound
+        return host
+    # No packet is sent: this asks which interface leads out.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"

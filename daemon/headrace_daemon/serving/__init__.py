@@ -1,0 +1,1 @@
+"""Serves the protocol's frames to clients, fairly and in bounds."""

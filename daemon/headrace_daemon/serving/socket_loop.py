@@ -1,0 +1,303 @@
+"""Serves the protocol on sockets, a batch of ready clients at a time.
+
+One task owns an epoll of its own, waits for it as a whole, and handles every client that is ready
+as one batch: on many connections this halves the cost of a task per connection
+(docs/performance.md "Serving"). Replies of a batch leave in one send per client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import select
+import socket
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import structlog
+import trio
+
+from headrace_daemon.serving.server import BUSY_WAIT_S
+
+if TYPE_CHECKING:
+    from headrace_daemon.serving.server import RemotingServer
+    from headrace_daemon.serving.server_channel import ServerChannel
+    from headrace_protocol.frame import Buffer
+
+log = structlog.get_logger("headrace.server")
+
+_RECEIVE_BYTES = 256 * 1024
+# What is read at once of somebody who sends much while others have something to say: a millisecond
+# of small messages.
+_SMALL_RECEIVE_BYTES = 64 * 1024
+_HEAVY_BYTES = 16 * 1024
+_COMPANY_S = 0.1
+# What is read at once of somebody whose requests take long: as many as take so long together.
+_LEAST_RECEIVE_BYTES = 512
+_TURN_S = 0.01
+_BUFFERS_PER_SEND = 1024  # IOV_MAX on Linux
+# How much of large answers is sent at once: a quarter of a millisecond.
+_SENT_AT_ONCE = 512 * 1024
+_ACCEPT_PAUSE_S = 1.0
+_ACCEPTED_AT_ONCE = 64
+# How long the replies of a batch may wait for the rest of it.
+_BATCH_S = 0.005
+# How long those who send little may keep those who send much waiting for their next turn.
+_HEAVY_WAIT_S = 0.02
+_READ = select.EPOLLIN
+_WRITE = select.EPOLLOUT
+
+
+async def serve_sockets(
+    server: RemotingServer,
+    listeners: list[socket.socket],
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve until cancelled; closes listeners and clients at the end."""
+    sockets = _SocketLoop(server, listeners)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sockets.run)
+            nursery.start_soon(server.sweep)
+            task_status.started()
+    finally:
+        # Those still open may be told of each that goes, so their epoll must be there.
+        server.close_all()
+        sockets.close()
+
+
+class _SocketLoop:
+    """The epoll of all TCP clients."""
+
+    def __init__(self, server: RemotingServer, listeners: list[socket.socket]) -> None:
+        self.epoll = select.epoll()
+        self._server = server
+        self._listeners = {listener.fileno(): listener for listener in listeners}
+        self._channels: dict[int, ServerChannel] = {}
+        self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
+        self._small_buffer = self._buffer[:_SMALL_RECEIVE_BYTES]
+        self._accept_again_at: float | None = None
+        # Events that a batch had no time for, and clients that send much, the next one first.
+        self._put_off: list[tuple[int, int]] = []
+        self._heavy: dict[int, ServerChannel] = {}
+        self._light_at = self._heavy_at = 0.0
+        for listener in listeners:
+            listener.setblocking(False)
+            self.epoll.register(listener, _READ)
+
+    def close(self) -> None:
+        self.epoll.close()
+        for listener in self._listeners.values():
+            listener.close()
+
+    async def run(self) -> None:
+        others_at = trio.current_time()
+        while True:
+            # While clients are busy, looking again costs less than waiting through the scheduler.
+            wait_s = 0 if self._heavy else self._server.busy_wait_s
+            events = self._put_off or self.epoll.poll(wait_s)
+            if events or self._heavy:
+                self._handle(events)
+                if trio.current_time() - others_at < BUSY_WAIT_S:
+                    continue
+                await trio.lowlevel.checkpoint()
+            else:
+                await self._wait()
+            others_at = trio.current_time()
+
+    async def _wait(self) -> None:
+        if self._accept_again_at is None:
+            await trio.lowlevel.wait_readable(self.epoll.fileno())
+            return
+        with trio.move_on_at(self._accept_again_at) as waited:
+            await trio.lowlevel.wait_readable(self.epoll.fileno())
+        if waited.cancelled_caught:
+            self._accept_again_at = None
+            for listener in self._listeners:
+                self.epoll.modify(listener, _READ)
+
+    def _handle(self, events: list[tuple[int, int]]) -> None:
+        """Serve those who send little as one batch, then one of those who send much as another.
+
+        What a batch has no time for comes first in the next, so nobody waits for ever. One of
+        those who send much has its turn when no light client is left, and at least every
+        ``_HEAVY_WAIT_S``: while other processes keep the CPU busy, light clients are always left.
+        """
+        server = self._server
+        waiting = iter(events)
+        end = perf_counter() + _BATCH_S
+        server.begin_batch()
+        try:
+            for fd, mask in waiting:
+                channel = self._channels.get(fd)
+                if channel is None:
+                    if fd in self._listeners:
+                        self._accept(self._listeners[fd])
+                    continue
+                if mask & _WRITE:
+                    server.guard(channel, server.send_more)
+                if mask & ~_WRITE and channel.is_open:
+                    if channel.is_heavy:
+                        self._heavy[fd] = channel
+                        continue
+                    self._readable(channel, self._buffer)
+                    self._light_at = end
+                if perf_counter() > end:
+                    break
+        finally:
+            server.end_batch()
+        self._put_off = list(waiting)
+        if self._heavy and (not self._put_off or end > self._heavy_at + _HEAVY_WAIT_S):
+            self._handle_heavy(end)
+
+    def _handle_heavy(self, now: float) -> None:
+        self._heavy_at = now
+        channel = self._heavy.pop(next(iter(self._heavy)))
+        is_alone = not self._heavy and now - self._light_at > _COMPANY_S
+        self._server.begin_batch()
+        try:
+            if channel.later:
+                self._server.guard(channel, self._server.serve_later)
+                self._look_later(channel)
+            elif channel.is_open:
+                self._readable(channel, self._buffer if is_alone else self._small_buffer)
+        finally:
+            self._server.end_batch()
+
+    def _readable(self, channel: ServerChannel, buffer: memoryview) -> None:
+        transport = channel.transport
+        assert isinstance(transport, _SocketTransport)
+        began = perf_counter()
+        try:
+            count = transport.socket.recv_into(buffer, min(len(buffer), channel.turn_bytes))
+        except BlockingIOError:
+            return
+        except OSError:
+            count = 0
+        if count:
+            channel.is_heavy = count >= _HEAVY_BYTES
+            self._server.received(channel, buffer[:count])
+            self._look_later(channel)
+            self._fit_turn(channel, count, perf_counter() - began)
+        else:
+            self._server.close_channel(channel, "")
+
+    def _look_later(self, channel: ServerChannel) -> None:
+        """Schedule another turn for a client with deferred frames."""
+        if channel.later:
+            channel.is_heavy = True
+            transport = channel.transport
+            assert isinstance(transport, _SocketTransport)
+            self._heavy[transport.socket.fileno()] = channel
+
+    def _fit_turn(self, channel: ServerChannel, count: int, seconds: float) -> None:
+        """Read less, or more again, of a client by what its last ``count`` bytes took."""
+        if seconds > _TURN_S:
+            channel.is_heavy = True
+            channel.turn_bytes = max(int(count * _TURN_S / seconds), _LEAST_RECEIVE_BYTES)
+        elif channel.turn_bytes < _RECEIVE_BYTES and seconds < _TURN_S / 2:
+            channel.turn_bytes = min(2 * channel.turn_bytes, _RECEIVE_BYTES)
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                client, address = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._accept_failed(error)
+                return
+            if self._server.has_room(address[0]):
+                self._add(client, address)
+            else:
+                client.close()
+
+    def _accept_failed(self, error: OSError) -> None:
+        if error.errno not in {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}:
+            return
+        if self._server.close_oldest_stranger(f"{error.strerror}, raise the limit of open files"):
+            return
+        # The listener stays readable: look away for a while instead of spinning.
+        log.error("can't accept", reason=str(error), remedy="raise the limit of open files")
+        for fd in self._listeners:
+            self.epoll.modify(fd, 0)
+        self._accept_again_at = trio.current_time() + _ACCEPT_PAUSE_S
+
+    def _add(self, client: socket.socket, address: Any) -> None:
+        client.setblocking(False)
+        with contextlib.suppress(OSError):  # not TCP
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        fd = client.fileno()
+        transport = _SocketTransport(client, self.epoll, self._channels)
+        channel = self._server.open_channel(transport, address[0], address[1])
+        self._channels[fd] = channel
+        self._server.guard(channel, lambda _: self.epoll.register(fd, _READ))
+
+
+class _SocketTransport:
+    __slots__ = ("_channels", "_epoll", "_mask", "socket")
+
+    def __init__(
+        self, client: socket.socket, epoll: select.epoll, channels: dict[int, ServerChannel]
+    ) -> None:
+        self.socket = client
+        self._epoll = epoll
+        self._channels = channels
+        self._mask = _READ
+
+    def flush(self, channel: ServerChannel) -> None:
+        """Send what the client takes; the rest of much has to wait for its next turn."""
+        out, room = channel.out, _SENT_AT_ONCE
+        try:
+            while out and room:
+                if channel.out_bytes > room:
+                    sent = self.socket.sendmsg(_first_of(out, room))
+                elif len(out) == 1:
+                    sent = self.socket.send(out[0])
+                else:
+                    sent = self.socket.sendmsg(itertools.islice(out, _BUFFERS_PER_SEND))
+                room -= sent
+                channel.out_bytes -= sent
+                _drop_sent(out, sent)
+        except BlockingIOError:
+            pass
+        except OSError:
+            channel.close("")
+            return
+        self._set_mask(self._mask | _WRITE if out else self._mask & ~_WRITE)
+
+    def set_reading(self, *, reading: bool) -> None:
+        self._set_mask(self._mask | _READ if reading else self._mask & ~_READ)
+
+    def close(self) -> None:
+        self._channels.pop(self.socket.fileno(), None)
+        with contextlib.suppress(OSError):  # never registered
+            self._epoll.unregister(self.socket)
+        self.socket.close()
+
+    def _set_mask(self, mask: int) -> None:
+        if mask != self._mask:
+            self._mask = mask
+            self._epoll.modify(self.socket, mask)
+
+
+def _first_of(out: list[Buffer], bytes_max: int) -> list[Buffer]:
+    """Buffers of so many bytes, or fewer."""
+    some: list[Buffer] = []
+    for buffer in itertools.islice(out, _BUFFERS_PER_SEND):
+        some.append(memoryview(buffer)[:bytes_max])
+        bytes_max -= len(some[-1])
+        if not bytes_max:
+            break
+    return some
+
+
+def _drop_sent(out: list[Buffer], sent: int) -> None:
+    for count, buffer in enumerate(out):
+        if len(buffer) > sent:
+            out[: count + 1] = [memoryview(buffer)[sent:]]
+            return
+        sent -= len(buffer)
+    out.clear()
