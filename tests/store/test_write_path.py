@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -208,6 +208,17 @@ def test_subscribers_hear_of_queues_whose_units_are_there(tmp_path: Path) -> Non
     store.close()
 
 
+def test_a_subscriber_does_not_append(tmp_path: Path) -> None:
+    def append(_queues: object) -> None:
+        put(store, store.queue("other", 0), dispatch=False)
+
+    store = open_store(tmp_path)
+    store.write_path.on_published(append)
+    with pytest.raises(AssertionError, match="a subscriber has appended"):
+        put(store, store.queue("T", 0))
+    store.close()
+
+
 # --- rows that wait longer than their queue exists -----------------------------------------
 
 
@@ -231,7 +242,7 @@ def test_rows_held_by_a_gate_leave_nothing_of_a_deleted_topic(tmp_path: Path) ->
 def test_rows_held_by_a_gate_do_not_reach_a_later_queue_of_the_name(
     tmp_path: Path, old_count: int
 ) -> None:
-    sizes = {"commit_log_file_bytes": 1 << 16, "ring_rows": 256}
+    sizes: dict[str, Any] = {"commit_log_file_bytes": 1 << 16, "ring_rows": 256}
     store = open_store(tmp_path, flush="sync", **sizes)
     replica = HandGate()
     store.write_path.confirmation.add(replica.gate())
