@@ -9,17 +9,14 @@ import pytest
 
 from headrace_broker.store.errors import StoreBusy
 from headrace_broker.store.log.takers import Taker, TakerFlush
-from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.settings import Retention
 from tests.support.stores import (
-    FaultyFiles,
     SetClock,
     crash,
     open_store,
     put,
     query_index,
     read_all,
-    small_settings,
 )
 
 if TYPE_CHECKING:
@@ -27,6 +24,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.store.integrity.checkpoint import Checkpoint
     from headrace_broker.store.log.ring import Rows
+    from headrace_broker.store.message_store import MessageStore
 
 
 class NotingTaker(Taker):
@@ -62,11 +60,7 @@ class NotingTaker(Taker):
 
 
 def opened(root: Path, taker: Taker, **changes: Any) -> MessageStore:
-    store = MessageStore(
-        small_settings(root, **changes), SetClock(), FaultyFiles(), more_takers=[taker]
-    )
-    store.load()
-    return store
+    return open_store(root, more_takers=[taker], **changes)
 
 
 @pytest.fixture
