@@ -184,21 +184,20 @@ def bodies_of(copy: Copy) -> list[bytes]:
 
 async def test_services_that_do_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
-    first, second = IdleService("first", notes), IdleService("second", notes)
-    add_line(
-        monkeypatch,
-        "services",
-        lambda _parts: first.service(),
-        lambda _parts: second.service(StopStage.ANSWER),
-    )
+    stages = {"first": StopStage.SAVE, "second": StopStage.ANSWER, "third": StopStage.SAVE}
+    for name, stage in reversed(stages.items()):
+        service = IdleService(name, notes).service(stage)
+        add_line(monkeypatch, "services", lambda _parts, service=service: service)
+    started = [f"{name} {event}" for event in ("loads", "runs") for name in stages]
     async with running(tmp_path) as mq:
-        assert notes == ["first loads", "second loads", "first runs", "second runs"]
+        assert notes == started
         await create(mq, TOPIC)
         await serves(mq, TOPIC)
-        assert len(notes) == 4
-    # Tasks end between the stages, in no order.
-    assert sorted(notes[5:7]) == ["first ends", "second ends"]
-    assert (notes[4], notes[7:]) == ("second finishes", ["first finishes"])
+        assert notes == started
+    stopped = notes[len(started) :]
+    # Tasks end in no order, between the stages.
+    assert sorted(stopped[1:4]) == ["first ends", "second ends", "third ends"]
+    assert (stopped[0], stopped[4:]) == ("second finishes", ["first finishes", "third finishes"])
 
 
 # -- requests --------------------------------------------------------------------------------------
