@@ -42,6 +42,7 @@ class NotingTaker(Taker):
         return int(self.path.read_text()) if self.path.exists() else 0
 
     def put(self, rows: Rows) -> None:
+        assert len(rows)
         self.noted += rows["physical_offset"].tolist()
 
     def drain(self, confirmed_offset: int | None) -> None:
@@ -72,6 +73,19 @@ def test_it_gets_every_row_once_and_in_order(tmp_path: Path, taker: NotingTaker)
     store = opened(tmp_path / "store", taker)
     offsets = [put(store, store.queue("T", number % 3)) for number in range(200)]
     assert taker.noted == offsets
+    store.close()
+
+
+def test_a_start_puts_no_empty_block(tmp_path: Path, taker: NotingTaker) -> None:
+    store = opened(tmp_path / "store", taker)
+    for _ in range(5):
+        put(store, store.queue("T", 0))
+    taker.path.write_text(str(store.max_physical_offset))
+    crash(store)
+    again = NotingTaker(taker.path)
+    store = opened(tmp_path / "store", again)  # queues and index get rows anew
+    assert again.noted == []
+    assert len(read_all(store, store.queue("T", 0))) == 5
     store.close()
 
 
