@@ -1,6 +1,8 @@
 """The broker, put together: each part is made here and handed what it needs of the others.
 
-A feature adds its own modules and, here, a line in each table that it takes part in.
+A feature adds its own modules and, here, a line in each list that it takes part in: ``takers``,
+``followers``, ``places``, ``sources``, ``demands``, ``processors``, ``services``, ``add_guards``.
+tests/broker/test_seams.py adds one of each.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from headrace_broker.frame_loop import FrameLoop
 from headrace_broker.health import Health
 from headrace_broker.host_budget import HostBudget
 from headrace_broker.message_demands import Demand, MessageDemands
-from headrace_broker.peer_places import PeerPlaces
+from headrace_broker.peer_places import peer_place, peer_source
 from headrace_broker.processors.admin_broker import AdminBrokerProcessor
 from headrace_broker.processors.admin_groups import AdminGroupsProcessor
 from headrace_broker.processors.admin_topics import AdminTopicsProcessor
@@ -53,12 +55,12 @@ from headrace_protocol.message import INNER_BATCH, TRANSACTION_MASK, UniqKeyGene
 from headrace_protocol.serving import TURN_S, Registry
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from headrace_broker.clock import Clock
     from headrace_broker.config import BrokerConfig
     from headrace_broker.queue_directory import FindPlace, FindSource
     from headrace_broker.store.files.filesystem import Files
+    from headrace_broker.store.followers.follower_work import Follower
+    from headrace_broker.store.log.takers import Taker
     from headrace_broker.store.recovery import OnProgress
     from headrace_daemon.network import Listener, Network
     from headrace_daemon.services import Services
@@ -133,6 +135,7 @@ def new_store(
         works_aside=owns_process,
         start_soon=supervisor.start_soon,
         on_progress=on_progress,
+        more_takers=takers(config),
     )
 
 
@@ -143,17 +146,14 @@ def assemble(
     listener: Listener,
     supervisor: Services,
     *,
-    places: Sequence[FindPlace] = (),
-    sources: Sequence[FindSource] = (),
     pace: Pace | None = None,
     owns_loop: bool = False,
 ) -> Parts:
     """All parts of a broker, ready to serve; nothing runs yet, and no file but tables is read.
 
-    store: loaded; the caller closes it. listener: where the caller's server listens.
-    supervisor: runs its services. places, sources: asked before those listed in ``_directory``.
-    owns_loop: see RemotingServer.
-    Raises StoreFormatError for a table that can't be read.
+    store: loaded, and not running; the caller closes it. listener: where the caller's server
+    listens. supervisor: runs its services. owns_loop: see RemotingServer.
+    Raises StoreFormatError for a table, or a follower's positions, that can't be read.
     """
     pace = pace or Pace()
     run_long = pace.sliced_work.start
@@ -192,7 +192,9 @@ def assemble(
         changes=HostLog(log),
         budget=budget,
         topics=topics,
-        directory=_directory(config, store, topics, places, sources),
+        directory=QueueDirectory(
+            config.broker_name, store, topics, places(topics), sources(topics, store)
+        ),
         groups=groups,
         offsets=offsets,
         consumers=consumers,
@@ -218,7 +220,7 @@ def assemble(
     _connect(parts)
     for processor in processors(parts):
         processor.register(registry)
-    restrict(registry, config.anonymous_access)
+    add_guards(parts)
     return parts
 
 
@@ -237,29 +239,14 @@ def _tables(
     )
 
 
-def _directory(
-    config: BrokerConfig,
-    store: MessageStore,
-    topics: TopicTable,
-    places: Sequence[FindPlace],
-    sources: Sequence[FindSource],
-) -> QueueDirectory:
-    peer_places = PeerPlaces(topics, store.commit_log)
-    return QueueDirectory(
-        config.broker_name,
-        store,
-        topics,
-        places=(*places, peer_places.place),
-        sources=(*sources, peer_places.source),
-    )
-
-
 def _connect(parts: Parts) -> None:
     """Tie what depends on each other."""
     topics, store = parts.topics, parts.store
     parts.frames.connect(parts.registry, parts.server.hold_back)
     topics.subscribe(lambda _topic: parts.registration.topics_changed())
     store.write_path.on_published(parts.long_polling.arrived)
+    for follower in followers(parts):
+        store.followers.add(follower)
     store.connect(
         look_at_groups=lambda: UnconsumedLook(parts.offsets, parts.groups, parts.consumers),
         topic_limits=lambda: topic_limits(topics.all()),
@@ -269,7 +256,48 @@ def _connect(parts: Parts) -> None:
     )
 
 
-# -- processors ------------------------------------------------------------------------------------
+# -- messages and queues ---------------------------------------------------------------------------
+
+
+def takers(config: BrokerConfig) -> tuple[Taker, ...]:  # noqa: ARG001 - for features
+    """Further consumers of the log's rows, in step with the appends; see ``Taker``."""
+    return ()
+
+
+def followers(parts: Parts) -> tuple[Follower, ...]:  # noqa: ARG001 - for features
+    """Readers of whole queues in the background; see ``Follower``."""
+    return ()
+
+
+def places(topics: TopicTable) -> tuple[FindPlace, ...]:
+    """Who serves a queue: the first that answers decides; see ``QueueDirectory``."""
+    return (partial(peer_place, topics),)
+
+
+def sources(topics: TopicTable, store: MessageStore) -> tuple[FindSource, ...]:
+    """Where a queue that is served here is read: the first that answers decides."""
+    return (partial(peer_source, topics, store.commit_log),)
+
+
+def demands(parts: Parts) -> tuple[Demand, ...]:  # noqa: ARG001 - for features
+    """What messages may ask for, in the order in which it is served; see ``Demand``."""
+    return (
+        Demand("inner batches", sys_flags=INNER_BATCH),
+        Demand("transactional messages", ("TRAN_MSG",), TRANSACTION_MASK),
+        Demand("delayed messages", ("DELAY",)),
+        Demand(
+            "messages with a delivery time",
+            ("TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"),
+        ),
+    )
+
+
+# -- requests --------------------------------------------------------------------------------------
+
+
+def add_guards(parts: Parts) -> None:
+    """Check requests before they are served: one call each, see ``Registry.guard``."""
+    restrict(parts.registry, parts.config.anonymous_access)
 
 
 def processors(parts: Parts) -> tuple[Processor, ...]:
@@ -284,8 +312,8 @@ def processors(parts: Parts) -> tuple[Processor, ...]:
 def _message_processors(parts: Parts) -> tuple[Processor, ...]:
     config, store, topics, statistics = parts.config, parts.store, parts.topics, parts.statistics
     uniq_keys = UniqKeyGenerator(store.clock.now_ms, os.getpid(), store.store_host[:-4])
-    demands = MessageDemands(_demands())
-    sends = SendProcessor(config, store, topics, parts.directory, uniq_keys, demands, statistics)
+    table = MessageDemands(demands(parts))
+    sends = SendProcessor(config, store, topics, parts.directory, uniq_keys, table, statistics)
     pulls = PullProcessor(
         config,
         topics,
@@ -296,7 +324,7 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
         parts.long_polling,
         statistics,
     )
-    bulk = BulkProcessor(store, sends, pulls, demands, statistics)
+    bulk = BulkProcessor(store, sends, pulls, table, statistics)
     return (
         sends,
         pulls,
@@ -304,19 +332,6 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
         StagingProcessor(store, bulk, parts.staging),
         SendBackProcessor(parts.server.host_log),
         QueryProcessor(store, parts.directory),
-    )
-
-
-def _demands() -> tuple[Demand, ...]:
-    """What messages may ask for, in the order in which it is served; see ``Demand``."""
-    return (
-        Demand("inner batches", sys_flags=INNER_BATCH),
-        Demand("transactional messages", ("TRAN_MSG",), TRANSACTION_MASK),
-        Demand("delayed messages", ("DELAY",)),
-        Demand(
-            "messages with a delivery time",
-            ("TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"),
-        ),
     )
 
 

@@ -21,30 +21,26 @@ if TYPE_CHECKING:
     from headrace_protocol.errors import RequestError
 
 
-class PeerPlaces:
-    """``place`` and ``source`` are for a QueueDirectory."""
-
-    def __init__(self, topics: TopicTable, commit_log: CommitLog) -> None:
-        self._topics = topics
-        self._commit_log = commit_log
-
-    def place(self, _directory: QueueDirectory, asked: Asked) -> RequestError | None:
-        """A refusal of what only Apache's broker can serve."""
-        kind, name = self._topics.kind(asked.topic), asked.topic.topic_name
-        if kind is None:
-            return None
-        if asked.use is Use.SEND:
-            return kind.refusal(name, "a message that is stored here would not reach its readers")
-        if kind is PeerKind.INNER_BATCH:
-            return kind.refusal(name, "its batch queues are not read here")
+def peer_place(topics: TopicTable, _directory: QueueDirectory, asked: Asked) -> RequestError | None:
+    """A refusal of what only Apache's broker can serve."""
+    kind, name = topics.kind(asked.topic), asked.topic.topic_name
+    if kind is None:
         return None
+    if asked.use is Use.SEND:
+        return kind.refusal(name, "a message that is stored here would not reach its readers")
+    if kind is PeerKind.INNER_BATCH:
+        return kind.refusal(name, "its batch queues are not read here")
+    return None
 
-    def source(self, asked: Asked, queue: StoreQueue) -> CompleteSource | None:
-        """Reads of compacted topics; their statistics are those of the log."""
-        is_read = asked.use in {Use.PULL, Use.BEGIN}
-        if is_read and self._topics.kind(asked.topic) is PeerKind.COMPACTED:
-            return CompleteSource(queue, self._commit_log)
-        return None
+
+def peer_source(
+    topics: TopicTable, commit_log: CommitLog, asked: Asked, queue: StoreQueue
+) -> CompleteSource | None:
+    """Reads of compacted topics; their statistics are those of the log."""
+    is_read = asked.use in {Use.PULL, Use.BEGIN}
+    if is_read and topics.kind(asked.topic) is PeerKind.COMPACTED:
+        return CompleteSource(queue, commit_log)
+    return None
 
 
 class CompleteSource(StoreSource):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
-from headrace_broker.assembly import assemble, new_store, services
+from headrace_broker import assembly
 from headrace_broker.clock import SystemClock
 from headrace_broker.monitor import Monitor, Readiness, State
 from headrace_broker.store.errors import LoadInterrupted
@@ -111,7 +111,7 @@ class Broker:
         host = self.config.broker_ip1 or listener.host
         listener.host = host
         self.address = listener.address
-        store = new_store(
+        store = assembly.new_store(
             self.config,
             pack_host(host, listener.port),
             self._clock,
@@ -140,7 +140,7 @@ class Broker:
         stop: trio.Event,
         task_status: trio.TaskStatus[None],
     ) -> None:
-        parts = assemble(
+        parts = assembly.assemble(
             self.config,
             store,
             self._network,
@@ -150,7 +150,7 @@ class Broker:
             owns_loop=self._owns_process and store.write_path.confirmation.is_immediate,
         )
         _warn_of_peer_topics(parts.topics)
-        running = services(parts)
+        running = assembly.services(parts)
         await load_all(running)
         async with AsyncExitStack() as ended, trio.open_nursery() as nursery:
             await self.services.start_all(nursery, running, owns_process=self._owns_process)

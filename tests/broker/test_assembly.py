@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from headrace_broker import assembly, server
+from headrace_broker import assembly
 from headrace_broker.assembly import assemble, services
 from headrace_broker.config import BrokerConfig
 from headrace_broker.server import Broker
@@ -179,12 +179,14 @@ async def test_a_broker_with_a_service_that_fails_at_the_stop_saves_its_tables(
 ) -> None:
     recorder = Recorder()
 
+    listed = assembly.services
+
     def with_more(parts: Parts) -> tuple[Service, ...]:
         failing = recorder.service("new", StopStage.ANSWER, RuntimeError("nobody expected this"))
         saving = recorder.service("last")
-        return (failing, *assembly.services(parts), saving)
+        return (failing, *listed(parts), saving)
 
-    monkeypatch.setattr(server, "services", with_more)
+    monkeypatch.setattr(assembly, "services", with_more)
     config = BrokerConfig(
         broker_name="b", store_path_root_dir=tmp_path, mapped_file_size_commit_log=1 << 20
     )

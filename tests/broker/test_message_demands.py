@@ -64,7 +64,7 @@ ROWS = (
 
 @pytest.fixture
 def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerUnderTest]:
-    monkeypatch.setattr(assembly, "_demands", lambda: ROWS)
+    monkeypatch.setattr(assembly, "demands", lambda _parts: ROWS)
     broker = BrokerUnderTest(tmp_path, commit_log_file_bytes=1 << 16)
     for topic in ("T", "Compacted"):
         broker.create_topic(topic)

@@ -39,6 +39,7 @@ from headrace_protocol.headers import (
 from headrace_protocol.message import decode_records
 from tests.support.batches import block
 from tests.support.broker import BrokerUnderTest
+from tests.support.features import add_line
 from tests.support.stores import put
 
 if TYPE_CHECKING:
@@ -255,9 +256,10 @@ def test_a_queue_of_a_topic_that_was_made_again_is_another(broker: BrokerUnderTe
 
 
 @pytest.fixture
-def away(tmp_path: Path) -> Iterator[BrokerUnderTest]:
+def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerUnderTest]:
     """A broker whose topic "t" another one serves; this one still has a message of it."""
-    broker = BrokerUnderTest(tmp_path, places=[place_of("t", AWAY)])
+    add_line(monkeypatch, "places", lambda _topics: place_of("t", AWAY))
+    broker = BrokerUnderTest(tmp_path)
     broker.create_topic("t")
     broker.store_message("t", 0)
     broker.join("g", "c", "t")
@@ -362,12 +364,17 @@ def test_requests_for_a_queue_of_another_broker_change_nothing(
     ],
 )
 def test_statistics_leave_out_queues_of_another_broker(
-    tmp_path: Path, code: int, header: msgspec.Struct, table: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    header: msgspec.Struct,
+    table: str,
 ) -> None:
     def second_queue(_directory: QueueDirectory, asked: Asked) -> Place | None:
         return AWAY if asked.queue_id == 1 else None
 
-    broker = BrokerUnderTest(tmp_path, places=[second_queue])
+    add_line(monkeypatch, "places", lambda _topics: second_queue)
+    broker = BrokerUnderTest(tmp_path)
     broker.create_topic("t", 3)
     broker.join("g", "c", "t")
     broker.offsets.commit("g", "t", 0, 1)
@@ -383,14 +390,17 @@ def queue_ids(body: bytes) -> list[int]:
     return [int(part.split(b"}")[0].split(b",")[0]) for part in body.split(b'"queueId":')[1:]]
 
 
-def test_a_source_changes_with_the_tables_not_with_requests(tmp_path: Path) -> None:
+def test_a_source_changes_with_the_tables_not_with_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found: list[str] = []
 
     def empty_if_multi(asked: Asked, _queue: StoreQueue) -> EmptySource | None:
         found.append(asked.topic.topic_filter_type)
         return EmptySource() if asked.topic.topic_filter_type == "MULTI_TAG" else None
 
-    broker = BrokerUnderTest(tmp_path, sources=[empty_if_multi])
+    add_line(monkeypatch, "sources", lambda _topics, _store: empty_if_multi)
+    broker = BrokerUnderTest(tmp_path)
     broker.create_topic("t", 1)
     broker.store_message("t", 0)
     broker.join("g", "c", "t")
@@ -408,13 +418,16 @@ def pulled(broker: BrokerUnderTest, **changes: Any) -> Answer:
     return broker.ask(RequestCode.PULL_MESSAGE, pull_header(**changes))
 
 
-def test_a_place_that_moves_without_a_topic_says_so(tmp_path: Path) -> None:
+def test_a_place_that_moves_without_a_topic_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     moved: list[str] = []
 
     def place(_directory: QueueDirectory, asked: Asked) -> Place | None:
         return AWAY if asked.topic.topic_name in moved else None
 
-    broker = BrokerUnderTest(tmp_path, places=[place])
+    add_line(monkeypatch, "places", lambda _topics: place)
+    broker = BrokerUnderTest(tmp_path)
     broker.create_topic("t", 1)
     sends = SendMessageHeaderV2(**SEND, properties="")
     for code in (ResponseCode.SUCCESS, ResponseCode.NOT_LEADER_FOR_QUEUE):
@@ -444,14 +457,17 @@ class ShiftedSource(StoreSource):
         return super().max_offset() + self._delta
 
 
-def test_a_place_can_map_a_queue_and_its_offsets(tmp_path: Path) -> None:
+def test_a_place_can_map_a_queue_and_its_offsets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def second_of_both(places: QueueDirectory, asked: Asked) -> Place | None:
         here = places.local(asked._replace(queue_id=1))
         if here.queue is None:
             return None
         return here._replace(source=ShiftedSource(here.queue, broker.store.commit_log, 100))
 
-    broker = BrokerUnderTest(tmp_path, places=[second_of_both])
+    add_line(monkeypatch, "places", lambda _topics: second_of_both)
+    broker = BrokerUnderTest(tmp_path)
     broker.create_topic("t", 2)
     put(broker.store, broker.store.queue("t", 1), b"moved")
     sent = broker.ask(

@@ -9,17 +9,14 @@ import pytest
 
 from headrace_broker.store.errors import StoreBusy
 from headrace_broker.store.log.takers import Taker, TakerFlush
-from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.settings import Retention
 from tests.support.stores import (
-    FaultyFiles,
     SetClock,
     crash,
     open_store,
     put,
     query_index,
     read_all,
-    small_settings,
 )
 
 if TYPE_CHECKING:
@@ -27,6 +24,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.store.integrity.checkpoint import Checkpoint
     from headrace_broker.store.log.ring import Rows
+    from headrace_broker.store.message_store import MessageStore
 
 
 class NotingTaker(Taker):
@@ -44,6 +42,7 @@ class NotingTaker(Taker):
         return int(self.path.read_text()) if self.path.exists() else 0
 
     def put(self, rows: Rows) -> None:
+        assert len(rows)
         self.noted += rows["physical_offset"].tolist()
 
     def drain(self, confirmed_offset: int | None) -> None:
@@ -62,11 +61,7 @@ class NotingTaker(Taker):
 
 
 def opened(root: Path, taker: Taker, **changes: Any) -> MessageStore:
-    store = MessageStore(
-        small_settings(root, **changes), SetClock(), FaultyFiles(), more_takers=[taker]
-    )
-    store.load()
-    return store
+    return open_store(root, more_takers=[taker], **changes)
 
 
 @pytest.fixture
@@ -78,6 +73,19 @@ def test_it_gets_every_row_once_and_in_order(tmp_path: Path, taker: NotingTaker)
     store = opened(tmp_path / "store", taker)
     offsets = [put(store, store.queue("T", number % 3)) for number in range(200)]
     assert taker.noted == offsets
+    store.close()
+
+
+def test_a_start_puts_no_empty_block(tmp_path: Path, taker: NotingTaker) -> None:
+    store = opened(tmp_path / "store", taker)
+    for _ in range(5):
+        put(store, store.queue("T", 0))
+    taker.path.write_text(str(store.max_physical_offset))
+    crash(store)
+    again = NotingTaker(taker.path)
+    store = opened(tmp_path / "store", again)  # queues and index get rows anew
+    assert again.noted == []
+    assert len(read_all(store, store.queue("T", 0))) == 5
     store.close()
 
 

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from headrace_broker.assembly import Pace, assemble
+from headrace_broker import assembly
+from headrace_broker.assembly import Pace
 from headrace_broker.config import BrokerConfig
 from headrace_daemon.network import MemoryNetwork
 from headrace_daemon.services import Services
@@ -21,12 +22,11 @@ from tests.support.channel import MemoryChannel
 from tests.support.stores import SetClock, open_store, put
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     import msgspec
 
-    from headrace_broker.queue_directory import FindPlace, FindSource
     from headrace_daemon.serving.server_channel import ServerChannel
     from headrace_protocol.errors import NotReady
     from headrace_protocol.serving import Channel, Then
@@ -74,29 +74,19 @@ class Answer:
 class BrokerUnderTest:
     """Everything but the loop; time stands still until the test moves ``clock.ms``."""
 
-    def __init__(
-        self,
-        folder: Path,
-        config: BrokerConfig | None = None,
-        *,
-        places: Sequence[FindPlace] = (),
-        sources: Sequence[FindSource] = (),
-        **store: Any,
-    ) -> None:
+    def __init__(self, folder: Path, config: BrokerConfig | None = None, **store: Any) -> None:
         self.config = config or broker_config(folder)
         self.clock = SetClock()
-        self.store = open_store(self.config.store_path_root_dir, self.clock, **store)
+        self.store = open_store(
+            self.config.store_path_root_dir,
+            self.clock,
+            more_takers=assembly.takers(self.config),
+            **store,
+        )
         network = MemoryNetwork()
         listener = network.listen("127.0.0.1", 0)
-        self.parts = assemble(
-            self.config,
-            self.store,
-            network,
-            listener,
-            Services(),
-            places=places,
-            sources=sources,
-            pace=at_once(),
+        self.parts = assembly.assemble(
+            self.config, self.store, network, listener, Services(), pace=at_once()
         )
         self.budget = self.parts.budget
         self.changes = self.parts.changes

@@ -15,9 +15,10 @@ from headrace_protocol.errors import NotReady
 from headrace_protocol.message import StoredMessage, decode_records, encode_properties, tags_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from headrace_broker.clock import Clock
+    from headrace_broker.store.log.takers import Taker
     from headrace_broker.store.reader import Reader
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_protocol.frame import Buffer
@@ -84,11 +85,19 @@ def small_settings(root: Path, **changes: Any) -> StoreSettings:
 
 
 def open_store(
-    root: Path, clock: Clock | None = None, files: Files | None = None, **changes: Any
+    root: Path,
+    clock: Clock | None = None,
+    files: Files | None = None,
+    *,
+    more_takers: Sequence[Taker] = (),
+    **changes: Any,
 ) -> MessageStore:
     """A loaded store; the caller closes it, or crashes it."""
     store = MessageStore(
-        small_settings(root, **changes), clock or SetClock(), files or FaultyFiles()
+        small_settings(root, **changes),
+        clock or SetClock(),
+        files or FaultyFiles(),
+        more_takers=more_takers,
     )
     store.load()
     return store

@@ -272,7 +272,9 @@ class Recovery:
     def _put(self, rows: Rows, plan: RecoveryPlan) -> None:
         physical_offsets = rows["physical_offset"]
         for taker in self.takers:
-            taker.put(select(rows, physical_offsets >= plan.put_from[taker.name]))
+            wanted = physical_offsets >= plan.put_from[taker.name]
+            if wanted.any():
+                taker.put(select(rows, wanted))
 
     def _cut_log(self, end_offset: int, *, is_clean: bool) -> None:
         files = self.commit_log.files

@@ -61,9 +61,9 @@ class Taker:
         raise NotImplementedError
 
     def put(self, rows: Rows) -> None:
-        """Take rows in log order, from the ring or read anew by a start. Raises OSError.
+        """Take one row or more, in log order, from the ring or read anew by a start.
 
-        After an error the same rows come again; what was taken of them must do no harm.
+        Raises OSError; then the same rows come again, and what was taken of them must do no harm.
         """
         raise NotImplementedError
 

@@ -1,0 +1,25 @@
+"""A follower that copies one topic to files of its own."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from tests.support.followers import CopyingFollower
+
+if TYPE_CHECKING:
+    from headrace_broker.assembly import Parts
+    from headrace_broker.store.queues.queue_blocks import QueueBlock
+
+
+class Copy(CopyingFollower):
+    """has_copied: set once ``copied`` has something new."""
+
+    def __init__(self, parts: Parts, topic: str) -> None:
+        folder = parts.config.store_path_root_dir / "copies"
+        super().__init__(folder, parts.store.seam, (topic,))
+        self.has_copied = threading.Event()
+
+    def follow(self, block: QueueBlock) -> None:
+        super().follow(block)
+        self.has_copied.set()

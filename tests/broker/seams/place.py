@@ -1,0 +1,22 @@
+"""A place on another broker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace_broker.queue_directory import Elsewhere
+
+if TYPE_CHECKING:
+    from headrace_broker.queue_directory import Asked, QueueDirectory
+
+OTHER_BROKER = Elsewhere("broker-b", "10.0.0.2:10911")
+
+
+class MovedTopic:
+    """All queues of a topic are elsewhere."""
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+
+    def place(self, _directory: QueueDirectory, asked: Asked) -> Elsewhere | None:
+        return OTHER_BROKER if asked.topic.topic_name == self._topic else None

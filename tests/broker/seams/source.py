@@ -1,0 +1,21 @@
+"""A source that has no messages, whatever the log holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace_broker.store.store_source import EmptySource
+
+if TYPE_CHECKING:
+    from headrace_broker.queue_directory import Asked
+    from headrace_broker.store.store_queue import StoreQueue
+
+
+class HiddenTopic:
+    """The messages of a topic are stored, but not read."""
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+
+    def source(self, asked: Asked, _queue: StoreQueue) -> EmptySource | None:
+        return EmptySource() if asked.topic.topic_name == self._topic else None

@@ -1,0 +1,314 @@
+"""Each seam takes a feature as one file and one line of the assembly, in a broker that runs.
+
+The features are in ``seams/``; ``add_line`` and ``add_guard`` add their lines. Clients are real.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+import trio
+
+from headrace import Message, PullConsumer
+from headrace.embedded import Embedded
+from headrace.errors import BrokerError
+from headrace_broker.config import BrokerConfig
+from headrace_broker.server import Broker
+from headrace_broker.store.followers import followers
+from headrace_daemon.network import MemoryNetwork, TcpNetwork
+from headrace_daemon.services import StopStage
+from headrace_nameserver.config import NameServerConfig
+from headrace_nameserver.server import NameServer
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.drivers.address import split_address
+from tests.broker.seams.demand import PROPERTY, ParkingTopic
+from tests.broker.seams.follower import Copy
+from tests.broker.seams.guard import REMARK, Ban
+from tests.broker.seams.place import OTHER_BROKER, MovedTopic
+from tests.broker.seams.service import IdleService
+from tests.broker.seams.source import HiddenTopic
+from tests.broker.seams.taker import IdleTaker
+from tests.broker.test_bad_input import (
+    Wire,
+    pull_fields,
+    queue_fields,
+    request,
+    send_fields,
+    topic_fields,
+)
+from tests.support.features import add_guard, add_line
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from anyio.abc import ByteStream
+
+    from headrace_broker.assembly import Parts
+    from headrace_daemon.network import Network
+
+TOPIC = "Orders"
+OTHER = "Others"
+BODIES = [b"%d" % number for number in range(40)]
+OTHER_HOST = "127.0.0.2"
+_WAIT_S = 10.0
+
+
+# -- a broker and its clients ----------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def running(
+    folder: Path, network: Network | None = None, **settings: Any
+) -> AsyncIterator[Embedded]:
+    """A broker and its nameserver; both have stopped in order at the end."""
+    network = network or MemoryNetwork()
+    async with AsyncExitStack() as stack:
+        stack.enter_context(trio.fail_after(_WAIT_S))
+        nameserver = NameServer(NameServerConfig(bind_address="127.0.0.1", listen_port=0), network)
+        await _start(stack, nameserver)
+        config = BrokerConfig(
+            broker_name="broker-a",
+            bind_address="127.0.0.1",
+            listen_port=0,
+            namesrv_addr=nameserver.address,
+            store_path_root_dir=folder,
+            mapped_file_size_commit_log=1 << 20,
+            max_hash_slot_num=100,
+            max_index_num=400,
+            **settings,
+        )
+        broker = Broker(config, network)
+        await _start(stack, broker)
+        yield Embedded(nameserver.address, broker.address, folder, network.connect)
+
+
+async def _start(stack: AsyncExitStack, daemon: NameServer | Broker) -> None:
+    nursery = await stack.enter_async_context(trio.open_nursery())
+    await nursery.start(daemon.run)
+    stack.callback(nursery.cancel_scope.cancel)
+
+
+async def create(mq: Embedded, *topics: str, queues: int = 2) -> None:
+    async with mq.admin() as admin:
+        for topic in topics:
+            await admin.create_topic(topic, queues=queues)
+
+
+async def send(mq: Embedded, topic: str, *bodies: bytes, **properties: str) -> None:
+    async with mq.producer() as producer:
+        for body in bodies:
+            await producer.send(Message(topic, body, properties=properties))
+
+
+async def pull(mq: Embedded, topic: str, count: int) -> list[bytes]:
+    """So many bodies from the beginning on, in their order."""
+    async with PullConsumer(nameserver=mq.nameserver, connect=mq.connect) as consumer:
+        await consumer.assign(await consumer.queues(topic))
+        bodies: list[bytes] = []
+        while len(bodies) < count:
+            bodies += [message.body for message in await consumer.receive_many() or ()]
+        return sorted(bodies, key=int)
+
+
+async def serves(mq: Embedded, topic: str) -> None:
+    """What is sent to a topic is pulled."""
+    await send(mq, topic, *BODIES)
+    assert await pull(mq, topic, len(BODIES)) == BODIES
+
+
+@asynccontextmanager
+async def wire(mq: Embedded) -> AsyncIterator[Wire]:
+    async with await mq.connect(mq.broker) as stream:
+        yield Wire(stream)
+
+
+# -- takers and followers --------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+async def test_a_taker_that_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    takers = [IdleTaker(), IdleTaker()]
+    waiting = iter(takers)
+    add_line(monkeypatch, "takers", lambda _config: next(waiting))
+    async with running(tmp_path) as mq:
+        await create(mq, TOPIC)
+        await serves(mq, TOPIC)
+        assert takers[0].row_count == len(BODIES)
+    async with running(tmp_path) as mq:
+        assert await pull(mq, TOPIC, len(BODIES)) == BODIES
+        await send(mq, TOPIC, b"99")
+        assert await pull(mq, TOPIC, len(BODIES) + 1) == [*BODIES, b"99"]
+    assert [taker.row_count for taker in takers] == [len(BODIES), 1]
+
+
+@pytest.mark.slow
+async def test_a_follower_that_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(followers, "TICK_S", 0.0)
+    copies: list[Copy] = []
+
+    def new_copy(parts: Parts) -> Copy:
+        copies.append(Copy(parts, TOPIC))
+        return copies[-1]
+
+    add_line(monkeypatch, "followers", new_copy)
+    async with running(tmp_path, flush_disk_type="SYNC_FLUSH") as mq:
+        await create(mq, TOPIC, OTHER)
+        await serves(mq, OTHER)
+        await send(mq, TOPIC, b"0")
+        await trio.to_thread.run_sync(copies[0].has_copied.wait, _WAIT_S)
+        assert bodies_of(copies[0]) == [b"0"]  # while the broker runs
+        await send(mq, TOPIC, *BODIES[1:20])
+    assert bodies_of(copies[0]) == BODIES[:20]  # a stop copies the rest
+    async with running(tmp_path) as mq:
+        await send(mq, TOPIC, *BODIES[20:])
+        assert await pull(mq, TOPIC, len(BODIES)) == BODIES
+    assert bodies_of(copies[1]) == BODIES
+    # Each queue resumes after the last message that was copied, and has the offsets of the store.
+    resumed = {queue_id: offset for _, queue_id, offset in copies[1].resumed}
+    assert sum(resumed.values()) == 20
+    assert {topic for topic, _ in copies[1].copied()} == {TOPIC}
+    for entries in copies[1].copied().values():
+        assert [offset for offset, _ in entries] == list(range(len(entries)))
+
+
+def bodies_of(copy: Copy) -> list[bytes]:
+    return sorted((body for entries in copy.copied().values() for _, body in entries), key=int)
+
+
+# -- services --------------------------------------------------------------------------------------
+
+
+async def test_services_that_do_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    stages = {"first": StopStage.SAVE, "second": StopStage.ANSWER, "third": StopStage.SAVE}
+    for name, stage in reversed(stages.items()):
+        service = IdleService(name, notes).service(stage)
+        add_line(monkeypatch, "services", lambda _parts, service=service: service)
+    started = [f"{name} {event}" for event in ("loads", "runs") for name in stages]
+    async with running(tmp_path) as mq:
+        assert notes == started
+        await create(mq, TOPIC)
+        await serves(mq, TOPIC)
+        assert notes == started
+    stopped = notes[len(started) :]
+    # Tasks end in no order, between the stages.
+    assert sorted(stopped[1:4]) == ["first ends", "second ends", "third ends"]
+    assert (stopped[0], stopped[4:]) == ("second finishes", ["first finishes", "third finishes"])
+
+
+# -- requests --------------------------------------------------------------------------------------
+
+
+async def connect_from_other_host(address: str) -> ByteStream:
+    return await anyio.connect_tcp(*split_address(address), local_host=OTHER_HOST)
+
+
+@pytest.mark.slow
+async def test_a_guard_that_refuses_one_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ban = Ban()
+    add_guard(monkeypatch, lambda parts: parts.registry.guard(ban.refuse))
+    async with running(tmp_path, TcpNetwork()) as mq:
+        await create(mq, TOPIC, queues=1)
+        theirs = mq._replace(connect=connect_from_other_host)
+        async with wire(theirs) as asking:
+            # The second burst is of a client that the broker has greeted, as the fast lane needs.
+            for _ in range(2):
+                assert await send_at_once(asking) == [ResponseCode.SUCCESS] * len(BODIES)
+            ban.hosts.add(OTHER_HOST)
+            assert await send_at_once(asking) == [ResponseCode.NO_PERMISSION] * len(BODIES)
+            for code, fields in (
+                (RequestCode.SEND_MESSAGE_V2, send_fields(b=TOPIC)),
+                (RequestCode.PULL_MESSAGE, pull_fields(topic=TOPIC)),
+                (RequestCode.UPDATE_AND_CREATE_TOPIC, topic_fields(topic=OTHER)),
+                (RequestCode.GET_BROKER_CONFIG, {}),
+            ):
+                answer, _ = await asking.ask(request(code, fields, b"body"))
+                assert (answer.code, answer.remark) == (ResponseCode.NO_PERMISSION, REMARK)
+        with pytest.raises(BrokerError, match=REMARK):
+            await send(theirs, TOPIC, b"refused")
+        with pytest.raises(BrokerError, match=REMARK):
+            await pull(theirs, TOPIC, 1)
+        with pytest.raises(BrokerError, match=REMARK):
+            await create(theirs, OTHER)
+        async with mq.admin() as admin:
+            assert await admin.topics() == [TOPIC]
+        await send(mq, TOPIC, b"99")
+        assert await pull(mq, TOPIC, 2 * len(BODIES) + 1) == [*sorted(2 * BODIES, key=int), b"99"]
+
+
+async def send_at_once(asking: Wire) -> list[int]:
+    """The codes of the answers to sends that go out together."""
+    sends = [request(RequestCode.SEND_MESSAGE_V2, send_fields(b=TOPIC), body) for body in BODIES]
+    await asking.send(b"".join(sends))
+    return [(await asking.receive())[0].code for _ in BODIES]
+
+
+async def test_a_place_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_line(monkeypatch, "places", lambda _topics: MovedTopic(TOPIC).place)
+    async with running(tmp_path) as mq:
+        await create(mq, TOPIC, OTHER)
+        with pytest.raises(BrokerError, match=OTHER_BROKER.address) as refused:
+            await send(mq, TOPIC, b"body")
+        assert refused.value.code == ResponseCode.NOT_LEADER_FOR_QUEUE
+        async with wire(mq) as asking:
+            for code, fields in (
+                (RequestCode.SEND_MESSAGE_V2, send_fields(b=TOPIC)),
+                (RequestCode.PULL_MESSAGE, pull_fields(topic=TOPIC)),
+                (RequestCode.GET_MAX_OFFSET, queue_fields(topic=TOPIC)),
+            ):
+                answer, _ = await asking.ask(request(code, fields, b"body"))
+                assert answer.code == ResponseCode.NOT_LEADER_FOR_QUEUE
+                assert OTHER_BROKER.address in (answer.remark or "")
+        await serves(mq, OTHER)
+
+
+async def test_a_source_without_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_line(monkeypatch, "sources", lambda _topics, _store: HiddenTopic(TOPIC).source)
+    async with running(tmp_path) as mq:
+        await create(mq, TOPIC, OTHER, queues=1)
+        await send(mq, TOPIC, *BODIES)
+        async with wire(mq) as asking:
+            answer, _ = await asking.ask(
+                request(RequestCode.PULL_MESSAGE, pull_fields(topic=TOPIC))
+            )
+            assert answer.code == ResponseCode.PULL_NOT_FOUND
+            answer, _ = await asking.ask(
+                request(RequestCode.GET_MAX_OFFSET, queue_fields(topic=TOPIC))
+            )
+            assert answer.ext()["offset"] == "0"
+        await serves(mq, OTHER)
+
+
+async def test_a_message_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_line(monkeypatch, "demands", lambda _parts: ParkingTopic(OTHER).demand())
+    async with running(tmp_path) as mq:
+        await create(mq, TOPIC, OTHER, queues=1)
+        parked, plain = BODIES[::2], BODIES[1::2]
+        await send(mq, TOPIC, *parked, **{PROPERTY: "yes"})
+        await send(mq, TOPIC, *plain)
+        assert await pull(mq, OTHER, len(parked)) == parked
+        assert await pull(mq, TOPIC, len(plain)) == plain
+
+
+@pytest.mark.slow
+async def test_all_of_them_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    add_line(monkeypatch, "takers", lambda _config: IdleTaker())
+    add_line(monkeypatch, "followers", lambda parts: Copy(parts, TOPIC))
+    add_line(monkeypatch, "services", lambda _parts: IdleService("idle", notes).service())
+    add_line(monkeypatch, "places", lambda _topics: MovedTopic("Moved").place)
+    add_line(monkeypatch, "sources", lambda _topics, _store: HiddenTopic("Hidden").source)
+    add_line(monkeypatch, "demands", lambda _parts: ParkingTopic(OTHER).demand())
+    add_guard(monkeypatch, lambda parts: parts.registry.guard(Ban().refuse))
+    async with running(tmp_path) as mq:
+        await create(mq, TOPIC)
+        await serves(mq, TOPIC)
+    async with running(tmp_path) as mq:
+        assert await pull(mq, TOPIC, len(BODIES)) == BODIES
+    assert notes == 2 * ["idle loads", "idle runs", "idle ends", "idle finishes"]
