@@ -525,7 +525,7 @@ async def test_a_log_that_lost_its_end_with_the_power_is_searched_from_there(
     broker.close()
 
 
-def test_a_torn_state_stops_its_query_and_no_other(tmp_path: Path) -> None:
+async def test_a_torn_state_stops_its_query_and_no_other(tmp_path: Path) -> None:
     broker = BrokerUnderTest(tmp_path)
     broker.create_topic("T")
     decide(broker, decision(stage(broker, "one", (b"a",))))
@@ -539,6 +539,11 @@ def test_a_torn_state_stops_its_query_and_no_other(tmp_path: Path) -> None:
     assert send(broker, "one", 1, b"b").code == ResponseCode.SYSTEM_ERROR
     assert send(broker, "one", 0, b"b", query_id="another").code == SUCCESS
     assert staged_files(broker) == ["0.one.blocks", "0.one.blocks"]
+    # It is refused as long as the broker runs, not until the next look for leftovers.
+    await broker.staging.expire()
+    assert broker.ask(RequestCode.STAGE_STATE, StageQueryHeader(query_id=QUERY)).code == (
+        ResponseCode.SYSTEM_ERROR
+    )
     broker.close()
 
 

@@ -122,7 +122,7 @@ class Query:
     @property
     def is_idle(self) -> bool:
         """Whether it holds no state."""
-        is_undecided = self.state == QueryState() and self.is_saved
+        is_undecided = self.state == QueryState() and self.is_saved and self.problem is None
         return is_undecided and not (self.attempts or self.is_applying or self.failure)
 
     def load(self) -> None:
