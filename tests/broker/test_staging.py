@@ -13,6 +13,7 @@ import trio.testing
 
 from headrace_broker.staging import state as state_file
 from headrace_broker.staging.blocks import CorruptStage, StagedBlock, read_blocks
+from headrace_broker.staging.query import Phase
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.columns import RecordColumns, encode_records
 from headrace_protocol.headers import (
@@ -489,7 +490,7 @@ async def test_a_broker_killed_while_applying_appends_the_rest(
     shutil.copytree(tmp_path / "decided", root / "staged")
     broker = restart(broker, tmp_path)
     # What has begun needs nobody to tell it again.
-    assert broker.staging._queries[QUERY].is_applying == (applied > 0)
+    assert broker.staging._queries[QUERY].phase is (Phase.APPLYING if applied else Phase.DECIDED)
     async with serving(broker):
         assert (await commit(broker)).code == SUCCESS
     assert bodies(broker, 0) == [b"before", *[row for n in (0, 2, 4) for row in blocks[n]]]
