@@ -108,8 +108,8 @@ class FrameLoop:
                 while self._write_path.pressure():
                     await trio.sleep(_PRESSURE_LOOK_S)
                     self._write_path.publish()
-            if stage := self._write_path.pressure():
-                log.warning("dispatch is behind, sends will be refused", stage=stage)
+            if taker := self._write_path.pressure():
+                log.warning("dispatch is behind, sends will be refused", taker=taker)
             self._under_pressure = trio.Event()
             held_back, self._held_back = self._held_back, []
             for channel in held_back:

@@ -318,7 +318,7 @@ def test_a_number_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> Non
     store.close()
 
 
-def test_a_full_ring_names_the_slow_stage(tmp_path: Path) -> None:
+def test_a_full_ring_names_the_slow_taker(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     queue = store.queue("T", 0)
     for number in range(64):
