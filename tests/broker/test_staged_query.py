@@ -28,7 +28,7 @@ WAYS = {
 
 
 def query_at(folder: Path, files: FaultyFiles | None = None) -> Query:
-    return Query(folder / "staged" / "query", files or FaultyFiles())
+    return Query(folder / "staged" / "query", files or FaultyFiles(), lambda *_: None)
 
 
 @pytest.mark.parametrize(("phase", "event"), list(itertools.product(Phase, Event)))

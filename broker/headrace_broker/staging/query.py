@@ -148,10 +148,12 @@ class Query:
     in any phase, for a block as well as for a decision.
     """
 
-    def __init__(self, folder: Path, files: Files) -> None:
+    def __init__(
+        self, folder: Path, files: Files, on_void: Callable[[Query, int, str], None]
+    ) -> None:
+        """on_void: called with the batch id and name of each attempt that is voided."""
         self.folder = folder
-        # Called with the batch id and name of each attempt that is voided.
-        self.on_void: Callable[[int, str], None] = lambda _batch_id, _name: None
+        self._on_void = on_void
         self.state = QueryState()
         self.phase = Phase.SETTLED
         self.applied_records = 0
@@ -263,7 +265,7 @@ class Query:
         to_void = [path for path in paths if not self._is_named(path) and path.exists()]
         for path in to_void:
             self._files.rename(path, path.with_suffix(VOID_SUFFIX))
-            self.on_void(*_batch_and_attempt(path))
+            self._on_void(self, *_batch_and_attempt(path))
         return bool(to_void)
 
     def _is_named(self, path: Path) -> bool:

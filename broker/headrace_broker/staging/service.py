@@ -308,9 +308,7 @@ class Staging:
     # -- what they share ---------------------------------------------------------------------------
 
     def _new(self, query_id: str) -> Query:
-        query = Query(self._root / query_id, self._files)
-        query.on_void = partial(self._drop_attempt, query)
-        return query
+        return Query(self._root / query_id, self._files, self._drop_attempt)
 
     def _register(self, query: Query, host: Host) -> None:
         """Keep a query, and count it for ``host``, now that it has state. Raises RequestError."""

@@ -19,7 +19,7 @@ from headrace_broker.store.files.filesystem import Files, make_private
 from headrace_broker.store.files.warmup import newest_files, warm
 from headrace_broker.store.followers.followers import Followers
 from headrace_broker.store.index.index_file import HEADER_BYTES, IndexFiles
-from headrace_broker.store.index.indexer import BLOCK_ROWS_MAX, Indexer
+from headrace_broker.store.index.indexer import BLOCK_ROWS_MAX, Indexer, log_vanished
 from headrace_broker.store.integrity.checkpoint import INDEX_MARK_NAME, Checkpoint
 from headrace_broker.store.integrity.lock import StoreLock
 from headrace_broker.store.integrity.seal import Seals, Used
@@ -131,8 +131,10 @@ class MessageStore:
         self._gone_keys: deque[tuple[int, int]] = deque()
         self._batch_topics: frozenset[str] = frozenset()
         self.ring = Ring(settings.ring_rows)
-        self.commit_log = CommitLog(settings, self.seam, self.ring, self.clock)
-        self.index_files = IndexFiles(settings, self.seam)
+        self.commit_log = CommitLog(
+            settings, self.seam, self.ring, self.clock, self._ask_ahead, self._file_full
+        )
+        self.index_files = IndexFiles(settings, self.seam, log_vanished)
         self.dispatcher = Dispatcher(self.ring, self.queues)
         self.indexer = Indexer(self.ring, self.commit_log, self.index_files, self.queues)
         for taker in more_takers:
@@ -171,7 +173,6 @@ class MessageStore:
         self.seals = Seals(settings.root, self.seam)
         self.lock = StoreLock(settings.root)
         self._ahead_asked = trio.Event()
-        self.commit_log.on_half_full = self._ask_ahead
         self._full_asked = trio.Event()
         self._full_files: deque[MappedFile] = deque()
         self.works_aside = works_aside
@@ -399,7 +400,6 @@ class MessageStore:
         self.cleaner.works_aside = self.works_aside
         async with trio.open_nursery() as nursery:
             if self.works_aside:
-                self.commit_log.on_full = self._file_full
                 self._start_soon(nursery, self._run_seal)
                 self._start_soon(nursery, self._warm)
                 self._start_soon(nursery, self.flusher.run_asked)
@@ -659,8 +659,9 @@ class MessageStore:
         await trio.to_thread.run_sync(warm, files, self.seam, trio.from_thread.check_cancelled)
 
     def _file_full(self, file: MappedFile) -> None:
-        self._full_files.append(file)
-        self._full_asked.set()
+        if self.works_aside:
+            self._full_files.append(file)
+            self._full_asked.set()
 
     async def _run_seal(self) -> None:
         """Seal the log's files as they fill up: all of them at once would make a stop long."""

@@ -215,7 +215,13 @@ class IndexFiles:
     reads entries or changes ``files`` while the store runs.
     """
 
-    def __init__(self, settings: StoreSettings, seam: Files) -> None:
+    def __init__(
+        self,
+        settings: StoreSettings,
+        seam: Files,
+        on_vanished: Callable[[list[Path]], None] = lambda _: None,
+    ) -> None:
+        """on_vanished: called with the files that were found to be gone."""
         self.directory = settings.root / "index"
         self.slot_count = settings.index_slot_count
         self.entry_count = settings.index_entry_count
@@ -232,8 +238,7 @@ class IndexFiles:
         # Name of the first file that somebody else has removed since the start, "" for none. A
         # start after a crash keeps what was before it, and makes the rest anew from the log.
         self.lost_from = ""
-        # Called with the files that were found to be gone.
-        self.on_vanished: Callable[[list[Path]], None] = lambda _: None
+        self._on_vanished = on_vanished
 
     def load(self, *, is_clean: bool = True) -> None:
         """Find the files. Raises StoreFormatError."""
@@ -359,7 +364,7 @@ class IndexFiles:
         for file in gone:
             file.unmap()  # which gives its blocks back
         self.lost_from = min(self.lost_from or gone[0].path.name, gone[0].path.name)
-        self.on_vanished([file.path for file in gone])
+        self._on_vanished([file.path for file in gone])
         return True
 
     def detach_below(self, log_min_offset: int) -> list[MappedFile]:
