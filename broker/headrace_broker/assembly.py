@@ -282,7 +282,7 @@ def processors(parts: Parts) -> tuple[Processor, ...]:
 
 def _message_processors(parts: Parts) -> tuple[Processor, ...]:
     config, store, topics, statistics = parts.config, parts.store, parts.topics, parts.statistics
-    uniq_keys = UniqKeyGenerator(store.clock.now_ms, os.getpid(), store.store_host[:-4])
+    uniq_keys = UniqKeyGenerator(store.clock.now_ms, os.getpid(), store.settings.store_host[:-4])
     demands = MessageDemands(_demands())
     sends = SendProcessor(config, store, topics, parts.directory, uniq_keys, demands, statistics)
     pulls = PullProcessor(

@@ -45,7 +45,7 @@ class FrameLoop:
         store: MessageStore,
         on_closed: Iterable[Callable[[ServerChannel], None]],
     ) -> None:
-        self._store = store
+        self._commit_log = store.commit_log
         self._write_path = store.write_path
         self._on_closed = tuple(on_closed)
         self._producers_of_batch: list[ServerChannel] = []
@@ -63,14 +63,14 @@ class FrameLoop:
 
     def handle(self, channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
         """See FrameHandler."""
-        store = self._store
+        commit_log = self._commit_log
         self._write_path.begin()
-        end = store.max_physical_offset
+        end = commit_log.max_offset
         try:
             return self._registry.handle(channel, frames)
         finally:
             # Also when something that can't be read came after what was stored.
-            if store.max_physical_offset != end:
+            if commit_log.max_offset != end:
                 self._producers_of_batch.append(channel)
 
     def finish_batch(self) -> None:

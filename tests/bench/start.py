@@ -172,7 +172,7 @@ async def stop_s(root: Path, gib: float, *, is_daemon: bool) -> float:
     body = encode_records(TOPIC, bodies, b"", born_timestamp=1, born_host=encode_host(HOST, 1)).body
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
-        while store.max_physical_offset < gib * GIB:
+        while store.commit_log.max_offset < gib * GIB:
             store.write_path.append_records(EncodedRecords(queue, len(bodies), body))
             store.write_path.publish()
             await trio.lowlevel.checkpoint()

@@ -193,7 +193,7 @@ async def test_a_batch_is_seen_after_its_commit_and_in_its_order(broker: BrokerU
     assert not answer.command.header(StageCommitResponseHeader).already_done
     assert bodies(broker, 0) == [b"e", b"a", b"b", b"d"]
     assert bodies(broker, 1) == [b"f", b"c"]
-    assert broker.store.commit_log.flushed_offset == broker.store.max_physical_offset
+    assert broker.store.commit_log.flushed_offset == broker.store.commit_log.max_offset
     assert state(broker) == (0, decision(two, one))
     assert staged_files(broker) == []
     assert broker.statistics.topic_puts["T"].count == 6
@@ -402,7 +402,7 @@ async def test_a_write_that_fails_in_the_middle_is_made_up_for(tmp_path: Path) -
     decide(broker, decision(one))
     async with serving(broker):
         channel = begin_commit(broker)
-        while broker.store.max_physical_offset == 0:
+        while broker.store.commit_log.max_offset == 0:
             await trio.lowlevel.checkpoint()
         files.is_unwritable = True
         assert (await answered(channel)).code == UNAVAILABLE
@@ -481,7 +481,7 @@ async def test_a_broker_killed_while_applying_appends_the_rest(
     broker.store_message("T", 1, b"between")
     root = broker.store.root
     shutil.copytree(root / "staged", tmp_path / "decided")
-    first = broker.store.max_physical_offset
+    first = broker.store.commit_log.max_offset
     async with serving(broker):
         await commit(broker)
     broker.store_message("T", 1, b"lost with the end of the log")

@@ -187,7 +187,7 @@ def test_only_topics_that_are_wanted_are_followed(tmp_path: Path) -> None:
     fill(store, 4, topic="B")
     catch_up(store)
     assert {name[0] for name in follower.copied()} == {"A"}
-    assert store.followers.needed_from() > store.max_physical_offset
+    assert store.followers.needed_from() > store.commit_log.max_offset
     follower.topics = ("B",)
     store.followers.notify(set(store.queues))
     catch_up(store)
@@ -439,7 +439,7 @@ def test_a_quiet_queue_keeps_nothing_when_it_gets_a_message(tmp_path: Path) -> N
     fill(store, 2, topic="Quiet")
     fill(store, 40)
     catch_up(store)
-    end_offset = store.max_physical_offset
+    end_offset = store.commit_log.max_offset
     put(store, store.queue("Quiet", 0))
     assert store.followers.needed_from() >= end_offset - 4096
     assert store.statistics().followers[0].behind_bytes < 4096 * 2
@@ -452,7 +452,7 @@ def test_a_follower_that_stands_still_slows_nobody(tmp_path: Path) -> None:
     fill(store, 1000, body_bytes=30)
     assert (store.ring.taken, store.ring.fill, store.write_path.pressure()) == (1000, 0, None)
     status = store.statistics().followers[0]
-    assert (status.name, status.behind_bytes) == ("copies", store.max_physical_offset)
+    assert (status.name, status.behind_bytes) == ("copies", store.commit_log.max_offset)
     assert not status.problem
     store.abandon()
 
@@ -472,7 +472,7 @@ def test_a_deleted_queue_is_told_and_its_successor_followed(tmp_path: Path) -> N
     catch_up(store)
     assert follower.copied() == {}
     assert PositionFile(tmp_path, "copies", store.seam).load() == {}
-    assert store.followers.needed_from() > store.max_physical_offset
+    assert store.followers.needed_from() > store.commit_log.max_offset
     store.close()
 
 

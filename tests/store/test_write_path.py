@@ -142,7 +142,7 @@ def test_a_second_gate_holds_back_what_is_on_disk(tmp_path: Path) -> None:
     replica.offset = second
     store.write_path.confirmation.moved()
     assert [m.physical_offset for m in read_all(store, queue)] == [first] == found(store)
-    replica.offset = store.max_physical_offset
+    replica.offset = store.commit_log.max_offset
     store.write_path.confirmation.moved()
     assert found(store) == [second, first]
     store.close()
@@ -166,7 +166,7 @@ async def test_a_writer_inside_waits_for_room_and_for_the_gate(tmp_path: Path) -
             )
         assert [queue_offset for queue_offset, _ in places] == list(range(0, 200, 40))
         await store.write_path.confirmed()
-        assert store.commit_log.flushed_offset == store.max_physical_offset
+        assert store.commit_log.flushed_offset == store.commit_log.max_offset
         nursery.cancel_scope.cancel()
     store.write_path.publish()
     assert len(read_all(store, store.queue("T", 0))) == 200

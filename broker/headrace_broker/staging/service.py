@@ -127,7 +127,7 @@ class Staging:
 
     def _lower_start(self, query: Query) -> None:
         # A power cut took the end of the log: the next records begin before the noted place.
-        log_end = self._store.max_physical_offset
+        log_end = self._store.commit_log.max_offset
         if query.state.from_offset > log_end:
             state = query.state
             query.decide(QueryState(state.applied_batch_id, state.decision, state.tag, log_end))
@@ -228,7 +228,7 @@ class Staging:
             self._budget.keep(host, ("decision", query_id), _decision_bytes(decision))
             applied = query.state.applied_batch_id
             tag = secrets.randbits(_TAG_BITS) + 1
-            query.decide(QueryState(applied, decision, tag, self._store.max_physical_offset))
+            query.decide(QueryState(applied, decision, tag, self._store.commit_log.max_offset))
             raise self._later(query, query.save)
         return held
 
@@ -443,13 +443,13 @@ class Staging:
             self._on_stored(block.topic, block.record_count, records.body_bytes)
 
         await store.write_path.append_block(make_records, note)
-        if store.max_physical_offset - store.commit_log.flushed_offset >= _FLUSH_BYTES:
+        if store.commit_log.max_offset - store.commit_log.flushed_offset >= _FLUSH_BYTES:
             store.flusher.ask()
 
     async def _wait_flushed(self) -> None:
         """On disk, whatever the store confirms: the staged blocks will be removed."""
         store = self._store
-        await wait_for(store.flusher.when_flushed, store.max_physical_offset, store.root)
+        await wait_for(store.flusher.when_flushed, store.commit_log.max_offset, store.root)
 
     async def _finish(self, query: Query, decision: Decision) -> None:
         """Note that the batch is in the log; then its files and those of older ones may go."""

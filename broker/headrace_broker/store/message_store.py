@@ -543,21 +543,6 @@ class MessageStore:
 
     # --- the batch of requests -------------------------------------------------------------
 
-    @property
-    def store_host(self) -> bytes:
-        """The host that records get; offset message ids begin with it."""
-        return self.settings.store_host
-
-    @property
-    def max_physical_offset(self) -> int:
-        """Just after the last record."""
-        return self.commit_log.max_offset
-
-    @property
-    def now_ms(self) -> int:
-        """The store timestamp that records get."""
-        return self.commit_log.now_ms
-
     def index_tick(self) -> None:
         """Index all that is confirmed."""
         self.write_path.let_drain(self.indexer, self.indexer.drain_all)
