@@ -227,7 +227,7 @@ def _tables(
     folder, now_ms = config.store_path_root_dir / "config", store.clock.now_ms
 
     def file(name: str) -> ConfigFile:
-        return ConfigFile(folder / name, store.seam)
+        return ConfigFile(folder / name, store.fs)
 
     return (
         TopicTable(config, file("topics.json"), now_ms, budget),

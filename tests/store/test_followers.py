@@ -47,7 +47,7 @@ AT_ONCE = Retention(
 
 def follow(store: MessageStore, **changes: Any) -> CopyingFollower:
     """A follower of a store that was opened."""
-    follower = CopyingFollower(store.root / "copies", store.seam, **changes)
+    follower = CopyingFollower(store.root / "copies", store.fs, **changes)
     store.followers.add(follower)
     return follower
 
@@ -165,7 +165,7 @@ def test_queue_offsets_without_a_record_are_left_out(tmp_path: Path) -> None:
     follower = follow(store)
     catch_up(store)
     assert follower.copied() == {("T", 0): [(13, b"first")]}
-    assert PositionFile(tmp_path, "copies", store.seam).load()["T", 0].queue_offset == 14
+    assert PositionFile(tmp_path, "copies", store.fs).load()["T", 0].queue_offset == 14
     store.close()
 
 
@@ -192,7 +192,7 @@ def test_only_topics_that_are_wanted_are_followed(tmp_path: Path) -> None:
     store.followers.notify(set(store.queues))
     catch_up(store)
     assert {name[0] for name in follower.copied()} == {"A", "B"}
-    assert {topic for topic, _ in PositionFile(tmp_path, "copies", store.seam).load()} == {"B"}
+    assert {topic for topic, _ in PositionFile(tmp_path, "copies", store.fs).load()} == {"B"}
     store.close()
 
 
@@ -471,7 +471,7 @@ def test_a_deleted_queue_is_told_and_its_successor_followed(tmp_path: Path) -> N
     store.delete_topic("T")
     catch_up(store)
     assert follower.copied() == {}
-    assert PositionFile(tmp_path, "copies", store.seam).load() == {}
+    assert PositionFile(tmp_path, "copies", store.fs).load() == {}
     assert store.followers.needed_from() > store.commit_log.max_offset
     store.close()
 
@@ -564,7 +564,7 @@ async def test_a_running_store_is_followed(
             for number in range(count):
                 put(store, store.queue("T", 0), b"%d" % number)
             await wait_until(lambda: len(follower.copied().get(("T", 0), ())) in {3, 8})
-            positions = PositionFile(tmp_path, "copies", store.seam)
+            positions = PositionFile(tmp_path, "copies", store.fs)
             end = store.queue("T", 0).next_offset
             await wait_until(lambda: positions.load()["T", 0][0] == end)  # noqa: B023
         nursery.cancel_scope.cancel()

@@ -87,7 +87,7 @@ class Staging:
         self._budget = budget or HostBudget()
         self.broker_name = broker_name
         self._store = store
-        self._files = store.seam
+        self._files = store.fs
         self._root = store.root / FOLDER
         self._reserved_ms = reserved_ms
         self._on_stored = on_stored

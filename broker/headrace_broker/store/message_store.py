@@ -123,7 +123,7 @@ class MessageStore:
         self.settings = settings
         self.root = settings.root
         self.clock = clock or SystemClock()
-        self.seam = files or Files()
+        self.fs = files or Files()
         self.queues: list[StoreQueue] = []
         self._names: dict[tuple[str, int], StoreQueue] = {}
         self._topics: dict[str, dict[int, StoreQueue]] = {}
@@ -132,9 +132,9 @@ class MessageStore:
         self._batch_topics: frozenset[str] = frozenset()
         self.ring = Ring(settings.ring_rows)
         self.commit_log = CommitLog(
-            settings, self.seam, self.ring, self.clock, self._ask_ahead, self._file_full
+            settings, self.fs, self.ring, self.clock, self._ask_ahead, self._file_full
         )
-        self.index_files = IndexFiles(settings, self.seam, log_vanished)
+        self.index_files = IndexFiles(settings, self.fs, log_vanished)
         self.dispatcher = Dispatcher(self.ring, self.queues)
         self.indexer = Indexer(self.ring, self.commit_log, self.index_files, self.queues)
         for taker in more_takers:
@@ -143,7 +143,7 @@ class MessageStore:
         self.reader = Reader(self.commit_log, self.index_files)
         confirmation = Confirmation()
         self.flusher = Flusher(
-            settings, self.seam, self.ring, self.commit_log, self.takers, confirmation.moved
+            settings, self.fs, self.ring, self.commit_log, self.takers, confirmation.moved
         )
         if settings.flush == "sync":
             confirmation.add(
@@ -170,7 +170,7 @@ class MessageStore:
             self._durable_from,
             self.followers.slowest,
         )
-        self.seals = Seals(settings.root, self.seam)
+        self.seals = Seals(settings.root, self.fs)
         self.lock = StoreLock(settings.root)
         self._ahead_asked = trio.Event()
         self._full_asked = trio.Event()
@@ -192,7 +192,7 @@ class MessageStore:
         try:
             make_private(self.root)
             self.lock.acquire()
-            self.seam.check_owner = self.lock.check
+            self.fs.check_owner = self.lock.check
             return self._load_locked()
         except OSError as error:
             self.abandon()
@@ -251,7 +251,7 @@ class MessageStore:
             done, most = block.end_offset - scanned_from, log_files[-1].end_offset - scanned_from
             self.on_progress(LoadStage.LOG, done, most)
         peer_queues.check_end(scan.end_offset)
-        peer_queues.sync(self.seam)
+        peer_queues.sync(self.fs)
 
     def _check_seals(self, *, is_clean: bool) -> None:
         """Compare what a clean start goes by; the rest is compared when it is first read.
@@ -276,13 +276,13 @@ class MessageStore:
 
     def _write_abort(self, path: Path) -> None:
         # On disk before anything else changes: without it a power cut would look like a clean stop.
-        descriptor = self.seam.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        descriptor = self.fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
-            self.seam.write(descriptor, str(os.getpid()).encode(), 0)
-            self.seam.fsync(descriptor)
+            self.fs.write(descriptor, str(os.getpid()).encode(), 0)
+            self.fs.fsync(descriptor)
         finally:
-            self.seam.close(descriptor)
-        self.seam.fsync_directory(self.root)
+            self.fs.close(descriptor)
+        self.fs.fsync_directory(self.root)
 
     def _load_queues(self, *, is_clean: bool) -> None:
         self._batch_topics = frozenset(path.name for path in (self.root / BATCH_FOLDER).glob("*"))
@@ -375,7 +375,7 @@ class MessageStore:
             *queue_folders,
             *(folder.parent for folder in queue_folders),
         ):
-            self.seam.doubt_names(folder)
+            self.fs.doubt_names(folder)
 
     def connect(
         self,
@@ -486,7 +486,7 @@ class MessageStore:
         if topic in {"", ".", ".."} or "/" in topic or "\0" in topic or queue_id < 0:
             raise ValueError(f"no queue can be named {topic!r}/{queue_id}")
         directory = self.root / f"consumequeue/{topic}/{queue_id}"
-        consume_queue = ConsumeQueue(directory, self.settings.consume_queue_file_bytes, self.seam)
+        consume_queue = ConsumeQueue(directory, self.settings.consume_queue_file_bytes, self.fs)
         checksum_bytes = SLOT_BYTES if self.settings.appends_checksums else 0
         key = self._free_key()
         queue = StoreQueue(topic, queue_id, key, consume_queue, checksum_bytes)
@@ -530,7 +530,7 @@ class MessageStore:
             del self._topics[queue.topic]
         self.followers.forget(queue)
         self.dispatcher.forget(queue)
-        self.seam.map_budget.forget(queue.consume_queue)
+        self.fs.map_budget.forget(queue.consume_queue)
         self._gone_keys.append((queue.key, self.ring.written))
 
     def when_all_flushed(self, callback: Callable[[], None]) -> None:
@@ -641,7 +641,7 @@ class MessageStore:
         """Have the last files of the log and of each queue read; who asks earlier does not wait."""
         queues = [queue.consume_queue.used for queue in self.queues]
         files = newest_files(self.commit_log.used, queues)
-        await trio.to_thread.run_sync(warm, files, self.seam, trio.from_thread.check_cancelled)
+        await trio.to_thread.run_sync(warm, files, self.fs, trio.from_thread.check_cancelled)
 
     def _file_full(self, file: MappedFile) -> None:
         if self.works_aside:

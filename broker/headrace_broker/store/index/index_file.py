@@ -218,7 +218,7 @@ class IndexFiles:
     def __init__(
         self,
         settings: StoreSettings,
-        seam: Files,
+        fs: Files,
         on_vanished: Callable[[list[Path]], None] = lambda _: None,
     ) -> None:
         """on_vanished: called with the files that were found to be gone."""
@@ -228,8 +228,8 @@ class IndexFiles:
         self.file_bytes = (
             HEADER_BYTES + self.slot_count * SLOT_BYTES + self.entry_count * ENTRY_BYTES
         )
-        self.seam = seam
-        self.page_cache = PageCache(seam)
+        self.fs = fs
+        self.page_cache = PageCache(fs)
         self.files: list[IndexFile] = []
         self.lock = threading.Lock()
         # Physical offset of the newest record that was looked at for keys; -1: not known.
@@ -243,9 +243,9 @@ class IndexFiles:
     def load(self, *, is_clean: bool = True) -> None:
         """Find the files. Raises StoreFormatError."""
         paths = sorted(path for path in self.directory.glob("*") if path.is_file())
-        for path in paths if is_clean else without_unborn(paths, self.seam):
+        for path in paths if is_clean else without_unborn(paths, self.fs):
             self._check(path)
-            self.files.append(self._open(MappedFile(path, self.file_bytes, self.seam)))
+            self.files.append(self._open(MappedFile(path, self.file_bytes, self.fs)))
 
     def _check(self, path: Path) -> None:
         if not (len(path.name) == 17 and path.name.isascii() and path.name.isdigit()):
@@ -334,7 +334,7 @@ class IndexFiles:
         entries_at = HEADER_BYTES + self.slot_count * SLOT_BYTES
         allocate_bytes = min(entries_at + ALLOCATE_STEP_BYTES, self.file_bytes)
         file = self._open(
-            MappedFile.create(self._new_path(now_ms), self.file_bytes, self.seam, allocate_bytes)
+            MappedFile.create(self._new_path(now_ms), self.file_bytes, self.fs, allocate_bytes)
         )
         seed = IndexHeader(0, 0, 0, 0, 0, 1)
         if self.files:

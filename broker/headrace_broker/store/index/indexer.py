@@ -202,7 +202,7 @@ class Indexer(Taker):
             [*syncs, *([last.file.sync] if last else [])],
             flushed,
             # A checkpoint of ours without a mark is taken for the peer's.
-            partial(mark.save, mark_path, self.index_files.seam),
+            partial(mark.save, mark_path, self.index_files.fs),
         )
 
     def due_flushes(self, least_bytes: int) -> Iterator[TakerFlush]:  # noqa: ARG002 - whole files

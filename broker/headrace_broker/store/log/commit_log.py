@@ -80,7 +80,7 @@ class CommitLog:
     def __init__(
         self,
         settings: StoreSettings,
-        seam: Files,
+        fs: Files,
         ring: Ring,
         clock: Clock,
         on_half_full: Callable[[], None],
@@ -94,10 +94,10 @@ class CommitLog:
         self.files = MappedFileQueue(
             settings.root / "commitlog",
             settings.commit_log_file_bytes,
-            seam,
+            fs,
             "commit_log_file_bytes",
         )
-        self.page_cache = PageCache(seam)
+        self.page_cache = PageCache(fs)
         self.clock = clock
         self.now_ms = 0
         self.ring = ring
@@ -369,7 +369,7 @@ class CommitLog:
         pending = self._pending
         block = pending[0] if len(pending) == 1 else b"".join(pending)
         try:
-            self.files.seam.write(self._descriptor, block, self._pending_position)
+            self.files.fs.write(self._descriptor, block, self._pending_position)
         except OSError as error:
             self._pending = [block]
             raise self.refuse(
@@ -433,7 +433,7 @@ class CommitLog:
     def _write_to(self, file: MappedFile, position: int) -> None:
         self.write_out()
         self.stop_writing()
-        self._descriptor = self.files.seam.open(file.path)
+        self._descriptor = self.files.fs.open(file.path)
         self._file = file
         self.file_start = file.start_offset
         self.position = self._pending_position = position
@@ -442,7 +442,7 @@ class CommitLog:
     def stop_writing(self) -> None:
         """Give the file's descriptor back; all was written out, or refused."""
         if self._descriptor >= 0:
-            self.files.seam.close(self._descriptor)
+            self.files.fs.close(self._descriptor)
             self._descriptor = -1
 
     def make_ahead(self) -> None:
@@ -617,6 +617,6 @@ class CommitLog:
         def flush() -> None:
             for file in dirty:
                 file.sync()
-            self.files.seam.sync_names()
+            self.files.fs.sync_names()
 
         return end_offset, flush

@@ -93,7 +93,7 @@ class Cleaner:
         self._flush = flush
         self._durable_from = durable_from
         self._slowest_follower = slowest_follower
-        self._seam = commit_log.files.seam
+        self._fs = commit_log.files.fs
         self._topics = topics
         self._clock_watch = ClockWatch()
         self.trimmer = TopicTrimmer(settings.root, commit_log, topics)
@@ -188,7 +188,7 @@ class Cleaner:
 
     def disk_usage(self) -> DiskUsage:
         """Of the store's file system."""
-        return self._seam.disk_usage(self.settings.root)
+        return self._fs.disk_usage(self.settings.root)
 
     def _is_out_of_room(self) -> bool:
         """Whether an append failed for it of late: of a quota the file system does not tell."""

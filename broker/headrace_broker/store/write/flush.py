@@ -44,7 +44,7 @@ class Flusher:
     def __init__(
         self,
         settings: StoreSettings,
-        seam: Files,
+        fs: Files,
         ring: Ring,
         commit_log: CommitLog,
         takers: Sequence[Taker],
@@ -52,7 +52,7 @@ class Flusher:
     ) -> None:
         """on_flushed: called after each group commit, once those that waited were called back."""
         self.settings = settings
-        self.seam = seam
+        self.fs = fs
         self.ring = ring
         self.commit_log = commit_log
         self.takers = takers
@@ -243,12 +243,12 @@ class Flusher:
         forgotten = self.checkpoint._replace(logics_msg_timestamp=0, logics_physical_offset=0)
         if forgotten != self.checkpoint:
             self.checkpoint = forgotten
-            forgotten.save(self.checkpoint_path, self.seam)
+            forgotten.save(self.checkpoint_path, self.fs)
 
     def _save(self, work: _ThoroughFlush) -> None:
         for flush in work.flushes:
             flush.save()
-        self.checkpoint.save(self.checkpoint_path, self.seam)
+        self.checkpoint.save(self.checkpoint_path, self.fs)
 
     def flush_log_now(self) -> None:
         """Bring the log to disk without a thread. Raises OSError."""
@@ -266,7 +266,7 @@ class Flusher:
         syncs = [
             *self._owed,
             *(sync for flush in flushes for sync in flush.syncs),
-            self.seam.sync_names,
+            self.fs.sync_names,
         ]
         self._owed = dict.fromkeys(syncs)
         return _ThoroughFlush(syncs, flushes)
