@@ -130,7 +130,7 @@ def new_store(
         config.store_settings(store_host),
         clock,
         files,
-        works_aside=owns_process,
+        use_threads=owns_process,
         start_soon=supervisor.start_soon,
         on_progress=on_progress,
     )

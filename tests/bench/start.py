@@ -165,7 +165,7 @@ def starts(root: Path, last_file: int) -> Iterator[tuple[str, float, float]]:
 async def stop_s(root: Path, gib: float, *, is_daemon: bool) -> float:
     """What a stop takes once so much was written."""
     store = MessageStore(StoreSettings(root=root))
-    store.works_aside = is_daemon
+    store.use_threads = is_daemon
     store.load()
     queue = store.queue(TOPIC, 0)
     bodies = [bytes(RECORD_BYTES)] * 1000

@@ -55,7 +55,7 @@ async def test_the_indexing_thread_waits_for_the_flush(
     monkeypatch.setattr(message_store, "BLOCK_ROWS_MAX", 0)  # small blocks too go to the thread
     files = HeldFiles()
     store = open_store(tmp_path, files=files, flush="sync", index_tick_ms=0)
-    store.works_aside = True
+    store.use_threads = True
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         offset = put(store, store.queue("T", 0), KEYS="k")

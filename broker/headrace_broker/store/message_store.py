@@ -108,14 +108,14 @@ class MessageStore:
         clock: Clock | None = None,
         files: Files | None = None,
         *,
-        works_aside: bool = False,
+        use_threads: bool = False,
         start_soon: StartSoon = trio.Nursery.start_soon,
         on_progress: OnProgress = lambda _stage, _done, _most: None,
         more_takers: Sequence[Taker] = (),
     ) -> None:
         """Touches nothing on disk.
 
-        works_aside: while it runs, threads index and flush what was asked for.
+        use_threads: while it runs, threads index and flush what was asked for.
         start_soon: starts a loop; each of them can restart after an error.
         on_progress: called in the thread that loads; what it raises ends the start.
         more_takers: beside ConsumeQueues and index.
@@ -175,7 +175,7 @@ class MessageStore:
         self._ahead_asked = trio.Event()
         self._full_asked = trio.Event()
         self._full_files: deque[MappedFile] = deque()
-        self.works_aside = works_aside
+        self.use_threads = use_threads
         self._index_threads = trio.CapacityLimiter(1)
         self._start_soon = start_soon
         self.on_progress = on_progress
@@ -343,7 +343,7 @@ class MessageStore:
         self.dispatcher.loaded(newest_unit, queues_durable)
         self.indexer.loaded(index_durable)
         if newest_unit < 0:
-            self.flusher.forget_queues()
+            self.flusher.reset_queue_checkpoint()
         durable_offsets = {taker.name: taker.durable_offset() for taker in self.takers}
         return plan_recovery(files, newest_unit, durable_offsets)
 
@@ -397,9 +397,9 @@ class MessageStore:
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Flush, index, clean and make files ahead until cancelled."""
-        self.cleaner.works_aside = self.works_aside
+        self.cleaner.use_threads = self.use_threads
         async with trio.open_nursery() as nursery:
-            if self.works_aside:
+            if self.use_threads:
                 self._start_soon(nursery, self._run_seal)
                 self._start_soon(nursery, self._warm)
                 self._start_soon(nursery, self.flusher.run_asked)
@@ -447,7 +447,7 @@ class MessageStore:
         for queue in self.queues:
             queue.consume_queue.unmap()
         index = [index_file.file for index_file in self.index_files.files]
-        for file in (*self.commit_log.files.files, *index, *self.cleaner.going):
+        for file in (*self.commit_log.files.files, *index, *self.cleaner.detached):
             file.unmap()
         self.lock.release()
 
@@ -535,7 +535,7 @@ class MessageStore:
 
     def when_all_flushed(self, callback: Callable[[], None]) -> None:
         """Call back once everything up to now is on disk. Raises OSError when that is at once."""
-        if self.works_aside:
+        if self.use_threads:
             self.flusher.when_all_flushed(callback)
         else:
             self.flusher.flush_now()
@@ -603,7 +603,7 @@ class MessageStore:
             while taken < self.indexer.cursor.taken < end:
                 taken = self.indexer.cursor.taken
                 is_much = self.indexer.waiting_count > BLOCK_ROWS_MAX or self.index_files.is_sealed
-                if self.works_aside and is_much:
+                if self.use_threads and is_much:
                     await self._index_aside()
                 else:
                     self.write_path.let_drain(self.indexer, self.indexer.drain_block)
@@ -644,7 +644,7 @@ class MessageStore:
         await trio.to_thread.run_sync(warm, files, self.fs, trio.from_thread.check_cancelled)
 
     def _file_full(self, file: MappedFile) -> None:
-        if self.works_aside:
+        if self.use_threads:
             self._full_files.append(file)
             self._full_asked.set()
 

@@ -235,15 +235,15 @@ class Flusher:
         self.checkpoint = work.update(self.checkpoint)
         self._save(work)
 
-    def forget_queues(self) -> None:
-        """Take back that units are on disk, before all are made anew. Raises OSError.
+    def reset_queue_checkpoint(self) -> None:
+        """Clear the ConsumeQueue position before a full rebuild. Raises OSError.
 
-        Who is cut off then has some units again, and the checkpoint would pass for one of theirs.
+        Otherwise a crash halfway would look complete.
         """
-        forgotten = self.checkpoint._replace(logics_msg_timestamp=0, logics_physical_offset=0)
-        if forgotten != self.checkpoint:
-            self.checkpoint = forgotten
-            forgotten.save(self.checkpoint_path, self.fs)
+        reset = self.checkpoint._replace(logics_msg_timestamp=0, logics_physical_offset=0)
+        if reset != self.checkpoint:
+            self.checkpoint = reset
+            reset.save(self.checkpoint_path, self.fs)
 
     def _save(self, work: _ThoroughFlush) -> None:
         for flush in work.flushes:
