@@ -175,6 +175,7 @@ def assemble(
         server.request_failed,
         run_long=run_long,
         run_fetch=pace.fetches.start,
+        serve_again=partial(frames.serve_again, server),
         turn_s=pace.turn_s,
         answered=client_requests.answered,
         on_slow=watchdog.note,

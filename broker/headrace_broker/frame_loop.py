@@ -5,6 +5,7 @@ What a batch stored is in the log before its replies leave, and in its queues ri
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from headrace_broker.store.message_store import MessageStore
+    from headrace_daemon.serving.server import RemotingServer
     from headrace_daemon.serving.server_channel import ServerChannel
     from headrace_protocol.frame import Frame
     from headrace_protocol.serving import Registry
@@ -70,6 +72,22 @@ class FrameLoop:
             return self._registry.handle(channel, frames)
         finally:
             # Also when something that can't be read came after what was stored.
+            if commit_log.max_offset != end:
+                self._producers_of_batch.append(channel)
+
+    def serve_again(
+        self, server: RemotingServer, channel: ServerChannel, serve: Callable[[], object]
+    ) -> None:
+        """Serve a request that had to wait; what it stores is published as that of ``handle``."""
+        server.alone(channel, partial(self._serve_storing, channel, serve))
+
+    def _serve_storing(self, channel: ServerChannel, serve: Callable[[], object]) -> None:
+        commit_log = self._commit_log
+        self._write_path.begin()
+        end = commit_log.max_offset
+        try:
+            serve()
+        finally:
             if commit_log.max_offset != end:
                 self._producers_of_batch.append(channel)
 

@@ -145,6 +145,8 @@ LongFunction = Callable[[Request], LongWork]
 Then = Callable[[Exception | None], None]
 # Does what a request of a client must wait for, then calls back.
 RunFetch = Callable[[Channel, NotReady, Then], None]
+# Has a request served that had to wait, outside of ``Registry.handle``.
+ServeAgain = Callable[[Channel, Callable[[], object]], None]
 # Serves requests of one client that came at once; hands on to ``Registry.serve`` what it can't.
 ReadyFunction = Callable[["Channel", "list[Frame]"], None]
 # Takes work to be run in slices.
@@ -164,6 +166,11 @@ def fetch_at_once(_channel: Channel, wait: NotReady, then: Then) -> None:
     then(None)
 
 
+def serve_at_once(_channel: Channel, serve: Callable[[], object]) -> None:
+    """For a daemon whose answers wait for nothing."""
+    serve()
+
+
 def nobody_asked(_channel: Channel, _command: Command, _body: Buffer) -> bool:
     """For a daemon that asks its clients for nothing."""
     return False
@@ -174,6 +181,7 @@ class Registry:
 
     unexpected: told of an exception that no function should let out: request and exception.
     run_long, run_fetch: for what takes long, and what waits for the disk.
+    serve_again: for what has waited; a LongFunction is resumed without it, and stores nothing.
     on_slow: told of requests that took long: name of the code, seconds.
     turn_s: how long ``handle`` may serve one client. answered: takes a client's answer to a
     request of ours; returns False when nobody asked for it.
@@ -185,6 +193,7 @@ class Registry:
         *,
         run_long: RunLong = run_at_once,
         run_fetch: RunFetch = fetch_at_once,
+        serve_again: ServeAgain = serve_at_once,
         turn_s: float = math.inf,
         answered: Answered = nobody_asked,
         on_slow: Callable[[str, float], None] = lambda _name, _seconds: None,
@@ -193,6 +202,7 @@ class Registry:
         self._unexpected = unexpected
         self.run_long = run_long
         self.run_fetch = run_fetch
+        self._serve_again = serve_again
         self.turn_s = turn_s
         self.on_slow = on_slow
         self.answered = answered
@@ -332,7 +342,7 @@ class Registry:
         request.channel.charge(-held_bytes)
         if problem is None:
             request.is_again = True
-            self._serve(request)
+            self._serve_again(request.channel, functools.partial(self._serve, request))
         else:
             self._send(request, self._failed(request, problem))
 

@@ -167,6 +167,7 @@ def test_each_message_to_some_topics_is_looked_at(broker: BrokerUnderTest) -> No
 @pytest.mark.parametrize(
     ("fields", "properties", "words"),
     [
+        ({"topic": "Compacted"}, "", "a message without key"),
         ({}, "DELAY\x013\x02", "delayed messages in a batch (property DELAY=3)"),
         ({"f": 4}, "", "transactional messages in a batch (sysFlag 4 to T)"),
         ({}, "RECALL\x01yes\x02", "recalled messages are not served by this broker"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -12,9 +12,12 @@ import trio
 from headrace_broker.store import message_store
 from headrace_broker.store.errors import StoreNotWritable
 from headrace_broker.store.log.encoded_records import EncodedRecords
+from headrace_broker.store.log.ring import RUN_ROWS_MIN
+from headrace_broker.store.queues.dispatch import BLOCK_ROWS
 from headrace_broker.store.write.confirmation import Confirmation, Gate, OnConfirmed
+from headrace_protocol.message import encode_batch
 from tests.support.batches import block
-from tests.support.stores import FaultyFiles, open_store, put, query_index, read_all
+from tests.support.stores import HOST, FaultyFiles, open_store, put, query_index, read_all
 
 if TYPE_CHECKING:
     from headrace_broker.store.message_store import MessageStore
@@ -202,4 +205,91 @@ def test_subscribers_hear_of_queues_whose_units_are_there(tmp_path: Path) -> Non
     put(store, store.queue("T", 0))
     store.write_path.publish()
     assert heard == [[2], [2]]
+    store.close()
+
+
+def test_a_subscriber_does_not_append(tmp_path: Path) -> None:
+    def append(_queues: object) -> None:
+        put(store, store.queue("other", 0), dispatch=False)
+
+    store = open_store(tmp_path)
+    store.write_path.on_published(append)
+    with pytest.raises(AssertionError, match="a subscriber has appended"):
+        put(store, store.queue("T", 0))
+    store.close()
+
+
+# --- rows that wait longer than their queue exists -----------------------------------------
+
+
+def test_rows_held_by_a_gate_leave_nothing_of_a_deleted_topic(tmp_path: Path) -> None:
+    store = open_store(tmp_path, flush="sync")
+    replica = HandGate()
+    store.write_path.confirmation.add(replica.gate())
+    queue = store.queue("T", 0)
+    store.write_path.begin()
+    batch = encode_batch([(0, b"old", b"")] * RUN_ROWS_MIN)
+    store.write_path.append_batch(queue, batch, 0, 1, HOST, 0)
+    put(store, queue, b"old")
+    store.delete_topic("T")
+    replica.offset = store.commit_log.max_offset
+    store.write_path.publish()
+    assert not (tmp_path / "consumequeue/T").exists()
+    store.close()
+
+
+@pytest.mark.parametrize("old_count", [1, BLOCK_ROWS])
+def test_rows_held_by_a_gate_do_not_reach_a_later_queue_of_the_name(
+    tmp_path: Path, old_count: int
+) -> None:
+    sizes: dict[str, Any] = {"commit_log_file_bytes": 1 << 16, "ring_rows": 256}
+    store = open_store(tmp_path, flush="sync", **sizes)
+    replica = HandGate()
+    store.write_path.confirmation.add(replica.gate())
+    for _ in range(old_count):
+        put(store, store.queue("T", 0), b"old")
+    store.delete_topic("T")
+    new = store.queue("T", 0)
+    put(store, new, b"new")
+    store.flusher.flush_log_now()
+    replica.offset = store.commit_log.max_offset
+    store.write_path.publish()
+    assert [bytes(message.body) for message in read_all(store, new)] == [b"new"]
+    store.close()
+    store = open_store(tmp_path, **sizes)
+    assert [bytes(message.body) for message in read_all(store, store.queue("T", 0))] == [b"new"]
+    store.close()
+
+
+def test_rows_held_by_a_full_disk_leave_nothing_of_a_deleted_topic(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    store = open_store(tmp_path, files=files)
+    put(store, store.queue("other", 0))
+    files.is_full = True
+    put(store, store.queue("T", 0))
+    store.delete_topic("T")
+    files.is_full = False
+    store.write_path.publish()
+    assert not (tmp_path / "consumequeue/T").exists()
+    store.close()
+
+
+def test_a_deletion_confirms_nothing_after_a_failed_flush(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    store = open_store(tmp_path, files=files, flush="sync")
+    put(store, store.queue("other", 0))
+    store.flusher.flush_log_now()
+    queue = store.queue("T", 0)
+    offset = put(store, queue)
+    files.is_broken = True
+    with pytest.raises(OSError, match="Input/output error"):
+        store.flusher.flush_log_now()
+    files.is_broken = False
+    for _ in store.delete_queues("other"):
+        pass
+    called: list[bool] = []
+    store.when_all_flushed(lambda: called.append(True))
+    assert called
+    store.write_path.publish()
+    assert (store.message_at(offset), read_all(store, queue)) == (None, [])
     store.close()

@@ -318,7 +318,7 @@ class SendProcessor:
         properties = header.properties or ""
         # Those of the request, not of its items, which nobody looks at: as the peer.
         _, _, uniq_key, asks, waits = self._read_properties(properties)
-        if asks or header.sys_flag & self._asking_flags:
+        if asks or header.sys_flag & self._asking_flags or self._asks_by_topic:
             self._demands.check_block(
                 header.topic, queue.queue_id, [properties.encode()], header.sys_flag
             )

@@ -534,11 +534,15 @@ class MessageStore:
         self._gone_keys.append((queue.key, self.ring.written))
 
     def when_all_flushed(self, callback: Callable[[], None]) -> None:
-        """Call back once everything up to now is on disk. Raises OSError when that is at once."""
+        """Call back once everything up to now is on disk, or can't be brought there.
+
+        Raises OSError when a flush at once fails.
+        """
         if self.use_threads:
             self.flusher.when_all_flushed(callback)
         else:
-            self.flusher.flush_now()
+            if self.commit_log.life.is_writable:
+                self.flusher.flush_now()
             callback()
 
     # --- the batch of requests -------------------------------------------------------------
@@ -548,7 +552,9 @@ class MessageStore:
         self.write_path.let_drain(self.indexer, self.indexer.drain_all)
 
     def _finish_dispatch(self) -> None:
-        if not self.write_path.confirmation.is_immediate:
+        # After a failed flush another one would succeed without the pages that are gone.
+        is_writable = self.commit_log.life.is_writable
+        if is_writable and not self.write_path.confirmation.is_immediate:
             self.flusher.flush_log_now()
         self.write_path.drain_all()
 

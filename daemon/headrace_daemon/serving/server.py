@@ -190,12 +190,32 @@ class RemotingServer:
             self._flush_dirty()
             self._handler.replied()
         except BaseException:
-            # What the replies say may not be true; the server ends with the error.
-            self._dirty.clear()
+            # What the replies say may not be true: their clients must not wait for them either.
+            dirty, self._dirty = self._dirty, []
+            for channel in dirty:
+                self.close_channel(channel, "")
             raise
         finally:
             self._is_in_batch = False
         self._flush_dirty()
+
+    def alone(self, channel: ServerChannel, work: Callable[[], object]) -> None:
+        """Run ``work`` for one client as a batch of its own; it may be called in a batch, too.
+
+        A failure costs the clients that were to get replies.
+        """
+        if self._is_in_batch:
+            work()
+            return
+
+        def run_batch(_channel: ServerChannel) -> None:
+            self.begin_batch()
+            try:
+                work()
+            finally:
+                self.end_batch()
+
+        self.guard(channel, run_batch)
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:

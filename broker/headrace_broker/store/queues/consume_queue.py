@@ -47,6 +47,7 @@ class ConsumeQueue:
 
     __slots__ = (
         "_floor",
+        "_is_deleted",
         "_log_min_seen",
         "file",
         "files",
@@ -70,6 +71,7 @@ class ConsumeQueue:
         self.started_at = 0  # older units were there before this process: memory may not hold them
         # What was cleared comes back with a power cut until the next flush.
         self.is_cut = False
+        self._is_deleted = False
         # What min_offset() said last; it never sinks while there are units.
         self.min_offset_seen = 0
         self._floor = 0
@@ -78,7 +80,12 @@ class ConsumeQueue:
     # --- writing ---------------------------------------------------------------------------
 
     def put(self, queue_offset: int, physical_offset: int, size: int, tags_code: int) -> bool:
-        """Add one unit. False if the log says the same again; raises OSError on a full disk."""
+        """Add one unit; returns whether it is new and the queue still exists.
+
+        Raises OSError on a full disk.
+        """
+        if self._is_deleted:
+            return False
         if queue_offset < self.max_offset and not self._is_new_life(queue_offset, physical_offset):
             return False
         self._fill_to(queue_offset)
@@ -90,7 +97,12 @@ class ConsumeQueue:
         return True
 
     def put_block(self, units: Units) -> int:
-        """Add units at ``max_offset``, as many as the file has room for; returns how many."""
+        """Add units at ``max_offset``, as many as the file has room for; returns how many.
+
+        Those of a deleted queue are dropped.
+        """
+        if self._is_deleted:
+            return len(units)
         self._make_room()
         assert self.map is not None
         count = min(len(units), (self.room_end - self.position) // UNIT_BYTES)
@@ -297,7 +309,12 @@ class ConsumeQueue:
             self.raise_floor(queue_offset)
 
     def delete(self) -> None:
-        """Remove every file and the folder."""
+        """Remove every file and the folder.
+
+        Rows that wait for a gate or for room on the disk still come: they must not make the folder
+        anew, which may belong to a later queue of this name.
+        """
+        self._is_deleted = True
         self.files.delete_from(0)
         if self.files.directory.exists():
             self.files.directory.rmdir()

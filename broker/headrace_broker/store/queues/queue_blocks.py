@@ -31,7 +31,7 @@ class QueueDamaged(StoreError):
         super().__init__(
             f"queue {topic}/{queue_id} leads to {physical_offset} in the log, where no record of "
             f"it can be read ({reason}): stop the broker and run headrace store fsck on its "
-            "directory"
+            "directory; headrace store copy leaves out what that can't repair"
         )
         self.physical_offset = physical_offset
 

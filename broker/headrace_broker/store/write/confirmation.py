@@ -18,9 +18,10 @@ OnConfirmed = Callable[[bool], None]
 class Gate(NamedTuple):
     """Something that messages wait for, such as the disk.
 
-    offset: up to where it lets messages through, the end of a record. ask: have it move on to the
-    end of the log soon. when_passed: call back with True once it lets messages through up to an
-    offset, with False when it never will; at once when that is known.
+    offset: up to where it lets messages through, the end of a record; it never goes back, and a
+    gate that is added later begins where the others stand, since what was seen stays visible.
+    ask: have it move on to the end of the log soon. when_passed: call back with True once it lets
+    messages through up to an offset, with False when it never will; at once when that is known.
     """
 
     offset: Callable[[], int]

@@ -15,7 +15,8 @@ What holds at every moment, whoever writes:
    have been handed to the kernel and no request of the second has been served: an acknowledged
    message is readable for every request that comes after its answer. The exception is a large
    block that needs room in the ring: what came before it is published then, written all the same.
-6. Published, then woken. Subscribers hear of queues whose units are there.
+6. Published, then woken. Subscribers hear of queues whose units are there. They append nothing:
+   what they answer leaves before the next commit. A task does that, with ``append_block``.
 7. Nothing is dropped. A row stays in the ring until every taker has it; when the disk has no room
    for a taker, appends are refused and the rows wait.
 """
@@ -129,9 +130,10 @@ class WritePath:
         if dispatcher.is_interrupted:
             self._unfinished.set()
         if dispatcher.touched:
-            queues = dispatcher.take_touched()
+            queues, written = dispatcher.take_touched(), self._ring.written
             for callback in self._subscribers:
                 callback(queues)
+            assert self._ring.written == written, "a subscriber has appended"
 
     def _ask_and_look(self) -> int | None:
         """The confirmed offset; the gates are asked to move on to the end of the log."""
