@@ -132,7 +132,7 @@ def new_store(
         config.store_settings(store_host),
         clock,
         files,
-        works_aside=owns_process,
+        use_threads=owns_process,
         start_soon=supervisor.start_soon,
         on_progress=on_progress,
         more_takers=takers(config),
@@ -230,7 +230,7 @@ def _tables(
     folder, now_ms = config.store_path_root_dir / "config", store.clock.now_ms
 
     def file(name: str) -> ConfigFile:
-        return ConfigFile(folder / name, store.seam)
+        return ConfigFile(folder / name, store.fs)
 
     return (
         TopicTable(config, file("topics.json"), now_ms, budget),
@@ -311,7 +311,7 @@ def processors(parts: Parts) -> tuple[Processor, ...]:
 
 def _message_processors(parts: Parts) -> tuple[Processor, ...]:
     config, store, topics, statistics = parts.config, parts.store, parts.topics, parts.statistics
-    uniq_keys = UniqKeyGenerator(store.clock.now_ms, os.getpid(), store.store_host[:-4])
+    uniq_keys = UniqKeyGenerator(store.clock.now_ms, os.getpid(), store.settings.store_host[:-4])
     table = MessageDemands(demands(parts))
     sends = SendProcessor(config, store, topics, parts.directory, uniq_keys, table, statistics)
     pulls = PullProcessor(

@@ -47,7 +47,7 @@ class FrameLoop:
         store: MessageStore,
         on_closed: Iterable[Callable[[ServerChannel], None]],
     ) -> None:
-        self._store = store
+        self._commit_log = store.commit_log
         self._write_path = store.write_path
         self._on_closed = tuple(on_closed)
         self._producers_of_batch: list[ServerChannel] = []
@@ -65,14 +65,14 @@ class FrameLoop:
 
     def handle(self, channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
         """See FrameHandler."""
-        store = self._store
+        commit_log = self._commit_log
         self._write_path.begin()
-        end = store.max_physical_offset
+        end = commit_log.max_offset
         try:
             return self._registry.handle(channel, frames)
         finally:
             # Also when something that can't be read came after what was stored.
-            if store.max_physical_offset != end:
+            if commit_log.max_offset != end:
                 self._producers_of_batch.append(channel)
 
     def serve_again(
@@ -82,13 +82,13 @@ class FrameLoop:
         server.alone(channel, partial(self._serve_storing, channel, serve))
 
     def _serve_storing(self, channel: ServerChannel, serve: Callable[[], object]) -> None:
-        store = self._store
+        commit_log = self._commit_log
         self._write_path.begin()
-        end = store.max_physical_offset
+        end = commit_log.max_offset
         try:
             serve()
         finally:
-            if store.max_physical_offset != end:
+            if commit_log.max_offset != end:
                 self._producers_of_batch.append(channel)
 
     def finish_batch(self) -> None:
@@ -126,8 +126,8 @@ class FrameLoop:
                 while self._write_path.pressure():
                     await trio.sleep(_PRESSURE_LOOK_S)
                     self._write_path.publish()
-            if stage := self._write_path.pressure():
-                log.warning("dispatch is behind, sends will be refused", stage=stage)
+            if taker := self._write_path.pressure():
+                log.warning("dispatch is behind, sends will be refused", taker=taker)
             self._under_pressure = trio.Event()
             held_back, self._held_back = self._held_back, []
             for channel in held_back:

@@ -47,7 +47,7 @@ def load_table(file: ConfigFile, parse: Callable[[bytes], Table]) -> Table | Non
     return table
 
 
-def say_if_lost(file: ConfigFile, meaning: str) -> None:
+def warn_if_missing(file: ConfigFile, meaning: str) -> None:
     """Warn that a file which every store has is missing beside a log that has messages.
 
     meaning: what it is to users that the table starts empty.

@@ -51,13 +51,15 @@ class Broker:
         files: Files | None = None,
         *,
         owns_loop: bool = False,
+        on_progress: OnProgress | None = None,
     ) -> None:
+        """on_progress: None logs it."""
         self.config = config
         self._owns_process = owns_loop
         self.address = self.monitor_address = ""
         self.readiness = Readiness()
         self.services = Services()
-        self.on_progress: OnProgress = _log_progress
+        self.on_progress = on_progress or _log_progress
         self._network = network or TcpNetwork()
         self._clock = clock or SystemClock()
         self._files = files

@@ -184,8 +184,8 @@ async def run_daemons(
             ),
             network,
             owns_loop=owns_loop,
+            on_progress=on_progress,
         )
-        broker.on_progress = on_progress or broker.on_progress
         await _start(stack, broker.run)
         yield Embedded(nameserver.address, broker.address, folder, network.connect)
 

@@ -1,6 +1,6 @@
 """The serving side of the protocol, without a socket: request codes to functions, errors to codes.
 
-Both daemons answer through it; ``drivers.server`` moves the bytes.
+Both daemons answer through it; headrace_daemon.serving moves the bytes.
 """
 
 from __future__ import annotations

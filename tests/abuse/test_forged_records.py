@@ -46,7 +46,7 @@ def test_a_record_inside_a_body_is_not_served(
 ) -> None:
     for name in ("mine", topic.decode()):
         put(broker.store, broker.store.queue(name, 0))
-    place = broker.store.max_physical_offset + BODY_AT
+    place = broker.store.commit_log.max_offset + BODY_AT
     body = forged(b"pay mallory", topic, queue_offset, place)
     assert put(broker.store, broker.store.queue("mine", 0), body) + BODY_AT == place
     assert bytes(broker.store.commit_log.record_at(place) or b"") == body
@@ -65,7 +65,7 @@ def test_a_message_is_served_before_it_is_dispatched(broker: BrokerUnderTest) ->
     queue = broker.store.queue("t", 0)
     for _ in range(3):  # so that the ring's rows have taken numbers before them
         put(broker.store, queue)
-    place = broker.store.max_physical_offset + BODY_AT
+    place = broker.store.commit_log.max_offset + BODY_AT
     inside = forged(b"pay mallory", b"t", 3, place)
     outer = put(broker.store, queue, inside, dispatch=False)
     assert broker.store.find_queue("t", 0) is queue
@@ -82,11 +82,11 @@ def test_a_message_that_its_queue_no_longer_has_is_not_served(broker: BrokerUnde
 
 
 def test_a_damaged_record_is_not_served(broker: BrokerUnderTest) -> None:
-    place = broker.store.max_physical_offset + BODY_AT
+    place = broker.store.commit_log.max_offset + BODY_AT
     put(broker.store, broker.store.queue("t", 0), forged(b"x", b"t", 0, place)[:-1] + b"\x03")
-    inner = forged(b"x", b"t", 0, broker.store.max_physical_offset + BODY_AT)
+    inner = forged(b"x", b"t", 0, broker.store.commit_log.max_offset + BODY_AT)
     torn = inner[:8] + b"\0\0\0\0" + inner[12:]  # its body has another CRC
-    place = broker.store.max_physical_offset + BODY_AT
+    place = broker.store.commit_log.max_offset + BODY_AT
     put(broker.store, broker.store.queue("t", 0), torn)
     assert broker.store.commit_log.record_at(place) is not None
     assert view(broker, place).code == ResponseCode.SYSTEM_ERROR

@@ -78,7 +78,7 @@ def test_a_store_whose_lock_is_lost_makes_no_files(
     with pytest.raises(StoreNotWritable, match="lock was removed or replaced"):
         put(store, store.queue("T", 0), b"body")
     with pytest.raises(OSError, match="lock was removed or replaced"):
-        ConfigFile(store.root / "config/topics.json", store.seam).save(b"{}")
+        ConfigFile(store.root / "config/topics.json", store.fs).save(b"{}")
     assert not (store.root / "config").exists()
 
 
@@ -101,7 +101,7 @@ def test_files_are_for_their_user_only(tmp_path: Path) -> None:
         store = open_store(tmp_path / "a/store")
         put(store, store.queue("T", 0), b"body", KEYS="key")
         store.index_tick()
-        ConfigFile(store.root / "config/topics.json", store.seam).save(b"{}")
+        ConfigFile(store.root / "config/topics.json", store.fs).save(b"{}")
         store.close()
     finally:
         os.umask(before)

@@ -70,28 +70,32 @@ STAGES = (
     Stage("index", r"store/index"),
     Stage("write", r"store/(files/filesystem|write/flush)\.py"),
     Stage("write", r"store/log/commit_log\.py", r"write|finish_batch|end_batch"),
+    Stage("write", r"store/write/write_path\.py", r"\bcommit$"),
     Stage("dispatch", r"store/(queues/(dispatch|consume_queue)|log/ring)\.py|long_polling\.py"),
-    Stage("read", r"store/reader\.py|processors/pull\.py|consumer/"),
+    Stage("dispatch", r"store/write/write_path\.py", r"publish|drain"),
+    Stage("read", r"store/(reader|store_source)\.py|processors/pull\.py|consumer/"),
     Stage("append", r"store/"),
     Stage("append", r"processors/send\.py", text=r"append\(queue|[^s]\.append"),
     Stage("reply", r"processors/", r"_repl|answer"),
     Stage("reply", r"processors/|serving\.py", text=r"repl|channel\.write"),
     Stage(
         "checks",
-        r"processors/|broker/topics/|serving\.py|statistics\.py|headrace_broker/server\.py",
+        r"processors/|broker/topics/|protocol/serving\.py|statistics\.py"
+        r"|broker/(frame_loop|message_demands|queue_directory)\.py",
     ),
     Stage(
         "send",
-        r"drivers/(server|server_channel|socket_loop)\.py",
+        r"daemon/serving/(server|server_channel|socket_loop)\.py",
         r"flush|_drop_sent|\bsent$|written|\bwrite$|send_more",
     ),
     Stage(
         "receive",
-        r"drivers/(server|socket_loop)\.py",
+        r"daemon/serving/(server|socket_loop)\.py",
         r"_readable|\breceived$|_accept|_count_partial|_handle",
     ),
     Stage(
-        "scheduler", r"drivers/(server|socket_loop|watchdog)\.py|/trio/|/asyncio/|/selectors\.py"
+        "scheduler",
+        r"daemon/(serving/(server|socket_loop)|watchdog)\.py|/trio/|/asyncio/|/selectors\.py",
     ),
 )
 OTHER = "other"

@@ -165,14 +165,14 @@ def starts(root: Path, last_file: int) -> Iterator[tuple[str, float, float]]:
 async def stop_s(root: Path, gib: float, *, is_daemon: bool) -> float:
     """What a stop takes once so much was written."""
     store = MessageStore(StoreSettings(root=root))
-    store.works_aside = is_daemon
+    store.use_threads = is_daemon
     store.load()
     queue = store.queue(TOPIC, 0)
     bodies = [bytes(RECORD_BYTES)] * 1000
     body = encode_records(TOPIC, bodies, b"", born_timestamp=1, born_host=encode_host(HOST, 1)).body
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
-        while store.max_physical_offset < gib * GIB:
+        while store.commit_log.max_offset < gib * GIB:
             store.write_path.append_records(EncodedRecords(queue, len(bodies), body))
             store.write_path.publish()
             await trio.lowlevel.checkpoint()

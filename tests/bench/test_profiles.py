@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from headrace_broker.processors import send
 from headrace_protocol import frame
-from tests.bench.profiles import fold, summary
+from tests.bench.profiles import STAGES, fold, summary
 
 SEND, FRAME = send.__file__, frame.__file__
 LINE_OF_APPEND = 1 + next(
@@ -33,6 +34,26 @@ def test_a_sample_belongs_to_the_stage_nearest_to_where_it_was_taken() -> None:
     profile = fold(RAW)
     assert profile.total == 100
     assert profile.stages == {"frame": 60, "properties": 30, "checks": 9, "other": 1}
+
+
+def alternatives(pattern: str) -> set[str]:
+    """The patterns without a choice that a pattern stands for."""
+    group = re.search(r"\(([^()]*)\)", pattern)
+    if group is None:
+        return set(pattern.split("|"))
+    parts = [
+        pattern[: group.start()] + each + pattern[group.end() :] for each in group[1].split("|")
+    ]
+    return set().union(*map(alternatives, parts))
+
+
+def test_a_stage_names_files_that_exist() -> None:
+    root = Path(__file__).parents[2]
+    folders = ("protocol", "daemon", "broker")
+    files = [str(path) for folder in folders for path in root.glob(f"{folder}/**/*.py")]
+    named = set().union(*(alternatives(stage.path) for stage in STAGES))
+    lost = {path for path in named if not any(re.search(path, file) for file in files)}
+    assert lost == {"/asyncio/", "/selectors\\.py", "/trio/"}
 
 
 def test_answers_to_sends_are_replies() -> None:

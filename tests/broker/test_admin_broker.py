@@ -59,8 +59,8 @@ async def test_the_numbers_are_those_of_the_store(broker: BrokerUnderTest) -> No
     broker.clock.ms = start_ms + (((2 * 24 + 3) * 60 + 4) * 60 + 5) * 1000
     info = runtime_info(broker)
     assert info["earliestMessageTimeStamp"] == str(start_ms)
-    assert info["commitLogMaxOffset"] == str(broker.store.max_physical_offset)
-    assert info["remainHowManyDataToFlush"] == f"{broker.store.max_physical_offset} B"
+    assert info["commitLogMaxOffset"] == str(broker.store.commit_log.max_offset)
+    assert info["remainHowManyDataToFlush"] == f"{broker.store.commit_log.max_offset} B"
     assert info["runtime"] == "[ 2 days, 3 hours, 4 minutes, 5 seconds ]"
     assert info["refusesWrites"] == "no"
 

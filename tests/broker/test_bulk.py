@@ -97,7 +97,7 @@ def test_the_answer_says_where_all_records_are(broker: BrokerUnderTest) -> None:
     header = answer.command.header(SendMessageResponseHeader)
     assert (header.queue_id, header.queue_offset) == (0, 2)
     store_host, physical_offset = decode_offset_message_id(header.msg_id)
-    assert store_host == broker.store.store_host
+    assert store_host == broker.store.settings.store_host
     messages = read_all(broker.store, broker.store.queue("T", 0))[2:]
     assert [m.body for m in messages] == [b"one", b"two", b"three"]
     assert [m.queue_offset for m in messages] == [2, 3, 4]
@@ -152,7 +152,9 @@ async def test_with_sync_flush_the_answer_waits_for_the_disk(tmp_path: Path) -> 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(broker.store.flusher.run_group_commit)
         flushed = trio.Event()
-        broker.store.flusher.when_flushed(broker.store.max_physical_offset, lambda _: flushed.set())
+        broker.store.flusher.when_flushed(
+            broker.store.commit_log.max_offset, lambda _: flushed.set()
+        )
         await flushed.wait()
         nursery.cancel_scope.cancel()
     broker.store.write_path.publish()
@@ -202,7 +204,7 @@ def test_what_can_not_be_stored_is_refused_as_a_whole(
     broker.create_topic("Locked", perm=4)
     answer = broker.ask(RequestCode.BULK_SEND, send_header(**changes), body)
     assert (answer.code, remark in answer.remark) == (code, True), answer.remark
-    assert broker.store.max_physical_offset == 0
+    assert broker.store.commit_log.max_offset == 0
 
 
 def test_a_property_that_looks_like_an_order_is_none(broker: BrokerUnderTest) -> None:

@@ -103,7 +103,7 @@ async def test_a_flood_over_a_slow_disk_is_held_back_and_then_refused(
         for _ in range(TOO_MANY):
             connection.submit(RequestCode.SEND_BATCH_MESSAGE, HEADER, BATCH, answers.take)
         await answers.until(TOO_MANY - RING_BATCHES)
-        # Those that did not fit waited for their turn, and the remark names the slow stage.
+        # Those that did not fit waited for their turn, and the remark names the slow taker.
         assert set(answers.codes) == {ResponseCode.SYSTEM_BUSY}
         assert answers.times[0] >= start + TIMEOUT_S
         assert all("consumequeue" in remark for remark in answers.remarks)

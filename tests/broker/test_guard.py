@@ -133,7 +133,7 @@ def test_sends_that_come_together_do_not_pass_a_guard(tmp_path: Path, is_early: 
     for channel in (refused, served):
         broker.take(send_frame(0) * 3, channel)
         assert {answer.code for answer, _ in channel.replies()} == {ResponseCode.SUCCESS}
-    end = broker.store.max_physical_offset
+    end = broker.store.commit_log.max_offset
     broker.registry.guard(refuse_strangers, {RequestCode.SEND_MESSAGE_V2})
     if is_early:  # what sets the fast way up later does not undo the guard
         broker.registry.route_ready(RequestCode.SEND_MESSAGE_V2, _fail)
@@ -141,10 +141,10 @@ def test_sends_that_come_together_do_not_pass_a_guard(tmp_path: Path, is_early: 
     answers = [answer for answer, _ in refused.replies()]
     assert [answer.opaque for answer in answers] == list(range(64))
     assert {answer.code for answer in answers} == {ResponseCode.NO_PERMISSION}
-    assert broker.store.max_physical_offset == end
+    assert broker.store.commit_log.max_offset == end
     broker.take(b"".join(map(send_frame, range(64))), served)
     assert [answer.code for answer, _ in served.replies()] == [ResponseCode.SUCCESS] * 64
-    assert broker.store.max_physical_offset > end
+    assert broker.store.commit_log.max_offset > end
     broker.close()
 
 

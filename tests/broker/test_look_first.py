@@ -145,7 +145,7 @@ def state(broker: BrokerUnderTest) -> dict[str, Any]:
         "puts": counts(statistics.puts),
         "gets": counts(statistics.gets),
         "gets of groups": {key: counts(each) for key, each in statistics.group_gets.items()},
-        "log": broker.store.max_physical_offset,
+        "log": broker.store.commit_log.max_offset,
         "held": broker.long_polling.held_count,
     }
 

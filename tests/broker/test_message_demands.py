@@ -144,7 +144,7 @@ def test_a_row_may_refuse(broker: BrokerUnderTest) -> None:
     assert send(broker, f"{UNIQ_KEY}DELAY\x01late\x02") == [
         (ResponseCode.MESSAGE_ILLEGAL, "DELAY=late: expected a number")
     ]
-    assert broker.store.max_physical_offset == 0
+    assert broker.store.commit_log.max_offset == 0
 
 
 def test_what_no_row_serves_is_refused(broker: BrokerUnderTest) -> None:
@@ -152,7 +152,7 @@ def test_what_no_row_serves_is_refused(broker: BrokerUnderTest) -> None:
     assert code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
     assert remark.startswith("recalled messages are not served by this broker")
     assert "property RECALL=yes" in remark
-    assert broker.store.max_physical_offset == 0
+    assert broker.store.commit_log.max_offset == 0
 
 
 def test_each_message_to_some_topics_is_looked_at(broker: BrokerUnderTest) -> None:
@@ -180,7 +180,7 @@ def test_a_batch_that_would_be_changed_is_refused(
     ((code, remark),) = send(broker, UNIQ_KEY + properties, body=body, m=True, **fields)
     assert code in {ResponseCode.MESSAGE_ILLEGAL, ResponseCode.REQUEST_CODE_NOT_SUPPORTED}
     assert words in remark
-    assert broker.store.max_physical_offset == 0
+    assert broker.store.commit_log.max_offset == 0
 
 
 @pytest.mark.parametrize("is_staged", [False, True])
@@ -197,7 +197,7 @@ def test_a_block_that_would_be_changed_is_refused(
 ) -> None:
     answer = send_block(broker, topic, properties, is_staged)
     assert words in answer.remark
-    assert broker.store.max_physical_offset == 0
+    assert broker.store.commit_log.max_offset == 0
     answer = send_block(broker, topic, b"KEYS\x01k\x02", is_staged)
     assert answer.code == ResponseCode.SUCCESS
 

@@ -117,14 +117,14 @@ def test_they_are_known(opened: BrokerUnderTest) -> None:
 
 @pytest.mark.parametrize("topic", KINDS)
 def test_nothing_is_sent_to_them_and_nothing_changed(opened: BrokerUnderTest, topic: str) -> None:
-    log_end = opened.store.max_physical_offset
+    log_end = opened.store.commit_log.max_offset
     config = opened.topics.expect(topic)
     assert_refused(opened, topic, RequestCode.SEND_MESSAGE_V2, send(topic), body=b"new")
     assert_refused(opened, topic, RequestCode.UPDATE_AND_CREATE_TOPIC, create(topic))
     assert_refused(
         opened, topic, RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicHeader(topic=topic)
     )
-    assert opened.store.max_physical_offset == log_end
+    assert opened.store.commit_log.max_offset == log_end
     assert opened.topics.expect(topic) is config
 
 

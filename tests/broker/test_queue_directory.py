@@ -342,11 +342,11 @@ def pull_header(**changes: Any) -> PullMessageHeader:
 def test_requests_for_a_queue_of_another_broker_change_nothing(
     away: BrokerUnderTest, code: int, header: msgspec.Struct, body: bytes
 ) -> None:
-    log_end = away.store.max_physical_offset
+    log_end = away.store.commit_log.max_offset
     answer = away.ask(code, header, body)
     assert answer.code == ResponseCode.NOT_LEADER_FOR_QUEUE, answer.remark
     assert "queue 0 of topic t is served by broker broker-b at 10.0.0.2:10911" in answer.remark
-    assert away.store.max_physical_offset == log_end
+    assert away.store.commit_log.max_offset == log_end
     assert away.offsets.query("g", "t", 0) is None
     assert not away.long_polling.held_count
 

@@ -12,6 +12,7 @@ from headrace_protocol.errors import Lane, NotReady
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, decode_header, encode_frame
 from tests.support.broker import BrokerUnderTest
+from tests.support.features import add_line
 from tests.support.stores import FaultyFiles, read_all
 
 if TYPE_CHECKING:
@@ -89,8 +90,11 @@ def files() -> FaultyFiles:
 
 
 @pytest.fixture
-def broker(tmp_path: Path, waits: Waits, files: FaultyFiles) -> Iterator[BrokerUnderTest]:
-    broker = BrokerUnderTest(tmp_path, places=[waits.place], files=files)
+def broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: Waits, files: FaultyFiles
+) -> Iterator[BrokerUnderTest]:
+    add_line(monkeypatch, "places", lambda _topics: waits.place)
+    broker = BrokerUnderTest(tmp_path, files=files)
     broker.create_topic("T", 1)
     broker.registry.run_fetch = waits.run_fetch
     yield broker
@@ -104,7 +108,7 @@ def send(broker: BrokerUnderTest) -> Wire:
     server.begin_batch()
     server.received(channel, SEND)
     server.end_batch()
-    assert (wire.codes, broker.store.max_physical_offset) == ([], 0)
+    assert (wire.codes, broker.store.commit_log.max_offset) == ([], 0)
     return wire
 
 

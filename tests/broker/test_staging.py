@@ -13,6 +13,7 @@ import trio.testing
 
 from headrace_broker.staging import state as state_file
 from headrace_broker.staging.blocks import CorruptStage, StagedBlock, read_blocks
+from headrace_broker.staging.query import Phase
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.columns import RecordColumns, encode_records
 from headrace_protocol.headers import (
@@ -192,7 +193,7 @@ async def test_a_batch_is_seen_after_its_commit_and_in_its_order(broker: BrokerU
     assert not answer.command.header(StageCommitResponseHeader).already_done
     assert bodies(broker, 0) == [b"e", b"a", b"b", b"d"]
     assert bodies(broker, 1) == [b"f", b"c"]
-    assert broker.store.commit_log.flushed_offset == broker.store.max_physical_offset
+    assert broker.store.commit_log.flushed_offset == broker.store.commit_log.max_offset
     assert state(broker) == (0, decision(two, one))
     assert staged_files(broker) == []
     assert broker.statistics.topic_puts["T"].count == 6
@@ -401,7 +402,7 @@ async def test_a_write_that_fails_in_the_middle_is_made_up_for(tmp_path: Path) -
     decide(broker, decision(one))
     async with serving(broker):
         channel = begin_commit(broker)
-        while broker.store.max_physical_offset == 0:
+        while broker.store.commit_log.max_offset == 0:
             await trio.lowlevel.checkpoint()
         files.is_unwritable = True
         assert (await answered(channel)).code == UNAVAILABLE
@@ -480,7 +481,7 @@ async def test_a_broker_killed_while_applying_appends_the_rest(
     broker.store_message("T", 1, b"between")
     root = broker.store.root
     shutil.copytree(root / "staged", tmp_path / "decided")
-    first = broker.store.max_physical_offset
+    first = broker.store.commit_log.max_offset
     async with serving(broker):
         await commit(broker)
     broker.store_message("T", 1, b"lost with the end of the log")
@@ -489,7 +490,7 @@ async def test_a_broker_killed_while_applying_appends_the_rest(
     shutil.copytree(tmp_path / "decided", root / "staged")
     broker = restart(broker, tmp_path)
     # What has begun needs nobody to tell it again.
-    assert broker.staging._queries[QUERY].is_applying == (applied > 0)
+    assert broker.staging._queries[QUERY].phase is (Phase.APPLYING if applied else Phase.DECIDED)
     async with serving(broker):
         assert (await commit(broker)).code == SUCCESS
     assert bodies(broker, 0) == [b"before", *[row for n in (0, 2, 4) for row in blocks[n]]]
@@ -525,7 +526,7 @@ async def test_a_log_that_lost_its_end_with_the_power_is_searched_from_there(
     broker.close()
 
 
-def test_a_torn_state_stops_its_query_and_no_other(tmp_path: Path) -> None:
+async def test_a_torn_state_stops_its_query_and_no_other(tmp_path: Path) -> None:
     broker = BrokerUnderTest(tmp_path)
     broker.create_topic("T")
     decide(broker, decision(stage(broker, "one", (b"a",))))
@@ -539,6 +540,11 @@ def test_a_torn_state_stops_its_query_and_no_other(tmp_path: Path) -> None:
     assert send(broker, "one", 1, b"b").code == ResponseCode.SYSTEM_ERROR
     assert send(broker, "one", 0, b"b", query_id="another").code == SUCCESS
     assert staged_files(broker) == ["0.one.blocks", "0.one.blocks"]
+    # It is refused as long as the broker runs, not until the next look for leftovers.
+    await broker.staging.expire()
+    assert broker.ask(RequestCode.STAGE_STATE, StageQueryHeader(query_id=QUERY)).code == (
+        ResponseCode.SYSTEM_ERROR
+    )
     broker.close()
 
 

@@ -70,14 +70,14 @@ async def test_queues_are_counted_before_the_log_is_read(
 ) -> None:
     """In the log, and in what /ready answers meanwhile."""
     monkeypatch.setattr(server, "_PROGRESS_S", 0.0)
-    broker = Broker(config_of_a_crashed_store(tmp_path, queues=3), MemoryNetwork())
-    tell, reports = broker.on_progress, []
+    reports = []
 
     def note(stage: LoadStage, done: int, most: int) -> None:
         reports.append(broker.readiness.report()[1])
-        tell(stage, done, most)
+        server._log_progress(stage, done, most)
 
-    broker.on_progress = note
+    config = config_of_a_crashed_store(tmp_path, queues=3)
+    broker = Broker(config, MemoryNetwork(), on_progress=note)
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
             await nursery.start(broker.run)

@@ -184,7 +184,7 @@ class Life:
             properties = keys_of(len(self.appended.records))
             queue_offset = queue.next_offset
             place = store.write_path.append(queue, body, properties, 0, 0, 0, 1, HOST, 0)
-            self.note(queue, queue_offset, place, store.max_physical_offset - place, body)
+            self.note(queue, queue_offset, place, store.commit_log.max_offset - place, body)
         self.write_out()
 
     def append_block(self) -> None:
@@ -207,7 +207,7 @@ class Life:
     def note(
         self, queue: StoreQueue, queue_offset: int, place: int, byte_count: int, body: bytes
     ) -> None:
-        topic, queue_id, now_ms = queue.topic, queue.queue_id, self.store.now_ms
+        topic, queue_id, now_ms = queue.topic, queue.queue_id, self.store.commit_log.now_ms
         record = Record(topic, queue_id, queue_offset, place, byte_count, now_ms, body)
         self.appended.records.append(record)
 
@@ -381,7 +381,7 @@ class Life:
 
     def check(self) -> None:
         """Compare with what was appended, and forget of it what is gone for good."""
-        count = self.appended.count_to(self.store.max_physical_offset)
+        count = self.appended.count_to(self.store.commit_log.max_offset)
         if count < self.least_count:
             total = len(self.appended.records)
             raise PromiseBroken(f"{count} of {total} records are there, {self.least_count} must be")

@@ -75,8 +75,8 @@ def test_a_file_that_waits_for_its_reader_goes_with_it(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     fill(store)
     view = store.commit_log.record_at(0)
-    store.cleaner.going += store.commit_log.files.detach_first(1)
-    assert delete_files(store.cleaner.going) == store.cleaner.going
+    store.cleaner.detached += store.commit_log.files.detach_first(1)
+    assert delete_files(store.cleaner.detached) == store.cleaner.detached
     store.close()
     assert held(tmp_path)
     del view

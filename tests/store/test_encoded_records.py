@@ -84,7 +84,7 @@ def test_a_block_is_stored_as_single_records_would_be(
             )
             queue = store.queue("T", 2)
             for items in [items * times for items in blocks]:
-                first, end = queue.next_offset, store.max_physical_offset
+                first, end = queue.next_offset, store.commit_log.max_offset
                 if is_block:
                     body = request_body(encoded(items))
                     buffer = bytearray(body) if is_writable else body
@@ -120,8 +120,8 @@ def test_what_the_producer_left_open_is_filled_in_whatever_stands_there(tmp_path
     first, second = read_all(store, queue)
     assert (first.queue_id, first.queue_offset, first.physical_offset) == (1, 0, 0)
     assert (second.queue_id, second.queue_offset, second.physical_offset) == (1, 1, first.size)
-    assert {m.store_host for m in (first, second)} == {store.store_host}
-    assert {m.store_timestamp for m in (first, second)} == {store.now_ms}
+    assert {m.store_host for m in (first, second)} == {store.settings.store_host}
+    assert {m.store_timestamp for m in (first, second)} == {store.commit_log.now_ms}
     store.close()
 
 
@@ -204,7 +204,7 @@ def test_one_wrong_record_is_named_and_refuses_all(
         put_block(store, queue, records)
     if "of topic" not in reason and "own" not in reason:
         assert caught.value.position == place * len(RECORD)
-    assert (queue.next_offset, store.max_physical_offset) == (0, 0)
+    assert (queue.next_offset, store.commit_log.max_offset) == (0, 0)
     store.close()
 
 

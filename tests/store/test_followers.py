@@ -47,7 +47,7 @@ AT_ONCE = Retention(
 
 def follow(store: MessageStore, **changes: Any) -> CopyingFollower:
     """A follower of a store that was opened."""
-    follower = CopyingFollower(store.root / "copies", store.seam, **changes)
+    follower = CopyingFollower(store.root / "copies", store.fs, **changes)
     store.followers.add(follower)
     return follower
 
@@ -165,7 +165,7 @@ def test_queue_offsets_without_a_record_are_left_out(tmp_path: Path) -> None:
     follower = follow(store)
     catch_up(store)
     assert follower.copied() == {("T", 0): [(13, b"first")]}
-    assert PositionFile(tmp_path, "copies", store.seam).load()["T", 0].queue_offset == 14
+    assert PositionFile(tmp_path, "copies", store.fs).load()["T", 0].queue_offset == 14
     store.close()
 
 
@@ -187,12 +187,12 @@ def test_only_topics_that_are_wanted_are_followed(tmp_path: Path) -> None:
     fill(store, 4, topic="B")
     catch_up(store)
     assert {name[0] for name in follower.copied()} == {"A"}
-    assert store.followers.needed_from() > store.max_physical_offset
+    assert store.followers.needed_from() > store.commit_log.max_offset
     follower.topics = ("B",)
     store.followers.notify(set(store.queues))
     catch_up(store)
     assert {name[0] for name in follower.copied()} == {"A", "B"}
-    assert {topic for topic, _ in PositionFile(tmp_path, "copies", store.seam).load()} == {"B"}
+    assert {topic for topic, _ in PositionFile(tmp_path, "copies", store.fs).load()} == {"B"}
     store.close()
 
 
@@ -439,7 +439,7 @@ def test_a_quiet_queue_keeps_nothing_when_it_gets_a_message(tmp_path: Path) -> N
     fill(store, 2, topic="Quiet")
     fill(store, 40)
     catch_up(store)
-    end_offset = store.max_physical_offset
+    end_offset = store.commit_log.max_offset
     put(store, store.queue("Quiet", 0))
     assert store.followers.needed_from() >= end_offset - 4096
     assert store.statistics().followers[0].behind_bytes < 4096 * 2
@@ -452,7 +452,7 @@ def test_a_follower_that_stands_still_slows_nobody(tmp_path: Path) -> None:
     fill(store, 1000, body_bytes=30)
     assert (store.ring.taken, store.ring.fill, store.write_path.pressure()) == (1000, 0, None)
     status = store.statistics().followers[0]
-    assert (status.name, status.behind_bytes) == ("copies", store.max_physical_offset)
+    assert (status.name, status.behind_bytes) == ("copies", store.commit_log.max_offset)
     assert not status.problem
     store.abandon()
 
@@ -471,8 +471,8 @@ def test_a_deleted_queue_is_told_and_its_successor_followed(tmp_path: Path) -> N
     store.delete_topic("T")
     catch_up(store)
     assert follower.copied() == {}
-    assert PositionFile(tmp_path, "copies", store.seam).load() == {}
-    assert store.followers.needed_from() > store.max_physical_offset
+    assert PositionFile(tmp_path, "copies", store.fs).load() == {}
+    assert store.followers.needed_from() > store.commit_log.max_offset
     store.close()
 
 
@@ -564,7 +564,7 @@ async def test_a_running_store_is_followed(
             for number in range(count):
                 put(store, store.queue("T", 0), b"%d" % number)
             await wait_until(lambda: len(follower.copied().get(("T", 0), ())) in {3, 8})
-            positions = PositionFile(tmp_path, "copies", store.seam)
+            positions = PositionFile(tmp_path, "copies", store.fs)
             end = store.queue("T", 0).next_offset
             await wait_until(lambda: positions.load()["T", 0][0] == end)  # noqa: B023
         nursery.cancel_scope.cancel()

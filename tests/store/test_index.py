@@ -305,7 +305,7 @@ async def test_a_thread_indexes_while_the_loop_asks(
         "index_entry_count": 999,
     }
     store = open_store(tmp_path, index_tick_ms=0, **sizes)
-    store.works_aside = True
+    store.use_threads = True
     offsets: list[int] = []
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
@@ -339,7 +339,7 @@ async def test_a_full_disk_in_the_thread_refuses_and_heals(
     monkeypatch.setattr(message_store, "BLOCK_ROWS_MAX", 0)
     files = FaultyFiles()
     store = open_store(tmp_path, files=files, index_tick_ms=0)
-    store.works_aside = True
+    store.use_threads = True
     put(store, store.queue("T", 0), KEYS="k0")
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)

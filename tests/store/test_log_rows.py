@@ -90,7 +90,7 @@ class Producer:
         raw = encode_properties({"DELAY": level, "TAGS": "a"} if level else {"TAGS": "a"})
         code = tags_code_of(raw)
         if level in {"1", "18", "99"}:
-            code = self.store.now_ms + levels_ms[min(int(level), len(levels_ms)) - 1]
+            code = self.store.commit_log.now_ms + levels_ms[min(int(level), len(levels_ms)) - 1]
         self.store.write_path.append(queue, self.body(), raw, code, 0, 0, 7, HOST, 0)
 
     def send_each(self, queue: StoreQueue) -> None:

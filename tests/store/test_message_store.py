@@ -108,11 +108,14 @@ def test_a_record_holds_what_was_given(tmp_path: Path) -> None:
     assert (message.topic, message.queue_id, message.queue_offset) == ("T", 3, 0)
     assert (message.flag, message.born_timestamp, message.born_host) == (-1, 17, HOST)
     assert (message.reconsume_times, message.prepared_transaction_offset) == (2, 99)
-    assert (message.store_host, message.raw_properties) == (store.store_host, b"k\x01v\x02")
+    assert (message.store_host, message.raw_properties) == (
+        store.settings.store_host,
+        b"k\x01v\x02",
+    )
     assert message.store_timestamp == 5000
     assert decode_record(store.commit_log.record_at(second) or b"").store_timestamp == 5000
     assert store.commit_log.record_at(first + 1) is None
-    assert store.commit_log.record_at(store.max_physical_offset) is None
+    assert store.commit_log.record_at(store.commit_log.max_offset) is None
     assert store.commit_log.record_at(1 << 40) is None
     store.close()
 
@@ -312,13 +315,13 @@ def test_a_number_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> Non
     queue = store.queue("T", 0)
     with pytest.raises(struct.error, match="format requires"):
         store.write_path.append(queue, b"body", b"", 0, 1 << 40, 0, 1, HOST, 0)
-    assert queue.next_offset == store.max_physical_offset == 0
+    assert queue.next_offset == store.commit_log.max_offset == 0
     put(store, queue)
     assert len(read_all(store, queue)) == 1
     store.close()
 
 
-def test_a_full_ring_names_the_slow_stage(tmp_path: Path) -> None:
+def test_a_full_ring_names_the_slow_taker(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     queue = store.queue("T", 0)
     for number in range(64):
@@ -483,7 +486,7 @@ def test_statistics(tmp_path: Path) -> None:
     put(store, store.queue("T", 0), dispatch=False)
     statistics = store.statistics()
     record = store.commit_log.record_at(0) or b""
-    assert statistics.max_offset == store.max_physical_offset == len(record)
+    assert statistics.max_offset == store.commit_log.max_offset == len(record)
     assert (statistics.flushed_offset, statistics.behind_rows["consumequeue"]) == (0, 1)
     assert statistics.ring_fill == 1 / 64
     assert 0 < statistics.disk_ratio < 1
@@ -561,14 +564,14 @@ async def test_a_failed_flush_stops_sends_for_good(tmp_path: Path) -> None:
         files.is_broken = True
         put(store, queue)
         done = trio.Event()
-        store.flusher.when_flushed(store.max_physical_offset, answers.append)
-        store.flusher.when_flushed(store.max_physical_offset, lambda _ok: done.set())
+        store.flusher.when_flushed(store.commit_log.max_offset, answers.append)
+        store.flusher.when_flushed(store.commit_log.max_offset, lambda _ok: done.set())
         await done.wait()
         files.is_broken = False
         clock.ms += 10_000
         with pytest.raises(StoreNotWritable, match="a flush failed, so messages may be lost"):
             put(store, queue)
-        store.flusher.when_flushed(store.max_physical_offset, answers.append)
+        store.flusher.when_flushed(store.commit_log.max_offset, answers.append)
         nursery.cancel_scope.cancel()
     assert answers == [False, False]
     store.close()
@@ -612,14 +615,14 @@ async def test_one_flush_answers_all_that_wait(tmp_path: Path) -> None:
         store.write_path.on_published(lambda queues: arrived.set() if queue in queues else None)
         for _ in range(3):
             put(store, queue)
-            store.flusher.when_flushed(store.max_physical_offset, answers.append)
+            store.flusher.when_flushed(store.commit_log.max_offset, answers.append)
         # Not readable before it is safe.
         assert (answers, store.source(queue).max_offset()) == ([], 0)
         await arrived.wait()
         assert answers == [True, True, True]
         assert len(read_all(store, queue)) == 3
-        assert store.statistics().flushed_offset == store.max_physical_offset
-        store.flusher.when_flushed(store.max_physical_offset, answers.append)
+        assert store.statistics().flushed_offset == store.commit_log.max_offset
+        store.flusher.when_flushed(store.commit_log.max_offset, answers.append)
         assert len(answers) == 4  # at once: it is known already
         nursery.cancel_scope.cancel()
     assert len([path for path in files.synced if "commitlog" in path]) == 1
@@ -654,9 +657,9 @@ async def test_dirty_bytes_are_flushed_in_time(tmp_path: Path) -> None:
         await nursery.start(store.run)
         for _ in range(3):
             put(store, store.queue("T", 0), bytes(2000))
-            await until(lambda: store.statistics().flushed_offset == store.max_physical_offset)
+            await until(lambda: store.statistics().flushed_offset == store.commit_log.max_offset)
         nursery.cancel_scope.cancel()
-    assert store.flusher.checkpoint.physic_msg_timestamp == store.now_ms
+    assert store.flusher.checkpoint.physic_msg_timestamp == store.commit_log.now_ms
     store.close()
 
 
@@ -675,7 +678,11 @@ async def test_the_checkpoint_says_what_is_on_disk(tmp_path: Path) -> None:
         nursery.cancel_scope.cancel()
     assert path.stat().st_size == 4096
     checkpoint = Checkpoint.load(path)
-    assert checkpoint.logics_msg_timestamp == checkpoint.physic_msg_timestamp == store.now_ms
+    assert (
+        checkpoint.logics_msg_timestamp
+        == checkpoint.physic_msg_timestamp
+        == store.commit_log.now_ms
+    )
     folders = {
         Path(path).parent.parent.name + "/" + Path(path).parent.name for path in files.synced
     }
@@ -746,7 +753,7 @@ async def test_a_full_index_file_moves_the_checkpoint(tmp_path: Path) -> None:
         await nursery.start(store.run)
         for number in range(25):
             put(store, store.queue("T", 0), KEYS=str(number))
-        await until(lambda: store.flusher.checkpoint.index_msg_timestamp == store.now_ms)
+        await until(lambda: store.flusher.checkpoint.index_msg_timestamp == store.commit_log.now_ms)
         nursery.cancel_scope.cancel()
     store.close()
 

@@ -26,7 +26,7 @@ QUEUES = 300
 def new_store(root: Path, files: Files | None = None) -> MessageStore:
     settings = small_settings(root, commit_log_file_bytes=1 << 20, ring_rows=4096)
     store = MessageStore(settings, SetClock(), files or FaultyFiles())
-    store.works_aside = True
+    store.use_threads = True
     store.load()
     return store
 

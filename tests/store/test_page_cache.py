@@ -82,11 +82,11 @@ def fill(root: Path, files: ColdFiles) -> MessageStore:
 
 def know_min(store: MessageStore) -> int:
     """Look for the oldest message, as the first pull does; then memory is empty again."""
-    assert isinstance(store.seam, ColdFiles)
+    assert isinstance(store.fs, ColdFiles)
     found = ready(lambda: store.source(store.queue("t", 0)).min_offset())
-    store.seam.cached.clear()
-    store.seam.asked.clear()
-    store.commit_log.page_cache = PageCache(store.seam)
+    store.fs.cached.clear()
+    store.fs.asked.clear()
+    store.commit_log.page_cache = PageCache(store.fs)
     return found
 
 

@@ -139,7 +139,7 @@ async def test_after_a_failed_flush_the_loop_rests(tmp_path: Path) -> None:
         files.is_broken = True
         put(store, store.queue("Topic", 0))
         tell, told = trio.open_memory_channel[bool](1)
-        store.flusher.when_flushed(store.max_physical_offset, tell.send_nowait)
+        store.flusher.when_flushed(store.commit_log.max_offset, tell.send_nowait)
         with trio.fail_after(5):
             assert await told.receive() is False
             await trio.testing.wait_all_tasks_blocked(0.001)  # never, if it asked again and again

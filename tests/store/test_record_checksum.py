@@ -102,7 +102,7 @@ def test_each_record_ends_with_its_checksum(
     for _ in range(2):
         put(store, bodies)
         store.write_path.publish()
-    end = store.max_physical_offset
+    end = store.commit_log.max_offset
     crash(store)
     records = records_of(tmp_path, end)
     assert len(records) == 2 * len(bodies)
@@ -176,7 +176,7 @@ def test_properties_must_leave_room_for_it(
         (PROPERTIES_BYTES_MAX - 19, False),
         (PROPERTIES_BYTES_MAX, False),
     ):
-        end = store.max_physical_offset
+        end = store.commit_log.max_offset
         text = b"k\x01" + b"v" * (length - 3) + b"\x02"
         monkeypatch.setattr(f"{__name__}.PROPERTIES", text)
         if is_taken:
@@ -185,7 +185,7 @@ def test_properties_must_leave_room_for_it(
         else:
             with pytest.raises((RecordTooLarge, CorruptRecord), match="properties"):
                 put(store, [b"body"])
-        assert (store.max_physical_offset > end) == is_taken
+        assert (store.commit_log.max_offset > end) == is_taken
     store.close()
 
 
@@ -199,5 +199,5 @@ def test_properties_that_a_start_would_take_for_torn_are_refused(
     items = encode_batch([(0, b"b", text) for text in (*texts, b"k\x01\0")])
     with pytest.raises(CorruptRecord, match="zero byte"):
         store.write_path.append_batch(store.queue("T", 0), items, 0, 1, HOST, 0)
-    assert store.max_physical_offset == 0
+    assert store.commit_log.max_offset == 0
     store.close()

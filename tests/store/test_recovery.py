@@ -158,7 +158,7 @@ def fill(root: Path, count: int = 24) -> tuple[MessageStore, list[int]]:
     ends = []
     for number in range(count):
         put(store, store.queue("AB"[number % 2], 0), b"%d" % number * 60, KEYS=str(number))
-        ends.append(store.max_physical_offset)
+        ends.append(store.commit_log.max_offset)
     return store, ends
 
 
@@ -175,7 +175,7 @@ def test_a_log_cut_anywhere_keeps_the_whole_records_before(tmp_path: Path) -> No
             log.truncate(4096)
         store = open_store(root)
         whole = sum(end <= cut for end in ends)
-        assert store.max_physical_offset == ends[whole - 1]
+        assert store.commit_log.max_offset == ends[whole - 1]
         bodies = [b"%d" % number * 60 for number in range(whole)]
         assert contents(store) == {("A", 0): bodies[::2], ("B", 0): bodies[1::2]}
         assert len(query_index(store, "A", str((whole - 1) // 2 * 2), 9, 0, 1 << 62)) == 1
@@ -197,7 +197,7 @@ def test_damage_in_the_last_record_loses_that_one_only(
     store.commit_log.files.files[0].map[at] ^= data.draw(st.integers(1, 255))
     crash(store)
     store = open_store(root)
-    assert store.max_physical_offset == ends[-2]
+    assert store.commit_log.max_offset == ends[-2]
     assert sum(map(len, contents(store).values())) == 11
     store.close()
 
@@ -223,12 +223,12 @@ def test_what_a_cut_left_behind_does_not_come_back(tmp_path: Path) -> None:
     store.commit_log.files.files[0].map[ends[1] + 90] ^= 1
     crash(store)
     store = open_store(tmp_path)
-    assert store.max_physical_offset == ends[1]
+    assert store.commit_log.max_offset == ends[1]
     put(store, store.queue("A", 0), b"2" * 60, KEYS="2")  # as long as the damaged one
-    assert store.max_physical_offset == ends[2]
+    assert store.commit_log.max_offset == ends[2]
     crash(store)
     store = open_store(tmp_path)
-    assert store.max_physical_offset == ends[2]
+    assert store.commit_log.max_offset == ends[2]
     store.close()
 
 
@@ -345,7 +345,7 @@ def test_an_empty_file_at_the_end_is_dropped(tmp_path: Path) -> None:
     for content in (b"", bytes(4096)):
         made_ahead.write_bytes(content)
         store = open_store(tmp_path)
-        assert store.max_physical_offset == ends[-1]
+        assert store.commit_log.max_offset == ends[-1]
         assert not made_ahead.exists()
         crash(store)
 
@@ -359,7 +359,7 @@ def test_a_log_that_ends_with_its_file_goes_on_in_the_next(tmp_path: Path) -> No
     crash(store)
     (tmp_path / "commitlog" / f"{4096:020d}").unlink()
     store = open_store(tmp_path)
-    assert store.max_physical_offset == 4096
+    assert store.commit_log.max_offset == 4096
     put(store, store.queue("T", 0), b"after")
     assert [len(body) for body in contents(store)["T", 0]] == [2000, 5]
     store.close()

@@ -26,7 +26,7 @@ LARGE: dict[str, Any] = {"commit_log_file_bytes": FILE_BYTES, "body_bytes_max": 
 
 async def test_a_daemon_seals_the_logs_files_as_they_fill_up(tmp_path: Path) -> None:
     store = open_store(tmp_path, commit_log_file_bytes=FILE_BYTES)
-    store.works_aside = True
+    store.use_threads = True
     queue = store.queue("T", 0)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)

@@ -80,7 +80,7 @@ def test_a_start_puts_no_empty_block(tmp_path: Path, taker: NotingTaker) -> None
     store = opened(tmp_path / "store", taker)
     for _ in range(5):
         put(store, store.queue("T", 0))
-    taker.path.write_text(str(store.max_physical_offset))
+    taker.path.write_text(str(store.commit_log.max_offset))
     crash(store)
     again = NotingTaker(taker.path)
     store = opened(tmp_path / "store", again)  # queues and index get rows anew
@@ -151,7 +151,7 @@ async def test_no_log_file_goes_before_it_has_on_disk_what_it_took(tmp_path: Pat
     await store.flusher.flush_thoroughly()
     await store.cleaner.round()
     assert store.commit_log.min_offset == 0
-    taker.path.write_text(str(store.max_physical_offset))
+    taker.path.write_text(str(store.commit_log.max_offset))
     await store.cleaner.round()
     assert store.commit_log.min_offset > 0
     store.close()
@@ -166,7 +166,7 @@ def test_a_start_puts_what_it_has_not_on_disk(
     offsets = [put(store, store.queue("T", 0), KEYS="k") for _ in range(5)]
     store.flusher.flush_now()
     durable = taker.durable_offset()
-    assert durable == store.max_physical_offset
+    assert durable == store.commit_log.max_offset
     offsets += [put(store, store.queue("T", 0), KEYS="k") for _ in range(5)]
     if is_clean:
         store.close()
@@ -177,7 +177,7 @@ def test_a_start_puts_what_it_has_not_on_disk(
     again = NotingTaker(taker.path)
     store = opened(root, again)
     assert again.noted == offsets[5:]
-    assert again.cuts == [durable, store.max_physical_offset]
+    assert again.cuts == [durable, store.commit_log.max_offset]
     assert len(read_all(store, store.queue("T", 0))) == 10
     assert query_index(store, "T", "k", 20, 0, 1 << 62) == offsets[::-1]
     assert put(store, store.queue("T", 0)) == again.noted[-1]

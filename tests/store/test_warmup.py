@@ -53,7 +53,7 @@ async def test_they_are_in_memory_after_a_start(tmp_path: Path) -> None:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)
     store = open_store(tmp_path, files=Files())
-    store.works_aside = True
+    store.use_threads = True
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         with trio.fail_after(10):

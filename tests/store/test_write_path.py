@@ -58,7 +58,7 @@ async def test_the_indexing_thread_waits_for_the_flush(
     monkeypatch.setattr(message_store, "BLOCK_ROWS_MAX", 0)  # small blocks too go to the thread
     files = HeldFiles()
     store = open_store(tmp_path, files=files, flush="sync", index_tick_ms=0)
-    store.works_aside = True
+    store.use_threads = True
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         offset = put(store, store.queue("T", 0), KEYS="k")
@@ -145,7 +145,7 @@ def test_a_second_gate_holds_back_what_is_on_disk(tmp_path: Path) -> None:
     replica.offset = second
     store.write_path.confirmation.moved()
     assert [m.physical_offset for m in read_all(store, queue)] == [first] == found(store)
-    replica.offset = store.max_physical_offset
+    replica.offset = store.commit_log.max_offset
     store.write_path.confirmation.moved()
     assert found(store) == [second, first]
     store.close()
@@ -169,7 +169,7 @@ async def test_a_writer_inside_waits_for_room_and_for_the_gate(tmp_path: Path) -
             )
         assert [queue_offset for queue_offset, _ in places] == list(range(0, 200, 40))
         await store.write_path.confirmed()
-        assert store.commit_log.flushed_offset == store.max_physical_offset
+        assert store.commit_log.flushed_offset == store.commit_log.max_offset
         nursery.cancel_scope.cancel()
     store.write_path.publish()
     assert len(read_all(store, store.queue("T", 0))) == 200
@@ -232,7 +232,7 @@ def test_rows_held_by_a_gate_leave_nothing_of_a_deleted_topic(tmp_path: Path) ->
     store.write_path.append_batch(queue, batch, 0, 1, HOST, 0)
     put(store, queue, b"old")
     store.delete_topic("T")
-    replica.offset = store.max_physical_offset
+    replica.offset = store.commit_log.max_offset
     store.write_path.publish()
     assert not (tmp_path / "consumequeue/T").exists()
     store.close()
@@ -252,7 +252,7 @@ def test_rows_held_by_a_gate_do_not_reach_a_later_queue_of_the_name(
     new = store.queue("T", 0)
     put(store, new, b"new")
     store.flusher.flush_log_now()
-    replica.offset = store.max_physical_offset
+    replica.offset = store.commit_log.max_offset
     store.write_path.publish()
     assert [bytes(message.body) for message in read_all(store, new)] == [b"new"]
     store.close()

@@ -63,7 +63,7 @@ def test_a_copy_has_the_topics_and_nothing_else(root: Path) -> None:
     for name, records in found.items():
         assert without_place(records) == without_place(wanted[name])
     assert len(query_index(store, "C", "x20", 9, 0, 1 << 62)) == len(found_before) == 1
-    assert store.max_physical_offset < 60 * 350
+    assert store.commit_log.max_offset < 60 * 350
     store.close()
 
 

@@ -321,7 +321,7 @@ def test_what_queries_keep_aside(root: Path, opened: StoreDirectory) -> None:
     data = block.head() + bytes(block.body)
     whole = StagedAttempt("decided", len(data), 2)
     state = QueryState(decision=Decision("d", 0, {"broker-a": (whole,)}))
-    save_state(folder, state, opened.seam)
+    save_state(folder, state, opened.fs)
     for name in ("0.decided", "0.other"):
         (folder / f"{name}.blocks").write_bytes(data)
     assert check(opened, quiet).findings == []

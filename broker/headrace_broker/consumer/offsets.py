@@ -17,8 +17,8 @@ from headrace_broker.persistence import (
     file_text,
     load_table,
     next_version,
-    say_if_lost,
     table_text,
+    warn_if_missing,
     with_breaks,
 )
 from headrace_protocol import fastjson
@@ -106,7 +106,9 @@ class ConsumerOffsets:
         # Written at once when it is new: later its absence says that it was lost.
         self._is_dirty = found is None
         if found is None:
-            say_if_lost(file, "all groups begin as new ones: they skip messages or get them again")
+            warn_if_missing(
+                file, "all groups begin as new ones: they skip messages or get them again"
+            )
             with suppress(OSError):  # a full disk; the next save tries again
                 self.persist()
 

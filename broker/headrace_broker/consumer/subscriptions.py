@@ -12,7 +12,7 @@ from headrace_broker.persistence import (
     file_text,
     load_table,
     next_version,
-    say_if_lost,
+    warn_if_missing,
 )
 from headrace_protocol.bodies import (
     DataVersion,
@@ -81,7 +81,7 @@ class SubscriptionGroups:
         self._groups = {name: SubscriptionGroupConfig(group_name=name) for name in _BUILT_IN}
         self._groups.update(loaded.subscription_group_table)
         if found is None:
-            say_if_lost(file, "groups have the default settings, those that were created, too")
+            warn_if_missing(file, "groups have the default settings, those that were created, too")
             self._changed()
 
     def __len__(self) -> int:

@@ -72,7 +72,7 @@ class BulkProcessor:
             raise refusal(error, header.topic) from None
         self._statistics.put(header.topic, header.count, records.body_bytes)
         answer = SendMessageResponseHeader(
-            msg_id=encode_offset_message_id(self._store.store_host, physical_offset),
+            msg_id=encode_offset_message_id(self._store.settings.store_host, physical_offset),
             queue_id=header.queue_id,
             queue_offset=queue_offset,
         )
@@ -96,7 +96,7 @@ class BulkProcessor:
         return records, target.sys_flag
 
     def _check_place(self, header: BulkSendHeader) -> None:
-        if len(self._store.store_host) != 8:
+        if len(self._store.settings.store_host) != 8:
             raise RequestError(
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
                 "blocks of records are not served by a broker with an IPv6 address: "

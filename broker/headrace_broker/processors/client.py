@@ -223,7 +223,7 @@ class ClientProcessor:
         if not source.max_offset() or source.min_offset() > 0:
             return False
         physical_offset, _, _ = source.unit(0)
-        return self._store.max_physical_offset - physical_offset <= _MEMORY_BYTES * _MEMORY_RATIO
+        return self._store.commit_log.max_offset - physical_offset <= _MEMORY_BYTES * _MEMORY_RATIO
 
     def update_offset(self, request: Request) -> Reply:
         """UPDATE_CONSUMER_OFFSET: how far a group has consumed."""

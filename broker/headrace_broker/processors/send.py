@@ -142,7 +142,7 @@ class SendProcessor:
         demands: MessageDemands,
         statistics: BrokerStatistics,
     ) -> None:
-        self._store_host_hex = store.store_host.hex().upper()
+        self._store_host_hex = store.settings.store_host.hex().upper()
         self._store = store
         self._write_path = store.write_path
         self._confirmation = store.write_path.confirmation
@@ -246,7 +246,7 @@ class SendProcessor:
         if self._confirmation.is_immediate:
             answer(True)
         else:
-            self._confirmation.when_confirmed(self._store.max_physical_offset, answer)
+            self._confirmation.when_confirmed(self._store.commit_log.max_offset, answer)
 
     def _count(self, messages: list[PlainMessage]) -> None:
         topic, count, body_bytes = messages[0][0].topic, 0, 0
@@ -360,7 +360,7 @@ class SendProcessor:
         if self._confirmation.is_immediate:
             return reply
         self._confirmation.when_confirmed(
-            self._store.max_physical_offset, _FlushedReply(request, reply).answer
+            self._store.commit_log.max_offset, _FlushedReply(request, reply).answer
         )
         return None
 

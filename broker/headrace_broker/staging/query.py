@@ -1,5 +1,9 @@
 """One query's staged attempts and state at this broker: files and what is known of them.
 
+A query is settled until a decision is taken. The decision is held once it is on disk, may be
+replaced until it is begun, and is applied until its last record is in the log or something stops
+it. A query whose state is damaged refuses everything.
+
 Nothing here awaits. What waits for the disk is a method that any thread may call.
 """
 
@@ -8,15 +12,17 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Final
 
 from headrace_broker.staging import state as state_file
 from headrace_broker.staging.blocks import CorruptStage, StagedBlock, read_blocks
 from headrace_broker.staging.state import QueryState
+from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.filesystem import make_private
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from headrace_broker.store.files.filesystem import Files
@@ -25,6 +31,47 @@ if TYPE_CHECKING:
 BLOCKS_SUFFIX = ".blocks"
 # Given up, and to be removed by a thread.
 VOID_SUFFIX = ".void"
+
+
+class Phase(Enum):
+    """How far a query is with its newest decision."""
+
+    SETTLED = auto()  # there is none, or all its records are in the log
+    DECIDING = auto()  # not on disk yet
+    REPLACING = auto()  # not on disk yet, but the one that it replaces is
+    DECIDED = auto()
+    APPLYING = auto()
+    DAMAGED = auto()
+
+
+class Event(Enum):
+    """What takes a query from one phase to another."""
+
+    FIND = auto()  # a decision on disk, at the start
+    DAMAGE = auto()
+    DECIDE = auto()
+    SAVE = auto()
+    REVERT = auto()  # to the decision on disk, as the new one could not be saved
+    APPLY = auto()
+    STOP = auto()
+    FINISH = auto()
+
+
+# A pair that is missing is a fault of ours.
+NEXT_PHASE: Final[Mapping[tuple[Phase, Event], Phase]] = {
+    (Phase.SETTLED, Event.FIND): Phase.DECIDED,
+    (Phase.SETTLED, Event.DAMAGE): Phase.DAMAGED,
+    (Phase.SETTLED, Event.DECIDE): Phase.DECIDING,
+    (Phase.DECIDING, Event.SAVE): Phase.DECIDED,
+    (Phase.DECIDING, Event.REVERT): Phase.SETTLED,
+    (Phase.REPLACING, Event.SAVE): Phase.DECIDED,
+    (Phase.REPLACING, Event.REVERT): Phase.DECIDED,
+    (Phase.DECIDED, Event.DECIDE): Phase.REPLACING,
+    (Phase.DECIDED, Event.APPLY): Phase.APPLYING,
+    (Phase.APPLYING, Event.STOP): Phase.DECIDED,
+    (Phase.APPLYING, Event.FINISH): Phase.SETTLED,
+}
+_UNSAVED: Final = frozenset((Phase.DECIDING, Phase.REPLACING))
 
 
 class Attempt:
@@ -94,24 +141,27 @@ class Query:
     """A query's folder.
 
     state: as it was decided; on disk when ``is_saved``.
-    applied_records: how many records of the undone decision are in the log.
-    problem: why its state can't be told; everything asked of it is refused then.
-    failure: what a thread met that worked for a request, to be told to whoever asks next.
+    problem: why the state is unknown in phase DAMAGED.
+    applied_records: how many records of the undone decision are in the log; a count, not a phase:
+    it stays when applying stops, and a decision that is begun is never replaced.
+    failure: error of a thread that worked for a request, reported to the next one; it may happen
+    in any phase, for a block as well as for a decision.
     """
 
-    def __init__(self, folder: Path, files: Files) -> None:
+    def __init__(
+        self, folder: Path, files: Files, on_void: Callable[[Query, int, str], None]
+    ) -> None:
+        """on_void: called with the batch id and name of each attempt that is voided."""
         self.folder = folder
-        # Called with the batch id and name of each attempt that is voided.
-        self.on_void: Callable[[int, str], None] = lambda _batch_id, _name: None
+        self._on_void = on_void
         self.state = QueryState()
-        self.is_saved = True
+        self.phase = Phase.SETTLED
         self.applied_records = 0
         self.problem: Exception | None = None
         self.failure: OSError | None = None
         self.attempts: dict[tuple[int, str], Attempt] = {}
-        # Each is told how applying ended: None, or why it stopped.
+        # Each is called with how applying ended: None, or why it stopped.
         self.waiters: list[Callable[[Exception | None], None]] = []
-        self.is_applying = False
         self._files = files
         self._saved = self.state
         self._turn = threading.Lock()
@@ -122,31 +172,58 @@ class Query:
     @property
     def is_idle(self) -> bool:
         """Whether it holds no state."""
-        is_undecided = self.state == QueryState() and self.is_saved
-        return is_undecided and not (self.attempts or self.is_applying or self.failure)
+        is_undecided = self.phase is Phase.SETTLED and self.state == QueryState()
+        return is_undecided and not (self.attempts or self.failure)
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the state is on disk."""
+        return self.phase not in _UNSAVED
+
+    def apply(self, event: Event) -> None:
+        """Enter the phase that ``event`` leads to; KeyError if it can't happen in this one."""
+        self.phase = NEXT_PHASE[self.phase, event]
 
     def load(self) -> None:
-        """Read the state. Raises StoreFormatError, OSError."""
-        self.state = self._saved = state_file.load(self.folder)
+        """Read the state, before anything else. Raises OSError."""
+        try:
+            self.state = self._saved = state_file.load(self.folder)
+        except StoreFormatError as error:
+            self.problem = error
+            self.apply(Event.DAMAGE)
+            return
+        if self.state.undone:
+            self.apply(Event.FIND)
 
-    def change(self, state: QueryState) -> None:
-        """Take on a state, which ``save`` brings to disk."""
+    def decide(self, state: QueryState) -> None:
+        """Take on a state with another undone decision, which ``save`` brings to disk."""
+        self.apply(Event.DECIDE)
         self.state = state
-        self.is_saved = False
 
     def save(self) -> None:
         """Bring the state to disk; it is the one before if that fails. Raises OSError."""
         with self._turn:
-            state = self.state
+            if self.is_saved:  # another thread was faster
+                return
             try:
-                self.sync_folder()
-                state_file.save(self.folder, state, self._files)
+                self.write(self.state)
             except OSError:
                 self.state = self._saved
-                self.is_saved = True
+                self.apply(Event.REVERT)
                 raise
-            self._saved = state
-            self.is_saved = self.state is state
+            self._saved = self.state
+            self.apply(Event.SAVE)
+
+    def write(self, state: QueryState) -> None:
+        """Replace the state on disk. Raises OSError."""
+        self.sync_folder()
+        state_file.save(self.folder, state, self._files)
+
+    def finish(self, state: QueryState) -> None:
+        """Take on a state that is on disk and has nothing undone."""
+        self.apply(Event.FINISH)
+        self.state = self._saved = state
+        self.applied_records = 0
 
     def sync_folder(self) -> None:
         """Make the folder and bring its name to disk, once. Raises OSError."""
@@ -188,7 +265,7 @@ class Query:
         to_void = [path for path in paths if not self._is_named(path) and path.exists()]
         for path in to_void:
             self._files.rename(path, path.with_suffix(VOID_SUFFIX))
-            self.on_void(*_batch_and_attempt(path))
+            self._on_void(self, *_batch_and_attempt(path))
         return bool(to_void)
 
     def _is_named(self, path: Path) -> bool:

@@ -21,12 +21,9 @@ import trio
 
 from headrace_broker.host_budget import HostBudget
 from headrace_broker.staging.blocks import StagedBlock, StagedRecords, read_blocks
-from headrace_broker.staging.query import BLOCKS_SUFFIX, Attempt, Query
+from headrace_broker.staging.query import BLOCKS_SUFFIX, Attempt, Event, Phase, Query
 from headrace_broker.staging.state import QueryState
-from headrace_broker.store.errors import (
-    StoreError,
-    StoreFormatError,
-)
+from headrace_broker.store.errors import StoreError
 from headrace_broker.store.files.filesystem import make_private
 from headrace_broker.store.write.confirmation import wait_for
 from headrace_protocol.codes import ResponseCode
@@ -90,7 +87,7 @@ class Staging:
         self._budget = budget or HostBudget()
         self.broker_name = broker_name
         self._store = store
-        self._files = store.seam
+        self._files = store.fs
         self._root = store.root / FOLDER
         self._reserved_ms = reserved_ms
         self._on_stored = on_stored
@@ -110,13 +107,11 @@ class Staging:
         """
         for folder in sorted(self._root.glob("*")):
             query = self._queries[folder.name] = self._new(folder.name)
-            try:
-                query.load()
-            except StoreFormatError as error:
-                log.error("staged writes of a query are refused", reason=str(error))
-                query.problem = error
-                continue
-            self._take_up(query)
+            query.load()
+            if query.phase is Phase.DAMAGED:
+                log.error("staged writes of a query are refused", reason=str(query.problem))
+            else:
+                self._take_up(query)
 
     def _take_up(self, query: Query) -> None:
         query.remove_void()
@@ -132,10 +127,10 @@ class Staging:
 
     def _lower_start(self, query: Query) -> None:
         # A power cut took the end of the log: the next records begin before the noted place.
-        log_end = self._store.max_physical_offset
+        log_end = self._store.commit_log.max_offset
         if query.state.from_offset > log_end:
             state = query.state
-            query.change(QueryState(state.applied_batch_id, state.decision, state.tag, log_end))
+            query.decide(QueryState(state.applied_batch_id, state.decision, state.tag, log_end))
             query.save()
 
     # -- staging -----------------------------------------------------------------------------------
@@ -233,8 +228,7 @@ class Staging:
             self._budget.keep(host, ("decision", query_id), _decision_bytes(decision))
             applied = query.state.applied_batch_id
             tag = secrets.randbits(_TAG_BITS) + 1
-            query.change(QueryState(applied, decision, tag, self._store.max_physical_offset))
-            query.applied_records = 0
+            query.decide(QueryState(applied, decision, tag, self._store.commit_log.max_offset))
             raise self._later(query, query.save)
         return held
 
@@ -314,9 +308,7 @@ class Staging:
     # -- what they share ---------------------------------------------------------------------------
 
     def _new(self, query_id: str) -> Query:
-        query = Query(self._root / query_id, self._files)
-        query.on_void = partial(self._drop_attempt, query)
-        return query
+        return Query(self._root / query_id, self._files, self._drop_attempt)
 
     def _register(self, query: Query, host: Host) -> None:
         """Keep a query, and count it for ``host``, now that it has state. Raises RequestError."""
@@ -338,7 +330,7 @@ class Staging:
     def _query(self, query_id: str) -> Query:
         """A query; one without state is not kept. Raises RequestError."""
         query = self._queries.get(query_id) or self._new(query_id)
-        if query.problem:
+        if query.phase is Phase.DAMAGED:
             raise RequestError(ResponseCode.SYSTEM_ERROR, str(query.problem))
         self._raise_failure(query)
         return query
@@ -374,8 +366,8 @@ class Staging:
     # -- applying ----------------------------------------------------------------------------------
 
     def _start_applying(self, query: Query) -> None:
-        if not query.is_applying:
-            query.is_applying = True
+        if query.phase is not Phase.APPLYING:
+            query.apply(Event.APPLY)
             self._jobs.append(query)
             self._asked.set()
 
@@ -399,9 +391,9 @@ class Staging:
             await self._apply(query)
         except (StoreError, OSError) as error:
             log.error("a staged batch waits", query=query.folder.name, reason=str(error))
-            _call_back(query, error)
+            _stop(query, error)
         except Exception as error:
-            _call_back(query, error)
+            _stop(query, error)
             raise
         else:
             _call_back(query, None)
@@ -410,8 +402,7 @@ class Staging:
     async def _apply(self, query: Query) -> None:
         """Append what is not in the log yet, in the order of the decision."""
         decision = query.state.undone
-        if decision is None:
-            return
+        assert decision is not None
         skipped = query.applied_records
         for staged in decision.part(self.broker_name):
             if skipped >= staged.record_count:
@@ -452,19 +443,20 @@ class Staging:
             self._on_stored(block.topic, block.record_count, records.body_bytes)
 
         await store.write_path.append_block(make_records, note)
-        if store.max_physical_offset - store.commit_log.flushed_offset >= _FLUSH_BYTES:
+        if store.commit_log.max_offset - store.commit_log.flushed_offset >= _FLUSH_BYTES:
             store.flusher.ask()
 
     async def _wait_flushed(self) -> None:
         """On disk, whatever the store confirms: the staged blocks will be removed."""
         store = self._store
-        await wait_for(store.flusher.when_flushed, store.max_physical_offset, store.root)
+        await wait_for(store.flusher.when_flushed, store.commit_log.max_offset, store.root)
 
     async def _finish(self, query: Query, decision: Decision) -> None:
         """Note that the batch is in the log; then its files and those of older ones may go."""
-        state = query.state
-        query.change(QueryState(decision.batch_id, decision, state.tag, state.from_offset))
-        await trio.to_thread.run_sync(query.save)
+        held = query.state
+        done = QueryState(decision.batch_id, decision, held.tag, held.from_offset)
+        await trio.to_thread.run_sync(query.write, done)
+        query.finish(done)
 
     async def _remove_applied(self, query: Query) -> None:
         """Remove what is in the log by now, for which nobody waits."""
@@ -515,7 +507,7 @@ class Staging:
         before_ms = self._store.clock.now_ms() - self._reserved_ms
         for path in await trio.to_thread.run_sync(self._leftovers, before_ms):
             query = self._queries.get(path.parent.name) or self._new(path.parent.name)
-            if query.problem is None:
+            if query.phase is not Phase.DAMAGED:
                 await self._remove(query, [path])
         for query in [query for query in self._queries.values() if query.is_idle]:
             self._drop(query)
@@ -525,9 +517,14 @@ class Staging:
         return [path for path in paths if _modified_ms(path) < before_ms]
 
 
+def _stop(query: Query, problem: Exception) -> None:
+    """Leave a batch as it is until the next commit."""
+    query.apply(Event.STOP)
+    _call_back(query, problem)
+
+
 def _call_back(query: Query, problem: Exception | None) -> None:
     """Call back the waiters for a batch, with what stopped it, if anything."""
-    query.is_applying = False
     waiters, query.waiters = query.waiters, []
     for then in waiters:
         then(problem)
@@ -564,7 +561,7 @@ def _make_and_read(
 
 def _gives_way(query: Query, held: Decision, new: Decision, replaces: str | None) -> bool:
     """Whether a decision that is held makes room for another one."""
-    if query.is_applying or (query.applied_records and query.state.undone):
+    if query.phase is Phase.APPLYING or query.applied_records:
         return False
     if new.batch_id > held.batch_id:
         return True

@@ -48,13 +48,13 @@ class StoreNotWritable(StoreError):
 
 
 class StoreBusy(StoreError):
-    """The dispatch ring is full: a stage behind the log has not kept up."""
+    """The dispatch ring is full: a taker has not kept up with the log."""
 
-    def __init__(self, stage: str) -> None:
+    def __init__(self, taker: str) -> None:
         super().__init__(
-            f"dispatch is behind: {stage} has not taken the rows of the ring; send again"
+            f"dispatch is behind: {taker} has not taken the rows of the ring; send again"
         )
-        self.stage = stage
+        self.taker = taker
 
 
 class RecordTooLarge(StoreError):

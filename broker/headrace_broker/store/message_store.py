@@ -19,7 +19,7 @@ from headrace_broker.store.files.filesystem import Files, make_private
 from headrace_broker.store.files.warmup import newest_files, warm
 from headrace_broker.store.followers.followers import Followers
 from headrace_broker.store.index.index_file import HEADER_BYTES, IndexFiles
-from headrace_broker.store.index.indexer import BLOCK_ROWS_MAX, Indexer
+from headrace_broker.store.index.indexer import BLOCK_ROWS_MAX, Indexer, log_vanished
 from headrace_broker.store.integrity.checkpoint import INDEX_MARK_NAME, Checkpoint
 from headrace_broker.store.integrity.lock import StoreLock
 from headrace_broker.store.integrity.seal import Seals, Used
@@ -108,14 +108,14 @@ class MessageStore:
         clock: Clock | None = None,
         files: Files | None = None,
         *,
-        works_aside: bool = False,
+        use_threads: bool = False,
         start_soon: StartSoon = trio.Nursery.start_soon,
         on_progress: OnProgress = lambda _stage, _done, _most: None,
         more_takers: Sequence[Taker] = (),
     ) -> None:
         """Touches nothing on disk.
 
-        works_aside: while it runs, threads index and flush what was asked for.
+        use_threads: while it runs, threads index and flush what was asked for.
         start_soon: starts a loop; each of them can restart after an error.
         on_progress: called in the thread that loads; what it raises ends the start.
         more_takers: beside ConsumeQueues and index.
@@ -123,7 +123,7 @@ class MessageStore:
         self.settings = settings
         self.root = settings.root
         self.clock = clock or SystemClock()
-        self.seam = files or Files()
+        self.fs = files or Files()
         self.queues: list[StoreQueue] = []
         self._names: dict[tuple[str, int], StoreQueue] = {}
         self._topics: dict[str, dict[int, StoreQueue]] = {}
@@ -131,8 +131,10 @@ class MessageStore:
         self._gone_keys: deque[tuple[int, int]] = deque()
         self._batch_topics: frozenset[str] = frozenset()
         self.ring = Ring(settings.ring_rows)
-        self.commit_log = CommitLog(settings, self.seam, self.ring, self.clock)
-        self.index_files = IndexFiles(settings, self.seam)
+        self.commit_log = CommitLog(
+            settings, self.fs, self.ring, self.clock, self._ask_ahead, self._file_full
+        )
+        self.index_files = IndexFiles(settings, self.fs, log_vanished)
         self.dispatcher = Dispatcher(self.ring, self.queues)
         self.indexer = Indexer(self.ring, self.commit_log, self.index_files, self.queues)
         for taker in more_takers:
@@ -141,7 +143,7 @@ class MessageStore:
         self.reader = Reader(self.commit_log, self.index_files)
         confirmation = Confirmation()
         self.flusher = Flusher(
-            settings, self.seam, self.ring, self.commit_log, self.takers, confirmation.moved
+            settings, self.fs, self.ring, self.commit_log, self.takers, confirmation.moved
         )
         if settings.flush == "sync":
             confirmation.add(
@@ -168,13 +170,12 @@ class MessageStore:
             self._durable_from,
             self.followers.slowest,
         )
-        self.seals = Seals(settings.root, self.seam)
+        self.seals = Seals(settings.root, self.fs)
         self.lock = StoreLock(settings.root)
         self._ahead_asked = trio.Event()
-        self.commit_log.on_half_full = self._ask_ahead
         self._full_asked = trio.Event()
         self._full_files: deque[MappedFile] = deque()
-        self.works_aside = works_aside
+        self.use_threads = use_threads
         self._index_threads = trio.CapacityLimiter(1)
         self._start_soon = start_soon
         self.on_progress = on_progress
@@ -191,7 +192,7 @@ class MessageStore:
         try:
             make_private(self.root)
             self.lock.acquire()
-            self.seam.check_owner = self.lock.check
+            self.fs.check_owner = self.lock.check
             return self._load_locked()
         except OSError as error:
             self.abandon()
@@ -250,7 +251,7 @@ class MessageStore:
             done, most = block.end_offset - scanned_from, log_files[-1].end_offset - scanned_from
             self.on_progress(LoadStage.LOG, done, most)
         peer_queues.check_end(scan.end_offset)
-        peer_queues.sync(self.seam)
+        peer_queues.sync(self.fs)
 
     def _check_seals(self, *, is_clean: bool) -> None:
         """Compare what a clean start goes by; the rest is compared when it is first read.
@@ -275,13 +276,13 @@ class MessageStore:
 
     def _write_abort(self, path: Path) -> None:
         # On disk before anything else changes: without it a power cut would look like a clean stop.
-        descriptor = self.seam.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        descriptor = self.fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
-            self.seam.write(descriptor, str(os.getpid()).encode(), 0)
-            self.seam.fsync(descriptor)
+            self.fs.write(descriptor, str(os.getpid()).encode(), 0)
+            self.fs.fsync(descriptor)
         finally:
-            self.seam.close(descriptor)
-        self.seam.fsync_directory(self.root)
+            self.fs.close(descriptor)
+        self.fs.fsync_directory(self.root)
 
     def _load_queues(self, *, is_clean: bool) -> None:
         self._batch_topics = frozenset(path.name for path in (self.root / BATCH_FOLDER).glob("*"))
@@ -342,7 +343,7 @@ class MessageStore:
         self.dispatcher.loaded(newest_unit, queues_durable)
         self.indexer.loaded(index_durable)
         if newest_unit < 0:
-            self.flusher.forget_queues()
+            self.flusher.reset_queue_checkpoint()
         durable_offsets = {taker.name: taker.durable_offset() for taker in self.takers}
         return plan_recovery(files, newest_unit, durable_offsets)
 
@@ -374,7 +375,7 @@ class MessageStore:
             *queue_folders,
             *(folder.parent for folder in queue_folders),
         ):
-            self.seam.doubt_names(folder)
+            self.fs.doubt_names(folder)
 
     def connect(
         self,
@@ -396,10 +397,9 @@ class MessageStore:
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Flush, index, clean and make files ahead until cancelled."""
-        self.cleaner.works_aside = self.works_aside
+        self.cleaner.use_threads = self.use_threads
         async with trio.open_nursery() as nursery:
-            if self.works_aside:
-                self.commit_log.on_full = self._file_full
+            if self.use_threads:
                 self._start_soon(nursery, self._run_seal)
                 self._start_soon(nursery, self._warm)
                 self._start_soon(nursery, self.flusher.run_asked)
@@ -447,7 +447,7 @@ class MessageStore:
         for queue in self.queues:
             queue.consume_queue.unmap()
         index = [index_file.file for index_file in self.index_files.files]
-        for file in (*self.commit_log.files.files, *index, *self.cleaner.going):
+        for file in (*self.commit_log.files.files, *index, *self.cleaner.detached):
             file.unmap()
         self.lock.release()
 
@@ -486,7 +486,7 @@ class MessageStore:
         if topic in {"", ".", ".."} or "/" in topic or "\0" in topic or queue_id < 0:
             raise ValueError(f"no queue can be named {topic!r}/{queue_id}")
         directory = self.root / f"consumequeue/{topic}/{queue_id}"
-        consume_queue = ConsumeQueue(directory, self.settings.consume_queue_file_bytes, self.seam)
+        consume_queue = ConsumeQueue(directory, self.settings.consume_queue_file_bytes, self.fs)
         checksum_bytes = SLOT_BYTES if self.settings.appends_checksums else 0
         key = self._free_key()
         queue = StoreQueue(topic, queue_id, key, consume_queue, checksum_bytes)
@@ -530,7 +530,7 @@ class MessageStore:
             del self._topics[queue.topic]
         self.followers.forget(queue)
         self.dispatcher.forget(queue)
-        self.seam.map_budget.forget(queue.consume_queue)
+        self.fs.map_budget.forget(queue.consume_queue)
         self._gone_keys.append((queue.key, self.ring.written))
 
     def when_all_flushed(self, callback: Callable[[], None]) -> None:
@@ -538,7 +538,7 @@ class MessageStore:
 
         Raises OSError when a flush at once fails.
         """
-        if self.works_aside:
+        if self.use_threads:
             self.flusher.when_all_flushed(callback)
         else:
             if self.commit_log.life.is_writable:
@@ -546,21 +546,6 @@ class MessageStore:
             callback()
 
     # --- the batch of requests -------------------------------------------------------------
-
-    @property
-    def store_host(self) -> bytes:
-        """The host that records get; offset message ids begin with it."""
-        return self.settings.store_host
-
-    @property
-    def max_physical_offset(self) -> int:
-        """Just after the last record."""
-        return self.commit_log.max_offset
-
-    @property
-    def now_ms(self) -> int:
-        """The store timestamp that records get."""
-        return self.commit_log.now_ms
 
     def index_tick(self) -> None:
         """Index all that is confirmed."""
@@ -624,7 +609,7 @@ class MessageStore:
             while taken < self.indexer.cursor.taken < end:
                 taken = self.indexer.cursor.taken
                 is_much = self.indexer.waiting_count > BLOCK_ROWS_MAX or self.index_files.is_sealed
-                if self.works_aside and is_much:
+                if self.use_threads and is_much:
                     await self._index_aside()
                 else:
                     self.write_path.let_drain(self.indexer, self.indexer.drain_block)
@@ -662,11 +647,12 @@ class MessageStore:
         """Have the last files of the log and of each queue read; who asks earlier does not wait."""
         queues = [queue.consume_queue.used for queue in self.queues]
         files = newest_files(self.commit_log.used, queues)
-        await trio.to_thread.run_sync(warm, files, self.seam, trio.from_thread.check_cancelled)
+        await trio.to_thread.run_sync(warm, files, self.fs, trio.from_thread.check_cancelled)
 
     def _file_full(self, file: MappedFile) -> None:
-        self._full_files.append(file)
-        self._full_asked.set()
+        if self.use_threads:
+            self._full_files.append(file)
+            self._full_asked.set()
 
     async def _run_seal(self) -> None:
         """Seal the log's files as they fill up: all of them at once would make a stop long."""

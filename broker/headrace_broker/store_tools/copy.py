@@ -113,8 +113,8 @@ class _Writer:
         self._log = _LogWriter(settings)
         self._places = Places(settings.delay_levels_ms)
         self._queue_bytes = settings.consume_queue_file_bytes
-        self._seam = source.seam
-        self._index = IndexFiles(settings, source.seam)
+        self._fs = source.fs
+        self._index = IndexFiles(settings, source.fs)
         self._queues: dict[int, ConsumeQueue] = {}
         self._newest: tuple[int, int] | None = None
 
@@ -183,7 +183,7 @@ class _Writer:
         if place not in self._queues:
             topic, queue_id = self._places.name(place)
             folder = self._root / "consumequeue" / topic / str(queue_id)
-            self._queues[place] = ConsumeQueue(folder, self._queue_bytes, self._seam)
+            self._queues[place] = ConsumeQueue(folder, self._queue_bytes, self._fs)
         return self._queues[place]
 
     def finish(self) -> None:
@@ -193,11 +193,11 @@ class _Writer:
             queue.start_flush()()
         for file in self._index.files:
             file.file.sync()
-        self._seam.sync_names()
+        self._fs.sync_names()
         place, time_ms = self._newest or (0, 0)
         checkpoint = Checkpoint(time_ms, time_ms, 0, 0, 0, place)
-        checkpoint.save(self._root / "checkpoint", self._seam)
-        seal(StoreDirectory(self._settings, self._seam), self._log.offset)
+        checkpoint.save(self._root / "checkpoint", self._fs)
+        seal(StoreDirectory(self._settings, self._fs), self._log.offset)
 
 
 class _LogWriter:

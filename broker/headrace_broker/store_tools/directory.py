@@ -40,7 +40,7 @@ class StoreDirectory:
     """Where the store is and the sizes it was made with."""
 
     settings: StoreSettings
-    seam: Files
+    fs: Files
 
     @property
     def root(self) -> Path:

@@ -39,7 +39,7 @@ def _position_findings(
     path: Path, directory: StoreDirectory, ends: dict[Name, int | None]
 ) -> Iterator[Finding]:
     try:
-        positions = PositionFile(directory.root, path.stem, directory.seam).load()
+        positions = PositionFile(directory.root, path.stem, directory.fs).load()
     except StoreFormatError as error:
         if text_problem(path.name, path.read_bytes()) is None:  # else it is found as such
             yield Finding(path, str(error))

@@ -151,7 +151,7 @@ def _build_index(directory: StoreDirectory, saved: SavedCopies, advance: Advance
     """All index files anew from the log."""
     for path in directory.index_paths:
         saved.put_away(path)
-    files = IndexFiles(directory.settings, directory.seam)
+    files = IndexFiles(directory.settings, directory.fs)
     places = Places(directory.settings.delay_levels_ms)
     now_ms = int(time.time() * 1000)
     file_bytes = directory.settings.commit_log_file_bytes

@@ -32,7 +32,7 @@ class IndexCheck:
     """
 
     def __init__(self, directory: StoreDirectory, places: Places) -> None:
-        self.files = IndexFiles(directory.settings, directory.seam)
+        self.files = IndexFiles(directory.settings, directory.fs)
         self._places = places
         self._findings: list[Finding] = []
         self._missing_count = 0

@@ -232,7 +232,7 @@ class QueueChecks:
 
 def open_queue(folder: Path, directory: StoreDirectory) -> ConsumeQueue:
     """A queue up to its last unit that is not all zeros. Raises StoreFormatError."""
-    queue = ConsumeQueue(folder, directory.settings.consume_queue_file_bytes, directory.seam)
+    queue = ConsumeQueue(folder, directory.settings.consume_queue_file_bytes, directory.fs)
     queue.files.load()
     queue.max_offset = _end_of(queue)
     return queue

@@ -24,7 +24,7 @@ def seal_findings(directory: StoreDirectory) -> Iterator[Finding]:
 
     This finds what nothing else covers: properties, and most fields of a record's head.
     """
-    seals = Seals(directory.root, directory.seam)
+    seals = Seals(directory.root, directory.fs)
     seals.load()
     path = directory.root / SEAL_NAME
     if path.exists() and not seals.is_loaded:
@@ -34,7 +34,7 @@ def seal_findings(directory: StoreDirectory) -> Iterator[Finding]:
     for path in seals.paths:
         seal = seals.find(path)
         if seal is not None and (is_whole or path.parent.name == "commitlog"):
-            file = MappedFile(path, path.stat().st_size, directory.seam)
+            file = MappedFile(path, path.stat().st_size, directory.fs)
             yield from _file_findings(file, seal)
             file.unmap()
 
@@ -54,14 +54,14 @@ def _file_findings(file: MappedFile, seal: FileSeal) -> Iterator[Finding]:
 def seal(directory: StoreDirectory, log_end: int) -> None:
     """Seal a store that is as it should be, and on disk. Raises OSError."""
     checkpoint = Checkpoint.load(directory.root / "checkpoint")
-    seals = Seals(directory.root, directory.seam)
+    seals = Seals(directory.root, directory.fs)
     seals.save(checkpoint, _used(directory, log_end))
 
 
 def _used(directory: StoreDirectory, log_end: int) -> Iterator[Used]:
     log_bytes = directory.settings.commit_log_file_bytes
     for path in directory.log_paths:
-        file = MappedFile(path, log_bytes, directory.seam)
+        file = MappedFile(path, log_bytes, directory.fs)
         yield Used(file, min(log_end - file.start_offset, log_bytes))
         file.unmap()
     for folder in directory.queue_paths:
@@ -70,7 +70,7 @@ def _used(directory: StoreDirectory, log_end: int) -> Iterator[Used]:
             end = queue.max_offset * UNIT_BYTES - file.start_offset
             yield Used(file, min(end, file.file_bytes))
         queue.unmap()
-    index = IndexFiles(directory.settings, directory.seam)
+    index = IndexFiles(directory.settings, directory.fs)
     index.load()
     for index_file in index.files:
         end = index_file.entries_at + index_file.header.index_count * ENTRY_BYTES

@@ -18,7 +18,7 @@ from headrace_broker.persistence import (
     file_text,
     load_table,
     next_version,
-    say_if_lost,
+    warn_if_missing,
 )
 from headrace_broker.topics.incarnations import Incarnations
 from headrace_broker.topics.peer import MAPPING_NAME, PeerKind, kind_of, static_topics_in
@@ -147,7 +147,7 @@ class TopicTable:
             file.beside("topicIncarnation.json"), self._topics.keys() - self._system_names
         )
         if found is None:
-            say_if_lost(
+            warn_if_missing(
                 file,
                 "topics must be created anew, with the queues they had, to reach their messages",
             )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.errors import ConfigurationError, InvalidMessage
-from headrace.producer.sources import (
+from headrace.producer.chunks import (
     CHUNK_BYTES,
     CHUNK_COUNT,
     Chunk,
@@ -23,7 +23,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace.producer.sources import ArrowTable
+    from headrace.producer.chunks import ArrowTable
 
 _VALUE, _KEY, _TAG, _TOPIC = "value", "key", "tag", "topic"
 _KNOWN = {_VALUE, _KEY, _TAG, _TOPIC}

@@ -6,6 +6,7 @@ The header is always JSON, which every server reads; a frame says itself how its
 from __future__ import annotations
 
 import struct
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,7 +23,7 @@ from headrace_protocol.system_topics import DEFAULT_TOPIC
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from headrace.producer.publication import Target
+    from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.columns import EncodedBlock
     from headrace_protocol.drivers.response import Response
     from headrace_protocol.frame import Buffer
@@ -148,6 +149,32 @@ class BulkTemplate:
         body = outgoing.body
         header = self._template % (outgoing.message_count, crc32(body), 0, opaque)
         return _frame(header, body)
+
+
+class Target:
+    """A queue with the address of its broker's master and its frame templates."""
+
+    def __init__(self, group: str, queue: MessageQueue, address: str) -> None:
+        self.queue = queue
+        self.address = address
+        self._group = group
+
+    @cached_property
+    def single(self) -> SendTemplate:
+        """For one message to any broker."""
+        queue = self.queue
+        return SendTemplate(self._group, queue.topic, queue.broker_name, queue.queue_id)
+
+    @cached_property
+    def batch(self) -> SendTemplate:
+        """For several messages to any broker."""
+        queue = self.queue
+        return SendTemplate(self._group, queue.topic, queue.broker_name, queue.queue_id, batch=True)
+
+    @cached_property
+    def bulk(self) -> BulkTemplate:
+        """For records to a broker of ours."""
+        return BulkTemplate(self._group, self.queue.topic, self.queue.queue_id)
 
 
 class Outgoing:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
     from headrace.messages import Message
-    from headrace.producer.publication import Publication, Target
+    from headrace.producer.encoding import Target
+    from headrace.producer.publication import Publication
     from headrace_protocol.drivers.aio import AsyncConnection
 
 # One that the broker works on, and one that it finds when it is done. With more, each would be

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from headrace.messages import Message, SendResult
-    from headrace.producer.publication import Publication, Target
+    from headrace.producer.encoding import Target
+    from headrace.producer.publication import Publication
     from headrace.producer.sender import AnyOutgoing, Sender
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.command import Command

@@ -1,46 +1,20 @@
-"""What a producer holds for one topic: its queues and the frame templates of each."""
+"""What a producer holds for one topic: its queues, and which one a message goes to."""
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from headrace.errors import NoQueue
-from headrace.producer.encoding import BulkTemplate, SendTemplate
+from headrace.producer.encoding import Target
 from headrace.producer.selector import QueueSelector
-from headrace_protocol.bodies import MASTER_ID, MessageQueue
+from headrace_protocol.bodies import MASTER_ID
 
 if TYPE_CHECKING:
     from collections.abc import Container
 
     from headrace.producer.faults import BrokerFaults
     from headrace.route import TopicRoute
-
-
-class Target:
-    """A queue with the address of its broker's master and its frame templates."""
-
-    def __init__(self, group: str, queue: MessageQueue, address: str) -> None:
-        self.queue = queue
-        self.address = address
-        self._group = group
-
-    @cached_property
-    def single(self) -> SendTemplate:
-        """For one message to any broker."""
-        queue = self.queue
-        return SendTemplate(self._group, queue.topic, queue.broker_name, queue.queue_id)
-
-    @cached_property
-    def batch(self) -> SendTemplate:
-        """For several messages to any broker."""
-        queue = self.queue
-        return SendTemplate(self._group, queue.topic, queue.broker_name, queue.queue_id, batch=True)
-
-    @cached_property
-    def bulk(self) -> BulkTemplate:
-        """For records to a broker of ours."""
-        return BulkTemplate(self._group, self.queue.topic, self.queue.queue_id)
+    from headrace_protocol.bodies import MessageQueue
 
 
 class Publication:

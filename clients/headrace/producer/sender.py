@@ -17,9 +17,9 @@ from headrace.errors import BrokerError, HeadraceError, RouteNotFound
 from headrace.instance import ClientInstance, local_ip
 from headrace.messages import Message, SendResult, check_topic
 from headrace.producer.block import Block
-from headrace.producer.encoding import DEFAULT_TOPIC_QUEUES, BulkOutgoing, Outgoing
+from headrace.producer.encoding import DEFAULT_TOPIC_QUEUES, BulkOutgoing, Outgoing, Target
 from headrace.producer.faults import BrokerFaults
-from headrace.producer.publication import Publication, Target
+from headrace.producer.publication import Publication
 from headrace.route import TopicRoute
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.message import UniqKeyGenerator, encode_host

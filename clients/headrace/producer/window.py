@@ -14,9 +14,9 @@ from headrace.producer.sender import is_retryable
 if TYPE_CHECKING:
     from headrace.messages import SendResult
     from headrace.producer.block import Block
-    from headrace.producer.publication import Target
+    from headrace.producer.chunks import Chunk
+    from headrace.producer.encoding import Target
     from headrace.producer.sender import AnyOutgoing, Choose, Sender
-    from headrace.producer.sources import Chunk
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.drivers.aio import Answer
 

@@ -17,7 +17,7 @@ class Copy(CopyingFollower):
 
     def __init__(self, parts: Parts, topic: str) -> None:
         folder = parts.config.store_path_root_dir / "copies"
-        super().__init__(folder, parts.store.seam, (topic,))
+        super().__init__(folder, parts.store.fs, (topic,))
         self.has_copied = threading.Event()
 
     def follow(self, block: QueueBlock) -> None:

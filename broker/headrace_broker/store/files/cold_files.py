@@ -27,7 +27,7 @@ class ColdFiles:
     """Files of one length as they were when this was made; those that are gone read as nothing."""
 
     def __init__(self, files: MappedFileQueue) -> None:
-        self._seam: Files = files.seam
+        self._fs: Files = files.fs
         self.file_bytes = files.file_bytes
         self._min_offset = files.min_offset
         self._paths = [file.path for file in files.files]
@@ -38,13 +38,13 @@ class ColdFiles:
         if not 0 <= index < len(self._paths):
             return b""
         try:
-            descriptor = self._seam.open(self._paths[index], os.O_RDONLY)
+            descriptor = self._fs.open(self._paths[index], os.O_RDONLY)
         except FileNotFoundError:
             return b""
         try:
             return os.pread(descriptor, byte_count, position)
         finally:
-            self._seam.close(descriptor)
+            self._fs.close(descriptor)
 
     def units(self, queue_offset: int, count: int) -> Array:
         """Units of a queue, as many as the file has, at most ``count``. Raises OSError."""

@@ -1,4 +1,4 @@
-"""The seam between the store and the operating system; tests put a faulty one in its place."""
+"""What the store asks of the operating system; tests put a faulty one in its place."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.files.filesystem import Files
 
 
-def without_unborn(paths: list[Path], seam: Files) -> list[Path]:
+def without_unborn(paths: list[Path], fs: Files) -> list[Path]:
     """The files up to the first that is empty; that and the later ones are removed.
 
     After a power cut a file may have its name and nothing else. Then it was never synced, and
@@ -25,7 +25,7 @@ def without_unborn(paths: list[Path], seam: Files) -> list[Path]:
     """
     born = list(takewhile(lambda path: path.stat().st_size, paths))
     for path in reversed(paths[len(born) :]):  # a start that is cut off leaves no gap
-        seam.unlink(path)
+        fs.unlink(path)
     return born
 
 
@@ -38,15 +38,15 @@ class MappedFileQueue:
         "directory",
         "file_bytes",
         "files",
-        "seam",
+        "fs",
         "setting",
     )
 
-    def __init__(self, directory: Path, file_bytes: int, seam: Files, setting: str) -> None:
+    def __init__(self, directory: Path, file_bytes: int, fs: Files, setting: str) -> None:
         """setting: the name of the setting that ``file_bytes`` came from, for messages."""
         self.directory = directory
         self.file_bytes = file_bytes
-        self.seam = seam
+        self.fs = fs
         self.setting = setting
         self.files: list[MappedFile] = []
         self._prepared: MappedFile | None = None
@@ -58,9 +58,9 @@ class MappedFileQueue:
         names = sorted(sizes)
         if not is_clean:
             paths = [self.directory / name for name in names]
-            names = [path.name for path in without_unborn(paths, self.seam)]
+            names = [path.name for path in without_unborn(paths, self.fs)]
         elif names and not sizes[names[-1]]:
-            self.seam.unlink(self.directory / names.pop())
+            self.fs.unlink(self.directory / names.pop())
         for name in names:
             self._add_found(name, sizes[name])
 
@@ -76,7 +76,7 @@ class MappedFileQueue:
                 f"has {length} bytes, but {self.setting} is {self.file_bytes}",
                 f"set {self.setting} to the size the store was made with",
             )
-        file = MappedFile(path, self.file_bytes, self.seam)
+        file = MappedFile(path, self.file_bytes, self.fs)
         if self.files and self.files[-1].end_offset != file.start_offset:
             raise StoreFormatError(
                 path,
@@ -143,7 +143,7 @@ class MappedFileQueue:
 
     def _make(self, start_offset: int, allocate_bytes: int) -> MappedFile:
         path = self.directory / f"{start_offset:020d}"
-        return MappedFile.create(path, self.file_bytes, self.seam, allocate_bytes)
+        return MappedFile.create(path, self.file_bytes, self.fs, allocate_bytes)
 
 
 def _file_sizes(directory: Path) -> dict[str, int]:

@@ -33,8 +33,8 @@ _READ_BYTES: Final = 256 << 10
 class PageCache:
     """Knows which parts of old files are in memory."""
 
-    def __init__(self, seam: Files) -> None:
-        self._seam = seam
+    def __init__(self, fs: Files) -> None:
+        self._fs = fs
         self._looks: dict[tuple[MappedFile, int], float] = {}
 
     def check(self, file: MappedFile, start: int, end: int) -> None:
@@ -44,7 +44,7 @@ class PageCache:
             if self._looks.get((file, chunk), 0.0) < monotonic():
                 chunk_start = chunk * CHUNK_BYTES
                 chunk_end = min(chunk_start + CHUNK_BYTES, file.file_bytes)
-                if not self._seam.is_cached(file, chunk_start, chunk_end):
+                if not self._fs.is_cached(file, chunk_start, chunk_end):
                     fetch = partial(self._fetch, file, range(chunk, chunks.stop))
                     raise NotReady(fetch, OLD_DATA)
                 self._remember(file, chunk)
@@ -65,7 +65,7 @@ class PageCache:
     def _read(self, file: MappedFile, chunks: range) -> None:
         """Read chunks and compare them with the file's seal; have the kernel read on."""
         buffer = bytearray(_READ_BYTES)
-        descriptor = self._seam.open(file.path, os.O_RDONLY)
+        descriptor = self._fs.open(file.path, os.O_RDONLY)
         try:
             for chunk in chunks:
                 seal = file.seal if file.seal and file.seal.is_open(chunk) else None
@@ -76,7 +76,7 @@ class PageCache:
             end = chunks.stop * CHUNK_BYTES
             os.posix_fadvise(descriptor, end, CHUNK_BYTES, os.POSIX_FADV_WILLNEED)
         finally:
-            self._seam.close(descriptor)
+            self._fs.close(descriptor)
 
 
 def _read_chunk(descriptor: int, buffer: bytearray, start: int, used_bytes: int) -> int:

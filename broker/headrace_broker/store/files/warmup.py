@@ -30,7 +30,7 @@ def newest_files(log: Sequence[Used], queues: Iterable[Sequence[Used]]) -> list[
     return [(file.path, used_bytes) for file, used_bytes in newest if used_bytes]
 
 
-def warm(files: list[tuple[Path, int]], seam: Files, go_on: Callable[[], None]) -> None:
+def warm(files: list[tuple[Path, int]], fs: Files, go_on: Callable[[], None]) -> None:
     """Have these files read, up to a quarter of this machine's memory; in a thread.
 
     go_on: called now and then; what it raises ends the work.
@@ -41,11 +41,11 @@ def warm(files: list[tuple[Path, int]], seam: Files, go_on: Callable[[], None]) 
         if left < 0:
             return
         with suppress(OSError):  # a file that is gone by now, a file system without the call
-            _warm_file(path, used_bytes, seam, go_on)
+            _warm_file(path, used_bytes, fs, go_on)
 
 
-def _warm_file(path: Path, used_bytes: int, seam: Files, go_on: Callable[[], None]) -> None:
-    descriptor = seam.open(path, os.O_RDONLY)
+def _warm_file(path: Path, used_bytes: int, fs: Files, go_on: Callable[[], None]) -> None:
+    descriptor = fs.open(path, os.O_RDONLY)
     try:
         # From its end on: what is newest first.
         for end in range(used_bytes, 0, -_STEP_BYTES):
@@ -53,4 +53,4 @@ def _warm_file(path: Path, used_bytes: int, seam: Files, go_on: Callable[[], Non
             start = max(end - _STEP_BYTES, 0)
             os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_WILLNEED)
     finally:
-        seam.close(descriptor)
+        fs.close(descriptor)

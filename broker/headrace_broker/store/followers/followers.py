@@ -389,7 +389,7 @@ class Followers:
 
     def add(self, follower: Follower) -> Following:
         """Follow all queues from where it was. Raises StoreFormatError, OSError."""
-        positions = PositionFile(self._root, follower.name, self._commit_log.files.seam)
+        positions = PositionFile(self._root, follower.name, self._commit_log.files.fs)
         following = Following(
             follower, positions, self._commit_log, self._topics, self._dispatched_offset
         )

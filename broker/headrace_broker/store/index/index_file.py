@@ -215,15 +215,21 @@ class IndexFiles:
     reads entries or changes ``files`` while the store runs.
     """
 
-    def __init__(self, settings: StoreSettings, seam: Files) -> None:
+    def __init__(
+        self,
+        settings: StoreSettings,
+        fs: Files,
+        on_vanished: Callable[[list[Path]], None] = lambda _: None,
+    ) -> None:
+        """on_vanished: called with the files that were found to be gone."""
         self.directory = settings.root / "index"
         self.slot_count = settings.index_slot_count
         self.entry_count = settings.index_entry_count
         self.file_bytes = (
             HEADER_BYTES + self.slot_count * SLOT_BYTES + self.entry_count * ENTRY_BYTES
         )
-        self.seam = seam
-        self.page_cache = PageCache(seam)
+        self.fs = fs
+        self.page_cache = PageCache(fs)
         self.files: list[IndexFile] = []
         self.lock = threading.Lock()
         # Physical offset of the newest record that was looked at for keys; -1: not known.
@@ -232,15 +238,14 @@ class IndexFiles:
         # Name of the first file that somebody else has removed since the start, "" for none. A
         # start after a crash keeps what was before it, and makes the rest anew from the log.
         self.lost_from = ""
-        # Called with the files that were found to be gone.
-        self.on_vanished: Callable[[list[Path]], None] = lambda _: None
+        self._on_vanished = on_vanished
 
     def load(self, *, is_clean: bool = True) -> None:
         """Find the files. Raises StoreFormatError."""
         paths = sorted(path for path in self.directory.glob("*") if path.is_file())
-        for path in paths if is_clean else without_unborn(paths, self.seam):
+        for path in paths if is_clean else without_unborn(paths, self.fs):
             self._check(path)
-            self.files.append(self._open(MappedFile(path, self.file_bytes, self.seam)))
+            self.files.append(self._open(MappedFile(path, self.file_bytes, self.fs)))
 
     def _check(self, path: Path) -> None:
         if not (len(path.name) == 17 and path.name.isascii() and path.name.isdigit()):
@@ -329,7 +334,7 @@ class IndexFiles:
         entries_at = HEADER_BYTES + self.slot_count * SLOT_BYTES
         allocate_bytes = min(entries_at + ALLOCATE_STEP_BYTES, self.file_bytes)
         file = self._open(
-            MappedFile.create(self._new_path(now_ms), self.file_bytes, self.seam, allocate_bytes)
+            MappedFile.create(self._new_path(now_ms), self.file_bytes, self.fs, allocate_bytes)
         )
         seed = IndexHeader(0, 0, 0, 0, 0, 1)
         if self.files:
@@ -359,7 +364,7 @@ class IndexFiles:
         for file in gone:
             file.unmap()  # which gives its blocks back
         self.lost_from = min(self.lost_from or gone[0].path.name, gone[0].path.name)
-        self.on_vanished([file.path for file in gone])
+        self._on_vanished([file.path for file in gone])
         return True
 
     def detach_below(self, log_min_offset: int) -> list[MappedFile]:

@@ -76,7 +76,6 @@ class Indexer(Taker):
         self.asked = trio.Event()
         self.commit_log = commit_log
         self.index_files = index_files
-        index_files.on_vanished = _log_vanished
         self.queues = queues
         self._known_prefixes = np.empty((0, 2), np.uint32)
         self._rows_at_once = BLOCK_ROWS_MAX
@@ -203,7 +202,7 @@ class Indexer(Taker):
             [*syncs, *([last.file.sync] if last else [])],
             flushed,
             # A checkpoint of ours without a mark is taken for the peer's.
-            partial(mark.save, mark_path, self.index_files.seam),
+            partial(mark.save, mark_path, self.index_files.fs),
         )
 
     def due_flushes(self, least_bytes: int) -> Iterator[TakerFlush]:  # noqa: ARG002 - whole files
@@ -269,7 +268,8 @@ def _with_index_time(checkpoint: Checkpoint, timestamp: int) -> Checkpoint:
     return checkpoint._replace(index_msg_timestamp=timestamp)
 
 
-def _log_vanished(paths: list[Path]) -> None:
+def log_vanished(paths: list[Path]) -> None:
+    """Warn that files were removed behind the store's back."""
     log.error(
         "index files were removed under the running broker: messages are taken, but queries by key"
         " miss those before; the next start makes the index anew from the log",

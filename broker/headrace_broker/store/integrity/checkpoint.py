@@ -39,9 +39,9 @@ class Checkpoint(NamedTuple):
         data = read_file(path)[: _VALUES.size]
         return cls(*_VALUES.unpack(data)) if len(data) == _VALUES.size else cls()
 
-    def save(self, path: Path, seam: Files) -> None:
+    def save(self, path: Path, fs: Files) -> None:
         """Write in place (one sector) and wait for the disk. Raises OSError."""
-        _write_in_place(path, _VALUES.pack(*self), CHECKPOINT_BYTES, seam)
+        _write_in_place(path, _VALUES.pack(*self), CHECKPOINT_BYTES, fs)
 
 
 class IndexMark(NamedTuple):
@@ -72,19 +72,19 @@ class IndexMark(NamedTuple):
             return None
         return cls(name.rstrip(b"\0").decode(), *numbers)
 
-    def save(self, path: Path, seam: Files) -> None:
+    def save(self, path: Path, fs: Files) -> None:
         """Write in place and wait for the disk. Raises OSError."""
         name, *numbers = self
         data = _MARK.pack(name.encode(), *numbers)
         data += _CRC.pack(zlib.crc32(data))
-        _write_in_place(path, data, len(data), seam)
+        _write_in_place(path, data, len(data), fs)
 
 
-def _write_in_place(path: Path, data: bytes, byte_count: int, seam: Files) -> None:
-    descriptor = seam.open(path, os.O_RDWR | os.O_CREAT)
+def _write_in_place(path: Path, data: bytes, byte_count: int, fs: Files) -> None:
+    descriptor = fs.open(path, os.O_RDWR | os.O_CREAT)
     try:
-        seam.truncate(descriptor, byte_count)
-        seam.write(descriptor, data, 0)
-        seam.fsync(descriptor)
+        fs.truncate(descriptor, byte_count)
+        fs.write(descriptor, data, 0)
+        fs.fsync(descriptor)
     finally:
-        seam.close(descriptor)
+        fs.close(descriptor)

@@ -77,14 +77,27 @@ class CommitLog:
     next one made), its end, or -1 when appends are refused.
     """
 
-    def __init__(self, settings: StoreSettings, seam: Files, ring: Ring, clock: Clock) -> None:
+    def __init__(
+        self,
+        settings: StoreSettings,
+        fs: Files,
+        ring: Ring,
+        clock: Clock,
+        on_half_full: Callable[[], None],
+        on_full: Callable[[MappedFile], None],
+    ) -> None:
+        """Touches nothing on disk.
+
+        on_half_full: called when the next file should be made.
+        on_full: called with a file that nothing is written to any more.
+        """
         self.files = MappedFileQueue(
             settings.root / "commitlog",
             settings.commit_log_file_bytes,
-            seam,
+            fs,
             "commit_log_file_bytes",
         )
-        self.page_cache = PageCache(seam)
+        self.page_cache = PageCache(fs)
         self.clock = clock
         self.now_ms = 0
         self.ring = ring
@@ -96,10 +109,7 @@ class CommitLog:
         self.started_at = 0  # older bytes were there before this process
         self.append_end = -1
         self.life = StoreLife(settings.root, clock)
-        # Called when the next file should be made.
-        self.on_half_full: Callable[[], None] = lambda: None
-        # Called with a file that nothing is written to any more.
-        self.on_full: Callable[[MappedFile], None] = lambda _: None
+        self._on_half_full, self._on_full = on_half_full, on_full
         self._file: MappedFile | None = None
         self._descriptor = -1
         self._pending: list[Buffer] = []
@@ -359,7 +369,7 @@ class CommitLog:
         pending = self._pending
         block = pending[0] if len(pending) == 1 else b"".join(pending)
         try:
-            self.files.seam.write(self._descriptor, block, self._pending_position)
+            self.files.fs.write(self._descriptor, block, self._pending_position)
         except OSError as error:
             self._pending = [block]
             raise self.refuse(
@@ -389,7 +399,7 @@ class CommitLog:
                 self._reopen()
             elif self.append_end < self.file_bytes - BLANK_BYTES:
                 self.append_end = self.file_bytes - BLANK_BYTES
-                self.on_half_full()
+                self._on_half_full()
             else:
                 self._roll()
         except OSError as error:
@@ -418,12 +428,12 @@ class CommitLog:
         except StoreNotWritable as error:
             # The old file has no end and the new one no beginning: only a start sorts that out.
             raise self.refuse(error.reason, error.path, is_final=True) from error
-        self.on_full(full)
+        self._on_full(full)
 
     def _write_to(self, file: MappedFile, position: int) -> None:
         self.write_out()
         self.stop_writing()
-        self._descriptor = self.files.seam.open(file.path)
+        self._descriptor = self.files.fs.open(file.path)
         self._file = file
         self.file_start = file.start_offset
         self.position = self._pending_position = position
@@ -432,7 +442,7 @@ class CommitLog:
     def stop_writing(self) -> None:
         """Give the file's descriptor back; all was written out, or refused."""
         if self._descriptor >= 0:
-            self.files.seam.close(self._descriptor)
+            self.files.fs.close(self._descriptor)
             self._descriptor = -1
 
     def make_ahead(self) -> None:
@@ -607,6 +617,6 @@ class CommitLog:
         def flush() -> None:
             for file in dirty:
                 file.sync()
-            self.files.seam.sync_names()
+            self.files.fs.sync_names()
 
         return end_offset, flush

@@ -131,7 +131,7 @@ class Ring:
             self.runs.append(Run(first, queue_key, queue_offset, last, _units(rows)))
 
     def waiting(self, cursor: Cursor, confirmed_offset: int | None) -> slice:
-        """Where the rows stand that the cursor may take, up to the ring's seam.
+        """Where the rows stand that the cursor may take, up to the ring's end.
 
         confirmed_offset: rows of records past it must wait; None: none must.
         """

@@ -61,9 +61,9 @@ class ConsumeQueue:
         "started_at",
     )
 
-    def __init__(self, directory: Path, file_bytes: int, seam: Files) -> None:
+    def __init__(self, directory: Path, file_bytes: int, fs: Files) -> None:
         """directory: ``consumequeue/TOPIC/QUEUE_ID``, made with the first unit."""
-        self.files = MappedFileQueue(directory, file_bytes, seam, "consume_queue_file_bytes")
+        self.files = MappedFileQueue(directory, file_bytes, fs, "consume_queue_file_bytes")
         self.file: MappedFile | None = None
         self.map: mmap.mmap | None = None
         self.position = self.room_end = 0
@@ -148,7 +148,7 @@ class ConsumeQueue:
 
     def _map_for_writing(self, file: MappedFile) -> None:
         if self.map is None:
-            self.files.seam.map_budget.mapped(self)
+            self.files.fs.map_budget.mapped(self)
         self.map = file.map
         self.room_end = file.allocated_bytes - file.allocated_bytes % UNIT_BYTES
 
@@ -363,7 +363,7 @@ class ConsumeQueue:
     def view_of(self, file: MappedFile) -> memoryview:
         """The whole of one of the files, mapped within the budget."""
         if not file.is_mapped:
-            self.files.seam.map_budget.mapped(self)
+            self.files.fs.map_budget.mapped(self)
         return file.view
 
     def unit(self, queue_offset: int) -> tuple[int, int, int]:

@@ -57,7 +57,7 @@ class CleanerStatus(NamedTuple):
 
 
 class Cleaner:
-    """One round each ``clean_interval_ms``; threads wait for the disk while ``works_aside``.
+    """One round each ``clean_interval_ms``; threads wait for the disk while ``use_threads``.
 
     retention: may be replaced.
     look_at_groups: what consumers have yet to read; called once for each look at all queues.
@@ -83,17 +83,17 @@ class Cleaner:
         self.retention = settings.retention
         self.commit_log = commit_log
         self.index_files = index_files
-        self.works_aside = False
+        self.use_threads = False
         self.look_at_groups: Callable[[], LowestUnconsumed] = lambda: nothing_to_consume
         self.topic_limits: Callable[[], Mapping[str, TopicLimit]] = dict
         self.is_refusing = False
         # Files that the store has let go of, and that are still to be removed.
-        self.going: list[MappedFile] = []
+        self.detached: list[MappedFile] = []
         self._settled_from = settled_from
         self._flush = flush
         self._durable_from = durable_from
         self._slowest_follower = slowest_follower
-        self._seam = commit_log.files.seam
+        self._fs = commit_log.files.fs
         self._topics = topics
         self._clock_watch = ClockWatch()
         self.trimmer = TopicTrimmer(settings.root, commit_log, topics)
@@ -138,13 +138,13 @@ class Cleaner:
         # No start makes units of what is not in the log any more: a queue would begin anew.
         if plan.reasons and not await self._is_made_up_to(len(plan.reasons)):
             return
-        self.going += self.commit_log.files.detach_first(len(plan.reasons))
+        self.detached += self.commit_log.files.detach_first(len(plan.reasons))
         await self._clean_after_log()
         await self._remove()
         await self._forecast()
 
     async def _aside(self, work: Callable[[], _Result]) -> _Result:
-        return await trio.to_thread.run_sync(work) if self.works_aside else work()
+        return await trio.to_thread.run_sync(work) if self.use_threads else work()
 
     async def _bring_to_disk(self) -> bool:
         """What was made of the log too; False if the disk failed: then nothing may be removed."""
@@ -179,7 +179,7 @@ class Cleaner:
             hour=time.localtime(now_ms / 1000).tm_hour,
             disk=await self._aside(self.disk_usage),
             keep_from=self._settled_from(),
-            going_bytes=sum(file.file_bytes for file in self.going),
+            going_bytes=sum(file.file_bytes for file in self.detached),
             is_asked=is_asked,
             is_clock_trusted=self._clock_watch.is_trusted(trio.current_time()),
             is_out_of_room=self._is_out_of_room(),
@@ -188,7 +188,7 @@ class Cleaner:
 
     def disk_usage(self) -> DiskUsage:
         """Of the store's file system."""
-        return self._seam.disk_usage(self.settings.root)
+        return self._fs.disk_usage(self.settings.root)
 
     def _is_out_of_room(self) -> bool:
         """Whether an append failed for it of late: of a quota the file system does not tell."""
@@ -256,7 +256,7 @@ class Cleaner:
         await _in_slices(self._look_at_queues(log_min_offset, searches))
         firsts = await self._aside(lambda: [search() for search in searches.values()])
         await _in_slices(self._detach_queue_files(zip(searches, firsts, strict=True)))
-        self.going += self.index_files.detach_below(log_min_offset)
+        self.detached += self.index_files.detach_below(log_min_offset)
         self._log_min_cleaned = log_min_offset
 
     def _look_at_queues(
@@ -271,16 +271,16 @@ class Cleaner:
 
     def _detach_queue_files(self, firsts: Iterable[tuple[ConsumeQueue, int]]) -> Iterator[None]:
         for consume_queue, first in firsts:
-            self.going += consume_queue.detach_before(first)
+            self.detached += consume_queue.detach_before(first)
             yield
 
     async def _remove(self) -> None:
         """Remove what was let go of, as far as no reader holds it."""
-        if self.going:
-            going, self.going = self.going, []
-            left = await trio.to_thread.run_sync(delete_files, going)
-            self.going = left + self.going
-            self._removed_files += len(going) - len(left)
+        if self.detached:
+            detached, self.detached = self.detached, []
+            left = await trio.to_thread.run_sync(delete_files, detached)
+            self.detached = left + self.detached
+            self._removed_files += len(detached) - len(left)
 
     # --- limits of topics ------------------------------------------------------------------
 
@@ -332,7 +332,7 @@ class Cleaner:
         """As of the last look."""
         return CleanerStatus(
             removed_files=self._removed_files,
-            waiting_files=len(self.going),
+            waiting_files=len(self.detached),
             oldest_unconsumed=str(self._outlook.oldest or ""),
             full_in_hours=self._outlook.full_in_hours,
         )

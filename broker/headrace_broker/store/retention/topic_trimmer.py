@@ -42,7 +42,7 @@ class TopicTrimmer:
         commit_log: CommitLog,
         topics: Mapping[str, Mapping[int, StoreQueue]],
     ) -> None:
-        self._saved = FloorFile(root, commit_log.files.seam)
+        self._saved = FloorFile(root, commit_log.files.fs)
         self._commit_log = commit_log
         self._topics = topics
         self._counted: dict[str, dict[int, Counted]] = {}

@@ -44,7 +44,7 @@ class Flusher:
     def __init__(
         self,
         settings: StoreSettings,
-        seam: Files,
+        fs: Files,
         ring: Ring,
         commit_log: CommitLog,
         takers: Sequence[Taker],
@@ -52,7 +52,7 @@ class Flusher:
     ) -> None:
         """on_flushed: called after each group commit, once those that waited were called back."""
         self.settings = settings
-        self.seam = seam
+        self.fs = fs
         self.ring = ring
         self.commit_log = commit_log
         self.takers = takers
@@ -235,20 +235,20 @@ class Flusher:
         self.checkpoint = work.update(self.checkpoint)
         self._save(work)
 
-    def forget_queues(self) -> None:
-        """Take back that units are on disk, before all are made anew. Raises OSError.
+    def reset_queue_checkpoint(self) -> None:
+        """Clear the ConsumeQueue position before a full rebuild. Raises OSError.
 
-        Who is cut off then has some units again, and the checkpoint would pass for one of theirs.
+        Otherwise a crash halfway would look complete.
         """
-        forgotten = self.checkpoint._replace(logics_msg_timestamp=0, logics_physical_offset=0)
-        if forgotten != self.checkpoint:
-            self.checkpoint = forgotten
-            forgotten.save(self.checkpoint_path, self.seam)
+        reset = self.checkpoint._replace(logics_msg_timestamp=0, logics_physical_offset=0)
+        if reset != self.checkpoint:
+            self.checkpoint = reset
+            reset.save(self.checkpoint_path, self.fs)
 
     def _save(self, work: _ThoroughFlush) -> None:
         for flush in work.flushes:
             flush.save()
-        self.checkpoint.save(self.checkpoint_path, self.seam)
+        self.checkpoint.save(self.checkpoint_path, self.fs)
 
     def flush_log_now(self) -> None:
         """Bring the log to disk without a thread. Raises OSError."""
@@ -266,7 +266,7 @@ class Flusher:
         syncs = [
             *self._owed,
             *(sync for flush in flushes for sync in flush.syncs),
-            self.seam.sync_names,
+            self.fs.sync_names,
         ]
         self._owed = dict.fromkeys(syncs)
         return _ThoroughFlush(syncs, flushes)

@@ -16,8 +16,8 @@ from pyspark.sql.types import BinaryType, MapType, StringType
 from headrace.errors import InvalidMessage
 from headrace.messages import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX, RESERVED_PROPERTIES
 from headrace.producer.block import BLOCK_BYTES, RECORD_OVERHEAD_BYTES, Block
+from headrace.producer.chunks import check_batch_topic
 from headrace.producer.selector import queue_indices
-from headrace.producer.sources import check_batch_topic
 from headrace.spark.errors import SchemaError
 from headrace_protocol.columns import encode_arrow, encode_uniform, split
 from headrace_protocol.message import KEYS, TAGS

@@ -33,7 +33,7 @@ from pyspark.sql.datasource import (
 
 from headrace.errors import HeadraceError, InvalidMessage, NoQueue
 from headrace.instance import local_ip
-from headrace.producer.sources import check_batch_topic
+from headrace.producer.chunks import check_batch_topic
 from headrace.spark.cluster import Cluster
 from headrace.spark.errors import OptionError
 from headrace.spark.options import Options, nameservers
