@@ -62,5 +62,20 @@ def test_the_performance_page_quotes_the_published_figures() -> None:
         linked = re.findall(r"\]\((benchmarks/[^)]+)\)", head)
         published = "".join((results.ROOT / "docs" / link).read_text() for link in linked)
         assert figures(rows)
-        for figure in figures(rows):
-            assert re.search(rf"(?<![\d,.]){re.escape(figure)}(?![\d,.])", published), figure
+        assert missing(figures(rows), published) == []
+
+
+def missing(quoted: list[str], published: str) -> list[str]:
+    return [
+        figure
+        for figure in quoted
+        if not re.search(rf"(?<![\d,.]){re.escape(figure)}(?![\d,.])", published)
+    ]
+
+
+def test_the_readme_quotes_the_performance_page() -> None:
+    readme = (results.ROOT / "README.md").read_text()
+    section = readme.partition("\n## How fast\n")[2].partition("\n## ")[0]
+    rows = section.partition("| ---")[2]
+    assert len(figures(rows)) == 15
+    assert missing(figures(rows), (results.ROOT / "docs" / "performance.md").read_text()) == []
