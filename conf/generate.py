@@ -16,28 +16,27 @@ ROOT = Path(__file__).parents[1]
 _CONFIGURATION = """\
 # Configuration
 
-Made by `python -m conf.generate` from the tables in the code; a test keeps it up to date.
+`python -m conf.generate` writes this page from the tables in the code; a test keeps it up to date.
 
 `headrace broker -c FILE` and `headrace nameserver -c FILE` read files of lines `key=value`. Empty
-lines and those that begin with `#` (for brokers also `!`) are skipped; what is left out has its
-default. A wrong key, value or path stops the daemon before it touches any other file, and is named
-with its line and with what was expected. Samples: [conf/broker.conf](../conf/broker.conf),
+lines and those that begin with `#` (for brokers also `!`) are skipped; a missing key has its
+default. A wrong key, value or path stops the daemon before it touches any other file. The error
+names the line and the expected value. Samples: [conf/broker.conf](../conf/broker.conf),
 [conf/nameserver.conf](../conf/nameserver.conf).
 
 ## Broker
 
 Keys are those of Apache RocketMQ, so its `broker.conf` starts a headrace broker too. Keys that only
-tune the peer's threads, caches or optional services are accepted with a warning; keys that ask for
-what headrace does not have (a slave role, ACL, RocksDB, ...) are refused unless they have the
-peer's default. **Live** settings can be changed while the broker runs, with
-`mqadmin updateBrokerConfig` or any client that sends UPDATE_BROKER_CONFIG; that does not change the
-file.
+tune its threads, caches or optional services are accepted with a warning. Keys that require a
+missing feature (a slave role, ACL, RocksDB, ...) are rejected unless they have Apache's default.
+**Live** settings can be changed while the broker runs, with `mqadmin updateBrokerConfig` or any
+client that sends UPDATE_BROKER_CONFIG; the file stays unchanged.
 
 | key | type | default | live | meaning |
 |---|---|---|---|---|
 {broker_rows}
 
-Files of a store are as large as at its first start: the settings that say so can't change later.
+A store keeps the file sizes of its first start: the settings for these sizes can't change later.
 
 ## Nameserver
 

@@ -43,7 +43,7 @@ _SLOW_S = 0.005
 TURN_S = 0.005
 # A body up to this size is within every bound.
 _SMALL_BYTES = fastjson.PARSED_BYTES_MAX
-# What a request that waits takes besides its bytes. Measured (docs/performance.md "Growth").
+# What a request that waits takes besides its bytes. Measured (docs/benchmarks/growth.md).
 _WAITING_BYTES = 2048
 
 

@@ -101,7 +101,7 @@ COLUMNS = (
 def markdown(results: dict[str, Any]) -> str:
     """The chart, and a table for each case."""
     parts = [
-        "![Cost against growth](charts/growth.png)\n",
+        "![Cost against growth](../charts/growth.png)\n",
         f"Measured {results['date']} on {results['machine']}; {results['seconds']:g} s each.\n",
     ]
     for name, case in CASES.items():

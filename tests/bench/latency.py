@@ -105,7 +105,7 @@ def markdown(results: dict[str, Any]) -> str:
     """The chart and the tables of the document."""
     parts = [
         heading(results),
-        "![Latency against load](charts/latency.png)\n",
+        "![Latency against load](../charts/latency.png)\n",
         bars_table(LATENCY, results["peers"]),
         tables(results, CASES, COLUMNS),
         tables({"peers": {OURS: results["peers"].get(OURS, {})}}, [PAUSES], PAUSE_COLUMNS),

@@ -18,7 +18,7 @@ def option_parser(
     parser = argparse.ArgumentParser(f"tests.bench {group}", description=explanation)
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
     parser.add_argument(
-        "--keep", action="store_true", help="into the results, the charts and the document"
+        "--keep", action="store_true", help="publish this run: results, charts and docs/benchmarks"
     )
     parser.set_defaults(only=None)
     if cases:

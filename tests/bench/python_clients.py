@@ -291,7 +291,9 @@ def _arguments(options: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("tests.bench python-clients", description=__doc__)
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--short", action="store_true", help="about a minute, one round")
-    length.add_argument("--keep", action="store_true", help="into the results and the document")
+    length.add_argument(
+        "--keep", action="store_true", help="publish this run: results and docs/benchmarks"
+    )
     works = [work for names in WORKS.values() for work in names]
     parser.add_argument("--only", nargs="+", choices=works, metavar="WORK")
     parser.add_argument("--peers", nargs="+", choices=tuple(WORKS), default=tuple(WORKS))

@@ -13,7 +13,7 @@ from tests.bench.table import replace_table
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).resolve().with_name("results")
-DOCUMENT = ROOT / "docs" / "performance.md"
+PAGES = ROOT / "docs" / "benchmarks"
 CHARTS = ROOT / "docs" / "charts"
 SIGNIFICANT_DIGITS = 5
 
@@ -39,14 +39,14 @@ def stamp() -> dict[str, Any]:
 
 
 def keep(group: str, results: dict[str, Any], table: str) -> None:
-    """Make these the figures that the document shows and later runs compare with."""
+    """Make these the published figures, which later runs compare with."""
     RESULTS.mkdir(exist_ok=True)
     text = json.dumps(_rounded(results), separators=(",", ":"))
     # A line for each case, so that two runs can be compared by eye.
     (RESULTS / f"{group}.json").write_text(
         text.replace("]},", "]},\n").replace("}],", "}],\n") + "\n"
     )
-    replace_table(DOCUMENT, table, group)
+    replace_table(PAGES / f"{group}.md", table, group)
 
 
 def kept(group: str) -> dict[str, Any] | None:

@@ -404,7 +404,9 @@ def _arguments(options: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("tests.bench spark", description=__doc__)
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--short", action="store_true", help="a tenth of the rows, one round")
-    length.add_argument("--keep", action="store_true", help="into the results and the document")
+    length.add_argument(
+        "--keep", action="store_true", help="publish this run: results and docs/benchmarks"
+    )
     length.add_argument("--gigabytes", type=float, help="only read, once, so much of 1 KiB bodies")
     parser.add_argument("--peers", nargs="+", choices=tuple(PEERS), default=tuple(PEERS))
     return parser.parse_args(options)

@@ -61,7 +61,7 @@ def test_what_was_not_measured_has_no_table() -> None:
 
 
 def test_the_table_goes_between_the_markers(tmp_path: Path) -> None:
-    document = tmp_path / "performance.md"
+    document = tmp_path / "growth.md"
     begin, end = "<!-- growth: begin -->", "<!-- growth: end -->"
     document.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
     replace_table(document, "new\n", "growth")
@@ -69,7 +69,7 @@ def test_the_table_goes_between_the_markers(tmp_path: Path) -> None:
 
 
 def test_a_document_without_markers_is_left_alone(tmp_path: Path) -> None:
-    document = tmp_path / "performance.md"
+    document = tmp_path / "growth.md"
     document.write_text("no markers\n")
     with pytest.raises(ValueError, match="has no"):
         replace_table(document, "new\n", "growth")

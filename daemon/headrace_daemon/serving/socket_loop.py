@@ -1,8 +1,8 @@
 """Serves the protocol on sockets, a batch of ready clients at a time.
 
 One task owns an epoll of its own, waits for it as a whole, and handles every client that is ready
-as one batch: on many connections this halves the cost of a task per connection
-(docs/performance.md "Serving"). Replies of a batch leave in one send per client.
+as one batch: on many connections this halves the cost of a task per connection. Replies of
+a batch leave in one send per client.
 """
 
 from __future__ import annotations
