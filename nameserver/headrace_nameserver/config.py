@@ -18,16 +18,16 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
     """Settings of a nameserver.
 
-    bind_address: address to listen on; any address but loopback requires anonymousAccess.
-    listen_port: port to listen on; 0 picks a free port.
-    anonymous_access: deny serves loopback only; read serves anyone, without administration; allow
-        serves everything.
-    kv_config_path: file that keeps key-value settings across restarts; None keeps them in memory.
-    broker_timeout_ms: silence after which a broker is dropped, unless it requests its own limit.
-    support_acting_master: present a slave as master of a broker that has none and permits it.
-    order_message_enable: include the namespace ORDER_TOPIC_CONFIG in routes.
-    register_from_own_address: brokers must register the IP that they connect from; if unset, true
-        unless bind_address is loopback.
+    Each is one line, which the sample file and docs/configuration.md repeat.
+
+    bind_address: Address to listen on; any address but loopback requires anonymousAccess.
+    listen_port: Port to listen on; 0 picks a free port.
+    anonymous_access: Access to serve: deny, loopback only; read, no administration; allow, all.
+    kv_config_path: File that keeps key-value settings across restarts; if unset, memory only.
+    broker_timeout_ms: Silence after which a broker is dropped, unless it requests its own limit.
+    support_acting_master: Present a slave as master of a broker that has none and permits it.
+    order_message_enable: Include the namespace ORDER_TOPIC_CONFIG in routes.
+    register_from_own_address: Brokers must register their own IP; if unset, unless on loopback.
     """
 
     bind_address: str = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""Access control without authentication: who may connect, and what they may change.
+"""Access control without authentication: permitted clients, and the changes that they may make.
 
 Source: docs/security.md.
 """
