@@ -18,11 +18,11 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
     """Settings of a nameserver.
 
-    Each is one line, which the sample file and docs/configuration.md repeat.
+    Each line is repeated in conf/nameserver.conf and docs/configuration.md.
 
     bind_address: Address to listen on; any address but loopback requires anonymousAccess.
     listen_port: Port to listen on; 0 picks a free port.
-    anonymous_access: Access to serve: deny, loopback only; read, no administration; allow, all.
+    anonymous_access: deny serves only loopback; read, anyone without administration; allow, all.
     kv_config_path: File that keeps key-value settings across restarts; if unset, memory only.
     broker_timeout_ms: Silence after which a broker is dropped, unless it requests its own limit.
     support_acting_master: Present a slave as master of a broker that has none and permits it.

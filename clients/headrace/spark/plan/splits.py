@@ -107,16 +107,16 @@ def _segments(samples: _Samples, each: Range) -> Iterator[tuple[int, int]]:
 
 def _uncertain_midpoints(samples: _Samples, each: Range, step_bytes: int) -> list[int]:
     """Midpoints of segments that may hide more than ``step_bytes``, the worst first."""
-    growth_unexplained = {
+    unexplained_bytes = {
         (start + end) // 2: span - _least(samples, start, end)
         for start, end in _segments(samples, each)
         for span in [_span(samples, start, end)]
         if span is not None
     }
-    worst = sorted(growth_unexplained, key=lambda middle: -growth_unexplained[middle])[
+    worst = sorted(unexplained_bytes, key=lambda middle: -unexplained_bytes[middle])[
         : _SAMPLES_MAX - len(samples)
     ]
-    return [middle for middle in worst if growth_unexplained[middle] > step_bytes]
+    return [middle for middle in worst if unexplained_bytes[middle] > step_bytes]
 
 
 def _span(samples: _Samples, start: int, end: int) -> int | None:
