@@ -1,4 +1,4 @@
-"""Lets Spark find ``format("headrace")`` by itself: it looks into modules named ``pyspark_...``."""
+"""Registers ``format("headrace")``: Spark searches modules named ``pyspark_*`` for sources."""
 
 from headrace.spark.source import HeadraceSource as DefaultSource
 

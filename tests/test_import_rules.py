@@ -138,7 +138,7 @@ MAY_IMPORT = {
     "headrace.spark.read": SPARK_PLANS
     | {
         "headrace.spark.arrow_types",
-        "headrace.spark.patience",
+        "headrace.spark.retry",
         "headrace.spark.plan",
     },
     "headrace.spark.write": SPARK_PLANS
@@ -147,7 +147,7 @@ MAY_IMPORT = {
         "headrace.messages",
         "headrace.producer",
         "headrace.route",
-        "headrace.spark.patience",
+        "headrace.spark.retry",
         "msgspec",
         "zlib_ng",
     },

@@ -1,1 +1,1 @@
-"""The nameserver daemon: broker registrations become routes."""
+"""The nameserver daemon: turns broker registrations into routes."""

@@ -1,4 +1,4 @@
-"""Settings of a nameserver, and the file that they come from."""
+"""A nameserver's settings and their configuration file."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
 class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
-    """What a nameserver can be told.
+    """Settings of a nameserver.
 
-    bind_address: address to listen on; any but loopback requires anonymousAccess.
-    listen_port: 0 takes any free port.
-    anonymous_access: deny: serve loopback only; read: anyone, without administration; allow: all.
-    kv_config_path: file that keeps key-value settings over restarts; None keeps them in memory.
-    broker_timeout_ms: silence after which a broker is dropped, unless it asks for its own limit.
-    support_acting_master: show a slave as master of a broker that has none and allows it.
-    order_message_enable: put the namespace ORDER_TOPIC_CONFIG into routes.
-    register_from_own_address: brokers must register their own IP; unset: true unless on loopback.
+    Each line is repeated in conf/nameserver.conf and docs/configuration.md.
+
+    bind_address: Address to listen on; any address but loopback requires anonymousAccess.
+    listen_port: Port to listen on; 0 picks a free port.
+    anonymous_access: deny serves only loopback; read, anyone without administration; allow, all.
+    kv_config_path: File that keeps key-value settings across restarts; if unset, memory only.
+    broker_timeout_ms: Silence after which a broker is dropped, unless it requests its own limit.
+    support_acting_master: Present a slave as master of a broker that has none and permits it.
+    order_message_enable: Include the namespace ORDER_TOPIC_CONFIG in routes.
+    register_from_own_address: Brokers must register their own IP; if unset, unless on loopback.
     """
 
     bind_address: str = "127.0.0.1"
@@ -46,18 +48,18 @@ class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True
 
 
 class ConfigError(Exception):
-    """A file that cannot be used, with the place and the way out."""
+    """An unusable file; the text gives the place of the error and a remedy."""
 
 
 def load_config(path: Path) -> NameServerConfig:
-    """Read a file of lines ``key=value``; lines that begin with # are comments.
+    """Read a file of ``key=value`` lines; lines that begin with # are comments.
 
-    Raises ConfigError naming file, line and key.
+    Raises ConfigError with file, line and key.
     """
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: can't read settings: {error}") from error
+        raise ConfigError(f"{path}: cannot read settings: {error}") from error
     settings: dict[str, str] = {}
     places: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
@@ -86,14 +88,14 @@ def _read_line(text: str, place: str) -> tuple[str, str]:
 
 
 def _check_path(path: str | None) -> None:
-    """Raise ConfigError when a file can't be kept there; makes nothing."""
+    """Raise ConfigError if no file can be created at ``path``; creates nothing."""
     if path and (reason := why_no_files(Path(path).parent)):
         raise ConfigError(reason)
 
 
 def _known(key: str) -> str:
     close = difflib.get_close_matches(key, _KEYS, 1)
-    return f"did you mean {close[0]}?" if close else f"known: {', '.join(_KEYS)}"
+    return f"did you mean {close[0]}?" if close else f"known keys: {', '.join(_KEYS)}"
 
 
 _KEYS = NameServerConfig.__struct_encode_fields__

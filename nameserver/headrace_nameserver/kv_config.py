@@ -1,4 +1,4 @@
-"""Settings that clients keep here, by namespace and key."""
+"""Key-value settings stored for clients, by namespace and key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # Topics whose queues are strictly ordered: topic -> "broker:queues;...".
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 
-# All names and values together: each change rewrites them, and registrations receive some.
+# Limit for all names and values, since each change rewrites them and registrations return some.
 CHARS_MAX = 4 * 1024 * 1024
 
 _Table = dict[str, dict[str, str]]
@@ -46,77 +46,80 @@ class _Change(msgspec.Struct):
 class KVConfig:
     """namespace -> key -> value.
 
-    path: the file kvConfig.json; None: memory only. A change becomes visible once ``save``, which
-    any thread may call, has written it to disk. One save writes all waiting changes, in order.
-    Raises ConfigError when the file is there but can't be read.
+    path: the file kvConfig.json; None keeps the table in memory only.
+
+    A change becomes visible once ``save``, which any thread may call, has written it to disk. One
+    save writes all pending changes, in order.
+
+    Raises ConfigError if the file exists but cannot be read.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._table: _Table = {}
-        self._waiting: deque[_Change] = deque()
+        self._pending: deque[_Change] = deque()
         self._saving = threading.Lock()
         if path and path.exists():
             self._table = _read(path).config_table
 
     def put(self, namespace: str, key: str, value: str) -> Future[None]:
-        """Set a value. Raises OutOfBounds; the future raises OSError if it can't be saved."""
+        """Set a value. Raises OutOfBounds; the future raises OSError if the save fails."""
         check_text("value", value, KV_VALUE_BYTES_MAX)
         return self._change(namespace, key, value)
 
     def delete(self, namespace: str, key: str) -> Future[None]:
-        """Delete a value; as ``put``."""
+        """Delete a value. Errors as for ``put``."""
         return self._change(namespace, key, None)
 
     def _change(self, namespace: str, key: str, value: str | None) -> Future[None]:
         for what, text in (("namespace", namespace), ("key", key)):
             check_text(what, text, NAME_CHARS_MAX)
         change = _Change(namespace, key, value, Future())
-        self._waiting.append(change)
+        self._pending.append(change)
         if self._path is None:
             self.save()
         return change.done
 
     def save(self) -> None:
-        """Write all waiting changes to disk, and set their futures."""
+        """Write all pending changes to disk and complete their futures."""
         with self._saving:
-            changes = [self._waiting.popleft() for _ in range(len(self._waiting))]
-            table, made = self._with(changes)
+            changes = [self._pending.popleft() for _ in range(len(self._pending))]
+            table, accepted = self._with(changes)
             try:
                 if self._path and table is not self._table:
                     kept = KVConfigSerializeWrapper(config_table=table)
                     _replace_file(self._path, fastjson.dumps(kept, pretty=True))
-            except Exception as error:  # noqa: BLE001 - raised again where the request is served
-                for change in made:
+            except Exception as error:  # noqa: BLE001 - raised where the request is served
+                for change in accepted:
                     change.done.set_exception(error)
                 return
             self._table = table
-        for change in made:
+        for change in accepted:
             change.done.set_result(None)
 
     def _with(self, changes: list[_Change]) -> tuple[_Table, list[_Change]]:
-        """The table after the changes, and those of them that fit."""
-        table, made = self._table, []
+        """The table after the changes, and the changes that are within bounds."""
+        table, accepted = self._table, []
         for change in changes:
             try:
                 table = _changed(table, change)
             except OutOfBounds as error:
                 change.done.set_exception(error)
             else:
-                made.append(change)
-        return table, made
+                accepted.append(change)
+        return table, accepted
 
     def get(self, namespace: str, key: str) -> str | None:
-        """A value."""
+        """A value; None if missing."""
         return self._table.get(namespace, {}).get(key)
 
     def namespace(self, namespace: str) -> dict[str, str] | None:
-        """All of a namespace; None when it has nothing."""
+        """All keys and values of a namespace; None if it is empty."""
         return self._table.get(namespace) or None
 
 
 def _changed(table: _Table, change: _Change) -> _Table:
-    """The table after a change; the same object if nothing changes. Raises OutOfBounds."""
+    """The table after a change; the same object if it is unchanged. Raises OutOfBounds."""
     namespace, key, value = change.namespace, change.key, change.value
     values = table.get(namespace, {})
     if values.get(key) == value:
@@ -141,8 +144,8 @@ def _check_room(table: _Table) -> None:
     )
     if count > ITEMS_MAX or chars > CHARS_MAX:
         raise OutOfBounds(
-            f"{count} values of {chars} characters: {ITEMS_MAX} and {CHARS_MAX} are the most for "
-            "all namespaces together; delete some first"
+            f"{count} values with {chars} characters: the maximum for all namespaces is "
+            f"{ITEMS_MAX} values and {CHARS_MAX} characters; delete some first"
         )
 
 
@@ -151,16 +154,16 @@ def _read(path: Path) -> KVConfigSerializeWrapper:
         return KVConfigSerializeWrapper.decode(path.read_bytes())
     except (OSError, MalformedJson) as error:
         raise ConfigError(
-            f"{path}: can't read key-value settings: {error}; mend it or move it away"
+            f"{path}: cannot read key-value settings: {error}; repair it or move it away"
         ) from error
 
 
 def _replace_file(path: Path, data: bytes) -> None:
-    """Whoever reads the file, even after a crash, sees all of the old text or all of the new."""
+    """Replace a file atomically: even after a crash it holds all of the old or the new data."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.unlink(missing_ok=True)
-    # Never write through a file or link that somebody else placed.
+    # Never write through a file or link created by another user.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
         file.write(data)

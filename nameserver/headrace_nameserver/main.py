@@ -1,4 +1,4 @@
-"""The nameserver's command line, without client code: ``python -m headrace_nameserver.main``."""
+"""The nameserver's own command line: ``python -m headrace_nameserver.main``, no client code."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 def serve(config: Path | None, *, port: int | None, check_config: bool, log_level: str) -> None:
     """Run a nameserver until SIGINT or SIGTERM.
 
-    port: instead of the file's listenPort. check_config: only read the files.
-    Raises ConfigError, or, in an ExceptionGroup, what ``NameServer.run`` raises.
+    port: overrides the file's listenPort.
+    check_config: check the configuration files, then return.
+
+    Raises ConfigError, or an ExceptionGroup with the errors of ``NameServer.run``.
     """
     settings = load_config(config) if config else NameServerConfig()
     if port is not None:
@@ -41,7 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = daemon_parser(
         "headrace_nameserver.main", "Run a nameserver until SIGINT or SIGTERM.", needs_config=False
     )
-    parser.add_argument("--port", type=_port, help="instead of the file's listenPort")
+    parser.add_argument(
+        "--port", type=_port, help="port to listen on; overrides listenPort of the file"
+    )
     options = parser.parse_args(arguments)
     return run_daemon(
         lambda: serve(

@@ -1,4 +1,4 @@
-"""Check that a broker registers an address of the host that it connects from."""
+"""The check that brokers register an address of the host that they connect from."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from headrace_protocol.errors import RequestError
 
 
 def check_own_address(address: str, client: str) -> None:
-    """Raises RequestError unless ``address`` is on the host of ``client``; both are host:port."""
+    """Raise RequestError unless ``address`` is on the host of ``client``; both are host:port."""
     host, source = _ip(address), _ip(client)
     if host is None or not (host == source or (_is_loopback(source) and _is_local(host))):
         raise RequestError(
             ResponseCode.NO_PERMISSION,
-            f"{address} can't be registered from {client}: with registerFromOwnAddress=true a "
+            f"{address} cannot be registered from {client}: with registerFromOwnAddress=true a "
             "broker must register the IP address that it connects from; set brokerIP1 to it, or "
             "registerFromOwnAddress=false at this nameserver",
         )
@@ -35,7 +35,7 @@ def _is_loopback(ip: IPv4Address | IPv6Address | None) -> bool:
 
 
 def _is_local(ip: IPv4Address | IPv6Address) -> bool:
-    """Whether an address belongs to this machine, by binding it; no packet is sent.
+    """Whether an address belongs to this machine. Tries to bind it, sends no packet.
 
     A broker on the nameserver's machine connects over loopback and registers a public address.
     """

@@ -1,4 +1,4 @@
-"""Requests to a nameserver: each code one function from request to reply."""
+"""The nameserver's request handlers: one function from request to reply per code."""
 
 from __future__ import annotations
 
@@ -56,22 +56,23 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("headrace.nameserver")
 
-# From this version on, clients want routes as strict JSON (4.9.4).
+# First client version that expects routes as strict JSON (4.9.4).
 _STRICT_JSON_VERSION = 401
 
 _LOST_NAMED_MAX = 3
-# One save writes all waiting changes.
+# One thread is enough: a save writes all pending changes.
 _KEY_VALUES = Lane("key-value table", threads=1)
-# Encoding a route with more brokers takes over half a millisecond.
+# Encoding a route with more brokers takes over 0.5 ms.
 _BROKERS_AT_ONCE = 50
 
 
 class NameServerProcessor:
-    """Answers from a route table and a key-value table.
+    """Serves requests from a route table and a key-value table.
 
+    now_ms: a monotonic clock.
     register_from_own_address: whether brokers may only register addresses of their own host.
-    log: for events that clients cause; the owner calls its ``report``.
-    now_ms: a clock that never goes back. wall_ms: ms since 1970, for what people read.
+    wall_ms: ms since 1970, for texts that people read.
+    log: for events caused by clients; the owner calls its ``report``.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class NameServerProcessor:
         self.log = HostLog(log)
 
     def register(self, registry: Registry) -> None:
-        """Serve all codes of a nameserver."""
+        """Register the handlers of all nameserver codes."""
         self._begin_long = registry.begin_long
         at_once: dict[RequestCode, RequestFunction] = {
             RequestCode.GET_KV_CONFIG: self.get_kv_config,
@@ -144,7 +145,9 @@ class NameServerProcessor:
             check_own_address(header.broker_addr, channel.address)
         self._table.check_place(header, channel)
         topics = yield from registrations.read(header, request)
-        if not channel.is_open:  # its close, which removes brokers, has passed
+        if (
+            not channel.is_open
+        ):  # already handled as closed, so nothing would remove this broker again
             return None
         is_new = self._table.holder(header.broker_name, header.broker_id) is None
         master = self._table.register(header, topics, channel, self._now_ms())
@@ -170,11 +173,11 @@ class NameServerProcessor:
         header, channel = request.header(UnregisterBrokerHeader), request.channel
         name, address = header.broker_name, header.broker_addr
         try:
-            was_there = self._table.unregister(name, address, channel, self._now_ms())
+            was_registered = self._table.unregister(name, address, channel, self._now_ms())
         except RequestError as error:
             self.log.warning(channel.address, "broker not unregistered", reason=error.remark)
             raise
-        if was_there:
+        if was_registered:
             self.log.info(channel.address, "broker unregistered", broker=name, address=address)
         return Reply()
 
@@ -184,7 +187,7 @@ class NameServerProcessor:
         return Reply()
 
     def query_data_version(self, request: Request) -> Reply:
-        """QUERY_DATA_VERSION (322): tells a broker whether to register; else it is a heartbeat."""
+        """QUERY_DATA_VERSION (322): whether a broker must register; if not, counts as heartbeat."""
         address = request.header(QueryDataVersionHeader).broker_addr
         ours = self._table.data_version(address)
         changed = ours != DataVersion.decode(request.body)
@@ -219,7 +222,7 @@ class NameServerProcessor:
         name = _broker_name(request)
         count = self._table.add_write_perm(name)
         client = request.channel.address
-        self.log.info(client, "write permission given", broker=name, topics=count)
+        self.log.info(client, "write permission added", broker=name, topics=count)
         return Reply(AddWritePermOfBrokerResponseHeader(add_topic_count=count))
 
     # -- topics ------------------------------------------------------------------------------------
@@ -324,7 +327,7 @@ class NameServerProcessor:
     # -- key-value table ---------------------------------------------------------------------------
 
     def put_kv_config(self, request: Request) -> LongWork:
-        """PUT_KV_CONFIG (100): answered once it is on disk."""
+        """PUT_KV_CONFIG (100): answered once the change is on disk."""
         header = request.header(PutKVConfigHeader)
         yield from self._saved(self._kv_config.put(header.namespace, header.key, header.value))
         client = request.channel.address
@@ -332,7 +335,7 @@ class NameServerProcessor:
         return Reply()
 
     def _saved(self, change: Future[None]) -> Generator[NotReady, None, None]:
-        """Wait until a change is on disk. Raises the error that prevents it."""
+        """Wait until a change is on disk. Raises the error of a failed save."""
         if not change.done():
             yield NotReady(self._kv_config.save, _KEY_VALUES)
         change.result()
@@ -349,7 +352,7 @@ class NameServerProcessor:
         return Reply(GetKVConfigResponseHeader(value=value))
 
     def delete_kv_config(self, request: Request) -> LongWork:
-        """DELETE_KV_CONFIG (102): answered once it is on disk."""
+        """DELETE_KV_CONFIG (102): answered once the change is on disk."""
         header = request.header(KVKeyHeader)
         yield from self._saved(self._kv_config.delete(header.namespace, header.key))
         client = request.channel.address
@@ -362,7 +365,7 @@ class NameServerProcessor:
         yield None
         table = self._kv_config.namespace(namespace)
         if table is None:
-            raise RequestError(ResponseCode.QUERY_NOT_FOUND, f"nothing in namespace {namespace}")
+            raise RequestError(ResponseCode.QUERY_NOT_FOUND, f"namespace {namespace} is empty")
         return _body(KVTable(table=table))
 
 
@@ -377,6 +380,6 @@ def _body(body: Body) -> Reply:
 
 
 def _topic_list(topics: Iterable[str], broker_addr: str | None = None) -> LongWork:
-    """A TopicList, written in slices."""
+    """A TopicList reply, encoded in slices."""
     names = yield from fastjson.dumps_list_sliced(topics)
     return Reply(body=(fastjson.dumps({"brokerAddr": broker_addr, "topicList": names}),))

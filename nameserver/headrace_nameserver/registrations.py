@@ -1,7 +1,7 @@
-"""Registrations of brokers, decoded and checked before anything of them is stored.
+"""Decode and check broker registrations before anything in them is stored.
 
-Up to 64 KiB of plain JSON are decoded in the loop; more of it, the dialect that brokers with static
-topics write, and the compressed form, in a thread.
+Plain JSON of up to 64 KiB is decoded in the event loop. Larger bodies, the dialect written by
+brokers with static topics, and the compressed form are decoded in a thread.
 Source: docs/protocol.md "Registration"; tests/abuse/test_registration.py.
 """
 
@@ -43,21 +43,21 @@ if TYPE_CHECKING:
     from headrace_protocol.serving import Request
 
 _REGISTRATIONS = Lane("registrations", threads=4)
-# From this version on brokers write static topics into compressed registrations (5.0.0).
+# First version whose compressed registrations include static topics (5.0.0).
 _MAPPINGS_VERSION = 413
 _CRC_MASK = 0x7FFFFFFF
 
 # A topic is an object with a nested object and ten fields.
 _OBJECTS_MAX = 2 * REGISTERED_TOPICS_MAX + 1024
 _FIELDS_MAX = 10 * REGISTERED_TOPICS_MAX
-# Takes five milliseconds at most; 600 topics as brokers write them.
+# Takes at most 5 ms to decode; 600 topics as brokers write them.
 _AT_ONCE_BYTES = 64 * 1024
-# Takes a thread some four seconds; 12,000 topics.
+# Takes a thread about 4 s to decode; 12,000 topics.
 _DIALECT_BYTES_MAX = 2 * 1024 * 1024
 
 
 class BrokerTopics(msgspec.Struct):
-    """The topics of a registration, checked.
+    """The validated topics of a registration.
 
     queues, mappings: by topic.
     """
@@ -68,7 +68,7 @@ class BrokerTopics(msgspec.Struct):
 
 
 def check_header(header: RegisterBrokerHeader) -> None:
-    """Raises OutOfBounds for an invalid name, id or address of a broker."""
+    """Raise OutOfBounds for an invalid broker name, id or address."""
     check_name("brokerName", header.broker_name)
     check_name("clusterName", header.cluster_name)
     check_address("brokerAddr", header.broker_addr)
@@ -76,7 +76,9 @@ def check_header(header: RegisterBrokerHeader) -> None:
         check_address("haServerAddr", header.ha_server_addr)
     check_text("zoneName", header.zone_name or "", NAME_CHARS_MAX)
     if header.broker_id < 0:
-        raise OutOfBounds(f"brokerId {header.broker_id}: expected 0 for a master, or more")
+        raise OutOfBounds(
+            f"brokerId {header.broker_id}: expected 0 for a master, or a positive number"
+        )
 
 
 def read(
@@ -105,7 +107,7 @@ def _read_plain(data: bytes) -> Registration:
     if len(data) > _DIALECT_BYTES_MAX:
         raise OutOfBounds(
             f"a registration of {len(data)} bytes that is not plain JSON: "
-            f"{_DIALECT_BYTES_MAX} is the most"
+            f"the maximum is {_DIALECT_BYTES_MAX}"
         )
     return Registration.decode(data)
 
@@ -117,17 +119,17 @@ def _check_crc(header: RegisterBrokerHeader, data: bytes) -> None:
     if crc != header.body_crc32:
         raise RequestError(
             ResponseCode.SYSTEM_ERROR,
-            f"body of {len(data)} bytes has CRC {crc}, the header says {header.body_crc32}: it was "
-            "changed on its way",
+            f"body of {len(data)} bytes has CRC {crc}, but the header says {header.body_crc32}: it "
+            "was damaged in transit",
         )
 
 
 def _check_size(data: bytes) -> None:
-    """Bound the topics in a body by counting, in a hundredth of the time of decoding."""
+    """Bound the number of topics by counting characters, 100 times faster than decoding."""
     if data.count(b"{") > _OBJECTS_MAX or data.count(b",") > _FIELDS_MAX:
         raise OutOfBounds(
             f"a registration of {len(data)} bytes with more than {_OBJECTS_MAX} objects or "
-            f"{_FIELDS_MAX} fields: {REGISTERED_TOPICS_MAX} topics are the most"
+            f"{_FIELDS_MAX} fields: the maximum is {REGISTERED_TOPICS_MAX} topics"
         )
 
 
@@ -143,7 +145,7 @@ def _in_thread(
     def run() -> None:
         try:
             done.set_result(work())
-        except Exception as error:  # noqa: BLE001 - raised again where the request is served
+        except Exception as error:  # noqa: BLE001 - raised where the request is served
             done.set_exception(error)
 
     yield NotReady(run, _REGISTRATIONS)
@@ -151,7 +153,7 @@ def _in_thread(
 
 
 def check(header: RegisterBrokerHeader, body: Registration | RegisterBrokerBody) -> BrokerTopics:
-    """Raises OutOfBounds for a topic or mapping that no route may hold."""
+    """The validated topics of a body. Raises OutOfBounds for invalid topics or mappings."""
     wrapper = body.topic_config_serialize_wrapper
     name = header.broker_name
     check_items("topics", wrapper.topic_config_table, REGISTERED_TOPICS_MAX)
@@ -179,7 +181,7 @@ def _queue_data(name: str, topic: str, config: RegisteredTopic | TopicConfig) ->
 
 
 def check_queues(topic: str, queue_data: QueueData) -> None:
-    """Raises OutOfBounds for a name, number or permission that no topic can have."""
+    """Raise OutOfBounds for an invalid topic name, queue number or permission."""
     check_name("topic", topic)
     if not _are_in_bounds(queue_data):
         check_queue_nums(f"topic {topic}: readQueueNums", queue_data.read_queue_nums)
@@ -188,7 +190,7 @@ def check_queues(topic: str, queue_data: QueueData) -> None:
 
 
 def _are_in_bounds(queue_data: QueueData) -> bool:
-    """The same checks, without formatting texts for each of 65,536 topics."""
+    """The same checks, without formatting labels for each of 65,536 topics."""
     return (
         0 <= queue_data.read_queue_nums <= QUEUE_NUMS_MAX
         and 0 <= queue_data.write_queue_nums <= QUEUE_NUMS_MAX

@@ -1,8 +1,8 @@
-"""Who serves which topic: a table in memory, fed by registering brokers.
+"""The in-memory route table: brokers and their topics, from the brokers' registrations.
 
-It knows no clock, socket or task: time comes as an argument, in ms of a clock that never goes
-back. A broker and its topics stay in the table while it has a live address. The connection that
-first registers an address, or a broker's id, owns it until the connection ends.
+Free of clocks, sockets and tasks: time is an argument, in ms of a monotonic clock. A broker and its
+topics stay in the table while it has a live address. The first connection to register an address,
+or a broker's id, owns it until the connection ends.
 Source: docs/protocol.md "Registration"; tests/nameserver/test_routes.py.
 """
 
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 BROKER_TIMEOUT_MS = 120_000
 
-# Bounds on broker addresses and their topics, per host and in total.
+# Limits for broker addresses and their topics, per host and in total.
 BROKERS_PER_HOST_MAX = 256
 BROKERS_MAX = 1024
 TOPICS_PER_HOST_MAX = 4 * REGISTERED_TOPICS_MAX
 TOPICS_MAX = 16 * REGISTERED_TOPICS_MAX
 
-# Enough to explain a failing cluster; each holds the names of its topics, which are bounded too.
+# Enough to explain a failing cluster. Each entry holds its topics' names, also limited in number.
 LOST_BROKERS_MAX = 100
 LOST_TOPICS_MAX = 10_000
 
@@ -53,7 +53,7 @@ _UNIT_SUB = 2
 
 
 class LiveBroker(msgspec.Struct):
-    """One address that is registered."""
+    """A registered broker address."""
 
     name: str
     cluster: str
@@ -66,17 +66,17 @@ class LiveBroker(msgspec.Struct):
 
     @property
     def expires_ms(self) -> int:
-        """When its silence will have been too long."""
+        """The time at which the broker expires unless heard from."""
         return self.last_heard_ms + self.timeout_ms
 
 
 class LostBroker(msgspec.Struct):
-    """One address that was registered.
+    """A broker address that is no longer registered.
 
-    cause: what became of it, to stand between its name and a time: "was shut down".
-    since_ms: time of that; of a silent broker when it was last heard.
-    topics: those that the broker had; none if other addresses of it are left, or there are too
-    many.
+    cause: the reason, phrased to follow the broker's name and precede a time: "was shut down".
+    since_ms: time of the loss; for a silent broker, the time it was last heard.
+    topics: the broker's topics; empty if other addresses of the broker remain, or if there were
+        too many topics.
     """
 
     name: str
@@ -87,7 +87,7 @@ class LostBroker(msgspec.Struct):
 
 
 class _Broker(msgspec.Struct):
-    """What all addresses of a broker share.
+    """A broker, with the state shared by all of its addresses.
 
     queues, mappings: by topic.
     """
@@ -98,16 +98,16 @@ class _Broker(msgspec.Struct):
 
     @property
     def size(self) -> int:
-        """Its weight against the bounds, in topics."""
+        """The number of topics and mapped queues that counts towards the limits."""
         return len(self.queues) + _mapped_queues(self.mappings)
 
 
 class RouteTable:
-    """Brokers, their topics and what became of the brokers that are gone.
+    """Live brokers with their topics, and recently lost brokers.
 
-    broker_timeout_ms: silence that ends a registration which does not set its own limit.
-    support_acting_master: show clients the smallest slave as master of a broker without one, if
-    that broker allows it.
+    broker_timeout_ms: silence after which a broker expires, unless it requests its own limit.
+    support_acting_master: present the slave with the smallest id as master of a broker without
+        one, if that broker permits it.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class RouteTable:
         self._live: dict[str, LiveBroker] = {}
         self._lost: list[LostBroker] = []
 
-    # -- brokers come ------------------------------------------------------------------------------
+    # -- registration ------------------------------------------------------------------------------
 
     def register(
         self,
@@ -128,19 +128,19 @@ class RouteTable:
         channel: Channel,
         now_ms: int,
     ) -> LiveBroker | None:
-        """Take what a broker says of itself; returns its master if it is a slave that has one.
+        """Store a registration; for a slave, returns its master if there is one.
 
-        Raises RequestError, and changes nothing, for a new broker that names one topic only (a
-        lost change notice: it will name them all), for one that ``check_place`` rejects, and when
-        there is no room.
+        Raises RequestError, without a change, if ``check_place`` rejects the broker, if a limit is
+        exceeded, or if a new broker names only one topic: that is an update meant for an earlier
+        registration, and the broker will send all of its topics next.
         """
         self.check_place(header, channel)
         self._check_first(header, topics)
         self._check_room(header, topics, channel)
-        self._leave_other_name(header, now_ms)
+        self._remove_previous_name(header, now_ms)
         is_first = self._put_address(header)
         self._lost = [lost for lost in self._lost if lost.name != header.broker_name]
-        if self._speaks_for_broker(header):
+        if self._sets_topics(header):
             self._put_topics(header, topics, is_first=is_first)
         self._live[header.broker_addr] = LiveBroker(
             name=header.broker_name,
@@ -159,20 +159,20 @@ class RouteTable:
         return wanted_ms if wanted_ms and wanted_ms > 0 else self._broker_timeout_ms
 
     def check_place(self, header: RegisterBrokerHeader, channel: Channel) -> None:
-        """Raises RequestError when another live connection holds the broker's id or its address.
+        """Raise RequestError if another live connection holds the broker's id or its address.
 
-        A broker that restarts keeps its address and need not wait for its old connection to end.
+        A restarted broker keeps its address and need not wait for its old connection to end.
         """
         broker = f"broker {header.broker_name} with id {header.broker_id}"
         address = header.broker_addr
         for held in (self.holder(header.broker_name, header.broker_id), address):
             live = self._live.get(held or address)
             if live and (live.address != address or not _same_host(live.channel, channel)):
-                raise _taken(
-                    f"{broker} can't register {address} from {channel.address}: broker {live.name} "
-                    f"registered {live.address} from {live.channel.address}, and holds it until "
-                    "that connection ends; if both run, change the brokerName, brokerId or "
-                    "brokerIP1 of one"
+                raise _conflict(
+                    f"{broker} cannot register {address} from {channel.address}: broker "
+                    f"{live.name} registered {live.address} from {live.channel.address} and "
+                    "holds it until that connection ends; if both brokers run, change the "
+                    "brokerName, brokerId or brokerIP1 of one"
                 )
         self._check_cluster(header)
 
@@ -181,8 +181,8 @@ class RouteTable:
         if broker is None or broker.data.cluster == header.cluster_name:
             return
         for address in _without(broker.data.broker_addrs, header.broker_addr).values():
-            raise _taken(
-                f"{header.broker_addr} can't register broker {header.broker_name} of cluster "
+            raise _conflict(
+                f"{header.broker_addr} cannot register broker {header.broker_name} of cluster "
                 f"{header.cluster_name}: {address} has registered it in {broker.data.cluster}"
             )
 
@@ -207,29 +207,29 @@ class RouteTable:
         ):
             if header.broker_addr not in self._live and len(brokers) >= brokers_max:
                 raise OutOfBounds(
-                    f"{kind}: {len(brokers)} brokers are registered, the most allowed"
+                    f"{kind}: {len(brokers)} brokers are registered, which is the maximum"
                 )
             if added > 0 and added + self._size_of(brokers) > topics_max:
                 raise OutOfBounds(
-                    f"broker {name} adds {added} topics: {topics_max} are the most for the "
-                    f"brokers of {kind}"
+                    f"broker {name} adds {added} topics, but the brokers of {kind} may have at "
+                    f"most {topics_max}"
                 )
 
     def _size_of(self, live: Iterable[LiveBroker]) -> int:
         return sum(self._brokers[name].size for name in {each.name for each in live})
 
-    def _leave_other_name(self, header: RegisterBrokerHeader, now_ms: int) -> None:
+    def _remove_previous_name(self, header: RegisterBrokerHeader, now_ms: int) -> None:
         live = self._live.get(header.broker_addr)
         if live and live.name != header.broker_name:
             self._remove(live, f"became broker {header.broker_name}", now_ms)
 
     def holder(self, name: str, broker_id: int) -> str | None:
-        """The address that is registered as this broker."""
+        """The address registered under a broker's name and id; None if there is none."""
         broker = self._brokers.get(name)
         return broker.data.broker_addrs.get(broker_id) if broker else None
 
     def _put_address(self, header: RegisterBrokerHeader) -> bool:
-        """Returns whether the id is new."""
+        """Store a broker's address; returns whether its id is new."""
         name, address = header.broker_name, header.broker_addr
         broker = self._brokers.setdefault(name, _Broker(BrokerData(broker_name=name))).data
         broker.cluster = header.cluster_name
@@ -242,7 +242,7 @@ class RouteTable:
             broker.broker_addrs[header.broker_id] = address
         return is_new
 
-    def _speaks_for_broker(self, header: RegisterBrokerHeader) -> bool:
+    def _sets_topics(self, header: RegisterBrokerHeader) -> bool:
         return header.broker_id == MASTER_ID or self._is_prime_slave(header)
 
     def _is_prime_slave(self, header: RegisterBrokerHeader) -> bool:
@@ -258,7 +258,7 @@ class RouteTable:
         broker = self._brokers[header.broker_name]
         live = self._live.get(header.broker_addr)
         if self._is_prime_slave(header) and bool(header.enable_acting_master):
-            # An acting master takes no messages: the master may come back with its own.
+            # An acting master accepts no messages: the master may return with its own.
             _change_perm(topics.queues, lambda perm: perm & ~PERM_WRITE)
         if not _fits(broker, topics):
             broker.queues, broker.mappings = topics.queues, topics.mappings
@@ -279,20 +279,20 @@ class RouteTable:
         return self._live[address] if address else None
 
     def heartbeat(self, address: str, now_ms: int) -> None:
-        """A broker is alive; nothing happens when it is not registered."""
+        """Record that a broker is alive. Does nothing if it is not registered."""
         live = self._live.get(address)
         if live:
             live.last_heard_ms = now_ms
 
     def data_version(self, address: str) -> DataVersion | None:
-        """The version of the topics that a broker registered last."""
+        """The data version of a broker's last registration; None if it is not registered."""
         live = self._live.get(address)
         return live.data_version if live else None
 
-    # -- brokers go --------------------------------------------------------------------------------
+    # -- removal -----------------------------------------------------------------------------------
 
     def unregister(self, name: str, address: str, channel: Channel, now_ms: int) -> bool:
-        """Remove a broker on its request; returns whether it was there.
+        """Remove a broker at its own request; returns whether it was registered.
 
         Raises RequestError for a client on another host.
         """
@@ -300,29 +300,29 @@ class RouteTable:
         if live is None or live.name != name:
             return False
         if not _same_host(live.channel, channel):
-            raise _taken(
+            raise _conflict(
                 f"broker {name} registered {address} from {live.channel.address}: "
-                f"{channel.address} can't unregister it"
+                f"{channel.address} cannot unregister it"
             )
         self._remove(live, "was shut down", now_ms)
         return True
 
     def close_channel(self, channel: Channel, now_ms: int) -> list[LiveBroker]:
-        """A connection ended; returns the brokers that were registered through it."""
+        """Remove the brokers registered through a closed connection; returns them."""
         closed = [live for live in self._live.values() if live.channel is channel]
         for live in closed:
             self._remove(live, "closed its connection", now_ms)
         return closed
 
     def expire(self, now_ms: int) -> list[LiveBroker]:
-        """Drop the brokers that were silent for too long, and return them."""
+        """Remove the brokers that were silent for too long; returns them."""
         expired = [live for live in self._live.values() if live.expires_ms <= now_ms]
         for live in expired:
             self._remove(live, "is silent, last heard", live.last_heard_ms)
         return expired
 
     def next_expiry_ms(self) -> int | None:
-        """When ``expire`` will next have something to do if nobody is heard; None: never."""
+        """The time of the next expiry if no broker is heard until then; None if none is live."""
         return min((live.expires_ms for live in self._live.values()), default=None)
 
     def _remove(self, live: LiveBroker, cause: str, since_ms: int) -> None:
@@ -335,10 +335,10 @@ class RouteTable:
             topics = set(broker.queues) if len(broker.queues) <= LOST_TOPICS_MAX else topics
         elif broker.data.enable_acting_master and MASTER_ID not in addresses:
             _change_perm(broker.queues, lambda perm: perm & ~PERM_WRITE)
-        self._remember(LostBroker(live.name, live.address, cause, since_ms, topics))
+        self._keep_lost(LostBroker(live.name, live.address, cause, since_ms, topics))
 
-    def _remember(self, lost: LostBroker) -> None:
-        """Keep what explains missing routes, within bounds: no connection is charged for it."""
+    def _keep_lost(self, lost: LostBroker) -> None:
+        """Keep a lost broker to explain missing routes. Limited: counts towards no connection."""
         self._lost.append(lost)
         topic_count = sum(len(each.topics) for each in self._lost)
         while len(self._lost) > LOST_BROKERS_MAX or topic_count > LOST_TOPICS_MAX:
@@ -347,11 +347,11 @@ class RouteTable:
     # -- permissions and topics --------------------------------------------------------------------
 
     def wipe_write_perm(self, name: str) -> int:
-        """Let no client send to a broker; returns the number of its topics."""
+        """Stop clients from sending to a broker; returns the number of its topics."""
         return self._change_perm_of(name, lambda perm: perm & ~PERM_WRITE)
 
     def add_write_perm(self, name: str) -> int:
-        """Let clients read from and send to a broker; returns the number of its topics."""
+        """Permit clients to read from and send to a broker; returns the number of its topics."""
         return self._change_perm_of(name, lambda _: PERM_READ | PERM_WRITE)
 
     def _change_perm_of(self, name: str, change: Callable[[int], int]) -> int:
@@ -362,25 +362,25 @@ class RouteTable:
         return len(broker.queues)
 
     def register_topic(self, topic: str, queue_datas: Iterable[QueueData]) -> None:
-        """Add a topic to brokers that are registered; raises RequestError for others."""
+        """Add a topic to registered brokers. Raises RequestError if one is not registered."""
         by_broker = {queue_data.broker_name: queue_data for queue_data in queue_datas}
         missing = by_broker.keys() - self._brokers.keys()
         if missing:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
-                f"topic {topic}: no broker {min(missing)} is registered here",
+                f"topic {topic}: broker {min(missing)} is not registered here",
             )
         for name in by_broker:
             known = self._brokers[name].queues
             if topic not in known and len(known) >= REGISTERED_TOPICS_MAX:
                 raise OutOfBounds(
-                    f"topic {topic}: broker {name} has {len(known)}, the most allowed"
+                    f"topic {topic}: broker {name} has {len(known)} topics, which is the maximum"
                 )
         for name, queue_data in by_broker.items():
             self._brokers[name].queues[topic] = queue_data
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
-        """Forget a topic, everywhere or in one cluster."""
+        """Remove a topic, everywhere or in one cluster."""
         for broker in self._brokers.values():
             if cluster in {None, broker.data.cluster}:
                 broker.queues.pop(topic, None)
@@ -388,10 +388,10 @@ class RouteTable:
         for lost in self._lost:
             lost.topics.discard(topic)
 
-    # -- questions ---------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------
 
     def route(self, topic: str) -> TopicRouteData | None:
-        """Where a topic lives, or None. The parts are the table's: encode them, keep none."""
+        """A topic's route, or None. It shares the table's objects: encode it, do not keep it."""
         found = [broker for broker in self._brokers.values() if topic in broker.queues]
         if not found:
             return None
@@ -411,16 +411,16 @@ class RouteTable:
         )
 
     def route_age_ms(self, route: TopicRouteData, now_ms: int) -> int:
-        """How long the quietest broker of a route has been silent."""
+        """The longest time that a broker of the route has been silent."""
         addresses = (a for broker in route.broker_datas for a in broker.broker_addrs.values())
         return now_ms - min(self._live[address].last_heard_ms for address in addresses)
 
     def lost_brokers(self, topic: str) -> list[LostBroker]:
-        """Brokers that had a topic and are gone, the last one first."""
+        """Lost brokers that had a topic, the latest first."""
         return [lost for lost in reversed(self._lost) if topic in lost.topics]
 
     def cluster_info(self) -> ClusterInfo:
-        """All brokers. The parts are the table's: encode them, keep none."""
+        """All brokers. Shares the table's objects: encode the result, do not keep it."""
         clusters: dict[str, list[str]] = {}
         for name, broker in self._brokers.items():
             clusters.setdefault(broker.data.cluster, []).append(name)
@@ -428,7 +428,7 @@ class RouteTable:
         return ClusterInfo(broker_addr_table=addresses, cluster_addr_table=clusters)
 
     def member_group(self, cluster: str, name: str) -> BrokerMemberGroup:
-        """The addresses of one broker; none when it is not here."""
+        """The addresses of one broker; empty if it is not registered."""
         broker = self._brokers.get(name)
         addresses = broker.data.broker_addrs if broker else {}
         return BrokerMemberGroup(cluster=cluster, broker_name=name, broker_addrs=addresses)
@@ -440,7 +440,7 @@ class RouteTable:
     def unit_topics(
         self, *, unit: bool | None = None, unit_sub: bool | None = None
     ) -> Iterator[str]:
-        """Topics by the flags of the unit deployment; None: whatever the flag. As ``topics``."""
+        """Topics by unit-deployment flags; None matches either value. Otherwise as ``topics``."""
         return (
             topic
             for topic, queues in self._each_topic()
@@ -458,16 +458,16 @@ class RouteTable:
                         yield topic, queues
 
     def system_topics(self) -> list[str]:
-        """The topics that each cluster and each broker has of its own name."""
+        """The topics named after each cluster and each broker."""
         info = self.cluster_info()
         return [*info.cluster_addr_table, *info.broker_addr_table]
 
     def any_address(self) -> str | None:
-        """The address of some broker."""
+        """The address of any one broker; None if there are none."""
         return next(iter(self._live), None)
 
 
-def _taken(remark: str) -> RequestError:
+def _conflict(remark: str) -> RequestError:
     return RequestError(ResponseCode.SYSTEM_ERROR, remark)
 
 
@@ -476,16 +476,16 @@ def _same_host(one: Channel, other: Channel) -> bool:
 
 
 def _fits(known: _Broker, topics: BrokerTopics) -> bool:
-    """Whether a broker's new and known topics together are within bounds.
+    """Whether a broker's known and new topics together are within the limit.
 
-    A registration need not name all topics, so deleted ones stay until there are too many.
+    A registration need not name all topics, so deleted topics stay until the limit is reached.
     """
     added = topics.queues.keys() - known.queues.keys()
     return len(known.queues) + len(added) <= REGISTERED_TOPICS_MAX
 
 
 def _size_with(known: _Broker, topics: BrokerTopics) -> int:
-    """A broker's size once it has registered ``topics``. Raises OutOfBounds."""
+    """A broker's size after registering ``topics``. Raises OutOfBounds."""
     fits = _fits(known, topics)
     queues = known.queues.keys() | topics.queues.keys() if fits else topics.queues
     mapped_count = _mapped_queues({**known.mappings, **topics.mappings})
@@ -493,7 +493,7 @@ def _size_with(known: _Broker, topics: BrokerTopics) -> int:
     if mapped_count > REGISTERED_TOPICS_MAX or not (fits or len(queues) > 1):
         raise OutOfBounds(
             f"broker {known.data.broker_name} with {len(known.queues)} topics: "
-            f"{REGISTERED_TOPICS_MAX} topics and mapped queues are the most"
+            f"the maximum is {REGISTERED_TOPICS_MAX} topics and mapped queues"
         )
     return len(queues) + mapped_count
 
@@ -512,7 +512,7 @@ def _without(addresses: dict[int, str], address: str) -> dict[int, str]:
 
 
 def _with_acting_master(broker: BrokerData, queue_data: QueueData) -> BrokerData:
-    """The broker, its smallest slave as master if it has none and takes no messages."""
+    """The broker, with its smallest slave as master if it has none and rejects writes."""
     addresses = broker.broker_addrs
     if MASTER_ID in addresses or not broker.enable_acting_master or queue_data.perm & PERM_WRITE:
         return broker

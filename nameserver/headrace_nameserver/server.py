@@ -1,4 +1,4 @@
-"""The nameserver daemon, put together: table, processors, server, expiry."""
+"""The nameserver daemon: wires table, processors, server and expiry together."""
 
 from __future__ import annotations
 
@@ -28,16 +28,18 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("headrace.nameserver")
 
-# A broker that registers meanwhile may have set a shorter limit than all others.
+# Upper bound on the wait: a broker that registers meanwhile may request a shorter timeout.
 _EXPIRE_PERIOD_S = 1.0
 _REPORT_PERIOD_S = 5.0
 
 
 class NameServer:
-    """One nameserver; what it knows lasts as long as it does.
+    """A nameserver. Routes are kept in memory only.
 
-    network: where it listens. address: host:port under which it is reached, once it runs.
-    Raises ConfigError for a key-value file that can't be read.
+    network: the network to listen on.
+    address: the host:port that it serves, once it runs.
+
+    Raises ConfigError for an unreadable key-value file.
     """
 
     def __init__(self, config: NameServerConfig, network: Network | None = None) -> None:
@@ -70,10 +72,10 @@ class NameServer:
         restrict(self._registry, config.anonymous_access)
 
     async def run(self, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled; started with the address. Raises OSError for the address."""
+        """Serve until cancelled; reports its address once started. Raises OSError."""
         listener = self._network.listen(self.config.bind_address, self.config.listen_port)
         self.address = listener.address
-        # Computed only now: the daemon raises its limit of open files first.
+        # Not in the constructor: the daemon first raises its limit of open files.
         self._server.limits = ServerLimits()
         try:
             async with trio.open_nursery() as nursery:
@@ -86,13 +88,13 @@ class NameServer:
             listener.close()
 
     def _services(self, listener: Listener) -> tuple[Service, ...]:
-        """What runs, in the order in which it starts."""
+        """The services, in starting order."""
         return (
             Service(self._expire),
             Service(self._report),
             Service(self._sliced_work.run),
             Service(self._fetches.run),
-            # The server guards each client; any other error of it must end the nameserver.
+            # The server contains errors of each client; any other error must end the nameserver.
             Service(
                 partial(self._network.serve, listener, self._server),
                 is_awaited=True,
@@ -101,7 +103,7 @@ class NameServer:
         )
 
     async def _report(self) -> None:
-        """Report suppressed log lines, and let every host cause new ones."""
+        """Report suppressed log lines and reset the limit of every host."""
         while True:
             await trio.sleep(_REPORT_PERIOD_S)
             self._log.report()
@@ -127,13 +129,13 @@ class NameServer:
         return self._registry.handle(channel, frames)
 
     def finish_batch(self) -> None:
-        """See FrameHandler; every request was answered at once."""
+        """See FrameHandler. Nothing to do: every request was answered at once."""
 
     def replied(self) -> None:
-        """See FrameHandler; nothing was put off."""
+        """See FrameHandler. Nothing to do: no work was deferred."""
 
     def closed(self, channel: ServerChannel) -> None:
-        """Drop the brokers behind a connection: theirs stays open as long as they live."""
+        """Drop the brokers of a closed connection: a live broker keeps its connection open."""
         for broker in self._table.close_channel(channel, _now_ms()):
             self._log_lost(broker, "connection closed")
 

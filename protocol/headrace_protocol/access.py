@@ -1,4 +1,4 @@
-"""Access control without authentication: who may connect, and what they may change.
+"""Access control without authentication: permitted clients, and the changes that they may make.
 
 Source: docs/security.md.
 """
@@ -14,8 +14,8 @@ from headrace_protocol.serving import Reply
 if TYPE_CHECKING:
     from headrace_protocol.serving import Registry, Request
 
-# deny: serve only this machine. read: serve others too, but reject administration. allow:
-# everything.
+# deny: serve only this machine. read: serve others too, but reject administration.
+# allow: serve everything.
 AnonymousAccess = Literal["deny", "read", "allow"]
 
 # Requests that change anything other than messages, offsets and the sender's own membership.
@@ -41,7 +41,7 @@ ADMINISTRATIVE: Final = frozenset(
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server that listens on ``host``."""
+    """Whether only this machine can reach a server that listens on ``host``."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -60,7 +60,7 @@ def why_exposed(bind_address: str, access: AnonymousAccess) -> str | None:
 
 
 def restrict(registry: Registry, access: AnonymousAccess) -> None:
-    """Reject administration if ``access`` says so."""
+    """Reject administrative requests if ``access`` is ``"read"``."""
     if access == "read":
         registry.guard(_refuse_administration, ADMINISTRATIVE)
 
@@ -68,6 +68,6 @@ def restrict(registry: Registry, access: AnonymousAccess) -> None:
 def _refuse_administration(request: Request) -> Reply:
     return Reply(
         code=ResponseCode.NO_PERMISSION,
-        remark=f"{code_name(request.command.code)} is refused: this daemon runs with "
+        remark=f"{code_name(request.command.code)} is rejected: this daemon runs with "
         "anonymousAccess=read; set anonymousAccess=allow and restart it to permit administration",
     )

@@ -1,6 +1,6 @@
-"""JSON bodies of requests and responses: one struct each, the wire's spelling set here.
+"""JSON bodies of requests and responses: one struct each, with the spelling on the wire.
 
-Every field has the peer's default, since the peer leaves out what is null; unknown fields are
+Every field has RocketMQ's default, because RocketMQ leaves out null fields; unknown fields are
 ignored. Source: docs/protocol.md "JSON bodies"; tests/protocol/test_bodies.py.
 """
 
@@ -34,17 +34,17 @@ PERM_READ = 4
 
 
 class Body(msgspec.Struct, rename="camel", kw_only=True):
-    """What all bodies share."""
+    """Base of all bodies."""
 
     @classmethod
     def decode(cls, data: Buffer) -> Self:
-        """Read a body. Raises MalformedJson naming the position or the field."""
+        """Decode a body. Raises MalformedJson with the position or the field."""
         if not data:
             raise MalformedJson(f"an empty body instead of {cls.__name__}")
         return fastjson.decode(data, cls)
 
     def encode(self, *, strict: bool = False) -> bytes:
-        """Write it as the peer does; ``strict`` as JSON that any reader takes."""
+        """Encode as RocketMQ does. strict: as JSON that any reader accepts."""
         return fastjson.dumps(self, strict=strict)
 
 
@@ -52,7 +52,7 @@ class Body(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class DataVersion(Body):
-    """Which state of a table this is; equal versions mean equal tables.
+    """The version of a table; equal versions mean equal tables.
 
     timestamp: ms since 1970 of the last change.
     """
@@ -76,7 +76,7 @@ class TopicConfig(Body):
     perm: PERM_READ | PERM_WRITE | PERM_INHERIT. topic_filter_type: SINGLE_TAG or MULTI_TAG.
     """
 
-    # In the order of their names, as they are written; see fastjson.
+    # Alphabetical, which is the order in which fastjson writes them.
     attributes: dict[str, str] = {}
     order: bool = False
     perm: Int32 = PERM_READ | PERM_WRITE
@@ -88,7 +88,7 @@ class TopicConfig(Body):
 
 
 class LogicQueueMappingItem(Body):
-    """Where a stretch of a static topic's queue lies; -1 means not decided.
+    """The place of a range of a static topic's queue; -1 means undecided.
 
     bname: broker. queue_id: physical queue there. logic_offset: static offset of its start.
     """
@@ -104,7 +104,7 @@ class LogicQueueMappingItem(Body):
 
 
 class TopicQueueMappingInfo(Body):
-    """Which queues of a static topic a broker leads.
+    """The queues of a static topic that a broker leads.
 
     curr_id_map: static queue id -> physical queue id on broker ``bname``.
     """
@@ -119,7 +119,7 @@ class TopicQueueMappingInfo(Body):
 
 
 class TopicQueueMappingDetail(TopicQueueMappingInfo):
-    """The same with the history of each queue: the body of UPDATE_AND_CREATE_STATIC_TOPIC (513)."""
+    """Also the history of each queue: the body of UPDATE_AND_CREATE_STATIC_TOPIC (513)."""
 
     hosted_queues: dict[Int32, list[LogicQueueMappingItem]] = {}
 
@@ -147,7 +147,7 @@ class SubscriptionGroupConfig(Body):
 
 
 class SubscriptionData(Body):
-    """What a group wants of a topic.
+    """A group's subscription to a topic.
 
     sub_string: the expression. code_set: Java hashes of ``tags_set``; both empty means all.
     sub_version: ms since 1970; the newest wins.
@@ -176,7 +176,7 @@ class QueueData(Body, gc=False):
 
 
 class BrokerData(Body):
-    """A broker name and the addresses behind it.
+    """A broker name and its addresses.
 
     broker_addrs: broker id -> "host:port"; id 0 is the master.
     """
@@ -189,7 +189,7 @@ class BrokerData(Body):
 
 
 class TopicRouteData(Body):
-    """Where a topic lives: the answer to GET_ROUTEINFO_BY_TOPIC (105).
+    """A topic's route: the answer to GET_ROUTEINFO_BY_TOPIC (105).
 
     order_topic_conf: "broker:queues;..." for strictly ordered topics.
     """
@@ -222,7 +222,7 @@ class KVTable(Body):
 
 
 class BrokerMemberGroup(Body):
-    """The addresses behind one broker name."""
+    """The addresses of one broker name."""
 
     cluster: str = ""
     broker_name: str = ""
@@ -242,7 +242,7 @@ class KVConfigSerializeWrapper(Body):
 
 
 class TopicConfigSerializeWrapper(Body):
-    """Topics of a broker with their version: in 103's request, the answer to 21."""
+    """A broker's topics and their version: part of request 103, and the answer to 21."""
 
     topic_config_table: dict[str, TopicConfig] = {}
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
@@ -251,7 +251,7 @@ class TopicConfigSerializeWrapper(Body):
     topic_queue_mapping_info_map: dict[str, TopicQueueMappingInfo] = {}
 
     def with_table(self, table: fastjson.Written) -> fastjson.Written:
-        """The body with topics that were written already, in slices."""
+        """The body with an already encoded topic table, in slices."""
         body = {
             "dataVersion": self.data_version,
             "mappingDataVersion": self.mapping_data_version,
@@ -263,7 +263,7 @@ class TopicConfigSerializeWrapper(Body):
 
 
 class RegisterBrokerBody(Body):
-    """What a broker tells a nameserver: the body of REGISTER_BROKER (103)."""
+    """A broker's registration: the body of REGISTER_BROKER (103)."""
 
     topic_config_serialize_wrapper: TopicConfigSerializeWrapper = msgspec.field(
         default_factory=TopicConfigSerializeWrapper
@@ -271,7 +271,7 @@ class RegisterBrokerBody(Body):
     filter_server_list: list[str] = []
 
     def encode_compressed(self) -> bytes:
-        """The form for a header with compressed=true; order and topic_sys_flag are lost."""
+        """Encode for a header with compressed=true; order and topic_sys_flag are lost."""
         wrapper = self.topic_config_serialize_wrapper
         topics = [_topic_text(topic) for topic in wrapper.topic_config_table.values()]
         mappings = [info.encode() for info in wrapper.topic_queue_mapping_info_map.values()]
@@ -289,10 +289,11 @@ class RegisterBrokerBody(Body):
 
     @classmethod
     def decode_compressed(cls, data: Buffer, *, has_mappings: bool) -> RegisterBrokerBody:
-        """Read the form of a header with compressed=true.
+        """Decode the body of a request with compressed=true in its header.
 
-        has_mappings: whether the sender's version (>= 413) writes static topics at the end.
-        Raises MalformedJson for what is not this form.
+        has_mappings: whether the sender's version (>= 413) appends static topics.
+
+        Raises MalformedJson if the body does not have this form.
         """
         try:
             return _read_compressed(_Blocks(_inflate(data)), has_mappings=has_mappings)
@@ -318,7 +319,7 @@ class RegisteredTopics(Body):
 
 
 class Registration(Body):
-    """The fields of RegisterBrokerBody that a nameserver needs: decodes four times as fast."""
+    """The fields of RegisterBrokerBody that a nameserver needs; four times as fast to decode."""
 
     topic_config_serialize_wrapper: RegisteredTopics = msgspec.field(
         default_factory=RegisteredTopics
@@ -326,7 +327,7 @@ class Registration(Body):
     filter_server_list: list[str] = []
 
 
-# More than the largest registration within bounds, queue mappings included.
+# More than the largest registration within the limits, including queue mappings.
 _INFLATED_BYTES_MAX = 32 * 1024 * 1024
 _BLOCK_BYTES_MAX = 1024 * 1024
 _INT = struct.Struct(">i")
@@ -365,7 +366,7 @@ class _Blocks(io.BytesIO):
         number = self.number()
         if number > number_max:
             raise MalformedJson(
-                f"compressed register body: {number} {what}: {number_max} is the most"
+                f"compressed register body: {number} {what}: the maximum is {number_max}"
             )
         return number
 
@@ -398,7 +399,7 @@ def _topic_text(topic: TopicConfig) -> bytes:
     ).encode()
 
 
-# attributes came later than the rest.
+# Older senders leave out attributes.
 _TOPIC_TEXT_FIELDS = (
     "topicName",
     "readQueueNums",
@@ -446,10 +447,10 @@ class ConsumerData(Body):
 
 
 class HeartbeatData(Body):
-    """What a client is and wants: the body of HEART_BEAT (34).
+    """A client's groups and subscriptions: the body of HEART_BEAT (34).
 
-    heartbeat_fingerprint: 0, or in the second form of heartbeats a hash of the subscriptions;
-    without_sub then tells that they are left out, as unchanged.
+    heartbeat_fingerprint: 0, or in version 2 of heartbeats a hash of the subscriptions.
+    without_sub: in version 2, whether unchanged subscriptions are left out.
     """
 
     client_id: str = msgspec.field(name="clientID", default="")
@@ -475,7 +476,7 @@ class GetConsumerListByGroupResponseBody(Body):
 
 
 class LockBatchRequestBody(Body):
-    """Queues that a client wants for itself, or gives back: the body of 41 and 42."""
+    """Queues that a client requests to lock or unlock: the body of 41 and 42."""
 
     consumer_group: str = ""
     client_id: str = ""
@@ -484,7 +485,7 @@ class LockBatchRequestBody(Body):
 
 
 class LockBatchResponseBody(Body):
-    """The queues that it got: the answer to 41."""
+    """The queues that were locked: the answer to 41."""
 
     lock_ok_mq_set: list[MessageQueue] = msgspec.field(name="lockOKMQSet", default=[])
 
@@ -500,7 +501,7 @@ class QueryAssignmentRequestBody(Body):
 
 
 class MessageQueueAssignment(Body):
-    """A queue and how to read it, "PULL" or "POP"."""
+    """A queue and the mode of reading it, "PULL" or "POP"."""
 
     message_queue: MessageQueue
     mode: str = "PULL"
@@ -514,7 +515,7 @@ class QueryAssignmentResponseBody(Body):
 
 
 class SetMessageRequestModeRequestBody(Body):
-    """How a group reads a topic: the body of SET_MESSAGE_REQUEST_MODE (401)."""
+    """A group's mode of reading a topic: the body of SET_MESSAGE_REQUEST_MODE (401)."""
 
     topic: str = ""
     consumer_group: str = ""
@@ -538,7 +539,7 @@ class CreateTopicListRequestBody(Body):
 
 
 class SubscriptionGroupWrapper(Body):
-    """Groups of a broker with their version: the answer to 201, and subscriptionGroup.json."""
+    """A broker's groups and their version: the answer to 201, and subscriptionGroup.json."""
 
     subscription_group_table: dict[str, SubscriptionGroupConfig] = {}
     forbidden_table: dict[str, dict[str, Int32]] = {}
@@ -546,7 +547,7 @@ class SubscriptionGroupWrapper(Body):
 
 
 class TopicOffset(Body):
-    """How far a queue reaches; last_update_timestamp: store time of its last message, in ms."""
+    """The extent of a queue. last_update_timestamp: store time of its last message, in ms."""
 
     last_update_timestamp: Int64 = 0
     max_offset: Int64 = 0
@@ -561,10 +562,10 @@ class TopicStatsTable(Body):
 
 
 class OffsetWrapper(Body):
-    """How far a group has read a queue.
+    """A group's progress in a queue.
 
-    broker_offset: max offset of the queue. last_timestamp: store time of the last message
-    consumed, in ms.
+    broker_offset: max offset of the queue.
+    last_timestamp: store time of the last consumed message, in ms.
     """
 
     broker_offset: Int64 = 0
@@ -581,7 +582,7 @@ class ConsumeStats(Body):
 
 
 class ResetOffsetBody(Body):
-    """Where each queue was reset to: the answer to 222, the body of 220."""
+    """The offset that each queue was reset to: the answer to 222, and the body of 220."""
 
     offset_table: dict[MessageQueue, Int64] = {}
 
@@ -593,7 +594,7 @@ class GroupList(Body):
 
 
 class ClientConnection(Body):
-    """A client in a list of connections; language by name, version as in its frames."""
+    """A connected client, with its language by name and the version from its frames."""
 
     client_id: str = ""
     client_addr: str = ""
@@ -636,11 +637,11 @@ class TopicQueueMappingSerializeWrapper(Body):
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
 
 
-# -- looking into queues ---------------------------------------------------------------------------
+# -- queue inspection ------------------------------------------------------------------------------
 
 
 class QueueTimeSpan(Body):
-    """Where a group stands in a queue, in store times (ms)."""
+    """A group's position in a queue as store times, in ms."""
 
     message_queue: MessageQueue
     min_time_stamp: Int64 = 0

@@ -1,7 +1,7 @@
-"""Bounds on what a peer may send, checked before any work is done for it.
+"""Limits on data from peers, checked before any work is done for it.
 
-Each is far above what Apache RocketMQ's clients, tools, brokers and nameservers send; comments mark
-the numbers that are RocketMQ's own. Source: docs/protocol.md "Limits".
+Each limit is far above what Apache RocketMQ's clients, tools, brokers and nameservers send;
+comments mark the numbers taken from RocketMQ. Source: docs/protocol.md "Limits".
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 _KIB = 1024
 _MIB = 1024 * _KIB
 
-# Frames are bounded in frame.py, before their content is known.
+# Limits on frames are in frame.py; they apply before the content is known.
 
-# All header fields of a request, checked once the length has come; fits 32 KiB of properties with
-# every byte escaped.
+# All header fields of a request, checked as soon as the length is known. Has room for 32 KiB of
+# properties with every byte escaped.
 HEADER_BYTES_MAX = 256 * _KIB
 
 # -- names and texts -------------------------------------------------------------------------------
@@ -38,7 +38,7 @@ TOPIC_CHARS_MAX = 127
 RETRY_TOPIC_CHARS_MAX = 255
 GROUP_CHARS_MAX = 120
 ADDRESS_CHARS_MAX = 255
-# Text that gets a Java hash: tags, or a topic with a key.
+# Text to compute a Java hash of: tags, or a topic with a key.
 HASHED_CHARS_MAX = 64 * _KIB
 SUBSCRIPTION_BYTES_MAX = 32 * _KIB
 KV_VALUE_BYTES_MAX = 64 * _KIB
@@ -47,25 +47,26 @@ KV_VALUE_BYTES_MAX = 64 * _KIB
 
 QUEUE_NUMS_MAX = 65_536
 PERM_MAX = 15
-# Entries of a list or map in a body.
+# Entries in a list or map of a body.
 ITEMS_MAX = 10_000
 # Topics of one broker; each registration may list all of them.
 REGISTERED_TOPICS_MAX = 65_536
-# No Java type needs more, and larger integers can be chosen to share one hash.
+# No Java type needs more, and larger integers can be crafted to have equal hashes.
 INTEGER_DIGITS_MAX = 19
-# Nesting of a group's retry policy; the peer's have two levels.
+# Nesting depth of a group's retry policy; RocketMQ's policies have two levels.
 POLICY_DEPTH_MAX = 8
-# How many times its size a body may inflate to, above the bound that holds uncompressed. The most
-# compressible bodies, registrations of similar topic names, reach 25; see inflated_bytes_max.
+# Maximum ratio of inflated to compressed size, for bodies that inflate beyond the limit for
+# uncompressed ones. The most compressible bodies, registrations of similar topic names, reach 25;
+# see inflated_bytes_max.
 INFLATED_RATIO_MAX = 20
 
 # -- bodies ----------------------------------------------------------------------------------------
 
 
 class Body(NamedTuple):
-    """Bounds of a request's body.
+    """Limits of a request's body.
 
-    bytes_max: its largest size. is_json: whether it holds JSON.
+    bytes_max: its maximum size. is_json: whether it holds JSON.
     """
 
     bytes_max: int
@@ -76,16 +77,16 @@ _JSON = Body(256 * _KIB, is_json=True)
 _TEXT = Body(256 * _KIB, is_json=False)
 # The header holds everything; a body is ignored.
 _UNUSED = Body(256 * _KIB, is_json=False)
-# Records or messages, whose sizes have bounds of their own.
+# Records or messages, whose sizes have limits of their own.
 _RECORDS = Body(FRAME_BYTES_MAX, is_json=False)
-# ITEMS_MAX attempts of some 150 bytes.
+# ITEMS_MAX attempts of about 150 bytes.
 _ATTEMPTS = Body(2 * _MIB, is_json=True)
-# ITEMS_MAX topics of some 200 bytes.
+# ITEMS_MAX topics of about 200 bytes.
 _TOPICS = Body(4 * _MIB, is_json=True)
-# All topics of a broker, some 170 bytes each unless compressed: about 50,000.
+# All topics of a broker: about 50,000, at about 170 bytes each unless compressed.
 _REGISTRATION = Body(8 * _MIB, is_json=False)
 
-# Every request that a daemon serves; a new one needs a row.
+# All requests that daemons serve; a new request needs an entry.
 BODIES: dict[RequestCode, Body] = {
     RequestCode.SEND_MESSAGE: _RECORDS,
     RequestCode.SEND_MESSAGE_V2: _RECORDS,
@@ -174,9 +175,9 @@ BODIES: dict[RequestCode, Body] = {
 
 
 class OutOfBounds(RequestError, ValueError):
-    """A value exceeds its bound, or a name is invalid.
+    """A value exceeds its limit, or a name is invalid.
 
-    Daemons answer with it as with any RequestError; elsewhere it is a ValueError.
+    Daemons answer with it like with any RequestError; elsewhere it is a ValueError.
     """
 
     def __init__(self, remark: str) -> None:
@@ -187,14 +188,14 @@ class OutOfBounds(RequestError, ValueError):
 
 
 def body_of(code: int) -> Body:
-    """Bounds of a request's body; unknown codes get those of requests without one."""
+    """Limits of a request's body; unknown codes are treated like requests without a body."""
     return BODIES.get(code, _UNUSED)  # type: ignore[call-overload, no-any-return]
 
 
 def inflated_bytes_max(body_bytes: int, plain_bytes_max: int) -> int:
-    """Largest size that a compressed body may inflate to.
+    """The maximum size that a compressed body may inflate to.
 
-    plain_bytes_max: largest size of the same body uncompressed, which is always permitted.
+    plain_bytes_max: maximum size of the same body uncompressed, which is always permitted.
     """
     return max(plain_bytes_max, body_bytes * INFLATED_RATIO_MAX)
 
@@ -209,14 +210,14 @@ _SHOWN_CHARS = 40
 
 
 def check_topic(topic: str) -> None:
-    """Check a topic that clients may use, by the peer's rule."""
+    """Check a topic name from a client, by the peer's rule."""
     is_retry = topic.startswith(GROUP_PREFIXES)
     _check_chars("topic", topic, RETRY_TOPIC_CHARS_MAX if is_retry else TOPIC_CHARS_MAX)
     _check_letters("topic", topic)
 
 
 def check_group(group: str) -> None:
-    """Check a group of producers or consumers, by the peer's rule."""
+    """Check the name of a producer or consumer group, by the peer's rule."""
     _check_chars("group", group, GROUP_CHARS_MAX)
     _check_letters("group", group)
 
@@ -240,22 +241,22 @@ def check_address(what: str, address: str) -> None:
 
 
 def check_text(what: str, text: str, bytes_max: int) -> None:
-    """Check a text's length, in characters: it has at least as many bytes."""
+    """Check a text's length in characters, which is at most its length in bytes."""
     if len(text) > bytes_max:
-        raise OutOfBounds(f"{what} of {len(text)} characters: {bytes_max} is the most")
+        raise OutOfBounds(f"{what} of {len(text)} characters: the maximum is {bytes_max}")
 
 
 def check_items(what: str, items: Sized, count_max: int = ITEMS_MAX) -> None:
     """Check the length of a list or map in a body."""
     if len(items) > count_max:
-        raise OutOfBounds(f"{len(items)} {what}: {count_max} is the most, send them in parts")
+        raise OutOfBounds(f"{len(items)} {what}: the maximum is {count_max}; send them in parts")
 
 
 def check_marks(what: str, body: Buffer, mark: bytes, marks_per_item: int) -> None:
-    """Check the length of a list before its body is decoded, by a mark that each item has."""
+    """Check the length of a list before its body is decoded, by counting a mark of each item."""
     count = bytes(body).count(mark) // marks_per_item
     if count > ITEMS_MAX:
-        raise OutOfBounds(f"some {count} {what}: {ITEMS_MAX} is the most, send them in parts")
+        raise OutOfBounds(f"about {count} {what}: the maximum is {ITEMS_MAX}; send them in parts")
 
 
 def check_queue_nums(what: str, queue_nums: int) -> None:
@@ -271,7 +272,7 @@ def check_perm(what: str, perm: int) -> None:
 
 
 def check_depth(what: str, value: Any, depth_max: int = POLICY_DEPTH_MAX) -> None:
-    """Check how deep lists and maps nest, objects as keys included."""
+    """Check the nesting depth of lists and maps, including objects as keys."""
     level = [value]
     for _ in range(depth_max):
         level = [item for outer in level for item in _children(outer)]
@@ -290,7 +291,8 @@ def _children(value: Any) -> list[Any]:
 def _check_chars(what: str, name: str, chars_max: int) -> None:
     if len(name) > chars_max:
         raise OutOfBounds(
-            f"{what} {name[:_SHOWN_CHARS]}... has {len(name)} characters: {chars_max} is the most"
+            f"{what} {name[:_SHOWN_CHARS]}... has {len(name)} characters: "
+            f"the maximum is {chars_max}"
         )
 
 

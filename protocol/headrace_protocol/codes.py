@@ -1,4 +1,4 @@
-"""The peer's numbers: what a request asks, what a response answers, who speaks.
+"""The peer's numbers: request codes, response codes and language codes.
 
 Names are Apache RocketMQ's, so that a search works in both code bases.
 """
@@ -9,7 +9,7 @@ from enum import IntEnum
 
 
 class RequestCode(IntEnum):
-    """What a request asks for. Codes above 32767 do not fit the ROCKETMQ header."""
+    """Request codes. Codes above 32767 do not fit a ROCKETMQ header."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -108,7 +108,7 @@ class RequestCode(IntEnum):
     NOTIFICATION = 200054
     BATCH_ACK_MESSAGE = 200151
 
-    # Ours; never sent to a side that has not shown that it is ours too.
+    # headrace's own codes; sent only to peers that have announced themselves as headrace.
     HEADRACE_HELLO = 7_680_001
     BULK_SEND = 7_680_002
     BULK_PULL = 7_680_003
@@ -122,7 +122,7 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """How a request ended. Only the code counts: a success may carry a remark."""
+    """The result of a request. Only the code counts: a success may carry a remark."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -178,7 +178,7 @@ class ResponseCode(IntEnum):
 
 
 class LanguageCode(IntEnum):
-    """Who wrote a frame: by name in a JSON header, by number in a ROCKETMQ one."""
+    """A frame's origin: by name in a JSON header, by number in a ROCKETMQ header."""
 
     JAVA = 0
     CPP = 1
@@ -200,5 +200,5 @@ _REQUEST_NAMES = {code.value: code.name for code in RequestCode}
 
 
 def code_name(code: int) -> str:
-    """Name of a request code for logs and errors, e.g. PULL_MESSAGE, or CODE_9999 if unknown."""
+    """The name of a request code, e.g. PULL_MESSAGE, for logs; CODE_9999 if unknown."""
     return _REQUEST_NAMES.get(code, f"CODE_{code}")

@@ -1,8 +1,8 @@
-"""Many records at once, as numpy columns: encoded by producers, taken apart by readers.
+"""Encode and decode many records at once, as numpy columns.
 
-What a record needs of its own (slices, CRC) is done one by one in C; everything else is done for
-all of them by a few numpy calls. The one module here that imports numpy: clients import it when
-they first need it. Source: docs/protocol.md "Bulk", docs/store-format.md "record".
+Work per record (slices, CRC) is done in C; everything else takes a few numpy calls for all records.
+This is the only module of the package that imports numpy: clients import it on first use.
+Source: docs/protocol.md "Bulk", docs/store-format.md "record".
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 Buffer = bytes | bytearray | memoryview
-Place = Array | int
+Position = Array | int
 
 
 def _head_dtype(born_host_bytes: int, store_host_bytes: int) -> np.dtype[Any]:
@@ -67,14 +67,14 @@ def _head_dtype(born_host_bytes: int, store_host_bytes: int) -> np.dtype[Any]:
     )
 
 
-# As RECORD_HEADS: by the two IPv6 bits.
+# Indexed by the two IPv6 bits, as RECORD_HEADS.
 HEAD_DTYPES: Final = tuple(_head_dtype(*sizes) for sizes in ((8, 8), (20, 8), (8, 20), (20, 20)))
 HEAD: Final = HEAD_DTYPES[0]
-# Type and place of each of its fields.
+# Type and position of each field of HEAD.
 HEAD_PLACES: Final = {
     name: (np.dtype(dtype), int(at)) for name, (dtype, at, *_) in (HEAD.fields or {}).items()
 }
-# One entry of a ConsumeQueue.
+# A ConsumeQueue unit.
 UNIT_DTYPE: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 SIZE_DTYPE: Final = np.dtype(">i4")
 SHORT_DTYPE: Final = np.dtype(">i2")
@@ -85,14 +85,14 @@ _MAGIC_END = 8
 _HOST_BYTES = 8
 _BORN_HOST_AT = HEAD_PLACES["born_host"][1]
 _STORE_HOST_AT = HEAD_PLACES["store_host"][1]
-# From here on a view costs less than a copy.
+# From this size on a view costs less than a copy.
 _VIEW_BYTES_MIN = 512
-# Up to here bodies of one size are sooner copied twice, as rows, than one by one.
+# Up to this size copying equally long bodies twice, as rows, is faster than copying each once.
 _ROW_BYTES_MAX = 512
 
 
 def split(data: Buffer, starts: Array, sizes: Array) -> list[bytes]:
-    """A copy of each slice: ``sizes[i]`` bytes from ``starts[i]`` on, which must be there."""
+    """A copy of each slice: ``sizes[i]`` bytes from ``starts[i]`` on, which must lie in data."""
     count = len(starts)
     if count > 1 and sizes[0] and (sizes == sizes[0]).all():
         strides = starts[1:] - starts[:-1]
@@ -104,7 +104,7 @@ def split(data: Buffer, starts: Array, sizes: Array) -> list[bytes]:
             return slices
     if not count:
         return []
-    # A slice of bytes costs half of one of a view; what lies outside the slices is not copied.
+    # Slicing bytes costs half as much as slicing a view. Data outside the slices is not copied.
     first = 0 if isinstance(data, bytes) else int(starts.min())
     ends = starts + sizes
     whole = data if isinstance(data, bytes) else bytes(memoryview(data)[first : ends.max()])
@@ -113,8 +113,8 @@ def split(data: Buffer, starts: Array, sizes: Array) -> list[bytes]:
 
 
 def checksums(bodies: Sequence[Buffer]) -> Array:
-    """The CRC of each body, as records state it."""
-    # A sixth faster than numpy, which asks each number for its kind.
+    """The CRC of each body, as stored in records."""
+    # A sixth faster than numpy, which checks the type of each number.
     packed = struct.pack(f"{len(bodies)}I", *map(crc32, bodies))
     return np.frombuffer(packed, np.uint32) & CRC_MASK
 
@@ -125,7 +125,7 @@ def checksums(bodies: Sequence[Buffer]) -> Array:
 class EncodedBlock(NamedTuple):
     """Records ready for BULK_SEND.
 
-    record_count: of them. body: the request's body: the sizes, then the records.
+    record_count: number of records. body: the request's body: the sizes, then the records.
     """
 
     record_count: int
@@ -152,15 +152,15 @@ def encode_records(
     flag: npt.ArrayLike = 0,
     sys_flag: npt.ArrayLike = 0,
 ) -> EncodedBlock:
-    """Whole records, but for what only the broker knows.
+    """Encode whole records, except for the fields that only the broker knows.
 
-    topic: of at most 127 bytes.
-    bodies: one or more, as stored: compressed when their sys_flag says so.
-    properties: of each body, or the same for all, as ``message.encode_properties`` returns them.
-    born_timestamp, flag, sys_flag: one for all, or one for each.
+    topic: at most 127 bytes.
+    bodies: one or more, as stored: compressed if their sys_flag says so.
+    properties: one per body, or the same for all, as ``message.encode_properties`` returns them.
+    born_timestamp, flag, sys_flag: one value for all, or one per body.
     born_host: 8 bytes, as ``message.encode_host`` returns for IPv4.
 
-    Raises ValueError when a part does not fit its field.
+    Raises ValueError if a part does not fit its field.
     """
     name = _topic_field(topic)
     count = len(bodies)
@@ -186,7 +186,7 @@ def encode_records(
 
 
 def _one_or_each(lengths: list[int]) -> Array | int:
-    """The length that all have, or else all of them."""
+    """The common length if all are equal, else all lengths."""
     count = len(lengths)
     if count and lengths.count(lengths[0]) == count:
         return lengths[0]
@@ -201,7 +201,7 @@ def _block_of_parts(heads: Array, bodies: Sequence[Buffer], tails: list[bytes]) 
 
 
 def _block_of_pairs(heads: Array, bodies: Sequence[Buffer], tail: bytes) -> EncodedBlock:
-    """Of records that all end alike: what is between two bodies is one part."""
+    """A block of records with equal tails: the bytes between two bodies form one part."""
     count, tail_bytes = len(heads), len(tail)
     between = np.empty((count, tail_bytes + HEAD.itemsize), np.uint8)
     between[:, :tail_bytes] = np.frombuffer(tail, np.uint8)
@@ -213,7 +213,7 @@ def _block_of_pairs(heads: Array, bodies: Sequence[Buffer], tail: bytes) -> Enco
 
 
 def _block_of_rows(heads: Array, values: Array, tail: bytes) -> EncodedBlock:
-    """Of records that also have bodies of one size."""
+    """A block of records with equal tails and bodies of one size."""
     count, body_bytes = values.shape
     body_end = HEAD.itemsize + body_bytes
     size, sizes_bytes = body_end + len(tail), count * SIZE_DTYPE.itemsize
@@ -236,9 +236,9 @@ def encode_uniform(
     flag: npt.ArrayLike = 0,
     sys_flag: npt.ArrayLike = 0,
 ) -> EncodedBlock:
-    """As ``encode_records`` for bodies of one size: the rows of ``values``, shape (n, bytes) uint8.
+    """As ``encode_records`` for bodies of one size: the rows of ``values``, uint8 (n, bytes).
 
-    Half its cost.
+    Cost: half of ``encode_records``.
     """
     count, body_bytes = values.shape
     tail = _tail(_topic_field(topic), properties)
@@ -260,7 +260,7 @@ def encode_arrow(
     flag: npt.ArrayLike = 0,
     sys_flag: npt.ArrayLike = 0,
 ) -> EncodedBlock:
-    """As ``encode_records`` for a binary column of Arrow.
+    """As ``encode_records`` for an Arrow binary column.
 
     offsets: shape (n + 1,), ascending: body i is ``data[offsets[i]:offsets[i + 1]]``.
     """
@@ -278,12 +278,12 @@ def encode_arrow(
 def _topic_field(topic: str) -> bytes:
     magic, field = topic_field(topic)
     if magic != MAGIC_V1:
-        raise ValueError(f"topic {topic} has more than 127 bytes: send to it one by one")
+        raise ValueError(f"topic {topic} has more than 127 bytes: send messages to it one by one")
     return field
 
 
 def _tail(name: bytes, properties: bytes) -> bytes:
-    """What follows the body."""
+    """The part of a record after its body."""
     if len(properties) > PROPERTIES_BYTES_MAX:
         raise ValueError(f"properties have {len(properties)} bytes, more than 32767")
     return name + len(properties).to_bytes(2, "big") + properties
@@ -316,13 +316,14 @@ def _bytes_of_each(rows: Array) -> list[bytes]:
 class RecordColumns:
     """Records in one buffer, with a column for each field.
 
-    data: the buffer. start, size: where each record lies in it.
-    physical_offset, queue_offset: its place in the log and in its queue.
-    tags_code: the ConsumeQueue's hash of its tags; None when only the records themselves came.
+    data: the buffer.
+    start, size: position and size of each record in the buffer.
+    physical_offset, queue_offset: position of each record in the log and in its queue.
+    tags_code: the ConsumeQueue's hash of each record's tags; None if only records were received.
 
-    Columns have shape (n,), native integers, and are gathered when first asked for. Record
-    versions and address families may be mixed. All lengths are checked before this exists, body
-    CRCs only by ``check_bodies``. What is a view lives as long as the buffer.
+    Columns have shape (n,) and native integers, and are gathered on first use. Record versions and
+    address families may be mixed. The constructor checks all lengths; only ``check_bodies`` checks
+    body CRCs. Views are valid as long as the buffer.
     """
 
     def __init__(
@@ -335,9 +336,9 @@ class RecordColumns:
         queue_offset: Array | None = None,
         tags_code: Array | None = None,
     ) -> None:
-        """start, size: native int64. The other columns: of the records themselves if left out.
+        """start, size: native int64. The other columns default to the records' own fields.
 
-        Raises CorruptRecord where no whole record lies.
+        Raises CorruptRecord where there is no whole record.
         """
         self.data = data
         self.start = start
@@ -351,12 +352,12 @@ class RecordColumns:
 
     @classmethod
     def from_bulk(cls, header: BulkPullResponseHeader, body: Buffer) -> RecordColumns:
-        """What BULK_PULL answered. Raises CorruptRecord if the body is not as the header says."""
+        """The records in a BULK_PULL response. Raises CorruptRecord if header and body differ."""
         count = header.count
         data_at = count * UNIT_DTYPE.itemsize
         data_at += count * QUEUE_OFFSET_DTYPE.itemsize if header.has_queue_offsets else 0
         if data_at > len(body):
-            raise CorruptRecord(0, f"a body of {len(body)} bytes can't be of {count} records")
+            raise CorruptRecord(0, f"a body of {len(body)} bytes cannot hold {count} records")
         units = np.frombuffer(body, UNIT_DTYPE, count)
         size, physical_offset = _native(units["size"]), _native(units["physical_offset"])
         if header.has_queue_offsets:
@@ -378,7 +379,7 @@ class RecordColumns:
 
     @classmethod
     def from_records(cls, data: Buffer) -> RecordColumns:
-        """Records back to back, as PULL_MESSAGE answers. Raises CorruptRecord for others."""
+        """Contiguous records, as in a PULL_MESSAGE response. Raises CorruptRecord."""
         start, size = _walk(data)
         return cls(data, start, size)
 
@@ -386,7 +387,7 @@ class RecordColumns:
         return len(self.start)
 
     def select(self, where: slice | Array | list[int]) -> RecordColumns:
-        """Some of the records, in the same buffer; ``where`` as numpy indexes a column."""
+        """A subset of the records, in the same buffer. where: a numpy index for columns."""
         part = copy(self)
         vars(part).pop("_stride", None)
         for name, column in vars(self).items():
@@ -398,12 +399,12 @@ class RecordColumns:
 
     @cached_property
     def physical_offset(self) -> Array:
-        """Where in the log."""
+        """Position in the log."""
         return self._head("physical_offset")
 
     @cached_property
     def queue_offset(self) -> Array:
-        """Which of its queue."""
+        """Position in the queue."""
         return self._head("queue_offset")
 
     @cached_property
@@ -413,42 +414,42 @@ class RecordColumns:
 
     @cached_property
     def body_crc(self) -> Array:
-        """What the stored body's CRC should be."""
+        """Expected CRC of the stored body."""
         return self._head("body_crc")
 
     @cached_property
     def queue_id(self) -> Array:
-        """Which queue."""
+        """Queue id."""
         return self._head("queue_id")
 
     @cached_property
     def flag(self) -> Array:
-        """The producer's own number."""
+        """Flag set by the producer."""
         return self._head("flag")
 
     @cached_property
     def sys_flag(self) -> Array:
-        """Compression, address families and the like."""
+        """System flag: compression, address families and others."""
         return self._head("sys_flag")
 
     @cached_property
     def born_timestamp(self) -> Array:
-        """When it was sent, ms since 1970."""
+        """Send time, ms since 1970."""
         return self._head("born_timestamp")
 
     @cached_property
     def store_timestamp(self) -> Array:
-        """When it was stored, ms since 1970."""
+        """Store time, ms since 1970."""
         return self._head("store_timestamp", self._born_extra)
 
     @cached_property
     def reconsume_times(self) -> Array:
-        """How often it came back."""
+        """Number of times the message was sent back for retry."""
         return self._head("reconsume_times", self._hosts_extra)
 
     @cached_property
     def born_host_start(self) -> Array:
-        """Where the born host begins in ``data``."""
+        """Position of the born host in ``data``."""
         return self.start + _BORN_HOST_AT
 
     @cached_property
@@ -458,7 +459,7 @@ class RecordColumns:
 
     @cached_property
     def store_host_start(self) -> Array:
-        """Where the store host begins in ``data``."""
+        """Position of the store host in ``data``."""
         return self.start + (_STORE_HOST_AT + self._born_extra)
 
     @cached_property
@@ -469,7 +470,7 @@ class RecordColumns:
 
     @cached_property
     def body_start(self) -> Array:
-        """Where the stored body begins in ``data``."""
+        """Position of the stored body in ``data``."""
         return self.start + self._body_at
 
     @cached_property
@@ -479,7 +480,7 @@ class RecordColumns:
 
     @cached_property
     def topic_start(self) -> Array:
-        """Where the topic begins in ``data``."""
+        """Position of the topic in ``data``."""
         return self.start + self._topic_at
 
     @cached_property
@@ -494,30 +495,30 @@ class RecordColumns:
 
     @cached_property
     def properties_start(self) -> Array:
-        """Where the properties begin in ``data``."""
+        """Position of the properties in ``data``."""
         return self.start + self._properties_at
 
     @cached_property
     def properties_bytes(self) -> Array:
-        """Bytes of the properties, which end the record."""
+        """Bytes of the properties, the last part of the record."""
         return self.size - self._properties_at
 
-    # --- what all records share ------------------------------------------------------------
+    # --- values common to all records ------------------------------------------------------
 
     def shared_born_host(self) -> bytes | None:
-        """The born host of all records, as ``message.decode_host`` reads it, if it is one."""
+        """The common born host of all records, for ``message.decode_host``; None if they differ."""
         return self._shared(_BORN_HOST_AT, _HOST_BYTES + self._born_extra)
 
     def shared_store_host(self) -> bytes | None:
-        """The store host of all records, if it is one."""
+        """The common store host of all records; None if they differ."""
         store_extra = self._hosts_extra - self._born_extra
         return self._shared(_STORE_HOST_AT + self._born_extra, _HOST_BYTES + store_extra)
 
     def shared_properties(self) -> bytes | None:
-        """The properties of all records, if they are the same."""
+        """The common properties of all records; None if they differ."""
         return self._shared(self._properties_at, _same(self.properties_bytes))
 
-    def _shared(self, at: Place, size: Place) -> bytes | None:
+    def _shared(self, at: Position, size: Position) -> bytes | None:
         if not isinstance(size, int) or not len(self):
             return None
         start = int(self.start[0]) + (at if isinstance(at, int) else int(at[0]))
@@ -532,17 +533,17 @@ class RecordColumns:
         return memoryview(self.data)[start : start + int(self.size[index])]
 
     def message(self, index: int) -> StoredMessage:
-        """A record taken apart, its body CRC checked. Raises CorruptRecord."""
+        """A decoded record, with its body CRC checked. Raises CorruptRecord."""
         return decode_record(self.record(index))
 
     def body(self, index: int) -> bytes:
-        """A body as its producer gave it. Raises CodecMissing, CorruptRecord."""
+        """A body as its producer sent it. Raises as ``message.decompress``."""
         start = int(self.body_start[index])
         stored = memoryview(self.data)[start : start + int(self.body_bytes[index])]
         return decompress(bytes(stored), int(self.sys_flag[index]))
 
     def bodies(self, batch_bytes_max: int = BATCH_BYTES_MAX) -> list[bytes]:
-        """All bodies as their producers gave them. Raises as ``message.decompress_each``."""
+        """All bodies as their producers sent them. Raises as ``message.decompress_each``."""
         bodies = self.stored_bodies()
         compressed = np.flatnonzero(self.sys_flag & COMPRESSED)
         if len(compressed):
@@ -552,15 +553,15 @@ class RecordColumns:
         return bodies
 
     def stored_bodies(self) -> list[bytes]:
-        """All bodies as the log has them."""
+        """All bodies as stored in the log."""
         return self._slices(self._body_at, self._body_size)
 
     def properties(self) -> list[bytes]:
-        """The properties of all records, as ``message.decode_properties`` reads them."""
+        """The properties of each record, for ``message.decode_properties``."""
         return self._slices(self._properties_at, _same(self.properties_bytes))
 
     def check_bodies(self) -> None:
-        """Compare all body CRCs. Raises CorruptRecord naming the first that does not match."""
+        """Check all body CRCs. Raises CorruptRecord for the first mismatch."""
         size = self._body_size
         largest = size if isinstance(size, int) else size.max(initial=0)
         bodies = self.stored_bodies() if largest < _VIEW_BYTES_MIN else self._body_views()
@@ -571,7 +572,7 @@ class RecordColumns:
         pairs = zip(self.body_start.tolist(), ends.tolist(), strict=True)
         return [view[start:end] for start, end in pairs]
 
-    def _slices(self, at: Place, size: Place) -> list[bytes]:
+    def _slices(self, at: Position, size: Position) -> list[bytes]:
         if self._stride and isinstance(at, int) and isinstance(size, int) and size:
             column, _ = self.locate(self.data, f"V{size}", at)
             slices: list[bytes] = column.tolist()
@@ -579,17 +580,20 @@ class RecordColumns:
         return split(self.data, self.start + at, np.broadcast_to(size, self.start.shape))
 
     def has_topic(self, topic: str) -> bool:
-        """Whether all are of this topic."""
+        """Whether all records have this topic."""
         name = topic.encode()
         is_as_long = bool((self.topic_bytes == len(name)).all())
         return is_as_long and self._all_have(name, self._topic_at)
 
-    # --- where the fields are: bytes from a record's start, one number if all have the same ---
+    # --- positions of fields: bytes from a record's start, one number if equal for all -----
 
-    def locate(self, data: Buffer, dtype: npt.DTypeLike, at: Place) -> tuple[Array, Array | slice]:
-        """An array and the index of what stands there in each record of ``data``.
+    def locate(
+        self, data: Buffer, dtype: npt.DTypeLike, at: Position
+    ) -> tuple[Array, Array | slice]:
+        """An array over ``data``, and the index into it of each record's value at ``at``.
 
         data: the buffer of these records, or one of the same length.
+        at: position from the record's start, one for all or one per record.
         """
         if self._stride and isinstance(at, int):
             place = int(self.start[0]) + at
@@ -599,41 +603,41 @@ class RecordColumns:
         everywhere = (max(len(data) - kind.itemsize + 1, 0),)
         return np.ndarray(everywhere, kind, data, strides=(1,)), self.start + at
 
-    def _column(self, dtype: npt.DTypeLike, at: Place) -> Array:
+    def _column(self, dtype: npt.DTypeLike, at: Position) -> Array:
         column, index = self.locate(self.data, dtype, at)
         return _native(column[index])
 
-    def _head(self, name: str, extra: Place = 0) -> Array:
+    def _head(self, name: str, extra: Position = 0) -> Array:
         dtype, at = HEAD_PLACES[name]
         return self._column(dtype, at + extra)
 
     @cached_property
     def _stride(self) -> int:
-        """From each record to the next, if that is the same for all."""
+        """Distance from each record to the next; 0 if the distances differ."""
         if len(self) < 2:
-            return len(self)  # any will do for a single one
+            return len(self)  # any stride is valid for a single record
         stride = _same(np.diff(self.start))
         return max(stride, 0) if isinstance(stride, int) else 0
 
     @cached_property
-    def _born_extra(self) -> Place:
+    def _born_extra(self) -> Position:
         return self._host_extra(BORN_HOST_V6)
 
     @cached_property
-    def _hosts_extra(self) -> Place:
+    def _hosts_extra(self) -> Position:
         return self._born_extra + self._host_extra(STORE_HOST_V6)
 
-    def _host_extra(self, flag: int) -> Place:
-        """What a host has more than an IPv4 one."""
+    def _host_extra(self, flag: int) -> Position:
+        """Extra bytes of a host compared to IPv4."""
         is_ipv6: Array = self.sys_flag & flag != 0
         return _same(is_ipv6 * _IPV6_EXTRA_BYTES)
 
     @cached_property
-    def _body_at(self) -> Place:
+    def _body_at(self) -> Position:
         return HEAD.itemsize + self._hosts_extra
 
     @cached_property
-    def _body_size(self) -> Place:
+    def _body_size(self) -> Position:
         return _same(self.body_bytes.astype(np.int64))
 
     @cached_property
@@ -642,11 +646,11 @@ class RecordColumns:
         return is_v2
 
     @cached_property
-    def _topic_at(self) -> Place:
+    def _topic_at(self) -> Position:
         return self._body_at + self._body_size + _same(1 + self._is_v2)
 
     @cached_property
-    def _properties_at(self) -> Place:
+    def _properties_at(self) -> Position:
         return self._topic_at + _same(self.topic_bytes.astype(np.int64)) + SHORT_DTYPE.itemsize
 
     # --- checks ----------------------------------------------------------------------------
@@ -659,9 +663,9 @@ class RecordColumns:
             self._check_lengths()
 
     def _is_uniform(self) -> bool:
-        """Whether all records have the lengths of the first, and those are good.
+        """Whether all records have the lengths of the first record, and these are valid.
 
-        A third of the cost of looking at each.
+        Cost: a third of checking each record.
         """
         if not self._stride:
             return False
@@ -689,14 +693,14 @@ class RecordColumns:
         self._properties_at = properties_at
         return True
 
-    def _all_have(self, text: bytes, at: Place) -> bool:
-        # Ten times as fast as numpy compares bytes.
+    def _all_have(self, text: bytes, at: Position) -> bool:
+        # Ten times as fast as a comparison of bytes by numpy.
         column, index = self.locate(self.data, f"V{len(text)}", at)
         return bool(column[index].tobytes() == text * len(self))
 
     def _check_lengths(self) -> None:
-        """That every length stays within its record: in the order in which they are read."""
-        self.require(self._head("size") == self.size, "its size is another than stated")
+        """Check that every length stays within its record, in the order of reading."""
+        self.require(self._head("size") == self.size, "its size differs from the stated size")
         self.require((self.magic == MAGIC_V1) | self._is_v2, "unknown magic number")
         self.require(self._body_at + 3 <= self.size, "it is smaller than its head")
         is_inside = (self.body_bytes >= 0) & (self._topic_at + 2 <= self.size)
@@ -707,7 +711,7 @@ class RecordColumns:
         self.require(stated_bytes == self.properties_bytes, "its properties do not end with it")
 
     def require(self, is_good: Array, reason: str) -> None:
-        """Raise CorruptRecord for the first record that is not good, if any."""
+        """Raise CorruptRecord for the first invalid record, if any."""
         if not is_good.all():
             raise CorruptRecord(int(self.start[np.argmin(is_good)]), reason)
 
@@ -717,13 +721,13 @@ def _native(column: Array) -> Array:
     return native
 
 
-def _same(values: Array) -> Place:
-    """The one number that all values are, or else the values."""
+def _same(values: Array) -> Position:
+    """The common value if all are equal, else the values."""
     return int(values[0]) if len(values) and (values == values[0]).all() else values
 
 
 def _walk(data: Buffer) -> tuple[Array, Array]:
-    """Start and size of each record, all of one size or not."""
+    """Start and size of each record; fast if all have one size."""
     end = len(data)
     if end < RECORD_BYTES_MIN:
         return _walk_each(data, end)
@@ -742,7 +746,7 @@ def _walk_each(data: Buffer, end: int) -> tuple[Array, Array]:
         starts.append(position)
         size = int.from_bytes(data[position : position + 4], "big", signed=True)
         if size < RECORD_BYTES_MIN:
-            raise CorruptRecord(position, f"size {size}, and {end - position} bytes are left")
+            raise CorruptRecord(position, f"size {size}, but {end - position} bytes are left")
         position += size
     start = np.array(starts, np.int64)
     return start, np.diff(start, append=position)

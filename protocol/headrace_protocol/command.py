@@ -1,4 +1,4 @@
-"""RemotingCommand: what a frame says, whichever codec its header came in."""
+"""RemotingCommand: a frame's header, independent of its codec."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 FLAG_RESPONSE = 1
 FLAG_ONEWAY = 2
 
-# What we announce: the peer whose behaviour this is (5.5.0). Clients gate features on it.
+# The RocketMQ version that we implement and announce (5.5.0). Clients gate features on it.
 VERSION = 513
 
 Header = TypeVar("Header", bound=msgspec.Struct)
@@ -24,8 +24,8 @@ class Command(msgspec.Struct, gc=False):
     """The header of one frame.
 
     code: request code, or response code when ``is_response``.
-    opaque: number that pairs a response with its request, per connection and direction.
-    ext_fields: as the codec left them; typed by ``header()``, as plain text by ``ext()``.
+    opaque: number that matches a response to its request, per connection and direction.
+    ext_fields: extension fields in the codec's form; see ``header()`` and ``ext()``.
     """
 
     code: Int64
@@ -38,18 +38,18 @@ class Command(msgspec.Struct, gc=False):
 
     @property
     def is_response(self) -> bool:
-        """Whether this answers a request of ours."""
+        """Whether this is a response to a request of ours."""
         return bool(self.flag & FLAG_RESPONSE)
 
     @property
     def is_oneway(self) -> bool:
-        """Whether the sender must get no answer."""
+        """Whether the sender expects no response."""
         return bool(self.flag & FLAG_ONEWAY)
 
     def header(self, header_type: type[Header]) -> Header:
         """The extension fields as ``header_type``.
 
-        Raises msgspec.ValidationError naming the field that is missing or of a wrong type.
+        Raises msgspec.ValidationError with the name of a missing or mistyped field.
         """
         ext_fields = self.ext_fields
         if isinstance(ext_fields, msgspec.Raw):
@@ -60,9 +60,9 @@ class Command(msgspec.Struct, gc=False):
         return msgspec.convert(ext_fields or {}, header_type, strict=False)
 
     def ext(self) -> dict[str, str]:
-        """The extension fields as text, as they are on the wire.
+        """The extension fields as text, as on the wire.
 
-        Raises msgspec.ValidationError when they are no map of texts and numbers.
+        Raises msgspec.ValidationError unless they are a map of texts and numbers.
         """
         ext_fields = self.ext_fields
         if isinstance(ext_fields, msgspec.Raw):
@@ -71,7 +71,7 @@ class Command(msgspec.Struct, gc=False):
 
 
 def to_text_fields(fields: Mapping[str, Any]) -> dict[str, str]:
-    """Extension fields as the peer spells their values; those that are None are left out."""
+    """Extension fields with values in the peer's spelling; None values are left out."""
     return {name: _to_text(value) for name, value in fields.items() if value is not None}
 
 
@@ -89,7 +89,7 @@ def _to_text(value: Any) -> str:
 
 
 def _decode_raw(decoder: msgspec.json.Decoder[Any], ext_fields: msgspec.Raw) -> Any:
-    """What was skipped when its frame was read, so that not all of it is known to be JSON."""
+    """Decode fields that were skipped when the frame was read, so may not be valid JSON."""
     try:
         return decoder.decode(ext_fields)
     except msgspec.ValidationError:
@@ -105,8 +105,8 @@ _decoders: dict[type[msgspec.Struct], msgspec.json.Decoder[Any]] = {}
 def _json_decoder(header_type: type[Header]) -> msgspec.json.Decoder[Header | None]:
     decoder = _decoders.get(header_type)
     if decoder is None:
-        # Values are text on the wire ("0", "true"), whatever the field's type; a null object is
-        # legal and means no fields.
+        # Values of any type are text on the wire ("0", "true"); a null object is valid and means
+        # no fields.
         decoder = _decoders[header_type] = msgspec.json.Decoder(
             header_type | None,
             strict=False,

@@ -1,6 +1,6 @@
-"""The client's side of a connection, without a socket: requests out, events in.
+"""The client side of a connection, free of I/O: requests out, events in.
 
-A driver owns the bytes: it sends what ``request`` returns and hands what it received to
+A driver moves the bytes: it sends the buffers that ``request`` returns and passes received bytes to
 ``receive_data``. Source: docs/protocol.md "Connection".
 """
 
@@ -27,7 +27,7 @@ _OPAQUE_MASK = 0x7FFFFFFF
 
 
 class ResponseReceived(NamedTuple, Generic[Waiter]):
-    """The answer to a request of ours; ``body`` is a view of the bytes that were received."""
+    """The response to a request of ours; ``body`` is a view of the received bytes."""
 
     waiter: Waiter
     command: Command
@@ -35,7 +35,7 @@ class ResponseReceived(NamedTuple, Generic[Waiter]):
 
 
 class RequestReceived(NamedTuple):
-    """The other side asks something of us (a notice, or a request that wants ``respond``)."""
+    """A request from the peer: a notice, or a request to answer with ``respond``."""
 
     serialize_type: int
     command: Command
@@ -46,11 +46,12 @@ Event = ResponseReceived[Waiter] | RequestReceived
 
 
 class Connection(Generic[Waiter]):
-    """Pairs the responses of one connection with what waits for them.
+    """Matches the responses of one connection to the waiters for them.
 
-    serialize_type: header codec to begin with. With JSON, the first request says that we know
-    MSGPACK; once a server of ours has answered that it does too, the headers are MSGPACK.
-    peer_is_headrace: whether the other side has shown that it is ours; known with its first answer.
+    serialize_type: the initial header codec. With JSON, the first request announces that we support
+        MSGPACK; once a headrace server has announced the same, headers are sent as MSGPACK.
+    peer_is_headrace: whether the peer has announced that it is headrace; known with its first
+        response.
     """
 
     def __init__(self, serialize_type: SerializeType = SerializeType.JSON) -> None:
@@ -63,7 +64,7 @@ class Connection(Generic[Waiter]):
 
     @property
     def waiting_count(self) -> int:
-        """Requests sent whose response has not come."""
+        """Number of requests without a response yet."""
         return len(self._waiting)
 
     def request(
@@ -74,10 +75,10 @@ class Connection(Generic[Waiter]):
         *,
         waiter: Waiter,
     ) -> tuple[int, list[Buffer]]:
-        """Encode a request and remember ``waiter`` until its response comes.
+        """Encode a request and keep ``waiter`` until its response arrives.
 
         Returns the opaque (for ``forget``) and the buffers to send, in order.
-        Raises LocalProtocolError when it does not fit a frame.
+        Raises LocalProtocolError if the request does not fit a frame.
         """
         opaque = self._next_opaque()
         buffers = self._encode(code, opaque, 0, header, body)
@@ -85,7 +86,7 @@ class Connection(Generic[Waiter]):
         return opaque, buffers
 
     def expect(self, waiter: Waiter) -> int:
-        """Remember ``waiter`` for a request that the caller encodes, with the opaque returned."""
+        """Keep ``waiter`` for a request that the caller encodes with the returned opaque."""
         opaque = self._next_opaque()
         self._waiting[opaque] = waiter
         return opaque
@@ -93,7 +94,7 @@ class Connection(Generic[Waiter]):
     def oneway(
         self, code: int, header: msgspec.Struct | None = None, body: Buffer = b""
     ) -> list[Buffer]:
-        """Encode a request that gets no response; returns the buffers to send."""
+        """Encode a one-way request, which gets no response; returns the buffers to send."""
         return self._encode(code, self._next_opaque(), FLAG_ONEWAY, header, body)
 
     def respond(
@@ -104,7 +105,7 @@ class Connection(Generic[Waiter]):
         body: Buffer = b"",
         remark: str | None = None,
     ) -> list[Buffer]:
-        """Encode the response to a request of the other side, in the codec that it used."""
+        """Encode the response to a request of the peer, in the codec of that request."""
         frame = encode_frame(
             request.serialize_type,
             code,
@@ -117,22 +118,22 @@ class Connection(Generic[Waiter]):
         return [frame, body] if body else [frame]
 
     def forget(self, opaque: int) -> None:
-        """Stop waiting (a time-out): the response, should it come, is dropped."""
+        """Stop waiting, such as after a timeout. A late response is discarded."""
         self._waiting.pop(opaque, None)
 
     def receive_data(self, data: Buffer) -> list[Event[Waiter]]:
-        """Take received bytes and return what they complete, in order.
+        """Process received bytes; returns the events that they complete, in order.
 
-        Raises RemoteProtocolError when they are not the remoting protocol: close then.
+        Raises RemoteProtocolError if the bytes are not the remoting protocol: close the connection.
         """
         return self._events(self._reader.feed(data))
 
     def room(self) -> memoryview | None:
-        """Where a large frame goes on; see ``FrameReader.room``."""
+        """A buffer for the rest of a large frame; see ``FrameReader.room``."""
         return self._reader.room()
 
     def received(self, count: int) -> list[Event[Waiter]]:
-        """As ``receive_data``, for ``count`` bytes that were received to the start of ``room``."""
+        """As ``receive_data``, for ``count`` bytes received at the start of ``room``."""
         return self._events(self._reader.received(count))
 
     def _events(self, frames: list[Frame]) -> list[Event[Waiter]]:
@@ -151,7 +152,7 @@ class Connection(Generic[Waiter]):
         return events
 
     def abandon(self) -> list[Waiter]:
-        """The connection is gone: return everything that still waits, and forget it."""
+        """Clear and return all waiters, after the connection has ended."""
         waiting = list(self._waiting.values())
         self._waiting.clear()
         return waiting
@@ -176,5 +177,5 @@ class Connection(Generic[Waiter]):
         return [frame, body] if body else [frame]
 
 
-# Codes above do not survive the ROCKETMQ header's 16 bits.
+# Larger codes do not fit the 16 bits in a ROCKETMQ header.
 _ROCKETMQ_CODE_MAX = 0x7FFF

@@ -1,9 +1,9 @@
-"""The JSON dialect of the peer's bodies and config files, read leniently and written exactly.
+"""RocketMQ's JSON dialect for bodies and config files, read leniently and written exactly.
 
 Beyond JSON it has integer keys without quotes, ``{0:"10.0.0.1:10911"}``, and objects as keys,
-``{{"brokerName":"a","queueId":0,"topic":"T"}:5}``; its readers also take single quotes and bare
-names. Most texts are plain JSON, so that is tried first; the parser here reads the rest. The parser
-takes up to a microsecond per character, so text from peers passes ``bounded`` first.
+``{{"brokerName":"a","queueId":0,"topic":"T"}:5}``; its readers also accept single quotes and bare
+names. Most texts are plain JSON, so that is tried first; the parser here handles the others. It
+takes up to a microsecond per character, so text from peers must pass ``bounded`` first.
 Source: docs/protocol.md "JSON bodies"; tests/protocol/test_fastjson.py.
 """
 
@@ -25,22 +25,22 @@ from headrace_protocol.bounds import INTEGER_DIGITS_MAX
 T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview
 
-# Largest text that a peer may send in the dialect; parsing takes at most 30 ms.
+# Limit for text in the dialect from a peer; parsing takes at most 30 ms.
 PARSED_BYTES_MAX = 32 * 1024
-# Largest text whose integer keys are quoted first, and how many are. Only registrations with static
-# topics get that large.
+# Limits for text whose integer keys get quoted before decoding, and for the number of such keys.
+# Only registrations with static topics get that large.
 _QUOTED_BYTES_MAX = 1024 * 1024
 _QUOTED_KEYS_MAX = 10_000
 
-# The peer's deepest body has eight levels; what nests deeper wants to exhaust our stack.
+# RocketMQ's deepest body has eight levels; deeper nesting aims to exhaust the stack.
 DEPTH_MAX = 64
 
 
 class MalformedJson(msgspec.DecodeError, ValueError):
-    """Text that is not JSON in the peer's dialect, or not the body that was expected.
+    """Text that is not JSON in RocketMQ's dialect, or not the expected body.
 
-    position: character where it stopped making sense; None when the text reads well but holds the
-    wrong things.
+    position: index of the first invalid character; None if the text is well-formed but has the
+        wrong content.
     """
 
     def __init__(self, reason: str, position: int | None = None) -> None:
@@ -49,7 +49,7 @@ class MalformedJson(msgspec.DecodeError, ValueError):
 
 
 class ObjectKey(Mapping[str, Any]):
-    """An object in the place of a map's key: a mapping that does not change, so it can be one."""
+    """An object as a map key: an immutable, hashable mapping."""
 
     __slots__ = ("_fields", "_hash")
 
@@ -80,15 +80,15 @@ class ObjectKey(Mapping[str, Any]):
 
 
 def loads(data: Buffer) -> Any:
-    """The value of a text: dicts, lists, str, int, float, bool and None.
+    """Decode text to dicts, lists, str, int, float, bool and None.
 
-    Keys of dicts are str, int (written without quotes) or ObjectKey; of equal keys the last wins.
-    Raises MalformedJson naming the position.
+    Dict keys are str, int (if written without quotes) or ObjectKey; of equal keys the last wins.
+    Raises MalformedJson with the position.
     """
     try:
         value = msgspec.json.decode(data)
     except _NOT_PLAIN as error:
-        # The parser would only locate the number that is out of range.
+        # The parser would add no more than the position of the out-of-range number.
         if isinstance(error, msgspec.ValidationError) and len(data) > PARSED_BYTES_MAX:
             raise MalformedJson(str(error)) from error
         return _Parser(data).parse()
@@ -97,10 +97,10 @@ def loads(data: Buffer) -> Any:
 
 
 def decode(data: Buffer, value_type: type[T]) -> T:
-    """The value of a text as ``value_type``, which msgspec must know how to convert to.
+    """Decode text to ``value_type``, a type that msgspec can convert to.
 
-    As lenient as the peer: fields unknown to the type and nulls are left out, numbers and booleans
-    may be quoted. Raises MalformedJson naming the position, or the field that is of a wrong type.
+    As lenient as RocketMQ: unknown fields and nulls are ignored, numbers and booleans may be
+    quoted. Raises MalformedJson with the position, or with the mistyped field.
     """
     try:
         return msgspec.json.decode(data, type=value_type, strict=False)
@@ -113,9 +113,9 @@ def decode(data: Buffer, value_type: type[T]) -> T:
 
 
 def decode_plain(data: Buffer, value_type: type[T]) -> T | None:
-    """As ``decode``, but only for plain JSON; None for anything else.
+    """As ``decode``, but returns None for anything other than plain JSON.
 
-    Takes some 5 ms per MiB at most; ``decode`` has no such bound.
+    Cost: at most about 5 ms per MiB; ``decode`` has no such limit.
     """
     try:
         return msgspec.json.decode(data, type=value_type, strict=False)
@@ -124,10 +124,10 @@ def decode_plain(data: Buffer, value_type: type[T]) -> T | None:
 
 
 def bounded(data: Buffer) -> Buffer:
-    """Text from a peer, in a form that ``decode`` reads as fast as JSON.
+    """Convert text from a peer to a form for which the time of ``decode`` is limited.
 
     Up to PARSED_BYTES_MAX bytes may use the whole dialect. Longer text must be JSON except for
-    integer keys, which are quoted here. Raises MalformedJson for anything else.
+    integer keys, which get quoted here. Raises MalformedJson for anything else.
     """
     if len(data) <= PARSED_BYTES_MAX or _is_json(data):
         return data
@@ -141,10 +141,10 @@ def bounded(data: Buffer) -> Buffer:
     )
 
 
-# What msgspec raises for text that is not plain JSON of the type, however deep it nests.
+# Errors of msgspec for text that is not plain JSON of the type, at any depth of nesting.
 _NOT_PLAIN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 # Matches up to the next integer key, or to the end. Quantifiers are possessive and exactly one
-# alternative takes each character, so time is linear in the length.
+# alternative matches each character, so the time is linear in the length.
 _TO_INTEGER_KEY = re.compile(
     rb"""
     ( (?: [^"{,]++
@@ -202,8 +202,8 @@ def _without_nulls(value: Any) -> Any:
 _SPACE = re.compile(r"[ \t\r\n\f\b]*")
 _NUMBER = re.compile(r"-?\d+(?P<fraction>\.\d+)?(?P<exponent>[eE][+-]?\d+)?", re.ASCII)
 _NAME = re.compile(r"[^\W\d][\w$.-]*|\$[\w$.-]*")
-# Quoted text up to its quote; a backslash takes the next character with it. Possessive, since
-# text without its closing quote would otherwise take exponential time.
+# Quoted text up to its closing quote; a backslash escapes the next character. Possessive, because
+# text without a closing quote would otherwise take exponential time.
 _QUOTED = {
     '"': re.compile(r'"((?:[^"\\]++|\\.)*+)"', re.DOTALL),
     "'": re.compile(r"'((?:[^'\\]++|\\.)*+)'", re.DOTALL),
@@ -218,7 +218,7 @@ _WORDS = {"true": True, "false": False, "null": None}
 
 
 class _Parser:
-    """Recursive descent over the text; ``position`` is the next character to look at."""
+    """A recursive-descent parser; ``position`` is the index of the next character."""
 
     def __init__(self, data: Buffer) -> None:
         try:
@@ -235,7 +235,7 @@ class _Parser:
         return value
 
     def peek(self) -> str:
-        """Skip space and return the next character, "" at the end."""
+        """Skip whitespace; returns the next character, "" at the end."""
         match = _SPACE.match(self.text, self.position)
         assert match is not None
         self.position = match.end()
@@ -285,7 +285,7 @@ class _Parser:
         self.position += 1
 
     def has_next(self, so_far: dict[Any, Any] | list[Any], end: str) -> bool:
-        """Take the comma before the next item, or the end after the last one."""
+        """Consume the comma before the next item, or the end bracket; False at the end."""
         if self.peek() == end:
             self.position += 1
             return False
@@ -308,7 +308,7 @@ class _Parser:
         try:
             return ObjectKey(self.object(depth))
         except TypeError:
-            raise MalformedJson("objects and arrays inside an object key", position) from None
+            raise MalformedJson("an object key contains objects or arrays", position) from None
 
     def integer_key(self) -> int:
         position = self.position
@@ -340,7 +340,7 @@ class _Parser:
         if match["fraction"] or match["exponent"]:
             number = float(text)
         else:
-            # Larger integers can be chosen to share one hash, which makes a dict of them quadratic.
+            # Larger integers can be crafted to have equal hashes, making a dict quadratic.
             is_small = len(text.removeprefix("-")) <= INTEGER_DIGITS_MAX
             number = int(text) if is_small else math.inf
         if number in {math.inf, -math.inf}:
@@ -374,28 +374,28 @@ class _Parser:
 
 
 def dumps(value: Any, *, strict: bool = False, pretty: bool = False) -> bytes:
-    """Write a value as the peer does.
+    """Encode a value exactly as RocketMQ does.
 
     value: dicts, lists, tuples, scalars, enums (by name) and msgspec structs, whose fields come in
     alphabetical order. A dict's key may be text, int, ObjectKey or a struct. Fields that are None
     are left out.
-    strict: JSON for any reader: keys sorted and quoted, only ASCII. Objects as keys, which JSON
-    has no form for, stay as they are.
-    pretty: as in config files: a tab per level, no space after the colon.
+    strict: JSON for any reader: keys sorted and quoted, ASCII only. Objects as keys, for which JSON
+        has no form, stay as they are.
+    pretty: the format of config files: a tab per level, no space after the colon.
     """
     return _Writer(strict=strict, pretty=pretty).text(value, 0).encode()
 
 
 class Written(msgspec.Struct):
-    """A value that was written already: ``dumps`` takes it as it is."""
+    """An already encoded value, which ``dumps`` includes verbatim."""
 
     text: str
 
 
 def dumps_sliced(items: Iterable[tuple[Any, Any]]) -> Generator[None, None, Written]:
-    """Write a map, for a caller that has other things to do in between.
+    """Encode a map in slices, for a caller that interleaves other work.
 
-    Yields after each slice, which takes about a millisecond; returns the map.
+    Yields after each slice, which takes about a millisecond; returns the encoded map.
     """
     remaining = iter(items)
     parts = []
@@ -409,7 +409,7 @@ def dumps_sliced(items: Iterable[tuple[Any, Any]]) -> Generator[None, None, Writ
 
 
 def dumps_list_sliced(items: Iterable[Any]) -> Generator[None, None, Written]:
-    """The same for a list."""
+    """Encode a list in slices; see ``dumps_sliced``."""
     remaining = iter(items)
     parts = []
     while some := list(islice(remaining, _SLICE_ITEMS)):
@@ -488,7 +488,7 @@ class _Writer:
 
 @functools.cache
 def _wire_fields(struct_type: type[msgspec.Struct]) -> list[tuple[str, str]]:
-    """Wire name and attribute of each field, in the peer's order."""
+    """Wire name and attribute of each field, in RocketMQ's order."""
     return sorted(
         zip(struct_type.__struct_encode_fields__, struct_type.__struct_fields__, strict=True)
     )
@@ -496,7 +496,7 @@ def _wire_fields(struct_type: type[msgspec.Struct]) -> list[tuple[str, str]]:
 
 @functools.cache
 def _is_plain(struct_type: type[msgspec.Struct]) -> bool:
-    """Whether msgspec writes it byte for byte the same, in a twentieth of the time."""
+    """Whether msgspec's encoding is identical; it takes a twentieth of the time."""
     hints = get_type_hints(struct_type)
     fields = [hints[attribute] for _, attribute in _wire_fields(struct_type)]
     names = struct_type.__struct_encode_fields__

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 from headrace_protocol.errors import LocalProtocolError, RemoteProtocolError
 
-# The peer's netty decoder refuses more, counted with the four bytes of the length.
+# Limit of the peer's netty decoder, including the four bytes of the length.
 FRAME_BYTES_MAX = 16 * 1024 * 1024
-# Largest frame before the first valid request, unless its header names a code that permits a body
-# of that size.
+# Limit before the first valid request, unless the frame's header has a code that permits a body of
+# that size.
 FIRST_FRAME_BYTES_MAX = 64 * 1024
 LENGTH_BYTES = 4
 PREFIX = struct.Struct(">II")
@@ -22,7 +22,7 @@ PREFIX_BYTES = PREFIX.size
 _LENGTH = struct.Struct(">I")
 _HEADER_LENGTH_MASK = 0xFFFFFF
 
-# First bytes of what people point at a remoting port by mistake.
+# First bytes of other protocols that are sent to a remoting port by mistake.
 _FOREIGN = (
     (b"PRI ", "HTTP/2 (a gRPC client speaks to the proxy's port, not to this one)"),
     (b"GET ", "HTTP"),
@@ -38,30 +38,30 @@ _FOREIGN = (
 )
 
 
-# Serialize type, header, body, not yet decoded: bytes, or a view where copying would cost more than
-# views do. A plain tuple, since there is one for every frame.
+# Serialize type, header and body, not yet decoded: bytes, or a view where that is cheaper than a
+# copy. A plain tuple, because there is one for every frame.
 Buffer = bytes | bytearray | memoryview
 Frame = tuple[int, Buffer, Buffer]
 
-# Takes the serialize type, header and body size of a large frame; raises RemoteProtocolError to
-# reject it.
+# Called with the serialize type, header and body size of a large frame; raises
+# RemoteProtocolError to reject it.
 Admit = Callable[[int, Buffer, int], None]
 
-# From here on a view of the body is cheaper than a copy, and so is all that is done with it.
+# From this size on a view of the body is cheaper than a copy, including its later use.
 _VIEW_BYTES = 16 * 1024
-# From here on it pays to receive a frame to where it stays.
+# From this size on receiving a frame in place pays off.
 _IN_PLACE_BYTES = 64 * 1024
 
 
 def foreign_protocol(start: bytes) -> str | None:
-    """The name of the other protocol that a stream with this ``start`` speaks, if we know it."""
+    """The name of the foreign protocol that begins with ``start``; None if unknown."""
     return next((name for mark, name in _FOREIGN if start.startswith(mark)), None)
 
 
 def frame_prefix(serialize_type: int, header_bytes: int, body_bytes: int) -> bytes:
     """The eight bytes before a header of ``header_bytes`` bytes.
 
-    Raises LocalProtocolError for a frame that a peer would refuse.
+    Raises LocalProtocolError for a frame that a peer would reject.
     """
     length = LENGTH_BYTES + header_bytes + body_bytes
     if length + LENGTH_BYTES > FRAME_BYTES_MAX:
@@ -73,13 +73,13 @@ def frame_prefix(serialize_type: int, header_bytes: int, body_bytes: int) -> byt
 
 
 class FrameReader:
-    """Cuts a byte stream into frames; looks at every byte once.
+    """Splits a byte stream into frames, scanning every byte once.
 
-    frame_bytes_max: largest frame taken, in bytes with its length field.
-    admit: called for each frame above FIRST_FRAME_BYTES_MAX as soon as its header has arrived;
-    None admits all.
-    header_bytes_max: largest header of a frame that comes in pieces, as each does that has a header
-    of more bytes than are fed at once.
+    frame_bytes_max: maximum frame size, including the length field.
+    admit: called for each frame above FIRST_FRAME_BYTES_MAX as soon as its header has arrived; None
+        admits all frames.
+    header_bytes_max: maximum header size of a frame that arrives in pieces. Every frame whose
+        header is larger than one ``feed`` arrives in pieces.
     """
 
     __slots__ = (
@@ -106,14 +106,15 @@ class FrameReader:
 
     @property
     def partial_bytes(self) -> int:
-        """Bytes held of a frame whose end has not come."""
+        """Buffered bytes of an incomplete frame."""
         return len(self._partial)
 
     def room(self) -> memoryview | None:
-        """Where the rest of a large frame belongs; None unless one has begun.
+        """A buffer for the rest of a large frame; None unless one has begun.
 
-        Receiving to the start of it saves a copy. Once it was asked for, the frame's bytes go there
-        and are told to ``received``; ``feed`` goes on after them.
+        Receiving into its start saves a copy. After a call that returned a buffer, the frame's
+        remaining bytes must be received into it and reported to ``received``; the bytes after the
+        frame go to ``feed`` again.
         """
         if self._room is None and self._missing >= _IN_PLACE_BYTES:
             have = len(self._partial)
@@ -123,7 +124,7 @@ class FrameReader:
         return self._room
 
     def received(self, count: int) -> list[Frame]:
-        """The frame, if ``count`` bytes more at the start of ``room`` complete it."""
+        """Report ``count`` bytes received at the start of ``room``; returns the completed frame."""
         assert self._room is not None
         frames: list[Frame] = []
         self._missing -= count
@@ -134,11 +135,11 @@ class FrameReader:
         return frames
 
     def feed(self, data: Buffer) -> list[Frame]:
-        """Take what was received and return the frames that are whole now.
+        """Process received bytes; returns the frames that they complete.
 
-        Nothing in them refers to ``data``, which may be overwritten.
+        The frames do not refer to ``data``, which may be overwritten.
 
-        Raises RemoteProtocolError when the bytes can't be frames; the reader is of no use then.
+        Raises RemoteProtocolError if the bytes are not frames; the reader is unusable afterwards.
         """
         frames: list[Frame] = []
         if self._partial:
@@ -151,7 +152,7 @@ class FrameReader:
         return frames
 
     def _cut(self, data: bytes | bytearray, frames: list[Frame]) -> bytes | bytearray:
-        """Add the whole frames in ``data``; return the bytes after them."""
+        """Append the complete frames in ``data``; returns the bytes after them."""
         end = len(data)
         position = 0
         unpack = PREFIX.unpack_from
@@ -179,7 +180,7 @@ class FrameReader:
         self._missing = self._still_missing()
 
     def _finish_partial(self, view: memoryview, frames: list[Frame]) -> int:
-        """Complete the frame that was cut off; return the position after its end in ``view``."""
+        """Complete the partial frame; returns the position after its end in ``view``."""
         position = 0
         while self._partial and position < len(view):
             piece = view[position : position + self._missing]
@@ -195,9 +196,9 @@ class FrameReader:
         return position
 
     def _still_missing(self) -> int:
-        """Bytes missing until the partial frame can be examined further.
+        """Number of bytes missing until the next step of reading the partial frame.
 
-        The steps are its prefix, its header if it must be admitted, and its end.
+        The steps end with its prefix, its header if it must be admitted, and its last byte.
         """
         have = len(self._partial)
         if have < PREFIX_BYTES:
@@ -209,8 +210,8 @@ class FrameReader:
             self._refuse(bytes(self._partial[:PREFIX_BYTES]))
         if header_end - PREFIX_BYTES > self._header_bytes_max:
             raise RemoteProtocolError(
-                f"a header of {header_end - PREFIX_BYTES} bytes: {self._header_bytes_max} is the "
-                "most"
+                f"a header of {header_end - PREFIX_BYTES} bytes: the maximum is "
+                f"{self._header_bytes_max}"
             )
         if self.admit is not None and frame_bytes > FIRST_FRAME_BYTES_MAX:
             if header_end > FIRST_FRAME_BYTES_MAX:

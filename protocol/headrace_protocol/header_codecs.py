@@ -1,7 +1,7 @@
-"""The three ways in which a command's header is written.
+"""The three codecs for a command's header.
 
-JSON and ROCKETMQ are the peer's. MSGPACK is ours: it goes only to a side that has shown that it
-knows it (``HEADRACE_MARK``), so an Apache peer, which would close the connection, never sees it.
+JSON and ROCKETMQ are RocketMQ's. MSGPACK is headrace's own: it is sent only to peers that have
+announced support (``HEADRACE_MARK``), because an Apache peer would close the connection.
 Source: docs/protocol.md "Header codecs"; tests/protocol/test_golden_frames.py.
 """
 
@@ -30,17 +30,17 @@ class SerializeType(IntEnum):
 
     JSON = 0
     ROCKETMQ = 1
-    MSGPACK = 0x68  # "h": far from the numbers that the peer may come to use
+    MSGPACK = 0x68  # "h": far from numbers that RocketMQ may assign
 
 
-# A client of ours puts this extension field into its first request; a server of ours answers with
-# a one-way HELLO. Apache's ignore fields that they do not know.
+# A headrace client puts this extension field into its first request; a headrace server answers with
+# a one-way HELLO. Apache RocketMQ ignores unknown fields.
 HEADRACE_MARK = "headrace"
 
 _OURS = "PYTHON"
 _LANGUAGE_NAMES = {language.value: language.name for language in LanguageCode}
 
-# What the decoders below raise for bytes that are none of theirs, however deep they nest.
+# Errors of the decoders below for malformed bytes, at any depth of nesting.
 _MALFORMED = (
     ValueError,
     IndexError,
@@ -52,15 +52,15 @@ _MALFORMED = (
 
 
 def decode_header(serialize_type: int, header: Buffer) -> Command:
-    """Read one header.
+    """Decode one header.
 
-    Raises RemoteProtocolError for an unknown type or bytes that are no such header.
+    Raises RemoteProtocolError for an unknown type or a malformed header.
     """
     try:
         decode = _DECODERS[serialize_type]
     except KeyError:
         raise RemoteProtocolError(
-            f"unknown header type {serialize_type}: known are "
+            f"unknown header type {serialize_type}: known types are "
             + ", ".join(f"{known.name} ({known.value})" for known in SerializeType)
         ) from None
     try:
@@ -83,11 +83,12 @@ def encode_frame(
     language: str = _OURS,
     version: int = VERSION,
 ) -> bytes:
-    """A frame up to its body, which follows unchanged.
+    """A frame without its body, which the caller sends next, unchanged.
 
     fields: extension fields by wire name; None values are left out.
-    body_bytes: length of the body that the caller will send next.
-    Raises LocalProtocolError for what the codec or the frame can't hold.
+    body_bytes: length of the body.
+
+    Raises LocalProtocolError for values that the codec or the frame cannot hold.
     """
     header = _ENCODERS[serialize_type](
         Command(code, language, version, opaque, flag, remark, fields)
@@ -99,7 +100,7 @@ def encode_frame(
 
 
 class _JsonCommand(Command, gc=False):
-    # Raw text: read once, straight into the struct of its request.
+    # Raw text, decoded only once, directly into the struct of its request.
     ext_fields: msgspec.Raw = msgspec.field(name="extFields", default=msgspec.Raw(b"null"))
 
 
@@ -108,7 +109,7 @@ _encode_json_object = msgspec.json.Encoder().encode
 
 
 def _encode_json(command: Command) -> bytes:
-    # The peer's key order, for the eyes of those who compare captures.
+    # RocketMQ's key order, which makes captures comparable.
     header: dict[str, Any] = {"code": command.code}
     if command.ext_fields is not None:
         header["extFields"] = to_text_fields(command.ext_fields)
@@ -134,20 +135,20 @@ def _decode_rocketmq(header: Buffer) -> Command:
     code, language, version, opaque, flag, remark_bytes = _FIXED.unpack_from(data)
     position = _FIXED.size + remark_bytes
     if remark_bytes < 0 or position > len(data):
-        raise ValueError(f"a remark of {remark_bytes} bytes in a header of {len(data)}")
+        raise ValueError(f"a remark of {remark_bytes} bytes in a header of {len(data)} bytes")
     remark = data[_FIXED.size : position].decode() or None
     (ext_bytes,) = _INT.unpack_from(data, position)
     position += _INT.size
     end = position + ext_bytes
     if not position <= end <= len(data):
         raise ValueError(f"extension fields of {ext_bytes} bytes at {position} of {len(data)}")
-    # A language that came after this was written is no reason to refuse its client.
+    # An unknown, newer language is no reason to reject its client.
     name = _LANGUAGE_NAMES.get(language, LanguageCode.OTHER.name)
     return Command(code, name, version, opaque, flag, remark, _entries(data, position, end))
 
 
 def _entries(data: bytes, position: int, end: int) -> dict[str, str]:
-    """Extension fields; the peer reads an empty key or value as null, and null as not there."""
+    """Extension fields. As in RocketMQ, an empty key or value is null, and null means absent."""
     entries: dict[str, str] = {}
     while position < end:
         key_start = position + 2
@@ -156,7 +157,7 @@ def _entries(data: bytes, position: int, end: int) -> dict[str, str]:
         (value_bytes,) = _INT.unpack_from(data, key_end)
         position = value_start + value_bytes
         if value_bytes < 0 or position > end:
-            raise ValueError(f"an entry that ends at {position}, after its block's end at {end}")
+            raise ValueError(f"an entry ends at {position}, after its block's end at {end}")
         if key_end > key_start and value_bytes:
             entries[data[key_start:key_end].decode()] = data[value_start:position].decode()
     return entries

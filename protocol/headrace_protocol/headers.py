@@ -1,7 +1,7 @@
-"""Request and response headers: one struct per request, the wire's spelling set here.
+"""Request and response headers: one struct per request, with the spelling on the wire.
 
-Every value is text on the wire; the structs hold what the text means. Bounds are the peer's Java
-types, so that a number that passes here fits every record and index it goes into.
+Every value is text on the wire; the structs hold the parsed values. Ranges are those of RocketMQ's
+Java types, so that an accepted number fits every record and index it is stored in.
 Source: docs/protocol.md "Requests"; tests/protocol/test_golden_frames.py.
 """
 
@@ -16,7 +16,7 @@ Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class RequestHeader(msgspec.Struct, rename="camel", kw_only=True, gc=False):
-    """What all request and response headers share: Java's spelling of names."""
+    """Base of all request and response headers: sets Java's spelling of names."""
 
 
 class TopicHeader(RequestHeader, kw_only=True, gc=False):
@@ -39,7 +39,7 @@ class QueueHeader(TopicHeader, kw_only=True, gc=False):
 
 
 class SendMessageHeader(RequestHeader, kw_only=True, gc=False):
-    """SEND_MESSAGE (10); the same fields as V2 under their long names."""
+    """SEND_MESSAGE (10): the fields of V2 under their long names."""
 
     producer_group: str
     topic: str
@@ -76,22 +76,22 @@ class SendMessageHeaderV2(RequestHeader, kw_only=True, gc=False):
 
 
 class SendMessageResponseHeader(RequestHeader, kw_only=True, gc=False):
-    """Where a message went.
+    """The place where a message was stored.
 
-    msg_id: offset message id; of a batch: all of them, joined by commas.
+    msg_id: offset message id; for a batch, all ids joined by commas.
     """
 
     msg_id: str
     queue_id: Int32
     queue_offset: Int64
     transaction_id: str | None = None
-    # The Java client reads both without asking whether they are there.
+    # The Java client reads both without checking for their presence.
     region: str = msgspec.field(name="MSG_REGION", default="DefaultRegion")
     trace_on: bool = msgspec.field(name="TRACE_ON", default=True)
 
 
 class BulkSendHeader(RequestHeader, kw_only=True, gc=False):
-    """BULK_SEND (7680002); the body holds ``count`` sizes and the records that have them.
+    """BULK_SEND (7680002); the body holds ``count`` sizes, then the records.
 
     default_topic, default_topic_queue_nums: as in SEND_MESSAGE. body_crc32: of the whole body.
     """
@@ -107,16 +107,16 @@ class BulkSendHeader(RequestHeader, kw_only=True, gc=False):
 
 # -- staged writes ---------------------------------------------------------------------------------
 
-# They become names of folders and files.
+# Used as names of folders and files.
 StagedName = Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_-]{1,64}\Z")]
 BatchId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class StageSendHeader(BulkSendHeader, kw_only=True, gc=False):
-    """STAGE_SEND (7680010): a block of BULK_SEND that is kept aside.
+    """STAGE_SEND (7680010): a block as in BULK_SEND, to be staged.
 
-    attempt: who writes it; no other attempt of the query may have this name.
-    block_number: of the attempt's blocks at this broker, from 0 on.
+    attempt: name of the writing attempt, unique within the query.
+    block_number: index among the attempt's blocks at this broker, from 0.
     """
 
     query_id: StagedName
@@ -126,7 +126,7 @@ class StageSendHeader(BulkSendHeader, kw_only=True, gc=False):
 
 
 class StageSealHeader(RequestHeader, kw_only=True, gc=False):
-    """STAGE_SEAL (7680011): all blocks of an attempt were sent."""
+    """STAGE_SEAL (7680011): all blocks of an attempt have been sent."""
 
     query_id: StagedName
     batch_id: BatchId
@@ -135,7 +135,7 @@ class StageSealHeader(RequestHeader, kw_only=True, gc=False):
 
 
 class StageSealResponseHeader(RequestHeader, kw_only=True, gc=False):
-    """What is on disk."""
+    """The sealed data on disk."""
 
     file_bytes: Int64
     record_count: Int64
@@ -148,9 +148,9 @@ class StageQueryHeader(RequestHeader, kw_only=True, gc=False):
 
 
 class StageStateResponseHeader(RequestHeader, kw_only=True, gc=False):
-    """Where a query stands at this broker.
+    """The state of a query at this broker.
 
-    applied_batch_id: the last one whose records are in the log, -1 before the first.
+    applied_batch_id: the last micro-batch with its records in the log, -1 before the first.
     """
 
     broker_name: str
@@ -160,21 +160,21 @@ class StageStateResponseHeader(RequestHeader, kw_only=True, gc=False):
 class StageDecideHeader(StageQueryHeader, kw_only=True, gc=False):
     """STAGE_DECIDE (7680013).
 
-    replaces: id of a decision for the same batch that cannot have been acted on.
+    replaces: id of a decision for the same micro-batch that cannot have been applied.
     """
 
     replaces: str | None = None
 
 
 class StageCommitHeader(StageQueryHeader, kw_only=True, gc=False):
-    """STAGE_COMMIT (7680014): act on the decision with this id."""
+    """STAGE_COMMIT (7680014): apply the decision with this id."""
 
     batch_id: BatchId
     decision_id: str
 
 
 class StageCommitResponseHeader(RequestHeader, kw_only=True, gc=False):
-    """already_done: the batch was in the log before."""
+    """already_done: the micro-batch was already in the log."""
 
     already_done: bool
 
@@ -204,7 +204,7 @@ class PullMessageHeader(QueueHeader, kw_only=True, gc=False):
 
 
 class PullMessageResponseHeader(RequestHeader, kw_only=True, gc=False):
-    """What a pull found; the body holds the records."""
+    """The result of a pull; the body holds the records."""
 
     suggest_which_broker_id: Int64
     next_begin_offset: Int64
@@ -218,8 +218,8 @@ class PullMessageResponseHeader(RequestHeader, kw_only=True, gc=False):
 class BulkPullHeader(QueueHeader, kw_only=True, gc=False):
     """BULK_PULL (7680003).
 
-    max_msg_nums, max_msg_bytes: records wanted, and their bytes.
-    subscription: always in the request itself.
+    max_msg_nums, max_msg_bytes: maximum number of records, and of their bytes.
+    subscription: always part of the request itself.
     """
 
     consumer_group: str
@@ -234,11 +234,12 @@ class BulkPullHeader(QueueHeader, kw_only=True, gc=False):
 
 
 class BulkPullResponseHeader(RequestHeader, kw_only=True, gc=False):
-    """How the body of a bulk pull is to be read; see ``columns.RecordColumns``.
+    """The layout of a bulk pull's body; see ``columns.RecordColumns``.
 
     layout: "log" for the log's bytes from ``first_physical_offset`` on, "gathered" for the
     records back to back.
-    has_queue_offsets: the body has them; if not, they end, without gaps, at ``next_begin_offset``.
+    has_queue_offsets: whether the body has them; if not, they are contiguous and end at
+        ``next_begin_offset``.
     """
 
     next_begin_offset: Int64
@@ -316,7 +317,7 @@ class QueryMessageHeader(TopicHeader, kw_only=True, gc=False):
 
 
 class QueryMessageResponseHeader(RequestHeader, kw_only=True, gc=False):
-    """How far the index reaches."""
+    """The extent of the index."""
 
     index_last_update_timestamp: Int64
     index_last_update_phyoffset: Int64
@@ -380,33 +381,33 @@ class GetTopicStatsHeader(TopicHeader, kw_only=True, gc=False):
 
 
 class TopicConfigResponseHeader(RequestHeader, kw_only=True, gc=False):
-    """The answer to 351; only ours tells the incarnation, docs/protocol.md "Topics"."""
+    """The answer to 351; incarnation is headrace's own, see docs/protocol.md "Topics"."""
 
     incarnation: str | None = None
 
 
 class GetAllTopicConfigHeader(RequestHeader, kw_only=True, gc=False):
-    """GET_ALL_TOPIC_CONFIG (21); without fields: everything."""
+    """GET_ALL_TOPIC_CONFIG (21); without fields it requests all topics."""
 
     topic_seq: Int32 | None = None
     max_topic_num: Int32 | None = None
 
 
 class GetAllTopicConfigResponseHeader(RequestHeader, kw_only=True, gc=False):
-    """How many topics there are in all."""
+    """The total number of topics."""
 
     total_topic_num: Int32
 
 
 class GetAllSubscriptionGroupHeader(RequestHeader, kw_only=True, gc=False):
-    """GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201); without fields: everything."""
+    """GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201); without fields it requests all groups."""
 
     group_seq: Int32 | None = None
     max_group_num: Int32 | None = None
 
 
 class GetAllSubscriptionGroupResponseHeader(RequestHeader, kw_only=True, gc=False):
-    """How many groups there are in all."""
+    """The total number of groups."""
 
     total_group_num: Int32
 
@@ -455,7 +456,7 @@ class GetBrokerConfigResponseHeader(RequestHeader, kw_only=True, gc=False):
 
 
 class HeartbeatResponseHeader(RequestHeader, kw_only=True, gc=False):
-    """The answer to HEART_BEAT (34): a heartbeat may leave subscriptions out while none changed."""
+    """The answer to HEART_BEAT (34): heartbeats may leave out unchanged subscriptions."""
 
     is_support_heart_beat_v2: bool = msgspec.field(name="IS_SUPPORT_HEART_BEAT_V2")
     is_sub_change: bool = msgspec.field(name="IS_SUB_CHANGE")
@@ -469,7 +470,7 @@ class QueryConsumeTimeSpanHeader(RequestHeader, kw_only=True, gc=False):
 
 
 class CloneGroupOffsetHeader(RequestHeader, kw_only=True, gc=False):
-    """CLONE_GROUP_OFFSET (314); without a topic: all topics of the source."""
+    """CLONE_GROUP_OFFSET (314); without a topic it copies all topics of the source group."""
 
     src_group: str
     dest_group: str
@@ -490,7 +491,7 @@ class QueryConsumeQueueHeader(RequestHeader, kw_only=True, gc=False):
 
 
 class BrokerHeader(RequestHeader, kw_only=True, gc=False):
-    """Which broker: what 103, 104 and 322 share.
+    """The broker that sends a request: the common fields of 103, 104 and 322.
 
     broker_id: 0 is the master.
     """
@@ -504,9 +505,10 @@ class BrokerHeader(RequestHeader, kw_only=True, gc=False):
 class RegisterBrokerHeader(BrokerHeader, kw_only=True, gc=False):
     """REGISTER_BROKER (103).
 
-    heartbeat_timeout_millis: silence after which the broker is dropped; None: the nameserver's.
-    enable_acting_master: None says that the broker does not know of acting masters.
-    body_crc32: CRC-32 of the body without its sign bit; 0: not checked.
+    heartbeat_timeout_millis: silence after which the broker is dropped; None leaves the limit to
+        the nameserver.
+    enable_acting_master: None if the broker does not support acting masters.
+    body_crc32: CRC-32 of the body without the sign bit; 0 disables the check.
     """
 
     ha_server_addr: str
@@ -518,7 +520,7 @@ class RegisterBrokerHeader(BrokerHeader, kw_only=True, gc=False):
 
 
 class RegisterBrokerResponseHeader(RequestHeader, kw_only=True, gc=False):
-    """Who the master is; only slaves are told."""
+    """The master's addresses, for slaves only."""
 
     ha_server_addr: str | None = None
     master_addr: str | None = None
@@ -555,7 +557,7 @@ class GetRouteInfoHeader(TopicHeader, kw_only=True, gc=False):
 
 
 class GetRouteInfoResponseHeader(RequestHeader, kw_only=True, gc=False):
-    """route_age_millis: since the broker of the route that was silent longest was last heard."""
+    """route_age_millis: longest time that a broker of the route has been silent."""
 
     route_age_millis: Int64 | None = None
 
@@ -570,7 +572,7 @@ class GetBrokerMemberGroupHeader(RequestHeader, kw_only=True, gc=False):
 class TopicInNamesrvHeader(RequestHeader, kw_only=True, gc=False):
     """DELETE_TOPIC_IN_NAMESRV (216) and REGISTER_TOPIC_IN_NAMESRV (217).
 
-    cluster_name: forget the topic only there.
+    cluster_name: cluster to delete the topic from; all clusters by default.
     """
 
     topic: str
@@ -590,13 +592,13 @@ class WritePermOfBrokerHeader(RequestHeader, kw_only=True, gc=False):
 
 
 class WipeWritePermOfBrokerResponseHeader(RequestHeader, kw_only=True, gc=False):
-    """How many topics lost their write permission."""
+    """The number of topics whose write permission was removed."""
 
     wipe_topic_count: Int32
 
 
 class AddWritePermOfBrokerResponseHeader(RequestHeader, kw_only=True, gc=False):
-    """How many topics got it back."""
+    """The number of topics whose write permission was restored."""
 
     add_topic_count: Int32
 

@@ -1,6 +1,6 @@
-"""The message record: what a commit log stores, a pull returns and a client decodes.
+"""The message record: stored in the CommitLog, returned by pulls, decoded by clients.
 
-Byte tables are in docs/store-format.md; everything is big-endian and signed.
+Byte tables are in docs/store-format.md; all integers are big-endian and signed.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ MAGIC_V2: Final = 0xDAA320AB - (1 << 32)
 MAGIC_BLANK: Final = 0xCBD43194 - (1 << 32)
 
 CRC_MASK: Final = 0x7FFFFFFF
-# What readers decompress a body to unless they are told otherwise; producers send 4 MiB at most.
+# Default limit for decompressing a body; producers send at most 4 MiB.
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
-# The same for all bodies of a batch together, which can inflate a thousandfold.
+# Default limit for all bodies of a batch together, which can inflate a thousandfold.
 BATCH_BYTES_MAX: Final = 256 * 1024 * 1024
 PROPERTIES_BYTES_MAX: Final = 0x7FFF
-# Messages of a batch. Producers of ours send 10,485 at most, since each counts 100 bytes of 1 MiB.
+# Messages in a batch. headrace producers send at most 10,485: each counts as 100 bytes of 1 MiB.
 BATCH_ITEMS_MAX: Final = 16_384
 TOPIC_BYTES_MAX_V1: Final = 0x7F
 
@@ -58,7 +58,7 @@ TAGS: Final = "TAGS"
 WAIT: Final = "WAIT"
 DELAY: Final = "DELAY"
 UNIQ_KEY: Final = "UNIQ_KEY"
-CRC32: Final = "__CRC32#"  # of the whole record, and written by its broker alone
+CRC32: Final = "__CRC32#"  # of the whole record; written only by its broker
 CLUSTER: Final = "CLUSTER"
 RETRY_TOPIC: Final = "RETRY_TOPIC"
 ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
@@ -74,7 +74,7 @@ _PROPERTY_SEPARATOR: Final = "\x02"
 
 
 class CorruptRecord(ValueError):
-    """Bytes that should be a record (or a batch item) are not one."""
+    """Bytes that are not a valid record, or not a valid batch item."""
 
     def __init__(self, position: int, reason: str) -> None:
         super().__init__(f"no message record at byte {position}: {reason}")
@@ -83,7 +83,7 @@ class CorruptRecord(ValueError):
 
 
 class CodecMissing(ValueError):
-    """A body is compressed by a codec whose package is not installed."""
+    """A body is compressed with a codec whose package is not installed."""
 
 
 class BodyTooLarge(ValueError):
@@ -91,13 +91,13 @@ class BodyTooLarge(ValueError):
 
     def __init__(self, codec: str, stored_bytes: int, body_bytes_max: int) -> None:
         super().__init__(
-            f"a {codec} body of {stored_bytes} bytes has more than {body_bytes_max} bytes when it "
-            "is decompressed: give the consumer a larger body_bytes_max if that is what was sent"
+            f"a {codec} body of {stored_bytes} bytes has more than {body_bytes_max} bytes when "
+            "decompressed: if such bodies are sent, give the consumer a larger body_bytes_max"
         )
 
 
 class BatchTooLarge(ValueError):
-    """The bodies of a batch together exceed their reader's limit."""
+    """The bodies of a batch together exceed the reader's limit."""
 
     def __init__(self, message_count: int, batch_bytes_max: int) -> None:
         super().__init__(
@@ -124,7 +124,7 @@ BLANK_RECORD: Final = struct.Struct(">ii")
 
 
 def topic_field(topic: str) -> tuple[int, bytes]:
-    """Magic number and length-prefixed topic of the record version that can hold ``topic``."""
+    """Magic number and length-prefixed topic, for the record version that can hold ``topic``."""
     name = topic.encode()
     if len(name) <= TOPIC_BYTES_MAX_V1:
         return MAGIC_V1, bytes((len(name),)) + name
@@ -132,7 +132,7 @@ def topic_field(topic: str) -> tuple[int, bytes]:
 
 
 def host_flags(born_host: bytes, store_host: bytes) -> int:
-    """The sysFlag bits that say how long the two hosts are."""
+    """The sysFlag bits for the lengths of the two hosts."""
     return (BORN_HOST_V6 if len(born_host) == 20 else 0) | (
         STORE_HOST_V6 if len(store_host) == 20 else 0
     )
@@ -155,13 +155,13 @@ def encode_record(
     reconsume_times: int = 0,
     prepared_transaction_offset: int = 0,
 ) -> bytes:
-    """One whole record; V2 when the topic needs it.
+    """Encode one whole record, as V2 if the topic requires it.
 
-    body: as stored, so compressed when ``sys_flag`` says so.
+    body: as stored: compressed if ``sys_flag`` says so.
     properties: as ``encode_properties`` returns them.
-    born_host, store_host: as ``encode_host`` returns them; they set the IPv6 bits.
+    born_host, store_host: as ``encode_host`` returns them; they determine the IPv6 bits.
 
-    Raises ValueError when a part does not fit its length field.
+    Raises ValueError if a part does not fit its length field.
     """
     if len(properties) > PROPERTIES_BYTES_MAX:
         raise ValueError(f"properties have {len(properties)} bytes, more than 32767")
@@ -197,7 +197,7 @@ def encode_record(
 
 
 class StoredMessage:
-    """A record taken apart. Body and properties are decoded when first asked for.
+    """A decoded record. Body and properties are decoded on first use.
 
     ``sys_flag`` and ``stored_body`` are as stored; ``body`` is decompressed.
     """
@@ -262,21 +262,21 @@ class StoredMessage:
 
     @property
     def body(self) -> bytes:
-        """The body as its producer gave it. Raises CodecMissing or CorruptRecord."""
+        """The body as its producer sent it. Raises CodecMissing, BodyTooLarge, CorruptRecord."""
         if self._body is None:
             self._body = decompress(self.stored_body, self.sys_flag)
         return self._body
 
     @property
     def properties(self) -> dict[str, str]:
-        """All properties, system ones too."""
+        """All properties, including system ones."""
         if self._properties is None:
             self._properties = decode_properties(self.raw_properties)
         return self._properties
 
     @property
     def tags(self) -> str | None:
-        """The whole TAGS text."""
+        """The whole TAGS text; None if missing."""
         return self.properties.get(TAGS)
 
     @property
@@ -286,16 +286,16 @@ class StoredMessage:
 
     @property
     def offset_message_id(self) -> str:
-        """The id that leads back to the record in its broker's log."""
+        """The id that encodes the record's position in its broker's log."""
         return encode_offset_message_id(self.store_host, self.physical_offset)
 
     @property
     def message_id(self) -> str:
-        """The producer's id, or the broker's when the producer gave none."""
+        """The producer's id, or the offset message id if the producer gave none."""
         return self.properties.get(UNIQ_KEY) or self.offset_message_id
 
     def encode(self) -> bytes:
-        """The record again, byte for byte."""
+        """Encode the record again, byte for byte."""
         return encode_record(
             topic=self.topic,
             queue_id=self.queue_id,
@@ -315,9 +315,9 @@ class StoredMessage:
 
 
 def decode_record(buffer: Buffer, position: int = 0) -> StoredMessage:
-    """The record at ``position``, its lengths and body CRC checked.
+    """Decode the record at ``position``, checking its lengths and body CRC.
 
-    Raises CorruptRecord, also at an end-of-file (BLANK) record and for a cut record.
+    Raises CorruptRecord, also for an end-of-file (BLANK) record and a truncated record.
     """
     data = buffer if isinstance(buffer, bytes) else bytes(buffer)
     size, magic, sys_flag = _record_start(data, position)
@@ -357,7 +357,7 @@ def _record_start(data: bytes, position: int) -> tuple[int, int, int]:
 
 
 def decode_records(body: Buffer) -> list[StoredMessage]:
-    """All records of a pull's body. Raises CorruptRecord if anything else is in it."""
+    """Decode the records in a pull's body. Raises CorruptRecord for any other content."""
     data = bytes(body)
     messages = []
     position, end = 0, len(data)
@@ -372,12 +372,12 @@ def decode_records(body: Buffer) -> list[StoredMessage]:
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
-    """``name 0x01 value 0x02`` for each entry, in the mapping's order."""
+    """Encode as ``name 0x01 value 0x02`` per entry, in the mapping's order."""
     return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()]).encode()
 
 
 def decode_properties(raw: Buffer) -> dict[str, str]:
-    """The entries with a name and a value; the later of two with one name wins."""
+    """Decode entries, ignoring any without name or value; of equal names the last wins."""
     properties = {}
     for entry in str(raw, "utf-8", "replace").split(_PROPERTY_SEPARATOR):
         name, _, value = entry.partition(_NAME_VALUE_SEPARATOR)
@@ -387,37 +387,39 @@ def decode_properties(raw: Buffer) -> dict[str, str]:
 
 
 def property_value(raw: bytes, name: bytes) -> bytes:
-    """One value without decoding the others; empty if it is missing."""
+    """One value, without decoding the others; empty if missing."""
     at = raw.rfind(b"\x02" + name + b"\x01") + 1
     if not at and not raw.startswith(name + b"\x01"):
         return b""
     start = at + len(name) + 1
     end = raw.find(b"\x02", start)
     if end == start or start == len(raw):
-        # The parser drops empty values, so an earlier entry of this name counts.
+        # decode_properties ignores empty values, so an earlier entry of this name counts.
         return decode_properties(raw).get(name.decode(), "").encode()
     return raw[start:end] if end >= 0 else raw[start:]
 
 
 def split_keys(keys: str) -> list[str]:
-    """The index keys in a KEYS text: parts between spaces, empty ones left out."""
+    """The index keys in a KEYS text: its non-empty parts between spaces."""
     return [key for key in keys.split(KEY_SEPARATOR) if key]
 
 
-# Long texts are hashed in blocks, since the powers for all their units would take time and memory.
+# Long texts are hashed in blocks: powers for all of their units would cost time and memory.
 _BLOCK_UNITS = 128
 _POWERS_OF_31 = [pow(31, exponent, 1 << 32) for exponent in range(_BLOCK_UNITS + 1)]
-# The powers for a block, by the number of its units.
+# The powers for a block, by its number of units.
 _POWERS = [tuple(_POWERS_OF_31[:count][::-1]) for count in range(_BLOCK_UNITS + 1)]
 
 
 def java_hash(text: str) -> int:
-    """Java's ``String.hashCode``: over UTF-16 units, wrapped to a signed 32-bit number.
+    """Java's ``String.hashCode``: over UTF-16 units, wrapped to a signed 32-bit integer.
 
     Raises OutOfBounds for a text longer than any tags or key.
     """
     if len(text) > HASHED_CHARS_MAX:
-        raise OutOfBounds(f"tags or key of {len(text)} characters: {HASHED_CHARS_MAX} is the most")
+        raise OutOfBounds(
+            f"tags or key of {len(text)} characters: the maximum is {HASHED_CHARS_MAX}"
+        )
     units: Sequence[int]
     if text.isascii():
         units = text.encode()
@@ -433,12 +435,12 @@ def java_hash(text: str) -> int:
 
 
 _java_hash_cached = lru_cache(maxsize=4096)(java_hash)
-# Nobody uses longer tags; caching them would only fill the memory.
+# Longer tags are not used in practice; caching them would only fill memory.
 _CACHED_CHARS_MAX = 256
 
 
 def tags_code(tags: str | None) -> int:
-    """What a ConsumeQueue unit keeps of the whole TAGS text; 0 without tags."""
+    """The hash of the TAGS text that a ConsumeQueue unit holds; 0 without tags."""
     if not tags:
         return 0
     return java_hash(tags) if len(tags) > _CACHED_CHARS_MAX else _java_hash_cached(tags)
@@ -450,7 +452,7 @@ def tags_code_of(raw_properties: bytes) -> int:
     if start == 5 and not raw_properties.startswith(b"TAGS\x01"):
         return 0
     end = raw_properties.find(b"\x02", start)
-    if end <= start:  # no value, or no separator at the end
+    if end <= start:  # no value, or no separator after it
         return tags_code(property_value(raw_properties, b"TAGS").decode(errors="replace"))
     if end - start > _CACHED_CHARS_MAX:
         return java_hash(raw_properties[start:end].decode(errors="replace"))
@@ -482,7 +484,7 @@ def decode_host(host: bytes) -> tuple[str, int]:
 
 
 def encode_offset_message_id(store_host: bytes, physical_offset: int) -> str:
-    """The 32 or 56 hex digits that name a record by broker address and log position."""
+    """The 32 or 56 hex digits that identify a record by broker address and log position."""
     return (store_host + physical_offset.to_bytes(8, "big", signed=True)).hex().upper()
 
 
@@ -495,12 +497,12 @@ def decode_offset_message_id(message_id: str) -> tuple[bytes, int]:
 
 
 class UniqKeyGenerator:
-    """Makes UNIQ_KEYs: address, process, instance, time in the local month, counter."""
+    """Generates UNIQ_KEYs: address, process, instance, time in the local month, counter."""
 
     __slots__ = ("_counter", "_month_end_ms", "_month_start_ms", "_now_ms", "_prefix")
 
     def __init__(self, now_ms: Callable[[], int], pid: int, ip: bytes, instance: int = 0) -> None:
-        """now_ms: wall clock; ip: 4 or 16 bytes; instance: tells two of one process apart."""
+        """now_ms: wall clock. ip: 4 or 16 bytes. instance: distinguishes two in one process."""
         self._now_ms = now_ms
         raw = ip + (pid & 0xFFFF).to_bytes(2, "big") + (instance & 0xFFFFFFFF).to_bytes(4, "big")
         self._prefix = raw.hex().upper()
@@ -517,9 +519,9 @@ class UniqKeyGenerator:
 
 
 def uniq_key_time_ms(uniq_key: str, now_ms: int) -> int:
-    """When a UNIQ_KEY was made, at most a month before ``now_ms``.
+    """The time at which a UNIQ_KEY was generated, at most a month before ``now_ms``.
 
-    The key holds only the time since the month began (local time of its maker).
+    The key only holds the time since the start of the month, in its producer's local time.
     Raises ValueError if it is not a UNIQ_KEY.
     """
     if len(uniq_key) not in {32, 56}:
@@ -542,22 +544,22 @@ def _local_month_ms(now_ms: int) -> tuple[int, int]:
 
 
 def compress(body: bytes, level: int = 5) -> tuple[bytes, int]:
-    """The body compressed by ZLIB, and the sysFlag bits that say so."""
+    """The body compressed with ZLIB, and the sysFlag bits for that."""
     return zlib.compress(body, level), COMPRESSED | COMPRESSION_ZLIB
 
 
 def decompress(stored_body: bytes, sys_flag: int, body_bytes_max: int = BODY_BYTES_MAX) -> bytes:
-    """The body before compression; itself when ``sys_flag`` says it is not compressed.
+    """Decompress a body; returns it unchanged if ``sys_flag`` says that it is not compressed.
 
-    Raises CodecMissing naming the package to install, BodyTooLarge for what has more than
-    ``body_bytes_max`` bytes then, CorruptRecord if it does not decompress.
+    Raises CodecMissing with the package to install, BodyTooLarge if the result has more than
+    ``body_bytes_max`` bytes, CorruptRecord if it does not decompress.
     """
     if not sys_flag & COMPRESSED:
         return stored_body
     codec, inflate = _CODECS.get(sys_flag & COMPRESSION_MASK, _ZLIB)
     body = inflate(stored_body, body_bytes_max + 1)
     if body is None:
-        raise CorruptRecord(0, f"{codec} body does not decompress: it is cut off")
+        raise CorruptRecord(0, f"{codec} body does not decompress: it is truncated")
     if len(body) > body_bytes_max:
         raise BodyTooLarge(codec, len(stored_body), body_bytes_max)
     return body
@@ -587,8 +589,8 @@ def decompress_each(
         room -= len(body)
 
 
-# Each stops at ``bytes_max``, so that a few bytes can't fill the memory. None: a body without its
-# end, which ZSTD's reader does not tell.
+# Each stops at ``bytes_max``, so that a small body cannot fill the memory. They return None for a
+# truncated body, except with ZSTD, whose reader does not detect it.
 
 
 def _inflate_zlib(stored_body: bytes, bytes_max: int) -> bytes | None:
@@ -619,7 +621,7 @@ def _inflate_zstd(stored_body: bytes, bytes_max: int) -> bytes | None:
     except ImportError as error:
         raise CodecMissing("the body is ZSTD-compressed: pip install zstandard") from error
     try:
-        # Java's stream writer leaves the size out of the frame, so no one-shot decompress().
+        # Java's stream writer leaves the size out of the frame, which one-shot decompress() needs.
         return zstandard.ZstdDecompressor().stream_reader(stored_body).read(bytes_max)
     except zstandard.ZstdError as error:
         raise CorruptRecord(0, f"ZSTD body does not decompress: {error}") from error

@@ -1,4 +1,4 @@
-"""What STAGE_DECIDE and STAGE_ABORT carry: which staged attempts make up a batch.
+"""Bodies of STAGE_DECIDE and STAGE_ABORT: the staged attempts that make up a micro-batch.
 
 Source: docs/protocol.md "Staged writes".
 """
@@ -20,7 +20,7 @@ Value = TypeVar("Value")
 
 
 class StagedAttempt(msgspec.Struct, frozen=True, rename="camel"):
-    """What one attempt staged at one broker, as its seal was answered."""
+    """The data staged by one attempt at one broker, as reported when it was sealed."""
 
     attempt: StagedName
     file_bytes: Int64
@@ -28,9 +28,9 @@ class StagedAttempt(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Decision(msgspec.Struct, frozen=True, rename="camel"):
-    """The attempts that make up a batch of a query; all others of the batch are void.
+    """The attempts that make up a micro-batch of a query; its other attempts are void.
 
-    attempts: by name of broker, in the order in which their records go into the log.
+    attempts: by broker name, in the order in which their records go into the log.
     """
 
     decision_id: str
@@ -38,16 +38,16 @@ class Decision(msgspec.Struct, frozen=True, rename="camel"):
     attempts: dict[str, tuple[StagedAttempt, ...]]
 
     def encode(self) -> bytes:
-        """As bodies hold it."""
+        """Encode as a body."""
         return msgspec.json.encode(self)
 
     @classmethod
     def decode(cls, body: Buffer) -> Decision:
-        """Read a body. Raises msgspec.MsgspecError."""
+        """Decode a body. Raises msgspec.MsgspecError."""
         return _read(_decode_decision, body)
 
     def part(self, broker_name: str) -> tuple[StagedAttempt, ...]:
-        """What one broker has of it."""
+        """The attempts at one broker."""
         return self.attempts.get(broker_name, ())
 
 
@@ -55,12 +55,12 @@ _decode_decision = msgspec.json.Decoder(Decision).decode
 
 
 def encode_names(attempts: list[str]) -> bytes:
-    """Names of attempts, as the body of STAGE_ABORT."""
+    """Encode names of attempts as the body of STAGE_ABORT."""
     return msgspec.json.encode(attempts)
 
 
 def decode_names(body: Buffer) -> list[str]:
-    """Read such a body. Raises msgspec.MsgspecError."""
+    """Decode the body of STAGE_ABORT. Raises msgspec.MsgspecError."""
     return _read(_decode_names, body)
 
 
@@ -71,4 +71,4 @@ def _read(decode: Callable[[Buffer], Value], body: Buffer) -> Value:
     try:
         return decode(body)
     except RecursionError as error:
-        raise msgspec.DecodeError("lists or objects that nest too deep") from error
+        raise msgspec.DecodeError("lists or objects nest too deep") from error

@@ -1,4 +1,4 @@
-"""Names of the topics that brokers make for themselves; the peer's spelling."""
+"""Names of the topics that brokers create for themselves, in RocketMQ's spelling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 GROUP_PREFIXES: Final = (RETRY_PREFIX, DLQ_PREFIX)
 
-# The topic whose settings a topic gets that is made by a send.
+# Template for topics that are created by a send.
 DEFAULT_TOPIC: Final = "TBW102"
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
@@ -25,7 +25,7 @@ SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
 BENCHMARK_TOPIC: Final = "BenchmarkTest"
 OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
 
-# What no client may send to, besides the names above.
+# Further topics that no client may send to.
 SYSTEM_PREFIX: Final = "rmq_sys_"
 BROKER_MEMBER_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
 _REVIVE_LOG_PREFIX = "rmq_sys_REVIVE_LOG_"
@@ -45,7 +45,7 @@ _PREFIXES_NOT_OF_USERS = (*GROUP_PREFIXES, "RMQ_SYS_", SYSTEM_PREFIX)
 
 
 def reply_topic(cluster: str) -> str:
-    """The topic that answers to requests between clients take in ``cluster``."""
+    """The topic for replies to requests between clients in ``cluster``."""
     return f"{cluster}{_REPLY_SUFFIX}"
 
 
@@ -55,14 +55,14 @@ def revive_log_topic(cluster: str) -> str:
 
 
 def broker_member_topic(broker: str) -> str:
-    """The topic that the members of ``broker`` agree by."""
+    """The topic through which the members of ``broker`` coordinate."""
     return f"{BROKER_MEMBER_PREFIX}{broker}"
 
 
 def user_topics(topics: Iterable[str], nodes: Iterable[str]) -> set[str]:
-    """What of ``topics`` users have made.
+    """The ``topics`` created by users.
 
-    nodes: names of all clusters and brokers; those that brokers name topics after.
+    nodes: names of all clusters and brokers, which brokers name topics after.
     """
     named_after = {name for node in nodes for name in (node, reply_topic(node))}
     made = {topic for topic in topics if not topic.startswith(_PREFIXES_NOT_OF_USERS)}

@@ -108,7 +108,7 @@ async def test_read_rejects_administration(tmp_path: Path) -> None:
             address = await nursery.start(daemon.run)
             refusal = (await ask(network, address, change)).command
             assert refusal.code == ResponseCode.NO_PERMISSION
-            assert f"{change.name} is refused: this daemon runs with anonymousAccess=read" in (
+            assert f"{change.name} is rejected: this daemon runs with anonymousAccess=read" in (
                 refusal.remark or ""
             )
             assert (await ask(network, address, lookup)).command.code == ResponseCode.SUCCESS

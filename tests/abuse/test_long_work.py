@@ -147,7 +147,7 @@ def test_a_list_of_too_many_topics_is_rejected(broker: BrokerUnderTest) -> None:
     body = b'{"topicConfigList":[%s]}' % b",".join([b"{}"] * (bounds.ITEMS_MAX + 1))
     answer = broker.ask(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=body)
     assert answer.code == ResponseCode.INVALID_PARAMETER
-    assert "10001 topics: 10000 is the most" in answer.remark
+    assert "10001 topics: the maximum is 10000" in answer.remark
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_large_list_is_rejected_before_it_is_decoded(
     monkeypatch.setattr(staging.Decision, "decode", lambda *_args: pytest.fail("decoded"))
     answer = broker.ask(code, header, body)
     assert answer.code == ResponseCode.INVALID_PARAMETER
-    assert "10000 is the most, send them in parts" in answer.remark
+    assert "the maximum is 10000; send them in parts" in answer.remark
 
 
 # -- settings --------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def test_a_change_of_too_many_settings_is_rejected(broker: BrokerUnderTest) -> N
     body = b"".join(b"k%d=1\n" % number for number in range(1001))
     answer = broker.ask(RequestCode.UPDATE_BROKER_CONFIG, body=body)
     assert answer.code == ResponseCode.INVALID_PARAMETER
-    assert "1001 lines: 1000 is the most" in answer.remark
+    assert "1001 lines: the maximum is 1000" in answer.remark
 
 
 # -- answers ---------------------------------------------------------------------------------------
@@ -372,7 +372,7 @@ def test_a_subscription_that_is_too_long_is_rejected(broker: BrokerUnderTest) ->
     body = msgspec.json.encode({"subscriptionData": {"subString": text}})
     answer = broker.ask(RequestCode.CHECK_CLIENT_CONFIG, body=body)
     assert answer.code == ResponseCode.INVALID_PARAMETER
-    assert "subscription of 33000 characters: 32768 is the most" in answer.remark
+    assert "subscription of 33000 characters: the maximum is 32768" in answer.remark
 
 
 # -- who did it ------------------------------------------------------------------------------------

@@ -473,4 +473,4 @@ def test_a_large_registration_in_the_dialect_is_refused(
     header = register_header(name="b1", address="10.0.0.1:2")
     refused, _ = server.ask(REGISTER, header, topics_json("'T':{}"))
     assert refused.code == ResponseCode.INVALID_PARAMETER
-    assert "is not plain JSON: 40 is the most" in (refused.remark or "")
+    assert "is not plain JSON: the maximum is 40" in (refused.remark or "")

@@ -215,7 +215,7 @@ SENDS = [
     bad(10, send_fields(), 29, "SEND_MESSAGE", "missing required field `producerGroup`"),
     bad(310, send_fields(b="Missing", c="Missing"), 17, "Missing", "create"),
     bad(310, send_fields(b="no such!"), 29, "no such!", "only letters"),
-    bad(310, send_fields(b="t" * 128), 29, "128 characters", "127 is the most"),
+    bad(310, send_fields(b="t" * 128), 29, "128 characters", "the maximum is 127"),
     bad(310, send_fields(b="New", d=0), 29, "0 queues", "at least 1"),
     bad(310, send_fields(e=QUEUES), 29, f"queue {QUEUES}", TOPIC, "route"),
     bad(310, send_fields(e=2**31 - 1), 29, "queue 2147483647", "route"),

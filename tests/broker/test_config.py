@@ -66,7 +66,7 @@ def test_a_file_of_the_peer_starts_this_broker(conf: Path, tmp_path: Path) -> No
         ("brokerId=1", "1: brokerId=1: Input should be less than or equal to 0"),
         ("flushDiskType=x", "1: flushDiskType=x: Input should be 'ASYNC_FLUSH' or 'SYNC_FLUSH'"),
         ("brokerName=a b", "1: brokerName=a b: use only letters, digits"),
-        ("namesrvAddr=a", "1: namesrvAddr=a: 'a' is no address: write HOST:PORT"),
+        ("namesrvAddr=a", "1: namesrvAddr=a: 'a' is not an address: expected HOST:PORT"),
         ("brokerIP1=localhost", "1: brokerIP1=localhost: expected an IPv4 or IPv6 address"),
         ("brokerIP1=999.1.1.1", "1: brokerIP1=999.1.1.1: expected an IPv4 or IPv6 address"),
         ("listenPort", "1: expected key=value, found 'listenPort'"),

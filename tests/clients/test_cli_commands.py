@@ -268,7 +268,7 @@ def test_doctor_tells_a_broker_from_a_nameserver(mq: Embedded) -> None:
         (("topic", "create", "t", "--perm", "x"), 2, "write rw, r or w"),
         (("topic", "create", "t", "--attribute", "x"), 2, "KEY=VALUE"),
         (("topic", "create", "t", "--broker", "no"), 2, "no broker named no"),
-        (("cluster", "--nameserver", "nowhere"), 2, "'nowhere' is no address"),
+        (("cluster", "--nameserver", "nowhere"), 2, "'nowhere' is not an address"),
         (("cluster", "--nameserver", "127.0.0.1:1"), 3, "cannot connect to 127.0.0.1:1"),
         (("send", "t", "x", "-n", "127.0.0.1:1"), 3, "cannot connect to 127.0.0.1:1"),
         (("broker", "-c", "/nowhere/broker.conf"), 2, "/nowhere/broker.conf"),

@@ -15,7 +15,7 @@ from headrace import blocking
 from headrace.errors import RouteNotFound
 from headrace.spark.cluster import Cluster, Topics
 from headrace.spark.errors import OptionError, TopicRecreated
-from headrace.spark.read.admission import LimitedStreamReader
+from headrace.spark.read.limited_stream import LimitedStreamReader
 from headrace.spark.source import HeadraceSource
 from tests.conformance.peer import TIMEOUT_MS
 
@@ -121,6 +121,6 @@ def test_a_shorter_queue_tells_that_a_topic_was_made_anew(nameserver: str) -> No
         wait_until(partial(deleted, admin, "anew"))
         admin.create_topic("anew", queues=1)
     wait_until(lambda: sum(max_offsets(nameserver, "anew").values()) == 0)
-    with pytest.raises(TopicRecreated, match="queue 0 ends at 0, and the checkpoint is at 5"):
+    with pytest.raises(TopicRecreated, match="queue 0 ends at 0, but the checkpoint is at 5"):
         reader.latestOffset(start, ReadAllAvailable())
     reader.stop()

@@ -35,7 +35,7 @@ def test_reads_lines_of_keys_and_values(tmp_path: Path) -> None:
             "listenPort=9876\nlistenport=1",
             r":2: unknown key 'listenport'; did you mean listenPort\?",
         ),
-        ("x=1", r":1: unknown key 'x'; known: bindAddress, listenPort, "),
+        ("x=1", r":1: unknown key 'x'; known keys: bindAddress, listenPort, "),
         ("\nlistenPort=many", r":2: listenPort = 'many': Expected `int`"),
         ("listenPort=65536", r":1: listenPort = '65536': Expected `int` <= 65535"),
         ("brokerTimeoutMs=0", r":1: brokerTimeoutMs = '0': Expected `int` >= 1"),
@@ -71,8 +71,8 @@ def test_names_a_path_where_nothing_can_be_kept(
 
 
 def test_names_a_file_that_it_cannot_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none.conf: can't read settings: .*No such file"):
+    with pytest.raises(ConfigError, match=r"none.conf: cannot read settings: .*No such file"):
         load_config(tmp_path / "none.conf")
     (tmp_path / "binary.conf").write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match=r"binary.conf: can't read settings: .*utf-8"):
+    with pytest.raises(ConfigError, match=r"binary.conf: cannot read settings: .*utf-8"):
         load_config(tmp_path / "binary.conf")

@@ -174,7 +174,7 @@ def test_a_registration_without_body_has_no_topics() -> None:
 @pytest.mark.parametrize(
     ("fields", "body", "code", "remark"),
     [
-        ({"body_crc32": 7}, b"{}", 1, "2 bytes has CRC 598130499, the header says 7"),
+        ({"body_crc32": 7}, b"{}", 1, "2 bytes has CRC 598130499, but the header says 7"),
         ({}, b"{", 29, "malformed request REGISTER_BROKER .103.: expected a key, found the end"),
         ({}, b'{"filterServerList":5}', 29, r"Expected `array`, got `int` - at `\$.filterServer"),
         ({}, b"\xff\xfe", 29, "not UTF-8"),
@@ -401,7 +401,7 @@ def test_topics_are_added_and_deleted() -> None:
     assert get_route(server, "N")[0].code == ResponseCode.TOPIC_NOT_EXIST
     route.queue_datas[0].broker_name = "b9"
     command, _ = server.ask(RequestCode.REGISTER_TOPIC_IN_NAMESRV, header, route.encode())
-    assert (command.code, command.remark) == (1, "topic N: no broker b9 is registered here")
+    assert (command.code, command.remark) == (1, "topic N: broker b9 is not registered here")
 
 
 # -- key-value table -------------------------------------------------------------------------------
@@ -434,7 +434,7 @@ def test_missing_values_are_named() -> None:
     command = get(server, "n", "k")
     assert (command.code, command.remark) == (22, "no value for key k in namespace n")
     command, _ = server.ask(RequestCode.GET_KVLIST_BY_NAMESPACE, KVNamespaceHeader(namespace="n"))
-    assert (command.code, command.remark) == (22, "nothing in namespace n")
+    assert (command.code, command.remark) == (22, "namespace n is empty")
     command, _ = server.ask(RequestCode.DELETE_KV_CONFIG, KVKeyHeader(namespace="n", key="k"))
     assert command.code == ResponseCode.SUCCESS
 
@@ -442,7 +442,7 @@ def test_missing_values_are_named() -> None:
 def test_a_spoilt_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "kvConfig.json"
     path.write_bytes(b"{oops")
-    with pytest.raises(ConfigError, match=r"kvConfig.json: can't read .* character 5; mend it"):
+    with pytest.raises(ConfigError, match=r"kvConfig.json: cannot read .* character 5; repair it"):
         NameServerUnderTest(kv_config_path=path)
 
 

@@ -145,7 +145,7 @@ def test_no_state_takes_the_place_of_a_live_broker() -> None:
     body = register_body("T", "U")
     body.topic_config_serialize_wrapper.data_version.state_version = 2**63 - 1
     with pytest.raises(
-        RequestError, match=r"b0 with id 0 can't register x:1 .* 127.0.0.1:10911 fr"
+        RequestError, match=r"b0 with id 0 cannot register x:1 .* 127.0.0.1:10911 fr"
     ):
         put(table, register_header(address="x:1"), body)
     assert addresses(table, "T") == {"b0": {0: "127.0.0.1:10911"}}
@@ -320,7 +320,7 @@ def test_topics_can_be_added_to_brokers_that_are_there() -> None:
     register(table, "T", "U")
     table.register_topic("N", [QueueData(broker_name="b0", perm=6)])
     assert list(addresses(table, "N")) == ["b0"]
-    with pytest.raises(RequestError, match="topic N: no broker b9 is registered here"):
+    with pytest.raises(RequestError, match="topic N: broker b9 is not registered here"):
         table.register_topic("N", [QueueData(broker_name="b9")])
     table.register_topic("M", [])
     assert list(table.topics()) == ["T", "U", "N"]

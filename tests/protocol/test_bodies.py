@@ -187,10 +187,13 @@ BLOCKS = zlib.decompress(
         (zlib.compress(BLOCKS.replace(b"T 16 16", b"T_16_16")), "expected topicName readQueueN"),
         (zlib.compress(BLOCKS.replace(b"SINGLE", b"\xff\xff\xff\xff\xff\xff")), "utf-8"),
         (zlib.compress(bytes(9 * 1024 * 1024)), "over 8388608 bytes inflated"),
-        (zlib.compress((2**20 + 1).to_bytes(4)), "1048577 bytes in a block: 1048576 is the most"),
+        (
+            zlib.compress((2**20 + 1).to_bytes(4)),
+            "1048577 bytes in a block: the maximum is 1048576",
+        ),
         (
             zlib.compress((2).to_bytes(4) + b"{}" + (65_537).to_bytes(4)),
-            "65537 topics: 65536 is the most",
+            "65537 topics: the maximum is 65536",
         ),
     ],
 )

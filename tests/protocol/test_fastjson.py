@@ -56,7 +56,7 @@ def test_reads_the_dialect(text: str, value: object) -> None:
         (b"[1 2]", 3, "','"),
         (b"{1.5:1}", 1, "a key with a fraction"),
         (b"{[1]:1}", 1, "a key"),
-        (b"{{a:[1]}:1}", 1, "inside an object key"),
+        (b"{{a:[1]}:1}", 1, "object key contains objects"),
         (b"{a:undefined}", 3, "a value"),
         (b"{a:-}", 3, "a number"),
         (b"[1e999]", 1, "out of range"),

@@ -91,7 +91,9 @@ def test_deep_nesting_is_a_protocol_error(serialize_type: SerializeType, header:
 
 
 def test_unknown_type_names_the_known_ones() -> None:
-    with pytest.raises(RemoteProtocolError, match=r"unknown header type 9: known are JSON \(0\)"):
+    with pytest.raises(
+        RemoteProtocolError, match=r"unknown header type 9: known types are JSON \(0\)"
+    ):
         decode_header(9, memoryview(b""))
 
 

@@ -216,5 +216,5 @@ def test_ours_give_way_to_names_that_spark_takes_for_theirs() -> None:
 
 @pytest.mark.parametrize("ddl", ["_corrupt int", "queue int, _queue int", "a int, a string"])
 def test_a_column_twice(ddl: str) -> None:
-    with pytest.raises(SchemaError, match="would be there twice"):
+    with pytest.raises(SchemaError, match="a duplicate column"):
         source_schema(body_format(ddl, "json"))

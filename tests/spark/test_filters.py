@@ -66,8 +66,8 @@ def test_all_filters_hold() -> None:
     )
     assert predicates.queues == {2, 3}
     assert predicates.queue_offsets == Span(10, 21)
-    assert not predicates.is_never
-    assert taken(ds.EqualTo(("tags",), "a"), ds.EqualTo(("tags",), "b")).is_never
+    assert not predicates.matches_nothing
+    assert taken(ds.EqualTo(("tags",), "a"), ds.EqualTo(("tags",), "b")).matches_nothing
 
 
 @pytest.mark.parametrize("kind", COMPARISONS)
@@ -129,7 +129,7 @@ def test_columns_of_the_bodies_are_not_ours() -> None:
 
 
 def test_no_message_has_an_empty_tag() -> None:
-    assert taken(ds.EqualTo(("tags",), "")).is_never
+    assert taken(ds.EqualTo(("tags",), "")).matches_nothing
     assert taken(ds.In(("keys",), ("", "a"))).keys == {"a"}
 
 

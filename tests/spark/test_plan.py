@@ -11,7 +11,7 @@ from headrace.spark.errors import DataLoss, OffsetOutOfRange, OptionError, Topic
 from headrace.spark.options import Limits, Point
 from headrace.spark.plan.filters import Predicates, Span
 from headrace.spark.plan.limits import limited, shared
-from headrace.spark.plan.ranges import Range, extent, narrowed, not_empty, resolve, without_lost
+from headrace.spark.plan.ranges import Range, drop_lost, extent, narrow, not_empty, resolve
 from headrace.spark.plan.splits import SizeCurve, read_tasks, size_curves
 from headrace.spark.source import HeadraceSource
 from headrace_protocol.bodies import MessageQueue
@@ -61,9 +61,9 @@ def test_patterns_fit_topics_of_users(cluster: Cluster, producer: blocking.Produ
 
 
 def test_topics_that_are_not_there_are_named(cluster: Cluster) -> None:
-    with pytest.raises(TopicNotFound, match=r"topic nowhere is on no broker that 127.*misspelt"):
+    with pytest.raises(TopicNotFound, match=r"topic nowhere is on no broker that 127.*spelling"):
         cluster.queues(Topics(("nowhere",)))
-    with pytest.raises(TopicNotFound, match=r"no topic fits nowhere-\* at 127"):
+    with pytest.raises(TopicNotFound, match=r"no topic matches nowhere-\* at 127"):
         cluster.queues(Topics((), ("nowhere-*",)))
 
 
@@ -95,7 +95,9 @@ def test_points_are_offsets_of_each_queue(mq: Embedded, cluster: Cluster, tmp_pa
 
         with pytest.raises(OffsetOutOfRange, match="starting: offset 11 of points/broker-p/0"):
             at("starting", Point("offsets", offsets={queue: 11}))
-        with pytest.raises(OptionError, match=r"points/broker-p/1.*there are points/broker-p/0$"):
+        with pytest.raises(
+            OptionError, match=r"points/broker-p/1.*the queues are points/broker-p/0$"
+        ):
             at("starting", Point("offsets", offsets={q("points", 1, "broker-p"): 0}))
 
         ranges = {queue: Range(0, 10)}
@@ -110,10 +112,12 @@ def test_what_has_expired_is_a_loss_only_if_it_was_wanted() -> None:
     one, two = q("t", 0), q("t", 1)
     oldest = {one: 10, two: 10}
     whole = {one: Range(10, 20), two: Range(7, 7)}
-    assert without_lost(whole, oldest, fail=True) == whole
-    with pytest.raises(DataLoss, match=r"t/broker-a/1 has no message at offset 7.*oldest is 10"):
-        without_lost({two: Range(7, 12)}, oldest, fail=True)
-    skipping = without_lost({one: Range(3, 8), two: Range(7, 12)}, oldest, fail=False)
+    assert drop_lost(whole, oldest, fail=True) == whole
+    with pytest.raises(
+        DataLoss, match=r"t/broker-a/1 no longer has a message at offset 7.*oldest is 10"
+    ):
+        drop_lost({two: Range(7, 12)}, oldest, fail=True)
+    skipping = drop_lost({one: Range(3, 8), two: Range(7, 12)}, oldest, fail=False)
     assert skipping == {one: Range(8, 8), two: Range(10, 12)}
 
 
@@ -218,7 +222,7 @@ def test_predicates_narrow_what_is_read(cluster: Cluster, producer: blocking.Pro
     whole = {q(topic, n): Range(0, 100) for n in (1, 2)}
 
     def left(**predicates: Any) -> dict[MessageQueue, Range]:
-        return not_empty(narrowed(whole, Predicates(**predicates), cluster, queues))
+        return not_empty(narrow(whole, Predicates(**predicates), cluster, queues))
 
     assert left() == whole
     assert left(queues=frozenset({1, 7})) == {q(topic, 1): Range(0, 100)}

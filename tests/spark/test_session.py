@@ -70,7 +70,7 @@ def test_without_a_java_that_fits_each_place_is_named(
         java_home({"JAVA_HOME": str(old), "PATH": "/nowhere"})
     text = str(caught.value)
     assert f"JAVA_HOME: {old}/bin/java is Java 11, too old" in text
-    assert "java on the PATH: none" in text
+    assert "java on the PATH: not found" in text
     assert "pip install" in text
 
 
@@ -93,7 +93,9 @@ def test_older_sparks_do_not_get_a_java_that_is_too_new(
 
 def test_a_pyspark_without_data_sources_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.spark.sessions.version", lambda _: "3.5.9")
-    with pytest.raises(PySparkMissing, match=r"needs? PySpark 4\.0 or newer, and this is 3\.5\.9"):
+    with pytest.raises(
+        PySparkMissing, match=r"needs? PySpark 4\.0 or newer, but 3\.5\.9 is installed"
+    ):
         session()
 
 

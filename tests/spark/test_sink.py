@@ -17,7 +17,7 @@ from headrace.spark.cluster import Cluster
 from headrace.spark.errors import OptionError, SchemaError, TopicNotFound
 from headrace.spark.source import HeadraceSource
 from headrace.spark.write.commits import CommitConflict, Committer
-from headrace.spark.write.rows import arrow_schema
+from headrace.spark.write.row_encoding import arrow_schema
 from headrace.spark.write.sink import (
     RowStreamWriter,
     WriteOptions,
@@ -119,7 +119,7 @@ def test_a_copied_checkpoint_with_another_topic_is_refused(mq: Embedded) -> None
     # The batch that was committed last, and one before it.
     for batch_id in (1, 0):
         written = write_rows(copy, "q7", batch_id, batches(b"b"))
-        said = f"batch {batch_id} of query q7 .*to another topic.*Give each its own checkpoint"
+        said = f"batch {batch_id} of query q7 .*to another topic.*Give each query its own"
         with pytest.raises(CommitConflict, match=said):
             commit(mq.nameserver, "q7", batch_id, written)
     # From here on it is the topic that changes.
@@ -140,8 +140,8 @@ def test_rows_that_are_dropped_are_logged(mq: Embedded, caplog: pytest.LogCaptur
         for batch_id in (1, 0):
             commit(mq.nameserver, "q8", batch_id, write_rows(to, "q8", batch_id, batches(b"a")))
     for batch_id, message in zip((1, 0), caplog.messages, strict=True):
-        assert f"batch {batch_id} of query q8 was committed before" in message
-        assert "copy of another one's" in message
+        assert f"batch {batch_id} of query q8 was already committed" in message
+        assert "copy of another query's" in message
 
 
 def test_an_abort_does_not_undo_a_commit(mq: Embedded) -> None:
@@ -221,9 +221,9 @@ def test_what_can_not_be_written_is_said_at_plan_time(mq: Embedded) -> None:
     place = {"nameserver": mq.nameserver}
     with pytest.raises(TopicNotFound, match="NoSuchTopic"):
         batch_writer(place | {"topic": "NoSuchTopic"}, schema, overwrite=False)
-    with pytest.raises(OptionError, match="a topic only grows"):
+    with pytest.raises(OptionError, match="a topic is append-only"):
         batch_writer(place | {"topic": "T"}, schema, overwrite=True)
-    with pytest.raises(OptionError, match="outputMode='complete': a topic only grows"):
+    with pytest.raises(OptionError, match="outputMode='complete': a topic is append-only"):
         stream_writer(place | {"topic": "T"}, schema, overwrite=True)
     with pytest.raises(OptionError, match="did you mean topic"):
         stream_writer(place | {"topics": "T"}, schema, overwrite=False)
@@ -232,7 +232,7 @@ def test_what_can_not_be_written_is_said_at_plan_time(mq: Embedded) -> None:
     with pytest.raises(OptionError, match="a b"):
         stream_writer(place | {"topic": "a b"}, schema, overwrite=False)
     delayed = parse_ddl("value STRING, deliver_at TIMESTAMP")
-    with pytest.raises(SchemaError, match="does not serve delayed messages yet"):
+    with pytest.raises(SchemaError, match="does not support delayed messages yet"):
         batch_writer(place | {"topic": "T"}, delayed, overwrite=False)
     with blocking.Admin(nameserver=mq.nameserver) as admin:
         admin.create_topic("ReadOnly", queues=1, perm=4)

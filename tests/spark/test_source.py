@@ -68,7 +68,7 @@ def test_a_topic_is_a_table(spark: SparkSession, mq: Embedded, numbers: str) -> 
             {"starting": '{"numbers": {"broker-a": {"0": 99999}}}'},
             "OffsetOutOfRange: option starting: offset 99999 of numbers/broker-a/0",
         ),
-        ({"maxBytes": "5"}, "OptionError: option maxBytes='5': limits a trigger of a stream"),
+        ({"maxBytes": "5"}, "OptionError: option maxBytes='5': limits a streaming trigger"),
         ({"encoding": "json"}, "OptionError: option encoding='json'.*option schema"),
     ],
 )

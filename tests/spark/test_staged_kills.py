@@ -17,8 +17,8 @@ import pytest
 from headrace import blocking
 from headrace.errors import HeadraceError
 from headrace.spark.cluster import Cluster as Nameservers
+from headrace.spark.write.broker_link import BrokerLink
 from headrace.spark.write.commits import Committer
-from headrace.spark.write.lanes import Lane
 from headrace.spark.write.sink import WriteOptions, write_rows
 from headrace_protocol.drivers.blocking import BlockingConnection
 from tests.support.cluster import Cluster
@@ -123,21 +123,21 @@ class DriverKilled(BaseException):
 @pytest.fixture
 def dying_driver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Let the driver die before or after its n-th request to brokers."""
-    ask = Lane.ask
+    ask = BrokerLink.ask
 
     def arm(moment: str, number: int) -> None:
         requests = itertools.count(1)
 
-        def counted(lane: Lane, *arguments: Any) -> Response:
+        def counted(link: BrokerLink, *arguments: Any) -> Response:
             is_last = next(requests) == number
             if is_last and moment == "before":
                 raise DriverKilled
-            answer = ask(lane, *arguments)
+            answer = ask(link, *arguments)
             if is_last:
                 raise DriverKilled
             return answer
 
-        monkeypatch.setattr(Lane, "ask", counted)
+        monkeypatch.setattr(BrokerLink, "ask", counted)
 
     return arm
 

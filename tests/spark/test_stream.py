@@ -94,7 +94,12 @@ def test_older_versions_of_spark_begin_no_later_than_the_first_batch_ends(
 @pytest.mark.parametrize(
     ("options", "schema", "error", "message"),
     [
-        ({"ending": "latest"}, "value binary", OptionError, "option ending: is of batches"),
+        (
+            {"ending": "latest"},
+            "value binary",
+            OptionError,
+            "option ending: applies to batch reads",
+        ),
         ({"topik": "x"}, "value binary", OptionError, "option topik='x'.*did you mean topic"),
         ({}, "valeu binary", SchemaError, "there is no column valeu.*did you mean value"),
     ],
@@ -150,11 +155,13 @@ def test_a_query_goes_on_where_it_was(
     assert sorted(int(row.value) for row in rows) == list(range(100))
 
     query = started(spark, mq, tmp_path, ending="latest", **options)
-    with pytest.raises(Exception, match="option ending: is of batches") as raised:
+    with pytest.raises(Exception, match="option ending: applies to batch reads") as raised:
         query.awaitTermination()
     assert "UnboundLocalError" not in str(raised.value)
 
     producer.send_many(bodies, topic="goes-elsewhere")
     query = started(spark, mq, tmp_path, topic="goes-elsewhere")
-    with pytest.raises(Exception, match="CheckpointMismatch: the checkpoint is of topic goes-on"):
+    with pytest.raises(
+        Exception, match="CheckpointMismatch: the checkpoint belongs to topic goes-on"
+    ):
         query.awaitTermination()

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from headrace.spark.body.models import model_schema as model_schema
     from headrace.spark.sessions import session as session
 
-# Loaded when first used: tasks load this package too, start no session and know no model.
+# Imported on first use: tasks import this package too, but need neither a session nor a model.
 _HOMES = {"model_schema": "headrace.spark.body.models", "session": "headrace.spark.sessions"}
 
 __all__ = ["model_schema", "session"]

@@ -1,4 +1,4 @@
-"""Spark's types as Arrow's."""
+"""Convert Spark types to Arrow types."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 def to_arrow(schema: StructType) -> pa.Schema:
-    """The Arrow form of a schema: Spark's own, since Spark compares."""
+    """The Arrow form of a schema, converted by Spark itself because Spark compares the two."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     try:
         return to_arrow_schema(schema, timezone="UTC")
-    except TypeError:  # before 4.2 timestamps are of UTC without being asked
+    except TypeError:  # before 4.2: no such argument, timestamps are always UTC
         return to_arrow_schema(schema)

@@ -1,6 +1,6 @@
-"""What the driver asks nameservers and brokers: topics, queues, offsets, times, progress.
+"""The driver's queries to nameservers and brokers: topics, queues, offsets, times, progress.
 
-Over blocking sockets, opened when they are needed; many requests to a broker are under way at once.
+Uses blocking sockets, opened on first use, and pipelines many requests to each broker.
 """
 
 from __future__ import annotations
@@ -58,22 +58,22 @@ if TYPE_CHECKING:
     from headrace_protocol.drivers.response import Response
     from headrace_protocol.frame import Buffer
 
-# Where a queue is -> the broker's address.
+# Readable queue -> address of its broker.
 Queues = dict[MessageQueue, str]
 # A topic on one broker.
-Place = tuple[str, str]
-# What tells a topic from another one of the same name; None from brokers that don't say.
-Incarnations = dict[Place, str | None]
+BrokerTopic = tuple[str, str]
+# The id that tells a recreated topic from its predecessor; None from brokers without such ids.
+Incarnations = dict[BrokerTopic, str | None]
 Request = tuple[int, "msgspec.Struct | None", "Buffer"]
 Key = TypeVar("Key")
 
 _TIMEOUT_MS = 10_000
-# A broker stops reading from a client whose answers pile up.
-_UNDER_WAY_MAX = 256
+# A broker stops reading from a client with too many pending responses.
+_IN_FLIGHT_MAX = 256
 
 
 class Topics(NamedTuple):
-    """Which topics: names, and patterns with ``*``, ``?`` or ``[...]``."""
+    """A choice of topics: names, and patterns with ``*``, ``?`` or ``[...]``."""
 
     names: tuple[str, ...]
     patterns: tuple[str, ...] = ()
@@ -81,13 +81,13 @@ class Topics(NamedTuple):
     def __str__(self) -> str:
         return ",".join((*self.names, *self.patterns))
 
-    def have(self, topic: str) -> bool:
-        """Whether ``topic`` is one of them."""
+    def match(self, topic: str) -> bool:
+        """Whether ``topic`` is named or matches a pattern."""
         return topic in self.names or any(fnmatchcase(topic, each) for each in self.patterns)
 
 
 class Cluster:
-    """Nameservers and the brokers they know; used by one thread."""
+    """Nameservers and the brokers registered with them. Not thread-safe."""
 
     def __init__(self, nameservers: Sequence[str]) -> None:
         self.nameservers = tuple(nameservers)
@@ -101,14 +101,14 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """Close all connections; the next question opens them again."""
+        """Close all connections; the next request reopens them."""
         while self._connections:
             self._connections.popitem()[1].close()
 
     # -- requests ----------------------------------------------------------------------------------
 
     def ask(self, address: str, requests: Sequence[Request]) -> list[Response]:
-        """The answers, in the order of the requests, which must bear being sent twice.
+        """The responses, in the order of the requests, which must be idempotent.
 
         Raises ConnectFailed, ConnectionLost, RequestTimeout.
         """
@@ -116,7 +116,7 @@ class Cluster:
             try:
                 return self._answers(address, requests)
             except ConnectionLost:
-                pass  # perhaps the other side only closed it for its silence
+                pass  # perhaps closed by the peer as idle: reconnect once
         self._connections[address] = BlockingConnection.connect(address)
         return self._answers(address, requests)
 
@@ -126,7 +126,7 @@ class Cluster:
         try:
             for index, (code, header, body) in enumerate(requests):
                 connection.submit(code, header, body, _setter(answers, index))
-                connection.drain(_UNDER_WAY_MAX, timeout_ms=_TIMEOUT_MS)
+                connection.drain(_IN_FLIGHT_MAX, timeout_ms=_TIMEOUT_MS)
             connection.drain(timeout_ms=_TIMEOUT_MS)
         except BaseException:
             self._connections.pop(address).close()
@@ -136,7 +136,7 @@ class Cluster:
     def ask_each(
         self, requests: Mapping[Key, Request], addresses: Mapping[Key, str]
     ) -> dict[Key, Response]:
-        """One request for each key, sent to the key's address."""
+        """Send each key's request to its address; returns the responses by key."""
         by_address: dict[str, list[Key]] = defaultdict(list)
         for key in requests:
             by_address[addresses[key]].append(key)
@@ -147,7 +147,7 @@ class Cluster:
         return answers
 
     def ask_nameserver(self, code: int, header: msgspec.Struct | None = None) -> Response:
-        """Ask one after the other until one answers; if none does, what they said before counts.
+        """The first nameserver's response; if none answers, the last response to the same request.
 
         Raises NameserverUnavailable.
         """
@@ -159,7 +159,7 @@ class Cluster:
                 break
             except (ConnectFailed, ConnectionLost, RequestTimeout) as error:
                 failures[address] = error
-        # Brokers go on without their nameservers, and so can we.
+        # Brokers keep serving without nameservers, so a known route remains usable.
         if question not in self._last_answers:
             raise NameserverUnavailable(failures)
         return self._last_answers[question]
@@ -167,10 +167,10 @@ class Cluster:
     # -- topics and queues -------------------------------------------------------------------------
 
     def queues(self, topics: Topics) -> Queues:
-        """All queues that can be read now, in order of topic, broker and queue id.
+        """All readable queues, in order of topic, broker and queue id.
 
-        Raises TopicNotFound for a name that is nowhere or if a pattern is all there is and fits
-        nothing, NameserverUnavailable.
+        Raises NameserverUnavailable, and TopicNotFound if a named topic does not exist or if only
+        patterns are given and none matches.
         """
         found: Queues = {}
         for topic in self._names(topics):
@@ -180,17 +180,18 @@ class Cluster:
     def _names(self, topics: Topics) -> set[str]:
         names = set(topics.names)
         if topics.patterns:
-            names |= {topic for topic in self._user_topics() if topics.have(topic)}
+            names |= {topic for topic in self._user_topics() if topics.match(topic)}
         if not names:
             raise TopicNotFound(
-                f"no topic fits {topics} at {';'.join(self.nameservers)}: see `headrace topic list`"
+                f"no topic matches {topics} at {';'.join(self.nameservers)}: see "
+                "`headrace topic list`"
             )
         return names
 
     def _user_topics(self) -> set[str]:
         return user_topics(
             self._topic_list(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER),
-            # Beside them: the names of clusters and brokers.
+            # Includes the names of clusters and brokers.
             self._topic_list(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS),
         )
 
@@ -203,14 +204,14 @@ class Cluster:
         return {queue: address for queue, address in addresses.items() if address}
 
     def route(self, topic: str) -> TopicRoute:
-        """Where a topic is now. Raises TopicNotFound, NameserverUnavailable."""
+        """The current route of a topic. Raises TopicNotFound, NameserverUnavailable."""
         header = GetRouteInfoHeader(topic=topic, accept_standard_json_only=True)
         response = self.ask_nameserver(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
         if response.command.code == ResponseCode.TOPIC_NOT_EXIST:
             raise TopicNotFound(
                 f"topic {topic} is on no broker that {response.address} knows "
-                f"({response.command.remark}): create it with `headrace topic create {topic}`, "
-                "or is the name misspelt?"
+                f"({response.command.remark}): check its spelling, or create it with "
+                f"`headrace topic create {topic}`"
             )
         return TopicRoute.of(topic, response, fetched_at=0.0)
 
@@ -224,22 +225,22 @@ class Cluster:
             if MASTER_ID in broker.broker_addrs
         }
 
-    # -- what there is no more ---------------------------------------------------------------------
+    # -- vanished queues ---------------------------------------------------------------------------
 
-    def gone(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
-        """Those of ``queues`` that nobody can read any more, by what their brokers say themselves.
+    def vanished_queues(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+        """The ``queues`` that no longer exist, according to their own brokers.
 
-        Returns how many queues to read the topic has at the broker: none where it was deleted.
+        Returns by queue the topic's number of read queues at the broker, 0 if it was deleted.
         """
         try:
             masters = self.masters()
         except NameserverUnavailable:
-            return {}  # who is there can't be told
+            return {}  # no way to tell which brokers exist
         queues = [queue for queue in queues if queue.broker_name in masters]
-        counts: dict[Place, int] = {}
+        counts: dict[BrokerTopic, int] = {}
         for name in {queue.broker_name for queue in queues}:
             places = {(queue.topic, name) for queue in queues if queue.broker_name == name}
-            # One that does not answer is away, whatever the nameserver still says.
+            # A broker that does not answer counts as away even if the nameserver still lists it.
             with suppress(ConnectFailed, ConnectionLost, RequestTimeout):
                 counts |= self._read_queue_counts(dict.fromkeys(places, masters[name]))
         found = {queue: counts.get((queue.topic, queue.broker_name)) for queue in queues}
@@ -249,7 +250,7 @@ class Cluster:
             if count is not None and count <= queue.queue_id
         }
 
-    def _read_queue_counts(self, places: Mapping[Place, str]) -> dict[Place, int]:
+    def _read_queue_counts(self, places: Mapping[BrokerTopic, str]) -> dict[BrokerTopic, int]:
         answers = self.ask_each({where: _config_request(where[0]) for where in places}, places)
         return {
             where: 0
@@ -258,8 +259,8 @@ class Cluster:
             for where, answer in answers.items()
         }
 
-    def left_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
-        """The max offsets of queues that topics have no more, of those that are still stored."""
+    def leftover_max_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+        """Max offsets of queues removed from their topics, as far as brokers still store them."""
         masters = self.masters()
         places = {queue: masters[queue.broker_name] for queue in queues}
         requests: dict[MessageQueue, Request] = {
@@ -272,7 +273,7 @@ class Cluster:
         }
 
     def check_sql(self, sql: str | None, queues: Queues) -> None:
-        """Raise OptionError unless the brokers can carry out this SQL92 filter; None is none."""
+        """Raise OptionError unless the brokers accept this SQL92 filter; None means no filter."""
         if sql is None:
             return
         topic = next((queue.topic for queue in queues), "")
@@ -286,14 +287,14 @@ class Cluster:
                 raise OptionError(
                     "filter",
                     sql,
-                    f"is no tag expression (a || b), and the broker at {address} does not take it "
+                    f"is not a tag expression (a || b), and the broker at {address} rejects it "
                     f"as SQL92: {answer.command.remark}",
                 )
 
     def incarnations(self, queues: Queues) -> Incarnations:
-        """What tells each topic of each broker from others of the same name; None if unknown.
+        """The incarnation id of each topic on each broker; None if unknown.
 
-        Without those that a broker does not have: nameservers may list them for long.
+        Leaves out topics that a broker does not have: nameservers may list those for long.
         """
         places = {(queue.topic, queue.broker_name): at for queue, at in queues.items()}
         answers = self.ask_each({where: _config_request(where[0]) for where in places}, places)
@@ -306,15 +307,15 @@ class Cluster:
     # -- offsets -----------------------------------------------------------------------------------
 
     def min_offsets(self, queues: Queues) -> dict[MessageQueue, int]:
-        """Of each queue the offset of the oldest message."""
+        """The offset of each queue's oldest message."""
         return self._offsets(queues, RequestCode.GET_MIN_OFFSET, _min_header)
 
     def max_offsets(self, queues: Queues) -> dict[MessageQueue, int]:
-        """Of each queue the offset that its next message will get."""
+        """The offset that each queue's next message will get."""
         return self._offsets(queues, RequestCode.GET_MAX_OFFSET, _max_header)
 
     def offsets_at(self, queues: Queues, timestamp_ms: int) -> dict[MessageQueue, int]:
-        """Of each queue the offset of the first message stored at a time (since 1970) or later."""
+        """The offset of each queue's first message stored at ``timestamp_ms`` (1970) or later."""
 
         def header(queue: MessageQueue) -> SearchOffsetHeader:
             return SearchOffsetHeader(
@@ -330,7 +331,7 @@ class Cluster:
             queue: (code, header(queue), b"") for queue in queues
         }
         answers = self.ask_each(requests, queues)
-        # Apache's brokers say -1 of a queue that nothing was ever written to.
+        # Apache RocketMQ reports -1 for a queue that was never written to.
         return {
             queue: max(0, answer.expect().header(OffsetResponseHeader).offset)
             for queue, answer in answers.items()
@@ -339,7 +340,7 @@ class Cluster:
     def store_times(
         self, offsets: Mapping[MessageQueue, int], queues: Queues
     ) -> dict[MessageQueue, int]:
-        """When the messages at ``offsets`` were stored, in ms since 1970; only of those there."""
+        """Store times of the messages at ``offsets``, in ms since 1970; missing ones left out."""
         wanted = {queue: _one_message(queue, offset) for queue, offset in offsets.items()}
         requests: dict[MessageQueue, Request] = {
             queue: (*each.request(peer_is_headrace=False), b"") for queue, each in wanted.items()
@@ -355,7 +356,7 @@ class Cluster:
     def units(
         self, places: Iterable[tuple[MessageQueue, int]], count: int, queues: Queues
     ) -> dict[tuple[MessageQueue, int], list[ConsumeQueueData]]:
-        """Up to ``count`` units of the ConsumeQueue from each place (queue, queue offset) on."""
+        """Up to ``count`` ConsumeQueue units from each place (queue, queue offset) on."""
         requests: dict[tuple[MessageQueue, int], Request] = {
             (queue, offset): (RequestCode.QUERY_CONSUME_QUEUE, header, b"")
             for queue, offset in places
@@ -366,8 +367,8 @@ class Cluster:
 
     # -- progress ----------------------------------------------------------------------------------
 
-    def make_group(self, group: str, queues: Queues) -> None:
-        """Let brokers know ``group``, so that it can have progress; nobody becomes its member."""
+    def register_group(self, group: str, queues: Queues) -> None:
+        """Register ``group`` with the brokers so that it can have progress, without a member."""
         topics = sorted({queue.topic for queue in queues})
         client_id = _client_id()
         consumer = ConsumerData(
@@ -378,7 +379,7 @@ class Cluster:
             ],
         )
         heartbeat = HeartbeatData(client_id=client_id, consumer_data_set=[consumer]).encode()
-        # A member would be left some of the queues by others of the same group.
+        # Otherwise rebalancing would assign some of the group's queues to this client.
         leave = UnregisterClientHeader(client_id=client_id, consumer_group=group)
         requests: list[Request] = [
             (RequestCode.HEART_BEAT, None, heartbeat),
@@ -389,7 +390,7 @@ class Cluster:
                 answer.expect()
 
     def commit(self, group: str, offsets: Mapping[MessageQueue, int], queues: Queues) -> None:
-        """Store the progress of ``group`` where lag is computed from. Raises BrokerError."""
+        """Commit the progress of ``group``, from which lag is computed. Raises BrokerError."""
         requests: dict[MessageQueue, Request] = {
             queue: (RequestCode.UPDATE_CONSUMER_OFFSET, _commit_header(group, queue, offset), b"")
             for queue, offset in offsets.items()
@@ -422,10 +423,10 @@ def _max_header(queue: MessageQueue) -> GetMaxOffsetHeader:
 
 
 def _units(answer: Response, count: int) -> list[ConsumeQueueData]:
-    """Raises BrokerError, MalformedAnswer."""
+    """The units in a response. Raises BrokerError, MalformedAnswer."""
     units = answer.expect().decode(QueryConsumeQueueResponseBody).queue_data[:count]
     if any(unit.physic_offset < 0 or unit.physic_size < 0 for unit in units):
-        raise answer.malformed("a unit of a ConsumeQueue with a negative offset or size")
+        raise answer.malformed("a ConsumeQueue unit with a negative offset or size")
     return units
 
 

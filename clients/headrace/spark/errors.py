@@ -1,4 +1,4 @@
-"""What the Spark source and sink raise: on the driver wherever it can be known there."""
+"""Errors of the Spark source and sink, raised on the driver wherever possible."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from headrace.errors import HeadraceError
 
 
 class SparkConnectorError(HeadraceError):
-    """Base of the errors below; they can be pickled, as Spark carries them between processes."""
+    """Base of the errors below. Picklable, because Spark passes them between processes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class OptionError(SparkConnectorError, ValueError):
-    """An option that is unknown, missing or has a value that cannot work.
+    """An option that is unknown, missing or has an invalid value.
 
-    nearest: the option that was probably meant.
+    nearest: the option that was probably meant, if any.
     """
 
     def __init__(
@@ -34,35 +34,35 @@ class OptionError(SparkConnectorError, ValueError):
 
 
 class SchemaError(SparkConnectorError, ValueError):
-    """A schema of bodies, or of rows to write, that does not fit."""
+    """An invalid schema of message bodies or of rows to write."""
 
 
 class TopicNotFound(SparkConnectorError):
-    """No broker has a topic that was asked for."""
+    """No broker has a requested topic."""
 
     refresh_route = True
 
 
 class BrokerMissing(SparkConnectorError):
-    """A broker that a query can't go on without is away."""
+    """A broker that a query depends on is unreachable."""
 
 
 class OffsetOutOfRange(SparkConnectorError, ValueError):
-    """An offset that was asked for lies outside of its queue."""
+    """A requested offset lies outside its queue."""
 
 
 class DataLoss(SparkConnectorError):
-    """Messages that were to be read are gone.
+    """Messages that were to be read no longer exist.
 
-    The message names the queue, what is missing and how to go on without it.
+    The text names the queue, the missing messages and the option that skips them.
     """
 
     def __init__(
         self, topic: str, broker: str, queue_id: int, first_missing: int, found: str
     ) -> None:
         super().__init__(
-            f"{topic}/{broker}/{queue_id} has no message at offset {first_missing} any more: "
-            f"{found}. Read on without it with option failOnDataLoss=false"
+            f"{topic}/{broker}/{queue_id} no longer has a message at offset {first_missing}: "
+            f"{found}. To skip lost messages, set option failOnDataLoss=false"
         )
         self.topic = topic
         self.broker = broker
@@ -71,26 +71,26 @@ class DataLoss(SparkConnectorError):
 
 
 class TopicRecreated(SparkConnectorError):
-    """A topic was deleted and made anew since the checkpoint was written."""
+    """A topic was deleted and recreated after the checkpoint was written."""
 
     def __init__(self, topic: str, broker: str, reason: str) -> None:
         super().__init__(
             f"topic {topic} on broker {broker} is not the one that was read before: {reason}. It "
-            "was deleted and made anew, or its broker lost its store. Begin with a new "
-            "checkpointLocation, or read what there is now with option failOnDataLoss=false"
+            "was deleted and recreated, or its broker lost its store. Start with a new "
+            "checkpointLocation, or read its current messages with option failOnDataLoss=false"
         )
         self.topic = topic
         self.broker = broker
 
 
 class TopicDeleted(SparkConnectorError):
-    """Topics that a query reads were deleted, so that nothing is left to read."""
+    """The topics of a query were deleted, so nothing is left to read."""
 
     def __init__(self, topics: str, brokers: str) -> None:
         super().__init__(
-            f"topic {topics} was deleted ({brokers} does not have it any more), and what was not "
-            "read of it is gone. Begin with a new checkpointLocation, or create the topic again "
-            "and read what comes with option failOnDataLoss=false"
+            f"topic {topics} was deleted ({brokers} no longer has it), and its unread messages are "
+            "lost. Start with a new checkpointLocation, or recreate the topic and read its new "
+            "messages with option failOnDataLoss=false"
         )
 
 

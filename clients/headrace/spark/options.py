@@ -1,4 +1,4 @@
-"""The options of ``format("headrace")``, checked before anything is connected to.
+"""The options of ``format("headrace")``, checked before any connection is opened.
 
 Source: docs/spark.md "Reading"; tests/spark/test_options.py.
 """
@@ -23,7 +23,7 @@ from headrace_protocol.bodies import MessageQueue
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-# Enough to be worth a task, little enough to be read again when one fails.
+# Large enough to justify a task, small enough to read again after a failure.
 SPLIT_BYTES = 128 * 1024 * 1024
 
 _LIMITS = ("maxRows", "maxBytes", "maxSeconds")
@@ -40,7 +40,7 @@ _READ_OPTIONS = (
     "schema",
     "encoding",
 )
-# What others call the options for credentials and TLS, which the broker does not have.
+# Common names of options for credentials and TLS, which the broker does not support.
 _SECURITY = frozenset(
     ("accesskey", "secretkey", "securitytoken", "username", "password", "tls", "usetls", "ssl")
 )
@@ -50,10 +50,10 @@ _PATTERN_CHARACTERS = frozenset("*?[")
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A place in every queue.
+    """A position in every queue.
 
     kind: ``"earliest"``, ``"latest"``, ``"time"`` (``timestamp_ms`` since 1970) or ``"offsets"``
-    (of the queues named; the others are at ``earliest`` for a start, at ``latest`` for an end).
+    (for the queues named; the others start at ``earliest`` and end at ``latest``).
     """
 
     kind: str
@@ -63,7 +63,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most of one trigger; None is no limit. seconds: from the first store time to the last."""
+    """Limits of one trigger; None is no limit. seconds: from the first store time to the last."""
 
     rows: int | None = None
     bytes: int | None = None
@@ -73,17 +73,18 @@ class Limits:
         return bool(self.named())
 
     def named(self) -> dict[str, int]:
-        """Those that there are, by the names of their options."""
+        """The limits that are set, by option name."""
         values = zip(_LIMITS, (self.rows, self.bytes, self.seconds), strict=True)
         return {name: value for name, value in values if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What was asked for; ``starting`` and ``ending`` are None where nothing was said.
+    """The options of a read; ``starting`` and ``ending`` are None if not given.
 
-    group: None if no progress is to be shown. tags, sql: see ``plan.ReadPlan``.
-    schema, encoding: of bodies, see ``bodies.body_format``.
+    group: the consumer group to commit progress for; None commits none.
+    tags, sql: see ``plan.tasks.ReadPlan``.
+    schema, encoding: of message bodies, see ``body.format.body_format``.
     """
 
     nameservers: tuple[str, ...]
@@ -101,47 +102,47 @@ class ReadOptions:
 
     @property
     def reader_group(self) -> str:
-        """In whose name brokers are asked for messages."""
+        """The consumer group named in pull requests."""
         return self.group or READER_GROUP
 
 
 class Options:
-    """Options as Spark hands them over: text by name, whatever its case."""
+    """Options as Spark passes them: text by case-insensitive name."""
 
     def __init__(self, options: Mapping[str, str], known: Iterable[str]) -> None:
-        """known: all that may be given. Raises OptionError naming the nearest of them."""
+        """known: the valid names. Raises OptionError for any other, naming the nearest."""
         by_lower = {name.lower(): name for name in known}
         for name, value in options.items():
             if name.lower() in _SECURITY:
                 raise OptionError(
-                    name, None, "the broker has neither credentials nor TLS yet: leave it out"
+                    name, None, "the broker does not support credentials or TLS yet: leave it out"
                 )
             if name.lower() not in by_lower:
                 near = get_close_matches(name.lower(), by_lower, n=1)
                 raise OptionError(
                     name,
                     value,
-                    f"unknown; there are {', '.join(sorted(by_lower.values()))}",
+                    f"unknown; valid options are {', '.join(sorted(by_lower.values()))}",
                     by_lower[near[0]] if near else None,
                 )
         self._values = {name.lower(): value for name, value in options.items()}
 
     def text(self, name: str) -> str | None:
-        """The value without space around it; None if it is not given. Raises OptionError."""
+        """The value, stripped; None if not given. Raises OptionError if it is empty."""
         value = self._values.get(name.lower())
         if value is not None and not value.strip():
             raise OptionError(name, value, "is empty: give it a value or leave it out")
         return value.strip() if value else None
 
     def required(self, name: str, example: str) -> str:
-        """The value of an option that must be given. Raises OptionError."""
+        """The value of a mandatory option. Raises OptionError."""
         value = self.text(name)
         if value is None:
             raise OptionError(name, None, f'is missing: .option("{name}", "{example}")')
         return value
 
     def whole_number(self, name: str) -> int | None:
-        """A number from 1 on. Raises OptionError."""
+        """A whole number of at least 1; None if not given. Raises OptionError."""
         value = self.text(name)
         if value is None:
             return None
@@ -150,7 +151,7 @@ class Options:
         return int(value)
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """``true`` or ``false``. Raises OptionError."""
+        """The value of a ``true`` or ``false`` option. Raises OptionError."""
         value = self.text(name)
         if value is None:
             return default
@@ -160,7 +161,7 @@ class Options:
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
-    """The options of a read, checked. Raises OptionError."""
+    """Check the options of a read. Raises OptionError."""
     options = Options(given, _READ_OPTIONS)
     tags, sql = _filter(options.text("filter"))
     starting, ending = _span(options.text("starting"), options.text("ending"))
@@ -181,7 +182,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
 
 
 def nameservers(options: Options) -> tuple[str, ...]:
-    """Where the nameservers are: see ``config.resolve_nameservers``. Raises OptionError."""
+    """Nameserver addresses, see ``config.resolve_nameservers``. Raises OptionError."""
     value = options.text("nameserver")
     try:
         return resolve_nameservers(value)
@@ -211,24 +212,24 @@ def _group(value: str | None) -> str | None:
 
 
 def _filter(value: str | None) -> tuple[str, str | None]:
-    """A tag expression, or ``"*"`` and an SQL92 filter."""
+    """A tag expression and no SQL92 filter, or ``"*"`` and an SQL92 filter."""
     if value is None:
         return "*", None
     return (value, None) if _TAGS.fullmatch(value) else ("*", value)
 
 
 def _span(starting: str | None, ending: str | None) -> tuple[Point | None, Point | None]:
-    """Where a read begins and ends, of which the end must not lie before the beginning."""
+    """Start and end of a read. Raises OptionError if the start lies after the end."""
     start, end = _point("starting", starting), _point("ending", ending)
-    if start and end and _is_behind(start, end):
+    if start and end and _is_after(start, end):
         raise OptionError(
-            "starting", starting, f"lies behind option ending={ending!r}, so nothing can be read"
+            "starting", starting, f"lies after option ending={ending!r}, so nothing can be read"
         )
     return start, end
 
 
-def _is_behind(start: Point, end: Point) -> bool:
-    """Whether ``start`` lies behind ``end``, whatever the queues have."""
+def _is_after(start: Point, end: Point) -> bool:
+    """Whether ``start`` lies after ``end`` regardless of the queues' contents."""
     match start.kind, end.kind:
         case "offsets", "offsets":
             return any(at > end.offsets.get(queue, at) for queue, at in start.offsets.items())
@@ -258,7 +259,7 @@ def _timestamp_ms(name: str, value: str) -> int:
         raise OptionError(name, value, f"expected {_POINTS}") from None
     if time.tzinfo is None:
         hint = f"{time.isoformat()}Z?"
-        raise OptionError(name, value, f"without a time zone it is no point in time: {hint}")
+        raise OptionError(name, value, f"has no time zone: did you mean {hint}")
     return round(time.timestamp() * 1000)
 
 
@@ -282,5 +283,5 @@ def _offsets(name: str, value: str) -> dict[MessageQueue, int]:
 
 def _offset(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no queue offset")
+        raise ValueError(f"{value!r} is not a queue offset")
     return value

@@ -1,4 +1,4 @@
-"""A Spark session in which ``format("headrace")`` does all it can."""
+"""A Spark session with all that ``format("headrace")`` needs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ OLDEST_PYSPARK = "4.0"
 
 
 class PySparkMissing(HeadraceError):
-    """PySpark is not installed, or one from before Python data sources."""
+    """PySpark is not installed, or predates Python data sources."""
 
     def __init__(self, found: str) -> None:
         super().__init__(
-            f"headrace's source and sink need PySpark {OLDEST_PYSPARK} or newer, and {found}: "
+            f"headrace's source and sink need PySpark {OLDEST_PYSPARK} or newer, but {found}: "
             "pip install 'headrace[spark]'"
         )
 
@@ -34,13 +34,16 @@ def session(
     master: str | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """The running session, or a new one: a Java is found, workers run this Python.
+    """The active session, or a new one on a Java found here, with workers that run this Python.
 
-    name: of the application. master: such as ``"local[2]"``; None for what the environment or
-    ``settings`` say, else all cores of this machine. settings: further ones of Spark.
-    Filters stay in Spark. ``spark.sql.python.filterPushdown.enabled`` in ``settings`` lets the
-    source have them, but Spark 4.3 then gives a DataFrame that is read twice with two filters
-    the rows of the first one.
+    name: the application's name.
+    master: such as ``"local[2]"``; None takes it from the environment or ``settings``, and
+        otherwise uses all cores of this machine.
+    settings: further Spark settings.
+
+    Filters stay in Spark. ``spark.sql.python.filterPushdown.enabled`` in ``settings`` pushes them
+    down to the source, but with Spark 4.3 a DataFrame read twice with different filters then
+    returns the rows of the first filter both times.
 
     Raises JavaNotFound, PySparkMissing.
     """
@@ -59,10 +62,10 @@ def session(
 
 
 def check_installed() -> None:
-    """Raise PySparkMissing unless there is a PySpark that will do."""
+    """Raise PySparkMissing unless a supported PySpark is installed."""
     try:
         found = version("pyspark")
     except PackageNotFoundError:
-        raise PySparkMissing("there is none") from None
+        raise PySparkMissing("it is not installed") from None
     if int(found.partition(".")[0]) < 4:
-        raise PySparkMissing(f"this is {found}")
+        raise PySparkMissing(f"{found} is installed")

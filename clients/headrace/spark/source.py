@@ -1,4 +1,4 @@
-"""``format("headrace")`` as Spark sees it.
+"""The entry point of ``format("headrace")`` for Spark.
 
 Source: docs/spark.md; ``pyspark.sql.datasource``.
 """
@@ -34,7 +34,7 @@ _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class HeadraceSource(DataSource):
-    """Topics of headrace and Apache RocketMQ as a table or a stream."""
+    """Topics of headrace or Apache RocketMQ as a table or a stream."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -42,7 +42,7 @@ class HeadraceSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What ``format`` is given."""
+        """The name to pass to ``format``."""
         return "headrace"
 
     def schema(self) -> StructType:
@@ -50,16 +50,16 @@ class HeadraceSource(DataSource):
         return source_schema(self._body)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Of a batch; it takes filters where Spark lets it. Raises OptionError."""
-        # Not above: Spark also loads this in processes that only ask for names and columns.
+        """A batch reader, which accepts filters where Spark allows that. Raises OptionError."""
+        # Imported here: Spark also starts processes that only ask for the name and the schema.
         from headrace.spark.read.batch import BatchReader, FilteringReader
 
-        # Spark refuses every reader that could take filters while the setting is off.
+        # Spark rejects any reader with pushFilters while filter pushdown is disabled.
         reader = FilteringReader if _pushes_filters() else BatchReader
         return reader(self._read_options, self._body, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
-        """Of a stream; what is wrong with it, the reader raises when it is first asked."""
+        """A stream reader. Invalid options raise when Spark first calls it, see RefusedReader."""
         from headrace.spark.read.readers import RefusedReader, stream_reader
 
         try:
@@ -68,7 +68,7 @@ class HeadraceSource(DataSource):
             return RefusedReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Of a batch. Raises OptionError, SchemaError, TopicNotFound, NoQueue."""
+        """A batch writer. Raises OptionError, SchemaError, TopicNotFound, NoQueue."""
         from headrace.spark.write.sink import batch_writer
 
         return batch_writer(self.options, schema, overwrite=overwrite)
@@ -76,7 +76,7 @@ class HeadraceSource(DataSource):
     def streamWriter(  # noqa: N802 - Spark's name
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
-        """Of a stream. Raises as ``writer``."""
+        """A stream writer. Raises as ``writer``."""
         from headrace.spark.write.sink import stream_writer
 
         return stream_writer(self.options, schema, overwrite=overwrite)
@@ -91,7 +91,7 @@ class HeadraceSource(DataSource):
         if options.schema is None:
             if options.encoding is not None:
                 raise OptionError(
-                    "encoding", options.encoding, "says how bodies are read, with option schema"
+                    "encoding", options.encoding, "only takes effect together with option schema"
                 )
             return None
         from headrace.spark.body.format import body_format
@@ -100,6 +100,6 @@ class HeadraceSource(DataSource):
 
 
 def _pushes_filters() -> bool:
-    """Whether this process asks for a reader in order to give it filters."""
+    """Whether this is the worker process in which Spark pushes filters down."""
     main = getattr(sys.modules["__main__"], "__spec__", None)
     return _PUSHDOWN_WORKER in sys.modules or getattr(main, "name", None) == _PUSHDOWN_WORKER

@@ -1,1 +1,1 @@
-"""Byte movers for a Connection: anyio streams, blocking sockets, the serving side."""
+"""I/O drivers for a client's Connection: anyio streams and blocking sockets."""

@@ -1,7 +1,7 @@
 """A client's connection for trio and asyncio, through anyio.
 
-One reader and one writer task per connection. Requests queue up bytes without waiting; the writer
-joins all that are there into one send, so a burst of requests costs one system call.
+Each connection has one reader task and one writer task. Requests queue bytes without waiting; the
+writer joins all queued bytes into one send, so a burst of requests costs one system call.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
     from headrace_protocol.command import Command
 
-# Called in the reader task with command and body, or with None, None and what went wrong.
+# Called in the reader task with command and body, or with None, None and the error.
 Callback = Callable[["Command | None", "memoryview | None", "HeadraceError | None"], None]
-# Given the opaque, the buffers of a whole request frame.
+# Returns the buffers of a whole request frame with the given opaque.
 Encode = Callable[[int], list[Buffer]]
 RequestHandler = Callable[["AsyncConnection", RequestReceived], None]
 Connect = Callable[[str], Awaitable["ByteStream"]]
 
 RECEIVE_BYTES = 64 * 1024
-# What is larger is sent by itself: another system call costs less than the copy.
+# Larger buffers are sent on their own: a system call costs less than the copy.
 _JOIN_BYTES_MAX = 64 * 1024
-# Unsent answers; a peer that keeps asking without reading gets no more.
-_ANSWERS_BYTES_MAX = 1024 * 1024
+# Limit of unsent responses; a peer that sends requests without reading gets no more.
+_UNSENT_RESPONSES_BYTES_MAX = 1024 * 1024
 _CONNECT_TIMEOUT_S = 5.0
 _STREAM_ERRORS = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
@@ -53,7 +53,7 @@ async def connect_tcp(address: str) -> ByteStream:
 
 
 async def open_stream(connect: Connect, address: str) -> ByteStream:
-    """``connect(address)`` within a time limit. Raises ConnectFailed."""
+    """Connect to ``address`` within a time limit. Raises ConnectFailed."""
     try:
         with anyio.fail_after(_CONNECT_TIMEOUT_S):
             return await connect(address)
@@ -64,10 +64,10 @@ async def open_stream(connect: Connect, address: str) -> ByteStream:
 
 
 class AsyncConnection:
-    """Requests and their answers over one stream, once ``run`` is running.
+    """Requests and responses over one stream, while ``run`` is running.
 
-    address: name of the other end in errors.
-    on_request: called in the reader task for each request that the other side makes.
+    address: the peer's name in errors.
+    on_request: called in the reader task for each request of the peer.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class AsyncConnection:
         self._on_request = on_request
         self._connection: Connection[Callback] = Connection(serialize_type)
         self._outgoing: list[Buffer] = []
-        self._answers_bytes = 0
+        self._unsent_response_bytes = 0
         self._fills: list[Callable[[], None]] = []
         self._something_to_send: anyio.Event | None = None
         self._greeted = anyio.Event()
@@ -90,29 +90,29 @@ class AsyncConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests can still be made."""
+        """Whether requests can still be sent."""
         return self._end is None
 
     @property
     def peer_is_headrace(self) -> bool:
-        """Whether the other side has shown that it is ours; see ``greeted``."""
+        """Whether the peer has announced that it is headrace; see ``greeted``."""
         return self._connection.peer_is_headrace
 
     @property
     def is_greeted(self) -> bool:
-        """Whether it is known of what kind the other side is."""
+        """Whether it is known if the peer is headrace."""
         return self._greeted.is_set()
 
     async def greeted(self, timeout_ms: float) -> None:
-        """Wait for the first answer, which tells of what kind the other side is.
+        """Wait for the first response, with which it is known if the peer is headrace.
 
-        Returns without one when the connection ends or ``timeout_ms`` have passed.
+        Returns without one if the connection ends or after ``timeout_ms``.
         """
         with anyio.move_on_after(timeout_ms / 1000):
             await self._greeted.wait()
 
     async def run(self) -> None:
-        """Move bytes until the connection ends; then every request that waits fails."""
+        """Move bytes until the connection ends, then fail every pending request."""
         end: object = "this client closed it"
         try:
             async with anyio.create_task_group() as tasks:
@@ -121,7 +121,7 @@ class AsyncConnection:
                 tasks.cancel_scope.cancel()
         finally:
             self._fail(end)
-            # Not graceful: a half-sent frame cannot be taken back.
+            # Forcefully: after a half-sent frame there is no graceful close.
             await anyio.aclose_forcefully(self._stream)
 
     async def request(
@@ -132,7 +132,7 @@ class AsyncConnection:
         *,
         timeout_ms: float,
     ) -> Response:
-        """Ask and wait for the answer, whatever its code.
+        """Send a request and wait for its response, whatever its code.
 
         Raises RequestTimeout, ConnectionLost, LocalProtocolError (too large for a frame).
         """
@@ -141,7 +141,7 @@ class AsyncConnection:
         return await answer.response(timeout_ms)
 
     def begin_encoded(self, code: int, encode: Encode) -> Answer:
-        """Queue a request that the caller encodes, and return what its answer will come to.
+        """Queue a request that the caller encodes; returns a handle for its response.
 
         Raises ConnectionLost.
         """
@@ -152,9 +152,9 @@ class AsyncConnection:
     def submit(
         self, code: int, header: msgspec.Struct | None, body: Buffer, callback: Callback
     ) -> int:
-        """Queue a request and return at once; ``callback`` gets its answer, exactly once.
+        """Queue a request without waiting; ``callback`` gets its response, exactly once.
 
-        Returns the number to ``forget`` it by. Raises ConnectionLost, LocalProtocolError.
+        Returns the opaque, for ``forget``. Raises ConnectionLost, LocalProtocolError.
         """
         self._check_open()
         opaque, buffers = self._connection.request(code, header, body, waiter=callback)
@@ -162,22 +162,22 @@ class AsyncConnection:
         return opaque
 
     def submit_encoded(self, encode: Encode, callback: Callback) -> int:
-        """Like ``submit`` for a caller that encodes its frame itself; it must not raise."""
+        """As ``submit``, with a frame encoded by the caller. ``encode`` must not raise."""
         self._check_open()
         opaque = self._connection.expect(callback)
         self.send_soon(*encode(opaque))
         return opaque
 
     def send_soon(self, *buffers: Buffer) -> None:
-        """Queue whole frames for the writer, which joins all that wait into one send."""
+        """Queue whole frames for the writer, which joins all queued frames into one send."""
         self._outgoing += buffers
         self._wake_writer()
 
     def before_write(self, fill: Callable[[], None]) -> None:
-        """Call ``fill`` once, when the writer is free: what it submits goes into that write.
+        """Call ``fill`` once the writer is free; the next write includes what it submits.
 
-        So what comes together while the writer is busy leaves in one request. When the connection
-        ends before that, ``fill`` is called all the same and finds it closed.
+        Data that accumulates while the writer is busy can thus leave in one request. If the
+        connection ends first, ``fill`` is called all the same and finds it closed.
         """
         self._fills.append(fill)
         self._wake_writer()
@@ -188,11 +188,11 @@ class AsyncConnection:
             self._something_to_send = None
 
     def forget(self, opaque: int) -> None:
-        """Stop waiting: the callback will not be called."""
+        """Stop waiting for a response: its callback will not be called."""
         self._connection.forget(opaque)
 
     def oneway(self, code: int, header: msgspec.Struct | None = None, body: Buffer = b"") -> None:
-        """Queue a request that gets no answer. Raises ConnectionLost, LocalProtocolError."""
+        """Queue a one-way request. Raises ConnectionLost, LocalProtocolError."""
         self._check_open()
         self.send_soon(*self._connection.oneway(code, header, body))
 
@@ -204,10 +204,10 @@ class AsyncConnection:
         body: Buffer = b"",
         remark: str | None = None,
     ) -> None:
-        """Answer a request of the peer, unless too many answers are still unsent."""
-        if self._answers_bytes < _ANSWERS_BYTES_MAX:
+        """Respond to a request of the peer, unless too many responses are still unsent."""
+        if self._unsent_response_bytes < _UNSENT_RESPONSES_BYTES_MAX:
             buffers = self._connection.respond(request, code, header, body, remark)
-            self._answers_bytes += sum(map(len, buffers))
+            self._unsent_response_bytes += sum(map(len, buffers))
             self.send_soon(*buffers)
 
     def _check_open(self) -> None:
@@ -222,7 +222,7 @@ class AsyncConnection:
                     await self._something_to_send.wait()
                 self._fill()
                 buffers, self._outgoing = self._outgoing, []
-                self._answers_bytes = 0
+                self._unsent_response_bytes = 0
                 for piece in _joined(buffers):
                     await self._stream.send(piece)
         except _STREAM_ERRORS as error:
@@ -235,12 +235,12 @@ class AsyncConnection:
             fill()
 
     async def _read(self) -> object:
-        """Handle what arrives; returns why it ended."""
+        """Handle received events; returns the reason for the connection's end."""
         while True:
             try:
                 events = await self._receive()
             except anyio.EndOfStream:
-                return "the other side closed it"
+                return "the peer closed it"
             except _STREAM_ERRORS as error:
                 return _cause(error)
             except RemoteProtocolError as error:
@@ -268,7 +268,7 @@ class AsyncConnection:
 
 
 def _joined(buffers: list[Buffer]) -> Iterator[Any]:
-    """The same bytes in few pieces; streams take any buffer, whatever anyio's types say."""
+    """The same bytes in few pieces. Streams accept any buffer, despite anyio's type hints."""
     small: list[Buffer] = []
     for buffer in buffers:
         if len(buffer) > _JOIN_BYTES_MAX:
@@ -283,12 +283,12 @@ def _joined(buffers: list[Buffer]) -> Iterator[Any]:
 
 
 def _cause(error: Exception) -> object:
-    """The reason that people know, from inside anyio's wrapping."""
+    """The underlying error, which anyio wraps."""
     return error.__cause__ or error
 
 
 class Answer:
-    """What a request under way comes to."""
+    """A handle for the response to a pending request."""
 
     __slots__ = ("_arrived", "_body", "_code", "_command", "_connection", "_error", "opaque")
 
@@ -306,7 +306,7 @@ class Answer:
         self._arrived.set()
 
     async def response(self, timeout_ms: float) -> Response:
-        """Wait for it, whatever its code. Raises RequestTimeout, ConnectionLost."""
+        """Wait for the response, whatever its code. Raises RequestTimeout, ConnectionLost."""
         with anyio.move_on_after(timeout_ms / 1000):
             try:
                 await self._arrived.wait()
@@ -320,5 +320,5 @@ class Answer:
         return Response(address, self._code, self._command, self._body)
 
     def forget(self) -> None:
-        """Stop waiting; an answer that comes after that is dropped."""
+        """Stop waiting. A late response is discarded."""
         self._connection.forget(self.opaque)

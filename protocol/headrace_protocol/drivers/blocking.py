@@ -1,6 +1,6 @@
 """A client's connection over a plain blocking socket, for scripts and Spark tasks.
 
-Used by one thread at a time. No event loop, no threads: bytes move while a call waits.
+Not thread-safe. Uses neither an event loop nor threads: bytes move only during calls that wait.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ RECEIVE_BYTES = 64 * 1024
 
 
 class BlockingConnection:
-    """Requests and their answers over one socket; use it in a ``with`` block.
+    """Requests and responses over one socket. A context manager.
 
-    The other side's own requests (notices to consumers) are not for such clients and dropped.
+    Requests from the peer, such as notices to consumers, are discarded.
     """
 
     def __init__(self, sock: socket.socket, address: str) -> None:
-        """sock: connected; from here on this connection's. address: its name in errors."""
+        """sock: connected, owned by this connection from now on. address: its name in errors."""
         self.address = address
         self._socket = sock
         self._socket.setblocking(False)
@@ -57,7 +57,7 @@ class BlockingConnection:
 
     @property
     def peer_is_headrace(self) -> bool:
-        """Whether the other side is ours; known with its first answer."""
+        """Whether the peer is headrace; known with its first response."""
         return self._connection.peer_is_headrace
 
     def __enter__(self) -> Self:
@@ -67,7 +67,7 @@ class BlockingConnection:
         self.close()
 
     def close(self) -> None:
-        """Close the socket; requests that wait are forgotten."""
+        """Close the socket and drop pending requests."""
         self._is_open = False
         self._connection.abandon()
         self._socket.close()
@@ -80,7 +80,7 @@ class BlockingConnection:
         *,
         timeout_ms: float,
     ) -> Response:
-        """Ask and wait for the answer, whatever its code.
+        """Send a request and wait for its response, whatever its code.
 
         Raises RequestTimeout, ConnectionLost, LocalProtocolError (too large for a frame).
         """
@@ -98,20 +98,20 @@ class BlockingConnection:
     def submit(
         self, code: int, header: msgspec.Struct | None, body: Buffer, callback: ResponseCallback
     ) -> int:
-        """Queue a request; ``callback`` gets its answer during a later call that waits."""
+        """Queue a request; ``callback`` gets its response during a later call that waits."""
         self._last_code = code
         opaque, buffers = self._connection.request(code, header, body, waiter=(code, callback))
         self._queue(buffers)
         return opaque
 
     def oneway(self, code: int, header: msgspec.Struct | None = None, body: Buffer = b"") -> None:
-        """Queue a request that gets no answer; it goes out with the next call that waits."""
+        """Queue a one-way request, sent during the next call that waits."""
         self._queue(self._connection.oneway(code, header, body))
 
     def drain(self, waiting_max: int = 0, *, timeout_ms: float) -> None:
-        """Send what is queued and wait until at most ``waiting_max`` answers are outstanding.
+        """Send queued requests and wait until at most ``waiting_max`` responses are outstanding.
 
-        Raises RequestTimeout (naming the last request) if they don't come in time, ConnectionLost.
+        Raises ConnectionLost, and RequestTimeout (for the last request) after ``timeout_ms``.
         """
         deadline = time.monotonic() + timeout_ms / 1000
         while self._outgoing or self._connection.waiting_count > waiting_max:
@@ -141,8 +141,8 @@ class BlockingConnection:
         return bool(ready)
 
     def _wait(self, deadline: float) -> int:
-        """The poll events that came before the deadline, 0 if none did."""
-        # Both ways at once: two sides that only send would wait for each other for ever.
+        """The poll events before the deadline; 0 if there are none."""
+        # Poll for both directions: two sides that only send would deadlock.
         wanted = select.POLLIN | (select.POLLOUT if self._outgoing else 0)
         self._poll.register(self._socket, wanted)
         remaining_ms = max(0.0, deadline - time.monotonic()) * 1000
@@ -158,5 +158,5 @@ class BlockingConnection:
             received = self._socket.recv_into(room)
             events = self._connection.received(received)
         if not received:
-            raise ConnectionResetError("the other side closed it")
+            raise ConnectionResetError("the peer closed it")
         return events

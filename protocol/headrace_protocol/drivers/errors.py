@@ -1,6 +1,6 @@
-"""What a driver's caller is told when a request did not get the answer that it wanted.
+"""Errors of client drivers for requests without a usable response.
 
-Clients build on these: a retry loop reads ``retryable`` and ``refresh_route`` and nothing else.
+Clients build on these: a retry loop reads only ``retryable`` and ``refresh_route``.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from headrace_protocol.codes import ResponseCode, code_name
 
 
 class HeadraceError(Exception):
-    """Base of all that a client of ours raises on purpose.
+    """Base of all errors that headrace clients raise deliberately.
 
-    retryable: the same request may succeed if it is sent again, perhaps to another broker.
-    refresh_route: what we believe about who serves a topic may be out of date.
+    retryable: the same request may succeed if sent again, possibly to another broker.
+    refresh_route: the cached route of the topic may be out of date.
     """
 
     retryable = False
@@ -34,7 +34,7 @@ class ConnectFailed(HeadraceError):
 
 
 class ConnectionLost(HeadraceError):
-    """The connection ended before the answer came; whether the request was served is unknown."""
+    """The connection ended before the response; whether the request was served is unknown."""
 
     retryable = True
     refresh_route = True
@@ -45,43 +45,43 @@ class ConnectionLost(HeadraceError):
 
 
 class RequestTimeout(HeadraceError):
-    """No answer in time; whether the request was served is unknown."""
+    """No response in time; whether the request was served is unknown."""
 
     retryable = True
 
     def __init__(self, address: str, code: int, timeout_ms: float) -> None:
         super().__init__(
             f"{code_name(code)}: no answer from {address} within {timeout_ms:g} ms; "
-            "it is slow or stuck: allow more time or look at its log"
+            "it is slow or stuck: allow more time or check its log"
         )
         self.address = address
         self.code = code
 
 
 class MalformedAnswer(HeadraceError):
-    """An answer that does not hold what the protocol says it holds."""
+    """A response that violates the protocol."""
 
     def __init__(self, address: str, code: int, reason: object) -> None:
         super().__init__(
             f"{code_name(code)}: the answer from {address} cannot be read: {reason}. "
-            "It is damaged, or this server is of another kind or version"
+            "It is damaged, or the server is of another kind or version"
         )
         self.address = address
         self.code = code
 
 
 class BrokerError(HeadraceError):
-    """A broker or nameserver answered that it did not do what was asked.
+    """A broker or nameserver rejected a request.
 
-    code: its response code; see ``ResponseCode``.
-    remark: its own words.
+    code: the response code; see ``ResponseCode``.
+    remark: the server's explanation.
     """
 
     def __init__(self, code: int, remark: str | None, address: str, request_code: int) -> None:
         super().__init__(
             f"{code_name(request_code)} at {address}: {_response_name(code)} ({code})"
             + (f": {remark}" if remark else "")
-            + _way_out(code)
+            + _remedy(code)
         )
         self.code = code
         self.remark = remark
@@ -95,7 +95,7 @@ class BrokerError(HeadraceError):
 
     @property
     def refresh_route(self) -> bool:  # type: ignore[override]
-        """Whether the answer says that the route may have changed."""
+        """Whether the response code indicates that the route may have changed."""
         return self.code in _ROUTE_CHANGED
 
 
@@ -122,13 +122,13 @@ _ROUTE_CHANGED = frozenset(
         ResponseCode.GO_AWAY,
     }
 )
-_WAYS_OUT = {
+_REMEDIES = {
     ResponseCode.TOPIC_NOT_EXIST: "create it with `headrace topic create NAME`",
     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: "create the group, or let the broker create groups",
-    ResponseCode.SYSTEM_BUSY: "it will take messages again when it has caught up: try later",
-    ResponseCode.FLOW_CONTROL: "it will take messages again when it has caught up: try later",
+    ResponseCode.SYSTEM_BUSY: "the broker is overloaded: retry later",
+    ResponseCode.FLOW_CONTROL: "the broker is overloaded: retry later",
     ResponseCode.NO_PERMISSION: "see the topic's and the broker's perm (`headrace topic describe`)",
-    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "this kind or version of server does not do it",
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "this kind or version of server does not support it",
 }
 
 
@@ -139,6 +139,6 @@ def _response_name(code: int) -> str:
         return "unknown response"
 
 
-def _way_out(code: int) -> str:
-    way_out = _WAYS_OUT.get(code)  # type: ignore[call-overload]
-    return f" ({way_out})" if way_out else ""
+def _remedy(code: int) -> str:
+    remedy = _REMEDIES.get(code)  # type: ignore[call-overload]
+    return f" ({remedy})" if remedy else ""

@@ -1,4 +1,4 @@
-"""The answer to a request, as both client drivers return it."""
+"""The response to a request, as returned by both client drivers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 class Response(NamedTuple):
-    """What came back.
+    """A response.
 
-    address: who answered. request_code: what was asked.
-    body: a view of the received bytes; keep a copy, not the view, of small parts of large bodies.
+    address: the server. request_code: code of the request.
+    body: a view of the received bytes; copy small parts of large bodies instead of keeping a view.
     """
 
     address: str
@@ -50,7 +50,7 @@ class Response(NamedTuple):
         return self.read(body_type.decode)
 
     def read(self, decode: Callable[[memoryview], T]) -> T:
-        """What ``decode`` makes of the body; its ValueError means malformed bytes.
+        """The result of ``decode`` for the body; its ValueError means a malformed body.
 
         Raises MalformedAnswer.
         """
@@ -60,5 +60,5 @@ class Response(NamedTuple):
             raise self.malformed(error) from error
 
     def malformed(self, reason: object) -> MalformedAnswer:
-        """The error to raise for an answer that makes no sense."""
+        """The error to raise for a response that violates the protocol."""
         return MalformedAnswer(self.address, self.request_code, reason)

@@ -1,7 +1,7 @@
 """A TCP connection for trio and asyncio that receives in place.
 
-anyio's own streams wake their task for every piece that arrives and give it bytes of their own;
-at a gigabyte per second that costs several times what the system call does.
+anyio's own streams wake their task for every received piece and allocate new bytes for it; at one
+gigabyte per second that costs several times as much as the system call.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from anyio.abc import ByteStream
 if TYPE_CHECKING:
     from headrace_protocol.frame import Buffer
 
-_UNDER_WAY = (errno.EINPROGRESS, errno.EWOULDBLOCK)
+_IN_PROGRESS = (errno.EINPROGRESS, errno.EWOULDBLOCK)
 
 
 class SocketStream(ByteStream):
-    """A connected socket, which is its own from here on; errors are OSError."""
+    """A stream that owns a connected socket. Errors are OSError."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -51,14 +51,14 @@ class SocketStream(ByteStream):
 
     async def _connect(self, address: Any) -> None:
         code = self._socket.connect_ex(address)
-        if code in _UNDER_WAY:
+        if code in _IN_PROGRESS:
             await anyio.wait_writable(self._socket)
             code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise OSError(code, os.strerror(code))
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """The bytes that are there, at least one. Raises EndOfStream, OSError."""
+        """The available bytes, at least one. Raises EndOfStream, OSError."""
         await anyio.lowlevel.checkpoint()
         while True:
             try:
@@ -71,9 +71,9 @@ class SocketStream(ByteStream):
                 return data
 
     async def receive_into(self, room: memoryview) -> int:
-        """Receive what is there to the start of ``room``; returns how many bytes these are.
+        """Receive available bytes into the start of ``room``; returns their number.
 
-        Without a checkpoint unless it has to wait. Raises EndOfStream, OSError.
+        Not a checkpoint unless it has to wait. Raises EndOfStream, OSError.
         """
         while True:
             try:
@@ -86,7 +86,7 @@ class SocketStream(ByteStream):
                 return received
 
     async def send(self, item: Buffer) -> None:
-        """Send all of it. Raises OSError; after that, or when cancelled, some of it may be out."""
+        """Send all bytes. Raises OSError; then, or if cancelled, some bytes may have been sent."""
         await anyio.lowlevel.checkpoint()
         rest = memoryview(item)
         while rest:
@@ -96,11 +96,11 @@ class SocketStream(ByteStream):
                 await anyio.wait_writable(self._socket)
 
     async def send_eof(self) -> None:
-        """Tell the other side that nothing more will be sent."""
+        """Shut down the sending direction."""
         self._socket.shutdown(socket.SHUT_WR)
 
     async def aclose(self) -> None:
-        """Close the socket; who waits for it gets ClosedResourceError."""
+        """Close the socket; waiting tasks get ClosedResourceError."""
         anyio.notify_closing(self._socket)
         self._socket.close()
         await anyio.lowlevel.checkpoint()

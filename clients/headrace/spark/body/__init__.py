@@ -1,1 +1,1 @@
-"""Bodies as columns: schemas, and the kinds of values that they have."""
+"""Message bodies as columns: schemas, and conversion of decoded values."""

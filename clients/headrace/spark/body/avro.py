@@ -1,4 +1,4 @@
-"""Avro's schemas as kinds of values: bodies are JSON or MSGPACK of that shape, not Avro itself."""
+"""Avro schemas for message bodies. The bodies are JSON or MessagePack, not Avro itself."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def avro_fields(schema: str) -> tuple[Field, ...]:
     try:
         record = json.loads(schema)
     except ValueError as error:
-        raise SchemaError(f"the schema begins as Avro's JSON does but is none: {error}") from None
+        raise SchemaError(f"the schema looks like Avro JSON but does not parse: {error}") from None
     if not isinstance(record, dict) or record.get("type") != "record":
-        raise SchemaError("an Avro schema of bodies is a record: type is not 'record'")
+        raise SchemaError("an Avro schema of bodies must be a record: its type is not 'record'")
     return _Names()._fields(record)
 
 
 class _Names:
-    """The named types that were seen, so that they can be used again."""
+    """Parses schemas and remembers named types for later references."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, Kind] = {}
@@ -62,8 +62,8 @@ class _Names:
         others = [branch for branch in schema if branch != _NULL]
         if len(others) != 1:
             raise SchemaError(
-                f"the Avro field {place} is a union of {len(others)} types: a column has one, "
-                "and may have null beside it"
+                f"the Avro field {place} is a union of {len(others)} types: a column has "
+                "exactly one, optionally with null"
             )
         return self._kind(others[0], place), len(others) < len(schema)
 
@@ -111,19 +111,21 @@ def _full_name(name: str, namespace: str) -> str:
 def _name(field: Any) -> str:
     name = field.get("name") if isinstance(field, dict) else None
     if not isinstance(name, str) or not name:
-        raise SchemaError(f"an Avro field without a name: {field!r}")
+        raise SchemaError(f"an Avro field has no name: {field!r}")
     return name
 
 
 def _size(fixed: dict[str, Any], place: str) -> int:
     size = fixed.get("size")
     if type(size) is not int or not 0 < size < 2**31:
-        raise SchemaError(f"the Avro field {place} is fixed, of size {size!r}: give its bytes")
+        raise SchemaError(
+            f"the Avro field {place} is fixed with size {size!r}: give a size in bytes"
+        )
     return size
 
 
 def _logical(schema: dict[str, Any]) -> Kind | None:
-    """Numbers that stand for times; Avro takes logical types that it does not know for plain."""
+    """Times and decimals; None for other logical types, which Avro treats as the plain type."""
     match schema.get("type"), schema["logicalType"]:
         case "int", "date":
             return leaf(t.DateType(), read=pa.int32())

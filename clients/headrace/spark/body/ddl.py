@@ -1,4 +1,4 @@
-"""Spark's DDL for schemas, read without a JVM: the processes that plan a source have none."""
+"""A parser for Spark's DDL schemas, for processes without a JVM such as source planners."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SIMPLE: dict[str, t.DataType] = {
     "timestamp_ntz": t.TimestampNTZType(),
 }
 _DECIMALS = ("decimal", "dec", "numeric")
-_WITH_PARTS = ("array", "map", "struct")
+_NESTED = ("array", "map", "struct")
 
 
 class _Token(NamedTuple):
@@ -47,9 +47,9 @@ class _Token(NamedTuple):
 
 
 def parse_ddl(ddl: str) -> t.StructType:
-    """The fields of ``a int, b array<string> not null``, or of the same in ``struct<...>``.
+    """Parse ``a int, b array<string> not null``, optionally within ``struct<...>``.
 
-    Raises SchemaError naming the place.
+    Raises SchemaError with the position of the error.
     """
     return _Parser(ddl).schema()
 
@@ -66,7 +66,7 @@ class _Parser:
             match = _TOKEN.match(ddl, at)
             if match is None:
                 rest = ddl[at:].lstrip()
-                raise self._error(len(ddl) - len(rest), f"{rest.split()[0]!r} is not understood")
+                raise self._error(len(ddl) - len(rest), f"{rest.split()[0]!r} is invalid")
             quoted, plain, comment = match.groups()
             text = quoted.replace("``", "`") if quoted else plain or comment
             yield _Token(text, match.end() - len(match[0].lstrip()), not plain)
@@ -92,7 +92,7 @@ class _Parser:
     def _field(self) -> t.StructField:
         name = self._take()
         if not name.is_quoted and not name.text.isidentifier():
-            raise self._error(name.at, f"expected the name of a column, not {_quoted(name.text)}")
+            raise self._error(name.at, f"expected a column name, not {_quoted(name.text)}")
         self._takes(":")
         kind = self._type()
         is_required = self._takes("not")
@@ -112,14 +112,14 @@ class _Parser:
         if name in {"char", "varchar"}:
             self._numbers()
             return t.StringType()
-        if name in _WITH_PARTS:
-            return self._with_parts(name)
-        known = [*_SIMPLE, *_DECIMALS, *_WITH_PARTS]
+        if name in _NESTED:
+            return self._nested(name)
+        known = [*_SIMPLE, *_DECIMALS, *_NESTED]
         near = get_close_matches(name, known, 1)
-        hint = f"; did you mean {near[0]}?" if near else f": there are {', '.join(known)}"
-        raise self._error(token.at, f"{_quoted(token.text)} is no type{hint}")
+        hint = f"; did you mean {near[0]}?" if near else f": valid types are {', '.join(known)}"
+        raise self._error(token.at, f"{_quoted(token.text)} is not a type{hint}")
 
-    def _with_parts(self, name: str) -> t.DataType:
+    def _nested(self, name: str) -> t.DataType:
         self._expect("<")
         kind: t.DataType
         if name == "array":

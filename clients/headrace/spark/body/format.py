@@ -1,7 +1,8 @@
-"""Bodies as columns, by a schema that the reader gives.
+"""Convert message bodies to columns by a schema from the read options.
 
-Each body is decoded by itself, by a decoder that checks it on the way; what comes out becomes
-columns a batch at a time. A body that does not fit is told with the reason and disturbs no other.
+A validating decoder handles each body on its own; the decoded objects of a block then become
+columns together. A body that does not match the schema is reported with the reason, without
+affecting other bodies.
 """
 
 from __future__ import annotations
@@ -34,27 +35,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _ENCODINGS = ("json", "msgpack")
-# What ``str`` makes of a model, and of a schema of Spark's.
+# ``str`` of a model class and of a Spark schema.
 _OBJECT = re.compile(r"<class '(?:.*\.)?(\w+)'>|StructType\(")
 _IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-# A body that is not of the schema: how decoders say it, and Arrow of what they let through.
+# Errors for a body that does not match: from decoders, and from Arrow for values they accept.
 _UNDECODABLE = (msgspec.MsgspecError, pydantic.ValidationError, UnicodeDecodeError, RecursionError)
-_UNFIT = (pa.ArrowException, OverflowError)
+_INCONVERTIBLE = (pa.ArrowException, OverflowError)
 
 
 def body_format(schema_option: str, encoding: str) -> BodyFormat:
-    """How bodies become columns.
+    """The body format for the options ``schema`` and ``encoding``.
 
     schema_option: Spark's DDL (``a int, b array<string>``), an Avro record as JSON,
-        ``package.module:Model`` for a model of pydantic, or what ``model_schema`` returns.
-    encoding: of the bodies: json or msgpack.
+        ``package.module:Model`` for a pydantic model, or the result of ``model_schema``.
+    encoding: json or msgpack.
 
-    Raises SchemaError, also for a model that the environment does not allow; OptionError.
+    Raises OptionError, and SchemaError, also for a model that the environment does not allow.
 
-    Tasks get the format, not the option, and load a model without checking again.
+    Tasks receive the format instead of the option, and load its model without another check.
     """
     if encoding not in _ENCODINGS:
-        raise OptionError("encoding", encoding, f"bodies are {' or '.join(_ENCODINGS)}")
+        raise OptionError("encoding", encoding, f"expected {' or '.join(_ENCODINGS)}")
     reference = _model_reference(schema_option)
     if reference:
         check_allowed(reference)
@@ -62,9 +63,9 @@ def body_format(schema_option: str, encoding: str) -> BodyFormat:
 
 
 class BodyFormat:
-    """Turns bodies into rows; see ``body_format``.
+    """Converts bodies to columns; see ``body_format``.
 
-    fields: of Spark, one for each column; all may be null, since bodies may be corrupt.
+    fields: the Spark fields of the columns, all nullable because bodies may be corrupt.
     """
 
     def __init__(self, schema_option: str, encoding: str) -> None:
@@ -79,20 +80,20 @@ class BodyFormat:
 
     @property
     def names(self) -> list[str]:
-        """Of the columns."""
+        """Names of the columns."""
         return [field.name for field in self.fields]
 
     def decode(self, values: Any) -> tuple[list[Any], Any]:
-        """The columns in ``values``, a BinaryArray of n bodies.
+        """Decode ``values``, a BinaryArray of n bodies.
 
-        Returns an Arrow array of n for each field, null where a body is corrupt, and a StringArray
-        of n that says there why it is, and is null elsewhere.
+        Returns one Arrow array of length n per field, null for corrupt bodies, and a StringArray
+        of length n with the reason for each corrupt body, null elsewhere.
         """
         rows, reasons = self._rows(values.to_pylist())
         try:
             columns = self._columns(rows)
-        except _UNFIT:
-            self._drop_unfit(rows, reasons, 0, len(rows))
+        except _INCONVERTIBLE:
+            self._null_inconvertible(rows, reasons, 0, len(rows))
             columns = self._columns(rows)
         if not reasons:
             return columns, pa.nulls(len(rows), pa.string())
@@ -101,7 +102,7 @@ class BodyFormat:
     # --- bodies -> objects --------------------------------------------------------------------
 
     def _rows(self, bodies: list[bytes]) -> tuple[list[Any], dict[int, str]]:
-        """An object with the fields as attributes for each body, and why some have none."""
+        """One object per body with its fields as attributes, and the reasons for corrupt ones."""
         try:
             return list(map(self._decode_one, bodies)), {}
         except _UNDECODABLE:
@@ -136,17 +137,19 @@ class BodyFormat:
         prepare = None if self._model is None else plain
         return [_column(_part(rows, name), kind, prepare) for name, kind, _ in self._kind.fields]
 
-    def _drop_unfit(self, rows: list[Any], reasons: dict[int, str], start: int, end: int) -> None:
-        """Find the rows with a value that Arrow refuses, by halves, and put nothing there."""
+    def _null_inconvertible(
+        self, rows: list[Any], reasons: dict[int, str], start: int, end: int
+    ) -> None:
+        """Find rows with a value that Arrow rejects, by bisection, and replace them by nulls."""
         try:
             self._columns(rows[start:end])
-        except _UNFIT as error:
+        except _INCONVERTIBLE as error:
             if end - start == 1:
                 rows[start], reasons[start] = self._nothing, _reason(error)
                 return
             middle = (start + end) // 2
-            self._drop_unfit(rows, reasons, start, middle)
-            self._drop_unfit(rows, reasons, middle, end)
+            self._null_inconvertible(rows, reasons, start, middle)
+            self._null_inconvertible(rows, reasons, middle, end)
 
 
 def _part(rows: list[Any], name: str) -> list[Any]:
@@ -154,7 +157,7 @@ def _part(rows: list[Any], name: str) -> list[Any]:
 
 
 def _column(values: list[Any], kind: Kind, prepare: Callable[[Any], Any] | None) -> Any:
-    """Values as an Arrow array; prepare: what to make of each that Arrow may not know."""
+    """Values as an Arrow array. prepare: converts values of types unknown to Arrow."""
     if kind.fields:
         return _struct(values, kind, prepare)
     column = pa.array(map(prepare, values) if prepare else values, kind.read, size=len(values))
@@ -175,7 +178,7 @@ def _struct(values: list[Any], kind: Kind, prepare: Callable[[Any], Any] | None)
 
 
 def _nothing(kind: Kind) -> Any:
-    """An object whose attributes are all None."""
+    """An object with None for every field."""
     return SimpleNamespace(**{attribute(name): None for name, *_ in kind.fields})
 
 
@@ -187,19 +190,19 @@ def _parsed(schema: str) -> tuple[Model | None, tuple[Field, ...]]:
         return model, model_fields(model)
     if found := _OBJECT.match(schema):
         raise SchemaError(
-            f"option schema is text, and {schema[:60]!r} is what Python prints: give "
-            f"headrace.spark.model_schema({found[1] or 'Model'}), or simpleString() of a schema of "
-            "Spark's"
+            f"option schema takes text, but {schema[:60]!r} is a Python object's repr: pass "
+            f"headrace.spark.model_schema({found[1] or 'Model'}), or simpleString() of a Spark "
+            "schema"
         )
     return None, _ddl_fields(schema)
 
 
 def _model_reference(schema: str) -> str | None:
-    """What to pass to ``load_model``; None if the schema is not a model."""
+    """The argument for ``load_model``; None if the schema is not a model."""
     if is_pickled(schema):
         return schema
     path = schema.strip()
-    # `a:int` is DDL, and no module is called that by accident.
+    # `a:int` looks like an import path too, but is DDL.
     return path if _IMPORT_PATH.fullmatch(path) and not _is_ddl(path) else None
 
 

@@ -1,4 +1,4 @@
-"""What a value of a body is: to Spark, and on its way there."""
+"""The types of a body's values: as decoded, in Arrow, and in Spark."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A type three times.
+    """A value's type at each stage from body to column.
 
-    spark: of the column. read: what stands in the body: numbers for times, say. cast: the Arrow
-    types that lead from there to the column's, which is the last. fields: of a struct.
+    spark: the column's type in Spark.
+    read: the Arrow type of the decoded value, such as integers for times.
+    cast: the Arrow types to cast through; the last one is the column's.
+    fields: the fields of a struct.
     """
 
     spark: t.DataType
@@ -41,7 +43,7 @@ UTC_US = pa.timestamp("us", tz="UTC")
 
 
 def leaf(spark: t.DataType, read: pa.DataType | None = None, via: Any = None) -> Kind:
-    """A kind without parts, read as another type if that is given, and cast by way of ``via``.
+    """A scalar kind, decoded as ``read`` if given, and cast through ``via`` if given.
 
     Raises SchemaError for a decimal that no column can hold.
     """
@@ -49,8 +51,8 @@ def leaf(spark: t.DataType, read: pa.DataType | None = None, via: Any = None) ->
         0 < spark.precision <= _DIGITS_MAX and 0 <= spark.scale <= spark.precision
     ):
         raise SchemaError(
-            f"{spark.simpleString()}: at most {_DIGITS_MAX} digits, and no more than all of them "
-            "after the point"
+            f"{spark.simpleString()}: a decimal has at most {_DIGITS_MAX} digits, and its scale is "
+            "at most its precision"
         )
     final = to_arrow(t.StructType([t.StructField("x", spark)])).field("x").type
     read = final if read is None else read
@@ -58,7 +60,7 @@ def leaf(spark: t.DataType, read: pa.DataType | None = None, via: Any = None) ->
 
 
 def array(item: Kind, *, has_nulls: bool) -> Kind:
-    """A list of one kind."""
+    """The kind of a list with items of one kind."""
 
     def of(kind: pa.DataType) -> pa.DataType:
         return pa.list_(pa.field("element", kind, has_nulls))
@@ -68,7 +70,7 @@ def array(item: Kind, *, has_nulls: bool) -> Kind:
 
 
 def mapping(value: Kind, *, has_nulls: bool) -> Kind:
-    """A table from text to one kind."""
+    """The kind of a map from strings to values of one kind."""
 
     def of(kind: pa.DataType) -> pa.DataType:
         key = pa.field("key", pa.string(), nullable=False)
@@ -80,7 +82,7 @@ def mapping(value: Kind, *, has_nulls: bool) -> Kind:
 
 
 def struct(fields: Sequence[Field]) -> Kind:
-    """Named parts."""
+    """The kind of a struct."""
 
     def of(kinds: list[pa.DataType]) -> pa.DataType:
         return pa.struct(
@@ -97,9 +99,9 @@ def struct(fields: Sequence[Field]) -> Kind:
 
 
 def kind_of(spark: t.DataType) -> Kind:
-    """The kind of values that are written as a type of Spark is in JSON.
+    """The kind for a Spark type, with values in their JSON form.
 
-    Raises SchemaError for types that bodies can't have.
+    Raises SchemaError for types that bodies cannot contain.
     """
     match spark:
         case t.StructType():
@@ -108,14 +110,14 @@ def kind_of(spark: t.DataType) -> Kind:
             return array(kind_of(spark.elementType), has_nulls=spark.containsNull)
         case t.MapType():
             if not isinstance(spark.keyType, t.StringType):
-                raise SchemaError(f"{spark.simpleString()}: the keys of a body's table are strings")
+                raise SchemaError(f"{spark.simpleString()}: map keys in a body must be strings")
             return mapping(kind_of(spark.valueType), has_nulls=spark.valueContainsNull)
     kind = leaf(spark)
     python_type(kind.read)
     return kind
 
 
-# --- as Python's types, for msgspec -----------------------------------------------------------
+# --- Python types, for msgspec ----------------------------------------------------------------
 
 _PYTHON_TYPES: dict[pa.DataType, Any] = {
     pa.bool_(): bool,
@@ -128,10 +130,12 @@ _PYTHON_TYPES: dict[pa.DataType, Any] = {
 
 
 def python_type(kind: pa.DataType, *, as_dict: bool = False) -> Any:
-    """The type that a decoder of msgspec checks such values by.
+    """The Python type by which a msgspec decoder validates values of an Arrow type.
 
-    as_dict: structs as dicts instead of objects: in lists and tables, where Arrow takes them apart.
-    Raises SchemaError where there is none.
+    as_dict: decode structs as dicts instead of objects, for use within lists and maps, where Arrow
+        takes them apart.
+
+    Raises SchemaError for unsupported types.
     """
     if kind in _PYTHON_TYPES:
         return _PYTHON_TYPES[kind]
@@ -150,7 +154,7 @@ def python_type(kind: pa.DataType, *, as_dict: bool = False) -> Any:
     if pa.types.is_map(kind):
         return dict[str, _nullable(kind.item_field)]  # type: ignore[misc]
     if not pa.types.is_struct(kind):
-        raise SchemaError(f"no body can have values of type {kind}")
+        raise SchemaError(f"bodies cannot contain values of type {kind}")
     fields = [kind.field(number) for number in range(kind.num_fields)]
     return _dict_type(fields) if as_dict else _object_type(fields)
 
@@ -175,7 +179,7 @@ def _object_type(fields: list[Any]) -> Any:
 
 
 def attribute(name: str) -> str:
-    """What the attribute for a field is called, whose name need be no name of Python's."""
+    """The attribute name for a field, whose own name need not be a Python identifier."""
     is_plain = name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("__")
     return name if is_plain else f"field_{name.encode().hex()}"
 

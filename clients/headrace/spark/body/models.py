@@ -1,7 +1,7 @@
-"""Models of pydantic as schemas of bodies: the model itself decides what a good body is.
+"""Pydantic models as body schemas: the model itself validates each body.
 
-A model is code, and an option that names one decides which code runs. Options also come from table
-definitions, which others may write, so the environment of Spark's driver must allow it.
+A model is code, so an option that names one chooses the code to run. Options can come from table
+definitions written by others; the environment of Spark's driver must therefore permit models.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LEAVES: dict[Any, t.DataType] = {
 
 
 def model_schema(model: Model) -> str:
-    """The option ``schema`` for a model that has no module to import it from, as in a notebook.
+    """The option ``schema`` for a model without an importable module, as in a notebook.
 
     Spark's driver accepts it only with HEADRACE_SPARK_PICKLED_SCHEMAS=1 in its environment.
     """
@@ -53,7 +53,7 @@ def model_schema(model: Model) -> str:
 
 
 def is_pickled(schema: str) -> bool:
-    """Whether ``model_schema`` made it."""
+    """Whether ``schema`` is the result of ``model_schema``."""
     return schema.startswith(_PICKLED)
 
 
@@ -79,7 +79,7 @@ def check_allowed(schema: str) -> None:
 
 
 def load_model(schema: str) -> Model:
-    """The model that ``package.module:Model`` or ``model_schema`` names. Raises SchemaError."""
+    """The model for ``package.module:Model`` or a pickled schema. Raises SchemaError."""
     if is_pickled(schema):
         model = cloudpickle.loads(base64.b64decode(schema.removeprefix(_PICKLED)))
     else:
@@ -88,16 +88,16 @@ def load_model(schema: str) -> Model:
             model = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError) as error:
             raise SchemaError(
-                f"schema {schema!r} names no model that Spark's Python workers can import: "
-                f"{error}; put it on their path, or give headrace.spark.model_schema({name})"
+                f"schema {schema!r} does not name a model that Spark's Python workers can import: "
+                f"{error}; put it on their path, or pass headrace.spark.model_schema({name})"
             ) from error
     if not (isinstance(model, type) and issubclass(model, pydantic.BaseModel)):
-        raise SchemaError(f"schema {schema!r}: {model!r} is no pydantic model")
+        raise SchemaError(f"schema {schema!r}: {model!r} is not a pydantic model")
     return model
 
 
 def model_fields(model: Model) -> tuple[Field, ...]:
-    """The fields of a model. Raises SchemaError for a type that no column can have."""
+    """The fields of a model. Raises SchemaError for a type that no column can hold."""
     return tuple(
         (name, *_nullable(field.annotation, f"{model.__name__}.{name}"))
         for name, field in model.model_fields.items()
@@ -105,7 +105,7 @@ def model_fields(model: Model) -> tuple[Field, ...]:
 
 
 def plain(value: Any) -> Any:
-    """A value of a model's field without the types that Arrow does not know."""
+    """A value of a model's field, converted to types that Arrow supports."""
     match value:
         case pydantic.BaseModel():
             return plain(value.model_dump())
@@ -145,7 +145,7 @@ def _kind(annotation: Any, place: str) -> Kind:
 
 
 def _plain_type(annotation: Any) -> Any:
-    """The type beneath Annotated, Literal and enumerations."""
+    """The value type of Annotated, Literal and enumerations."""
     if typing.get_origin(annotation) is typing.Annotated:
         return _plain_type(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) is typing.Literal:

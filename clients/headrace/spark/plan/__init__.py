@@ -1,1 +1,1 @@
-"""What the driver plans: ranges of queues, cut into tasks."""
+"""Read planning on the driver: queue ranges, split into tasks."""

@@ -1,7 +1,7 @@
-"""Which of Spark's filters a read carries out itself, and which it leaves to Spark.
+"""Split Spark's filters into those that the source applies and those left to Spark.
 
-Each filter that is taken is carried out exactly: queues and offsets when the read is planned, tags
-by the broker's ConsumeQueue, keys by its index, and whatever is left of them in the task. Source:
+The source applies each accepted filter exactly: queues and offsets at plan time, tags by the
+broker's ConsumeQueue, keys by its index, and the remainder in the task. Source:
 ``pyspark.sql.datasource.Filter``.
 """
 
@@ -20,7 +20,7 @@ _MILLISECOND = dt.timedelta(milliseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Whole numbers from ``start`` up to, and without, ``end``; None where there is no bound."""
+    """Whole numbers from ``start`` up to, but not including, ``end``; None is unbounded."""
 
     start: int | None = None
     end: int | None = None
@@ -31,27 +31,29 @@ class Span:
         return Span(max(starts, default=None), min(ends, default=None))
 
     def clip(self, start: int, end: int) -> tuple[int, int]:
-        """What of ``start`` to ``end`` lies within; ``start`` is not less than ``end`` if none."""
+        """The part of ``start`` to ``end`` within the span; ``start >= end`` if it is empty."""
         inside = self & Span(start, end)
         assert inside.start is not None
         assert inside.end is not None
         return inside.start, inside.end
 
 
-_ALL = Span()
+_UNBOUNDED = Span()
 
 
 @dataclass(frozen=True, slots=True)
 class Predicates:
-    """What messages must have; None, or a Span without bounds, where anything will do.
+    """Conditions on messages; None, or an unbounded Span, accepts any value.
 
-    queues: queue ids. queue_offsets: queue offsets. store_ms: store times, ms since 1970.
-    tags, keys: the whole text of either property.
+    queues: queue ids.
+    queue_offsets: queue offsets.
+    store_ms: store times, ms since 1970.
+    tags, keys: the whole text of the property.
     """
 
     queues: frozenset[int] | None = None
-    queue_offsets: Span = _ALL
-    store_ms: Span = _ALL
+    queue_offsets: Span = _UNBOUNDED
+    store_ms: Span = _UNBOUNDED
     tags: frozenset[str] | None = None
     keys: frozenset[str] | None = None
 
@@ -65,12 +67,12 @@ class Predicates:
         )
 
     @property
-    def is_never(self) -> bool:
-        """Whether no message can have all this."""
+    def matches_nothing(self) -> bool:
+        """Whether no message can satisfy the conditions."""
         return frozenset() in {self.queues, self.tags, self.keys}
 
     def __str__(self) -> str:
-        """What a person reads in a plan; empty if anything will do."""
+        """A readable form for query plans; empty if there are no conditions."""
         parts = [_listed("queue", self.queues), _bounds("queue_offset", self.queue_offsets)]
         parts += [_bounds("store_ms", self.store_ms)]
         parts += [_listed("tags", self.tags), _listed("keys", self.keys)]
@@ -80,11 +82,11 @@ class Predicates:
 def push(
     filters: Iterable[Any], columns: Mapping[str, str] | None = None
 ) -> tuple[Predicates, list[Any]]:
-    """What the source carries out of ``filters``, and which of them are left to Spark.
+    """The predicates that the source applies, and the ``filters`` left to Spark.
 
-    filters: of ``pyspark.sql.datasource``; all of them must hold.
-    columns: column of a filter -> column of ours, see ``arrow.own_columns``; each by its own name
-        if left out.
+    filters: ``pyspark.sql.datasource.Filter`` objects, combined by AND.
+    columns: column in the filter -> metadata column, see ``schema.own_columns``; the names are the
+        same if left out.
     """
     taken = Predicates()
     remaining = []
@@ -98,13 +100,13 @@ def push(
 
 
 def _predicates(each: Any, columns: Mapping[str, str] | None) -> Predicates | None:
-    """What a filter asks for, if it is one that is carried out here."""
+    """The predicates of a filter; None if the source cannot apply it."""
     make = _MAKERS.get(_column(each, columns))
     return make(type(each).__name__, each.value) if make and hasattr(each, "value") else None
 
 
 def _column(each: Any, columns: Mapping[str, str] | None) -> str | None:
-    """The column of ours that a filter is about."""
+    """The metadata column of a filter; None if it has none."""
     match getattr(each, "attribute", ()):
         case (name,):
             return columns.get(name) if columns is not None else name
@@ -112,7 +114,7 @@ def _column(each: Any, columns: Mapping[str, str] | None) -> str | None:
 
 
 def _is_implied(each: Any, columns: Mapping[str, str] | None, taken: Predicates) -> bool:
-    """Whether a column is known not to be null, since its value is prescribed."""
+    """Whether the filter is IsNotNull on a column whose value another filter prescribes."""
     if type(each).__name__ != "IsNotNull":
         return False
     prescribed = {"tags": taken.tags, "keys": taken.keys}
@@ -120,7 +122,7 @@ def _is_implied(each: Any, columns: Mapping[str, str] | None, taken: Predicates)
 
 
 def _values(kind: str, value: Any, of: type) -> frozenset[Any] | None:
-    """The values that a filter allows, if it lists them and all are ``of`` this type."""
+    """The values that a filter allows; None unless it lists them, all of type ``of``."""
     if kind in _EQUAL:
         value = (value,)
     elif kind != "In":
@@ -135,7 +137,7 @@ def _queues(kind: str, value: Any) -> Predicates | None:
 
 def _tags(kind: str, value: Any) -> Predicates | None:
     tags = _values(kind, value, str)
-    # No message has an empty text, and the broker takes none.
+    # No message has empty tags, and the broker rejects an empty tag.
     return None if tags is None else Predicates(tags=tags - {""})
 
 
@@ -161,7 +163,7 @@ def _store_ms(kind: str, value: Any) -> Predicates | None:
 
 
 _EQUAL = ("EqualTo", "EqualNullSafe")
-# By filter, of the first number that is not less than the value and the first that is greater.
+# By filter: the span for the first number not less than the value and the first one greater.
 _SPANS: dict[str, Callable[[int, int], Span]] = {
     "EqualTo": Span,
     "EqualNullSafe": Span,

@@ -1,4 +1,4 @@
-"""How far a trigger of a stream goes, when it must not read all there is."""
+"""Apply the limits of a streaming trigger to the available ranges."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Key = TypeVar("Key")
 
 
 def limited(cluster: Cluster, queues: Queues, ranges: Ranges, limits: Limits) -> Ranges:
-    """The beginnings of ``ranges`` that are within ``limits``; some message if there is any.
+    """The leading parts of ``ranges`` within ``limits``; at least one message if there is any.
 
-    Queues get shares of what they have, so that all come to their ends together: one that ran
-    ahead in time would make the others' messages late.
+    Each queue gets a share in proportion to its available messages, so that all queues reach their
+    ends together: a queue that ran ahead in time would make the others' messages late.
     """
     ranges = not_empty(ranges)
     if limits.seconds is not None and ranges:
@@ -32,7 +32,7 @@ def limited(cluster: Cluster, queues: Queues, ranges: Ranges, limits: Limits) ->
 
 
 def _within_seconds(cluster: Cluster, queues: Queues, ranges: Ranges, seconds: int) -> Ranges:
-    """Up to so many seconds after the oldest message was stored."""
+    """The messages stored within ``seconds`` of the oldest one."""
     places = {queue: queues[queue] for queue in ranges}
     times = cluster.store_times({queue: each.start for queue, each in ranges.items()}, places)
     if not times:
@@ -50,7 +50,7 @@ def _within_rows(ranges: Ranges, rows: int) -> Ranges:
 
 
 def shared(total: int, wanted: dict[Key, int]) -> dict[Key, int]:
-    """``total`` in proportion to what is wanted; those that would get nothing round up first."""
+    """``total`` divided in proportion to ``wanted``; shares of zero are rounded up first."""
     whole = sum(wanted.values())
     if whole <= total:
         return wanted

@@ -1,4 +1,4 @@
-"""From what was asked for to ranges of queues: offsets that a read begins and ends at."""
+"""Resolve the options of a read to ranges of queue offsets."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 Offsets = dict["MessageQueue", int]
 
 _log = logging.getLogger("headrace.spark")
-# Brokers' clocks may be set back while they write; a search by time then lands a little off.
+# If a broker's clock was set back while it wrote, a search by time is slightly off.
 _CLOCK_SET_BACK_MS = 10_000
 
 
 class Extent(NamedTuple):
-    """What queues have: offset of the oldest message, and the one after the newest."""
+    """The offsets in queues: of the oldest message, and one past the newest."""
 
     min: Offsets
     max: Offsets
 
 
 class Range(NamedTuple):
-    """Queue offsets from ``start`` up to, and without, ``end``."""
+    """Queue offsets from ``start`` up to, but not including, ``end``."""
 
     start: int
     end: int
@@ -38,19 +38,21 @@ Ranges = dict["MessageQueue", Range]
 
 
 def not_empty(ranges: Ranges) -> Ranges:
-    """Those of ``ranges`` with messages."""
+    """The non-empty ``ranges``."""
     return {queue: each for queue, each in ranges.items() if each.start < each.end}
 
 
 def extent(cluster: Cluster, queues: Queues) -> Extent:
-    """What ``queues`` have now."""
+    """The current extent of ``queues``."""
     return Extent(cluster.min_offsets(queues), cluster.max_offsets(queues))
 
 
 def resolve(option: str, point: Point, cluster: Cluster, queues: Queues, has: Extent) -> Offsets:
-    """The offset that ``point`` means in each queue, as the ``option`` starting or ending.
+    """The offset of ``point`` in each queue.
 
-    Raises OptionError for a queue that is not there, OffsetOutOfRange.
+    option: starting or ending, which ``point`` is the value of.
+
+    Raises OffsetOutOfRange, and OptionError for a queue that does not exist.
     """
     match point.kind:
         case "earliest":
@@ -72,25 +74,25 @@ def _check_offsets(option: str, point: Point, queues: Queues, has: Extent) -> No
     for queue, offset in point.offsets.items():
         if queue not in queues:
             raise OptionError(
-                option, place(queue), f"is not read; there are {', '.join(map(place, queues))}"
+                option, place(queue), f"is not read; the queues are {', '.join(map(place, queues))}"
             )
-        # A start below the minimum is a loss, if at all.
+        # A start below the minimum is left to the check for data loss.
         if offset > has.max[queue] or (option == "ending" and offset < has.min[queue]):
             raise OffsetOutOfRange(
-                f"option {option}: offset {offset} of {place(queue)} is outside of what it has: "
-                f"{has.min[queue]} to {has.max[queue]}"
+                f"option {option}: offset {offset} of {place(queue)} is outside its range "
+                f"of {has.min[queue]} to {has.max[queue]}"
             )
 
 
 def place(queue: MessageQueue) -> str:
-    """A queue as people write it."""
+    """A queue as ``topic/broker/queue``, for messages."""
     return f"{queue.topic}/{queue.broker_name}/{queue.queue_id}"
 
 
-def without_lost(ranges: Ranges, min_offsets: Offsets, *, fail: bool) -> Ranges:
-    """``ranges`` without what is gone from the beginnings of queues.
+def drop_lost(ranges: Ranges, min_offsets: Offsets, *, fail: bool) -> Ranges:
+    """``ranges`` without messages that no longer exist at the start of their queues.
 
-    fail: raise DataLoss if there is any, else say so in the log.
+    fail: raise DataLoss if there are any; otherwise log them.
     """
     kept: Ranges = {}
     for queue, (start, end) in ranges.items():
@@ -106,8 +108,8 @@ def without_lost(ranges: Ranges, min_offsets: Offsets, *, fail: bool) -> Ranges:
     return kept
 
 
-def narrowed(ranges: Ranges, predicates: Predicates, cluster: Cluster, queues: Queues) -> Ranges:
-    """What of ``ranges`` can have messages that ``predicates`` let through, or a little more."""
+def narrow(ranges: Ranges, predicates: Predicates, cluster: Cluster, queues: Queues) -> Ranges:
+    """The parts of ``ranges`` that can match ``predicates``, or slightly more."""
     ranges = {
         queue: Range(*predicates.queue_offsets.clip(*each))
         for queue, each in ranges.items()

@@ -1,8 +1,8 @@
-"""Ranges of queues cut into tasks of about equal bytes, by a look into the ConsumeQueues.
+"""Split queue ranges into tasks of roughly equal bytes, by sampling the ConsumeQueues.
 
-Of each range some units are read, spread over it. Where the log grew by much more between two of
-these places than the units there say, larger messages may hide: more units are read in between.
-Other queues' messages make the log grow as well, so there is an end to that.
+Units are sampled at places spread over each range. Where the log grew between two places by much
+more than the samples account for, larger messages may be hidden, so more units are sampled in
+between. Messages of other queues make the log grow as well, so the number of samples is bounded.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
     from headrace_protocol.bodies import ConsumeQueueData, MessageQueue
 
 _WINDOW_UNITS = 16
-# A look costs a broker some 100 µs, a message read half a microsecond.
-_MESSAGES_PER_LOOK = 16_384
-_FIRST_LOOKS_MAX = 64
-_LOOKS_MAX = 256
-# A task costs Spark some 20 ms, as much as reading this.
+# A sample costs a broker about 100 µs, reading a message half a microsecond.
+_MESSAGES_PER_SAMPLE = 16_384
+_FIRST_SAMPLES_MAX = 64
+_SAMPLES_MAX = 256
+# Starting a task costs Spark about 20 ms, as much as reading this many bytes.
 _PACKED_BYTES = 8 * 1024 * 1024
-# Far more than Spark plans in reasonable time; sizes are whatever a broker reports.
+# Far more than Spark plans in reasonable time. Sizes are reported by brokers, so not trusted.
 _PIECES_MAX = 1_000_000
 
 
 class SizeCurve(NamedTuple):
-    """Bytes of a range's messages before some of its offsets, straight lines between them."""
+    """Cumulative bytes of a range's messages at some offsets, linear between them."""
 
     offsets: list[int]
     bytes_before: list[float]
 
     @property
     def total_bytes(self) -> float:
-        """Of the whole range."""
+        """Bytes of the whole range."""
         return self.bytes_before[-1]
 
     def offset_at(self, bytes_before: float) -> int:
-        """The offset with so many bytes before it."""
+        """The offset with this many bytes before it."""
         after = bisect_left(self.bytes_before, bytes_before)
         if after in {0, len(self.offsets)}:
             return self.offsets[min(after, len(self.offsets) - 1)]
@@ -54,14 +54,14 @@ class SizeCurve(NamedTuple):
         return first + round((last - first) * (bytes_before - low) / (high - low))
 
 
-class _Look(NamedTuple):
-    """Some neighbouring units."""
+class _Sample(NamedTuple):
+    """Consecutive units read at one place."""
 
     first_physical_offset: int
     sizes: list[int]
 
     @classmethod
-    def of(cls, units: list[ConsumeQueueData]) -> _Look:
+    def of(cls, units: list[ConsumeQueueData]) -> _Sample:
         sizes = [unit.physic_size for unit in units]
         return cls(units[0].physic_offset if units else 0, sizes)
 
@@ -70,81 +70,84 @@ class _Look(NamedTuple):
         return sum(self.sizes) / max(1, len(self.sizes))
 
 
-_Looks = dict[int, _Look]
+_Samples = dict[int, _Sample]
 
 
 def size_curves(
     cluster: Cluster, queues: Queues, ranges: Ranges, step_bytes: int
 ) -> dict[MessageQueue, SizeCurve]:
-    """How the bytes of each range, none of them empty, are spread over it.
+    """The distribution of bytes over each range. No range may be empty.
 
-    step_bytes: what matters: so much should not hide between two places.
+    step_bytes: the precision wanted: no more than this should be hidden between two samples.
     """
-    looks: dict[MessageQueue, _Looks] = {queue: {} for queue in ranges}
+    samples: dict[MessageQueue, _Samples] = {queue: {} for queue in ranges}
     wanted = {queue: _spread(each) for queue, each in ranges.items()}
     while places := [(queue, offset) for queue, offsets in wanted.items() for offset in offsets]:
         for (queue, offset), units in cluster.units(places, _WINDOW_UNITS, queues).items():
-            looks[queue][offset] = _Look.of(units)
+            samples[queue][offset] = _Sample.of(units)
         wanted = {
-            queue: _doubtful(looks[queue], each, step_bytes) for queue, each in ranges.items()
+            queue: _uncertain_midpoints(samples[queue], each, step_bytes)
+            for queue, each in ranges.items()
         }
-    return {queue: _curve(looks[queue], each) for queue, each in ranges.items()}
+    return {queue: _curve(samples[queue], each) for queue, each in ranges.items()}
 
 
 def _spread(each: Range) -> list[int]:
     count = each.end - each.start
     if count <= _WINDOW_UNITS * 2:
         return list(range(each.start, each.end, _WINDOW_UNITS))
-    looks = min(max(1, count // _MESSAGES_PER_LOOK), _FIRST_LOOKS_MAX)
+    samples = min(max(1, count // _MESSAGES_PER_SAMPLE), _FIRST_SAMPLES_MAX)
     last = each.end - _WINDOW_UNITS
-    return [*(each.start + (count * index // looks) for index in range(looks)), last]
+    return [*(each.start + (count * index // samples) for index in range(samples)), last]
 
 
-def _segments(looks: _Looks, each: Range) -> Iterator[tuple[int, int]]:
-    return pairwise([*sorted(looks), each.end])
+def _segments(samples: _Samples, each: Range) -> Iterator[tuple[int, int]]:
+    return pairwise([*sorted(samples), each.end])
 
 
-def _doubtful(looks: _Looks, each: Range, step_bytes: int) -> list[int]:
-    """The middles of where more than ``step_bytes`` may be hidden, the worst first."""
-    doubts = {
-        (start + end) // 2: span - _least(looks, start, end)
-        for start, end in _segments(looks, each)
-        for span in [_span(looks, start, end)]
+def _uncertain_midpoints(samples: _Samples, each: Range, step_bytes: int) -> list[int]:
+    """Midpoints of segments that may hide more than ``step_bytes``, the worst first."""
+    unexplained_bytes = {
+        (start + end) // 2: span - _least(samples, start, end)
+        for start, end in _segments(samples, each)
+        for span in [_span(samples, start, end)]
         if span is not None
     }
-    worst = sorted(doubts, key=lambda middle: -doubts[middle])[: _LOOKS_MAX - len(looks)]
-    return [middle for middle in worst if doubts[middle] > step_bytes]
+    worst = sorted(unexplained_bytes, key=lambda middle: -unexplained_bytes[middle])[
+        : _SAMPLES_MAX - len(samples)
+    ]
+    return [middle for middle in worst if unexplained_bytes[middle] > step_bytes]
 
 
-def _span(looks: _Looks, start: int, end: int) -> int | None:
-    """How much the log grew from one place to the next; None where all units are known."""
+def _span(samples: _Samples, start: int, end: int) -> int | None:
+    """The log's growth from one place to the next; None if all units between are known."""
     if end - start <= _WINDOW_UNITS:
         return None
-    return looks[end].first_physical_offset - looks[start].first_physical_offset
+    return samples[end].first_physical_offset - samples[start].first_physical_offset
 
 
-def _least(looks: _Looks, start: int, end: int) -> float:
-    return min(looks[start].mean_bytes, looks[end].mean_bytes) * (end - start)
+def _least(samples: _Samples, start: int, end: int) -> float:
+    return min(samples[start].mean_bytes, samples[end].mean_bytes) * (end - start)
 
 
-def _estimate(looks: _Looks, start: int, end: int) -> float:
-    span = _span(looks, start, end)
+def _estimate(samples: _Samples, start: int, end: int) -> float:
+    span = _span(samples, start, end)
     if span is None:
-        return sum(looks[start].sizes[: end - start])
-    mean = (looks[start].mean_bytes + looks[end].mean_bytes) / 2
+        return sum(samples[start].sizes[: end - start])
+    mean = (samples[start].mean_bytes + samples[end].mean_bytes) / 2
     # The span is negative if a broker reports nonsense.
     return max(0.0, min(mean * (end - start), span))
 
 
-def _curve(looks: _Looks, each: Range) -> SizeCurve:
-    sizes = [_estimate(looks, *segment) for segment in _segments(looks, each)]
-    return SizeCurve([*sorted(looks), each.end], list(accumulate(sizes, initial=0.0)))
+def _curve(samples: _Samples, each: Range) -> SizeCurve:
+    sizes = [_estimate(samples, *segment) for segment in _segments(samples, each)]
+    return SizeCurve([*sorted(samples), each.end], list(accumulate(sizes, initial=0.0)))
 
 
 def read_tasks(
     cluster: Cluster, queues: Queues, ranges: Ranges, split_bytes: int
 ) -> list[ReadTask]:
-    """``ranges`` as tasks of up to ``split_bytes`` or so; small ones share a task."""
+    """``ranges`` as tasks of about ``split_bytes`` at most; small ranges share a task."""
     ranges = not_empty(ranges)
     curves = size_curves(cluster, queues, ranges, split_bytes)
     pieces = [
@@ -157,14 +160,14 @@ def read_tasks(
 
 
 def _piece_count(queue: MessageQueue, curve: SizeCurve, split_bytes: int) -> int:
-    """How many tasks share a queue. Raises OptionError."""
+    """The number of tasks for a queue. Raises OptionError."""
     count = max(1, -int(-curve.total_bytes // split_bytes))
     if count > _PIECES_MAX:
         raise OptionError(
             "splitBytes",
             str(split_bytes),
-            f"makes {count} tasks of {place(queue)}, which its broker says has "
-            f"{curve.total_bytes:.3g} bytes; {_PIECES_MAX} are the most: set a larger one, or "
+            f"would make {count} tasks of {place(queue)}, which has {curve.total_bytes:.3g} bytes "
+            f"according to its broker; the maximum is {_PIECES_MAX}: set a larger splitBytes, or "
             "read less with starting and ending",
         )
     return count

@@ -1,4 +1,4 @@
-"""What a read is divided into: picklable values that the driver plans and tasks carry out."""
+"""The units of a read: picklable values, planned by the driver and executed by tasks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from headrace.spark.options import ReadOptions
     from headrace.spark.plan.filters import Predicates
 
-# Spark turns batches of 1000 to 8000 rows into its own rows fastest.
+# Spark converts Arrow batches of 1000 to 8000 rows fastest.
 ROWS_MAX = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class QueueRange:
-    """Messages of one queue, from ``start_offset`` up to, and without, ``end_offset``.
+    """Messages of one queue, from ``start_offset`` up to, but not including, ``end_offset``.
 
     address: ``host:port`` of the broker named ``broker``. Offsets are queue offsets.
     """
@@ -34,7 +34,7 @@ class QueueRange:
 
 
 class ReadTask(InputPartition):
-    """What one Spark task reads, one range after the other."""
+    """The ranges that one Spark task reads, in order."""
 
     def __init__(self, ranges: tuple[QueueRange, ...]) -> None:
         super().__init__(None)
@@ -43,13 +43,17 @@ class ReadTask(InputPartition):
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """How the ranges are read: the same for all tasks of a read.
+    """Settings of a read, common to all of its tasks.
 
-    group: in whose name. tags: ``"*"`` or ``"a || b"``. sql: an SQL92 filter in place of ``tags``;
-    only brokers of Apache's have it. slice_bytes: what is asked for at once; it bounds a task's
-    memory. rows_max: rows of a RecordBatch. fail_on_data_loss: whether messages of a range that
-    are gone are an error (DataLoss), else they are skipped and logged.
-    body: how bodies become columns. predicates: what Spark left to the source.
+    group: the consumer group named in pull requests.
+    tags: ``"*"`` or ``"a || b"``.
+    sql: an SQL92 filter in place of ``tags``; supported by Apache RocketMQ brokers only.
+    slice_bytes: size of one pull; bounds a task's memory.
+    rows_max: most rows in a RecordBatch.
+    fail_on_data_loss: raise DataLoss for missing messages of a range, instead of skipping and
+        logging them.
+    body: the conversion of bodies to columns.
+    predicates: filters that Spark pushed down to the source.
     """
 
     group: str = READER_GROUP
@@ -65,7 +69,7 @@ class ReadPlan:
     def of(
         cls, options: ReadOptions, body: BodyFormat | None, predicates: Predicates | None = None
     ) -> ReadPlan:
-        """The plan that ``options`` ask for."""
+        """The plan for ``options``."""
         return cls(
             group=options.reader_group,
             tags=options.tags,

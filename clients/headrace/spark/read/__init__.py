@@ -1,1 +1,1 @@
-"""Reads of topics: batch and stream on the driver, and what runs in a task."""
+"""Reads of topics: batch and stream planning on the driver, and execution in tasks."""

@@ -1,4 +1,4 @@
-"""The batch reader: what queues have when the read is planned."""
+"""The batch reader."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.spark.cluster import Cluster
 from headrace.spark.errors import OptionError
 from headrace.spark.options import Point
 from headrace.spark.plan.filters import push
-from headrace.spark.plan.ranges import Range, extent, narrowed, resolve, without_lost
+from headrace.spark.plan.ranges import Range, drop_lost, extent, narrow, resolve
 from headrace.spark.plan.splits import read_tasks
 from headrace.spark.plan.tasks import ReadPlan, ReadTask
 from headrace.spark.read.columns import arrow_schema
@@ -33,13 +33,13 @@ _LATEST = Point("latest")
 
 
 class BatchReader(DataSourceReader):
-    """Reads what queues have when the read is planned."""
+    """Reads the messages that queues have when the read is planned."""
 
     def __init__(self, options: ReadOptions, body: BodyFormat | None, schema: StructType) -> None:
         """Raises OptionError, SchemaError."""
         for name, value in options.limits.named().items():
             raise OptionError(
-                name, str(value), "limits a trigger of a stream; a batch ends at option ending"
+                name, str(value), "limits a streaming trigger; a batch read ends at option ending"
             )
         self._options = options
         self._body = body
@@ -47,7 +47,7 @@ class BatchReader(DataSourceReader):
         self._predicates: Predicates | None = None
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Plan the tasks. Raises what the options or the cluster make impossible."""
+        """Plan the tasks. Raises HeadraceError if the cluster cannot satisfy the options."""
         options = self._options
         with Cluster(options.nameservers) as cluster:
             queues = cluster.queues(options.topics)
@@ -56,9 +56,9 @@ class BatchReader(DataSourceReader):
             starts = resolve("starting", options.starting or _EARLIEST, cluster, queues, has)
             ends = resolve("ending", options.ending or _LATEST, cluster, queues, has)
             ranges = {queue: Range(starts[queue], ends[queue]) for queue in queues}
-            ranges = without_lost(ranges, has.min, fail=options.fail_on_data_loss)
+            ranges = drop_lost(ranges, has.min, fail=options.fail_on_data_loss)
             if self._predicates:
-                ranges = narrowed(ranges, self._predicates, cluster, queues)
+                ranges = narrow(ranges, self._predicates, cluster, queues)
             return [*read_tasks(cluster, queues, ranges, options.split_bytes)] or [ReadTask(())]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -69,15 +69,15 @@ class BatchReader(DataSourceReader):
 
 
 class FilteringReader(BatchReader):
-    """The same with filters that Spark hands on."""
+    """A batch reader to which Spark pushes filters down."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Take what can be looked up; the rest stays with Spark."""
+        """Accept the filters that the source applies; return the others to Spark."""
         self._predicates, remaining = push(filters, own_columns(self._body))
         return remaining
 
 
 def read_task(plan: ReadPlan, task: ReadTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of a task, one range after the other."""
+    """The rows of a task, range by range."""
     for each in task.ranges:
         yield from read_range(plan, each, schema)

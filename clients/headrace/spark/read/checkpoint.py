@@ -1,9 +1,10 @@
-"""Offsets of a stream as they stand in Spark's checkpoints.
+"""Stream offsets in the form stored in Spark's checkpoints.
 
 ``{"version": 1, "topics": {topic: {broker: {"incarnation": id or null, "queues": {id: at}}}}}``
 
-Where queues appear for the first time there is also ``"new": {id: at}``, where they began, so
-that a batch that is run again reads the same. Equal offsets have equal texts: Spark compares those.
+Entries in which queues appear for the first time also have ``"new": {id: at}``, the queues' first
+offsets, so that a repeated micro-batch reads the same messages. Equal offsets must have equal
+texts, because Spark compares the texts.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """Where a stream is in each queue: the queue offset that it reads next.
+    """The position of a stream: the next queue offset to read, by queue.
 
-    begins: where queues began that the offset before did not have.
+    begins: the first offsets of queues that the previous offset did not have.
     """
 
     offsets: Offsets
@@ -36,7 +37,7 @@ class StreamOffset:
     begins: Offsets = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """For Spark, which writes it down."""
+        """The form that Spark stores."""
         topics: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
         for queue, offset in sorted(self.offsets.items()):
             place = queue.topic, queue.broker_name
@@ -50,7 +51,7 @@ class StreamOffset:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any], topics: Topics) -> StreamOffset:
-        """What Spark read in a checkpoint of a query that reads ``topics``.
+        """Parse an offset from the checkpoint of a query that reads ``topics``.
 
         Raises CheckpointMismatch.
         """
@@ -58,22 +59,23 @@ class StreamOffset:
             version, places = found["version"], found["topics"]
         except (KeyError, TypeError):
             raise CheckpointMismatch(
-                f"the checkpoint is of another source than headrace: {found}. {_WAY_OUT}"
+                f"the checkpoint belongs to another source than headrace: {found}. {_REMEDY}"
             ) from None
         if version != _VERSION:
             raise CheckpointMismatch(
-                f"the checkpoint has version {version}, this headrace knows {_VERSION}. {_WAY_OUT}"
+                f"the checkpoint has version {version}, but only version {_VERSION} is supported. "
+                f"{_REMEDY}"
             )
-        others = [topic for topic in places if not topics.have(topic)]
+        others = [topic for topic in places if not topics.match(topic)]
         if others:
             raise CheckpointMismatch(
-                f"the checkpoint is of topic {','.join(places)}, and the query reads "
-                f"{topics}. {_WAY_OUT}"
+                f"the checkpoint belongs to topic {','.join(places)}, but the query reads "
+                f"{topics}. {_REMEDY}"
             )
         return cls(_numbers(places, "queues"), _incarnations(places), _numbers(places, "new"))
 
 
-_WAY_OUT = "Give the query another checkpointLocation"
+_REMEDY = "Give the query another checkpointLocation"
 
 
 def _numbers(places: Mapping[str, Any], name: str) -> Offsets:

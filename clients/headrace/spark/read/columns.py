@@ -1,6 +1,6 @@
-"""Records as the columns of a Spark read, with no Python object per message.
+"""Convert records to the columns of a Spark read, without a Python object per message.
 
-The schema is made on the driver; ``RecordBlock`` makes the columns in the task.
+The driver makes the schema; in the task, ``RecordBlock`` makes the columns.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ _STRING = pa.string()
 def arrow_schema(schema: StructType, body: BodyFormat | None = None) -> pa.Schema:
     """The Arrow form of ``schema``, which is all or some of the columns of ``source_schema``.
 
-    Raises SchemaError naming a column that there is not, or that has another type.
+    Raises SchemaError for an unknown column, or for one with another type.
     """
     available = {field.name: field.dataType for field in source_schema(body).fields}
     for field in schema.fields:
         if field.name not in available:
             near = get_close_matches(field.name, available, 1)
             raise SchemaError(
-                f"there is no column {field.name}: there are {', '.join(available)}"
+                f"there is no column {field.name}: the columns are {', '.join(available)}"
                 + (f"; did you mean {near[0]}?" if near else "")
             )
         if field.dataType != available[field.name]:
             raise SchemaError(
                 f"column {field.name} is {available[field.name].simpleString()}, not "
-                f"{field.dataType.simpleString()}: read it as it is, and cast it then"
+                f"{field.dataType.simpleString()}: read it with its own type, then cast it"
             )
     return to_arrow(schema)
 
@@ -64,7 +64,7 @@ def arrow_schema(schema: StructType, body: BodyFormat | None = None) -> pa.Schem
 
 
 class RecordBlock:
-    """Some records of one queue, and the columns made of them when they are first asked for.
+    """Records of one queue, with columns computed on first use.
 
     values: pyarrow.BinaryArray of the bodies as they were sent.
     """
@@ -77,7 +77,7 @@ class RecordBlock:
         columns: RecordColumns,
         values: Any = None,
     ) -> None:
-        """values: left out, these are the bodies as stored: none may be compressed."""
+        """values: defaults to the stored bodies, none of which may then be compressed."""
         self.topic = topic
         self.broker = broker
         self.queue_id = queue_id
@@ -89,28 +89,28 @@ class RecordBlock:
         return len(self.columns)
 
     def select(self, where: slice | Array, values: Any = None) -> RecordBlock:
-        """Some of the records; values: their bodies, if they are known."""
+        """A subset of the records. values: their bodies, if already known."""
         columns = self.columns.select(where)
         return RecordBlock(self.topic, self.broker, self.queue_id, columns, values)
 
     def column(self, name: str, kind: Any) -> Any:
-        """A column of ours as an Arrow array of this type."""
+        """A metadata column as an Arrow array of this type."""
         return _MAKERS[name](self, kind)
 
     @cached_property
     def values(self) -> Any:
-        """All bodies as they were sent."""
+        """The bodies as they were sent."""
         columns = self.columns
         return gather(columns.data, columns.body_start, columns.body_bytes)
 
     @cached_property
     def keys(self) -> Any:
-        """Text of the keys of each record, null where there is none."""
+        """The keys of each record as text, null where there are none."""
         return self._property(KEYS)
 
     @cached_property
     def tags(self) -> Any:
-        """Text of the tags of each record, null where there is none."""
+        """The tags of each record as text, null where there are none."""
         return self._property(TAGS)
 
     def _property(self, name: str) -> Any:
@@ -119,12 +119,12 @@ class RecordBlock:
         return self.repeat(self._shared.get(name))
 
     def repeat(self, value: Any, kind: Any = _STRING) -> Any:
-        """One value for all records."""
+        """An array with the same value for every record."""
         return pa.repeat(pa.scalar(value, kind), len(self))
 
     @cached_property
     def _shared(self) -> dict[str, str] | None:
-        """The properties that all records have, if they are the same."""
+        """The properties of the records if all are equal, else None."""
         raw = self.columns.shared_properties()
         return None if raw is None else decode_properties(raw)
 
@@ -135,14 +135,14 @@ class RecordBlock:
         return PropertyEntries(raw)
 
     def properties(self, kind: Any) -> Any:
-        """All properties of each record."""
+        """The properties of each record, as a MapArray."""
         if self._shared is None:
             return self._entries.maps(kind)
         one = pa.array([list(self._shared.items())], kind)
         return one.take(pa.array(np.zeros(len(self), np.int32)))
 
     def message_ids(self) -> Any:
-        """The producers' ids, or the broker's where a producer gave none."""
+        """The producer's id of each record, or the broker's id where the producer gave none."""
         given = self._property(UNIQ_KEY)
         if not given.null_count:
             return given
@@ -163,7 +163,7 @@ class RecordBlock:
         return ids
 
     def born_hosts(self) -> Any:
-        """Address and port of the producers."""
+        """The producer's address and port of each record."""
         columns = self.columns
         host = columns.shared_born_host()
         if host is not None:
@@ -173,7 +173,7 @@ class RecordBlock:
 
 
 def _distinct(columns: RecordColumns, start: Array, size: Array) -> tuple[list[bytes], Array]:
-    """The different bytes that stand there, and which of them each record has."""
+    """The distinct byte strings, and each record's index into them."""
     encoded = gather(columns.data, start, size).dictionary_encode()
     return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
 
@@ -187,7 +187,7 @@ _HEX_PAIRS = np.frombuffer(b"".join(b"%02X" % byte for byte in range(256)), np.u
 
 
 def _hex_ids(host: Array, physical_offset: Array) -> Any:
-    """The ids of records of one host, of 32 or 56 characters each: see ``message``."""
+    """The ids of records of one host, 32 or 56 characters each: see ``message``."""
     count, host_bytes = len(physical_offset), host.shape[1]
     pairs = np.empty((count, host_bytes + 8), np.uint16)
     pairs[:, :host_bytes] = _HEX_PAIRS[host]
@@ -198,7 +198,7 @@ def _hex_ids(host: Array, physical_offset: Array) -> Any:
 
 
 def _numbers(values: Array, kind: Any) -> Any:
-    """An array without a copy, unless it has another width."""
+    """Numbers as an Arrow array, without a copy unless the width differs."""
     values = np.ascontiguousarray(values, kind.to_pandas_dtype())
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 

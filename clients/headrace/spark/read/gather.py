@@ -1,4 +1,4 @@
-"""Slices of a buffer as Arrow arrays."""
+"""Gather slices of a buffer into Arrow arrays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from headrace_protocol.columns import Array, Buffer
 
-# A view has room for so many bytes; longer ones stay in the buffer.
+# An Arrow view holds up to this many bytes inline; longer slices stay in the buffer.
 _INLINE_BYTES = 12
 _WORDS = _INLINE_BYTES // 4
 
@@ -18,10 +18,10 @@ _WORDS = _INLINE_BYTES // 4
 def gather(data: Buffer, start: Array, size: Array, is_there: Array | None = None) -> Any:
     """``data[start[i]:start[i] + size[i]]`` as a pyarrow.BinaryArray.
 
-    start, size: shape (n,); the slices must lie in ``data``, of less than 2 GiB.
-    is_there: shape (n,) of bool; the others are null, and nothing of them is looked at.
+    start, size: shape (n,); the slices must lie within ``data``, which is smaller than 2 GiB.
+    is_there: bool, shape (n,); where False the result is null, and start and size are ignored.
 
-    Each slice is copied once, by C.
+    Cost: one copy of each slice, in C.
     """
     if is_there is not None:
         start, size = np.where(is_there, start, 0), np.where(is_there, size, 0)
@@ -30,9 +30,10 @@ def gather(data: Buffer, start: Array, size: Array, is_there: Array | None = Non
 
 
 def _views(data: Buffer, start: Array, size: Array) -> Array:
-    """Arrow's views: size, then short slices themselves, or where in the buffer long ones are.
+    """Arrow views: the size, then a short slice itself or the position of a long one.
 
-    Nobody but the cast sees them: that long ones lack the copy of their first bytes does no harm.
+    Arrow specifies a copy of a long slice's first bytes. It is left out, because only the cast in
+    ``gather`` reads these views, and the cast does not need it.
     """
     views = np.zeros((len(start), 1 + _WORDS), np.int32)
     views[:, 0] = size
@@ -48,7 +49,7 @@ def _views(data: Buffer, start: Array, size: Array) -> Array:
 
 
 def text(values: Any) -> Any:
-    """A BinaryArray of UTF-8 as a StringArray; what is no UTF-8 is replaced, as U+FFFD."""
+    """A BinaryArray as a StringArray of UTF-8; invalid bytes are replaced by U+FFFD."""
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
@@ -59,7 +60,7 @@ def text(values: Any) -> Any:
 
 
 def _first_bytes(data: Buffer, start: Array) -> Array:
-    """Twelve bytes from each start on, shape (n, 3) of int32; zeros after the end."""
+    """The 12 bytes from each start on, int32 of shape (n, 3), zeros beyond the end of data."""
     if len(data) < _INLINE_BYTES:
         data = bytes(data).ljust(_INLINE_BYTES, b"\0")
     last = len(data) - _INLINE_BYTES

@@ -1,4 +1,4 @@
-"""Finds messages by key in a broker's index, where that is cheaper than to read a range."""
+"""Look up messages by key in a broker's index, where that is cheaper than reading a range."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.drivers.blocking import BlockingConnection
 
-# A broker gives no more; as many may be a part of what there is.
+# A broker returns no more, so a result of this size may be incomplete.
 _FOUND_MAX = 64
-# A query takes about as long as reading so many messages.
+# An index query takes about as long as reading this many messages.
 _MESSAGES_PER_QUERY = 2000
 _TIMEOUT_MS = 30_000
 _EVER_MS = 2**63 - 1
@@ -31,10 +31,11 @@ def records_by_keys(
     start_offset: int,
     end_offset: int,
 ) -> RecordColumns | None:
-    """The messages of a range that have one of the keys, and maybe others with them, in order.
+    """The messages of a range with one of the wanted keys, possibly with others, in order.
 
-    None where the range has to be read: no keys are asked for, too many for its length, one has
-    too many messages, or the broker is not ours (what Apache's gives may not be all there is).
+    None if the range has to be read instead: no keys are wanted, there are too many for the length
+    of the range, one has too many messages, or the broker runs Apache RocketMQ, whose results may
+    be incomplete.
     """
     keys = predicates.keys if predicates else None
     if keys is None or len(keys) * _MESSAGES_PER_QUERY > end_offset - start_offset:
@@ -52,7 +53,7 @@ def records_by_keys(
 
 
 def _query(connection: BlockingConnection, topic: str, keys: str) -> memoryview | None:
-    """The records with these keys; None if they may not be all."""
+    """The records with these keys; None if the result may be incomplete."""
     words = split_keys(keys)
     if not words:
         return None

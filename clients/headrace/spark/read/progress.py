@@ -1,11 +1,11 @@
-"""How far a stream is from the end of its queues, as Spark's progress shows it.
+"""A stream's lag, in the form reported in Spark's progress.
 
 ``{"lagMessages": n, "lagSeconds": s, "topics": {topic: {broker: {queue: {...}}}}}``
 
-Each queue has ``start`` and ``end`` of the batch, ``latest`` (the offset after the newest message),
-and what is not processed yet as the batch begins: ``lagMessages`` (``latest - start``) and
-``lagSeconds`` (since the oldest of them was stored). Above them are the sum of the messages and the
-most of the seconds.
+Each queue has the ``start`` and ``end`` of the micro-batch, ``latest`` (one past the newest
+message), and its lag when the micro-batch begins: ``lagMessages`` (``latest - start``) and
+``lagSeconds`` (since the oldest unprocessed message was stored). The top level has the sum of the
+messages and the maximum of the seconds.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from headrace.spark.plan.ranges import Offsets, Ranges
 
 
-class Batch(NamedTuple):
-    """What a batch reads of what there is.
+class MicroBatch(NamedTuple):
+    """The plan of a micro-batch, and the messages available to it.
 
-    waiting: from where the batch begins to the latest message. read: what of it the batch takes.
+    waiting: from the start of the micro-batch to the latest message.
+    read: the part of ``waiting`` that the micro-batch reads.
     """
 
     queues: Queues
@@ -32,7 +33,7 @@ class Batch(NamedTuple):
     read: Ranges
 
     def progress(self, cluster: Cluster, now_ms: int) -> dict[str, Any]:
-        """See above. Asks for the times of the oldest messages that are waiting."""
+        """The progress report, see the module. Queries store times of the oldest messages."""
         starts = {queue: each.start for queue, each in self.waiting.items()}
         behind = {queue: at for queue, at in starts.items() if at < self.latest[queue]}
         times = cluster.store_times(behind, self.queues)

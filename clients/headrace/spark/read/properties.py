@@ -1,8 +1,8 @@
-"""The properties of many records, taken apart all at once.
+"""Parse the properties of many records at once.
 
-Their text is ``name 0x01 value 0x02`` again and again; the last 0x02 may be missing. It is read as
-``message.decode_properties`` reads it: what has no name or no value is left out, and of two entries
-with one name the later counts.
+The text of properties repeats ``name 0x01 value 0x02``; the last 0x02 may be missing. The result
+agrees with ``message.decode_properties``: entries without a name or a value are left out, and of
+two entries with the same name the later one counts.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from headrace_protocol.columns import Array
 
 _NAME_END, _VALUE_END = 1, 2
-# With more properties than that, to compare them place by place is no gain.
+# With more properties per record, comparing them place by place is no faster.
 _PLACES_MAX = 32
 
 
 class PropertyEntries:
-    """All entries of the properties of n records, in order.
+    """All property entries of n records, in order.
 
-    row: the record that each belongs to. Columns have shape (entries,).
+    row: index of each entry's record. Columns have shape (entries,).
     """
 
     def __init__(self, raw: Any) -> None:
-        """raw: pyarrow.BinaryArray of n, not sliced and without nulls."""
+        """raw: pyarrow.BinaryArray of length n, not sliced and without nulls."""
         _, offsets, data = raw.buffers()
         self.row_count = len(raw)
         self._offsets = np.frombuffer(offsets, np.int32, len(raw) + 1)
@@ -40,14 +40,14 @@ class PropertyEntries:
         self._name_start, self._name_end, self._end, self.row = self._split(starts, ends)
 
     def _cut(self) -> tuple[Array, Array]:
-        """Where each entry begins and ends."""
+        """Start and end of each entry."""
         ends = np.flatnonzero(self._data == _VALUE_END)
         row_starts, row_ends = self._offsets[:-1], self._offsets[1:]
         is_open = row_ends > row_starts
         is_open[is_open] = self._data[row_ends[is_open] - 1] != _VALUE_END
         nexts = ends + 1
         if is_open.any():
-            # Such an end is the next record's start, and comes before an end that lies there.
+            # An open end equals the next record's start, and sorts before an 0x02 at that position.
             open_ends = row_ends[is_open].astype(np.int64)
             order = np.argsort(np.concatenate((2 * open_ends, 2 * ends + 1)), kind="stable")
             ends = np.concatenate((open_ends, ends))[order]
@@ -57,7 +57,7 @@ class PropertyEntries:
         return starts, ends
 
     def _split(self, starts: Array, ends: Array) -> tuple[Array, Array, Array, Array]:
-        """Start, end of the name, end of the value, and record, of the entries that count."""
+        """Start, name end, value end and record of each valid entry."""
         rows = self._rows(starts)
         name_ends = np.flatnonzero(self._data == _NAME_END)
         if len(name_ends) != len(ends) or not ((name_ends > starts) & (name_ends < ends)).all():
@@ -72,14 +72,14 @@ class PropertyEntries:
         per_row = len(starts) // self.row_count if self.row_count else 0
         if per_row and per_row * self.row_count == len(starts):
             rows = np.repeat(np.arange(self.row_count), per_row)
-            # As many in each: then each record's first begins where the record does.
+            # With equally many entries in each record, each record's first entry starts with it.
             if (starts[::per_row] == self._offsets[:-1]).all():
                 return rows
         return np.searchsorted(self._offsets, starts, "right") - 1
 
     @cached_property
     def _names(self) -> tuple[list[bytes], Array]:
-        """The names, and which of them each entry has."""
+        """The distinct names, and each entry's index into them."""
         by_place = self._names_by_place()
         if by_place is not None and len(set(by_place)) == len(by_place):
             return by_place, np.tile(np.arange(len(by_place)), self.row_count)
@@ -88,7 +88,7 @@ class PropertyEntries:
         return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
 
     def _names_by_place(self) -> list[bytes] | None:
-        """The names of each record's entries, in order, if they are the same for all records."""
+        """The names of a record's entries, in order; None if they differ between records."""
         per_row = len(self.row) // self.row_count if self.row_count else 0
         if not 0 < per_row <= _PLACES_MAX or per_row * self.row_count != len(self.row):
             return None
@@ -102,13 +102,13 @@ class PropertyEntries:
         return None if None in names else names  # type: ignore[return-value]
 
     def _shared(self, start: Array, size: int) -> bytes | None:
-        """The bytes that stand at each start, if they are the same."""
+        """The ``size`` bytes at each start; None if they differ."""
         windows = np.ndarray((len(self._data) - size + 1,), f"V{size}", self._data, strides=(1,))
         name = windows[start[0]].tobytes()
         return name if windows[start].tobytes() == name * len(start) else None
 
     def value_of(self, name: bytes) -> Any:
-        """One property of each record, as a StringArray of n; null where there is none."""
+        """One property of each record, as a StringArray of length n; null where missing."""
         names, codes = self._names
         entry = np.full(self.row_count, -1)
         if name in names:
@@ -123,7 +123,7 @@ class PropertyEntries:
         return gather(self._buffer, start, self._end[entry] - start, is_there)
 
     def maps(self, kind: Any) -> Any:
-        """All properties of each record, as a MapArray of n and of this type."""
+        """All properties of each record, as a MapArray of length n and this type."""
         names, codes = self._names
         entry = self._last_of_each()
         counts = np.bincount(self.row[entry], minlength=self.row_count)
@@ -135,7 +135,7 @@ class PropertyEntries:
         )
 
     def _last_of_each(self) -> Array:
-        """The entries, without those that a later one of the same name replaces."""
+        """The entries that no later entry of the same record and name replaces."""
         names, codes = self._names
         which = self.row * len(names) + codes
         entry = np.arange(len(which))

@@ -1,4 +1,4 @@
-"""Which streaming reader a query gets: by the PySpark that runs, or one that says what is wrong."""
+"""Choose the streaming reader for the installed PySpark, or one that reports an error."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _log = logging.getLogger("headrace.spark")
 
 
 class RefusedReader(DataSourceStreamReader):
-    """In place of a reader that can't be: whatever it is asked, it says why.
+    """A reader for invalid options: every method raises the error.
 
-    An error on the way to a reader never comes through: PySpark 4.0 to 4.3 then stop the reader
-    that they do not have, and raise UnboundLocalError.
+    An error raised while Spark creates a reader is lost: PySpark 4.0 to 4.3 then try to stop the
+    reader that was not created, and raise UnboundLocalError instead.
     """
 
     def __init__(self, error: HeadraceError) -> None:
@@ -33,21 +33,21 @@ class RefusedReader(DataSourceStreamReader):
     def _refuse(self, *_: Any) -> Any:
         raise self._error
 
-    # Spark's names, and with them its types.
+    # Spark's names and types.
     initialOffset = latestOffset = partitions = read = _refuse  # type: ignore[assignment]  # noqa: N815
 
 
 def stream_reader(
     options: ReadOptions, body: BodyFormat | None, schema: StructType
 ) -> StreamReader:
-    """The reader for the PySpark that runs. Raises OptionError, SchemaError."""
+    """The reader for the installed PySpark. Raises OptionError, SchemaError."""
     if find_spec("pyspark.sql.streaming.datasource"):
-        from headrace.spark.read.admission import LimitedStreamReader  # imports what only 4.2 has
+        from headrace.spark.read.limited_stream import LimitedStreamReader  # needs PySpark 4.2
 
         return LimitedStreamReader(options, body, schema)
     if options.limits:
         _log.warning(
-            "before PySpark 4.2, maxRows, maxBytes and maxSeconds do not limit the first batch of "
-            "a new query, and nothing with the trigger availableNow"
+            "before PySpark 4.2, maxRows, maxBytes and maxSeconds do not limit the first "
+            "micro-batch of a new query, and have no effect with trigger availableNow"
         )
     return StreamReader(options, body, schema)

@@ -1,6 +1,6 @@
-"""Which columns a read has.
+"""The columns of a read.
 
-Without Arrow, as Spark starts a process of its own to ask for nothing else.
+Does not import Arrow, because Spark starts a separate process just to get the schema.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from headrace.spark.errors import SchemaError
 if TYPE_CHECKING:
     from headrace.spark.body.format import BodyFormat
 
-# Why the body of a row could not be read; null where it could.
+# The column with the reason why a row's body could not be decoded, null for valid bodies.
 CORRUPT = "_corrupt"
-# Before the name of a column of ours that the bodies have too.
+# Prefix of a metadata column whose name the bodies use too.
 _PREFIX = "_"
 _OWN_COLUMNS = """
     topic string not null, broker string not null, queue int not null,
@@ -29,7 +29,7 @@ _OWN_COLUMNS = """
 
 
 def source_schema(body: BodyFormat | None = None) -> StructType:
-    """All columns that a read has: those of its bodies, why they are corrupt, and ours."""
+    """All columns of a read: the bodies' fields, the reason for corrupt ones, the metadata."""
     own = parse_ddl(_OWN_COLUMNS)
     shown = {name: _shown_name(name, body) for name in own.names}
     own_fields = [
@@ -43,12 +43,12 @@ def source_schema(body: BodyFormat | None = None) -> StructType:
 
 
 def own_columns(body: BodyFormat | None = None) -> dict[str, str]:
-    """Name in the schema -> column of ours."""
+    """Name in the schema -> metadata column."""
     return {_shown_name(name, body): name for name in parse_ddl(_OWN_COLUMNS).names}
 
 
 def _shown_name(name: str, body: BodyFormat | None) -> str:
-    # Spark takes names in another case for the same.
+    # Spark's column names are case-insensitive.
     is_taken = body is not None and name in map(str.lower, body.names)
     return _PREFIX + name if is_taken else name
 
@@ -57,6 +57,6 @@ def _check_names(names: list[str]) -> None:
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise SchemaError(
-            f"the bodies' schema has {', '.join(sorted(twice))}, which would be there twice: "
-            "leave it out, and take it from the column value if you need it"
+            f"the bodies' schema has {', '.join(sorted(twice))}, a duplicate column: "
+            "leave it out, and take it from the column value if needed"
         )

@@ -1,7 +1,7 @@
-"""What runs in a Spark task: reads ranges of queues and yields them as Arrow.
+"""The work of a Spark read task: read queue ranges and yield them as Arrow.
 
-Of a range, one slice is in memory while it is decoded and the next one is under way; nothing is
-done for each message but in C, except for compressed bodies.
+One slice of a range is decoded in memory while the next one is in flight. All work per message is
+done in C, except for compressed bodies.
 """
 
 from __future__ import annotations
@@ -34,33 +34,34 @@ if TYPE_CHECKING:
     from headrace.spark.plan.tasks import QueueRange, ReadPlan
     from headrace_protocol.columns import Array, RecordColumns
 
-# How long a broker that restarts is waited for, and the pause before each attempt.
-_PATIENCE_MS = 30_000
+# How long to wait for a broker that restarts, and the pause before each attempt.
+_RETRY_MS = 30_000
 _PAUSE_MS = 250
 
-# What stands for itself in a filter of tags.
+# A tag without special characters of tag expressions.
 _PLAIN_TAG = re.compile(r"[^\s|*]+")
 
 _logger = logging.getLogger(__name__)
 
 
 def read_range(plan: ReadPlan, part: QueueRange, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The messages of a range, as batches of exactly this schema (see ``arrow.arrow_schema``).
+    """The messages of a range, as batches of exactly this schema (see ``columns.arrow_schema``).
 
-    A lost connection is made anew, and the read goes on where it was.
-    Raises DataLoss, or what a broker that stays away or refuses raises.
+    Reconnects after a lost connection and resumes the read.
+
+    Raises DataLoss, or the error of a broker that stays unreachable or rejects the read.
     """
-    part = _narrowed(part, plan.predicates)
+    part = _narrow(part, plan.predicates)
     batches = _BatchMaker(plan, part, schema).batches
     for columns in _slices(plan, part):
         yield from batches(columns)
 
 
-def _narrowed(part: QueueRange, predicates: Predicates | None) -> QueueRange:
-    """What of the range can have messages that are wanted."""
+def _narrow(part: QueueRange, predicates: Predicates | None) -> QueueRange:
+    """The part of the range that can have matching messages."""
     if predicates is None:
         return part
-    if predicates.is_never or part.queue_id not in (predicates.queues or {part.queue_id}):
+    if predicates.matches_nothing or part.queue_id not in (predicates.queues or {part.queue_id}):
         return replace(part, end_offset=part.start_offset)
     start, end = predicates.queue_offsets.clip(part.start_offset, part.end_offset)
     return replace(part, start_offset=start, end_offset=end)
@@ -70,7 +71,7 @@ def _narrowed(part: QueueRange, predicates: Predicates | None) -> QueueRange:
 
 
 def _slices(plan: ReadPlan, part: QueueRange) -> Iterator[RecordColumns]:
-    """The records of a range, as often as need be over a new connection."""
+    """The records of a range, reconnecting as needed."""
     offset, reached_s = part.start_offset, time.monotonic()
     while offset < part.end_offset:
         try:
@@ -83,7 +84,7 @@ def _slices(plan: ReadPlan, part: QueueRange) -> Iterator[RecordColumns]:
         except OffsetNotFound as error:
             offset = _after_loss(plan, part, error)
         except HeadraceError as error:
-            if not error.retryable or time.monotonic() > reached_s + _PATIENCE_MS / 1000:
+            if not error.retryable or time.monotonic() > reached_s + _RETRY_MS / 1000:
                 raise
             time.sleep(_PAUSE_MS / 1000)
 
@@ -91,7 +92,7 @@ def _slices(plan: ReadPlan, part: QueueRange) -> Iterator[RecordColumns]:
 def _read(
     connection: BlockingConnection, plan: ReadPlan, part: QueueRange, offset: int
 ) -> Iterator[tuple[int, RecordColumns | None]]:
-    """Records from ``offset`` on, each with the offset to go on from."""
+    """Records from ``offset`` on, each block with the next offset to read."""
     queue = MessageQueue(part.topic, part.broker, part.queue_id)
     found = records_by_keys(connection, plan.predicates, queue, offset, part.end_offset)
     if found is not None:
@@ -115,7 +116,7 @@ def _read(
 
 
 def _tags(plan: ReadPlan) -> str:
-    """What the broker is asked for: the narrower of the two filters by tag."""
+    """The tag expression for the broker: the narrower of the two tag filters."""
     wanted = plan.predicates.tags if plan.predicates else None
     if wanted is None or not all(_PLAIN_TAG.fullmatch(tag) for tag in wanted):
         return plan.tags
@@ -123,14 +124,14 @@ def _tags(plan: ReadPlan) -> str:
 
 
 def _after_loss(plan: ReadPlan, part: QueueRange, error: OffsetNotFound) -> int:
-    """Where to read on after messages that are gone. Raises DataLoss."""
+    """The offset to resume from after lost messages. Raises DataLoss."""
     is_expired = error.queue_offset < error.min_offset
     next_offset = min(error.min_offset, part.end_offset) if is_expired else part.end_offset
     loss = DataLoss(part.topic, part.broker, part.queue_id, error.queue_offset, str(error))
     if plan.fail_on_data_loss:
         raise loss from error
     lost_count = next_offset - error.queue_offset
-    _logger.warning("%s messages are skipped: %s", lost_count, error)
+    _logger.warning("skipped %s lost messages: %s", lost_count, error)
     return next_offset
 
 
@@ -138,7 +139,7 @@ def _after_loss(plan: ReadPlan, part: QueueRange, error: OffsetNotFound) -> int:
 
 
 class _BatchMaker:
-    """Turns the records of a range into batches of one schema."""
+    """Converts the records of a range to Arrow batches of one schema."""
 
     def __init__(self, plan: ReadPlan, part: QueueRange, schema: pa.Schema) -> None:
         self._plan = plan
@@ -149,7 +150,7 @@ class _BatchMaker:
         self._predicates = _all_predicates(plan, part)
 
     def batches(self, columns: RecordColumns) -> Iterator[pa.RecordBatch]:
-        """The records that are wanted, as many at a time as make a batch."""
+        """The matching records, in batches of at most ``rows_max``."""
         for block in self._blocks(columns):
             if len(block):
                 yield self._batch(block)
@@ -171,7 +172,7 @@ class _BatchMaker:
         arrays = [
             block.column(self._own_columns[field.name], field.type)
             if field.name in self._own_columns
-            # Parts of lists and tables are called otherwise by other releases of Spark.
+            # Spark releases differ in the field names within lists and maps.
             else decoded[field.name].cast(field.type)
             for field in self._schema
         ]
@@ -184,13 +185,13 @@ class _BatchMaker:
 
 
 def _all_predicates(plan: ReadPlan, part: QueueRange) -> Predicates:
-    """What messages must have, by the filter of the read and by what Spark left to it."""
+    """The predicates from the read's tag filter and from the filters that Spark pushed down."""
     tags = Subscription(part.topic, plan.tags).tags
     return Predicates(tags=tags or None) & (plan.predicates or Predicates())
 
 
 def _matching(block: RecordBlock, predicates: Predicates) -> RecordBlock:
-    """Those of the records that have what they must have."""
+    """The records that match the predicates."""
     span = predicates.store_ms
     masks = []
     if span.start is not None:
@@ -212,7 +213,7 @@ def _is_in(texts: Any, wanted: frozenset[str]) -> Array:
 
 
 def _decompressed(block: RecordBlock, bytes_max: int) -> Iterator[RecordBlock]:
-    """The same in blocks of about so many bytes of bodies: nobody knows how large they become."""
+    """The records in blocks of about ``bytes_max`` decompressed bytes, counted as they come."""
     bodies: list[bytes] = []
     first = body_bytes = 0
     for index in range(len(block)):
@@ -229,6 +230,6 @@ def _body(block: RecordBlock, index: int) -> bytes:
     except (BodyTooLarge, CodecMissing, CorruptRecord) as error:
         offset = int(block.columns.queue_offset[index])
         raise SparkConnectorError(
-            f"the body at {block.topic}/{block.broker}/{block.queue_id}@{offset} can't be "
+            f"the body at {block.topic}/{block.broker}/{block.queue_id}@{offset} cannot be "
             f"decompressed: {error}"
         ) from error

@@ -1,1 +1,1 @@
-"""Writes to topics: rows to records, staged at brokers, committed together."""
+"""Writes to topics: rows are encoded as records, staged at brokers and committed together."""

@@ -1,8 +1,9 @@
-"""The driver's side of staged writes: which attempts make up a batch, at all brokers or none.
+"""The driver's side of staged writes: commit a micro-batch's attempts at all brokers or at none.
 
-Every broker of ours that the nameserver knows is asked what it knows of the query, then told the
-decision, and only then those act on it that have a part in it. Whoever comes later with the same
-batch finds the decision at any of them and follows it. Source: docs/protocol.md "Staged writes".
+The committer first queries every headrace broker registered with the nameserver for its state of
+the query, then sends the decision to all of them, and only then has the brokers with a part in it
+apply it. A later commit of the same micro-batch finds the decision at any broker and follows it.
+Source: docs/protocol.md "Staged writes".
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from uuid import uuid4
 
 from headrace.errors import RequestTimeout
 from headrace.spark.errors import BrokerMissing, SparkConnectorError
-from headrace.spark.write.lanes import AWAY, PATIENCE_S, PAUSE_S, Lane
+from headrace.spark.write.broker_link import AWAY, PAUSE_S, RETRY_S, BrokerLink
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import (
     StageAbortHeader,
@@ -41,11 +42,11 @@ _MARK_CHARACTERS = 16
 
 
 def new_attempt(topic: str | None) -> str:
-    """A name for an attempt; topic: of all its rows, None if each row has its own.
+    """A unique name for an attempt. topic: of all its rows; None if each row has its own.
 
-    Names of attempts are all that a decision has, so the topic leaves a mark in them.
+    A decision holds only the names of attempts, so the name includes a hash of the topic.
     """
-    # Spark counts attempts anew in each run of a query, and files of the last one may be left.
+    # Spark numbers attempts from 0 in each run of a query, and files of the last run may remain.
     name = uuid4().hex
     if topic is None:
         return name
@@ -58,24 +59,24 @@ def _topic_marks(decision: Decision) -> set[str]:
 
 
 class CommitConflict(SparkConnectorError):
-    """Somebody else decided on the batch at the same time."""
+    """Another committer decided on the same micro-batch concurrently."""
 
 
 class BrokerState(NamedTuple):
-    """What one broker knows of a query."""
+    """One broker's state of a query."""
 
     applied_batch_id: int
     decision: Decision | None
 
 
 def choose(states: Mapping[str, BrokerState], mine: Decision) -> Decision | None:
-    """The decision to follow for the batch of ``mine``; None if a later one was decided.
+    """The decision to follow for the micro-batch of ``mine``; None if a later one was decided.
 
-    states: by broker, of all that can be asked.
+    states: by broker name, of all reachable brokers.
 
-    What is in a log already must be completed. What all brokers with a part in it hold may be in
-    a log by now. What one of them does not hold was never acted on, and ``mine`` takes its place.
-    Raises BrokerMissing when that can't be told.
+    A decision already in a log must be completed. A decision held by all brokers with a part in it
+    may be in a log by now. A decision missing at one of these was never applied, and ``mine``
+    replaces it. Raises BrokerMissing if an unreachable broker leaves this open.
     """
     batch_id = mine.batch_id
     decisions = [state.decision for state in states.values() if state.decision]
@@ -87,25 +88,25 @@ def choose(states: Mapping[str, BrokerState], mine: Decision) -> Decision | None
         for state in states.values()
         if state.decision and state.applied_batch_id == state.decision.batch_id == batch_id
     }
-    alive = [each for each in held.values() if not _is_dead(each, states)]
+    alive = [each for each in held.values() if not _was_never_applied(each, states)]
     followed = [each for each in held.values() if each.decision_id in applied] or alive or [mine]
     decision = min(followed, key=lambda each: each.decision_id)
     for name in decision.attempts:
         if name not in states:
             raise BrokerMissing(
-                f"broker {name} has a part in batch {batch_id}, which was decided, and can't be "
-                "reached: start it again, then the query"
+                f"broker {name} has a part in batch {batch_id}, which was decided, but cannot be "
+                "reached: restart the broker, then the query"
             )
     return decision
 
 
-def _is_dead(decision: Decision, states: Mapping[str, BrokerState]) -> bool:
-    """Whether a broker without which nobody acts on a decision does not hold it."""
+def _was_never_applied(decision: Decision, states: Mapping[str, BrokerState]) -> bool:
+    """Whether a broker with a part in the decision does not hold it, so it was never applied."""
     return any(name in states and states[name].decision != decision for name in decision.attempts)
 
 
 class Committer:
-    """Commits and aborts batches of one query."""
+    """Commits and aborts the micro-batches of one query."""
 
     def __init__(self, cluster: Cluster, query_id: str) -> None:
         self._cluster = cluster
@@ -114,115 +115,117 @@ class Committer:
     # -- commit ------------------------------------------------------------------------------------
 
     def commit(self, batch_id: int, parts: Parts) -> None:
-        """Make the batch readable, exactly once; what was decided before is followed, and logged.
+        """Make the micro-batch readable, exactly once. An earlier decision is followed and logged.
 
-        parts: the attempts by name of broker. Raises CommitConflict if that is of another topic,
-        HeadraceError: commit again then.
+        parts: the attempts, by broker name.
+
+        Raises CommitConflict if the earlier decision is for another topic, and HeadraceError for
+        failures after which the commit can be repeated.
         """
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + RETRY_S
         while not self._is_committed(batch_id, parts, until):
             time.sleep(PAUSE_S)
 
     def _is_committed(self, batch_id: int, parts: Parts, until: float) -> bool:
-        """Try once; False when a broker is away that may be starting again."""
+        """Try to commit once; False if a broker is unreachable and may be restarting."""
         try:
             with ExitStack() as stack:
-                self._commit(batch_id, parts, self._lanes(stack))
+                self._commit(batch_id, parts, self._links(stack))
         except (*AWAY, BrokerMissing):
             if time.monotonic() > until:
                 raise
             return False
         return True
 
-    def _commit(self, batch_id: int, parts: Parts, lanes: Mapping[str, Lane]) -> None:
-        states = {name: self._state(lane) for name, lane in lanes.items()}
+    def _commit(self, batch_id: int, parts: Parts, links: Mapping[str, BrokerLink]) -> None:
+        states = {name: self._state(link) for name, link in links.items()}
         mine = _decision(batch_id, parts)
         decision = choose(states, mine)
-        # Decisions are made anew by who tries again, but not what they say.
+        # A retry makes a new decision id, but names the same attempts.
         if decision is None or decision.attempts != mine.attempts:
-            self._give_way(mine, decision or _last(states))
+            self._drop_own_rows(mine, decision or _last(states))
         if decision is None or not decision.attempts:
             return
-        for name, lane in lanes.items():
-            self._decide(lane, decision, states[name].decision)
-        self._apply(decision, lanes)
+        for name, link in links.items():
+            self._decide(link, decision, states[name].decision)
+        self._apply(decision, links)
 
-    def _give_way(self, mine: Decision, decided: Decision) -> None:
-        """Say that the rows of ``mine`` are dropped. Raises CommitConflict: see ``commit``."""
+    def _drop_own_rows(self, mine: Decision, decided: Decision) -> None:
+        """Log that the rows of ``mine`` are dropped. Raises CommitConflict: see ``commit``."""
         batch = f"batch {mine.batch_id} of query {self._query_id}"
         marks = _topic_marks(mine)
         if marks and marks.isdisjoint(_topic_marks(decided) or marks):
             raise CommitConflict(
-                f"{batch} was committed before, to another topic than this one's: two queries have "
-                "copies of one checkpoint, or option topic was changed. Give each its own "
-                "checkpointLocation, or write the batch to the topic of before once more"
+                f"{batch} was already committed to another topic: two queries use copies of one "
+                "checkpoint, or option topic was changed. Give each query its own "
+                "checkpointLocation, or write the batch to the previous topic once more"
             )
         _log.warning(
-            "%s was committed before, so these rows are dropped. That is right if it was the same "
-            "query, before a restart; if this checkpoint is a copy of another one's, they are "
-            "lost: begin with a new checkpointLocation",
+            "%s was already committed, so these rows are dropped. That is correct if the same "
+            "query committed it before a restart; if this checkpoint is a copy of another query's, "
+            "the rows are lost: start with a new checkpointLocation",
             batch,
         )
 
-    def _lanes(self, stack: ExitStack) -> dict[str, Lane]:
-        """A lane to each broker of ours, in order of name."""
+    def _links(self, stack: ExitStack) -> dict[str, BrokerLink]:
+        """A link to each headrace broker, in order of name."""
         masters = sorted(self._cluster.masters().items())
-        lanes = {name: stack.enter_context(Lane(address)) for name, address in masters}
-        return {name: lane for name, lane in lanes.items() if lane.is_headrace()}
+        links = {name: stack.enter_context(BrokerLink(address)) for name, address in masters}
+        return {name: link for name, link in links.items() if link.is_headrace()}
 
-    def _state(self, lane: Lane) -> BrokerState:
-        answer = lane.ask(RequestCode.STAGE_STATE, StageQueryHeader(query_id=self._query_id))
+    def _state(self, link: BrokerLink) -> BrokerState:
+        answer = link.ask(RequestCode.STAGE_STATE, StageQueryHeader(query_id=self._query_id))
         applied_batch_id = answer.expect().header(StageStateResponseHeader).applied_batch_id
         decision = answer.read(Decision.decode) if answer.body else None
         return BrokerState(applied_batch_id, decision)
 
-    def _decide(self, lane: Lane, decision: Decision, known: Decision | None) -> None:
+    def _decide(self, link: BrokerLink, decision: Decision, known: Decision | None) -> None:
         replaces = known.decision_id if known and known.batch_id == decision.batch_id else None
         header = StageDecideHeader(query_id=self._query_id, replaces=replaces)
-        answer = lane.ask(RequestCode.STAGE_DECIDE, header, decision.encode()).expect()
+        answer = link.ask(RequestCode.STAGE_DECIDE, header, decision.encode()).expect()
         held = answer.read(Decision.decode)
         if held != decision:
             raise CommitConflict(
-                f"batch {decision.batch_id} of query {self._query_id} was decided otherwise at "
-                f"{lane.address}: the query seems to run twice on one checkpoint; stop one of them"
+                f"batch {decision.batch_id} of query {self._query_id} has another decision at "
+                f"{link.address}: the query seems to run twice on one checkpoint; stop one of them"
             )
 
-    def _apply(self, decision: Decision, lanes: Mapping[str, Lane]) -> None:
+    def _apply(self, decision: Decision, links: Mapping[str, BrokerLink]) -> None:
         header = StageCommitHeader(
             query_id=self._query_id,
             batch_id=decision.batch_id,
             decision_id=decision.decision_id,
         )
         with ThreadPoolExecutor(len(decision.attempts)) as threads:
-            its_lanes = [lanes[name] for name in decision.attempts]
-            for answer in threads.map(lambda lane: self._apply_at(lane, header), its_lanes):
+            its_links = [links[name] for name in decision.attempts]
+            for answer in threads.map(lambda link: self._apply_at(link, header), its_links):
                 answer.expect()
 
-    def _apply_at(self, lane: Lane, header: StageCommitHeader) -> Response:
+    def _apply_at(self, link: BrokerLink, header: StageCommitHeader) -> Response:
         while True:
             try:
-                return lane.ask(RequestCode.STAGE_COMMIT, header)
+                return link.ask(RequestCode.STAGE_COMMIT, header)
             except RequestTimeout:
-                self._state(lane)  # much to append takes long; somebody who is stuck raises here
+                self._state(link)  # a large append takes long, but a stuck broker fails here too
 
     # -- abort -------------------------------------------------------------------------------------
 
     def abort(self, batch_id: int, parts: Parts) -> None:
-        """Give attempts up, as far as no broker holds a decision that names them."""
+        """Discard attempts, unless the broker holds a decision that names them."""
         header = StageAbortHeader(query_id=self._query_id, batch_id=batch_id)
         masters = self._cluster.masters()
         for name, attempts in parts.items():
             if name in masters:
-                with Lane(masters[name]) as lane:
+                with BrokerLink(masters[name]) as link:
                     names = encode_names([each.attempt for each in attempts])
-                    lane.ask(RequestCode.STAGE_ABORT, header, names).expect()
+                    link.ask(RequestCode.STAGE_ABORT, header, names).expect()
 
     def forget(self) -> None:
-        """Let all brokers forget a query that will not come back."""
+        """Delete the state of a finished query at all brokers."""
         header = StageQueryHeader(query_id=self._query_id)
         with ExitStack() as stack:
-            for lane in self._lanes(stack).values():
-                lane.ask(RequestCode.STAGE_FORGET, header).expect()
+            for link in self._links(stack).values():
+                link.ask(RequestCode.STAGE_FORGET, header).expect()
 
 
 def _last(states: Mapping[str, BrokerState]) -> Decision:

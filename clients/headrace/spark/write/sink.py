@@ -1,8 +1,9 @@
 """``df.write`` and ``df.writeStream`` to topics.
 
-A task encodes its rows as whole records and lets brokers of ours keep them aside; the driver's
-commit makes a batch readable at once and exactly once. Brokers of Apache's store what they get as
-it comes, so theirs come at least once. Source: docs/spark.md "Writing"; ``pyspark.sql.datasource``.
+A task encodes its rows as whole records and stages them at headrace brokers; the driver's commit
+makes a micro-batch readable all at once and exactly once. Apache RocketMQ brokers store rows as
+they arrive, so delivery there is at least once. Source: docs/spark.md "Writing";
+``pyspark.sql.datasource``.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ from headrace.producer.chunks import check_batch_topic
 from headrace.spark.cluster import Cluster
 from headrace.spark.errors import OptionError
 from headrace.spark.options import Options, nameservers
-from headrace.spark.patience import patiently
-from headrace.spark.write.commits import Committer, new_attempt
-from headrace.spark.write.lanes import (
-    PATIENCE_S,
+from headrace.spark.retry import retry_transient
+from headrace.spark.write.broker_link import (
+    RETRY_S,
     AttemptName,
-    Lane,
+    BrokerLink,
     StagedBlocks,
     send_block,
     send_outgoing,
 )
-from headrace.spark.write.rows import Slicer, arrow_schema, check_schema
+from headrace.spark.write.commits import Committer, new_attempt
+from headrace.spark.write.row_encoding import RowBuffer, arrow_schema, check_schema
 from headrace_protocol.message import UniqKeyGenerator, encode_host
 
 if TYPE_CHECKING:
@@ -58,26 +59,27 @@ if TYPE_CHECKING:
 
     from headrace.route import TopicRoute
     from headrace.spark.write.commits import Parts
-    from headrace.spark.write.rows import Slice
+    from headrace.spark.write.row_encoding import QueueRows
     from headrace_protocol.staging import StagedAttempt
 
 _log = logging.getLogger("headrace.spark")
 
 _WRITE_OPTIONS = ("nameserver", "topic", "exactlyOnce")
-# Spark hands on its own.
+# Spark passes its own options as well.
 _SPARKS_OPTIONS = ("checkpointLocation", "path", "queryName")
 _KNOWN_OPTIONS = (*_WRITE_OPTIONS, *_SPARKS_OPTIONS)
 _ROWS_AT_ONCE = 8192
-# Spark 4.0 does not have it.
+# Spark 4.0 does not have DataSourceStreamArrowWriter.
 _ARROW_BASE: Any = getattr(datasource, "DataSourceStreamArrowWriter", DataSourceStreamWriter)
 
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """What was asked for.
+    """The options of a write.
 
-    topic: of all rows; None: a column says it. exactly_once: False to have rows readable as soon
-    as they are sent, and those of failed attempts too.
+    topic: of all rows; None if a column has it.
+    exactly_once: False makes rows readable as soon as they are sent, including those of failed
+        attempts.
     """
 
     nameservers: tuple[str, ...]
@@ -86,7 +88,7 @@ class WriteOptions:
 
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
-    """The options of a write, checked. Raises OptionError."""
+    """Check the options of a write. Raises OptionError."""
     options = Options(given, _KNOWN_OPTIONS)
     topic = options.text("topic")
     try:
@@ -100,10 +102,12 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
 def batch_writer(
     given: Mapping[str, str], schema: StructType, *, overwrite: bool
 ) -> DataSourceWriter:
-    """What ``df.write`` asks for. Raises OptionError, SchemaError, TopicNotFound, NoQueue."""
+    """The writer for ``df.write``. Raises OptionError, SchemaError, TopicNotFound, NoQueue."""
     if overwrite:
         raise OptionError(
-            "mode", "overwrite", "a topic only grows: append, or delete and make it before"
+            "mode",
+            "overwrite",
+            "a topic is append-only: use append, or delete and recreate the topic first",
         )
     return BatchWriter(_checked(given, schema), f"write-{uuid4().hex}")
 
@@ -111,28 +115,28 @@ def batch_writer(
 def stream_writer(
     given: Mapping[str, str], schema: StructType, *, overwrite: bool
 ) -> DataSourceStreamWriter:
-    """What ``df.writeStream`` asks for. Raises as ``batch_writer``."""
+    """The writer for ``df.writeStream``. Raises as ``batch_writer``."""
     if overwrite:
-        raise OptionError("outputMode", "complete", "a topic only grows: use append")
-    # Spark asks anew for each batch, and a broker may be away between two.
-    patience_s = 0.0 if _is_new(given) else PATIENCE_S
-    options = _checked(given, schema, patience_s)
+        raise OptionError("outputMode", "complete", "a topic is append-only: use append")
+    # Spark creates a writer for each micro-batch, and a broker may be down in between.
+    retry_s = 0.0 if _is_new(given) else RETRY_S
+    options = _checked(given, schema, retry_s)
     if _ARROW_BASE is not DataSourceStreamWriter:
         return ArrowStreamWriter(options)
     return RowStreamWriter(options, arrow_schema(schema))
 
 
-def _checked(given: Mapping[str, str], schema: StructType, patience_s: float = 0.0) -> WriteOptions:
+def _checked(given: Mapping[str, str], schema: StructType, retry_s: float = 0.0) -> WriteOptions:
     options = write_options(given)
     check_schema(schema, options.topic)
     if options.topic is not None:
         with Cluster(options.nameservers) as cluster:
-            _route(cluster, options.topic, patience_s)
+            _route(cluster, options.topic, retry_s)
     return options
 
 
 def _is_new(given: Mapping[str, str]) -> bool:
-    """Whether it can be seen that the stream has no batch yet, so that its topic may be a typo."""
+    """Whether the checkpoint visibly has no commit yet, so that the topic may be a typo."""
     checkpoint = Options(given, _KNOWN_OPTIONS).text("checkpointLocation")
     if checkpoint is None:
         return False
@@ -143,8 +147,8 @@ def _is_new(given: Mapping[str, str]) -> bool:
     )
 
 
-def _route(cluster: Cluster, topic: str, patience_s: float) -> TopicRoute:
-    """Where rows go. Raises TopicNotFound, NoQueue, NameserverUnavailable."""
+def _route(cluster: Cluster, topic: str, retry_s: float) -> TopicRoute:
+    """The route of a topic. Raises TopicNotFound, NoQueue, NameserverUnavailable."""
 
     def look() -> TopicRoute:
         route = cluster.route(topic)
@@ -152,7 +156,7 @@ def _route(cluster: Cluster, topic: str, patience_s: float) -> TopicRoute:
             raise NoQueue(topic, "write to")
         return route
 
-    return patiently(look, patience_s)
+    return retry_transient(look, retry_s)
 
 
 # -- tasks -----------------------------------------------------------------------------------------
@@ -160,7 +164,7 @@ def _route(cluster: Cluster, topic: str, patience_s: float) -> TopicRoute:
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task tells the driver: what it staged, by name of broker."""
+    """A task's report to the driver: its staged attempts, by broker name."""
 
     query_id: str
     staged: dict[str, StagedAttempt] = field(default_factory=dict)
@@ -169,7 +173,7 @@ class Written(WriterCommitMessage):
 def write_rows(
     options: WriteOptions, query_id: str, batch_id: int, batches: Iterable[pa.RecordBatch]
 ) -> Written:
-    """Write what one task has; all of it is stored or staged when this returns.
+    """Write the rows of one task; all are stored or staged on return.
 
     Raises HeadraceError.
     """
@@ -181,7 +185,7 @@ def write_rows(
 
 
 class TaskWriter:
-    """Sends the rows of a task to their queues; use it in a ``with`` block."""
+    """Sends the rows of a task to their queues. A context manager."""
 
     def __init__(self, options: WriteOptions, name: AttemptName) -> None:
         self._name = name
@@ -189,10 +193,10 @@ class TaskWriter:
         self._stack = ExitStack()
         self._cluster = self._stack.enter_context(Cluster(options.nameservers))
         self._routes: dict[str, TopicRoute] = {}
-        self._lanes: dict[str, Lane] = {}
+        self._links: dict[str, BrokerLink] = {}
         self._staged: dict[str, StagedBlocks] = {}
         self._ours: dict[str, bool] = {}
-        self._slicer = Slicer(options.topic, lambda topic: len(self._route(topic).write_queues))
+        self._buffer = RowBuffer(options.topic, lambda topic: len(self._route(topic).write_queues))
         self._turns: dict[str, Iterator[int]] = defaultdict(lambda: count(_partition_id()))
         ip = local_ip()
         self._born_host = encode_host(ip, 0)
@@ -207,61 +211,61 @@ class TaskWriter:
         self._stack.close()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take rows; they leave when there are enough for a request."""
-        for each in self._slicer.add(batch):
+        """Add rows, which are sent once they fill a request."""
+        for each in self._buffer.add(batch):
             self._send(each)
 
     def finish(self) -> dict[str, StagedAttempt]:
-        """Send the rest; returns what was staged, by name of broker."""
-        for each in self._slicer.rest():
+        """Send the remaining rows; returns the staged attempts, by broker name."""
+        for each in self._buffer.rest():
             self._send(each)
-        for lane in self._lanes.values():
-            lane.finish()
+        for link in self._links.values():
+            link.finish()
         return {name: blocks.seal() for name, blocks in self._staged.items()}
 
-    def _send(self, some: Slice) -> None:
+    def _send(self, some: QueueRows) -> None:
         queues = self._route(some.topic).write_queues
         number = next(self._turns[some.topic]) if some.number is None else some.number
         queue = queues[number % len(queues)]
-        lane = self._lane(queue.broker_name, some.topic)
+        link = self._link(queue.broker_name, some.topic)
         if not self._ours[queue.broker_name]:
             block = some.rows.for_any_broker(some.topic)
             outgoing = block.for_any_broker(_now_ms(), self._message_ids.next)
-            send_outgoing(lane, some.topic, queue.queue_id, outgoing)
+            send_outgoing(link, some.topic, queue.queue_id, outgoing)
             return
         encoded = some.rows.for_headrace(some.topic, _now_ms(), self._born_host)
         staged = self._staged.get(queue.broker_name)
         if staged:
             staged.send(some.topic, queue.queue_id, encoded)
         else:
-            send_block(lane, some.topic, queue.queue_id, encoded)
+            send_block(link, some.topic, queue.queue_id, encoded)
 
     def _route(self, topic: str) -> TopicRoute:
         route = self._routes.get(topic)
         if route is None:
-            route = self._routes[topic] = _route(self._cluster, topic, PATIENCE_S)
+            route = self._routes[topic] = _route(self._cluster, topic, RETRY_S)
         return route
 
-    def _lane(self, broker_name: str, topic: str) -> Lane:
-        lane = self._lanes.get(broker_name)
-        if lane is None:
+    def _link(self, broker_name: str, topic: str) -> BrokerLink:
+        link = self._links.get(broker_name)
+        if link is None:
             address = self._route(topic).master(broker_name)
-            assert address, "queues to write are on brokers with a master"
-            lane = self._lanes[broker_name] = self._stack.enter_context(Lane(address))
-            is_ours = self._ours[broker_name] = lane.is_headrace()
+            assert address, "write queues are on brokers with a master"
+            link = self._links[broker_name] = self._stack.enter_context(BrokerLink(address))
+            is_ours = self._ours[broker_name] = link.is_headrace()
             if is_ours and self._exactly_once:
-                self._staged[broker_name] = StagedBlocks(lane, self._name)
+                self._staged[broker_name] = StagedBlocks(link, self._name)
             elif self._exactly_once:
-                _say_at_least_once(broker_name, address)
-        return lane
+                _warn_at_least_once(broker_name, address)
+        return link
 
 
 @cache
-def _say_at_least_once(broker_name: str, address: str) -> None:
-    # Workers are used again, so it is said about once, not once for each batch.
+def _warn_at_least_once(broker_name: str, address: str) -> None:
+    # Cached: Spark reuses worker processes, so the warning appears about once per process.
     _log.warning(
-        "broker %s at %s is Apache RocketMQ: rows are written to it at least once, so those of "
-        "attempts that fail or are repeated come again",
+        "broker %s at %s runs Apache RocketMQ: rows are written to it at least once, so failed or "
+        "repeated attempts leave duplicates",
         broker_name,
         address,
     )
@@ -280,29 +284,31 @@ def _now_ms() -> int:
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Makes all rows of a job readable at its end, or none."""
+    """Makes all rows of a job readable at its end, or none of them."""
 
     def __init__(self, options: WriteOptions, job_id: str) -> None:
         self._options = options
         self._job_id = job_id
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """In a task."""
+        """Runs in a task."""
         return write_rows(self._options, self._job_id, 0, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver, when all tasks are done."""
+        """Runs on the driver when all tasks are done."""
         if parts := _parts(messages):
             with Cluster(self._options.nameservers) as cluster:
                 committer = Committer(cluster, self._job_id)
                 committer.commit(0, parts)
                 try:
                     committer.forget()
-                except HeadraceError as error:  # a small file too many, and the rows are there
-                    _log.warning("%s is not forgotten: %s", self._job_id, error)
+                except HeadraceError as error:  # leaves a small file behind; the rows are written
+                    _log.warning(
+                        "cannot delete the state of %s at the brokers: %s", self._job_id, error
+                    )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver, when a task or the commit failed."""
+        """Runs on the driver when a task or the commit has failed."""
         _abort(self._options, messages, 0)
 
 
@@ -313,45 +319,45 @@ class _StreamCommits:
         self._options = options
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """On the driver, when all tasks of a batch are done; again for a batch that comes again."""
+        """Runs on the driver when all tasks are done, and again for a repeated micro-batch."""
         written = _written(messages)
         if self._options.exactly_once and written:
             with Cluster(self._options.nameservers) as cluster:
                 Committer(cluster, written[0].query_id).commit(batchId, _parts(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """On the driver, when a task or the commit failed; what was decided stays."""
+        """Runs on the driver when a task or the commit has failed; decided attempts stay."""
         _abort(self._options, messages, batchId)
 
     def _write(self, batches: Iterable[pa.RecordBatch]) -> Written:
         context = TaskContext.get()
-        assert context, "Spark calls it in a task"
+        assert context, "Spark calls write in a task"
         query_id = context.getLocalProperty("sql.streaming.queryId")
         batch_id = context.getLocalProperty("streaming.sql.batchId")
         if query_id is None or batch_id is None:
             raise HeadraceError(
-                "Spark does not tell which query and batch this is: write with writeStream"
+                "Spark did not set the query id and batch id: use writeStream to write"
             )
         return write_rows(self._options, query_id, int(batch_id), batches)
 
 
 class RowStreamWriter(_StreamCommits, DataSourceStreamWriter):
-    """For Spark 4.0, which gives rows."""
+    """A stream writer for Spark 4.0, which passes rows."""
 
     def __init__(self, options: WriteOptions, schema: pa.Schema) -> None:
         super().__init__(options)
         self._schema = schema
 
     def write(self, iterator: Iterator[Row]) -> Written:
-        """In a task."""
+        """Runs in a task."""
         return self._write(_batches_of(iterator, self._schema))
 
 
 class ArrowStreamWriter(_StreamCommits, _ARROW_BASE):  # type: ignore[misc]
-    """For Spark from 4.1 on."""
+    """A stream writer for Spark 4.1 and later, which passes Arrow batches."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """In a task."""
+        """Runs in a task."""
         return self._write(iterator)
 
 
@@ -371,7 +377,7 @@ def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _written(messages: Iterable[WriterCommitMessage | None]) -> list[Written]:
-    """What tasks told; those that failed told nothing."""
+    """The reports of tasks; failed tasks have none."""
     return [message for message in messages if isinstance(message, Written)]
 
 

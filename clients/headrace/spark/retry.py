@@ -1,4 +1,4 @@
-"""Tries again while somebody is away for a moment: a broker or a nameserver that restarts."""
+"""Retries for work that fails while a broker or a nameserver restarts."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _PAUSE_S = 0.25
 _log = logging.getLogger("headrace.spark")
 
 
-def patiently(work: Callable[[], Result], seconds: float) -> Result:
-    """What ``work`` returns; its errors that may pass are raised only after so many seconds."""
+def retry_transient(work: Callable[[], Result], seconds: float) -> Result:
+    """The result of ``work``, retried on transient errors for up to ``seconds``, then raised."""
     until = time.monotonic() + seconds
-    is_told = False
+    is_logged = False
     while True:
         try:
             return work()
         except HeadraceError as error:
             if not (error.retryable or error.refresh_route) or time.monotonic() >= until:
                 raise
-            if not is_told:
-                _log.warning("tried again for %g s: %s", seconds, error)
-                is_told = True
+            if not is_logged:
+                _log.warning("retrying for up to %g s: %s", seconds, error)
+                is_logged = True
         time.sleep(_PAUSE_S)

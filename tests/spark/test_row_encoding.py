@@ -13,13 +13,13 @@ from headrace.producer.block import BLOCK_BYTES
 from headrace.producer.selector import queue_index
 from headrace.spark.body.ddl import parse_ddl
 from headrace.spark.errors import SchemaError
-from headrace.spark.write.rows import Slicer, check_schema, message_rows
+from headrace.spark.write.row_encoding import RowBuffer, check_schema, message_rows
 from headrace_protocol.columns import RecordColumns
 from headrace_protocol.message import decode_properties
 from tests.support.stores import HOST
 
 if TYPE_CHECKING:
-    from headrace.spark.write.rows import Rows, Slice
+    from headrace.spark.write.row_encoding import QueueRows, Rows
 
 
 MAP = pa.map_(pa.string(), pa.string())
@@ -38,9 +38,9 @@ def decoded(rows: Rows, topic: str = "T") -> RecordColumns:
     return RecordColumns.from_records(bytes(block.data))
 
 
-def slices(given: Any, topic: str | None = "T", queues: int = 4) -> list[Slice]:
-    slicer = Slicer(topic, lambda _: queues)
-    return [*slicer.add(given), *slicer.rest()]
+def slices(given: Any, topic: str | None = "T", queues: int = 4) -> list[QueueRows]:
+    buffer = RowBuffer(topic, lambda _: queues)
+    return [*buffer.add(given), *buffer.rest()]
 
 
 def test_records_are_those_of_single_messages() -> None:
@@ -100,9 +100,9 @@ def test_keys_lead_to_queues_as_in_the_clients_and_keep_their_order() -> None:
 
 def test_requests_are_full_but_not_too_full() -> None:
     value = bytes(1000)
-    slicer = Slicer("T", lambda _: 4)
-    sent = [found for _ in range(5) for found in slicer.add(batch(value=[value] * 999))]
-    sent += slicer.rest()
+    buffer = RowBuffer("T", lambda _: 4)
+    sent = [found for _ in range(5) for found in buffer.add(batch(value=[value] * 999))]
+    sent += buffer.rest()
     assert sum(len(found.rows) for found in sent) == 4995
     assert max(found.rows.size_bytes for found in sent) <= BLOCK_BYTES
     large = slices(batch(value=[bytes(BLOCK_BYTES), b"a", bytes(3 * BLOCK_BYTES)]))
@@ -110,10 +110,10 @@ def test_requests_are_full_but_not_too_full() -> None:
 
 
 def test_rows_of_many_queues_do_not_wait_without_end() -> None:
-    slicer = Slicer("T", lambda _: 1000)
+    buffer = RowBuffer("T", lambda _: 1000)
     keys = [str(number) for number in range(100)]
     given = batch(key=keys, value=[bytes(100_000)] * 100)
-    sent = [found for _ in range(5) for found in slicer.add(given)]
+    sent = [found for _ in range(5) for found in buffer.add(given)]
     assert sum(len(found.rows) for found in sent) >= 300
 
 
@@ -124,24 +124,24 @@ def test_a_column_may_say_the_topic() -> None:
 
 
 def test_properties_that_only_some_batches_have() -> None:
-    slicer = Slicer("T", lambda _: 4)
-    assert not [*slicer.add(batch(value=[b"a"]))]
-    assert not [*slicer.add(batch(tags=["t"], value=[b"b"]))]
-    (found,) = slicer.rest()
+    buffer = RowBuffer("T", lambda _: 4)
+    assert not [*buffer.add(batch(value=[b"a"]))]
+    assert not [*buffer.add(batch(tags=["t"], value=[b"b"]))]
+    (found,) = buffer.rest()
     assert decoded(found.rows).properties() == [b"", b"TAGS\x01t\x02"]
 
 
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        ({"value": [None]}, "value that is null"),
-        ({"value": [b""]}, "value of 0 bytes"),
+        ({"value": [None]}, "null value"),
+        ({"value": [b""]}, "value for T has 0 bytes"),
         ({"value": [bytes(4 * 1024 * 1024 + 1)]}, "4194305 bytes"),
-        ({"value": [b"a"], "key": ["a\x01b"]}, "keys of a row for T holds the byte 1"),
+        ({"value": [b"a"], "key": ["a\x01b"]}, "keys of a row for T contains byte 1"),
         ({"value": [b"a"], "tags": ["\x02"]}, "tags of a row"),
-        ({"value": [b"a"], "key": ["k" * 33_000]}, "at most"),
+        ({"value": [b"a"], "key": ["k" * 33_000]}, "the maximum is"),
         ({"value": [b"a"], "properties": [[("", "b")]]}, "empty name"),
-        ({"value": [b"a"], "properties": [[("a", None)]]}, "is null"),
+        ({"value": [b"a"], "properties": [[("a", None)]]}, "null value"),
         ({"value": [b"a"], "properties": [[("a", "\x01")]]}, "property of a row"),
         ({"value": [b"a"], "properties": [[("DELAY", "3")]]}, "property DELAY"),
         ({"value": [b"a"], "topic": [None]}, "topic is null"),
@@ -157,14 +157,14 @@ def test_rows_that_no_broker_would_take(columns: dict[Any, Any], reason: str) ->
 @pytest.mark.parametrize(
     ("schema", "topic", "reason"),
     [
-        ("key STRING", "T", "no value"),
-        ("value STRING", None, "where to"),
+        ("key STRING", "T", "no column value"),
+        ("value STRING", None, "no topic"),
         ("topic STRING, value STRING", "T", "drop one"),
         ("value INT", "T", "value is int: expected binary or string"),
         ("value STRING, tags BINARY", "T", "tags is binary: expected string"),
         ("value STRING, properties MAP<STRING, INT>", "T", "map<string,string>; cast"),
         ("value STRING, tag STRING", "T", "did you mean tags"),
-        ("value STRING, deliver_at TIMESTAMP", "T", "does not serve delayed messages yet"),
+        ("value STRING, deliver_at TIMESTAMP", "T", "does not support delayed messages yet"),
     ],
 )
 def test_schemas_that_do_not_fit(schema: str, topic: str | None, reason: str) -> None:

@@ -1,6 +1,6 @@
-"""Rows to write, as Arrow has them: checked, put in order of queue, and encoded as records.
+"""Check Arrow rows to write, group them by queue, and encode them as records.
 
-Nothing here is done per row but in C. Source: docs/spark.md "Writing".
+All work per row is done in C. Source: docs/spark.md "Writing".
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _COLUMNS = {
     "deliver_at": (),
     "value": _TEXT,
 }
-# Rows that wait for others of their queue, so that requests are worth their cost.
+# Limit for buffered rows, which wait for others of their queue to fill a request.
 _WAITING_BYTES_MAX = 32 * 1024 * 1024
 _BINARY = pa.binary()
 _EMPTY = pa.scalar(b"", _BINARY)
@@ -52,32 +52,32 @@ _VALUE_END = pa.scalar(b"\x02", _BINARY)
 def check_schema(schema: StructType, topic: str | None) -> None:
     """Raise SchemaError unless rows of this schema can be written.
 
-    topic: of all rows; without it they need a column that says so.
+    topic: of all rows; if None, the rows need a column ``topic``.
     """
     for column in schema.fields:
         _check_column(column.name, column.dataType)
     if "value" not in schema.names:
         raise SchemaError(
-            f"the rows have the columns {', '.join(schema.names)}, but no value: what is to be the "
-            "body of the messages? Use select(..., ... AS value)"
+            f"the rows have the columns {', '.join(schema.names)}, but no column value for the "
+            "message body: use select(..., ... AS value)"
         )
     if topic is None and "topic" not in schema.names:
-        raise SchemaError("where to? Give option topic or a column named topic")
+        raise SchemaError("no topic: set option topic or add a column named topic")
     if topic is not None and "topic" in schema.names:
-        raise SchemaError("option topic and a column named topic: drop one of them")
+        raise SchemaError("both option topic and a column named topic are given: drop one of them")
 
 
 def _check_column(name: str, kind: DataType) -> None:
     if name == "deliver_at":
         raise SchemaError(
-            "column deliver_at: the broker does not serve delayed messages yet, so it would "
+            "column deliver_at: the broker does not support delayed messages yet and would "
             "deliver them at once; drop the column"
         )
     if name not in _COLUMNS:
         near = get_close_matches(name, _COLUMNS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         known = ", ".join(known for known in _COLUMNS if known != "deliver_at")
-        raise SchemaError(f"column {name}: unknown; there are {known}{hint}")
+        raise SchemaError(f"column {name}: unknown; valid columns are {known}{hint}")
     is_right = isinstance(kind, _COLUMNS[name])
     if isinstance(kind, MapType):
         is_right &= isinstance(kind.keyType, StringType) and isinstance(kind.valueType, StringType)
@@ -90,7 +90,7 @@ def _check_column(name: str, kind: DataType) -> None:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Rows of this schema, which was checked, as Arrow holds them."""
+    """The Arrow schema of rows with this schema, which must have passed ``check_schema``."""
     return pa.schema([(column.name, _arrow_type(column.dataType)) for column in schema.fields])
 
 
@@ -104,7 +104,7 @@ def _arrow_type(kind: DataType) -> pa.DataType:
 
 
 class Rows(NamedTuple):
-    """Bodies and properties, as binary arrays of one length; None if no row has properties."""
+    """Bodies and properties as binary arrays of equal length; None if no row has properties."""
 
     values: Any
     properties: Any | None
@@ -114,22 +114,22 @@ class Rows(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """About what their records will have."""
+        """Approximate size of the encoded records."""
         properties_bytes = 0 if self.properties is None else _data_bytes(self.properties)
         return _data_bytes(self.values) + properties_bytes + len(self) * RECORD_OVERHEAD_BYTES
 
     def take(self, indices: Array) -> Rows:
-        """Some of them."""
+        """The rows at ``indices``."""
         chosen = pa.array(indices)
         return Rows(*[None if column is None else column.take(chosen) for column in self])
 
     def slice(self, start: int, end: int) -> Rows:
-        """Those from ``start`` up to, and without, ``end``."""
+        """The rows from ``start`` up to, but not including, ``end``."""
         count = end - start
         return Rows(*[None if column is None else column.slice(start, count) for column in self])
 
     def parts(self) -> Iterator[Rows]:
-        """The same in pieces that make a request of about BLOCK_BYTES, or of one larger row."""
+        """The rows in parts for requests of about BLOCK_BYTES, or of one larger row."""
         if self.size_bytes <= BLOCK_BYTES:
             yield self
             return
@@ -145,7 +145,7 @@ class Rows(NamedTuple):
             start, done_bytes = end, int(ends[end - 1])
 
     def for_headrace(self, topic: str, born_timestamp_ms: int, born_host: bytes) -> EncodedBlock:
-        """Whole records. Raises ValueError when a part does not fit its field."""
+        """Encode whole records. Raises ValueError if a part does not fit its field."""
         offsets = _offsets(self.values)
         body_bytes = offsets[1] - offsets[0]
         born: dict[str, Any] = {"born_timestamp": born_timestamp_ms, "born_host": born_host}
@@ -156,7 +156,7 @@ class Rows(NamedTuple):
         return encode_arrow(topic, offsets, _data(self.values), self._all_properties(), **born)
 
     def for_any_broker(self, topic: str) -> Block:
-        """The same for the clients' encoder of ordinary sends."""
+        """A block for the clients' encoder of ordinary sends."""
         return Block(topic, _split(self.values), self._all_properties())
 
     def _all_properties(self) -> list[bytes] | bytes:
@@ -164,7 +164,7 @@ class Rows(NamedTuple):
 
 
 def _offsets(column: Any) -> Array:
-    """Where each value begins in the column's data, and where the last one ends."""
+    """Start of each value in the column's data, and the end of the last one."""
     everything = np.frombuffer(column.buffers()[1], np.int32)
     return everything[column.offset : column.offset + len(column) + 1].astype(np.int64)
 
@@ -186,10 +186,10 @@ def _split(column: Any) -> list[bytes]:
 # -- from columns to slices ------------------------------------------------------------------------
 
 
-class Slice(NamedTuple):
+class QueueRows(NamedTuple):
     """Rows for one queue.
 
-    number: of the queue among those of its topic; None if any will do.
+    number: index of the queue among those of its topic; None for any queue.
     """
 
     topic: str
@@ -197,10 +197,10 @@ class Slice(NamedTuple):
     rows: Rows
 
 
-class Slicer:
-    """Gathers rows by queue until a request is full of them.
+class RowBuffer:
+    """Buffers rows by queue until they fill a request.
 
-    queue_count: asked for how many queues a topic has now.
+    queue_count: returns the current number of queues of a topic.
     """
 
     def __init__(self, topic: str | None, queue_count: Callable[[str], int]) -> None:
@@ -209,8 +209,8 @@ class Slicer:
         self._waiting: dict[tuple[str, int | None], list[Rows]] = {}
         self._waiting_bytes: dict[tuple[str, int | None], int] = {}
 
-    def add(self, batch: pa.RecordBatch) -> Iterator[Slice]:
-        """Take rows in; what is full now comes out. Raises InvalidMessage."""
+    def add(self, batch: pa.RecordBatch) -> Iterator[QueueRows]:
+        """Add rows; yields those that fill a request. Raises InvalidMessage."""
         for topic, part in _by_topic(batch, self._topic):
             rows = message_rows(topic, part)
             for number, its_rows in self._by_queue(topic, part, rows):
@@ -218,8 +218,8 @@ class Slicer:
         if sum(self._waiting_bytes.values()) > _WAITING_BYTES_MAX:
             yield from self.rest()
 
-    def rest(self) -> Iterator[Slice]:
-        """All that still waits."""
+    def rest(self) -> Iterator[QueueRows]:
+        """Yield all buffered rows."""
         for place in list(self._waiting):
             yield from self._release(place)
 
@@ -240,17 +240,17 @@ class Slicer:
             number = int(numbers[start])
             yield None if number < 0 else number, rows.slice(start, end)
 
-    def _gather(self, place: tuple[str, int | None], rows: Rows) -> Iterator[Slice]:
+    def _gather(self, place: tuple[str, int | None], rows: Rows) -> Iterator[QueueRows]:
         self._waiting.setdefault(place, []).append(rows)
         waiting_bytes = self._waiting_bytes.get(place, 0) + rows.size_bytes
         self._waiting_bytes[place] = waiting_bytes
         if waiting_bytes >= BLOCK_BYTES:
             yield from self._release(place)
 
-    def _release(self, place: tuple[str, int | None]) -> Iterator[Slice]:
+    def _release(self, place: tuple[str, int | None]) -> Iterator[QueueRows]:
         del self._waiting_bytes[place]
         for part in _joined(self._waiting.pop(place)).parts():
-            yield Slice(*place, part)
+            yield QueueRows(*place, part)
 
 
 def _joined(some: list[Rows]) -> Rows:
@@ -283,7 +283,7 @@ def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, p
 
 
 def message_rows(topic: str, batch: pa.RecordBatch) -> Rows:
-    """Bodies and properties of rows that go to ``topic``. Raises InvalidMessage."""
+    """Bodies and properties of rows for ``topic``. Raises InvalidMessage."""
     return Rows(_values(topic, batch), _properties(topic, batch))
 
 
@@ -291,21 +291,21 @@ def _values(topic: str, batch: pa.RecordBatch) -> Any:
     values = batch.column("value")
     if values.null_count:
         raise InvalidMessage(
-            f"{values.null_count} rows for {topic} have a value that is null: drop them first"
+            f"{values.null_count} rows for {topic} have a null value: drop them first"
         )
     values = values.cast(_BINARY)
     sizes = np.diff(_offsets(values))
     if not sizes.all() or sizes.max() > BODY_BYTES_MAX:
         size = sizes.max() if sizes.all() else 0
         raise InvalidMessage(
-            f"a value of {size} bytes for {topic}: brokers take 1 to {BODY_BYTES_MAX} bytes; put "
-            "larger things elsewhere and send where they are"
+            f"a value for {topic} has {size} bytes: brokers accept 1 to {BODY_BYTES_MAX} bytes; "
+            "store larger data elsewhere and send its location"
         )
     return values
 
 
 def _column(batch: pa.RecordBatch, name: str) -> Any | None:
-    """A column as binary without nulls; None if it is missing or has nothing in it."""
+    """A column as binary without nulls; None if it is missing or entirely empty."""
     if name not in batch.schema.names:
         return None
     column = batch.column(name)
@@ -316,7 +316,7 @@ def _column(batch: pa.RecordBatch, name: str) -> Any | None:
 
 
 def _properties(topic: str, batch: pa.RecordBatch) -> Any | None:
-    """The properties of each row as records hold them; None if no row has any."""
+    """The properties of each row in the record format; None if no row has any."""
     texts = [
         text
         for text in (
@@ -332,14 +332,14 @@ def _properties(topic: str, batch: pa.RecordBatch) -> Any | None:
     longest = int(np.diff(_offsets(joined)).max())
     if longest > PROPERTIES_BYTES_MAX:
         raise InvalidMessage(
-            f"key, tags and properties of {longest} bytes for {topic}: at most "
-            f"{PROPERTIES_BYTES_MAX} fit; put large things into the value"
+            f"key, tags and properties of a row for {topic} have {longest} bytes; the maximum is "
+            f"{PROPERTIES_BYTES_MAX}: put large data into the value"
         )
     return joined
 
 
 def _named(topic: str, name: str, values: Any | None) -> Any | None:
-    """``name 01 value 02`` of each value, and nothing where a value is empty."""
+    """``name 01 value 02`` for each value; empty where the value is empty."""
     if values is None:
         return None
     _check_separators(topic, name.lower(), values)
@@ -350,7 +350,7 @@ def _named(topic: str, name: str, values: Any | None) -> Any | None:
 
 
 def _mapped(topic: str, batch: pa.RecordBatch) -> Any | None:
-    """The texts of the column ``properties``."""
+    """The column ``properties`` in the record format."""
     if "properties" not in batch.schema.names:
         return None
     column = batch.column("properties")
@@ -369,7 +369,8 @@ def _mapped(topic: str, batch: pa.RecordBatch) -> Any | None:
 def _check_map(topic: str, names: Any, values: Any) -> None:
     if values.null_count or not min(_shortest(names), _shortest(values)):
         raise InvalidMessage(
-            f"a property of a row for {topic} has an empty name or value, or is null: leave it out"
+            f"a property of a row for {topic} has an empty name, or an empty or null value: "
+            "leave it out"
         )
     _check_separators(topic, "property", names)
     _check_separators(topic, "property", values)
@@ -378,8 +379,8 @@ def _check_map(topic: str, names: Any, values: Any) -> None:
     if pc.any(is_reserved).as_py():
         name = names.filter(is_reserved)[0].as_py().decode()
         raise InvalidMessage(
-            f"property {name} of a row for {topic} belongs to the broker: use the columns key and "
-            "tags"
+            f"property {name} of a row for {topic} is reserved for the broker: use the columns key "
+            "and tags"
         )
 
 
@@ -391,6 +392,6 @@ def _check_separators(topic: str, what: str, values: Any) -> None:
     for separator in (b"\x01", b"\x02"):
         if pc.any(pc.match_substring(values, separator)).as_py():
             raise InvalidMessage(
-                f"a {what} of a row for {topic} holds the byte 1 or 2, which separate properties: "
+                f"a {what} of a row for {topic} contains byte 1 or 2, which separate properties: "
                 "encode it"
             )

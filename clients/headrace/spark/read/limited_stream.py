@@ -1,4 +1,4 @@
-"""The streaming reader for PySpark 4.2 and later: limits per trigger, AvailableNow, lag.
+"""The streaming reader for PySpark 4.2 and later: trigger limits, AvailableNow, lag.
 
 Source: ``pyspark.sql.streaming.datasource``.
 """
@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import (
 
 from headrace.errors import HeadraceError
 from headrace.spark.plan.ranges import Range
-from headrace.spark.read.progress import Batch
+from headrace.spark.read.progress import MicroBatch
 from headrace.spark.read.stream import StreamReader, next_offset
 
 if TYPE_CHECKING:
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from headrace.spark.read.stream import Available
 
 _log = logging.getLogger("headrace.spark")
-# For limits that Spark has no class for; ours are known here anyway.
+# Stands for limits without a Spark class; this reader applies its own limits anyway.
 _ANY_ROWS = 2**63 - 1
 
 
 class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
-    """Spark says where each batch begins, and how much it may take."""
+    """A reader that gets each micro-batch's start and limit from Spark."""
 
     _wants_target = False
     _target: Offsets | None = None
-    _batch: Batch | None = None
+    _micro_batch: MicroBatch | None = None
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """What Spark hands back when the trigger does not want all there is."""
+        """The limit that Spark passes back unless the trigger wants all available messages."""
         limits = self._options.limits
         if not limits:
             return ReadAllAvailable()
@@ -50,34 +50,34 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(limits.rows or _ANY_ROWS)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """The query ends where the queues end when its first batch is planned."""
-        # Not looked up yet: brokers that only the checkpoint knows may have to be waited for.
+        """End the query where the queues end when its first micro-batch is planned."""
+        # Looked up later: it may have to wait for brokers that only the checkpoint names.
         self._wants_target = True
 
     def latestOffset(  # type: ignore[override]  # noqa: N802 - Spark's name
         self, start: dict[str, Any], limit: ReadLimit
     ) -> dict[str, Any]:
-        """Where the batch that begins at ``start`` ends; ``start`` itself when there is nothing."""
+        """The end of the micro-batch that begins at ``start``; ``start`` itself if it is empty."""
         known = self.known(start)
-        # Spark asks for the next batch when all before it are done.
-        self.show_progress(known.offsets)
+        # Spark plans the next micro-batch only after all previous ones are done.
+        self.commit_progress(known.offsets)
         available = self.available()
         if self._wants_target and self._target is None:
             self._target = available.latest
         waiting = self._until_target(self.new_ranges(known, available))
         ranges = self._limited(waiting, limit, available)
-        self._batch = Batch(available.queues, available.latest, waiting, ranges)
+        self._micro_batch = MicroBatch(available.queues, available.latest, waiting, ranges)
         end = next_offset(known, ranges, available)
         return start if end is known else end.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        """What Spark's progress shows as the source's ``latestOffset``: see ``progress``."""
-        if self._batch is None:
+        """The source's ``latestOffset`` in Spark's progress: see ``progress``."""
+        if self._micro_batch is None:
             return None
         try:
-            return self._batch.progress(self._cluster, time.time_ns() // 1_000_000)
+            return self._micro_batch.progress(self._cluster, time.time_ns() // 1_000_000)
         except HeadraceError as error:
-            _log.warning("the progress is not shown: %s", error)
+            _log.warning("cannot report progress: %s", error)
             return None
 
     def _until_target(self, ranges: Ranges) -> Ranges:

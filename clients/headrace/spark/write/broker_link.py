@@ -1,4 +1,4 @@
-"""What a task sends to one broker, which may be away for a while.
+"""Requests to one broker, retried while it is unreachable.
 
 Source: docs/spark.md "Writing".
 """
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from headrace_protocol.frame import Buffer
 
 GROUP = "headrace-spark"
-# A broker that is started again is back by then.
-PATIENCE_S = 60.0
+# Long enough for a broker to restart.
+RETRY_S = 60.0
 PAUSE_S = 0.1
 AWAY = (ConnectFailed, ConnectionLost, RequestTimeout)
 _TIMEOUT_MS = 30_000
-# The broker is behind, and takes the same request later.
+# The broker is overloaded and accepts the same request later.
 _LATER = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL})
 
 
 class AttemptName(NamedTuple):
-    """Who writes: one attempt of a task, for a batch of a query."""
+    """The identity of one task attempt for a micro-batch of a query."""
 
     query_id: str
     batch_id: int
@@ -55,10 +55,10 @@ class _Request(NamedTuple):
     body: Buffer
 
 
-class Lane:
-    """Requests to one broker, one under way while the next is made; used by one thread.
+class BrokerLink:
+    """A connection to one broker, with one request in flight while the next is built.
 
-    What had no answer when a connection ended is sent again when the broker is back.
+    Reconnects after a failure and resends the unanswered request. Not thread-safe.
     """
 
     def __init__(self, address: str) -> None:
@@ -73,17 +73,17 @@ class Lane:
         self.close()
 
     def close(self) -> None:
-        """Drop the connection and what is under way."""
+        """Close the connection and drop the request in flight."""
         if self._connection:
             self._connection.close()
             self._connection = None
 
     def ask(self, code: int, header: msgspec.Struct | None = None, body: Buffer = b"") -> Response:
-        """The answer to one request, whatever it says.
+        """The response to one request, whatever its code.
 
-        Raises ConnectFailed, ConnectionLost or RequestTimeout when the broker stays away.
+        Raises ConnectFailed, ConnectionLost or RequestTimeout if the broker stays unreachable.
         """
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + RETRY_S
         while True:
             try:
                 response = self._open().request(code, header, body, timeout_ms=_TIMEOUT_MS)
@@ -96,7 +96,7 @@ class Lane:
             time.sleep(PAUSE_S)
 
     def send(self, code: int, header: msgspec.Struct, body: Buffer) -> None:
-        """Put a request under way once the one before is served. Raises as ``finish``."""
+        """Send a request as soon as the previous one is stored. Raises as ``finish``."""
         self.finish()
         self._unanswered = _Request(code, header, body)
         try:
@@ -107,7 +107,7 @@ class Lane:
             self.close()
 
     def finish(self) -> None:
-        """Wait until what is under way is stored. Raises BrokerError, or as ``ask``."""
+        """Wait until the request in flight is stored. Raises BrokerError, or as ``ask``."""
         if self._connection:
             try:
                 self._connection.drain(timeout_ms=_TIMEOUT_MS)
@@ -128,21 +128,21 @@ class Lane:
         return self._connection
 
     def is_headrace(self) -> bool:
-        """Whether the broker is one of ours. Raises as ``ask``."""
+        """Whether the broker runs headrace. Raises as ``ask``."""
         self.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
         return self._open().peer_is_headrace
 
 
 class StagedBlocks:
-    """Blocks of one attempt, kept aside by a broker of ours."""
+    """The blocks of one attempt, staged at a headrace broker."""
 
-    def __init__(self, lane: Lane, name: AttemptName) -> None:
+    def __init__(self, link: BrokerLink, name: AttemptName) -> None:
         self.block_count = 0
-        self._lane = lane
+        self._link = link
         self._name = name
 
     def send(self, topic: str, queue_id: int, block: EncodedBlock) -> None:
-        """Put a block under way. Raises as ``Lane.send``."""
+        """Send a block. Raises as ``BrokerLink.send``."""
         header = StageSendHeader(
             **self._name._asdict(),
             **_place(topic, queue_id),
@@ -151,31 +151,31 @@ class StagedBlocks:
             body_crc32=crc32(block.body),
             block_number=self.block_count,
         )
-        self._lane.send(RequestCode.STAGE_SEND, header, block.body)
+        self._link.send(RequestCode.STAGE_SEND, header, block.body)
         self.block_count += 1
 
     def seal(self) -> StagedAttempt:
-        """What is on the broker's disk, all of it. Raises as ``Lane.finish``."""
-        self._lane.finish()
+        """Have the broker seal the attempt on its disk. Raises as ``BrokerLink.finish``."""
+        self._link.finish()
         header = StageSealHeader(**self._name._asdict(), block_count=self.block_count)
-        answer = self._lane.ask(RequestCode.STAGE_SEAL, header).expect()
+        answer = self._link.ask(RequestCode.STAGE_SEAL, header).expect()
         sealed = answer.header(StageSealResponseHeader)
         return StagedAttempt(self._name.attempt, sealed.file_bytes, sealed.record_count)
 
 
-def send_block(lane: Lane, topic: str, queue_id: int, block: EncodedBlock) -> None:
-    """Put records of a queue under way to a broker of ours, at once readable."""
+def send_block(link: BrokerLink, topic: str, queue_id: int, block: EncodedBlock) -> None:
+    """Send records of a queue to a headrace broker, readable at once."""
     header = BulkSendHeader(
         **_place(topic, queue_id),
         producer_group=GROUP,
         count=block.record_count,
         body_crc32=crc32(block.body),
     )
-    lane.send(RequestCode.BULK_SEND, header, block.body)
+    link.send(RequestCode.BULK_SEND, header, block.body)
 
 
-def send_outgoing(lane: Lane, topic: str, queue_id: int, outgoing: Outgoing) -> None:
-    """The same to any broker."""
+def send_outgoing(link: BrokerLink, topic: str, queue_id: int, outgoing: Outgoing) -> None:
+    """Send records of a queue to any broker, readable at once."""
     header = SendMessageHeaderV2(
         **_place(topic, queue_id),
         producer_group=GROUP,
@@ -187,7 +187,7 @@ def send_outgoing(lane: Lane, topic: str, queue_id: int, outgoing: Outgoing) -> 
     )
     is_batch = outgoing.is_batch
     code = RequestCode.SEND_BATCH_MESSAGE if is_batch else RequestCode.SEND_MESSAGE_V2
-    lane.send(code, header, outgoing.body)
+    link.send(code, header, outgoing.body)
 
 
 def _place(topic: str, queue_id: int) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
 )
 
-from headrace.spark.read.admission import LimitedStreamReader
+from headrace.spark.read.limited_stream import LimitedStreamReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -239,7 +239,7 @@ def test_a_topic_that_was_made_anew_is_noticed(
     # Without ids, as with Apache's brokers, a queue that is shorter than it was tells it.
     start["topics"][topic]["broker-a"]["incarnation"] = None
     if sent_count < 5:
-        with pytest.raises(TopicRecreated, match="queue 0 ends at 1, and the checkpoint is at 5"):
+        with pytest.raises(TopicRecreated, match="queue 0 ends at 1, but the checkpoint is at 5"):
             reader(topic).latestOffset(start, EVERYTHING)
 
 
@@ -263,7 +263,7 @@ def test_a_topic_deleted_with_unread_messages_is_a_loss(
     assert caplog.messages == []
 
     admin.delete_topic("del-unread")
-    gone = "del-unread/broker-a/0 has no message at offset 2 any more: .*deleted with 7 unread"
+    gone = "del-unread/broker-a/0 no longer has a message at offset 2: .*deleted with 7 unread"
     with pytest.raises(DataLoss, match=f"{gone}.*failOnDataLoss=false"):
         strict.latestOffset(at, EVERYTHING)
     with pytest.raises(DataLoss, match=gone):
@@ -291,7 +291,7 @@ def test_queues_that_can_not_be_read_any_more_are_a_loss(
     at = reader("shrinks").initialOffset()
     at["topics"]["shrinks"]["broker-a"]["queues"]["1"] = 2
     admin.create_topic("shrinks", queues=1)
-    gone = "shrinks/broker-a/1 has no message at offset 2 .*: .*1 queue to read.* 3 unread"
+    gone = "shrinks/broker-a/1 no longer has a message at offset 2: .*1 read queue .* 3 unread"
     with pytest.raises(DataLoss, match=gone):
         reader("shrinks").latestOffset(at, EVERYTHING)
     assert reader("shrinks", failOnDataLoss="false").latestOffset(at, EVERYTHING) == at
@@ -340,7 +340,9 @@ def test_a_broker_that_lost_its_newest_messages_is_noticed(
     producer.send_many([b"x"] * 5, topic="cut", queue=q("cut", 0))
     start = reader("cut").initialOffset()
     start["topics"]["cut"]["broker-a"]["queues"]["0"] = 8  # as if there had been three more
-    with pytest.raises(DataLoss, match=r"cut/broker-a/0 has no message at offset 5.*newest"):
+    with pytest.raises(
+        DataLoss, match=r"cut/broker-a/0 no longer has a message at offset 5.*newest"
+    ):
         reader("cut").latestOffset(start, EVERYTHING)
     lenient = reader("cut", failOnDataLoss="false", maxRows="1")
     end = lenient.latestOffset(start, lenient.getDefaultReadLimit())
@@ -376,7 +378,7 @@ def test_messages_that_are_gone_are_a_loss(
     gone = {q(topic, n): offsets(end, topic)[("broker-a", n)] - (n == 2) for n in range(4)}
     # Only the oldest offsets are made up: it takes days until a broker deletes messages.
     monkeypatch.setattr(type(running._cluster), "min_offsets", lambda _self, _queues: gone)
-    with pytest.raises(DataLoss, match=rf"{topic}/broker-a/. has no message at offset 0 any more"):
+    with pytest.raises(DataLoss, match=rf"{topic}/broker-a/. no longer has a message at offset 0"):
         ranges(running, start, end)
     lenient = reader(topic, failOnDataLoss="false")
     assert ranges(lenient, start, end) == [("broker-a", 2, last - 1, last)]
@@ -391,14 +393,14 @@ def test_a_checkpoint_of_another_topic_is_named(
     for topic in ("one", "two"):
         producer.send_many([b"x"], topic=topic)
     start = reader("one").initialOffset()
-    wrong = "the checkpoint is of topic one, and the query reads two. Give the query another"
+    wrong = "the checkpoint belongs to topic one, but the query reads two. Give the query another"
     with pytest.raises(CheckpointMismatch, match=wrong):
         reader("two").latestOffset(start, EVERYTHING)
     with pytest.raises(CheckpointMismatch, match=wrong):
         reader("two").partitions(start, start)
     with pytest.raises(CheckpointMismatch, match="another source than headrace"):
         reader("two").latestOffset({"partition-0": 17}, EVERYTHING)
-    with pytest.raises(CheckpointMismatch, match="version 2, this headrace knows 1"):
+    with pytest.raises(CheckpointMismatch, match="version 2, but only version 1 is supported"):
         reader("two").latestOffset({"version": 2, "topics": {}}, EVERYTHING)
 
 
@@ -447,11 +449,11 @@ def test_a_broker_that_stays_away_is_named(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stream, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(stream, "RETRY_S", 0.1)
     with broker(mq, tmp_path, "broker-s"):
         admin.create_topic("stays", queues=1, broker="broker-s")
         start = reader("stays", starting="earliest").initialOffset()
-    with pytest.raises(BrokerMissing, match=r"topic stays is back within 0.1 s \(broker-s\)"):
+    with pytest.raises(BrokerMissing, match=r"topic stays came back within 0.1 s \(broker-s\)"):
         reader("stays").latestOffset(start, EVERYTHING)
     alone = reader("stays", nameserver="127.0.0.1:1")
     with pytest.raises(NameserverUnavailable, match=r"127\.0\.0\.1:1"):
