@@ -1,7 +1,8 @@
 """What a process decides by chance, decided by a seed: the same seed is the same run.
 
 Sets of objects are ordered by addresses, trio shuffles ready tasks, names and times come from the
-machine. Strings are hashed anew in each process, so ``make sim`` sets PYTHONHASHSEED.
+machine, and some work is cut into slices by the time it takes. Strings are hashed anew in each
+process: what we iterate is in an order of its own, and ``make sim`` sets PYTHONHASHSEED besides.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import itertools
 import os
 import random
 import secrets
+import sys
 import time
 import zlib
 from contextlib import contextmanager
@@ -21,14 +23,11 @@ import pytest
 from trio._core import _run
 
 from headrace_broker.store.queues.consume_queue import ConsumeQueue
-from headrace_broker.store.retention import cleaner
 from headrace_broker.store.store_queue import StoreQueue
-from headrace_daemon import slices
-from headrace_daemon.serving import socket_loop
 from headrace_daemon.serving.server_channel import ServerChannel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 START_MS = 1_700_000_000_000
 MEMORY = Path("/dev/shm")
@@ -43,8 +42,11 @@ def temporary_folder() -> Iterator[Path]:
 
 
 @contextmanager
-def decided_by(seed: int) -> Iterator[pytest.MonkeyPatch]:
-    """Everything random in the block follows from the seed; what the block patches ends with it."""
+def decided_by(seed: int, now_s: Callable[[], float]) -> Iterator[pytest.MonkeyPatch]:
+    """Everything random in the block follows from the seed; what the block patches ends with it.
+
+    now_s: the simulation's time, since any moment.
+    """
     random.seed(seed)
     _run._r.seed(seed)
     nanoseconds = itertools.count(START_MS * 1_000_000, 1000)
@@ -57,10 +59,18 @@ def decided_by(seed: int) -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(time, "time_ns", lambda: next(nanoseconds))
         patch.setattr(os, "getpid", lambda: 1)
         patch.setattr(secrets, "token_hex", lambda count: random.randbytes(count).hex())
-        # How much is done at once must not depend on how fast the machine is.
-        for module in (slices, cleaner, socket_loop):
-            patch.setattr(module, "perf_counter", lambda: 0.0)
+        # Work costs nothing: how much is done at once must not depend on how fast the machine is.
+        _replace_clock(patch, "perf_counter", lambda: 0.0)
+        _replace_clock(patch, "monotonic", now_s)
         yield patch
+
+
+def _replace_clock(patch: pytest.MonkeyPatch, name: str, ours: Callable[[], float]) -> None:
+    """Replace a clock of ``time`` in each module of ours that has imported it by its name."""
+    clock = getattr(time, name)
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith("headrace") and vars(module).get(name) is clock:
+            patch.setattr(module, name, ours)
 
 
 def _place_of_queue(queue: ConsumeQueue) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace_broker.store.queues import queue_blocks
+from headrace_protocol.message import CorruptRecord
 from tests.simulation import store_lives
 from tests.simulation.history import PromiseBroken
 from tests.support.followers import CopyingFollower
@@ -51,7 +52,10 @@ class FollowedLife(store_lives.Life):
 
     def check_copy(self, *, is_whole: bool) -> None:
         """Compare what was copied with what was appended."""
-        copied = self.follower.copied()
+        try:
+            copied = self.follower.copied()
+        except CorruptRecord as error:
+            raise PromiseBroken("what was copied is damaged") from error
         flushed_offset = self.store.commit_log.flushed_offset
         for name, records in self.appended.by_queue().items():
             wanted = [(record.queue_offset, record.body) for record in records]

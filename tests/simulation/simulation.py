@@ -18,7 +18,6 @@ import trio.testing
 
 from headrace import Admin
 from headrace_broker import config
-from headrace_broker.store.files import page_cache
 from headrace_broker.store.log import commit_log
 from tests.simulation.cluster import (
     DISK_RATES,
@@ -183,12 +182,11 @@ def run(seed: int) -> Outcome:
     """Simulate on a clock that jumps to the next thing that happens. Raises PromiseBroken."""
     rng = Random(seed)
     clock = trio.testing.MockClock(autojump_threshold=0)
-    with temporary_folder() as folder, decided_by(seed) as patch:
+    with temporary_folder() as folder, decided_by(seed, trio.current_time) as patch:
         faults: Counter[str] = Counter()
         patch.setattr(trio.to_thread, "run_sync", run_here(rng, faults))
         patch.setattr(commit_log, "HOT_BYTES", HOT_BYTES)
         patch.setattr(config, "_HOUR_MS", 1000)  # what is kept for hours is kept for seconds
-        patch.setattr(page_cache, "monotonic", trio.current_time)
         try:
             outcome = trio.run(simulate, rng, folder, clock=clock)
         except BaseExceptionGroup as group:

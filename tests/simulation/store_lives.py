@@ -460,10 +460,11 @@ def record_body(store: MessageStore, physical_offset: int) -> bytes | None:
 
 def run(seed: int, kind: type[Store] | None = None) -> Outcome:
     """All lives of a store. Raises PromiseBroken."""
-    with temporary_folder() as folder, decided_by(seed) as patch:
+    clock = StoreClock()
+    with temporary_folder() as folder, decided_by(seed, clock.current_time) as patch:
         patch.setattr(trio.to_thread, "run_sync", run_here)
         patch.setattr(cleaner, "_FREE_BYTES", FREE_BYTES)
-        return (kind or Store)(folder / "store", Random(seed)).run()
+        return (kind or Store)(folder / "store", Random(seed), clock).run()
 
 
 async def run_here(function: Callable[..., Any], *arguments: Any, **_: Any) -> Any:
@@ -476,9 +477,9 @@ class Store:
     life = Life
     name = "store alone"
 
-    def __init__(self, root: Path, rng: Random) -> None:
+    def __init__(self, root: Path, rng: Random, clock: StoreClock) -> None:
         self.rng = rng
-        self.clock = StoreClock()
+        self.clock = clock
         self.settings = random_settings(root, rng)
         self.appended = Appended(consumed=dict.fromkeys(random_queues(rng), 0))
         self.shown_from: dict[Name, int] = {}

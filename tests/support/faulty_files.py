@@ -102,12 +102,14 @@ class _File:
 
     durable: its bytes on the disk. sizes: the length there, then those it was given since.
     gone: pages that a failed sync dropped, as they were written; the kernel takes them for clean.
+    time_ns: when it was written last, by the simulation's clock.
     """
 
     descriptor: int
     durable: bytearray = field(default_factory=bytearray)
     sizes: list[int] = field(default_factory=lambda: [0])
     gone: dict[int, bytes] = field(default_factory=dict)
+    time_ns: int = 0
 
     def __del__(self) -> None:
         os.close(self.descriptor)
@@ -346,6 +348,7 @@ class FaultyFiles(Files):
         descriptor = super().open(path, flags)
         if is_new:
             self._look(path.parent)
+            self._set_time(descriptor, self._file(descriptor))
         elif flags & os.O_TRUNC:
             self._file(descriptor).resized()
         return descriptor
@@ -375,16 +378,21 @@ class FaultyFiles(Files):
         if self._happens("write"):
             part = memoryview(data)[: self.rng.randrange(len(data) + 1)]
             super().write(descriptor, part, position)
+            self._set_time(descriptor, self._file(descriptor))
             raise _error(errno.EIO)
         super().write(descriptor, data, position)
         self._file(descriptor).written_anew(position, position + len(data))
         self._changed(descriptor)
 
     def _changed(self, descriptor: int) -> None:
+        file = self._file(descriptor)
+        self._set_time(descriptor, file)
+        file.resized()
+
+    def _set_time(self, descriptor: int, file: _File) -> None:
         if self.clock is not None:
-            now_ns = self.clock.now_ms() * 1_000_000
-            os.utime(descriptor, ns=(now_ns, now_ns))
-        self._file(descriptor).resized()
+            file.time_ns = self.clock.now_ms() * 1_000_000
+            os.utime(descriptor, ns=(file.time_ns, file.time_ns))
 
     def fsync(self, descriptor: int) -> None:
         self.fdatasync(descriptor)
@@ -394,6 +402,9 @@ class FaultyFiles(Files):
             self.cut_power()
         self._operate()
         file = self._file(descriptor)
+        if os.fstat(descriptor).st_mtime_ns != file.time_ns:
+            # A mapped write, which the machine's clock has dated.
+            self._set_time(descriptor, file)
         if self._happens("sync"):
             file.resized()
             self.faults["page dropped by a failed sync"] += file.drop_dirty(self.rng)
@@ -488,7 +499,8 @@ class FaultyFiles(Files):
                 self._folders[inode] = _Folder(path)
                 self._look(path)
         elif inode not in self._files:
-            self._files[inode] = _File(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._files[inode] = _File(descriptor, time_ns=status.st_mtime_ns)
             self._files[inode].resized()
         return inode
 
@@ -499,7 +511,7 @@ class FaultyFiles(Files):
 
     def _find_all(self, path: Path) -> None:
         self._look(path)
-        for each in path.rglob("*"):
+        for each in sorted(path.rglob("*")):
             if each.is_dir():
                 self._look(each)
 

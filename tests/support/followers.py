@@ -45,6 +45,8 @@ class CopyingFollower:
         path = self.path(topic, queue_id)
         end = 0
         if path.exists():
+            # A process that was killed may have made it, and never synced its name.
+            self.files.doubt_names(self.folder)
             for at, offset, record in _entries(read_file(path)):
                 if offset >= queue_offset:
                     break

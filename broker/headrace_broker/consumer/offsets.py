@@ -46,7 +46,8 @@ class _Table:
 
     def __init__(self, loaded: dict[str, Offsets]) -> None:
         self.offsets: dict[Key, Offsets] = {_split(key): value for key, value in loaded.items()}
-        self.changed: set[Key] = set(self.offsets)
+        # As a dict, so that the file has the order of the changes.
+        self.changed: dict[Key, None] = dict.fromkeys(self.offsets)
         self._texts: dict[Key, bytes] = {}  # belongs to whoever saves
 
     def put(self, key: Key, queue_id: int, offset: int) -> None:
@@ -55,15 +56,15 @@ class _Table:
             offsets = self.offsets[key] = {}
         if offsets.get(queue_id) != offset:
             offsets[queue_id] = offset
-            self.changed.add(key)
+            self.changed[key] = None
 
     def delete(self, key: Key) -> None:
         if self.offsets.pop(key, None) is not None:
-            self.changed.add(key)
+            self.changed[key] = None
 
     def take_changes(self) -> dict[Key, Offsets | None]:
         """What changed since the last call, as copies; None for what is gone."""
-        changed, self.changed = self.changed, set()
+        changed, self.changed = self.changed, {}
         offsets = self.offsets
         return {key: dict(offsets[key]) if key in offsets else None for key in changed}
 

@@ -132,10 +132,10 @@ class Assignment:
         members = await self._members(route, failures)
         mine = set(allocate_averagely(route.read_queues, members, self._instance.client_id))
         held = {queue for queue in self.process_queues if queue.topic == subscription.topic}
-        await self._hand_over(held - mine)
+        await self._hand_over(sorted(held - mine))
         asked = {queue for queue in mine if queue.broker_name not in failures}
-        locked = await self._locks.lock(asked, failures) if self._ordered else asked
-        for queue in held & asked - locked:
+        locked = await self._locks.lock(sorted(asked), failures) if self._ordered else asked
+        for queue in sorted(held & asked - locked):
             if queue.broker_name not in failures:
                 # Another member has it already, so there is nothing to commit.
                 self.process_queues.pop(queue).drop()
