@@ -1,4 +1,4 @@
-"""Lets Spark find ``format("headrace")`` by itself: it looks into modules named ``pyspark_...``."""
+"""Registers ``format("headrace")`` with Spark, which imports every module named ``pyspark_...``."""
 
 from headrace.spark.source import HeadraceSource as DefaultSource
 

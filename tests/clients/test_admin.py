@@ -102,7 +102,7 @@ async def test_topics_that_are_not_there(admin: Admin) -> None:
 
 
 async def test_bad_topics_and_brokers_are_refused(admin: Admin) -> None:
-    with pytest.raises(HeadraceError, match="no topic name"):
+    with pytest.raises(HeadraceError, match="not a valid topic name"):
         await admin.create_topic("bad topic")
     with pytest.raises(ConfigurationError, match="broker named nobody"):
         await admin.create_topic("T", broker="nobody")

@@ -170,7 +170,7 @@ def test_an_interrupt_ends_send_that_waits_for_standard_input() -> None:
     ("arguments", "exit_code", "words"),
     [
         (("t", "-n", "127.0.0.1:1"), 3, "cannot connect to 127.0.0.1:1"),
-        (("a b", "-n", "127.0.0.1:1"), 2, "'a b' is no topic name"),
+        (("a b", "-n", "127.0.0.1:1"), 2, "'a b' is not a valid topic name"),
     ],
 )
 def test_an_error_ends_send_that_waits_for_standard_input(

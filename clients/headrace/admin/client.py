@@ -200,7 +200,7 @@ class Admin:
         masters = await self._masters(broker)
         await self._ask_all(masters, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
         await self._instance.wait_for_route(topic)
-        self._instance.doubt_route(topic)
+        self._instance.invalidate_route(topic)
 
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic and its messages everywhere. Raises RouteNotFound if there is none."""
@@ -211,7 +211,7 @@ class Admin:
         for nameserver in self._instance.nameservers:
             in_nameserver = TopicInNamesrvHeader(topic=topic)
             await self._ask(nameserver, RequestCode.DELETE_TOPIC_IN_NAMESRV, in_nameserver)
-        self._instance.doubt_route(topic)
+        self._instance.invalidate_route(topic)
 
     async def topics(self, *, system: bool = False) -> list[str]:
         """Names of all topics, sorted; the brokers' own ones too with ``system``."""

@@ -1,4 +1,4 @@
-"""What ``send_many`` takes, as blocks with the keys of their messages, a chunk at a time."""
+"""Conversion of the input of ``send_many`` to chunks: blocks with their messages' keys."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-# So much is looked at in one go: enough for a block for each of several queues.
+# Size of a chunk: enough for one block for each of several queues.
 CHUNK_COUNT = 32 * 1024
 CHUNK_BYTES = 8 * 1024 * 1024
 
 
 class ArrowTable(Protocol):
-    """A table of pyarrow, polars, DuckDB, ...: what speaks Arrow's PyCapsule interface."""
+    """A table of pyarrow, polars, DuckDB, ...: any object with Arrow's PyCapsule interface."""
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """See the Arrow specification."""
@@ -41,13 +41,13 @@ Texts = Iterable[str | None] | None
 
 
 class Chunk(NamedTuple):
-    """Messages of one topic. keys: of each message, UTF-8; None if there is none at all."""
+    """Messages of one topic. keys: key of each message in UTF-8; None if no message has one."""
 
     block: Block
     keys: Sequence[bytes] | None
 
     def first_and_rest(self) -> tuple[str, Block, Chunk | None]:
-        """The first message with its key, and the others if there are any."""
+        """The first message's key, its block, and a chunk of the others if there are any."""
         key = self.keys[0].decode() if self.keys else ""
         count = len(self.block)
         if count == 1:
@@ -56,7 +56,7 @@ class Chunk(NamedTuple):
         return key, self.block.rows([0]), rest
 
     def by_queue(self, queue_count: int) -> dict[int | None, Block]:
-        """A block for each queue number that keys lead to; for None, those without a key."""
+        """One block per queue number selected by keys; None maps to messages without a key."""
         if self.keys is None:
             return {None: self.block}
         rows: dict[int | None, list[int]] = {}
@@ -67,7 +67,7 @@ class Chunk(NamedTuple):
 
 
 def chunks(source: Any, topic: str | None, keys: Texts, tags: Texts) -> Iterator[Chunk]:
-    """The chunks of a ``Source``, whichever it is. Raises InvalidMessage."""
+    """The chunks of any ``Source``. Raises InvalidMessage."""
     if hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__"):
         from headrace.producer.arrow import chunks_of_table
 
@@ -88,7 +88,7 @@ def _refuse_texts(keys: Texts, tags: Texts, reason: str) -> None:
 
 
 def chunks_of_messages(messages: Iterable[Message]) -> Iterator[Chunk]:
-    """Chunks of Message objects, each with those of one topic."""
+    """Chunks of Message objects; each chunk has messages of one topic."""
     first_row = 0
     for some in _cut(messages, _body_bytes):
         topic, plain = _plain_bodies(some)
@@ -105,7 +105,7 @@ def chunks_of_messages(messages: Iterable[Message]) -> Iterator[Chunk]:
 
 
 def _plain_bodies(messages: list[Message]) -> tuple[str, list[bytes]]:
-    """The first one's topic, and the bodies of those that have nothing but it and a body."""
+    """The first message's topic, and the bodies of messages with only that topic and a body."""
     try:
         topic = messages[0].topic
         return topic, [
@@ -120,7 +120,7 @@ def _plain_bodies(messages: list[Message]) -> tuple[str, list[bytes]]:
 
 
 def _are_columns(messages: list[Message], topic: str) -> bool:
-    """Whether they have nothing but one topic, bodies, keys and tags."""
+    """Whether all messages have ``topic`` and, besides bodies, only keys and tags."""
     return not [
         True
         for message in messages
@@ -159,7 +159,7 @@ def _chunk_of_topic(messages: list[Message]) -> Chunk:
 
 
 def check_batch_topic(topic: str) -> None:
-    """Raise InvalidMessage unless several messages can go to ``topic`` at once."""
+    """Raise InvalidMessage unless ``topic`` accepts batches."""
     check_topic(topic)
     if not takes_batches(topic):
         raise InvalidMessage(f"{topic} takes no batches: send its messages singly")
@@ -208,7 +208,7 @@ def _next(name: str, texts: Iterator[str | None], count: int, first_row: int) ->
 
 
 def _encoded(name: str, texts: Sequence[str | None], first_row: int) -> list[bytes] | None:
-    """The texts in UTF-8, None if all are empty."""
+    """The texts in UTF-8; None if all are empty."""
     if not any(texts):
         return None
     try:
@@ -227,7 +227,7 @@ def chunk_of_columns(
     *,
     first_row: int,
 ) -> Chunk:
-    """The chunk of these columns. Raises InvalidMessage, naming a row by counting from the first.
+    """The chunk of these columns. Raises InvalidMessage; rows count from ``first_row``.
 
     keys, tags: UTF-8; empty where a message has none.
     """
@@ -289,7 +289,7 @@ def _property_column(topic: str, name: str, values: list[bytes], first_row: int)
 
 
 def _cut(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """What is in memory anyhow by number; what is made as it is asked for, by bytes too."""
+    """Split into lists: sequences, already in memory, by count; other iterables by bytes too."""
     if isinstance(items, Sequence):
         for start in range(0, len(items), CHUNK_COUNT):
             yield list(items[start : start + CHUNK_COUNT])
