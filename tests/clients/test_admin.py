@@ -73,7 +73,7 @@ async def test_a_broker_tells_its_settings_and_its_state(mq: Embedded, admin: Ad
 async def test_settings_can_be_changed_where_that_is_allowed(mq: Embedded, admin: Admin) -> None:
     with pytest.raises(BrokerError):
         await admin.update_broker_config(mq.broker, {"storePathRootDir": "/elsewhere"})
-    with pytest.raises(ConfigurationError, match="one line"):
+    with pytest.raises(ConfigurationError, match="single line"):
         await admin.update_broker_config(mq.broker, {"a": "b\nc=d"})
 
 

@@ -197,8 +197,8 @@ def test_a_reader_that_goes_away_ends_consume_quietly(group: str) -> None:
 @pytest.mark.parametrize(
     ("command", "exit_code", "said"),
     [
-        ("--version >&-", 2, "headrace: stdout is closed: this command needs it\n"),
-        ("send t <&-", 2, "headrace: stdin is closed: this command needs it\n"),
+        ("--version >&-", 2, "headrace: stdout is closed, but this command needs it\n"),
+        ("send t <&-", 2, "headrace: stdin is closed, but this command needs it\n"),
         ("topic list -n 127.0.0.1:1 2>&-", 3, ""),
         ("nameserver --check-config <&- >&- 2>&-", 0, ""),
     ],
