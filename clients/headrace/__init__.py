@@ -1,6 +1,6 @@
-"""Producer, consumers and admin for headrace and Apache RocketMQ.
+"""Producer, consumers and admin client for headrace and Apache RocketMQ.
 
-Names are loaded when they are first used, so that importing this package costs next to nothing.
+Names are imported on first use, so importing this package costs next to nothing.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-# Not lazy: the module of the same name would take the place of the function.
+# Not lazy: the submodule of the same name would shadow the function.
 from headrace.embedded import embedded as embedded
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _HOMES = {
 }
 _MODULES = ("blocking", "errors")
 
-__all__ = ["embedded", *_HOMES, *_MODULES]  # noqa: PLE0604 - names, as it should be
+__all__ = ["embedded", *_HOMES, *_MODULES]  # noqa: PLE0604 - all of them are strings
 
 
 def __getattr__(name: str) -> Any:

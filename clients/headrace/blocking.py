@@ -1,9 +1,10 @@
-"""The same clients for code without an event loop: plain ``with`` blocks and plain calls.
+"""Blocking clients: the async clients behind plain ``with`` blocks and plain calls.
 
-Each client runs its async twin on an event loop in a thread of its own; a call hands its work over
-and waits for the result. So a call costs some 50 µs more than in async code: send and read many
-messages per call (``send_many``, ``pipeline().send_all``, ``batches``, ``receive_many``) where
-speed matters. Methods, arguments and errors are the twin's; see there.
+Each client runs its async counterpart on an event loop in a thread of its own; a call passes the
+work to that thread and waits for the result. A call therefore costs some 50 µs more than in async
+code: where speed matters, send and read many messages per call (``send_many``,
+``pipeline().send_all``, ``batches``, ``receive_many``). Methods, arguments and errors are those of
+the async counterpart and documented there.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _MESSAGES_PER_CALL = 1000
 
 
 class _Blocking(Generic[Client]):
-    """A client's twin: every method of ``client`` as one that waits."""
+    """Wrapper of an async client; every method blocks until the result is there."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -43,7 +44,7 @@ class _Blocking(Generic[Client]):
 
     def __enter__(self) -> Self:
         if self._portal is not None:
-            raise ConfigurationError("this client is open already: one block at a time")
+            raise ConfigurationError("this client is already open; use it in one block at a time")
         portal = start_blocking_portal("trio")
         self._portal = self._stack.enter_context(portal)
         try:
@@ -82,7 +83,7 @@ class _Blocking(Generic[Client]):
         try:
             return future.result()
         except BaseException:
-            # Of a signal's handler: who waits no more would be waited for when the block is left.
+            # A signal handler raised: without this, leaving the block would wait for the call.
             future.cancel()
             raise
 
@@ -110,7 +111,7 @@ class Pipeline(_Blocking["AsyncPipeline"]):
         return super()._call(function, *args, **kwargs)
 
     def send_all(self, messages: Iterable[Message]) -> None:
-        """Put many messages under way, a thousand per call to the event loop."""
+        """Send many messages, a thousand per call to the event loop."""
         remaining = iter(messages)
         while chunk := list(islice(remaining, _MESSAGES_PER_CALL)):
             self._call(self._client.send_all, chunk)
@@ -135,8 +136,8 @@ class PullConsumer(_Blocking[AsyncPullConsumer]):
 
 
 class _Consumer(AsyncConsumer):
-    # Each call is a task of its own; they all act for the one thread in front of them.
-    _one_user = True
+    # Each call is a separate task, but all of them act for the one calling thread.
+    _single_user = True
 
 
 class Consumer(_Blocking[_Consumer]):

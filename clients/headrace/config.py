@@ -1,4 +1,4 @@
-"""Where the nameservers are: argument, then environment, then the user's config file."""
+"""Nameserver addresses: from an argument, the environment or the user's config file."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ NAMESERVER_DEFAULT = "127.0.0.1:9876"
 _KNOWN_KEYS = {"nameserver"}
 
 
-def check_limits(least: int = 1, **limits: float | None) -> None:
-    """Raise ConfigurationError naming the first that is below ``least``."""
+def check_limits(minimum: int = 1, **limits: float | None) -> None:
+    """Raise ConfigurationError naming the first limit below ``minimum``."""
     for name, limit in limits.items():
-        if limit is not None and limit < least:
-            raise ConfigurationError(f"{name}={limit}: it must be at least {least}")
+        if limit is not None and limit < minimum:
+            raise ConfigurationError(f"{name}={limit}: must be at least {minimum}")
 
 
 def config_file() -> Path:
-    """The user's config file, whether it exists or not."""
+    """Path of the user's config file, whether or not it exists."""
     return Path.home() / ".config" / "headrace.toml"
 
 
 def resolve_nameservers(argument: str | Sequence[str] | None = None) -> tuple[str, ...]:
-    """Addresses to try in turn.
+    """Nameserver addresses, in the order to try them.
 
-    argument: ``host:port``, several with ``;`` between them, or a sequence of them. Without it
-    HEADRACE_NAMESERVER counts, then ``nameserver`` in ~/.config/headrace.toml, then this machine.
+    argument: ``host:port``, several separated by ``;``, or a sequence of them. If None, the
+    environment variable HEADRACE_NAMESERVER applies, then ``nameserver`` in
+    ~/.config/headrace.toml, then port 9876 of this machine.
 
-    Raises ConfigurationError naming the place of a wrong address.
+    Raises ConfigurationError saying where an invalid address was set.
     """
     if argument is not None:
         return _addresses(argument, "the nameserver argument")
@@ -59,7 +60,7 @@ def _read(path: Path) -> dict[str, object]:
     unknown = settings.keys() - _KNOWN_KEYS
     if unknown:
         raise ConfigurationError(
-            f"{path}: unknown key {min(unknown)!r}; known: {', '.join(sorted(_KNOWN_KEYS))}"
+            f"{path}: unknown key {min(unknown)!r}; known keys: {', '.join(sorted(_KNOWN_KEYS))}"
         )
     return settings
 
@@ -67,10 +68,10 @@ def _read(path: Path) -> dict[str, object]:
 def _addresses(value: object, place: str) -> tuple[str, ...]:
     parts = value.split(";") if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
-        raise ConfigurationError(f"{place}: {value!r} is not text or a list of texts")
+        raise ConfigurationError(f"{place}: {value!r} is neither a string nor a list of strings")
     addresses = tuple(part.strip() for part in parts if part.strip())
     if not addresses:
-        raise ConfigurationError(f"{place} names no nameserver: write HOST:PORT[;HOST:PORT...]")
+        raise ConfigurationError(f"{place} names no nameserver; write HOST:PORT[;HOST:PORT...]")
     try:
         for address in addresses:
             split_address(address)

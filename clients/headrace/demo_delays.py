@@ -1,8 +1,9 @@
-"""The Spark half of the demo: delays by carrier and week, from one topic into another.
+"""The Spark part of the demo: computes delays by carrier and week, from one topic into another.
 
-A program of its own, ``python -m headrace.demo_delays NAMESERVER FOLDER``, so that the demo can
-kill it: each line on its standard input lets it process all that has come, each batch and each time
-it has caught up is a line of JSON on its standard output, and the end of its input ends it.
+A separate program, ``python -m headrace.demo_delays NAMESERVER DIRECTORY``, so that the demo can
+kill it. Each line on standard input makes it process all messages that have arrived. It writes a
+line of JSON to standard output for each micro-batch and whenever it has caught up. It exits at the
+end of its input.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ if TYPE_CHECKING:
 
 GROUP = "demo-delays"
 WINDOW = "7 days"
-# Queues are read side by side, each in the order of time: some hours apart, hardly days.
+# Queues are read in parallel, each in order of time: they diverge by hours, rarely by days.
 LATEST = "14 days"
 BATCH_ROWS = 60_000
-# Numbers are text in the flights, and NA is none.
+# In the flights, numbers are text and NA stands for null.
 _BODY = "carrier STRING, time_hour STRING, dep_delay STRING, arr_delay STRING"
 _SETTINGS = {
-    # It lives for a minute, so most of what the second compiler does would never pay.
+    # The program runs for a minute, too short for most C2 compilations to pay off.
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-    # The demo shares its cores with the broker, and 16 carriers are one partition's work.
+    # The demo shares its cores with the broker, and 16 carriers fit one partition.
     "spark.sql.shuffle.partitions": "1",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -47,7 +48,7 @@ _SETTINGS = {
 
 
 def delays(flights: DataFrame) -> DataFrame:
-    """Sums by carrier and week, once it is over, as messages."""
+    """Messages with the sums by carrier and week, each produced once its week is over."""
     departure, arrival = sql.col("dep_delay").try_cast("int"), sql.col("arr_delay").try_cast("int")
     sums = (
         flights.withColumn("time", sql.to_timestamp("time_hour"))
@@ -83,8 +84,8 @@ def _sum(minutes: Column) -> Column:
     return sql.coalesce(sql.sum(minutes), sql.lit(0))
 
 
-def start(spark: SparkSession, nameserver: str, folder: str) -> StreamingQuery:
-    """The query, from where its checkpoint in ``folder`` ends."""
+def start(spark: SparkSession, nameserver: str, directory: str) -> StreamingQuery:
+    """Start the query from its checkpoint in ``directory``."""
     flights = (
         spark.readStream.format("headrace")
         .option("nameserver", nameserver)
@@ -100,20 +101,20 @@ def start(spark: SparkSession, nameserver: str, folder: str) -> StreamingQuery:
         .writeStream.format("headrace")
         .option("nameserver", nameserver)
         .option("topic", DELAYS)
-        .option("checkpointLocation", folder)
+        .option("checkpointLocation", directory)
         .outputMode("append")
         .start()
     )
 
 
 class _Reporter(StreamingQueryListener):
-    """A line for each batch."""
+    """Writes a line for each micro-batch."""
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
         pass
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-        _say(Progress(event.progress.batchId, event.progress.numInputRows))
+        _write(Progress(event.progress.batchId, event.progress.numInputRows))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
         pass
@@ -122,21 +123,21 @@ class _Reporter(StreamingQueryListener):
         pass
 
 
-def _say(progress: Progress) -> None:
+def _write(progress: Progress) -> None:
     sys.stdout.write(msgspec.json.encode(progress).decode() + "\n")
     sys.stdout.flush()
 
 
 def main() -> None:
-    """Run the query as the lines of standard input ask."""
-    nameserver, folder = sys.argv[1:]
+    """Process all available messages for each line of standard input."""
+    nameserver, directory = sys.argv[1:]
     spark = session("headrace demo", master="local[2]", settings=_SETTINGS)
     spark.streams.addListener(_Reporter())
-    query = start(spark, nameserver, folder)
+    query = start(spark, nameserver, directory)
     for _ in sys.stdin:
         query.processAllAvailable()
         last = query.lastProgress
-        _say(Progress(last["batchId"] if last else -1))
+        _write(Progress(last["batchId"] if last else -1))
     query.stop()
     spark.stop()
 

@@ -1,7 +1,7 @@
-"""The demo's second part: the flights through a Spark stream that is killed half way.
+"""The demo's second part: the flights pass through a Spark stream that is killed halfway.
 
-The stream is a program of its own (``headrace.demo_delays``); here it is started, killed, started
-again, and what it wrote is read and compared with what the consumers received.
+The stream is a separate program (``headrace.demo_delays``). This module starts it, kills it,
+restarts it, and compares its output with the flights that the consumers received.
 """
 
 from __future__ import annotations
@@ -31,48 +31,48 @@ if TYPE_CHECKING:
 DELAYS = "flight-delays"
 _QUEUES = 4
 _STALL_S = 120.0
-# A week's sums are written when something later comes, so a flight of the next year ends the last
-# one. It is nobody's flight, and its own week is never over.
+# A week's sums are written once a later flight arrives, so a flight of the next year completes the
+# last week. That flight belongs to no carrier, and its own week is never completed.
 _NEXT_YEAR = {"carrier": "", "time_hour": "2014-03-01T00:00:00Z", "dep_delay": "", "arr_delay": ""}
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """A line of the stream's program. rows: of a batch; None when all that had come is read."""
+    """A line of the program's output. rows: in a micro-batch; None once the stream caught up."""
 
     batch_id: int
     rows: int | None = None
 
 
 class StreamFailed(HeadraceError):
-    """The stream's program ended, or nothing more came of it."""
+    """The stream's program ended or stopped producing output."""
 
     def __init__(self, what: str, log: Path) -> None:
-        said = log.read_text(errors="replace").strip()[-4000:]
-        super().__init__(f"the Spark stream {what}; it said last:\n{said}")
+        tail = log.read_text(errors="replace").strip()[-4000:]
+        super().__init__(f"the Spark stream {what}; end of its log:\n{tail}")
 
 
 class WeekDelays(CarrierDelays):
-    """A message of the results topic: the sums of one carrier's flights of a week."""
+    """A message of the results topic: sums over one carrier's flights in one week."""
 
     carrier: str = ""
     week: str = ""
 
 
 class StreamView(Protocol):
-    """Shows how far the stream is."""
+    """Progress display of the stream."""
 
     def rows(self, count: int, batch_count: int) -> None:
-        """So many flights are in committed batches."""
+        """Show the number of flights in committed micro-batches."""
 
     def note(self, text: str) -> None:
-        """Something was done to the stream."""
+        """Show an action taken on the stream."""
 
 
 class Streamed(NamedTuple):
-    """What came of it.
+    """The outcome of the stream.
 
-    rows_by_batch: flights that Spark has read, by batch id. killed_at: flights that were in
-    committed batches when the stream was killed. weeks: the results.
+    rows_by_batch: number of flights that Spark read, by micro-batch id. killed_at: number of
+    flights in committed micro-batches when the stream was killed. weeks: the results.
     """
 
     rows_by_batch: Mapping[int, int]
@@ -80,8 +80,8 @@ class Streamed(NamedTuple):
     weeks: list[WeekDelays]
 
     def checks(self, carriers: Mapping[str, CarrierDelays]) -> list[Check]:
-        """What the stream promised. carriers: the same sums, of what consumers received."""
-        read = sum(self.rows_by_batch.values()) - 1  # without the one of the next year
+        """The stream's guarantees. carriers: sums over the flights that consumers received."""
+        read = sum(self.rows_by_batch.values()) - 1  # without the flight of the next year
         repeated = len(self.weeks) - len({(week.carrier, week.week) for week in self.weeks})
         differ = _differing(_totals(self.weeks), carriers)
         return [
@@ -93,7 +93,7 @@ class Streamed(NamedTuple):
             Check(
                 "each flight read once by Spark",
                 read == FLIGHT_COUNT,
-                f"{read} in {len(self.rows_by_batch)} batches",
+                f"{read} in {len(self.rows_by_batch)} micro-batches",
             ),
             Check(
                 "each carrier's week written once",
@@ -120,7 +120,7 @@ def _differing(ours: Mapping[str, CarrierDelays], theirs: Mapping[str, CarrierDe
 
 
 async def stream_delays(mq: Embedded, view: StreamView) -> Streamed:
-    """Let Spark read all flights and write delays by carrier and week; kill it once on the way.
+    """Have Spark read all flights and write delays by carrier and week; kill it once midway.
 
     Raises StreamFailed.
     """
@@ -131,17 +131,17 @@ async def stream_delays(mq: Embedded, view: StreamView) -> Streamed:
         view.note("starting Spark")
         async with stream.running():
             killed_at = await stream.read_until(FLIGHT_COUNT // 2)
-        view.note(f"killed Spark after {killed_at} flights, starting it again")
+        view.note(f"killed Spark after {killed_at} flights, restarting it")
         async with stream.running():
             await stream.catch_up()
-            view.note("a flight of the next year ends the last weeks")
+            view.note("sending a flight of the next year to complete the last weeks")
             await _send_next_year(mq)
             await stream.catch_up()
     return Streamed(stream.rows_by_batch, killed_at, await _read_results(mq))
 
 
 class _Stream:
-    """The stream's program, started as often as need be with one checkpoint."""
+    """The stream's program; every start uses the same checkpoint."""
 
     def __init__(self, nameserver: str, folder: Path, view: StreamView) -> None:
         self.rows_by_batch: dict[int, int] = {}
@@ -154,7 +154,7 @@ class _Stream:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Start it; at the end of the block it is killed, and Java with it."""
+        """Start the program; at the end of the block, kill it and its Java process."""
         with self._log.open("wb") as log:
             process = await trio.lowlevel.open_process(
                 self._command,
@@ -173,36 +173,36 @@ class _Stream:
                 await process.wait()
 
     async def read_until(self, rows: int) -> int:
-        """Let it read all there is and return when so many are in committed batches."""
-        await self._ask()
+        """Make it read everything; return once ``rows`` are in committed micro-batches."""
+        await self._start_reading()
         while sum(self.rows_by_batch.values()) < rows:
-            await self._progress()
+            await self._next_progress()
         return sum(self.rows_by_batch.values())
 
     async def catch_up(self) -> None:
-        """Let it read all there is."""
-        await self._ask()
-        while (await self._progress()).rows is not None:
+        """Make it read everything, and wait until it has."""
+        await self._start_reading()
+        while (await self._next_progress()).rows is not None:
             pass
 
-    async def _ask(self) -> None:
+    async def _start_reading(self) -> None:
         assert self._process.stdin is not None
         await self._process.stdin.send_all(b"\n")
 
-    async def _progress(self) -> Progress:
-        progress = msgspec.json.decode(await self._line(), type=Progress)
+    async def _next_progress(self) -> Progress:
+        progress = msgspec.json.decode(await self._read_line(), type=Progress)
         if progress.rows is not None:
             self.rows_by_batch[progress.batch_id] = progress.rows
             self._view.rows(sum(self.rows_by_batch.values()), len(self.rows_by_batch))
         return progress
 
-    async def _line(self) -> bytes:
+    async def _read_line(self) -> bytes:
         assert self._process.stdout is not None
         while b"\n" not in self._received:
             with trio.move_on_after(_STALL_S) as limit:
                 data = await self._process.stdout.receive_some()
             if limit.cancelled_caught:
-                raise StreamFailed(f"said nothing for {_STALL_S:g} s", self._log)
+                raise StreamFailed(f"produced no output for {_STALL_S:g} s", self._log)
             if not data:
                 raise StreamFailed("ended", self._log)
             self._received += data
@@ -216,7 +216,7 @@ async def _send_next_year(mq: Embedded) -> None:
 
 
 async def _read_results(mq: Embedded) -> list[WeekDelays]:
-    """All that the results topic has."""
+    """All messages of the results topic."""
     async with mq.admin() as admin:
         stats = await admin.topic_stats(DELAYS)
     count = sum(offset.max_offset - offset.min_offset for offset in stats.values())

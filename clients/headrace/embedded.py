@@ -1,7 +1,7 @@
-"""A real broker and nameserver inside this process: for tests, demos and small programs.
+"""A real broker and nameserver inside this process, for tests, demos and small programs.
 
-Under trio they are tasks of the block. Under asyncio and in blocking code they run in a thread of
-their own, with a trio loop of their own.
+Under trio they run as tasks of the block. Under asyncio and in blocking code they run on a trio
+loop in a separate thread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 _BROKER_NAME = "broker-a"
-# Room for the largest message, little disk, made in no time.
+# Large enough for the largest message, small on disk and quick to create.
 _SMALL_FILES: dict[str, Any] = {
     "mapped_file_size_commit_log": 16 * 1024 * 1024,
     "mapped_file_size_consume_queue": 20 * 10_000,
@@ -35,10 +35,11 @@ _SMALL_FILES: dict[str, Any] = {
 
 
 class Embedded(NamedTuple):
-    """What runs.
+    """A running nameserver and broker.
 
-    nameserver, broker: their ``host:port``. data: the store's folder.
-    connect: how this process reaches them; clients need to be told only with ``memory=True``.
+    nameserver, broker: ``host:port`` of each. data: the store's directory.
+    connect: function that connects to them from this process; only with ``memory=True`` do
+        clients need it.
     """
 
     nameserver: str
@@ -47,13 +48,13 @@ class Embedded(NamedTuple):
     connect: Connect
 
     def producer(self, **options: Any) -> Producer:
-        """A Producer for this broker; options are the Producer's own."""
+        """A Producer for this broker; options are those of ``Producer``."""
         from headrace.producer.producer import Producer
 
         return Producer(nameserver=self.nameserver, connect=self.connect, **options)
 
     def consumer(self, group: str, topics: str | dict[str, str], **options: Any) -> Consumer:
-        """A Consumer of this broker that begins with the first message unless told otherwise."""
+        """A Consumer of this broker; unlike ``Consumer`` itself, it starts at the first message."""
         from headrace.consumer.push import Consumer
 
         options.setdefault("start", "first")
@@ -67,17 +68,17 @@ class Embedded(NamedTuple):
 
 
 class embedded:  # noqa: N801 - used like a function
-    """Run a broker and a nameserver for the length of a ``with`` or ``async with`` block.
+    """Run a broker and a nameserver for the duration of a ``with`` or ``async with`` block.
 
-    data: the store's folder, made if need be and kept; its files have RocketMQ's sizes, so that
-        ``headrace broker`` and Apache RocketMQ open it with their defaults. Without it a temporary
-        folder with small files, removed at the end.
-    memory: no sockets at all: only clients made by this object, or with its ``connect``, reach the
-        broker; under trio only.
+    data: the store's directory, created if missing and kept afterwards; its files have RocketMQ's
+        sizes, so ``headrace broker`` and Apache RocketMQ open it with their defaults. If None, a
+        temporary directory with small files, removed at the end.
+    memory: use no sockets at all: only clients made by the ``Embedded`` object, or with its
+        ``connect``, reach the broker. Requires trio.
 
-    Topics are made by the first send. Logs go to the standard library's ``logging`` as
+    The first send to a topic creates it. Logs go to the standard library's ``logging`` as
     ``headrace.*``, unless the program has configured structlog.
-    Raises StoreLocked when another broker has the folder open, ConfigurationError when ``data`` is
+    Raises StoreLocked if another broker has the directory open, ConfigurationError if ``data`` is
     a file.
     """
 
@@ -123,8 +124,8 @@ class embedded:  # noqa: N801 - used like a function
     def _new_thread(self) -> _Thread:
         if self._memory:
             raise ConfigurationError(
-                "memory=True needs trio: elsewhere the broker has its own thread, which is "
-                "reached by sockets; leave memory out"
+                "memory=True requires trio; without trio the broker runs in its own thread, "
+                "reachable only through sockets, so omit memory"
             )
         self._thread = _Thread(self._run_daemons)
         return self._thread
@@ -149,10 +150,10 @@ async def run_daemons(
 ) -> AsyncIterator[Embedded]:
     """Run both daemons as tasks of the block, under trio; see ``embedded``.
 
-    host: to listen on; everyone who reaches it has full access.
-    nameserver_port, broker_port: 0 takes any free one.
-    owns_loop: the process does nothing else; see ``RemotingServer``.
-    on_progress: see ``Broker``; without it the log tells.
+    host: address to listen on; anyone who can reach it has full access.
+    nameserver_port, broker_port: 0 selects any free port.
+    owns_loop: whether the process does nothing else; see ``RemotingServer``.
+    on_progress: see ``Broker``; if None, progress is logged.
     Raises OSError (address), StoreError (directory), ConfigurationError (``data`` is a file).
     """
     from tempfile import TemporaryDirectory
@@ -164,7 +165,7 @@ async def run_daemons(
 
     async with AsyncExitStack() as stack:
         folder = data or Path(stack.enter_context(TemporaryDirectory(prefix="headrace-")))
-        _make(folder)
+        _make_directory(folder)
         nameserver = NameServer(
             NameServerConfig(
                 bind_address=host, anonymous_access="allow", listen_port=nameserver_port
@@ -190,17 +191,17 @@ async def run_daemons(
         yield Embedded(nameserver.address, broker.address, folder, network.connect)
 
 
-def _make(folder: Path) -> None:
+def _make_directory(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise ConfigurationError(
-            f"no store can be in {folder}: it or what it lies in is a file; name another folder"
+            f"{folder} cannot hold a store: it or a parent of it is a file; name another one"
         ) from None
 
 
 async def _start(stack: AsyncExitStack, run: Callable[..., Coroutine[Any, Any, object]]) -> None:
-    """Start a daemon; the stack stops it. Raises what keeps it from starting."""
+    """Start a daemon, to be stopped by the stack. Raises the error that prevented the start."""
     from headrace.tasks import Background
 
     background = Background()
@@ -211,20 +212,20 @@ async def _start(stack: AsyncExitStack, run: Callable[..., Coroutine[Any, Any, o
         await tasks.start(run)
     except ExceptionGroup as group:
         reason = _only(group)
-    # Raised inside, it would have the group that held it as its context.
+    # Raised inside the except block, the error would have its group as context.
     if reason:
         raise reason
 
 
 def _only(error: Exception) -> Exception:
-    """What is inside groups of one; a group of several as it is."""
+    """Unwrap groups of a single exception; groups of several are returned unchanged."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
 
 
 def _log_to_logging() -> None:
-    """Leave the program's own settings alone, and its standard output."""
+    """Send logs to ``logging``, without touching the program's own settings or its stdout."""
     import structlog
 
     if not structlog.is_configured():
@@ -240,10 +241,10 @@ def _log_to_logging() -> None:
 
 
 class _Thread:
-    """The daemons on a trio loop of their own."""
+    """A thread that runs the daemons on its own trio loop."""
 
     def __init__(self, run_daemons: Callable[[], AbstractAsyncContextManager[Embedded]]) -> None:
-        # Not at the top of the file: whoever imports headrace would pay for them.
+        # Imported here to keep `import headrace` cheap.
         import threading
         from concurrent.futures import Future
 
@@ -254,12 +255,12 @@ class _Thread:
         self._error: BaseException | None = None
 
     def start(self) -> Embedded:
-        """Raises what kept the daemons from starting."""
+        """Start the daemons and wait for them. Raises the error that prevented the start."""
         self._thread.start()
         return self._started.result()
 
     def stop(self) -> None:
-        """Stop the daemons and wait for their end. Raises what ended them before, if anything."""
+        """Stop the daemons and wait for them. Raises the error, if any, that ended them earlier."""
         self._stop()
         self._thread.join()
         if self._error:
@@ -270,7 +271,7 @@ class _Thread:
 
         try:
             trio.run(self._serve)
-        except BaseException as error:  # noqa: BLE001 - raised in the thread that started this one
+        except BaseException as error:  # noqa: BLE001 - re-raised in the starting thread
             if self._started.done():
                 self._error = error
             else:

@@ -1,4 +1,4 @@
-"""What the clients raise. A retry loop needs only ``retryable`` and ``refresh_route``."""
+"""Errors raised by the clients. A retry loop needs only ``retryable`` and ``refresh_route``."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ class ConfigurationError(HeadraceError, ValueError):
 
 
 class InvalidMessage(HeadraceError, ValueError):
-    """A message that no broker would take."""
+    """A message that every broker would reject."""
 
 
 class ClientClosed(HeadraceError):
-    """The client is used outside its ``async with`` block."""
+    """A client was used outside its ``async with`` block."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"{what} is not open: use it inside `async with {what}(...)`")
+        super().__init__(f"{what} is not open; use it inside `async with {what}(...)`")
 
 
 class NameserverUnavailable(HeadraceError):
     """None of the nameservers answered.
 
-    failures: what went wrong, by address.
+    failures: the error of each nameserver, by address.
     """
 
     retryable = True
@@ -66,42 +66,43 @@ class NameserverUnavailable(HeadraceError):
 
 
 class RouteNotFound(HeadraceError):
-    """The nameserver knows no broker with this topic."""
+    """No broker that the nameserver knows has this topic."""
 
     refresh_route = True
 
     def __init__(self, topic: str, remark: str | None = None) -> None:
         super().__init__(
-            f"topic {topic} is on no broker that the nameserver knows"
+            f"no broker that the nameserver knows has topic {topic}"
             + (f" ({remark})" if remark else "")
-            + f": create it with `headrace topic create {topic}`"
+            + f"; create it with `headrace topic create {topic}`"
         )
         self.topic = topic
 
 
 class NoQueue(HeadraceError):
-    """The topic has a route, but no queue for what is wanted."""
+    """The topic has a route, but no queue that allows the operation."""
 
     retryable = True
     refresh_route = True
 
     def __init__(self, topic: str, wanted: str) -> None:
         super().__init__(
-            f"topic {topic} has no queue to {wanted} now: there is none, its perm, or its brokers' "
-            f"perm, forbids it, or no master is up (see `headrace topic describe {topic}`)"
+            f"topic {topic} has no queue to {wanted} now: it has none at all, its permission or "
+            f"its brokers' permission forbids it, or no master is up "
+            f"(see `headrace topic describe {topic}`)"
         )
         self.topic = topic
 
 
 class OffsetNotFound(HeadraceError):
-    """A queue has nothing at an offset that was to be read."""
+    """A queue has no message at the offset to read."""
 
     def __init__(
         self, queue: MessageQueue, queue_offset: int, min_offset: int, max_offset: int
     ) -> None:
         super().__init__(
-            f"{queue.topic}/{queue.broker_name}/{queue.queue_id} has nothing at offset "
-            f"{queue_offset}: it has {min_offset} to {max_offset}, without the last; older "
+            f"{queue.topic}/{queue.broker_name}/{queue.queue_id} has no message at offset "
+            f"{queue_offset}; its offsets run from {min_offset} to {max_offset}, exclusive; older "
             "messages are deleted with their log files"
         )
         self.queue = queue
@@ -111,14 +112,13 @@ class OffsetNotFound(HeadraceError):
 
 
 class PipelineError(HeadraceError):
-    """Messages of a pipeline that were not stored, retries included.
+    """Messages of a pipeline that were not stored, even after retries.
 
-    failures: (message, error) pairs, in the order of failing.
+    failures: (message, error) pairs, in the order of failure.
     """
 
     def __init__(self, failures: Sequence[tuple[Any, HeadraceError]]) -> None:
         super().__init__(
-            f"{len(failures)} messages of the pipeline were not sent; the first because: "
-            f"{failures[0][1]}"
+            f"{len(failures)} messages of the pipeline were not sent; first error: {failures[0][1]}"
         )
         self.failures = list(failures)

@@ -1,6 +1,6 @@
-"""What every client stands on: connections, routes, heartbeats, and answers to brokers.
+"""The base of every client: connections, routes, heartbeats, and replies to brokers' requests.
 
-One instance belongs to one Producer, consumer or Admin and lives as long as its block.
+An instance belongs to one Producer, consumer or Admin and lives as long as that client's block.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ RequestHandler = Callable[[AsyncConnection, RequestReceived], None]
 
 
 def local_ip() -> str:
-    """The address that other machines would see; no packet is sent to find it out."""
+    """This machine's address as other machines see it, found without sending a packet."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("10.255.255.255", 1))
@@ -68,10 +68,10 @@ def local_ip() -> str:
 class ClientInstance:
     """Connections to nameservers and brokers, shared by the parts of one client.
 
-    client_id: ``ip@pid#nanoseconds``; members of a group are told apart by it.
+    client_id: ``ip@pid#nanoseconds``; it distinguishes the members of a group.
     producer_group: announced to brokers when not None.
-    consumers: what the heartbeats say about consumer groups; filled by consumers.
-    handlers: what to do about requests that brokers make, by code; filled by consumers.
+    consumers: consumer groups to announce in heartbeats; filled by consumers.
+    handlers: handlers of brokers' requests, by code; filled by consumers.
     """
 
     def __init__(
@@ -97,16 +97,16 @@ class ClientInstance:
     # -- life --------------------------------------------------------------------------------------
 
     async def start(self) -> TaskGroup:
-        """Begin; returns the task group for the client's own tasks."""
+        """Start the background tasks; return the task group for the client's own tasks."""
         if self._tasks is not None:
-            raise ConfigurationError("this client is open already: one block at a time")
+            raise ConfigurationError("this client is already open; use it in one block at a time")
         self._tasks = await self._background.start()
         self._tasks.start_soon(self._heartbeat_regularly)
         self._tasks.start_soon(self._refresh_routes_regularly)
         return self._tasks
 
     async def stop(self) -> None:
-        """Say goodbye to the brokers, within a deadline, and end all tasks."""
+        """Unregister from the brokers, within a deadline, and end all tasks."""
         if self._tasks is None:
             return
         try:
@@ -117,7 +117,7 @@ class ClientInstance:
             await self._background.stop()
 
     def check_open(self, what: str) -> None:
-        """Raise ClientClosed unless started and not stopped."""
+        """Raise ClientClosed unless the instance is started and not stopped."""
         if self._tasks is None:
             raise ClientClosed(what)
 
@@ -132,17 +132,17 @@ class ClientInstance:
         *,
         timeout_ms: float = REQUEST_TIMEOUT_MS,
     ) -> Response:
-        """Ask the server at ``address``. Raises ConnectFailed, ConnectionLost, RequestTimeout."""
+        """Send a request to ``address``. Raises ConnectFailed, ConnectionLost, RequestTimeout."""
         connection = await self.connection(address)
         return await connection.request(code, header, body, timeout_ms=timeout_ms)
 
     def open_connection(self, address: str) -> AsyncConnection | None:
-        """The connection to ``address`` if there is one now."""
+        """The open connection to ``address``, or None."""
         connection = self._connections.get(address)
         return connection if connection and connection.is_open else None
 
     async def connection(self, address: str) -> AsyncConnection:
-        """The connection to ``address``, opened if need be. Raises ConnectFailed."""
+        """The connection to ``address``, opened if necessary. Raises ConnectFailed."""
         connection = self.open_connection(address)
         if connection:
             return connection
@@ -157,7 +157,7 @@ class ClientInstance:
         self._connections[address] = connection
         self._tasks.start_soon(connection.run)
         if address not in self.nameservers:
-            # A broker knows the members of a group by the connections that they spoke on.
+            # A broker tracks the members of a group by the connections that sent a heartbeat.
             self._heartbeat(connection)
         return connection
 
@@ -167,10 +167,10 @@ class ClientInstance:
             if handler:
                 handler(connection, request)
                 return
-            reason = f"this client does not answer request type {request.command.code}"
+            reason = f"this client does not handle request code {request.command.code}"
             code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         except (ValueError, RecursionError) as error:
-            reason = f"malformed request type {request.command.code}: {error}"
+            reason = f"malformed request with code {request.command.code}: {error}"
             code = ResponseCode.INVALID_PARAMETER
             _log.warning("%s sent a %s", connection.address, reason)
         if not request.command.is_oneway:
@@ -181,7 +181,7 @@ class ClientInstance:
     async def ask_nameserver(
         self, code: int, header: msgspec.Struct | None = None, body: Buffer = b""
     ) -> Response:
-        """Ask one nameserver after the other until one answers. Raises NameserverUnavailable."""
+        """Send a request to each nameserver until one answers. Raises NameserverUnavailable."""
         failures: dict[str, Exception] = {}
         for address in self.nameservers:
             try:
@@ -199,7 +199,7 @@ class ClientInstance:
             self.nameservers = (address, *others)
 
     async def route(self, topic: str) -> TopicRoute:
-        """The topic's route, from memory while nobody doubts it.
+        """The topic's route, from the cache while it is current.
 
         Raises RouteNotFound, NameserverUnavailable, MalformedAnswer.
         """
@@ -212,8 +212,8 @@ class ClientInstance:
                 return route
             return await self._refresh(topic)
 
-    def doubt_route(self, topic: str) -> None:
-        """Ask the nameserver before the topic's route is used again."""
+    def invalidate_route(self, topic: str) -> None:
+        """Make the next use of the topic's route ask the nameserver first."""
         route = self._routes.get(topic)
         if route:
             route.is_current = False
@@ -223,10 +223,10 @@ class ClientInstance:
         try:
             route = await self.fetch_route(topic)
         except (NameserverUnavailable, MalformedAnswer) as error:
-            # Brokers go on without their nameservers, and so can we.
+            # Brokers keep working without their nameservers, and so can clients.
             if known is None:
                 raise
-            _log.warning("topic %s keeps its route: %s", topic, error)
+            _log.warning("keeping the known route of topic %s: %s", topic, error)
             known.is_current = True
             return known
         if known and known.data == route.data:
@@ -238,7 +238,10 @@ class ClientInstance:
         return route
 
     async def fetch_route(self, topic: str) -> TopicRoute:
-        """The topic's route as a nameserver says now. Raises RouteNotFound, ..."""
+        """The topic's route, fresh from a nameserver.
+
+        Raises RouteNotFound, NameserverUnavailable, BrokerError, MalformedAnswer.
+        """
         header = GetRouteInfoHeader(topic=topic, accept_standard_json_only=True)
         response = await self.ask_nameserver(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
         if response.command.code == ResponseCode.TOPIC_NOT_EXIST:
@@ -246,9 +249,9 @@ class ClientInstance:
         return TopicRoute.of(topic, response, anyio.current_time())
 
     async def wait_for_route(self, topic: str) -> None:
-        """Wait a little until the nameservers know a topic that a broker has just made.
+        """Wait a short time until the nameservers know a topic that was just created.
 
-        Brokers tell them on their own time; who has made a topic wants to use it.
+        Brokers register topics asynchronously, and a new topic is usually needed at once.
         """
         pause_s = _NEW_ROUTE_PAUSE_S
         with anyio.move_on_after(_NEW_ROUTE_S):
@@ -262,10 +265,10 @@ class ClientInstance:
                     return
 
     async def broker_address(self, topic: str, broker_name: str, broker_id: int = 0) -> str:
-        """Address of a broker that serves ``topic``. Raises NoQueue when it is gone."""
+        """Address of a broker that serves ``topic``. Raises NoQueue if the broker is gone."""
         address = (await self.route(topic)).address(broker_name, broker_id)
         if address is None:
-            self.doubt_route(topic)
+            self.invalidate_route(topic)
             raise NoQueue(topic, f"use on broker {broker_name}")
         return address
 
@@ -278,12 +281,12 @@ class ClientInstance:
                 except RouteNotFound:
                     self._routes.pop(topic).is_current = False
                 except HeadraceError:
-                    break  # asked again by whoever needs it, or at the next turn
+                    break  # retried when a client needs a route, or in the next round
 
     # -- heartbeats --------------------------------------------------------------------------------
 
     async def heartbeat(self, addresses: Sequence[str]) -> None:
-        """Tell these brokers who we are and wait for their answers."""
+        """Send a heartbeat to each of these brokers and wait for the answers."""
         body = self._heartbeat_body()
         for address in addresses:
             response = await self.request(address, RequestCode.HEART_BEAT, None, body)
@@ -331,8 +334,8 @@ class ClientInstance:
                         RequestCode.UNREGISTER_CLIENT, header, timeout_ms=REQUEST_TIMEOUT_MS
                     )
                 except HeadraceError:
-                    break  # the broker finds out by itself when the connection ends
+                    break  # the broker notices by itself when the connection closes
 
 
 def _ignore(*_: object) -> None:
-    """A heartbeat's answer tells nothing: the next one is sent in any case."""
+    """Discard the answer to a heartbeat: the next heartbeat is sent in any case."""

@@ -1,4 +1,4 @@
-"""Messages as users write and read them."""
+"""Messages to send, received messages and batches, and the results of sending."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
 DELAY_LEVEL_MAX = 18
-# Room for a client's id is left.
+# The rest is left for the client's message id.
 PROPERTIES_BYTES_MAX = record.PROPERTIES_BYTES_MAX - len(f"{record.UNIQ_KEY}  ") - 32
-# Characters of key and tag that do, however many bytes each has.
+# Length in characters of a key and tag that fit, however many bytes each character takes.
 _SURELY_FIT = PROPERTIES_BYTES_MAX // 5
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 _RETRY_TOPIC = re.compile(r"%(RETRY|DLQ)%[%|a-zA-Z0-9_-]{1,248}")
@@ -38,11 +38,11 @@ RESERVED_PROPERTIES = frozenset(
 class Message(msgspec.Struct, gc=False):
     """A message to send.
 
-    body: 1 byte to 4 MiB. A str is no body: encode it.
-    key: messages with equal keys go to one queue, in order, and are found by it later. Several
-        keys with spaces between them are indexed one by one; the whole text chooses the queue.
-    tag: what consumers filter by.
-    properties: names and values of your own; not empty.
+    body: 1 byte to 4 MiB. A str is not accepted: encode it.
+    key: messages with equal keys go to one queue, in order, and can be looked up by key later.
+        Several keys separated by spaces are indexed one by one; the whole text selects the queue.
+    tag: label that consumers can filter by.
+    properties: names and values of your own; none may be empty.
     delay_level: 1 to 18 for 1s 5s 10s 30s 1m .. 10m 20m 30m 1h 2h; 0 delivers at once.
     """
 
@@ -54,18 +54,18 @@ class Message(msgspec.Struct, gc=False):
     delay_level: int = 0
 
     def check(self) -> None:
-        """Raise InvalidMessage naming what no broker would take."""
+        """Raise InvalidMessage for anything that every broker would reject."""
         body: object = self.body
         if not isinstance(body, bytes):
             kind = type(body).__name__
-            raise InvalidMessage(f"the body for {self.topic} is {kind}, not bytes: encode it")
+            raise InvalidMessage(f"the body for {self.topic} is {kind}, not bytes; encode it")
         if not 0 < len(self.body) <= BODY_BYTES_MAX:
             raise InvalidMessage(
-                f"a body of {len(self.body)} bytes for {self.topic}: brokers take 1 to "
-                f"{BODY_BYTES_MAX} bytes; put larger things elsewhere and send where they are"
+                f"a body of {len(self.body)} bytes for {self.topic}: brokers accept 1 to "
+                f"{BODY_BYTES_MAX} bytes; store larger data elsewhere and send a reference to it"
             )
         if not 0 <= self.delay_level <= DELAY_LEVEL_MAX:
-            raise InvalidMessage(f"delay_level {self.delay_level}: 0 to {DELAY_LEVEL_MAX} exist")
+            raise InvalidMessage(f"delay_level {self.delay_level}: must be 0 to {DELAY_LEVEL_MAX}")
         if self.key or self.tag or self.properties:
             text = self._key_and_tag()
             if self.properties or "\x01" in text or "\x02" in text or len(text) > _SURELY_FIT:
@@ -76,11 +76,11 @@ class Message(msgspec.Struct, gc=False):
             return self.key + self.tag
         except TypeError:
             raise InvalidMessage(
-                f"key {self.key!r} and tag {self.tag!r} for {self.topic}: both have to be str"
+                f"key {self.key!r} and tag {self.tag!r} for {self.topic}: both must be str"
             ) from None
 
     def properties_text(self) -> str:
-        """All properties as they go into the record, but for the ids of a client."""
+        """All properties as stored in the record, except the client's message id."""
         text = f"{record.KEYS}\x01{self.key}\x02" if self.key else ""
         if self.tag:
             text += f"{record.TAGS}\x01{self.tag}\x02"
@@ -98,38 +98,40 @@ class Message(msgspec.Struct, gc=False):
         count = bool(self.key) + bool(self.tag) + bool(self.delay_level) + len(self.properties)
         if text.count("\x01") != count or text.count("\x02") != count:
             raise InvalidMessage(
-                f"key, tag or a property of a message for {self.topic} holds the byte 1 or 2, "
-                "which separate properties: encode it"
+                f"the key, tag or a property of a message for {self.topic} contains byte 1 or 2, "
+                "which separate properties; encode it"
             )
         if len(text) * 4 > PROPERTIES_BYTES_MAX:
             property_bytes = len(text.encode())
             if property_bytes > PROPERTIES_BYTES_MAX:
                 raise InvalidMessage(
                     f"properties of {property_bytes} bytes for {self.topic}: at most "
-                    f"{PROPERTIES_BYTES_MAX} fit; put large things into the body"
+                    f"{PROPERTIES_BYTES_MAX} fit; put large values into the body"
                 )
 
     def _check_user_properties(self) -> None:
         reserved = RESERVED_PROPERTIES & self.properties.keys()
         if reserved:
             raise InvalidMessage(
-                f"property {min(reserved)} belongs to the broker; use key=, tag= or delay_level="
+                f"property {min(reserved)} is reserved; use key=, tag= or delay_level="
             )
         for name, value in self.properties.items():
             if not isinstance(value, str):
-                raise InvalidMessage(f"property {name!r} = {value!r}: it has to be a str")
+                raise InvalidMessage(f"property {name!r} = {value!r}: the value must be a str")
             if not (name and value):
-                raise InvalidMessage(f"property {name!r} = {value!r}: neither may be empty")
+                raise InvalidMessage(
+                    f"property {name!r} = {value!r}: neither name nor value may be empty"
+                )
 
 
 class SendResult(msgspec.Struct, frozen=True):
-    """Where a message, or those of one request, were stored: one after the other in a queue.
+    """Where the message or messages of one request were stored: consecutively in one queue.
 
-    queue_offset: of the (first) message.
-    message_ids: of each message, the client's id (UNIQ_KEY), or the broker's if it has none.
-    offset_message_ids: of each message, the broker's id, which leads straight to the record.
-    status: SUCCESS, or how durable it is not yet: FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT,
-        SLAVE_NOT_AVAILABLE.
+    queue_offset: offset of the first message.
+    message_ids: the client's id (UNIQ_KEY) of each message, or the broker's id if it has none.
+    offset_message_ids: the broker's id of each message, which encodes the record's position.
+    status: SUCCESS, or what durability is still missing: FLUSH_DISK_TIMEOUT,
+        FLUSH_SLAVE_TIMEOUT, SLAVE_NOT_AVAILABLE.
     """
 
     queue: MessageQueue
@@ -140,39 +142,39 @@ class SendResult(msgspec.Struct, frozen=True):
 
     @property
     def message_count(self) -> int:
-        """How many messages were stored."""
+        """Number of messages stored."""
         return len(self.message_ids)
 
     @property
     def message_id(self) -> str:
-        """The message's id; those of several are joined by commas."""
+        """The message's id; several ids are joined by commas."""
         return ",".join(self.message_ids)
 
     @property
     def offset_message_id(self) -> str:
-        """The broker's id of the message; those of several are joined by commas."""
+        """The broker's id of the message; several ids are joined by commas."""
         return ",".join(self.offset_message_ids)
 
     def of_each(self) -> Iterator[SendResult]:
-        """A result for each of the messages."""
+        """One result per message."""
         ids, offset_ids = self.message_ids, self.offset_message_ids
         for index in range(len(ids)):
-            its_offset_ids = offset_ids[index : index + 1]
-            its_ids = its_offset_ids if ids is offset_ids else ids[index : index + 1]
+            own_offset_ids = offset_ids[index : index + 1]
+            own_ids = own_offset_ids if ids is offset_ids else ids[index : index + 1]
             yield SendResult(
-                self.queue, self.queue_offset + index, its_ids, its_offset_ids, self.status
+                self.queue, self.queue_offset + index, own_ids, own_offset_ids, self.status
             )
 
 
 class OffsetMessageIds(Sequence[str]):
-    """The broker's ids of records that lie one after the other in its log; made when asked for."""
+    """The broker's ids of consecutive records in its log, computed on access."""
 
     __slots__ = ("_offsets", "_store_host")
 
     def __init__(self, first: str, sizes: Any) -> None:
-        """first: id of the first record. sizes: array of all their sizes in bytes.
+        """first: id of the first record. sizes: array of the records' sizes in bytes.
 
-        Raises ValueError if ``first`` is no such id.
+        Raises ValueError if ``first`` is not such an id.
         """
         self._store_host, offset = record.decode_offset_message_id(first)
         self._offsets = sizes.cumsum(dtype="i8") - sizes + offset
@@ -196,11 +198,11 @@ class OffsetMessageIds(Sequence[str]):
 
 
 class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
-    """A message out of a queue.
+    """A message read from a queue.
 
-    Its body is here; the rest is decoded when it is asked for, out of the batch that brought it:
-    keeping a message keeps that batch's bytes. Any property but ``queue`` and ``queue_offset``
-    raises CorruptRecord for damaged bytes.
+    Only the body is extracted; the other properties are decoded on access from the batch that
+    contained the message, so keeping a message keeps the bytes of its batch. All properties except
+    ``queue`` and ``queue_offset`` raise CorruptRecord if the bytes are damaged.
     """
 
     queue: MessageQueue
@@ -212,7 +214,7 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
 
     @classmethod
     def from_stored(cls, stored: StoredMessage, broker_name: str) -> Self:
-        """The message in a record that is decoded already."""
+        """The message of a record that is already decoded."""
         queue = MessageQueue(topic=stored.topic, broker_name=broker_name, queue_id=stored.queue_id)
         return cls(queue, stored.queue_offset, None, None, 0, stored)
 
@@ -233,7 +235,7 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
 
     @property
     def body(self) -> bytes:
-        """The body as it was sent. Raises CodecMissing, BodyTooLarge."""
+        """The body, decompressed. Raises CodecMissing, BodyTooLarge."""
         body = self._body
         if body is None:
             stored, batch = self.stored, self._batch
@@ -244,52 +246,52 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
 
     @property
     def topic(self) -> str:
-        """The topic it was sent to, also when it comes again by way of a retry topic."""
+        """The topic the message was sent to, even if it is redelivered through a retry topic."""
         return self.properties.get(record.RETRY_TOPIC) or self.queue.topic
 
     @property
     def properties(self) -> dict[str, str]:
-        """All properties, the broker's own too."""
+        """All properties, including the broker's own."""
         return self.stored.properties
 
     @property
     def key(self) -> str:
-        """The key it was sent with."""
+        """The key the message was sent with."""
         return self.properties.get(record.KEYS, "")
 
     @property
     def tag(self) -> str:
-        """The tag it was sent with."""
+        """The tag the message was sent with."""
         return self.properties.get(record.TAGS, "")
 
     @property
     def message_id(self) -> str:
-        """The producer's id."""
+        """The message id given by the producer."""
         return self.stored.message_id
 
     @property
     def offset_message_id(self) -> str:
-        """The broker's id, which leads straight to the record."""
+        """The message id given by the broker, which encodes the record's position."""
         return self.stored.offset_message_id
 
     @property
     def born_timestamp_ms(self) -> int:
-        """When the producer made it, milliseconds since 1970."""
+        """Time at which the producer created the message, in milliseconds since 1970."""
         return self.stored.born_timestamp
 
     @property
     def store_timestamp_ms(self) -> int:
-        """When the broker stored it, milliseconds since 1970."""
+        """Time at which the broker stored the message, in milliseconds since 1970."""
         return self.stored.store_timestamp
 
     @property
     def reconsume_times(self) -> int:
-        """How often it was sent back before."""
+        """Number of times the message was sent back before."""
         return self.stored.reconsume_times
 
 
 class BodyLimits(NamedTuple):
-    """Largest decompressed size of a body, and of all bodies of a batch together."""
+    """Maximum decompressed size of one body, and of all bodies of a batch together."""
 
     body_bytes_max: int = record.BODY_BYTES_MAX
     batch_bytes_max: int = record.BATCH_BYTES_MAX
@@ -299,13 +301,13 @@ BODY_LIMITS = BodyLimits()
 
 
 class MessageBatch(Sequence[ReceivedMessage]):
-    """Messages that came from one queue together, in order.
+    """Messages fetched together from one queue, in order.
 
-    queue_offset: where it begins. next_offset: where the next one begins; with a tag filter there
-    may be gaps. columns: all fields as numpy arrays, see ``headrace_protocol.columns``.
-    limits: larger bodies are not decompressed.
+    queue_offset: offset at which the batch begins. next_offset: offset at which the next batch
+    begins; with a tag filter there may be gaps. columns: all fields as numpy arrays, see
+    ``headrace_protocol.columns``. limits: larger bodies are not decompressed.
 
-    A message is made of a record when it is iterated over or asked for by its index, and not kept.
+    Iteration and indexing build message objects from the records; the batch does not keep them.
     """
 
     __slots__ = ("columns", "limits", "next_offset", "queue", "queue_offset")
@@ -333,11 +335,11 @@ class MessageBatch(Sequence[ReceivedMessage]):
 
     @property
     def buffer_bytes(self) -> int:
-        """The memory that it keeps."""
+        """Number of bytes of memory that the batch holds."""
         return len(self.columns.data)
 
     def values(self) -> list[bytes]:
-        """All bodies as they were sent.
+        """All bodies, decompressed.
 
         Raises CorruptRecord, CodecMissing, BodyTooLarge; BatchTooLarge if together they exceed
         ``limits``.
@@ -351,9 +353,9 @@ class MessageBatch(Sequence[ReceivedMessage]):
         return bodies
 
     def to_arrow(self) -> RecordBatch:
-        """As an Arrow table: value (the body), key, tag, queue_offset, two timestamps.
+        """The batch as an Arrow table: value (the body), key, tag, queue_offset, two timestamps.
 
-        Raises ConfigurationError without pyarrow, and what ``values`` raises.
+        Raises ConfigurationError if pyarrow is not installed, and the errors of ``values``.
         """
         try:
             import pyarrow as pa
@@ -374,7 +376,7 @@ class MessageBatch(Sequence[ReceivedMessage]):
         )
 
     def part(self, start: int, end: int) -> MessageBatch:
-        """Messages ``start`` to ``end``, by index; itself when these are all."""
+        """The messages from index ``start`` up to ``end``; the batch itself if that is all."""
         if start <= 0 and end >= len(self):
             return self
         return MessageBatch(
@@ -386,11 +388,11 @@ class MessageBatch(Sequence[ReceivedMessage]):
         )
 
     def before(self, offset: int) -> MessageBatch:
-        """The messages before a queue offset; itself when these are all."""
+        """The messages before a queue offset; the batch itself if that is all."""
         return self.part(0, int(self.columns.queue_offset.searchsorted(offset)))
 
     def offset_at(self, index: int) -> int:
-        """The queue offset to go on from when ``index`` messages are dealt with."""
+        """The queue offset to resume from after the first ``index`` messages."""
         if index <= 0:
             return self.queue_offset
         return int(self.columns.queue_offset[index]) if index < len(self) else self.next_offset
@@ -417,7 +419,7 @@ class MessageBatch(Sequence[ReceivedMessage]):
         return ReceivedMessage(self.queue, queue_offset, None, self, index)
 
     def _bodies(self) -> tuple[list[bytes], list[int]]:
-        """The bodies as stored, and the indexes of those that are compressed or damaged."""
+        """The stored bodies, and the indexes of those that are compressed or damaged."""
         from headrace_protocol.columns import checksums
 
         columns = self.columns
@@ -427,29 +429,29 @@ class MessageBatch(Sequence[ReceivedMessage]):
 
 
 def _values_of(properties: list[bytes], name: str) -> list[str]:
-    """One property of each message; empty where there is none."""
+    """One property of each message; empty where a message lacks it."""
     key = name.encode()
     return [record.property_value(raw, key).decode(errors="replace") for raw in properties]
 
 
 def check_topic(topic: str) -> None:
-    """Raise InvalidMessage unless ``topic`` can be a topic's name."""
+    """Raise InvalidMessage unless ``topic`` is a valid topic name."""
     if not isinstance(topic, str):
-        raise InvalidMessage(f"{topic!r} is no topic name: it has to be a str")
+        raise InvalidMessage(f"{topic!r} is not a valid topic name: it must be a str")
     if not _TOPIC.fullmatch(topic) and not _RETRY_TOPIC.fullmatch(topic):
         raise InvalidMessage(
-            f"{topic!r} is no topic name: 1 to 127 letters, digits, and any of % | _ -"
+            f"{topic!r} is not a valid topic name: use 1 to 127 letters, digits, and any of % | _ -"
         )
 
 
 def takes_batches(topic: str) -> bool:
-    """Whether brokers take several messages at once for ``topic``: not for those of groups."""
+    """Whether brokers accept batches for ``topic``: not for retry and dead-letter topics."""
     return not topic.startswith(GROUP_PREFIXES)
 
 
 def check_group(group: str) -> None:
-    """Raise ConfigurationError unless ``group`` can be a group's name."""
+    """Raise ConfigurationError unless ``group`` is a valid group name."""
     if not _GROUP.fullmatch(group):
         raise ConfigurationError(
-            f"{group!r} is no group name: 1 to 120 letters, digits, and any of % | _ -"
+            f"{group!r} is not a valid group name: use 1 to 120 letters, digits, and any of % | _ -"
         )

@@ -1,4 +1,4 @@
-"""Pauses between fruitless attempts, so that no peer keeps a client busy with empty answers."""
+"""Back-off between attempts, so that a peer's empty answers cannot keep a client busy."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ LONGEST_PAUSE_S = 1.0
 
 
 class Pacer:
-    """Spaces out the attempts of one loop: the pause doubles with each that makes no progress.
+    """Back-off for one loop: the pause doubles with each attempt that makes no progress.
 
-    A pause counts from the start of its attempt, so a pull that its broker held costs none.
+    The pause is measured from the start of the attempt, so a pull that its broker held adds none.
     """
 
     def __init__(self) -> None:
@@ -19,11 +19,11 @@ class Pacer:
         self._began = 0.0
 
     def begin(self) -> None:
-        """An attempt begins."""
+        """Mark the start of an attempt."""
         self._began = anyio.current_time()
 
     def delay_s(self, *, progress: bool) -> float:
-        """How long to wait after the attempt; 0 after progress, or if it took long by itself."""
+        """Seconds to wait after the attempt: 0 if it made progress or took long by itself."""
         elapsed_s = anyio.current_time() - self._began
         if progress or elapsed_s >= LONGEST_PAUSE_S:
             self._pause_s = 0.0

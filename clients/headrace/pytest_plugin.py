@@ -1,4 +1,4 @@
-"""A broker for tests: the fixture ``headrace_mq``."""
+"""pytest fixture ``headrace_mq``: a broker for tests."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def headrace_mq() -> Iterator[Embedded]:
-    """A nameserver and a broker of this test's own, in a thread, on free loopback ports.
+    """A private nameserver and broker for one test, in a thread, on free loopback ports.
 
-    ``headrace_mq.nameserver`` is what clients are told, whether the test is blocking code or runs
-    under trio or asyncio. Messages are gone at the end.
+    Pass ``headrace_mq.nameserver`` to clients, in blocking code as well as under trio or asyncio.
+    Messages are deleted when the test ends.
     """
     from headrace.embedded import embedded
 

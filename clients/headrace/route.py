@@ -1,4 +1,4 @@
-"""A topic's route: which queues it has and who serves them."""
+"""A topic's route: its queues and the brokers that serve them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ _SHOWN_MAX = 8
 
 
 class TopicRoute:
-    """What a nameserver said about a topic.
+    """A nameserver's answer about a topic.
 
-    brokers: address by broker id (0 is the master) by broker name.
-    write_queues: on brokers with a master; read_queues: on any; both in the peer's order.
-    fetched_at: when it was last confirmed, on the event loop's clock in seconds.
-    is_current: False once it is doubted or replaced; ask the instance for it again then.
+    brokers: by broker name, the address of each broker id (0 is the master).
+    write_queues: queues on brokers that have a master; read_queues: queues on any broker. Both
+        are in RocketMQ's order.
+    fetched_at: time of the last confirmation, in seconds on the event loop's clock.
+    is_current: False once the route is invalidated or replaced; get it from the instance again.
     """
 
     def __init__(self, topic: str, data: TopicRouteData, fetched_at: float) -> None:
@@ -53,19 +54,19 @@ class TopicRoute:
 
     @classmethod
     def of(cls, topic: str, response: Response, fetched_at: float) -> Self:
-        """The route that a nameserver answered with. Raises BrokerError, MalformedAnswer."""
+        """The route in a nameserver's response. Raises BrokerError, MalformedAnswer."""
         data = response.expect().decode(TopicRouteData)
         parts = data.queue_datas
         for what, counts in (
             ("read", [part.read_queue_nums for part in parts]),
             ("write", [part.write_queue_nums for part in parts]),
         ):
-            # Each queue becomes an object here, so the bound holds for all brokers together.
+            # Each queue becomes an object here, so the bound applies to all brokers together.
             if min(counts, default=0) < 0 or sum(counts) > QUEUE_NUMS_MAX:
                 raise response.malformed(
-                    f"topic {topic} has {', '.join(map(str, counts[:_SHOWN_MAX]))} queues to "
-                    f"{what}; all brokers together may have 0 to {QUEUE_NUMS_MAX}. Look for a "
-                    "broker that should not be there (`headrace cluster`)"
+                    f"topic {topic} has {', '.join(map(str, counts[:_SHOWN_MAX]))} {what} queues; "
+                    f"all brokers together may have 0 to {QUEUE_NUMS_MAX}. Look for a broker "
+                    "that should not be there (`headrace cluster`)"
                 )
         return cls(topic, data, fetched_at)
 
@@ -78,11 +79,11 @@ class TopicRoute:
         return sorted(parts, key=lambda part: part.broker_name)
 
     def master(self, broker_name: str) -> str | None:
-        """Address of the broker's master, None if it has none now."""
+        """Address of the broker's master; None if it has none now."""
         return self.brokers.get(broker_name, {}).get(MASTER_ID)
 
     def address(self, broker_name: str, broker_id: int = MASTER_ID) -> str | None:
-        """Address of one replica, or of any other when that one is gone."""
+        """Address of one replica, or of another one if that replica is gone."""
         replicas = self.brokers.get(broker_name)
         if not replicas:
             return None

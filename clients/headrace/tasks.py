@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# Enough that all servers that don't answer together cost one timeout.
+# Enough that all servers of a cluster that do not answer cost a single timeout.
 _AT_ONCE_MAX = 32
 
 
 async def gather(
     work: Callable[[Item], Awaitable[Result]], items: Sequence[Item]
 ) -> list[Result | HeadraceError]:
-    """Run ``work`` for the items concurrently; returns each one's result or HeadraceError."""
+    """Run ``work`` for all items concurrently; return the result or HeadraceError of each."""
     outcomes: dict[int, Result | HeadraceError] = {}
     limiter = anyio.CapacityLimiter(_AT_ONCE_MAX)
 
@@ -41,11 +41,12 @@ async def gather(
 
 
 class Background:
-    """A task group that ends with its block and leaves the block's own errors as they are.
+    """A task group that ends with its block and does not touch the block's own errors.
 
-    A plain task group wraps whatever its block raises in an ExceptionGroup; this block is the
-    user's, who should see what the user raised. And it ends its tasks when a scope around the
-    block is cancelled; these go on until the block is left, which needs them to say goodbye.
+    A plain task group wraps any exception of its block in an ExceptionGroup; this block is the
+    user's, and users should see the exception that they raised. A plain task group also ends its
+    tasks when a scope around the block is cancelled; here they run until the block is left,
+    because leaving it needs them to unregister from the brokers.
     """
 
     def __init__(self) -> None:
@@ -53,10 +54,10 @@ class Background:
         self._tasks: TaskGroup | None = None
 
     async def start(self) -> TaskGroup:
-        """Begin the block; returns the group for the tasks."""
+        """Enter the block; return the group for its tasks."""
         self._block = anyio.create_task_group()
         await self._block.__aenter__()
-        # The group is there at once; without it the block could not be left.
+        # Takes no time, and without the group the block could not be left.
         with anyio.CancelScope(shield=True):
             tasks: TaskGroup = await self._block.start(self._run)
         self._tasks = tasks
@@ -64,16 +65,16 @@ class Background:
 
     @staticmethod
     async def _run(*, task_status: TaskStatus[TaskGroup]) -> None:
-        """Keep a group that no scope around the block reaches; the block itself is not in it."""
+        """Hold a task group that no scope around the block can cancel; the block is outside it."""
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as tasks:
                 task_status.started(tasks)
                 await anyio.sleep_forever()
 
     async def stop(self) -> None:
-        """End all tasks; the caller then lets the block's exception, if any, go on.
+        """End all tasks; the caller then lets the block's exception, if any, propagate.
 
-        Raises what a task raised, in an ExceptionGroup: it is a bug.
+        Raises an ExceptionGroup if a task raised, which is a bug.
         """
         assert self._block is not None
         assert self._tasks is not None

@@ -102,7 +102,7 @@ def test_a_dead_broker_is_a_row_with_a_problem(ghost: str, command: tuple[str, .
     assert bad["problem"].startswith(told)
     assert bad.get("broker", NAME) == NAME
     assert good.keys() == bad.keys()
-    assert outcome.stderr.startswith(f"headrace: left out: {told}")
+    assert outcome.stderr.startswith(f"headrace: skipped {told}")
     assert outcome.stderr.count("\n") == 1
     in_columns = headrace(*command)
     assert in_columns.exit_code == 0
@@ -120,7 +120,7 @@ def test_without_problems_there_is_no_such_column(
 def test_answers_of_the_others_are_printed(ghost: str) -> None:
     consumed = headrace("consume", "T")
     assert (consumed.exit_code, consumed.stdout) == (0, "one\n")
-    assert f"left out: broker {NAME}: cannot connect" in consumed.stderr
+    assert f"skipped broker {NAME}: cannot connect" in consumed.stderr
     message_id = headrace("message", "query", "T", "k", "--json").json()[0]["message_id"]
     got = headrace("message", "get", message_id, "--topic", "T")
     assert got.exit_code == 0
@@ -195,7 +195,7 @@ def test_malformed_figures_are_a_problem_of_their_broker(
         broker.answer(RequestCode.GET_BROKER_RUNTIME_INFO, Reply(body=(info,)))
         outcome = headrace("cluster")
     assert outcome.exit_code == 0
-    assert f"{broker.address} sent a malformed figure: could not convert" in outcome.stdout
+    assert f"{broker.address} sent a malformed number: could not convert" in outcome.stdout
 
 
 # -- in Python -------------------------------------------------------------------------------------

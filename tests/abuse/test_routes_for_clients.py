@@ -75,9 +75,9 @@ async def test_a_malformed_route_leaves_the_one_that_is_known(
     ):
         assert await producer.queues("T") == (MessageQueue("T", "broker-0", 0),)
         nameserver.answer(ROUTE, Reply(body=(b"{",)))
-        producer._instance.doubt_route("T")
+        producer._instance.invalidate_route("T")
         assert await producer.queues("T") == (MessageQueue("T", "broker-0", 0),)
-    assert "topic T keeps its route" in caplog.text
+    assert "keeping the known route of topic T" in caplog.text
 
 
 # -- over blocking sockets, as Spark's driver asks -------------------------------------------------

@@ -101,7 +101,7 @@ def test_a_body_that_cannot_be_read_is_left_out(
 ) -> None:
     broken = message(b"no zlib", COMPRESSED)
     assert printed.text(print_message, broken, as_json=False) == ""
-    assert capsys.readouterr().err.startswith("headrace: left out: T/b/0@0: ")
+    assert capsys.readouterr().err.startswith("headrace: skipped T/b/0@0: ")
     told = json.loads(printed.text(print_message, broken, as_json=True))
     assert "ZLIB body does not decompress" in told["problem"]
     assert "body" not in told

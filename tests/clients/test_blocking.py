@@ -154,7 +154,7 @@ def test_the_block_can_be_left_after_an_interrupted_call(mq: Embedded) -> None:
 
 def test_a_client_has_one_block_at_a_time(mq: Embedded) -> None:
     with blocking.Producer(**options(mq)) as producer:
-        with pytest.raises(ConfigurationError, match="open already"):
+        with pytest.raises(ConfigurationError, match="already open"):
             producer.__enter__()
         pipeline = producer.pipeline()
         with pytest.raises(ClientClosed, match="Pipeline"):

@@ -84,12 +84,12 @@ def test_messages_of_others_do_not_count_as_late_ones() -> None:
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "words"),
     [
-        (("--size", "1GiB"), 2, "--size 1GiB: 16B to 4MiB"),
-        (("--size", "5MiB"), 2, "--size 5MiB: 16B to 4MiB"),
-        (("--size", "big"), 2, "--size big: 16B to 4MiB"),
+        (("--size", "1GiB"), 2, "--size 1GiB: must be 16B to 4MiB"),
+        (("--size", "5MiB"), 2, "--size 5MiB: must be 16B to 4MiB"),
+        (("--size", "big"), 2, "--size big: must be 16B to 4MiB"),
         (("--work", "sleep"), 2, "--work sleep: choose from send, pipeline"),
         (("-n", "127.0.0.1:1"), 3, "cannot connect to 127.0.0.1:1"),
-        (("--topic", "a b"), 2, "'a b' is no topic name"),
+        (("--topic", "a b"), 2, "'a b' is not a valid topic name"),
     ],
 )
 def test_failures_are_one_line_and_an_exit_code(

@@ -107,8 +107,8 @@ def test_a_bad_row_is_named_and_what_came_before_is_sent(topic: str, tmp_path: P
     file = tmp_path / "in.ndjson"
     file.write_text('{"k":1}\n{"k":2}\n{"k" 3}\n{"k":4}\n')
     message = fail(1, "send", topic, "--file", str(file))
-    assert f"{file}:3:6: no JSON: Expecting ':' delimiter" in message
-    assert "The 2 messages before it were sent, nothing after it" in message
+    assert f"{file}:3:6: invalid JSON: Expecting ':' delimiter" in message
+    assert "The 2 messages before this row were sent, none after it" in message
     assert len(succeed("consume", topic).stdout.splitlines()) == 2
 
 
@@ -174,7 +174,7 @@ def test_the_lag_in_a_topic_that_is_not_there(topic: str) -> None:
     succeed("consume", topic, "--group", f"group_{topic}")
     lag = ("group", "lag", f"group_{topic}", "--topic")
     assert succeed(*lag, topic).rows()
-    assert "topic nowhere is on no broker" in fail(3, *lag, "nowhere")
+    assert "knows has topic nowhere" in fail(3, *lag, "nowhere")
 
 
 # -- topics, messages, cluster ---------------------------------------------------------------------
@@ -195,14 +195,14 @@ def test_topics_are_made_listed_described_and_deleted() -> None:
     assert [name] in succeed("topic", "list").rows()
     succeed("topic", "delete", name, "--yes")
     assert {"topic": name} not in succeed("topic", "list", "--json").json()
-    assert f"there is no topic {name}" in fail(3, "topic", "delete", name, "--yes")
+    assert f"topic {name} does not exist" in fail(3, "topic", "delete", name, "--yes")
 
 
 def test_describe_warns_of_queues_that_are_only_written(mq: Embedded, topic: str) -> None:
     with blocking.Admin(nameserver=mq.nameserver) as admin:
         admin.create_topic(topic, queues=4, read_queues=2)
     outcome = succeed("topic", "describe", topic)
-    assert "writes 4 queues but reads 2" in outcome.stderr
+    assert "has 4 write queues but only 2 read queues" in outcome.stderr
 
 
 def test_messages_are_found_by_id_and_key(mq: Embedded, topic: str) -> None:
@@ -240,7 +240,7 @@ def test_cluster_and_doctor(mq: Embedded) -> None:
 def test_doctor_tells_a_broker_from_a_nameserver(mq: Embedded) -> None:
     outcome = headrace("doctor", "--json", "--nameserver", mq.broker)
     assert outcome.exit_code == 1
-    assert "this is no nameserver; it may be a broker" in outcome.json()[0]["problem"]
+    assert "this is not a nameserver, but perhaps a broker" in outcome.json()[0]["problem"]
 
 
 # -- what goes wrong -------------------------------------------------------------------------------
@@ -249,22 +249,22 @@ def test_doctor_tells_a_broker_from_a_nameserver(mq: Embedded) -> None:
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "words"),
     [
-        (("consume", "nowhere"), 3, "topic nowhere is on no broker"),
+        (("consume", "nowhere"), 3, "knows has topic nowhere"),
         (("topic", "describe", "nowhere"), 3, "headrace topic create nowhere"),
-        (("group", "lag", "nobody"), 3, "there is no group nobody"),
+        (("group", "lag", "nobody"), 3, "group nobody does not exist"),
         (("message", "query", "nowhere", "k"), 3, "topic nowhere"),
-        (("consume", "a b"), 2, "'a b' is no topic name"),
-        (("consume", "t", "--from", "soon"), 2, "'soon' is no place"),
-        (("consume", "t", "--group", "g", "--queue", "1"), 2, "without --group"),
-        (("message", "query", "t", "a b"), 2, "ask for one of the parts: 'a' or 'b'"),
-        (("message", "query", "t", "k", "--since", "5"), 2, "'5' is no time: write a time"),
+        (("consume", "a b"), 2, "'a b' is not a valid topic name"),
+        (("consume", "t", "--from", "soon"), 2, "'soon' is not a position"),
+        (("consume", "t", "--group", "g", "--queue", "1"), 2, "cannot be combined with --group"),
+        (("message", "query", "t", "a b"), 2, "query one of the parts: 'a' or 'b'"),
+        (("message", "query", "t", "k", "--since", "5"), 2, "'5' is not a time: write a time"),
         (("message", "query", "t", "k", "--since", "2h", "--until", "3h"), 2, "swap them"),
-        (("send", "t", "body", "--file", "x"), 2, "one or the other"),
-        (("send", "t", "--key", "k"), 2, "rows have --key-column"),
+        (("send", "t", "body", "--file", "x"), 2, "BODY cannot be combined"),
+        (("send", "t", "--key", "k"), 2, "for rows, use --key-column"),
         (("send", "t", "--file", "/nowhere/x.csv"), 3, "/nowhere/x.csv: No such file"),
         (("send", "t", "--key-column", "k"), 2, "lines have no columns"),
         (("send", "t", ""), 2, "0 bytes"),
-        (("send", "a b"), 2, "'a b' is no topic name"),
+        (("send", "a b"), 2, "'a b' is not a valid topic name"),
         (("topic", "create", "t", "--perm", "x"), 2, "write rw, r or w"),
         (("topic", "create", "t", "--attribute", "x"), 2, "KEY=VALUE"),
         (("topic", "create", "t", "--broker", "no"), 2, "no broker named no"),

@@ -102,8 +102,8 @@ def problem_of(address: str, role: Role = Role.NAMESERVER) -> str:
     [
         (http2, "speaks HTTP/2"),
         (tls, "speaks TLS"),
-        (silent, "takes connections but does not answer"),
-        (closing, "takes connections but does not answer"),
+        (silent, "accepts connections but does not respond"),
+        (closing, "accepts connections but does not respond"),
         (chatty, "it sent b'220 mail.example"),
     ],
 )
@@ -115,8 +115,8 @@ def test_servers_of_other_kinds_are_recognised(session: Session, words: str) -> 
 @pytest.mark.slow
 def test_a_web_server_is_recognised() -> None:
     with web_server() as address:
-        assert "speaks HTTP: it is no nameserver" in problem_of(address)
-        assert "speaks HTTP: it is no broker" in problem_of(address, Role.BROKER)
+        assert "speaks HTTP, so it is not a nameserver" in problem_of(address)
+        assert "speaks HTTP, so it is not a broker" in problem_of(address, Role.BROKER)
 
 
 def test_a_dead_port_is_refused() -> None:

@@ -48,5 +48,7 @@ def test_anything_else_names_what_can_be_written(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "soon", "5", "latest", "99999999999d", "0001-01-01T00:00+14"])
 def test_where_only_a_time_will_do_nothing_else_is_offered(text: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"'{re.escape(text)}' is no time: write a time"):
+    with pytest.raises(
+        ConfigurationError, match=f"'{re.escape(text)}' is not a time: write a time"
+    ):
         parse_time(text)

@@ -56,7 +56,7 @@ def test_a_list_in_the_file(config: Callable[..., Any]) -> None:
         ('name_server = "a:1"', "unknown key 'name_server'"),
         ('nameserver = "a"', "HOST:PORT"),
         ("nameserver = []", "names no nameserver"),
-        ("nameserver = 9876", "text or a list"),
+        ("nameserver = 9876", "string nor a list"),
     ],
 )
 def test_a_wrong_file_is_named(config: Callable[..., Any], text: str, reason: str) -> None:

@@ -681,7 +681,7 @@ async def test_consumers_outside_their_block_are_errors(mq: Embedded) -> None:
 async def test_a_client_has_one_block_at_a_time(mq: Embedded) -> None:
     async with mq.producer() as producer, mq.consumer("g", "TBW102") as consumer:
         for client in (producer, consumer):
-            with pytest.raises(ConfigurationError, match="open already"):
+            with pytest.raises(ConfigurationError, match="already open"):
                 await client.__aenter__()
     await producer.__aexit__(None, None, None)
     async with producer:

@@ -421,9 +421,9 @@ AnyMessage: Any = Message  # takes what a type checker would refuse
         (Message("T", b""), "0 bytes"),
         (Message("T", bytes(4 * 1024 * 1024 + 1)), "4194304"),
         (AnyMessage("T", "text"), "encode it"),
-        (Message("bad topic", b"x"), "no topic name"),
-        (Message("", b"x"), "no topic name"),
-        (Message("T" * 128, b"x"), "no topic name"),
+        (Message("bad topic", b"x"), "not a valid topic name"),
+        (Message("", b"x"), "not a valid topic name"),
+        (Message("T" * 128, b"x"), "not a valid topic name"),
         (Message("T", b"x", key="a\x01b"), "byte 1 or 2"),
         (Message("T", b"x", properties={"a": "b\x02"}), "byte 1 or 2"),
         (Message("T", b"x", properties={"TAGS": "t"}), "tag="),
@@ -431,10 +431,10 @@ AnyMessage: Any = Message  # takes what a type checker would refuse
         (Message("T", b"x", properties={"a": "x" * 32768}), "32725"),
         (Message("T", b"x", properties={"a": "ü" * 16380}), "32725"),
         (Message("T", b"x", delay_level=19), "delay_level 19"),
-        (AnyMessage(5, b"x"), "5 is no topic name"),
-        (AnyMessage("T", b"x", key=5), "key 5 .* have to be str"),
-        (AnyMessage("T", b"x", tag=5), "tag 5 .* have to be str"),
-        (AnyMessage("T", b"x", properties={"a": 5}), "'a' = 5: it has to be a str"),
+        (AnyMessage(5, b"x"), "5 is not a valid topic name"),
+        (AnyMessage("T", b"x", key=5), "key 5 .* must be str"),
+        (AnyMessage("T", b"x", tag=5), "tag 5 .* must be str"),
+        (AnyMessage("T", b"x", properties={"a": 5}), "'a' = 5: the value must be a str"),
     ],
 )
 async def test_bad_messages_do_not_reach_the_wire(message: Message, reason: str) -> None:
@@ -460,7 +460,7 @@ def test_bad_nameservers_are_refused_at_once(nameserver: str, reason: str) -> No
     "options", [{"timeout_ms": 0}, {"retries": -1}, {"compress_from_bytes": -1}]
 )
 def test_limits_that_cannot_work_are_refused_at_once(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=f"{next(iter(options))}=.*: it must be at least"):
+    with pytest.raises(ConfigurationError, match=f"{next(iter(options))}=.*: must be at least"):
         Producer(**options, nameserver="127.0.0.1:65001")
 
 
@@ -489,7 +489,7 @@ async def test_a_pipeline_outside_its_block_is_an_error() -> None:
 
 
 def test_bad_groups_are_refused_at_once() -> None:
-    with pytest.raises(ConfigurationError, match="no group name"):
+    with pytest.raises(ConfigurationError, match="not a valid group name"):
         Producer("my group")
 
 
@@ -656,7 +656,7 @@ async def test_empty_batches_and_delayed_messages() -> None:
         ([b"x"], {"topic": "T", "keys": [7]}, r"keys\[0\] is int"),
         ([b"x"], {"topic": "T", "tags": ["a\x02"]}, "row 0: its tags .* byte 1 or 2"),
         ([b"x"], {"topic": "T", "tags": ["a"], "keys": ["k" * 32800]}, "32725"),
-        ([b"x"], {"topic": "bad topic"}, "no topic name"),
+        ([b"x"], {"topic": "bad topic"}, "not a valid topic name"),
         ([Message("T", b"x")], {"keys": ["k"]}, "a Message has a key"),
         ([Message("T", b"x")], {"topic": "T"}, "row 0: .* is Message, not bytes"),
         ([Message("T", b"x"), Message("T", b"")], {}, "row 1"),

@@ -82,7 +82,9 @@ def test_only_some_tags(connection: BlockingConnection, place: tuple[str, Messag
 def test_what_is_not_there_is_an_error(
     connection: BlockingConnection, place: tuple[str, MessageQueue], start: int, end: int
 ) -> None:
-    with pytest.raises(OffsetNotFound, match=f"nothing at offset {start}: it has 0 to {COUNT}"):
+    with pytest.raises(
+        OffsetNotFound, match=f"no message at offset {start}; its offsets run from 0 to {COUNT}"
+    ):
         list(read_queue(connection, place[1], start, end))
 
 
@@ -126,5 +128,5 @@ def test_deleted_messages_are_an_error() -> None:
     )
     with scripted_in_thread() as (server,), BlockingConnection.connect(server.address) as old:
         server.answer(RequestCode.PULL_MESSAGE, Reply(header, code=ResponseCode.PULL_OFFSET_MOVED))
-        with pytest.raises(OffsetNotFound, match="it has 50 to 90"):
+        with pytest.raises(OffsetNotFound, match="run from 50 to 90"):
             list(read_queue(old, queue, 0, 10))

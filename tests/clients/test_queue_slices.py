@@ -139,7 +139,7 @@ def test_what_there_is_comes_before_the_error(server: Scripted) -> None:
             group="tests",
             slice_bytes=1 << 20,
         )
-        with pytest.raises(OffsetNotFound, match="nothing at offset 100"):  # noqa: PT012
+        with pytest.raises(OffsetNotFound, match="no message at offset 100"):  # noqa: PT012
             for piece in reader:
                 assert piece.columns is not None
                 found += piece.columns.queue_offset.tolist()

@@ -100,7 +100,7 @@ def test_a_filter_is_of_tags_or_sql(text: str, tags: str, sql: str | None) -> No
         ({"startingOffsets": "x"}, "startingOffsets='x'.*unknown.*did you mean starting?"),
         ({"zzz": "x"}, "unknown; valid options are encoding, ending, .*topic$"),
         ({"topic": ""}, "option topic='': is empty"),
-        ({"topic": "a b"}, "option topic='a b': 'a b' is no topic name"),
+        ({"topic": "a b"}, "option topic='a b': 'a b' is not a valid topic name"),
         ({"nameserver": "here"}, "option nameserver='here'.*HOST:PORT"),
         ({"maxRows": "0"}, "option maxRows='0': expected a whole number"),
         ({"maxBytes": "1k"}, "option maxBytes='1k': expected a whole number"),
@@ -113,7 +113,7 @@ def test_a_filter_is_of_tags_or_sql(text: str, tags: str, sql: str | None) -> No
         ({"starting": '{"t": 1}'}, "expected earliest"),
         ({"starting": '{"t": {"b": {"0": -1}}}'}, "-1 is not a queue offset"),
         ({"starting": '{"t": {"b": {"x": 1}}}'}, "invalid literal"),
-        ({"group": "a b"}, "option group='a b': 'a b' is no group name"),
+        ({"group": "a b"}, "option group='a b': 'a b' is not a valid group name"),
         (
             {"starting": '{"t": {"b": {"0": 8}}}', "ending": '{"t": {"b": {"0": 7}}}'},
             "option starting=.*8.*: lies after option ending=.*7",

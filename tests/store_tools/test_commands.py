@@ -41,7 +41,7 @@ def spoil(root: str, name: str, position: int) -> None:
 def test_fsck_of_a_sound_store(root: str, config: str) -> None:
     done = headrace("store", "fsck", root, "-c", config)
     assert done.exit_code == 0
-    assert done.stderr.splitlines()[0] == "nothing is wrong"
+    assert done.stderr.splitlines()[0] == "no problems found"
     assert "records 60, log_min_offset 0" in done.stderr
     assert headrace("store", "fsck", root, "-c", config, "--json").json()["findings"] == []
 

@@ -170,7 +170,7 @@ def test_an_interrupt_ends_send_that_waits_for_standard_input() -> None:
     ("arguments", "exit_code", "words"),
     [
         (("t", "-n", "127.0.0.1:1"), 3, "cannot connect to 127.0.0.1:1"),
-        (("a b", "-n", "127.0.0.1:1"), 2, "'a b' is no topic name"),
+        (("a b", "-n", "127.0.0.1:1"), 2, "'a b' is not a valid topic name"),
     ],
 )
 def test_an_error_ends_send_that_waits_for_standard_input(
@@ -197,8 +197,8 @@ def test_a_reader_that_goes_away_ends_consume_quietly(group: str) -> None:
 @pytest.mark.parametrize(
     ("command", "exit_code", "said"),
     [
-        ("--version >&-", 2, "headrace: stdout is closed: this command needs it\n"),
-        ("send t <&-", 2, "headrace: stdin is closed: this command needs it\n"),
+        ("--version >&-", 2, "headrace: stdout is closed, but this command needs it\n"),
+        ("send t <&-", 2, "headrace: stdin is closed, but this command needs it\n"),
         ("topic list -n 127.0.0.1:1 2>&-", 3, ""),
         ("nameserver --check-config <&- >&- 2>&-", 0, ""),
     ],

@@ -1,1 +1,1 @@
-"""Looking after topics, groups and brokers."""
+"""Administration of topics, groups and brokers."""

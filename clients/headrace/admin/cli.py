@@ -1,4 +1,4 @@
-"""The command ``headrace``: its nouns and verbs are in ``commands``."""
+"""The command ``headrace``; its subcommands are in ``commands``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ for verb in (dev, demo, nameserver, broker, send, consume, cluster, doctor, benc
 
 @app.callback()
 def options(
-    version: Annotated[bool, typer.Option("--version", help="Say which version this is.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     """A message broker of the RocketMQ family, and tools for any cluster of that family."""
     if version:
@@ -53,12 +53,12 @@ def options(
 
 
 class _Closed:
-    """Stands for a standard stream that is closed: no terminal, and any other use is refused.
+    """Replacement for a closed standard stream: not a terminal, and any other use raises.
 
-    Commands that do not use it run: daemons are often started like that.
+    Commands that do not use the stream work; daemons are often started with closed streams.
     """
 
-    closed = True  # nothing to flush at the end
+    closed = True  # nothing to flush at exit
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -67,13 +67,13 @@ class _Closed:
         return False
 
     def __getattr__(self, _attribute: str) -> Never:
-        raise ConfigurationError(f"{self._name} is closed: this command needs it")
+        raise ConfigurationError(f"{self._name} is closed, but this command needs it")
 
 
 def _replace_closed_streams() -> None:
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
-            # It takes the stream's number, which would else go to a socket, or a file of a store.
+            # Occupy the stream's descriptor, so that no socket or store file gets it.
             number = os.open(os.devnull, os.O_RDWR)
             setattr(sys, name, _Closed(name) if name != "stderr" else os.fdopen(number, "w"))
 
@@ -86,7 +86,7 @@ class _PlainFormatter(logging.Formatter):
 
 
 def _show_logs_plainly() -> None:
-    # The handler that logging uses until it is configured, which no client command does.
+    # The handler used until logging is configured, and client commands do not configure it.
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_PlainFormatter())
 
@@ -97,5 +97,5 @@ def main() -> None:
     _show_logs_plainly()
     try:
         app()
-    except (Exception, BaseExceptionGroup, KeyboardInterrupt) as error:  # noqa: BLE001 - what is not expected goes on
+    except (Exception, BaseExceptionGroup, KeyboardInterrupt) as error:  # noqa: BLE001 - unexpected errors are raised again
         sys.exit(failures.report(error))

@@ -1,4 +1,4 @@
-"""Admin: what an operator asks and changes, over all brokers of a nameserver."""
+"""Admin: an operator's queries and changes, across all brokers of a nameserver."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ class BrokerNode(msgspec.Struct, frozen=True, order=True):
 
 
 class QueueLag(msgspec.Struct, frozen=True, order=True):
-    """How far a group is behind in one queue.
+    """A group's lag in one queue.
 
     committed_offset: -1 if the group has committed nothing there. last_timestamp_ms: store time of
-    the last message consumed, 0 if unknown.
+    the last consumed message; 0 if unknown.
     """
 
     queue: MessageQueue
@@ -93,12 +93,12 @@ class QueueLag(msgspec.Struct, frozen=True, order=True):
 
     @property
     def lag(self) -> int:
-        """Messages that are not consumed yet."""
+        """Number of messages that are not consumed yet."""
         return self.max_offset - max(self.committed_offset, 0)
 
 
 class BrokerProblem(NamedTuple):
-    """A broker that is missing from a result, and why."""
+    """A broker that is missing from a result, and the reason."""
 
     broker_name: str
     address: str
@@ -109,10 +109,10 @@ class BrokerProblem(NamedTuple):
 
 
 class Admin:
-    """Looks at and changes topics, groups and brokers; use it in an ``async with`` block.
+    """Inspects and changes topics, groups and brokers; use it in an ``async with`` block.
 
-    Changes go to the masters of all brokers that the nameserver knows, or of one ``broker`` name.
-    Each master is tried before the first error is raised.
+    Changes go to the masters of all brokers that the nameserver knows, or only to that of the given
+    ``broker``. Every master is tried before the first error is raised.
     Raises NameserverUnavailable, ConnectFailed, RequestTimeout, BrokerError (the broker's refusal).
 
     problems: a method that asks several brokers raises if one of them fails. Given a list of
@@ -149,7 +149,7 @@ class Admin:
         )
 
     async def runtime_info(self, address: str) -> dict[str, str]:
-        """What a broker says about itself: version, rates, offsets, times; all text."""
+        """A broker's runtime information: version, rates, offsets, times; all values are text."""
         response = await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO)
         return response.decode(KVTable).table
 
@@ -161,10 +161,13 @@ class Admin:
         return {name.strip(): value.strip() for name, _, value in pairs}
 
     async def update_broker_config(self, address: str, settings: Mapping[str, str]) -> None:
-        """Change settings of a running broker; it refuses those that it reads only at its start."""
+        """Change settings of a running broker; it refuses those that it reads only at startup."""
         for name, value in settings.items():
             if not name or {"\n", "\r", "="} & set(name) or {"\n", "\r"} & set(value):
-                raise ConfigurationError(f"setting {name!r} = {value!r}: one line, a name, no '='")
+                raise ConfigurationError(
+                    f"setting {name!r} = {value!r}: must be a single line with a non-empty name, "
+                    "and '=' is not allowed in the name"
+                )
         text = "".join(f"{name}={value}\n" for name, value in settings.items())
         await self._ask(address, RequestCode.UPDATE_BROKER_CONFIG, None, text.encode())
 
@@ -180,10 +183,11 @@ class Admin:
         attributes: Mapping[str, str] | None = None,
         broker: str | None = None,
     ) -> None:
-        """Make a topic, or change one that exists.
+        """Create a topic, or change an existing one.
 
-        queues: to write, on each broker. read_queues: the same number unless told otherwise.
-        attributes: e.g. ``{"cleanup.policy": "COMPACTION"}``; those left out stay as they are.
+        queues: number of write queues on each broker. read_queues: number of read queues; the same
+        by default.
+        attributes: e.g. ``{"cleanup.policy": "COMPACTION"}``; omitted attributes do not change.
         """
         check_topic(topic)
         header = CreateTopicHeader(
@@ -200,10 +204,10 @@ class Admin:
         masters = await self._masters(broker)
         await self._ask_all(masters, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
         await self._instance.wait_for_route(topic)
-        self._instance.doubt_route(topic)
+        self._instance.invalidate_route(topic)
 
     async def delete_topic(self, topic: str) -> None:
-        """Delete a topic and its messages everywhere. Raises RouteNotFound if there is none."""
+        """Delete a topic and its messages on all brokers. Raises RouteNotFound if it is missing."""
         self._instance.check_open("Admin")
         await self._instance.fetch_route(topic)
         header = DeleteTopicHeader(topic=topic)
@@ -211,10 +215,10 @@ class Admin:
         for nameserver in self._instance.nameservers:
             in_nameserver = TopicInNamesrvHeader(topic=topic)
             await self._ask(nameserver, RequestCode.DELETE_TOPIC_IN_NAMESRV, in_nameserver)
-        self._instance.doubt_route(topic)
+        self._instance.invalidate_route(topic)
 
     async def topics(self, *, system: bool = False) -> list[str]:
-        """Names of all topics, sorted; the brokers' own ones too with ``system``."""
+        """Names of all topics, sorted; ``system`` includes the brokers' own topics."""
         self._instance.check_open("Admin")
         code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
         names = (await self._instance.ask_nameserver(code)).expect().decode(TopicList).topic_list
@@ -227,7 +231,7 @@ class Admin:
     async def topic(
         self, topic: str, *, problems: list[BrokerProblem] | None = None
     ) -> dict[str, TopicConfigAndQueueMapping]:
-        """A topic's settings by broker name. Raises RouteNotFound."""
+        """A topic's settings, by broker name. Raises RouteNotFound."""
         header = GetTopicConfigHeader(topic=topic)
 
         async def ask(address: str) -> TopicConfigAndQueueMapping:
@@ -239,7 +243,7 @@ class Admin:
     async def topic_stats(
         self, topic: str, *, problems: list[BrokerProblem] | None = None
     ) -> dict[MessageQueue, TopicOffset]:
-        """How far each queue reaches, sorted by queue. Raises RouteNotFound."""
+        """Minimum and maximum offset of each queue, sorted by queue. Raises RouteNotFound."""
         header = GetTopicStatsHeader(topic=topic)
 
         async def ask(address: str) -> TopicStatsTable:
@@ -253,7 +257,7 @@ class Admin:
     # -- groups ------------------------------------------------------------------------------------
 
     async def create_group(self, config: SubscriptionGroupConfig) -> None:
-        """Make a consumer group, or change one that exists."""
+        """Create a consumer group, or change an existing one."""
         check_group(config.group_name)
         code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
         await self._ask_all(await self._masters(), code, None, config.encode())
@@ -266,7 +270,7 @@ class Admin:
     async def groups(
         self, *, system: bool = False, problems: list[BrokerProblem] | None = None
     ) -> list[SubscriptionGroupConfig]:
-        """All consumer groups, sorted by name; the brokers' own ones too with ``system``."""
+        """All consumer groups, sorted by name; ``system`` includes the brokers' own groups."""
 
         async def ask(address: str) -> SubscriptionGroupWrapper:
             code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
@@ -276,7 +280,9 @@ class Admin:
         groups: dict[str, SubscriptionGroupConfig] = {}
         for found in (await self._gather(await self._masters(), ask, problems)).values():
             groups |= found.subscription_group_table
-        return [group for name, group in sorted(groups.items()) if system or not _is_own(name)]
+        return [
+            group for name, group in sorted(groups.items()) if system or not _is_system_group(name)
+        ]
 
     async def topic_groups(
         self, topic: str, *, problems: list[BrokerProblem] | None = None
@@ -294,7 +300,7 @@ class Admin:
     async def lag(
         self, group: str, topic: str | None = None, *, problems: list[BrokerProblem] | None = None
     ) -> list[QueueLag]:
-        """How far a group is behind, per queue that it has a position in; sorted."""
+        """A group's lag in each queue where it has a position, sorted."""
         header = GetConsumeStatsHeader(consumer_group=group, topic=topic)
 
         async def ask(address: str) -> ConsumeStats:
@@ -311,7 +317,7 @@ class Admin:
     async def reset_offsets(self, group: str, topic: str, to: Start) -> dict[MessageQueue, int]:
         """Move a group to "first", "last", a datetime or milliseconds since 1970.
 
-        Members that are running go on from there with their next pull. Returns the new offsets.
+        Running members continue from there with their next pull. Returns the new offsets.
         """
         check_start(to)
         points = {"first": 0, "last": -1}
@@ -328,7 +334,7 @@ class Admin:
     async def members(
         self, group: str, *, problems: list[BrokerProblem] | None = None
     ) -> dict[str, ConsumerConnection]:
-        """The consumers of a group that are connected, by broker name; empty if none are."""
+        """The connected consumers of a group, by broker name; empty if there are none."""
         header = ConsumerGroupHeader(consumer_group=group)
 
         async def ask(address: str) -> ConsumerConnection | None:
@@ -356,13 +362,14 @@ class Admin:
     ) -> list[ReceivedMessage]:
         """Messages with a key, oldest first.
 
-        max_count: most messages per broker. begin_ms, end_ms: store time, ms since 1970.
-        Raises ConfigurationError for a key with a blank: brokers divide what was sent at blanks.
+        max_count: most messages per broker. begin_ms, end_ms: range of store times, in milliseconds
+        since 1970.
+        Raises ConfigurationError for a key with a space: brokers split keys at spaces.
         """
         if " " in key:
             raise ConfigurationError(
-                f"no message is found under {key!r}: keys are divided at blanks, so ask for one "
-                f"of the parts: {' or '.join(map(repr, key.split()))}"
+                f"no message can be found by the key {key!r}: brokers split keys at spaces; query "
+                f"one of the parts: {' or '.join(map(repr, key.split()))}"
             )
         header = QueryMessageHeader(
             topic=topic,
@@ -381,7 +388,7 @@ class Admin:
         *,
         problems: list[BrokerProblem] | None = None,
     ) -> ReceivedMessage | None:
-        """One message by its broker's id or, with ``topic``, by its producer's; None if gone."""
+        """One message by the broker's id or, with ``topic``, the producer's; None if not found."""
         master = await self._master_in(message_id)
         if master:
             _, physical_offset = decode_offset_message_id(message_id)
@@ -394,7 +401,8 @@ class Admin:
             return ReceivedMessage.from_stored(stored, master.broker_name)
         if topic is None:
             raise ConfigurationError(
-                f"{message_id} names no broker of this nameserver; a producer's id needs its topic"
+                f"{message_id} is not an offset message id of any broker of this nameserver; to "
+                "look up a producer's message id, name its topic"
             )
         header = QueryMessageHeader(
             topic=topic,
@@ -426,13 +434,13 @@ class Admin:
             ReceivedMessage.from_stored(stored, broker_name)
             for broker_name, records in by_broker.items()
             for stored in records
-            # The index knows only hashes of keys.
+            # The index contains only hashes of keys.
             if matches(stored)
         ]
         return sorted(found, key=lambda message: (message.store_timestamp_ms, message.queue_offset))
 
     async def _master_in(self, message_id: str) -> BrokerNode | None:
-        """The master that an offset message id leads to; None for ids of another kind."""
+        """The master whose address an offset message id contains; None for other ids."""
         try:
             host, port = decode_host(decode_offset_message_id(message_id)[0])
         except ValueError:
@@ -440,7 +448,7 @@ class Admin:
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         return next((node for node in await self.cluster() if node.address == address), None)
 
-    # -- whom to ask -------------------------------------------------------------------------------
+    # -- requests to several brokers ---------------------------------------------------------------
 
     async def _ask(
         self, address: str, code: int, header: msgspec.Struct | None = None, body: bytes = b""
@@ -454,7 +462,7 @@ class Admin:
         ask: Callable[[str], Awaitable[Result]],
         problems: list[BrokerProblem] | None,
     ) -> dict[str, Result]:
-        """What ``ask`` returns for each address, by broker name; see Admin for ``problems``."""
+        """Results of ``ask`` for each address, by broker name; see Admin for ``problems``."""
         known = {problem.address for problem in problems or ()}
         places = [place for place in masters.items() if place[1] not in known]
         outcomes = await gather(lambda place: ask(place[1]), places)
@@ -490,7 +498,7 @@ class Admin:
         return list(found.values())
 
     async def _masters(self, broker: str | None = None) -> dict[str, str]:
-        """Addresses of all masters, or of the one of this broker, by broker name."""
+        """Addresses of all masters, or of the master of ``broker``, by broker name."""
         masters = {
             node.broker_name: node.address
             for node in await self.cluster()
@@ -499,8 +507,8 @@ class Admin:
         if not masters:
             which = f"broker named {broker}" if broker else "broker"
             raise ConfigurationError(
-                f"no {which} is registered at {'; '.join(self._instance.nameservers)}: start one, "
-                "or ask another nameserver"
+                f"no {which} is registered at {'; '.join(self._instance.nameservers)}; start one, "
+                "or choose another nameserver"
             )
         return masters
 
@@ -521,5 +529,5 @@ def _text(body: memoryview) -> str:
     return str(body, "utf-8")
 
 
-def _is_own(group: str) -> bool:
+def _is_system_group(group: str) -> bool:
     return group in _SYSTEM_GROUP_NAMES or group.startswith(_SYSTEM_GROUPS)

@@ -1,4 +1,4 @@
-"""What a command that fails says, and the exit code that scripts see."""
+"""Error output and exit codes of failed commands."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _NOT_FOUND_CODES = {
 
 
 class CommandFailed(HeadraceError):
-    """A command could not do what it was asked."""
+    """A command failed."""
 
 
 class NotFound(CommandFailed):
-    """What was asked for is not there."""
+    """The requested object does not exist."""
 
 
 _NOT_FOUND = (
@@ -49,16 +49,16 @@ _NOT_FOUND = (
 
 
 def report(error: BaseException) -> int:
-    """Say on standard error what went wrong, a line for each cause; returns the exit code.
+    """Print an error to standard error, one line per cause; return the exit code.
 
-    Raises ``error`` itself when it, or a part of it, is nobody's mistake but ours.
+    Raises ``error`` itself if it, or a part of it, is unexpected and therefore a bug.
     """
     return command.report(error, _expected(), _exit_code)
 
 
 def _expected() -> tuple[type[Exception], ...]:
     types: list[type[Exception]] = [HeadraceError, ProtocolError, OSError]
-    # A daemon's own errors count only in a command that has loaded the daemon.
+    # Errors of the daemons occur only in commands that have loaded a daemon.
     if "headrace_broker.server" in sys.modules:
         from headrace_broker.registration import IdentityTaken
         from headrace_broker.store.errors import StoreError

@@ -1,4 +1,4 @@
-"""How received messages are printed."""
+"""Output of received messages."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from headrace_protocol.message import BodyTooLarge, CodecMissing, CorruptRecord
 if TYPE_CHECKING:
     from headrace.messages import ReceivedMessage
 
-# Errors of reading a damaged or malicious message.
+# Errors raised by reading a damaged or malicious message.
 UNREADABLE = (BodyTooLarge, CodecMissing, CorruptRecord)
 
 
 def message_record(message: ReceivedMessage) -> dict[str, Any]:
-    """All about a message; the body is ``body`` when it is text, else ``body_base64``.
+    """All fields of a message; the body is in ``body`` if it is UTF-8, else in ``body_base64``.
 
-    Parts that can't be read are left out, and ``problem`` says why.
+    Unreadable parts are left out, and ``problem`` gives the reason.
     """
     record = {
         "topic": message.queue.topic,
@@ -55,9 +55,9 @@ def _properties(message: ReceivedMessage) -> dict[str, Any]:
 
 
 def print_message(message: ReceivedMessage, *, as_json: bool) -> None:
-    """Print a message of a stream: its body and a line end, or all of it as one JSON line.
+    """Print one message of a stream: its body and a newline, or all fields as one JSON line.
 
-    A body that can't be read is left out with a warning.
+    A message with an unreadable body is left out with a warning.
     """
     if as_json:
         print_json_line(message_record(message))
@@ -67,7 +67,7 @@ def print_message(message: ReceivedMessage, *, as_json: bool) -> None:
     except UNREADABLE as error:
         queue = message.queue
         place = f"{queue.topic}/{queue.broker_name}/{queue.queue_id}@{message.queue_offset}"
-        warn(f"left out: {place}: {error}")
+        warn(f"skipped {place}: {error}")
         return
     if sys.stdout.isatty():
         sys.stdout.write(clean_lines(body.decode(errors="backslashreplace")) + "\n")

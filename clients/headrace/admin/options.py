@@ -1,4 +1,4 @@
-"""Options that many commands share."""
+"""Options shared by many commands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 
 class Level(StrEnum):
-    """From which level on a daemon logs."""
+    """Minimum level of a daemon's log lines."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -23,10 +23,10 @@ Nameserver = Annotated[
         "--nameserver",
         "-n",
         metavar="HOST:PORT[;...]",
-        help="Where the nameservers are. Else HEADRACE_NAMESERVER counts, then nameserver in "
+        help="Nameserver addresses. Default: HEADRACE_NAMESERVER, then nameserver in "
         "~/.config/headrace.toml, then 127.0.0.1:9876.",
         show_default=False,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-LogLevel = Annotated[Level, typer.Option(case_sensitive=False, help="Log from this level on.")]
+LogLevel = Annotated[Level, typer.Option(case_sensitive=False, help="Minimum level of log lines.")]

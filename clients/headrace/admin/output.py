@@ -1,4 +1,4 @@
-"""What commands print: tables for eyes, tab-separated columns for pipes, JSON when asked."""
+"""Command output: tables on a terminal, tab-separated columns in a pipe, JSON on request."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Row = Mapping[str, Any]
 
 
 def print_rows(rows: Sequence[Row], *, as_json: bool, empty: str) -> None:
-    """Print rows that have the same keys, which are the JSON names and the headings.
+    """Print rows with identical keys, which serve as JSON names and headings.
 
-    empty: what to say, on standard error, when there are none.
+    empty: message for standard error if there are no rows.
     """
     if as_json:
         print_json(list(rows))
@@ -37,7 +37,7 @@ def print_rows(rows: Sequence[Row], *, as_json: bool, empty: str) -> None:
 
 
 def print_record(record: Row, *, as_json: bool) -> None:
-    """Print one thing: a line for each of its values."""
+    """Print a single record, one line per value."""
     if as_json:
         print_json(record)
         return
@@ -51,23 +51,23 @@ def print_record(record: Row, *, as_json: bool) -> None:
 
 
 def print_json_line(record: Row) -> None:
-    """Print one of a stream of things, one JSON object a line."""
+    """Print one item of a stream as a line of JSON."""
     sys.stdout.buffer.write(clean_json(msgspec.json.encode(record)) + b"\n")
 
 
 @contextmanager
 def warned() -> Iterator[list[BrokerProblem]]:
-    """A list for an Admin's ``problems``; each is printed as a warning at the end of the block."""
+    """A list for ``problems`` of Admin's methods; the end of the block prints each as a warning."""
     problems: list[BrokerProblem] = []
     try:
         yield problems
     finally:
         for problem in problems:
-            warn(f"left out: {problem}")
+            warn(f"skipped {problem}")
 
 
 def with_problems(rows: Sequence[Row], problems: Sequence[BrokerProblem]) -> Sequence[Row]:
-    """Rows, with one more for each problem, and a last column ``problem`` if there are any."""
+    """``rows`` plus one row per problem, with a last column ``problem`` if there are problems."""
     if not problems:
         return rows
     names = [name for row in rows for name in row] or ["broker"]
@@ -77,7 +77,7 @@ def with_problems(rows: Sequence[Row], problems: Sequence[BrokerProblem]) -> Seq
 
 
 def time_text(timestamp_ms: int) -> str | None:
-    """Milliseconds since 1970 as ISO 8601 in UTC; None for 0 and less, which mean never."""
+    """Milliseconds since 1970 as ISO 8601 in UTC; None for 0 or less, which means never."""
     if timestamp_ms <= 0:
         return None
     try:
@@ -120,7 +120,7 @@ def _text(value: object) -> str:
 
 
 def _number(value: float) -> str:
-    """One digit behind the point; of small ones, three that mean something."""
+    """One decimal place; for numbers below 10, three significant digits."""
     return f"{value:,.1f}" if value >= 10 else f"{value:.3g}"
 
 
@@ -135,6 +135,6 @@ def _print_table(rows: Sequence[Row]) -> None:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         table.add_column(_heading(name), justify="right" if is_number else "left", overflow="fold")
     for row in rows:
-        # Names of topics and groups are data: brackets in them are no markup.
+        # Names of topics and groups are data: rich must not read brackets in them as markup.
         table.add_row(*(Text(_cell(value)) for value in row.values()))
     Console().print(table)

@@ -1,4 +1,4 @@
-"""Places in a queue as people write them: earliest, latest, a queue offset, a time, an age."""
+"""Positions in a queue in text form: earliest, latest, a queue offset, a time or an age."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 from headrace.errors import ConfigurationError
 
-# What a place means: either end, a queue offset, or a point in time.
+# A parsed position: either end, a queue offset or a point in time.
 Place = Literal["first", "last"] | int | datetime
 
 _TIME_HELP = "a time (2026-11-21T06:00) or an age (90s, 15m, 2h, 1d)"
@@ -19,30 +19,30 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def parse_place(text: str) -> Place:
-    """Read a place; a time without a zone is local. Raises ConfigurationError."""
+    """Parse a position; a time without a zone is local. Raises ConfigurationError."""
     if text in {"earliest", "first"}:
         return "first"
     if text in {"latest", "last"}:
         return "last"
     if text.isascii() and text.isdigit():
         return int(text)
-    return _time(text, f"no place in a queue: write {HELP}")
+    return _time(text, f"not a position in a queue: write {HELP}")
 
 
 def parse_time(text: str) -> datetime:
-    """Read a time or an age; a time without a zone is local. Raises ConfigurationError."""
-    return _time(text, f"no time: write {_TIME_HELP}")
+    """Parse a time or an age; a time without a zone is local. Raises ConfigurationError."""
+    return _time(text, f"not a time: write {_TIME_HELP}")
 
 
-def _time(text: str, otherwise: str) -> datetime:
-    """Raises ConfigurationError saying that ``text`` is ``otherwise``."""
+def _time(text: str, problem: str) -> datetime:
+    """Parse a time or an age. Raises ConfigurationError that ``text`` is ``problem``."""
     age = _AGE.fullmatch(text)
     try:
         if age:
             return datetime.now(UTC) - timedelta(**{_UNITS[age[2]]: int(age[1])})
         return datetime.fromisoformat(text).astimezone(UTC)
-    except (ValueError, OverflowError):  # the latter outside the years 1 to 9999
-        raise ConfigurationError(f"{text!r} is {otherwise}") from None
+    except (ValueError, OverflowError):  # OverflowError outside the years 1 to 9999
+        raise ConfigurationError(f"{text!r} is {problem}") from None
 
 
 def milliseconds(time: datetime) -> int:

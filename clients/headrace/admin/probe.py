@@ -1,7 +1,7 @@
-"""What is at an address: a nameserver, a broker, or something else, and then what.
+"""Identifies the server at an address: a nameserver, a broker, or another protocol's server.
 
-Clients and servers only see that the other side does not speak the remoting protocol. This tries
-other protocols too, so that a wrong port is called what it is.
+Clients and servers notice only that the other side does not speak the remoting protocol. The probe
+also tries other protocols, so the error names what listens on a wrong port.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S = 3.0
 ANSWER_TIMEOUT_S = 3.0
-# Told apart by their first words, which servers say at once.
+# Foreign servers are identified by their first bytes, which they send at once.
 _FOREIGN_TIMEOUT_S = 1.0
 _RECEIVE_BYTES = 64 * 1024
 
@@ -36,7 +36,7 @@ _HTTP2_GOAWAY = 7
 
 
 class Role(Enum):
-    """What an address should be; the value is a request that only such a server serves."""
+    """The expected kind of server; the value is a request that only this kind serves."""
 
     NAMESERVER = RequestCode.GET_BROKER_CLUSTER_INFO
     BROKER = RequestCode.GET_BROKER_RUNTIME_INFO
@@ -46,10 +46,10 @@ class Role(Enum):
 
 
 class Finding(NamedTuple):
-    """What was found at an address.
+    """The result of probing an address.
 
-    problem: what is wrong and the way out; None when nothing is.
-    body: of the answer to the role's request; empty when there was a problem.
+    problem: the problem and its remedy; None if there is none.
+    body: body of the response to the role's request; empty if there was a problem.
     """
 
     problem: str | None
@@ -57,7 +57,7 @@ class Finding(NamedTuple):
 
 
 async def examine(address: str, role: Role) -> Finding:
-    """Connect, ask, and say what is there. Takes some seconds at most."""
+    """Connect, send the role's request and evaluate the response; takes at most some seconds."""
     try:
         stream = await _connect(address)
     except OSError as error:
@@ -72,17 +72,17 @@ async def examine(address: str, role: Role) -> Finding:
 
 
 def recognise(start: bytes) -> str | None:
-    """The protocol of a server whose first bytes are ``start``, if we know it."""
+    """The protocol of a server whose first bytes are ``start``; None if unknown."""
     if start.startswith((b"\x15\x03", b"\x16\x03")):
         return "TLS"
     is_frame = len(start) >= 9 and start[5:9] == b"\0\0\0\0"
     if is_frame and start[3] in {_HTTP2_SETTINGS, _HTTP2_GOAWAY}:
-        return "HTTP/2 (gRPC speaks it: is this the port of a proxy?)"
+        return "HTTP/2 (used by gRPC: is this a proxy's port?)"
     return foreign_protocol(start)
 
 
 async def _connect(address: str) -> trio.SocketStream:
-    """Raises OSError, the most telling one of several addresses of a name."""
+    """Connect to the first address that the name resolves to. Raises OSError."""
     host, port = split_address(address)
     with trio.move_on_after(CONNECT_TIMEOUT_S):
         found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
@@ -99,19 +99,19 @@ async def _connect(address: str) -> trio.SocketStream:
 
 def _connect_problem(error: OSError) -> str:
     if isinstance(error, ConnectionRefusedError):
-        return "connection refused: nothing listens on this port; start it, or mend the address"
+        return "connection refused: nothing listens there; start the server, or fix the address"
     if isinstance(error, TimeoutError):
         return (
             f"no connection within {CONNECT_TIMEOUT_S:g} s: the machine is down, or a firewall "
-            "drops what we send"
+            "drops the packets"
         )
     if isinstance(error, trio.socket.gaierror):
-        return f"the name does not resolve ({error.strerror}): mend it, or the machine's DNS"
-    return f"{error.strerror or error}: no way to that machine from here"
+        return f"the name does not resolve ({error.strerror}): fix the name, or this machine's DNS"
+    return f"{error.strerror or error}: that machine is not reachable from here"
 
 
 async def _ask(stream: trio.SocketStream, role: Role) -> ResponseReceived[Role] | bytes:
-    """The answer to the role's request, or the bytes that came instead."""
+    """The response to the role's request, or the bytes received instead."""
     connection: Connection[Role] = Connection()
     _, buffers = connection.request(role.value, waiter=role)
     received = b""
@@ -119,13 +119,13 @@ async def _ask(stream: trio.SocketStream, role: Role) -> ResponseReceived[Role] 
         try:
             await stream.send_all(b"".join(buffers))
             while data := await stream.receive_some(_RECEIVE_BYTES):
-                # The beginning identifies a server; some may send forever.
+                # The beginning identifies a server, and some servers never stop sending.
                 received = (received + data)[:_RECEIVE_BYTES]
                 for event in connection.receive_data(data):
                     if isinstance(event, ResponseReceived):
                         return event
         except (trio.BrokenResourceError, RemoteProtocolError):
-            pass  # judged by what has come
+            pass  # the bytes received so far are evaluated
     return received
 
 
@@ -134,20 +134,20 @@ def _judge(command: Command, body: bytes, role: Role) -> Finding:
         return Finding(None, body)
     if command.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         other = Role.BROKER if role is Role.NAMESERVER else Role.NAMESERVER
-        return Finding(f"this is no {role}; it may be a {other}: mend the address")
-    return Finding(f"it answers {command.code}: {command.remark or 'without a reason'}")
+        return Finding(f"this is not a {role}, but perhaps a {other}; fix the address")
+    return Finding(f"it responded with code {command.code}: {command.remark or 'no reason given'}")
 
 
 async def _silence_problem(address: str, received: bytes, role: Role) -> str:
-    """Why there was no answer: names the protocol that the server does speak, if it can."""
+    """The problem of a missing response: names the server's protocol if it is recognised."""
     protocol = recognise(received) or await _foreign(address)
     if protocol:
-        return f"this port speaks {protocol}: it is no {role}, mend the address"
+        return f"this port speaks {protocol}, so it is not a {role}; fix the address"
     if received:
-        return f"this is no {role}: it sent {received[:16]!r}..."
+        return f"this is not a {role}: it sent {received[:16]!r}..."
     return (
-        f"it takes connections but does not answer: no {role}, or one that hangs; look at what "
-        "listens there, and at its log"
+        f"it accepts connections but does not respond: it is not a {role}, or it hangs; check what "
+        "listens there, and its log"
     )
 
 
@@ -160,7 +160,7 @@ async def _foreign(address: str) -> str | None:
 
 
 async def _greet(address: str, greeting: bytes) -> bytes:
-    """The first bytes that a server sends to a new client that begins with ``greeting``."""
+    """The first bytes that a server sends to a new client after ``greeting``."""
     with trio.move_on_after(_FOREIGN_TIMEOUT_S):
         try:
             async with await _connect(address) as stream:
@@ -174,7 +174,7 @@ async def _greet(address: str, greeting: bytes) -> bytes:
 def _client_hello() -> bytes:
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     context = ssl.create_default_context()
-    # It waits for the server's part; ours is what we want.
+    # The handshake stops to wait for the server; the client's hello is all that is needed.
     with contextlib.suppress(ssl.SSLWantReadError):
         context.wrap_bio(incoming, outgoing, server_hostname="localhost").do_handshake()
     return outgoing.read()

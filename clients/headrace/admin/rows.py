@@ -1,4 +1,4 @@
-"""Messages out of lines, NDJSON and CSV: what ``headrace send`` reads."""
+"""Messages from lines, NDJSON and CSV: the input formats of ``headrace send``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RowFormat(StrEnum):
-    """How a file holds messages, one a line."""
+    """Format of a file with one message per line."""
 
     LINES = "lines"
     NDJSON = "ndjson"
@@ -34,9 +34,9 @@ _FORMATS = {
 
 
 class BadRow(HeadraceError):
-    """A row that makes no message.
+    """A row that cannot become a message.
 
-    place: ``file:line`` or ``file:line:column``, from 1.
+    place: ``file:line`` or ``file:line:column``, counting from 1.
     """
 
     def __init__(self, place: str, reason: str) -> None:
@@ -46,28 +46,28 @@ class BadRow(HeadraceError):
 
 
 class Columns(NamedTuple):
-    """Which columns become what; without ``body`` the whole row does, as JSON."""
+    """Columns for key, tag and body; without ``body``, the body is the whole row as JSON."""
 
     key: str | None = None
     tag: str | None = None
     body: str | None = None
 
     def names(self) -> list[str]:
-        """The columns that every row must have."""
+        """Names of the columns that every row must have."""
         return [name for name in self if name is not None]
 
 
 def format_of(name: str) -> RowFormat:
-    """The format that a file name promises."""
+    """The format that a file name's extension implies."""
     return _FORMATS.get(PurePath(name).suffix.lower(), RowFormat.LINES)
 
 
 def read_messages(
     lines: Iterable[bytes], name: str, row_format: RowFormat, topic: str, columns: Columns
 ) -> Iterator[Message]:
-    """A message for each row of ``lines``; blank lines are skipped, since no broker takes them.
+    """One message per row of ``lines``; blank lines are skipped, because no broker accepts them.
 
-    name: what to call the file in errors. Raises BadRow at the first row that makes none.
+    name: the file's name in errors. Raises BadRow at the first row that cannot become a message.
     """
     from headrace.messages import Message
 
@@ -90,11 +90,11 @@ def _decoded(lines: Iterable[bytes], name: str) -> Iterator[tuple[int, str]]:
         try:
             yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            # The line up to the bad byte is good: its length in characters is the column.
+            # The line is valid up to the bad byte: its length in characters gives the column.
             column = len(line[: error.start].decode()) + 1
             raise BadRow(
                 f"{name}:{number}:{column}",
-                f"byte 0x{line[error.start]:02x} is not UTF-8; convert the file "
+                f"byte 0x{line[error.start]:02x} is not valid UTF-8; convert the file "
                 "(e.g. iconv -t UTF-8)",
             ) from error
 
@@ -116,14 +116,14 @@ def _ndjson(lines: Iterable[bytes], name: str, columns: Columns) -> Iterator[_Ro
             row = json.loads(text)
         except json.JSONDecodeError as error:
             column = error.colno + len(line) - len(line.lstrip())
-            raise BadRow(f"{name}:{number}:{column}", f"no JSON: {error.msg}") from error
+            raise BadRow(f"{name}:{number}:{column}", f"invalid JSON: {error.msg}") from error
         yield _select(f"{name}:{number}", text.encode(), row, columns)
 
 
 def _select(place: str, whole: bytes, row: Any, columns: Columns) -> _Row:
     wanted = columns.names()
     if wanted and not isinstance(row, dict):
-        raise BadRow(place, f"no object, so it has no field {wanted[0]!r}")
+        raise BadRow(place, f"not a JSON object, so it has no field {wanted[0]!r}")
     for field in wanted:
         if field not in row:
             raise BadRow(place, f"no field {field!r}; it has {', '.join(row) or 'none'}")
@@ -132,7 +132,7 @@ def _select(place: str, whole: bytes, row: Any, columns: Columns) -> _Row:
 
 
 def _field(row: Mapping[str, Any], name: str | None) -> str:
-    """A field as text: null means none, and what is no text keeps its JSON form."""
+    """A field as text: null becomes empty, other values that are not text become JSON."""
     value = row[name] if name is not None else None
     if value is None:
         return ""
@@ -143,7 +143,7 @@ def _csv(lines: Iterable[bytes], name: str, columns: Columns) -> Iterator[_Row]:
     reader = csv.reader((line for _, line in _decoded(lines, name)), strict=True)
     header = _next_row(reader, name)
     if header is None:
-        raise BadRow(f"{name}:1", "no header line; CSV begins with the names of the columns")
+        raise BadRow(f"{name}:1", "no header line; a CSV file must begin with the column names")
     _check_header(header, name, columns)
     first_line = reader.line_num + 1
     while (row := _next_row(reader, name)) is not None:
@@ -161,22 +161,24 @@ def _next_row(reader: Any, name: str) -> list[str] | None:
     try:
         return next(reader, None)
     except csv.Error as error:
-        raise BadRow(f"{name}:{reader.line_num}", f"no CSV: {error}") from error
+        raise BadRow(f"{name}:{reader.line_num}", f"invalid CSV: {error}") from error
 
 
 def _check_header(header: list[str], name: str, columns: Columns) -> None:
     for wanted in columns.names():
         if wanted not in header:
-            raise BadRow(f"{name}:1", f"no column {wanted!r}; there are {', '.join(header)}")
-    doubles = {column for column in header if header.count(column) > 1}
-    if doubles:
-        raise BadRow(f"{name}:1", f"two columns are called {min(doubles)!r}: rename one")
+            raise BadRow(f"{name}:1", f"no column {wanted!r}; the columns are {', '.join(header)}")
+    duplicates = {column for column in header if header.count(column) > 1}
+    if duplicates:
+        raise BadRow(f"{name}:1", f"two columns are named {min(duplicates)!r}; rename one")
 
 
 def _uneven(place: str, header: list[str], row: list[str]) -> BadRow:
     problem = f"{len(row)} fields, but the header names {len(header)}"
     if len(row) < len(header):
         return BadRow(
-            f"{place}:{len(row) + 1}", f"{problem}: column {header[len(row)]!r} is absent"
+            f"{place}:{len(row) + 1}", f"{problem}: column {header[len(row)]!r} is missing"
         )
-    return BadRow(f"{place}:{len(header) + 1}", f"{problem}: is a comma in a value without quotes?")
+    return BadRow(
+        f"{place}:{len(header) + 1}", f"{problem}: does an unquoted value contain a comma?"
+    )

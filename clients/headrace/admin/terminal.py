@@ -1,6 +1,6 @@
-"""Escapes untrusted text, so that it can't control a terminal or look like other rows.
+"""Escapes untrusted text, so that it can neither control a terminal nor imitate other rows.
 
-Control characters (C0, C1), line ends and bidirectional controls are shown as Python escapes.
+Control characters (C0, C1), line ends and bidirectional controls become Python escapes.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from headrace_daemon.command import escaped
 
 
 def clean_lines(text: str) -> str:
-    """The same for a text of several lines: line ends and tabs stay."""
+    """Escape a text of several lines; line ends and tabs stay."""
     return "".join(c if c in "\n\t" else escaped(c) for c in text)
 
 
-# JSON escapes C0 itself but leaves the others, of which terminals obey C1.
+# JSON itself escapes only C0; of the rest, terminals obey C1.
 _CONTROLS = re.compile("[\\x7f-\\x9f\\u061c\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u2069\\ufeff]")
 
 
 def clean_json(text: bytes) -> bytes:
-    """The same JSON value with terminal controls escaped."""
+    """Escape terminal controls in JSON text, keeping its value."""
     if text.isascii() and b"\x7f" not in text:
         return text
     return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text.decode()).encode()

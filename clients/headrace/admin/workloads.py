@@ -1,4 +1,4 @@
-"""What ``headrace bench`` measures: five ways to use a cluster, one process each."""
+"""The five workloads of ``headrace bench``, each run in a single process."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 _MANY = 1000
 _STALL_MS = 10_000
-# Of a run, and when its message was due, on this process's clock.
+# Id of the run, and the time at which the message was due, on this process's clock.
 _STAMP = struct.Struct("8sd")
 _now = time.perf_counter
 
 
 class Setup(NamedTuple):
-    """What all workloads share.
+    """Parameters shared by all workloads.
 
-    in_flight: for ``pipeline``. rate: messages a second for ``latency``.
+    in_flight: used by ``pipeline``. rate: messages per second of ``latency``.
     """
 
     topic: str
@@ -41,14 +41,14 @@ class Setup(NamedTuple):
     nameserver: str | None
 
     def producer(self) -> Producer:
-        """A Producer that sends bodies as they are: random bytes are nothing to compress."""
+        """A Producer without compression: random bytes do not compress."""
         return Producer(nameserver=self.nameserver, compress_from_bytes=None)
 
 
 class Outcome(NamedTuple):
-    """Messages that were stored or received, in ``seconds``, with this process's ``cpu_s``.
+    """The number of messages stored or received in ``seconds``, using ``cpu_s`` of CPU time here.
 
-    latencies: in seconds. errors: messages that were not.
+    latencies: in seconds. errors: number of messages that were not stored or received.
     """
 
     messages: int
@@ -59,7 +59,7 @@ class Outcome(NamedTuple):
 
 
 class _Tally:
-    """Counts from now on."""
+    """Counters that start on construction."""
 
     def __init__(self, seconds: float) -> None:
         self.messages = self.errors = 0
@@ -73,7 +73,7 @@ class _Tally:
         self.latencies.append(latency)
 
     def outcome(self) -> Outcome:
-        """Raises CommandFailed when nothing got through, for there is nothing to say then."""
+        """Compute the outcome. Raises CommandFailed if no message succeeded."""
         seconds, cpu_s = _now() - self.begin, time.process_time() - self._cpu
         if not self.messages:
             raise CommandFailed(f"no message got through, {self.errors} failed")
@@ -81,10 +81,10 @@ class _Tally:
 
 
 async def send(setup: Setup) -> Outcome:
-    """One message after the other."""
+    """Send one message after another."""
     message = Message(setup.topic, os.urandom(setup.body_bytes))
     async with setup.producer() as producer:
-        # Opens the connections, and raises what is wrong with the cluster or the topic.
+        # Opens the connections, and raises any problem with the cluster or the topic.
         await producer.send(message)
         tally = _Tally(setup.seconds)
         while (begin := _now()) < tally.deadline:
@@ -98,9 +98,9 @@ async def send(setup: Setup) -> Outcome:
 
 
 async def pipeline(setup: Setup) -> Outcome:
-    """Many messages under way at once; latency is from handing one over to its answer."""
+    """Send with many messages in flight; latency runs from ``send`` to the response."""
     body = os.urandom(setup.body_bytes)
-    # Answers come in any order; a message is its own key here.
+    # Responses arrive in any order, so messages are identified by object id.
     started: dict[int, float] = {}
 
     def on_result(message: Message, result: SendResult | HeadraceError) -> None:
@@ -111,7 +111,7 @@ async def pipeline(setup: Setup) -> Outcome:
             tally.stored(1, latency)
 
     async with setup.producer() as producer:
-        # Two, for only what goes together loads the code for it.
+        # Two messages: a single one would not load the code for batches.
         await producer.send_many([body, body], topic=setup.topic)
         tally = _Tally(setup.seconds)
         async with producer.pipeline(max_in_flight=setup.in_flight, on_result=on_result) as sends:
@@ -126,7 +126,7 @@ async def pipeline(setup: Setup) -> Outcome:
 
 
 async def send_many(setup: Setup) -> Outcome:
-    """A thousand messages a call, or what fits into 4 MiB; latency is the call's."""
+    """Send a thousand messages per call, or as many as fit into 4 MiB; latency is per call."""
     count = max(1, min(_MANY, BODY_BYTES_MAX // setup.body_bytes))
     bodies = [os.urandom(setup.body_bytes)] * count
     async with setup.producer() as producer:
@@ -143,31 +143,31 @@ async def send_many(setup: Setup) -> Outcome:
 
 
 async def receive(setup: Setup) -> Outcome:
-    """The topic from its beginning to its end, or as far as the time lets it come."""
+    """Receive the topic from its beginning to its end, or until the time is up."""
     async with PullConsumer(nameserver=setup.nameserver) as consumer:
         queues = await consumer.queues(setup.topic)
         if not queues:
-            raise CommandFailed(f"topic {setup.topic} has no queue to read: look at its perm")
+            raise CommandFailed(f"topic {setup.topic} has no queue to read; check its permission")
         wanted = 0
         for queue in queues:
             wanted += await consumer.max_offset(queue) - await consumer.min_offset(queue)
         if not wanted:
-            raise CommandFailed(f"topic {setup.topic} has no messages to receive: send some first")
+            raise CommandFailed(f"topic {setup.topic} has no messages to receive; send some first")
         await consumer.assign(queues)
         tally = _Tally(setup.seconds)
         while tally.messages < wanted and _now() < tally.deadline:
             batch = await consumer.receive_many(timeout_ms=_STALL_MS)
             if not batch:
                 raise CommandFailed(
-                    f"{wanted - tally.messages} messages of {setup.topic} did not come within "
-                    f"{_STALL_MS / 1000:g} s: does somebody delete, or was the topic made anew?"
+                    f"{wanted - tally.messages} messages of {setup.topic} did not arrive within "
+                    f"{_STALL_MS / 1000:g} s: were messages deleted, or was the topic recreated?"
                 )
             tally.messages += len(batch)
         return tally.outcome()
 
 
 async def latency(setup: Setup) -> Outcome:
-    """From when a message is due to be sent to its arrival at a consumer, at a steady rate."""
+    """Measure, at a steady rate, from a message's due time to its arrival at a consumer."""
     run, total = os.urandom(8), max(1, int(setup.rate * setup.seconds))
     async with (
         PullConsumer(nameserver=setup.nameserver, start="last") as consumer,
@@ -187,25 +187,25 @@ async def _send_steadily(
     setup: Setup, producer: Producer, run: bytes, total: int, tally: _Tally
 ) -> None:
     padding = os.urandom(setup.body_bytes - _STAMP.size)
-    # What fails does not arrive, and is counted as that.
+    # A failed message does not arrive, and is counted as an error for that reason.
     async with producer.pipeline(on_result=lambda _message, _result: None) as sends:
         for number in range(total):
             due = tally.begin + number / setup.rate
-            # Late ones are stamped as due, or else waiting for a slow broker would not count.
+            # Late messages keep their due time, so that waiting for a slow broker counts.
             await trio.sleep(max(0, due - _now()))
             with suppress(HeadraceError):
                 await sends.send(Message(setup.topic, _STAMP.pack(run, due) + padding))
 
 
 async def _receive_stamped(consumer: PullConsumer, run: bytes, total: int, tally: _Tally) -> None:
-    """Until all have come, or none comes any more."""
+    """Receive until all messages have arrived, or no more arrive."""
     while tally.messages < total:
         batch = await consumer.receive_many(timeout_ms=_STALL_MS)
         if not batch:
             return
         arrived = _now()
         for body in batch.values():
-            # Others may use the topic too.
+            # Other clients may use the topic too.
             if body.startswith(run):
                 tally.stored(1, arrived - _STAMP.unpack_from(body)[1])
 

@@ -1,1 +1,1 @@
-"""Receiving: queues by hand, or a group that shares them."""
+"""Consumers: of queues assigned by hand, and of queues shared within a group."""

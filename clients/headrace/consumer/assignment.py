@@ -1,4 +1,4 @@
-"""Which queues are this member's, and what happens when that changes."""
+"""The queues assigned to this member of a group, and the handover when they change."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from headrace.consumer.fetcher import Fetcher
-from headrace.consumer.locks import QueueLocks
+from headrace.consumer.locks import QueueLockClient
 from headrace.consumer.offset_store import OffsetStore
 from headrace.consumer.process_queue import Limits, ProcessQueue
 from headrace.consumer.rebalance import allocate_averagely
@@ -42,10 +42,10 @@ _HANDOVER_S = 20.0
 
 
 class Assignment:
-    """A member's share of its group's queues; takes over, commits and gives up queues.
+    """A member's share of its group's queues; takes over, commits and releases queues.
 
-    process_queues: the queues that are ours now.
-    group_changed: set it to share the queues anew at once.
+    process_queues: the queues assigned to this member now.
+    group_changed: event that triggers an immediate rebalance when set.
     """
 
     def __init__(
@@ -70,31 +70,31 @@ class Assignment:
         self._ordered = ordered
         self._limits = limits
         self._offsets = OffsetStore(instance)
-        self._locks = QueueLocks(instance, group)
+        self._locks = QueueLockClient(instance, group)
         self._fetcher = Fetcher(instance, group, inbox, body_limits)
         self._tasks: TaskGroup | None = None
 
     async def start(self, tasks: TaskGroup) -> None:
-        """Take our first share, then keep it up to date in ``tasks``."""
+        """Take this member's first share, then keep it up to date in ``tasks``."""
         self._tasks = tasks
         complete = await self._rebalance()
         tasks.start_soon(self._rebalance_regularly, complete)
         tasks.start_soon(self._commit_regularly)
 
     async def commit(self) -> None:
-        """Commit what is processed, and wait until the brokers have it."""
+        """Commit all processed messages, and wait until the brokers confirm."""
         await self._commit(list(self.process_queues.values()))
 
-    async def give_up_all(self) -> None:
-        """Stop fetching, commit, and let others have the queues."""
-        given_up = list(self.process_queues.values())
+    async def release_all(self) -> None:
+        """Stop fetching, commit, and release all queues to the other members."""
+        released = list(self.process_queues.values())
         self.process_queues.clear()
         try:
-            await self._release(given_up)
+            await self._release(released)
         except HeadraceError as error:
-            _log.warning("group %s: the last messages will come again: %s", self._group, error)
+            _log.warning("group %s: the last messages will be redelivered: %s", self._group, error)
 
-    # -- sharing -----------------------------------------------------------------------------------
+    # -- rebalancing -------------------------------------------------------------------------------
 
     async def _rebalance_regularly(self, complete: bool) -> None:
         pacer = Pacer()
@@ -107,27 +107,27 @@ class Assignment:
             try:
                 complete = await self._rebalance()
             except HeadraceError as error:
-                _log.warning("group %s keeps its queues as they are: %s", self._group, error)
+                _log.warning("group %s keeps its current queues: %s", self._group, error)
                 complete = False
-            # A broker may announce changes of the group without end.
+            # A broker may announce group changes endlessly.
             await anyio.sleep(pacer.delay_s(progress=before != self.process_queues.keys()))
 
     async def _rebalance(self) -> bool:
-        """Bring the queues up to date; False if some could not be taken yet."""
+        """Bring the assignment up to date; return False if it is incomplete."""
         complete = True
         for subscription in self._subscriptions:
             try:
                 route = await self._instance.route(subscription.topic)
             except RouteNotFound:
-                # Brokers make the retry topic when they first hear of the group.
+                # Brokers create the retry topic at the group's first heartbeat.
                 if not _is_retry(subscription.topic):
                     raise
             else:
-                complete &= await self._share(subscription, route)
+                complete &= await self._share_topic(subscription, route)
         return complete
 
-    async def _share(self, subscription: Subscription, route: TopicRoute) -> bool:
-        # By broker name, the error that keeps us from its queues for now.
+    async def _share_topic(self, subscription: Subscription, route: TopicRoute) -> bool:
+        # By broker name, the error that makes the broker's queues unavailable for now.
         failures = await self._join(route)
         members = await self._members(route, failures)
         mine = set(allocate_averagely(route.read_queues, members, self._instance.client_id))
@@ -137,16 +137,16 @@ class Assignment:
         locked = await self._locks.lock(sorted(asked), failures) if self._ordered else asked
         for queue in sorted(held & asked - locked):
             if queue.broker_name not in failures:
-                # Another member has it already, so there is nothing to commit.
+                # Another member already holds the queue, so there is nothing to commit.
                 self.process_queues.pop(queue).drop()
         for queue in sorted(locked - held):
             if queue.broker_name not in failures:
                 await self._try_to_take_over(queue, subscription, failures)
-        self._report(mine, failures)
+        self._report_failures(mine, failures)
         return not failures and mine <= self.process_queues.keys()
 
-    def _report(self, mine: set[MessageQueue], failures: dict[str, HeadraceError]) -> None:
-        """Log the brokers that failed. Raises if they leave us without a queue."""
+    def _report_failures(self, mine: set[MessageQueue], failures: dict[str, HeadraceError]) -> None:
+        """Log the brokers that failed. Raises if their failure leaves this member no queue."""
         has_none = self.process_queues.keys().isdisjoint(mine)
         if mine and has_none and all(queue.broker_name in failures for queue in mine):
             raise failures[min(mine).broker_name]
@@ -154,7 +154,7 @@ class Assignment:
             _log.warning("group %s continues without broker %s: %s", self._group, name, error)
 
     async def _join(self, route: TopicRoute) -> dict[str, HeadraceError]:
-        """Send a first heartbeat to all brokers of a topic; returns errors by broker name."""
+        """Send a first heartbeat to all brokers of a topic; return errors by broker name."""
         places = [
             (name, at) for name, replicas in route.brokers.items() for at in replicas.values()
         ]
@@ -164,7 +164,7 @@ class Assignment:
                 await self._instance.heartbeat([place[1]])
 
         outcomes = await gather(join, places)
-        # A failed replica keeps nobody from the queues.
+        # A failed replica does not make the queues unavailable.
         return {
             name: error
             for (name, address), error in zip(places, outcomes, strict=True)
@@ -172,9 +172,10 @@ class Assignment:
         }
 
     async def _members(self, route: TopicRoute, failures: dict[str, HeadraceError]) -> list[str]:
-        """The group's client ids, ours included, from the first broker that knows us.
+        """The group's client ids, including this one, from the first broker that joining reached.
 
-        Raises its error, or the first broker's if none knows us; NoQueue without brokers.
+        Raises that broker's error; the first failure if joining reached no broker; NoQueue if the
+        topic has no broker.
         """
         addresses = {name: at for name in route.brokers if (at := route.address(name))}
         if not addresses:
@@ -188,7 +189,7 @@ class Assignment:
             ConsumerGroupHeader(consumer_group=self._group),
         )
         if response.command.code == ResponseCode.SYSTEM_ERROR:
-            return []  # the peer's way to say that there is none
+            return []  # RocketMQ's answer for a group without members
         return response.expect().decode(GetConsumerListByGroupResponseBody).consumer_id_list
 
     async def _try_to_take_over(
@@ -197,7 +198,7 @@ class Assignment:
         subscription: Subscription,
         failures: dict[str, HeadraceError],
     ) -> None:
-        """Take a queue over; its broker's error is added to ``failures``."""
+        """Take over a queue; record an error of its broker in ``failures``."""
         try:
             await self._take_over(queue, subscription)
         except HeadraceError as error:
@@ -215,23 +216,23 @@ class Assignment:
         self._tasks.start_soon(self._fetcher.run, process_queue, subscription)
 
     async def _hand_over(self, queues: Iterable[MessageQueue]) -> None:
-        given_up = [self.process_queues.pop(queue) for queue in queues]
+        released = [self.process_queues.pop(queue) for queue in queues]
         if not self._ordered:
-            await self._release(given_up)
+            await self._release(released)
             return
         assert self._tasks is not None
-        for process_queue in given_up:
+        for process_queue in released:
             process_queue.drop()
             self._tasks.start_soon(self._hand_over_ordered, process_queue)
 
     async def _hand_over_ordered(self, process_queue: ProcessQueue) -> None:
-        """Keep the lock until what is in hand is processed."""
+        """Keep the lock until the messages handed out are processed."""
         with anyio.move_on_after(_HANDOVER_S):
-            await self._inbox.wait_until_not_in_hand(process_queue)
+            await self._inbox.wait_until_idle(process_queue)
         try:
             await self._release([process_queue])
         except HeadraceError as error:
-            _log.warning("group %s: messages will come again: %s", self._group, error)
+            _log.warning("group %s: messages will be redelivered: %s", self._group, error)
 
     async def _release(self, process_queues: list[ProcessQueue]) -> None:
         for process_queue in process_queues:
@@ -249,7 +250,7 @@ class Assignment:
             try:
                 await self._offsets.commit_oneway(self._group, offsets)
             except HeadraceError as error:
-                _log.warning("group %s commits later: %s", self._group, error)
+                _log.warning("group %s: commit failed and will be retried: %s", self._group, error)
             else:
                 self._note_committed(offsets)
 
@@ -265,7 +266,7 @@ class Assignment:
 
 
 def _progress(process_queues: Iterable[ProcessQueue]) -> dict[MessageQueue, int]:
-    """What is processed and not committed."""
+    """Offsets that are processed but not committed."""
     return {
         process_queue.queue: process_queue.processed_offset
         for process_queue in process_queues

@@ -1,4 +1,4 @@
-"""Pull loops: one task per queue, a pull always under way while there is room."""
+"""Pull loops: one task per queue, with a pull always in flight while there is room."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _TIMEOUT_MS = 30_000
 _PAUSE_S = 1.0
 
 
-def _is_gone(error: HeadraceError) -> bool:
-    """Whether the broker of the queue says that there is no such topic."""
+def _is_topic_deleted(error: HeadraceError) -> bool:
+    """Whether the queue's broker reports that the topic does not exist."""
     return isinstance(error, BrokerError) and error.code == ResponseCode.TOPIC_NOT_EXIST
 
 
 class Fetcher:
-    """Pulls for one group into an inbox."""
+    """Pulls messages for one group into an inbox."""
 
     def __init__(
         self, instance: ClientInstance, group: str, inbox: Inbox, body_limits: BodyLimits
@@ -51,29 +51,29 @@ class Fetcher:
                 await process_queue.wait_for_room()
                 pacer.begin()
                 has_progress = True
-                # A seek cancels the pull under way, which would wait at an offset that is past.
+                # A seek cancels the pull in flight, which would keep waiting at the old offset.
                 with anyio.CancelScope() as process_queue.pulling:
                     has_progress = await self._pull_once(process_queue, subscription)
                 delay_s = pacer.delay_s(progress=has_progress)
                 if delay_s:
-                    # Its own scope: correcting an offset cancels that of the pull.
+                    # A new scope: correcting an offset has cancelled the scope of the pull.
                     with anyio.CancelScope() as process_queue.pulling:
                         await anyio.sleep(delay_s)
 
     async def _pull_once(self, process_queue: ProcessQueue, subscription: Subscription) -> bool:
-        """Pull once; returns whether that brought anything new."""
+        """Pull once; return whether the pull advanced the offset."""
         offset = process_queue.pull_offset
         try:
             result = await self._pull(process_queue, offset, subscription)
         except HeadraceError as error:
-            if _is_gone(error) and offset and not process_queue.replica_id:
-                # Made again, the topic begins anew: what it has then was never read.
+            if _is_topic_deleted(error) and offset and not process_queue.replica_id:
+                # A topic created again starts at offset 0, with messages that were never read.
                 process_queue.reset(0)
             await self._pause(process_queue, error)
             return False
-        # The answer may have been here already when a seek came.
+        # The response may have arrived just before a seek.
         if offset == process_queue.pull_offset:
-            self._take(process_queue, result)
+            self._accept(process_queue, result)
         return result.next_offset > offset and not result.is_offset_illegal
 
     async def _pull(
@@ -98,12 +98,12 @@ class Fetcher:
         code, header = wanted.request(peer_is_headrace=connection.peer_is_headrace)
         return wanted.result(await connection.request(code, header, timeout_ms=_TIMEOUT_MS))
 
-    def _take(self, process_queue: ProcessQueue, result: PullResult) -> None:
+    def _accept(self, process_queue: ProcessQueue, result: PullResult) -> None:
         process_queue.replica_id = result.suggested_replica_id
         if result.is_offset_illegal:
             queue = process_queue.queue
             _log.warning(
-                "%s/%s/%d has no offset %d (it has %d to %d): going on at %d",
+                "%s/%s/%d has no offset %d (it has %d to %d): continuing at %d",
                 queue.topic,
                 queue.broker_name,
                 queue.queue_id,
@@ -122,7 +122,7 @@ class Fetcher:
     async def _pause(self, process_queue: ProcessQueue, error: HeadraceError) -> None:
         queue = process_queue.queue
         _log.warning(
-            "pull of %s/%s/%d failed and will be tried again: %s",
+            "pull of %s/%s/%d failed and will be retried: %s",
             queue.topic,
             queue.broker_name,
             queue.queue_id,
@@ -130,5 +130,5 @@ class Fetcher:
         )
         process_queue.replica_id = 0
         if error.refresh_route:
-            self._instance.doubt_route(queue.topic)
+            self._instance.invalidate_route(queue.topic)
         await anyio.sleep(_PAUSE_S)

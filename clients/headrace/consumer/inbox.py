@@ -1,4 +1,4 @@
-"""Where fetched batches wait for the user, and the iterators that hand them out."""
+"""Inbox of fetched batches, and the iterators that hand them out to the user."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
 
 
 class Inbox:
-    """Deliveries in the order of their arrival, whatever their queue.
+    """Deliveries from all queues, in order of arrival.
 
-    ordered: of one queue, no batch is handed out before the one before it is processed.
-    one_user: whichever task it is, it acts for the same user (a thread in front of the loop).
+    ordered: hand out a batch of a queue only after the previous batch of that queue is processed.
+    single_user: all tasks act for the same user (a thread that calls into the event loop).
     """
 
-    def __init__(self, *, ordered: bool = False, one_user: bool = False) -> None:
+    def __init__(self, *, ordered: bool = False, single_user: bool = False) -> None:
         self._ordered = ordered
-        self._one_user = one_user
+        self._single_user = single_user
         self._waiting: deque[Delivery] = deque()
-        self._in_hand: dict[Delivery, _Holder] = {}
+        self._handed_out: dict[Delivery, _Holder] = {}
         self._changed: anyio.Event | None = None
 
     def put(self, delivery: Delivery) -> None:
-        """Add what was fetched."""
+        """Add a fetched delivery."""
         self._waiting.append(delivery)
         self._signal()
 
     async def take(self) -> Delivery:
-        """The next delivery, which is in this task's hand until it is ``finished``.
+        """The next delivery, which belongs to this task until ``finish``.
 
-        What this task left in the middle, by breaking out of a loop, comes first.
+        A delivery that this task left unfinished, by breaking out of a loop, comes first.
         """
         await anyio.lowlevel.checkpoint()
         while True:
@@ -48,54 +48,54 @@ class Inbox:
             await self._wait_for_change()
 
     def take_ready(self) -> Delivery | None:
-        """``take`` what is here already."""
-        delivery = self._left_by_this_task() or self._next()
+        """The next delivery if there is one; does not wait."""
+        delivery = self._unfinished_of_this_task() or self._next()
         if delivery:
-            self._in_hand[delivery] = _Holder()
+            self._handed_out[delivery] = _Holder()
         return delivery
 
-    def finished(self, delivery: Delivery) -> None:
-        """Its task asks for more, so what was handed out of the delivery is processed."""
-        self._in_hand.pop(delivery, None)
-        if delivery.is_wanted:
-            delivery.processed_all()
+    def finish(self, delivery: Delivery) -> None:
+        """Mark the delivery's messages as processed: its task asked for more."""
+        self._handed_out.pop(delivery, None)
+        if delivery.is_valid:
+            delivery.mark_all_processed()
         else:
-            delivery.processed_handed()
+            delivery.mark_handed_out_processed()
         if self._ordered:
             self._signal()
 
-    def _left_by_this_task(self) -> Delivery | None:
-        for delivery, holder in list(self._in_hand.items()):
-            if self._one_user or holder.is_this_task():
+    def _unfinished_of_this_task(self) -> Delivery | None:
+        for delivery, holder in list(self._handed_out.items()):
+            if self._single_user or holder.is_this_task():
                 if delivery.has_more:
                     return delivery
-                self.finished(delivery)
+                self.finish(delivery)
         return None
 
-    def is_in_hand(self, process_queue: ProcessQueue) -> bool:
-        """Whether a batch of this queue is being worked on."""
-        return any(delivery.process_queue is process_queue for delivery in self._in_hand)
+    def is_handed_out(self, process_queue: ProcessQueue) -> bool:
+        """Whether a batch of this queue is handed out and not processed."""
+        return any(delivery.process_queue is process_queue for delivery in self._handed_out)
 
-    async def wait_until_not_in_hand(self, process_queue: ProcessQueue) -> None:
-        """Wait until nobody works on this queue any more; for ordered inboxes."""
-        while self.is_in_hand(process_queue):
+    async def wait_until_idle(self, process_queue: ProcessQueue) -> None:
+        """Wait until no batch of this queue is handed out; for ordered inboxes."""
+        while self.is_handed_out(process_queue):
             await self._wait_for_change()
 
-    def count_in_hand_as_processed(self) -> None:
-        """What this task was handed counts as processed, unless its time ran out meanwhile.
+    def mark_current_processed(self) -> None:
+        """Mark the messages handed to this task as processed, unless it timed out meanwhile.
 
-        After a time-out nobody knows how far the task got, so the messages come again.
+        How far a task got before a timeout is unknown, so its messages are redelivered.
         """
-        for delivery, holder in list(self._in_hand.items()):
-            if self._one_user or (holder.is_this_task() and holder.is_in_time()):
-                delivery.processed_handed()
+        for delivery, holder in list(self._handed_out.items()):
+            if self._single_user or (holder.is_this_task() and holder.is_in_time()):
+                delivery.mark_handed_out_processed()
 
     def _next(self) -> Delivery | None:
         for _ in range(len(self._waiting)):
             delivery = self._waiting.popleft()
-            if not delivery.is_wanted:
+            if not delivery.is_valid:
                 continue
-            if not (self._ordered and self.is_in_hand(delivery.process_queue)):
+            if not (self._ordered and self.is_handed_out(delivery.process_queue)):
                 return delivery
             self._waiting.append(delivery)
         return None
@@ -111,7 +111,7 @@ class Inbox:
 
 
 class _Holder:
-    """The task that a delivery was handed to, and until when it may work on it."""
+    """The task that holds a delivery, and the deadline it had on receiving it."""
 
     def __init__(self) -> None:
         self._task_id = anyio.get_current_task().id
@@ -125,9 +125,9 @@ class _Holder:
 
 
 class Receiver:
-    """Goes through deliveries one after the other; what was handed out is processed then.
+    """Takes deliveries one after another; taking the next one finishes the current one.
 
-    delivery: the one at hand.
+    delivery: the current delivery.
     """
 
     def __init__(self, inbox: Inbox) -> None:
@@ -135,31 +135,31 @@ class Receiver:
         self.delivery: Delivery | None = None
 
     async def receive(self) -> Delivery:
-        """The delivery at hand if it has more, else another one."""
+        """The current delivery if it has more messages, otherwise the next one."""
         if self.delivery and self.delivery.has_more:
             await anyio.lowlevel.checkpoint()
-        self._let_go_if_done()
+        self._finish_if_exhausted()
         if self.delivery is None:
             self.delivery = await self._inbox.take()
         return self.delivery
 
     def receive_ready(self) -> Delivery | None:
-        """``receive`` what is here already."""
-        self._let_go_if_done()
+        """Like ``receive``, but None instead of waiting."""
+        self._finish_if_exhausted()
         if self.delivery is None:
             self.delivery = self._inbox.take_ready()
         return self.delivery
 
-    def _let_go_if_done(self) -> None:
+    def _finish_if_exhausted(self) -> None:
         if self.delivery and not self.delivery.has_more:
-            self._inbox.finished(self.delivery)
+            self._inbox.finish(self.delivery)
             self.delivery = None
 
 
 class BatchIterator:
-    """Batches; each is processed when the next one is asked for.
+    """Iterator over batches; asking for the next batch marks the current one as processed.
 
-    max_messages: in one of them; None for as many as came together.
+    max_messages: most messages in a batch; None yields batches as they were fetched.
     """
 
     def __init__(self, inbox: Inbox, max_messages: int | None) -> None:
@@ -174,7 +174,7 @@ class BatchIterator:
 
 
 class MessageIterator:
-    """Messages one by one; each is processed when the next one is asked for."""
+    """Iterator over messages; asking for the next message marks the current one as processed."""
 
     def __init__(self, inbox: Inbox) -> None:
         self._receiver = Receiver(inbox)
@@ -184,7 +184,7 @@ class MessageIterator:
         return self
 
     async def __anext__(self) -> ReceivedMessage:
-        # All that a message costs as a rule: nobody else needs to know that it is handed out.
+        # The usual case costs no more than this: ``ready`` also counts the messages handed out.
         if self._ready:
             return self._ready.popleft()
         await self.wait_for_some()
@@ -196,7 +196,7 @@ class MessageIterator:
             self._ready = (await self._receiver.receive()).make_ready()
 
     def take_ready(self) -> Iterator[ReceivedMessage]:
-        """Hand out what is ready, without waiting; in another thread, if need be."""
-        with contextlib.suppress(IndexError):  # it may be put back at any moment
+        """Yield the ready messages without waiting; callable from another thread."""
+        with contextlib.suppress(IndexError):  # a reset may empty it at any moment
             while True:
                 yield self._ready.popleft()

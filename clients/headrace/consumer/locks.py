@@ -1,4 +1,4 @@
-"""Locks that a group's member takes on queues, so that nobody else of the group works on them."""
+"""Queue locks: only the member that holds a queue's lock processes the queue."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from headrace_protocol.bodies import MessageQueue
 
 
-class QueueLocks:
-    """Asks the brokers of the queues; they forget a lock that is not renewed for 60 s."""
+class QueueLockClient:
+    """Locks queues at their brokers, which drop a lock that is not renewed for 60 s."""
 
     def __init__(self, instance: ClientInstance, group: str) -> None:
         self._instance = instance
@@ -26,9 +26,9 @@ class QueueLocks:
     async def lock(
         self, queues: Iterable[MessageQueue], failures: dict[str, HeadraceError]
     ) -> set[MessageQueue]:
-        """Take or renew locks; returns the queues that are ours now.
+        """Take or renew locks; return the queues that this member now holds.
 
-        failures: gets the error of each broker that does not answer, by name.
+        failures: receives the error of each broker that does not answer, by broker name.
         """
         locked: set[MessageQueue] = set()
         for address, part in (await self._by_broker(queues)).items():
@@ -40,12 +40,12 @@ class QueueLocks:
             except HeadraceError as error:
                 failures |= dict.fromkeys((queue.broker_name for queue in part), error)
             else:
-                # Only the queues that the broker was asked for count.
+                # Ignore queues that were not in the request.
                 locked.update(set(part).intersection(granted))
         return locked
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
-        """Give locks back."""
+        """Release locks."""
         for address, part in (await self._by_broker(queues)).items():
             response = await self._instance.request(
                 address, RequestCode.UNLOCK_BATCH_MQ, None, self._body(part)

@@ -1,4 +1,4 @@
-"""Offsets that a broker knows: a group's progress, and where queues begin and end."""
+"""Offsets kept by brokers: a group's progress, and the bounds of queues."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 
 class OffsetStore:
-    """Asks the master of a queue's broker; raises what ``ClientInstance.request`` raises."""
+    """Queries the master of a queue's broker; raises the errors of ``ClientInstance.request``."""
 
     def __init__(self, instance: ClientInstance) -> None:
         self._instance = instance
 
     async def committed(self, group: str, queue: MessageQueue) -> int | None:
-        """The offset that ``group`` goes on from; None if it has committed none."""
+        """The offset that ``group`` resumes from; None if it has committed none."""
         header = QueryConsumerOffsetHeader(
             consumer_group=group,
             topic=queue.topic,
             queue_id=queue.queue_id,
-            # Without it a broker answers 0 for a young queue, whatever start the group asked for.
+            # By default a broker answers 0 for a new queue, whatever start the group configured.
             set_zero_if_not_found=False,
         )
         response = await self._ask(queue, RequestCode.QUERY_CONSUMER_OFFSET, header)
@@ -45,14 +45,14 @@ class OffsetStore:
         return _offset(response)
 
     async def commit(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
-        """Store progress and wait until the brokers have it."""
+        """Store progress and wait until the brokers confirm."""
         for queue, offset in offsets.items():
             header = _commit_header(group, queue, offset)
             response = await self._ask(queue, RequestCode.UPDATE_CONSUMER_OFFSET, header)
             response.expect()
 
     async def commit_oneway(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
-        """Store progress without waiting for an answer."""
+        """Store progress without waiting for a response."""
         for queue, offset in offsets.items():
             header = _commit_header(group, queue, offset)
             address = await self._instance.broker_address(queue.topic, queue.broker_name)
@@ -60,7 +60,7 @@ class OffsetStore:
             connection.oneway(RequestCode.UPDATE_CONSUMER_OFFSET, header)
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """Offset of the oldest message there still is."""
+        """Offset of the oldest message that still exists."""
         header = GetMinOffsetHeader(topic=queue.topic, queue_id=queue.queue_id)
         return _offset(await self._ask(queue, RequestCode.GET_MIN_OFFSET, header))
 
@@ -88,5 +88,5 @@ def _commit_header(group: str, queue: MessageQueue, offset: int) -> UpdateConsum
 
 
 def _offset(response: Response) -> int:
-    # Apache's brokers answer -1 for a queue that was never written to.
+    # Apache RocketMQ answers -1 for a queue that was never written to.
     return max(0, response.expect().header(OffsetResponseHeader).offset)

@@ -1,4 +1,4 @@
-"""One queue that a consumer reads: what is fetched, what is handed out, what is processed."""
+"""A queue that a consumer reads: messages fetched, handed out and processed."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ if TYPE_CHECKING:
     from headrace.messages import MessageBatch, ReceivedMessage
     from headrace_protocol.bodies import MessageQueue
 
-# How many messages are made at once; other tasks get their turn between two such parts.
+# Messages built at once; other tasks run between two such parts.
 _READY_MAX = 1024
 
 
 class Limits(NamedTuple):
-    """How much of one queue is held unprocessed before its pulls wait; both above 0."""
+    """Limits on a queue's unprocessed messages, beyond which pulls wait; both above 0."""
 
     messages: int
     record_bytes: int
 
 
 class Delivery:
-    """A batch on its way through the user's hands, in parts or message by message.
+    """A batch that is handed out to the user, in parts or message by message.
 
-    ready: messages to hand out next: who takes one out of it has handed it out.
+    ready: messages to hand out next; removing a message from it hands it out.
 
-    What was handed out last is at hand; it is processed when more is asked for.
+    The messages handed out last are the current ones, processed once the user asks for more.
     """
 
     __slots__ = (
-        "_at_hand_max",
+        "_current_max",
         "_processed_count",
         "_taken_count",
         "batch",
@@ -47,47 +47,47 @@ class Delivery:
         self.is_done = False
         self._taken_count = 0
         self._processed_count = 0
-        self._at_hand_max = 0
+        self._current_max = 0
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether it may be handed out: its queue is ours and was not reset since."""
+    def is_valid(self) -> bool:
+        """Whether it may be handed out: its queue was neither dropped nor reset since the fetch."""
         return not (self.is_done or self.process_queue.is_dropped)
 
     @property
-    def handed_count(self) -> int:
-        """How many messages of the batch have been handed out."""
-        # So that handing one out costs nothing but taking it from ``ready``.
+    def handed_out_count(self) -> int:
+        """Number of messages of the batch that have been handed out."""
+        # Computed, so that handing out a message costs no more than removing it from ``ready``.
         return self._taken_count - len(self.ready)
 
     @property
-    def handed_offset(self) -> int:
-        """All messages before it have been handed out."""
-        return self.batch.offset_at(self.handed_count)
+    def handed_out_offset(self) -> int:
+        """Offset before which all messages have been handed out."""
+        return self.batch.offset_at(self.handed_out_count)
 
     @property
     def processed_offset(self) -> int:
-        """All messages of the batch before it are processed."""
-        at_hand_from = self.handed_count - self._at_hand_max
-        return self.batch.offset_at(max(self._processed_count, at_hand_from))
+        """Offset before which all messages of the batch are processed."""
+        current_start = self.handed_out_count - self._current_max
+        return self.batch.offset_at(max(self._processed_count, current_start))
 
     @property
     def has_more(self) -> bool:
-        """Whether some of it has not been handed out, and may be."""
-        return self.is_wanted and self.handed_count < len(self.batch)
+        """Whether messages remain that may still be handed out."""
+        return self.is_valid and self.handed_out_count < len(self.batch)
 
     def next_part(self, messages_max: int | None = None) -> MessageBatch:
-        """Hand out the rest, or so many messages of it."""
+        """Hand out the remaining messages, at most ``messages_max``."""
         self.put_back()
         start, end = self._taken_count, len(self.batch)
         if messages_max is not None:
             end = min(end, start + messages_max)
-        self._processed_count, self._taken_count, self._at_hand_max = start, end, end - start
+        self._processed_count, self._taken_count, self._current_max = start, end, end - start
         return self.batch.part(start, end)
 
     def make_ready(self) -> deque[ReceivedMessage]:
-        """Put the next messages into ``ready``, unless there are some; returns it."""
-        self._processed_count, self._at_hand_max = self.handed_count, 1
+        """Fill ``ready`` with the next messages if it is empty; return it."""
+        self._processed_count, self._current_max = self.handed_out_count, 1
         if not self.ready:
             start = self._taken_count
             self._taken_count = min(start + _READY_MAX, len(self.batch))
@@ -95,31 +95,31 @@ class Delivery:
         return self.ready
 
     def put_back(self) -> None:
-        """Make nothing ready any more."""
-        self._taken_count = self.handed_count
+        """Empty ``ready``: its messages count as not handed out."""
+        self._taken_count = self.handed_out_count
         self.ready.clear()
 
-    def processed_all(self) -> None:
-        """The whole batch is processed."""
+    def mark_all_processed(self) -> None:
+        """Mark the whole batch as processed."""
         if not self.is_done:
             self.is_done = True
             self.process_queue.delivery_done(self)
 
-    def processed_handed(self) -> None:
-        """What was handed out of the batch so far is processed."""
-        self._processed_count = self.handed_count
+    def mark_handed_out_processed(self) -> None:
+        """Mark the messages handed out so far as processed."""
+        self._processed_count = self.handed_out_count
         if self._processed_count >= len(self.batch):
-            self.processed_all()
+            self.mark_all_processed()
 
 
 class ProcessQueue:
-    """The state of one queue; nothing here waits but ``wait_for_room``.
+    """State of one queue; only ``wait_for_room`` blocks.
 
-    pull_offset: where the next pull begins.
-    committed_offset: what the broker knows of our progress; None if that has to be told anew.
-    replica_id: which replica of the broker the last answer told us to ask.
-    is_dropped: the queue is not ours any more; what was fetched is not handed out.
-    fetching: scope of the task that pulls. pulling: scope of the pull under way.
+    pull_offset: offset at which the next pull begins.
+    committed_offset: progress known to the broker; None if it has to be committed again.
+    replica_id: replica of the broker that the last response suggested.
+    is_dropped: whether the queue was released; fetched messages are then not handed out.
+    fetching: scope of the task that pulls. pulling: scope of the pull in flight.
     """
 
     def __init__(
@@ -140,24 +140,24 @@ class ProcessQueue:
 
     @property
     def processed_offset(self) -> int:
-        """All messages before this offset are processed."""
+        """Offset before which all messages are processed."""
         return self._deliveries[0].processed_offset if self._deliveries else self.pull_offset
 
     @property
     def message_count(self) -> int:
-        """Messages fetched and not processed."""
+        """Number of messages fetched and not processed."""
         return self._message_count
 
     @property
     def room(self) -> Limits:
-        """How much the next pull may bring; it waits while either is 0."""
+        """How much the next pull may fetch; the pull waits while either limit is 0."""
         return Limits(
             max(0, self._limits.messages - self._message_count),
             max(0, self._limits.record_bytes - self._record_bytes),
         )
 
     def add(self, batch: MessageBatch) -> Delivery:
-        """Take what a pull brought."""
+        """Add a fetched batch."""
         delivery = Delivery(self, batch)
         self._deliveries.append(delivery)
         self._message_count += len(batch)
@@ -166,7 +166,7 @@ class ProcessQueue:
         return delivery
 
     def delivery_done(self, delivery: Delivery) -> None:
-        """What ``Delivery.processed_all`` calls."""
+        """Remove a processed delivery; called by ``Delivery.mark_all_processed``."""
         self._message_count -= len(delivery.batch)
         self._record_bytes -= delivery.batch.buffer_bytes
         while self._deliveries and self._deliveries[0].is_done:
@@ -174,7 +174,7 @@ class ProcessQueue:
         self._signal_room()
 
     def reset(self, offset: int) -> None:
-        """Go on from ``offset``; what was fetched before counts no more."""
+        """Continue from ``offset``; discard everything fetched so far."""
         for delivery in self._deliveries:
             delivery.is_done = True
             delivery.put_back()
@@ -186,7 +186,7 @@ class ProcessQueue:
         self._signal_room()
 
     def drop(self) -> None:
-        """Give the queue up."""
+        """Stop reading the queue."""
         self.is_dropped = True
         for delivery in self._deliveries:
             delivery.put_back()

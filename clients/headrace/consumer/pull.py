@@ -1,4 +1,4 @@
-"""PullConsumer: queues chosen by hand, offsets moved by hand."""
+"""PullConsumer: reads queues assigned by hand, from offsets set by hand."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 
 class PullConsumer:
-    """Reads queues that you assign, from offsets that you choose; use it in ``async with``.
+    """Reads the queues you assign, from the offsets you choose; use it in ``async with``.
 
-    group: whose progress ``committed`` and ``commit`` mean; without it those two are errors.
-    start: where an assigned queue begins unless the group has committed or you ``seek``: "first",
-        "last", a datetime or milliseconds since 1970.
+    group: the group whose progress ``committed`` reads and ``commit`` stores; both require it.
+    start: where to start in an assigned queue unless the group has committed or you ``seek``:
+        "first", "last", a datetime or milliseconds since 1970.
     queue_messages_max, queue_bytes_max: how much of each queue is fetched ahead.
-    body_bytes_max: compressed bodies that are larger than this are an error when they are read.
-    batch_bytes_max: the same for the bodies of a batch that are read at once.
+    body_bytes_max: reading a compressed body that is larger when decompressed raises an error.
+    batch_bytes_max: the same limit for all bodies of a batch, when they are read together.
 
-    Nothing is committed unless you say so, and no queue is taken away.
+    Offsets are committed only by ``commit``, and an assigned queue is never taken away.
     """
 
     def __init__(
@@ -85,18 +85,18 @@ class PullConsumer:
     async def __aexit__(self, *_: object) -> None:
         await self._instance.stop()
 
-    # -- which queues, from where ------------------------------------------------------------------
+    # -- queues and positions ----------------------------------------------------------------------
 
     async def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """The queues of ``topic`` that can be read now. Raises RouteNotFound."""
+        """The currently readable queues of ``topic``. Raises RouteNotFound."""
         self._instance.check_open("PullConsumer")
         return (await self._instance.route(topic)).read_queues
 
     async def assign(self, queues: Iterable[MessageQueue], tags: str = ALL) -> None:
-        """Read these queues, and no others, from now on.
+        """Read exactly these queues from now on.
 
-        tags: ``"*"`` or ``"a || b"``: what to let through.
-        Queues that were assigned before keep their position.
+        tags: tag filter, ``"*"`` or ``"a || b"``.
+        Queues that are already assigned keep their position.
         """
         self._instance.check_open("PullConsumer")
         wanted = set(queues)
@@ -116,11 +116,11 @@ class PullConsumer:
         self._tasks.start_soon(self._fetcher.run, process_queue, subscription)
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Go on from ``offset`` in an assigned queue; one that does not exist is corrected."""
+        """Continue from ``offset`` in an assigned queue; an offset out of range is corrected."""
         self._process_queue(queue).reset(offset)
 
     async def seek_to(self, start: Start) -> None:
-        """Go to "first", "last" or a point in time in all assigned queues."""
+        """Move to "first", "last" or a point in time in all assigned queues."""
         check_start(start)
         for queue in self._process_queues:
             self.seek(queue, await start_offset(start, queue, self._offsets))
@@ -129,42 +129,42 @@ class PullConsumer:
         """Offset after the last message of an assigned queue that ``receive_many`` returned."""
         process_queue = self._process_queue(queue)
         delivery = self._receiver.delivery
-        if delivery and delivery.process_queue is process_queue and delivery.is_wanted:
-            return delivery.handed_offset
+        if delivery and delivery.process_queue is process_queue and delivery.is_valid:
+            return delivery.handed_out_offset
         return process_queue.processed_offset
 
     def _process_queue(self, queue: MessageQueue) -> ProcessQueue:
         try:
             return self._process_queues[queue]
         except KeyError:
-            raise ConfigurationError(f"{queue} is not assigned: call assign first") from None
+            raise ConfigurationError(f"{queue} is not assigned; call assign first") from None
 
     # -- reading and committing --------------------------------------------------------------------
 
     async def receive_many(
         self, *, max_messages: int | None = None, timeout_ms: float | None = None
     ) -> MessageBatch | None:
-        """The next messages of any assigned queue, from one queue, in order.
+        """The next messages of one of the assigned queues, in order.
 
-        max_messages: no more than this; without it, what one answer of a broker brought.
-        timeout_ms: return None when none came within it, 0 for what is here already; without it,
-            wait for ever.
+        max_messages: most messages to return; None returns all of one broker response.
+        timeout_ms: time after which to return None; 0 returns only messages that are already
+            fetched, None waits forever.
         """
         self._instance.check_open("PullConsumer")
         check_limits(max_messages=max_messages)
         if not self._process_queues:
-            raise ConfigurationError("no queue is assigned, so nothing would ever come")
+            raise ConfigurationError("no queue is assigned; call assign first")
         delivery = None
         with anyio.move_on_after(None if timeout_ms is None else timeout_ms / 1000):
             delivery = await self._receiver.receive()
-        # Without time to wait there was none to look either.
+        # With a timeout of 0, the scope ended before the inbox was checked.
         delivery = delivery or self._receiver.receive_ready()
         return delivery.next_part(max_messages) if delivery else None
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
-        """Store progress for the group, and wait for it.
+        """Store the group's progress, and wait for confirmation.
 
-        offsets: next offset to read by queue; without it, the positions of all assigned queues.
+        offsets: next offset to read, by queue; None means the positions of all assigned queues.
         """
         group = self._check_group()
         if offsets is None:
@@ -172,11 +172,11 @@ class PullConsumer:
         await self._offsets.commit(group, offsets)
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """The offset that the group goes on from; None if it has committed none."""
+        """The offset that the group resumes from; None if it has committed none."""
         return await self._offsets.committed(self._check_group(), queue)
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """Offset of the oldest message there still is."""
+        """Offset of the oldest message that still exists."""
         self._instance.check_open("PullConsumer")
         return await self._offsets.min_offset(queue)
 
@@ -193,5 +193,5 @@ class PullConsumer:
     def _check_group(self) -> str:
         self._instance.check_open("PullConsumer")
         if self.group is None:
-            raise ConfigurationError("progress belongs to a group: PullConsumer(group=...)")
+            raise ConfigurationError("progress belongs to a group; use PullConsumer(group=...)")
         return self.group

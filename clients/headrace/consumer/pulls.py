@@ -1,6 +1,6 @@
-"""What to ask a broker for messages, and what its answer means; without a connection.
+"""Pull requests and the meaning of their responses; needs no connection.
 
-A broker of ours is asked for a bulk read, any other for an ordinary pull.
+A headrace broker gets a bulk pull, any other broker an ordinary pull.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from headrace_protocol.columns import RecordColumns
     from headrace_protocol.drivers.response import Response
 
-# Whose pulls these are when no group is named.
+# Group of the pulls when none is given.
 READER_GROUP = "headrace_reader"
-# A pull costs a client half a millisecond and a round trip, whatever it brings.
+# A pull costs the client half a millisecond and a round trip, however little it fetches.
 SLICE_BYTES = 4 * 1024 * 1024
-# Java's brokers answer with less (32 messages, 256 KiB) whatever is asked.
+# RocketMQ's brokers return at most 32 messages and 256 KiB, whatever is requested.
 PULL_MESSAGES_MAX = 4096
 PULL_BYTES_MAX = 1024 * 1024
 BULK_MESSAGES_MAX = 65_536
@@ -46,11 +46,12 @@ _KNOWN_CODES = (
 
 
 class Wanted(NamedTuple):
-    """What a reader wants next of one queue.
+    """Parameters of a pull from one queue.
 
-    messages_max, record_bytes_max: of them; a broker may give less, and gives one in any case.
-    suspend_timeout_ms: how long the broker may wait for the first message; 0 to be told at once.
-    body_limits: see ``MessageBatch``. sql: an SQL92 filter instead of the subscription's tags.
+    messages_max, record_bytes_max: upper limits; a broker may return fewer messages, but returns
+        at least one if there is any.
+    suspend_timeout_ms: how long the broker may wait for the first message; 0 answers at once.
+    body_limits: see ``MessageBatch``. sql: SQL92 filter that replaces the subscription's tags.
     """
 
     group: str
@@ -68,7 +69,7 @@ class Wanted(NamedTuple):
         return _SYS_FLAG_SUSPEND if self.suspend_timeout_ms else 0
 
     def request(self, *, peer_is_headrace: bool) -> tuple[int, BulkPullHeader | PullMessageHeader]:
-        """Code and header of the request to make."""
+        """Code and header of the request."""
         if peer_is_headrace:
             return RequestCode.BULK_PULL, self._bulk_header()
         return RequestCode.PULL_MESSAGE, self._pull_header()
@@ -105,12 +106,12 @@ class Wanted(NamedTuple):
         )
 
     def result(self, response: Response) -> PullResult:
-        """What came. Raises BrokerError, MalformedAnswer."""
+        """Decode a response. Raises BrokerError, MalformedAnswer."""
         answer = PullAnswer.of(response)
         batch = self._batch(answer)
         if batch and answer.next_offset <= self.queue_offset:
             raise response.malformed(
-                f"messages from offset {self.queue_offset} on, and nextBeginOffset "
+                f"messages from offset {self.queue_offset} on, but nextBeginOffset "
                 f"{answer.next_offset}"
             )
         return PullResult(
@@ -132,11 +133,11 @@ class Wanted(NamedTuple):
 
 
 class PullResult(NamedTuple):
-    """What a pull answered.
+    """The result of a pull.
 
-    batch: None unless there were messages. next_offset: where the next pull begins.
-    is_offset_illegal: there is nothing at the offset asked for and never will be; ``next_offset``
-    is the nearest one there is.
+    batch: None if there were no messages. next_offset: offset at which the next pull begins.
+    is_offset_illegal: whether the requested offset can never hold a message; ``next_offset``
+    is then the nearest valid offset.
     """
 
     batch: MessageBatch | None
@@ -148,9 +149,9 @@ class PullResult(NamedTuple):
 
 
 class PullAnswer(NamedTuple):
-    """A pull's answer before anything is made of its records.
+    """A pull's response whose records are not decoded yet.
 
-    code: of the four that a pull may have. header, response: what came.
+    code: one of the four codes that a pull may return.
     """
 
     code: int
@@ -159,7 +160,7 @@ class PullAnswer(NamedTuple):
 
     @classmethod
     def of(cls, response: Response) -> PullAnswer:
-        """Raises BrokerError for a refusal, MalformedAnswer."""
+        """Check and wrap a response. Raises BrokerError for a refusal, MalformedAnswer."""
         code = response.expect(*_KNOWN_CODES).command.code
         header = _header(response)
         if header.next_begin_offset < 0:
@@ -168,7 +169,7 @@ class PullAnswer(NamedTuple):
 
     @property
     def next_offset(self) -> int:
-        """Where the next pull begins."""
+        """Offset at which the next pull begins."""
         return self.header.next_begin_offset
 
     @property
@@ -183,13 +184,13 @@ class PullAnswer(NamedTuple):
 
     @property
     def offset_delta(self) -> int:
-        """What the queue offsets in the records lack."""
+        """Number to add to the queue offsets in the records."""
         header = self.header
         return (header.offset_delta or 0) if isinstance(header, PullMessageResponseHeader) else 0
 
     @property
     def suggested_replica_id(self) -> int:
-        """Which broker to ask next."""
+        """Broker id of the replica to ask next."""
         header = self.header
         if isinstance(header, PullMessageResponseHeader):
             return header.suggest_which_broker_id
@@ -197,16 +198,16 @@ class PullAnswer(NamedTuple):
 
     @property
     def is_offset_illegal(self) -> bool:
-        """Whether there is nothing at the offset asked for and never will be."""
+        """Whether the requested offset can never hold a message."""
         return self.code == ResponseCode.PULL_OFFSET_MOVED
 
     @property
     def records(self) -> memoryview:
-        """What was found, as it came; empty if nothing was."""
+        """The undecoded records; empty if none were found."""
         return self.response.body if self.code == ResponseCode.SUCCESS else memoryview(b"")
 
     def columns(self) -> RecordColumns | None:
-        """The records that were found, if any. Raises MalformedAnswer."""
+        """The decoded records; None if none were found. Raises MalformedAnswer."""
         from headrace_protocol.columns import RecordColumns
 
         if self.code != ResponseCode.SUCCESS:

@@ -1,4 +1,4 @@
-"""Consumer: the members of a group share the queues of its topics."""
+"""Consumer: a member of a group that shares the queues of its topics."""
 
 from __future__ import annotations
 
@@ -36,29 +36,30 @@ _RECONSUME_TIMES_MAX = 16
 
 
 class Consumer:
-    """Reads topics together with the other members of its group; use it in ``async with``.
+    """Reads topics together with the other members of a group; use it in ``async with``.
 
-    group: members with the same group share the queues and the progress. All members must
-        subscribe to the same topics and tags.
+    group: members of the same group share queues and progress. All members must subscribe to the
+        same topics and tags.
     topics: a topic, or topics with tag expressions: ``{"orders": "created || paid"}``, ``"*"``
-        for all. The topics must exist.
-    start: where a group begins that has committed nothing yet: "first", "last", a datetime or
+        for all tags. The topics must exist.
+    start: where a group starts that has committed nothing yet: "first", "last", a datetime or
         milliseconds since 1970.
-    ordered: take each queue's lock at the broker, so that no two members work on it at once, not
-        even for a moment while queues change hands, and hand out one batch of a queue at a time.
+    ordered: lock each queue at its broker, so that two members never process it at the same time,
+        not even while queues move between members, and hand out one batch per queue at a time.
     queue_messages_max, queue_bytes_max: how much of each queue is fetched ahead.
-    body_bytes_max: compressed bodies that are larger than this are an error when they are read.
-    batch_bytes_max: the same for the bodies of a batch that are read at once.
+    body_bytes_max: reading a compressed body that is larger when decompressed raises an error.
+    batch_bytes_max: the same limit for all bodies of a batch, when they are read together.
 
-    ``async for message in consumer`` and ``async for batch in consumer.batches()`` never end; both
-    may be used by several tasks at once. A message is processed when its task asks for the next
-    one. What is processed is committed every 5 s and on leaving the block. Leaving it without an
-    exception counts the message at hand as processed, leaving it by one does not: so a time limit
-    belongs around the block, or its message may be lost. Messages can come again after a crash or
-    when queues change hands.
+    ``async for message in consumer`` and ``async for batch in consumer.batches()`` never end;
+    several tasks may use either at once. A message counts as processed when its task asks for the
+    next one. Processed messages are committed every 5 s and on leaving the block. Leaving the
+    block without an exception counts the current message as processed; leaving it with an
+    exception does not. A timeout therefore belongs around the block: inside it, the current
+    message may be lost. Messages can be redelivered after a crash or when queues move between
+    members.
     """
 
-    _one_user = False
+    _single_user = False
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class Consumer:
         self._ordered = ordered
         self._subscriptions = _subscriptions(group, topics)
         self._instance = ClientInstance(nameserver, connect=connect)
-        self._inbox = Inbox(ordered=ordered, one_user=self._one_user)
+        self._inbox = Inbox(ordered=ordered, single_user=self._single_user)
         self._assignment = Assignment(
             self._instance,
             group,
@@ -114,9 +115,9 @@ class Consumer:
     async def __aexit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         try:
             if error_type is None:
-                self._inbox.count_in_hand_as_processed()
+                self._inbox.mark_current_processed()
             with anyio.move_on_after(_LEAVE_S, shield=True):
-                await self._assignment.give_up_all()
+                await self._assignment.release_all()
         finally:
             await self._instance.stop()
 
@@ -127,7 +128,7 @@ class Consumer:
     def batches(self, *, max_messages: int | None = None) -> BatchIterator:
         """Iterate over batches, from one queue each, instead of single messages.
 
-        max_messages: no more than this; without it, what one answer of a broker brought.
+        max_messages: most messages per batch; None yields all of one broker response.
         """
         self._instance.check_open("Consumer")
         check_limits(max_messages=max_messages)
@@ -135,20 +136,20 @@ class Consumer:
 
     @property
     def assignment(self) -> list[MessageQueue]:
-        """The queues that are this member's now."""
+        """The queues assigned to this member now."""
         return sorted(self._assignment.process_queues)
 
     async def commit(self) -> None:
-        """Commit now, and wait for it; the message or batch at hand counts as processed."""
+        """Commit now and wait for confirmation; the current message or batch is included."""
         self._instance.check_open("Consumer")
-        self._inbox.count_in_hand_as_processed()
+        self._inbox.mark_current_processed()
         await self._assignment.commit()
 
     async def send_back(self, message: ReceivedMessage, *, delay_level: int = 0) -> None:
-        """Have a message come again later, to any member of the group.
+        """Have a message redelivered later, to any member of the group.
 
-        delay_level: as in ``Message``; 0 waits longer each time. After 16 times the message goes
-        to the group's dead-letter topic instead; with -1 it does so at once.
+        delay_level: as in ``Message``; 0 increases the delay each time, -1 sends the message to
+        the group's dead-letter topic at once. After 16 redeliveries it goes there in any case.
         """
         self._instance.check_open("Consumer")
         queue = message.queue
@@ -164,7 +165,7 @@ class Consumer:
         response = await self._instance.request(address, RequestCode.CONSUMER_SEND_MSG_BACK, header)
         response.expect()
 
-    # -- what brokers tell and ask -----------------------------------------------------------------
+    # -- requests of brokers -----------------------------------------------------------------------
 
     def _register(self) -> None:
         self._instance.consumers = [
@@ -197,10 +198,12 @@ class Consumer:
 
 
 def _subscriptions(group: str, topics: str | Mapping[str, str]) -> list[Subscription]:
-    """What the group reads: its topics, and what it has sent back. Raises ConfigurationError."""
+    """Subscriptions to the group's topics and its retry topic. Raises ConfigurationError."""
     expressions = {topics: ALL} if isinstance(topics, str) else topics
     if not isinstance(expressions, Mapping):
-        raise ConfigurationError(f"topics={topics!r}: a topic, or {{topic: tags}} for some")
+        raise ConfigurationError(
+            f"topics={topics!r}: must be a topic, or a mapping {{topic: tags}}"
+        )
     if not expressions:
         raise ConfigurationError(f"group {group} subscribes to no topic")
     retry = Subscription(f"{RETRY_PREFIX}{group}")

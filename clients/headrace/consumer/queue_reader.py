@@ -1,6 +1,6 @@
-"""Reads a range of one queue over a plain socket: for tasks that know what they want.
+"""Reads a range of one queue over a plain socket, without a group, an event loop or a thread.
 
-No group, no event loop, no thread. The next pull is under way while a batch is handled.
+The next pull is in flight while the caller handles a batch.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ def read_queue(
     body_bytes_max: int = BODY_BYTES_MAX,
     batch_bytes_max: int = BATCH_BYTES_MAX,
 ) -> Iterator[MessageBatch]:
-    """The messages from ``start_offset`` up to, and without, ``end_offset``, in batches.
+    """The messages from ``start_offset`` up to, but not including, ``end_offset``, in batches.
 
-    connection: to a broker of the queue; nobody else uses it meanwhile.
-    tags: ``"*"`` or ``"a || b"``: what to let through. group: has to be allowed to read.
-    slice_bytes: how much is asked for at once; two such slices are in memory.
-    body_bytes_max: compressed bodies that are larger than this are an error when they are read.
-    batch_bytes_max: the same for the bodies of a batch that are read at once.
+    connection: connection to a broker of the queue, for exclusive use until the end.
+    tags: tag filter, ``"*"`` or ``"a || b"``. group: a group that is allowed to read.
+    slice_bytes: bytes to request at once; up to two such slices are in memory.
+    body_bytes_max: reading a compressed body that is larger when decompressed raises an error.
+    batch_bytes_max: the same limit for all bodies of a batch, when they are read together.
 
-    Raises OffsetNotFound where the range has no messages any more, or not yet, and what
-    ``BlockingConnection.drain`` and a refusal raise.
+    Raises OffsetNotFound where messages of the range are deleted or not yet there, BrokerError for
+    a refusal, and the errors of ``BlockingConnection.drain``.
     """
     subscription = Subscription(queue.topic, tags)
     limits = BodyLimits(body_bytes_max, batch_bytes_max)

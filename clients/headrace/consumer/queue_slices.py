@@ -1,8 +1,9 @@
-"""Reads a range of one queue over a plain socket, slice by slice, with pulls under way meanwhile.
+"""Reads a range of one queue over a plain socket, slice by slice, with the next pulls in flight.
 
-A broker of ours is asked for a whole slice at once, and for the next one before a slice is handed
-out. Others give 32 messages for a pull, or 8 from the disk, so many pulls are under way: each is
-for a piece of the range as long as what the broker gives, and what comes is joined.
+A headrace broker returns a whole slice per pull; the next slice is requested before the current
+one is handed out. Other brokers return 32 messages per pull, or 8 if they read from disk, so many
+pulls are in flight. Each covers as many offsets as the broker returns at once, and the pieces are
+joined to slices.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ if TYPE_CHECKING:
     from headrace_protocol.drivers.response import Response
 
 _TIMEOUT_MS = 30_000
-# Enough for a broker to be busy while we are, and to send and receive many at once.
+# Enough to keep the broker busy while this side works, and to send and receive many at once.
 _PULLS_MAX = 32
-# Each so many pulls one asks for twice as much, in case the broker gives more than before.
+# One in so many pulls asks for twice as much, in case the broker now returns more.
 _PROBE_EVERY = 64
 
 
 class QueueSlice(NamedTuple):
-    """What lies between two queue offsets.
+    """The messages between two queue offsets.
 
-    columns: the messages there that the filter lets through; tags may still be others of the same
-    hash. None if there are none.
+    columns: messages that pass the broker's filter, which compares only hashes of tags, so other
+    tags with the same hash may be among them. None if there are none.
     """
 
     start_offset: int
@@ -44,7 +45,7 @@ class QueueSlice(NamedTuple):
 
 
 class _Pull:
-    """A pull under way for ``start`` to ``end``."""
+    """A pull in flight for the offsets ``start`` to ``end``."""
 
     __slots__ = ("answers", "end", "start")
 
@@ -55,10 +56,10 @@ class _Pull:
 
 
 class SliceReader:
-    """An iterator over the slices of a range.
+    """Iterable over the slices of a range.
 
-    Raises OffsetNotFound where the range has no messages any more, or not yet, and what
-    ``BlockingConnection.drain`` and a refusal raise.
+    Raises OffsetNotFound where messages of the range are deleted or not yet there, BrokerError for
+    a refusal, and the errors of ``BlockingConnection.drain``.
     """
 
     def __init__(
@@ -73,9 +74,9 @@ class SliceReader:
         group: str,
         slice_bytes: int,
     ) -> None:
-        """connection: nobody else uses it meanwhile. slice_bytes: two such slices are in memory.
+        """connection: for exclusive use. slice_bytes: up to two such slices are in memory.
 
-        sql: an SQL92 filter instead of the subscription's tags.
+        sql: SQL92 filter that replaces the subscription's tags.
         """
         self._connection = connection
         self._queue = queue
@@ -85,73 +86,73 @@ class SliceReader:
         self._group = group
         self._slice_bytes = slice_bytes
         self._is_filtered = bool(sql or subscription.tags)
-        self._under_way: deque[_Pull] = deque()
-        self._unasked = self._next_offset = start_offset
+        self._in_flight: deque[_Pull] = deque()
+        self._unrequested = self._next_offset = start_offset
         self._pulls_max = 1
         self._pull_count = 0
         self._step = end_offset - start_offset
 
     def __iter__(self) -> Iterator[QueueSlice]:
-        self._ask()
-        while self._under_way:
-            yield self._joined() if self._pulls_max > 1 else self._single()
+        self._fill_window()
+        while self._in_flight:
+            yield self._next_joined() if self._pulls_max > 1 else self._next_single()
 
-    def _single(self) -> QueueSlice:
-        """What one pull brings."""
-        pull = self._under_way[0]
-        answer = self._answer(pull)
-        self._under_way.popleft()
-        self._unasked = answer.next_offset
+    def _next_single(self) -> QueueSlice:
+        """The slice of a single pull."""
+        pull = self._in_flight[0]
+        answer = self._wait_for_answer(pull)
+        self._in_flight.popleft()
+        self._unrequested = answer.next_offset
         if not self._connection.peer_is_headrace and not self._is_filtered:
             self._pulls_max, self._step = _PULLS_MAX, answer.next_offset - pull.start
-        self._ask()
+        self._fill_window()
         return self._slice(min(answer.next_offset, pull.end), answer.columns())
 
-    def _joined(self) -> QueueSlice:
-        """What many pulls bring."""
+    def _next_joined(self) -> QueueSlice:
+        """A slice joined from several pulls."""
         pieces: list[memoryview] = []
         piece_bytes, delta, next_offset = 0, 0, self._next_offset
-        while self._under_way and piece_bytes < self._slice_bytes:
-            pull = self._under_way[0]
+        while self._in_flight and piece_bytes < self._slice_bytes:
+            pull = self._in_flight[0]
             try:
-                answer = self._answer(pull)
+                answer = self._wait_for_answer(pull)
             except OffsetNotFound:
                 if pieces:
-                    break  # what there is comes first
+                    break  # return the pieces so far first
                 raise
             if pieces and answer.offset_delta != delta:
                 break
-            self._under_way.popleft()
+            self._in_flight.popleft()
             self._adapt(pull, answer)
-            self._ask()
+            self._fill_window()
             pieces.append(_before(pull.end, answer))
             piece_bytes += len(pieces[-1])
             delta, next_offset = answer.offset_delta, min(answer.next_offset, pull.end)
         return self._slice(next_offset, self._columns(b"".join(pieces), delta))
 
     def _adapt(self, pull: _Pull, answer: PullAnswer) -> None:
-        """Ask for what is missing of a piece, and learn how much the broker gives."""
+        """Request the missing rest of a piece, and adapt to how much the broker returns."""
         asked_count, given_count = pull.end - pull.start, answer.next_offset - pull.start
         if given_count < asked_count:
-            self._under_way.appendleft(self._begin(answer.next_offset, pull.end))
+            self._in_flight.appendleft(self._start_pull(answer.next_offset, pull.end))
             if asked_count <= self._step:
                 self._step = given_count
         elif asked_count > self._step:
             self._step = asked_count
 
-    def _ask(self) -> None:
-        """Put pulls under way: many in one send, once half of them have been answered."""
-        if len(self._under_way) > self._pulls_max // 2 or self._unasked >= self._end:
+    def _fill_window(self) -> None:
+        """Start more pulls, many in one send, once half of those in flight are answered."""
+        if len(self._in_flight) > self._pulls_max // 2 or self._unrequested >= self._end:
             return
-        while len(self._under_way) < self._pulls_max and self._unasked < self._end:
+        while len(self._in_flight) < self._pulls_max and self._unrequested < self._end:
             self._pull_count += 1
             is_probe = self._pulls_max > 1 and self._pull_count % _PROBE_EVERY == 0
-            end = min(self._unasked + self._step * (1 + is_probe), self._end)
-            self._under_way.append(self._begin(self._unasked, end))
-            self._unasked = end
-        self._connection.drain(len(self._under_way), timeout_ms=_TIMEOUT_MS)
+            end = min(self._unrequested + self._step * (1 + is_probe), self._end)
+            self._in_flight.append(self._start_pull(self._unrequested, end))
+            self._unrequested = end
+        self._connection.drain(len(self._in_flight), timeout_ms=_TIMEOUT_MS)
 
-    def _begin(self, start: int, end: int) -> _Pull:
+    def _start_pull(self, start: int, end: int) -> _Pull:
         wanted = Wanted(
             self._group,
             self._queue,
@@ -167,10 +168,10 @@ class SliceReader:
         self._connection.submit(code, header, b"", pull.answers.append)
         return pull
 
-    def _answer(self, pull: _Pull) -> PullAnswer:
-        """Wait for it."""
+    def _wait_for_answer(self, pull: _Pull) -> PullAnswer:
+        """Wait for a pull's response."""
         while not pull.answers:
-            waiting_count = sum(not each.answers for each in self._under_way)
+            waiting_count = sum(not each.answers for each in self._in_flight)
             self._connection.drain(waiting_count - 1, timeout_ms=_TIMEOUT_MS)
         answer = PullAnswer.of(pull.answers[0])
         if answer.is_offset_illegal or answer.next_offset <= pull.start:
@@ -198,7 +199,7 @@ class SliceReader:
 
 
 def _before(end: int, answer: PullAnswer) -> memoryview:
-    """The records with offsets below ``end``: where some are missing, a broker gives others."""
+    """The records with offsets below ``end``; across gaps, a broker returns records past it."""
     if answer.next_offset <= end or (columns := answer.columns()) is None:
         return answer.records
     count = int(columns.queue_offset.searchsorted(end))

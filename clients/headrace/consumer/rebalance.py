@@ -1,4 +1,4 @@
-"""Who of a group reads which queue: pure functions that every member computes for itself."""
+"""Allocation of queues to the members of a group: pure functions that each member evaluates."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ def java_order(text: str) -> bytes:
 
 
 def queue_order(queue: MessageQueue) -> tuple[bytes, bytes, int]:
-    """Sort key of the peer's MessageQueue order."""
+    """Sort key of RocketMQ's MessageQueue order."""
     return java_order(queue.topic), java_order(queue.broker_name), queue.queue_id
 
 
 def allocate_averagely(
     queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str
 ) -> list[MessageQueue]:
-    """The share of ``client_id``: neighbouring queues, and one more for the first members.
+    """The share of ``client_id``: consecutive queues; the first members get one more if needed.
 
-    The official clients' default ("AVG"), so that members of either kind share a group. All must
-    see the same queues and members, in any order. Not a member (yet): nothing.
+    This is the official clients' default ("AVG"), so a group can mix members of both kinds. All
+    members must see the same queues and members, in any order. Empty if ``client_id`` is not a
+    member (yet).
     """
     members = sorted(set(client_ids), key=java_order)
     if client_id not in members:

@@ -1,4 +1,4 @@
-"""What a consumer tells about itself when an administrator asks (GET_CONSUMER_RUNNING_INFO)."""
+"""A consumer's report about itself for administrators (GET_CONSUMER_RUNNING_INFO)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 def running_info(
     process_queues: Iterable[ProcessQueue], subscriptions: Iterable[Subscription], *, ordered: bool
 ) -> bytes:
-    """The body of the answer."""
+    """Body of the response."""
     return fastjson.dumps(
         {
             "mqTable": {
                 process_queue.queue: {
                     "cachedMsgCount": process_queue.message_count,
                     "commitOffset": process_queue.processed_offset,
-                    "droped": process_queue.is_dropped,  # the peer's spelling
+                    "droped": process_queue.is_dropped,  # RocketMQ's spelling
                     "locked": ordered,
                 }
                 for process_queue in process_queues

@@ -1,4 +1,4 @@
-"""Where a group begins that has committed nothing yet."""
+"""The start position of a group that has committed nothing yet."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Start = Literal["first", "last"] | dt.datetime | int
 
 
 def check_start(start: Start) -> None:
-    """Raise ConfigurationError unless ``start`` is one."""
+    """Raise ConfigurationError unless ``start`` is a valid start position."""
     if isinstance(start, dt.datetime) and start.tzinfo is None:
-        raise ConfigurationError(f"start={start}: without a time zone it is no point in time")
+        raise ConfigurationError(f"start={start}: a datetime needs a time zone")
     if not (start in {"first", "last"} or isinstance(start, dt.datetime | int)):
         raise ConfigurationError(
-            f"start={start!r}: 'first', 'last', a datetime or milliseconds since 1970"
+            f"start={start!r}: must be 'first', 'last', a datetime or milliseconds since 1970"
         )
 
 
 async def start_offset(start: Start, queue: MessageQueue, offsets: OffsetStore) -> int:
-    """The offset that ``start`` means in ``queue``."""
+    """The offset in ``queue`` that corresponds to ``start``."""
     if start == "first":
         return await offsets.min_offset(queue)
     if start == "last":
@@ -34,7 +34,7 @@ async def start_offset(start: Start, queue: MessageQueue, offsets: OffsetStore) 
 
 
 def timestamp_ms(start: Start) -> int:
-    """A start that is a point in time, in milliseconds since 1970."""
+    """Milliseconds since 1970 of a start position that is a point in time."""
     if isinstance(start, dt.datetime):
         return int(start.timestamp() * 1000)
     assert isinstance(start, int)
@@ -42,7 +42,7 @@ def timestamp_ms(start: Start) -> int:
 
 
 def consume_from_where(start: Start) -> str:
-    """The peer's word for ``start``, for heartbeats."""
+    """RocketMQ's name for ``start``, as used in heartbeats."""
     if isinstance(start, str):
         return f"CONSUME_FROM_{start.upper()}_OFFSET"
     return "CONSUME_FROM_TIMESTAMP"

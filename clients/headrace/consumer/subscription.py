@@ -1,4 +1,4 @@
-"""What a consumer wants of a topic."""
+"""A consumer's subscription to a topic."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ if TYPE_CHECKING:
 ALL = "*"
 _OR = "||"
 _TAGS = TAGS.encode()
-# What no tag looks like; without a word a consumer would wait for it for ever.
+# No tag looks like this. Without an error, the consumer would wait forever for such a tag.
 _SQL = re.compile(r"\s([<>=]|!=|<>|<=|>=|and|or|is|in|not|between)\s", re.IGNORECASE)
 
 
 class Subscription:
     """A topic and a tag expression: ``*`` or ``a || b``.
 
-    The broker compares only hashes of tags, so what it lets through is checked again here.
+    The broker compares only hashes of tags, so ``filter`` checks the tags again here.
     """
 
     def __init__(self, topic: str, expression: str = ALL) -> None:
         check_topic(topic)
         if not isinstance(expression, str):
-            raise ConfigurationError(f"tags={expression!r} of {topic}: a text, {ALL!r} for all")
+            raise ConfigurationError(
+                f"tags={expression!r} of {topic}: must be a str; {ALL!r} means all tags"
+            )
         if _SQL.search(expression):
             raise ConfigurationError(
-                f"tags={expression!r} of {topic}: SQL92 filters are not there yet; name tags with "
-                f"{_OR} between them"
+                f"tags={expression!r} of {topic}: SQL92 filters are not supported yet; list tags, "
+                f"separated by {_OR}"
             )
         self.topic = topic
         self.expression = expression.strip() or ALL
@@ -44,7 +46,7 @@ class Subscription:
         self.version = time.time_ns() // 1_000_000
 
     def data(self) -> SubscriptionData:
-        """The subscription as heartbeats tell it."""
+        """The subscription in the form that heartbeats carry."""
         tags = sorted(self.tags)
         return SubscriptionData(
             topic=self.topic,
@@ -55,7 +57,7 @@ class Subscription:
         )
 
     def filter(self, columns: RecordColumns) -> RecordColumns:
-        """What of ``columns`` has one of the tags."""
+        """The messages in ``columns`` that have one of the tags."""
         if not self.tags:
             return columns
         kept = [

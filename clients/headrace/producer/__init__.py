@@ -1,1 +1,1 @@
-"""Sending: one message, a batch, or a pipeline of them."""
+"""Producer: sends single messages, batches and pipelines of messages."""

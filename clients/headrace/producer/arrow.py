@@ -1,4 +1,4 @@
-"""Arrow tables as blocks; loaded when the first one is sent."""
+"""Conversion of Arrow tables to chunks; imported when the first table is sent."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _BINARY = pa.large_binary()
 
 
 def chunks_of_table(source: ArrowTable, topic: str | None) -> Iterator[Chunk]:
-    """Chunks of the rows of a table: value and, as it likes, key, tag and topic.
+    """Chunks of a table's rows; its columns are value and, optionally, key, tag and topic.
 
-    topic: of all rows, instead of a column. Raises InvalidMessage.
+    topic: topic of all rows, instead of the column. Raises InvalidMessage.
     """
     table = _table(source)
     _check_columns(table.schema, topic)
@@ -92,13 +92,13 @@ def _column(batch: Any, name: str) -> Any:
 
 
 def _offsets(column: Any) -> Any:
-    """Where each value begins in the column's data, and the last one ends."""
+    """Start of each value in the column's data, followed by the end of the last value."""
     everything = np.frombuffer(column.buffers()[1], np.int64)
     return everything[column.offset : column.offset + len(column) + 1]
 
 
 def _cuts(values: Any) -> Iterator[tuple[int, int]]:
-    """Parts of about CHUNK_BYTES, or of one larger value."""
+    """Start and end of parts of about CHUNK_BYTES, or of one larger value."""
     offsets = _offsets(values)
     start = 0
     while start < len(values):
@@ -117,7 +117,7 @@ def _values(column: Any) -> list[bytes]:
 
 
 def _chunks(batch: Any, topic: str | None, first_row: int) -> Iterator[Chunk]:
-    """The chunk of these rows, or one for each of their topics."""
+    """The chunk of these rows, or one chunk for each of their topics."""
     if topic is None:
         yield from _chunks_of_topics(batch, first_row)
         return

@@ -1,4 +1,4 @@
-"""Messages of one topic that go to one queue in one request."""
+"""Blocks: messages of one topic that are sent to one queue in one request."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ if TYPE_CHECKING:
 
     from headrace.messages import Message
 
-# Large enough that a request's own cost is little, small enough that a broker works on one while
-# the next one is made.
+# Large enough to make the overhead of a request small, and small enough that a broker processes
+# one block while the next one is encoded.
 BLOCK_BYTES = 1024 * 1024
-# About what a record has besides its body and properties.
+# Approximate size of a record without its body and properties.
 RECORD_OVERHEAD_BYTES = 100
 
 
 class Block:
     """Bodies and properties of messages, in order; not empty.
 
-    properties: of each message, or the same for all, without client's ids.
-    compress_from_bytes: larger bodies are compressed where each record can say so.
-    sizes: bytes of each body.
+    properties: properties of each message, or one value for all, without the client's message ids.
+    compress_from_bytes: bodies of this size and more are compressed, if the request's format has
+        a compression flag per message.
+    sizes: size of each body in bytes.
     """
 
     __slots__ = ("_any_broker", "_compress_from_bytes", "bodies", "properties", "sizes", "topic")
@@ -49,7 +50,7 @@ class Block:
 
     @classmethod
     def of(cls, messages: Sequence[Message], compress_from_bytes: int | None = None) -> Block:
-        """The block of messages of one topic, which were checked."""
+        """A block of messages of one topic, all of which are already checked."""
         bodies = [message.body for message in messages]
         return cls(messages[0].topic, bodies, properties_of(messages), compress_from_bytes)
 
@@ -57,7 +58,7 @@ class Block:
         return len(self.bodies)
 
     def parts(self) -> Iterator[Block]:
-        """The same messages in blocks of about BLOCK_BYTES."""
+        """Split into blocks of about BLOCK_BYTES."""
         start = 0
         properties, sizes = self.properties, self.sizes
         for end in ends_of_requests(sizes, properties):
@@ -66,15 +67,15 @@ class Block:
             start = end
 
     def rows(self, rows: Sequence[int]) -> Block:
-        """The messages with these numbers."""
+        """A block of the messages at these indexes."""
         bodies, properties = self.bodies, self.properties
         if not isinstance(properties, bytes):
             properties = [properties[row] for row in rows]
         return Block(self.topic, [bodies[row] for row in rows], properties)
 
     def for_headrace(self, born_timestamp_ms: int, born_host: bytes) -> BulkOutgoing:
-        """The request to a broker of ours: whole records."""
-        # It loads numpy, which programs that send single messages need not wait for.
+        """The request to a headrace broker: complete records."""
+        # Imported here because it loads numpy, which sending single messages does not need.
         from headrace_protocol.columns import encode_records
 
         bodies, sys_flags = self._stored_bodies()
@@ -89,7 +90,7 @@ class Block:
         return BulkOutgoing(encoded)
 
     def for_any_broker(self, born_timestamp_ms: int, new_message_id: Callable[[], str]) -> Outgoing:
-        """The request to a broker of whichever kind; the same in all attempts, ids too."""
+        """The request to any broker; identical in all attempts, including the message ids."""
         if self._any_broker is None:
             encode = self._single if len(self) == 1 else self._batch
             self._any_broker = encode(born_timestamp_ms, [new_message_id() for _ in self.bodies])
@@ -102,12 +103,12 @@ class Block:
         return Outgoing(body, sys_flag, born_timestamp_ms, properties.decode(), ids)
 
     def _batch(self, born_timestamp_ms: int, ids: list[str]) -> Outgoing:
-        # What is inside a batch cannot say that it is compressed.
+        # Messages in a RocketMQ batch have no flag for compression.
         items = zip(repeat(0), self.bodies, self._all_properties(ids), strict=False)
         return Outgoing(encode_batch(items), 0, born_timestamp_ms, "", ids, is_batch=True)
 
     def _stored_bodies(self) -> tuple[Sequence[bytes], Sequence[int] | int]:
-        """The bodies as they are stored, and the sysFlag of each, or of all."""
+        """The bodies as stored, and the sysFlag of each body or one for all."""
         bodies, threshold = self.bodies, self._compress_from_bytes
         if threshold is None or max(self.sizes) < threshold:
             return bodies, 0
@@ -127,8 +128,8 @@ class Block:
 
 
 def properties_of(messages: Sequence[Message]) -> Sequence[bytes] | bytes:
-    """Properties of messages, in the short form if none has any."""
-    # In one pass, and without a generator, which costs twice as much.
+    """Encoded properties of each message, or ``b""`` if no message has any."""
+    # One list comprehension: a generator would cost twice as much.
     with_properties = [
         True
         for message in messages
@@ -142,9 +143,9 @@ def properties_of(messages: Sequence[Message]) -> Sequence[bytes] | bytes:
 def ends_of_requests(
     sizes: Sequence[int], properties: Sequence[bytes] | bytes = b""
 ) -> Iterator[int]:
-    """Where to cut messages into requests of about BLOCK_BYTES, or of one larger message.
+    """End index of each request when splitting into about BLOCK_BYTES, or one larger message.
 
-    sizes: bytes of each body.
+    sizes: size of each body in bytes.
     """
     count = len(sizes)
     overhead_bytes = RECORD_OVERHEAD_BYTES

@@ -1,6 +1,6 @@
-"""Send requests from templates: per request only what differs is filled in.
+"""Send requests built from templates: each request fills in only the values that vary.
 
-The header is always JSON, which every server reads; a frame says itself how its header is coded.
+The header is always JSON, which every server reads; each frame declares its header's encoding.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # The topic whose settings a broker copies when a send makes a new topic.
 DEFAULT_TOPIC_QUEUES = 4
 
-# The message is stored in each of these cases; the last three say what it still lacks.
+# With each of these codes the message is stored; the last three report missing durability.
 STORED = frozenset(
     {
         ResponseCode.SUCCESS,
@@ -42,10 +42,10 @@ STORED = frozenset(
 )
 
 _json = msgspec.json.Encoder().encode
-# Serialize type 0 (JSON) leaves the second word's high byte empty: it is the header's length.
+# Serialize type 0 (JSON) leaves the second word's high byte 0, so the word is the header length.
 _PREFIX = struct.Struct(">II")
 
-# What is filled in, in the order of the header; no name of a user's holds such a character.
+# Placeholders, in the order of the header; no name chosen by a user contains this character.
 _SYS_FLAG, _BORN_TIMESTAMP, _PROPERTIES = "\x01f", "\x01g", "\x01i"
 _COUNT, _BODY_CRC32 = "\x01count", "\x01crc"
 _FLAG, _OPAQUE = "\x01flag", "\x01opaque"
@@ -61,7 +61,7 @@ _PLACES = {
 
 
 def _template(code: RequestCode, fields: Mapping[str, str]) -> bytes:
-    """A header whose values are filled in by the operator %."""
+    """A header template whose values are filled in with the % operator."""
     header = {
         "code": int(code),
         "extFields": fields,
@@ -71,7 +71,7 @@ def _template(code: RequestCode, fields: Mapping[str, str]) -> bytes:
         "serializeTypeCurrentRPC": "JSON",
         "version": VERSION,
     }
-    # A retry topic's name begins with the character that the template gives a meaning to.
+    # The name of a retry topic begins with %, which is special in the template.
     template = _json(header).replace(b"%", b"%%")
     for name, place in _PLACES.items():
         template = template.replace(_json(name), place)
@@ -111,7 +111,7 @@ class SendTemplate:
         self._template = _template(self.code, fields)
 
     def frame(self, outgoing: Outgoing, opaque: int, flag: int = 0) -> list[Buffer]:
-        """The buffers of one request, in order."""
+        """Buffers of one request, in order."""
         header = self._template % (
             outgoing.sys_flag,
             outgoing.born_timestamp_ms,
@@ -122,7 +122,7 @@ class SendTemplate:
         return _frame(header, outgoing.body)
 
     def oneway_frame(self, outgoing: Outgoing) -> list[Buffer]:
-        """The buffers of a request that gets no answer."""
+        """Buffers of a one-way request."""
         return self.frame(outgoing, 0, FLAG_ONEWAY)
 
 
@@ -145,7 +145,7 @@ class BulkTemplate:
         self._template = _template(self.code, fields)
 
     def frame(self, outgoing: BulkOutgoing, opaque: int) -> list[Buffer]:
-        """The buffers of one request, in order."""
+        """Buffers of one request, in order."""
         body = outgoing.body
         header = self._template % (outgoing.message_count, crc32(body), 0, opaque)
         return _frame(header, body)
@@ -161,26 +161,26 @@ class Target:
 
     @cached_property
     def single(self) -> SendTemplate:
-        """For one message to any broker."""
+        """Template for one message to any broker."""
         queue = self.queue
         return SendTemplate(self._group, queue.topic, queue.broker_name, queue.queue_id)
 
     @cached_property
     def batch(self) -> SendTemplate:
-        """For several messages to any broker."""
+        """Template for several messages to any broker."""
         queue = self.queue
         return SendTemplate(self._group, queue.topic, queue.broker_name, queue.queue_id, batch=True)
 
     @cached_property
     def bulk(self) -> BulkTemplate:
-        """For records to a broker of ours."""
+        """Template for records to a headrace broker."""
         return BulkTemplate(self._group, self.queue.topic, self.queue.queue_id)
 
 
 class Outgoing:
-    """What goes to any broker for a message or a batch, to whichever queue it is sent.
+    """An encoded message or batch for any broker, independent of the queue.
 
-    message_ids: the client's.
+    message_ids: the client's message ids.
     """
 
     __slots__ = (
@@ -210,18 +210,18 @@ class Outgoing:
         self.is_batch = is_batch
 
     def code(self, target: Target) -> int:
-        """The request that it is."""
+        """The request code."""
         return self._template(target).code
 
     def frame(self, target: Target, opaque: int) -> list[Buffer]:
-        """The request to a queue."""
+        """Buffers of the request to a queue."""
         return self._template(target).frame(self, opaque)
 
     def _template(self, target: Target) -> SendTemplate:
         return target.batch if self.is_batch else target.single
 
     def result(self, target: Target, response: Response) -> SendResult:
-        """What the response says. Raises BrokerError unless it is stored, MalformedAnswer."""
+        """Decode the response. Raises BrokerError unless stored, MalformedAnswer."""
         header = response.expect(*STORED).header(SendMessageResponseHeader)
         return SendResult(
             queue=target.queue,
@@ -233,7 +233,7 @@ class Outgoing:
 
 
 class BulkOutgoing:
-    """Whole records for a broker of ours; they have no ids but the broker's."""
+    """Complete records for a headrace broker; their only ids are the broker's."""
 
     __slots__ = ("_block", "body", "message_count")
 
@@ -243,15 +243,15 @@ class BulkOutgoing:
         self.message_count = block.record_count
 
     def code(self, target: Target) -> int:
-        """The request that it is."""
+        """The request code."""
         return target.bulk.code
 
     def frame(self, target: Target, opaque: int) -> list[Buffer]:
-        """The request to a queue."""
+        """Buffers of the request to a queue."""
         return target.bulk.frame(self, opaque)
 
     def result(self, target: Target, response: Response) -> SendResult:
-        """What the response says. Raises BrokerError unless it is stored, MalformedAnswer."""
+        """Decode the response. Raises BrokerError unless stored, MalformedAnswer."""
         header = response.expect(*STORED).header(SendMessageResponseHeader)
         try:
             ids = OffsetMessageIds(header.msg_id, self._block.sizes)

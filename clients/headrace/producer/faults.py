@@ -1,4 +1,4 @@
-"""Brokers that failed a moment ago, so that messages without a key go elsewhere for a while."""
+"""Recently failed brokers, which messages without a key avoid for a while."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ AVOID_S = 30.0
 
 
 class BrokerFaults:
-    """Which brokers to avoid, and until when."""
+    """The brokers to avoid, and until when."""
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Many messages under way at once, without a task, an event or a request for each."""
+"""A pipeline: many messages in flight without a task, an event or a request for each."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from headrace.errors import (
     RequestTimeout,
 )
 from headrace.messages import BODY_BYTES_MAX, takes_batches
+from headrace.producer.backlogs import Backlog, Outlet, TopicBacklogs
 from headrace.producer.block import Block
-from headrace.producer.lanes import Lane, Outlet, TopicLanes
 from headrace.producer.selector import queue_index
 from headrace.producer.sender import is_retryable
 from headrace.tasks import Background
@@ -40,23 +40,26 @@ if TYPE_CHECKING:
     from headrace_protocol.drivers.aio import AsyncConnection
 
 _TICKS_PER_TIMEOUT = 4
-# After so much ``send`` lets the event loop run, so that it leaves while more is put.
-_TURN_BYTES = 128 * 1024
-_TURNS_PER_FULL = 4
+# ``send`` yields to the event loop after so many bytes, so that sending starts before the pipeline
+# is full.
+_YIELD_BYTES = 128 * 1024
+_YIELDS_PER_FULL = 4
 
 
 class Pipeline:
-    """Sends without waiting for each answer; use it in an ``async with`` block.
+    """Sends without waiting for each response; use it in an ``async with`` block.
 
-    ``await send(message)`` puts it under way, and waits only while ``max_in_flight`` messages or
-    ``max_bytes`` of bodies are. What is there when its broker can take it leaves as one request
-    per queue; nothing waits for more to come. One request per queue is under way, so that the
-    messages of a key stay in order, also when they are tried again, as ``Producer.send`` would.
-    Messages without a key go to one queue until they leave, then to the next. Leaving the block
-    waits for all answers; leaving it by an exception does not, and drops what has not left.
+    ``await send(message)`` accepts a message, and waits only while ``max_in_flight`` messages or
+    ``max_bytes`` of bodies are in flight. Once a broker can take a request, all messages waiting
+    for a queue are sent to it in one request; no message waits for others to arrive. Each queue
+    has one request in flight, so the messages of a key stay in order, even in retries, which
+    follow the rules of ``Producer.send``. Messages without a key collect for one queue until they
+    are sent, then for the next. Leaving the block waits for all responses; leaving it with an
+    exception does not, and discards messages that were not sent yet.
 
-    on_result(message, result or error) is told how each message ended. Without it the first
-    message that fails for good ends the pipeline: ``send`` and leaving raise PipelineError.
+    on_result(message, result or error) is called with the outcome of each message. Without it,
+    the first message that finally fails ends the pipeline: ``send`` and leaving the block raise
+    PipelineError.
     """
 
     def __init__(
@@ -70,13 +73,13 @@ class Pipeline:
         self._max_in_flight = max_in_flight
         self._max_bytes = max_bytes
         self._on_result = on_result
-        self._topics: dict[str, TopicLanes] = {}
-        self._lanes: dict[MessageQueue, Lane] = {}
+        self._topics: dict[str, TopicBacklogs] = {}
+        self._backlogs: dict[MessageQueue, Backlog] = {}
         self._outlets: dict[str, Outlet] = {}
         # In the order of sending, which is the order of their deadlines.
-        self._in_flight: dict[_Flight, None] = {}
+        self._in_flight: dict[_Request, None] = {}
         self._tick = 0
-        # Of all messages ever put, and of those that are done; ``send`` pauses at the third.
+        # Totals of messages accepted and done; ``send`` pauses once the first reach the third.
         self._put_count = self._put_bytes = 0
         self._done_count = self._done_bytes = 0
         self._pause_count = self._pause_bytes = 0
@@ -100,29 +103,29 @@ class Pipeline:
             await self._background.stop()
 
     async def send(self, message: Message) -> None:
-        """Put a message under way; it is not if this is cancelled.
+        """Accept a message for sending; if this call is cancelled, the message is not sent.
 
-        Raises InvalidMessage, RouteNotFound, ConnectFailed, ..., and PipelineError if a message
-        before this one has failed.
+        Raises InvalidMessage, RouteNotFound, ConnectFailed, ..., and PipelineError if an earlier
+        message has failed.
         """
         message.check()
         if self._put_count >= self._pause_count or self._put_bytes >= self._pause_bytes:
             await self._pause()
         topic = self._topics.get(message.topic)
         if topic and topic.publication.route.is_current:
-            lane = topic.of(message)
-            if lane.messages or lane.outlet.is_open:
-                self._put(lane, message)
+            backlog = topic.backlog_of(message)
+            if backlog.messages or backlog.outlet.is_open:
+                self._put(backlog, message)
                 return
         await self._put_first(message)
 
     async def send_all(self, messages: Iterable[Message]) -> None:
-        """``send`` each of them."""
+        """Call ``send`` for each message."""
         for message in messages:
             await self.send(message)
 
     async def flush(self) -> None:
-        """Wait until no message is under way. Raises PipelineError if one has failed."""
+        """Wait until no message is in flight. Raises PipelineError if one has failed."""
         while self._done_count < self._put_count:
             await self._wait_for_progress()
         if self._failures:
@@ -131,9 +134,9 @@ class Pipeline:
     # -- waiting -----------------------------------------------------------------------------------
 
     async def _pause(self) -> None:
-        """Let others run, and wait while the pipeline is full.
+        """Let other tasks run, and wait while the pipeline is full.
 
-        Raises PipelineError, and ClientClosed outside the block.
+        Raises PipelineError, or ClientClosed outside the block.
         """
         if self._tasks is None:
             raise ClientClosed("producer.pipeline")
@@ -143,11 +146,11 @@ class Pipeline:
             await self._wait_for_progress()
         if self._failures:
             raise PipelineError(self._failures)
-        turn_count = max(1, self._max_in_flight // _TURNS_PER_FULL)
+        yield_count = max(1, self._max_in_flight // _YIELDS_PER_FULL)
         self._pause_count = min(
-            self._put_count + turn_count, self._done_count + self._max_in_flight
+            self._put_count + yield_count, self._done_count + self._max_in_flight
         )
-        self._pause_bytes = min(self._put_bytes + _TURN_BYTES, self._done_bytes + self._max_bytes)
+        self._pause_bytes = min(self._put_bytes + _YIELD_BYTES, self._done_bytes + self._max_bytes)
 
     def _is_full(self) -> bool:
         return (
@@ -159,56 +162,56 @@ class Pipeline:
         self._progress = self._progress or anyio.Event()
         await self._progress.wait()
 
-    # -- on the way to a queue ---------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------
 
-    def _put(self, lane: Lane, message: Message) -> None:
+    def _put(self, backlog: Backlog, message: Message) -> None:
         self._put_count += 1
         self._put_bytes += len(message.body)
-        lane.put(message)
+        backlog.put(message)
 
     async def _put_first(self, message: Message) -> None:
-        """Put a message whose route or connection is still to be found."""
+        """Accept a message whose topic has no route or whose queue has no connection yet."""
         sender = self._sender
         while True:
             publication = await sender.publication(message.topic)
             if not publication.route.is_current:
                 await self._send_first(message)
                 return
-            topic = self._topic_lanes(publication)
-            lane = topic.of(message)
+            topic = self._topic_backlogs(publication)
+            backlog = topic.backlog_of(message)
             try:
-                lane.outlet.connection = await sender.connection(lane.target)
+                backlog.outlet.connection = await sender.connection(backlog.target)
             except ConnectFailed as error:
-                sender.note_failure(lane.target, error)
+                sender.note_failure(backlog.target, error)
                 avoid = sender.faults.current()
                 if message.key or not publication.has_broker_besides(avoid):
                     raise
-                topic.turn(avoid)
+                topic.advance(avoid)
             else:
-                self._put(lane, message)
+                self._put(backlog, message)
                 return
 
-    def _topic_lanes(self, publication: Publication) -> TopicLanes:
+    def _topic_backlogs(self, publication: Publication) -> TopicBacklogs:
         name = publication.route.topic
         topic = self._topics.get(name)
         if topic is None or topic.publication is not publication:
-            topic = self._topics[name] = TopicLanes(publication, self._lane)
-            topic.turn(self._sender.faults.current())
+            topic = self._topics[name] = TopicBacklogs(publication, self._backlog_of)
+            topic.advance(self._sender.faults.current())
         return topic
 
-    def _lane(self, target: Target) -> Lane:
-        """The lane of a queue; it lives on when the route has changed."""
+    def _backlog_of(self, target: Target) -> Backlog:
+        """The backlog of a target's queue; a backlog survives changes of the route."""
         outlet = self._outlets.get(target.address)
         if outlet is None:
-            outlet = self._outlets[target.address] = Outlet(self._leave)
-        lane = self._lanes.get(target.queue)
-        if lane is None:
-            lane = self._lanes[target.queue] = Lane(target, outlet)
-        lane.target, lane.outlet = target, outlet
-        return lane
+            outlet = self._outlets[target.address] = Outlet(self._send_next)
+        backlog = self._backlogs.get(target.queue)
+        if backlog is None:
+            backlog = self._backlogs[target.queue] = Backlog(target, outlet)
+        backlog.target, backlog.outlet = target, outlet
+        return backlog
 
     async def _send_first(self, message: Message) -> None:
-        """Wait for the message that makes its topic: the others need to know its queues."""
+        """Send the message that creates its topic: the others need the new topic's queues."""
         self._put_count += 1
         self._put_bytes += len(message.body)
         try:
@@ -218,25 +221,25 @@ class Pipeline:
             self._make_room([message])
         self._report([message], outcome)
 
-    def _leave(self, outlet: Outlet, lane: Lane) -> None:
-        """Send the next request of a lane."""
+    def _send_next(self, outlet: Outlet, backlog: Backlog) -> None:
+        """Send the next request of a backlog."""
         sender = self._sender
-        topic = self._topics[lane.target.queue.topic]
-        if topic.current is lane:
-            topic.turn(sender.faults.current())
-        address = lane.target.address
+        topic = self._topics[backlog.target.queue.topic]
+        if topic.current is backlog:
+            topic.advance(sender.faults.current())
+        address = backlog.target.address
         connection = sender.instance.open_connection(address)
-        messages = lane.take(self._alone_from_bytes(lane.target, connection))
-        flight = _Flight(self, outlet, lane, messages, self._block(messages), self._tick)
-        self._in_flight[flight] = None
+        messages = backlog.take(self._single_from_bytes(backlog.target, connection))
+        request = _Request(self, outlet, backlog, messages, self._block(messages), self._tick)
+        self._in_flight[request] = None
         if connection is None:
-            self._failed(flight, ConnectionLost(address, "it ended before the message could leave"))
+            self._failed(request, ConnectionLost(address, "it closed before the message was sent"))
             return
         outlet.connection = connection
-        flight.submit(connection, sender.encode_block(flight.block, connection))
+        request.submit(connection, sender.encode_block(request.block, connection))
 
-    def _alone_from_bytes(self, target: Target, connection: AsyncConnection | None) -> int:
-        """Which bodies get requests of their own: what a batch cannot hold or compress."""
+    def _single_from_bytes(self, target: Target, connection: AsyncConnection | None) -> int:
+        """Body size from which a message needs a request of its own, not a batch."""
         if not takes_batches(target.queue.topic):
             return 0
         compress_from_bytes = self._sender.compress_from_bytes
@@ -247,53 +250,53 @@ class Pipeline:
     def _block(self, messages: Sequence[Message]) -> Block:
         return Block.of(messages, self._sender.compress_from_bytes)
 
-    # -- answers -----------------------------------------------------------------------------------
+    # -- responses ---------------------------------------------------------------------------------
 
-    def answered(self, flight: _Flight, response: Response | HeadraceError) -> None:
-        """What the connection says of each request, in its reader task."""
+    def answered(self, request: _Request, response: Response | HeadraceError) -> None:
+        """Handle the outcome of a request; called in the connection's reader task."""
         if isinstance(response, HeadraceError):
-            self._failed(flight, response)
+            self._failed(request, response)
             return
         try:
-            result = flight.outgoing.result(flight.lane.target, response)
+            result = request.outgoing.result(request.backlog.target, response)
         except HeadraceError as error:
-            self._failed(flight, error)
+            self._failed(request, error)
             return
-        self._land(flight)
-        flight.lane.done()
-        self._finish(flight.messages, result)
+        self._remove(request)
+        request.backlog.request_done()
+        self._finish(request.messages, result)
 
-    def _failed(self, flight: _Flight, error: HeadraceError) -> None:
-        self._land(flight)
+    def _failed(self, request: _Request, error: HeadraceError) -> None:
+        self._remove(request)
         assert self._tasks is not None
         if is_retryable(error) and self._sender.retries:
-            self._tasks.start_soon(self._retry, flight, error)
-        elif _may_be_of_one(error) and len(flight.messages) > 1:
-            self._tasks.start_soon(self._retry_singly, flight)
+            self._tasks.start_soon(self._retry, request, error)
+        elif _may_concern_one_message(error) and len(request.messages) > 1:
+            self._tasks.start_soon(self._retry_singly, request)
         else:
-            flight.lane.done()
-            self._finish(flight.messages, error)
+            request.backlog.request_done()
+            self._finish(request.messages, error)
 
-    def _land(self, flight: _Flight) -> None:
-        del self._in_flight[flight]
-        flight.outlet.landed()
+    def _remove(self, request: _Request) -> None:
+        del self._in_flight[request]
+        request.outlet.request_done()
 
-    async def _retry(self, flight: _Flight, error: HeadraceError) -> None:
-        """Try the request again, before what waits in its lane."""
-        self._sender.note_failure(flight.lane.target, error)
-        parts = await self._by_queue(flight.messages)
+    async def _retry(self, request: _Request, error: HeadraceError) -> None:
+        """Retry a request ahead of the messages waiting in its backlog."""
+        self._sender.note_failure(request.backlog.target, error)
+        parts = await self._by_queue(request.messages)
         for messages in parts:
-            block = flight.block if len(parts) == 1 else self._block(messages)
+            block = request.block if len(parts) == 1 else self._block(messages)
             outcome = await self._outcome(messages[0].key, block, self._sender.retries)
             self._finish(messages, outcome)
-        flight.lane.done()
+        request.backlog.request_done()
 
     async def _by_queue(self, messages: list[Message]) -> list[list[Message]]:
-        """Messages that go to one queue as the route is now; those without a key stay together."""
+        """Group messages by queue under the current route; those without a key stay together."""
         try:
             publication = await self._sender.publication(messages[0].topic)
         except HeadraceError:
-            return [messages]  # whoever sends them will get the error
+            return [messages]  # sending them raises the error
         queue_count = len(publication.targets)
         parts: dict[int, list[Message]] = {}
         for message in messages:
@@ -301,13 +304,13 @@ class Pipeline:
             parts.setdefault(queue, []).append(message)
         return list(parts.values())
 
-    async def _retry_singly(self, flight: _Flight) -> None:
-        """One message of the request is refused: find out which."""
-        for message in flight.messages:
+    async def _retry_singly(self, request: _Request) -> None:
+        """Send the messages one by one, to find the one that the broker refuses."""
+        for message in request.messages:
             attempts = self._sender.retries + 1
             outcome = await self._outcome(message.key, self._block([message]), attempts)
             self._finish([message], outcome)
-        flight.lane.done()
+        request.backlog.request_done()
 
     async def _outcome(self, key: str, block: Block, attempts: int) -> SendResult | HeadraceError:
         sender = self._sender
@@ -345,42 +348,42 @@ class Pipeline:
     # -- deadlines ---------------------------------------------------------------------------------
 
     async def _watch_deadlines(self) -> None:
-        """Fail what got no answer in time; one look per tick instead of a timer per request."""
+        """Fail overdue requests; checks once per tick instead of keeping a timer per request."""
         timeout_ms = self._sender.timeout_ms
         while True:
             await anyio.sleep(timeout_ms / 1000 / _TICKS_PER_TIMEOUT)
             self._tick += 1
-            for flight in self._overdue():
-                flight.forget()
-                self._failed(flight, flight.timeout(timeout_ms))
+            for request in self._overdue():
+                request.forget()
+                self._failed(request, request.timeout(timeout_ms))
 
-    def _overdue(self) -> list[_Flight]:
+    def _overdue(self) -> list[_Request]:
         overdue = []
-        for flight in self._in_flight:
-            if self._tick - flight.tick <= _TICKS_PER_TIMEOUT:
+        for request in self._in_flight:
+            if self._tick - request.tick <= _TICKS_PER_TIMEOUT:
                 break
-            overdue.append(flight)
+            overdue.append(request)
         return overdue
 
     def _forget_all(self) -> None:
-        for flight in self._in_flight:
-            flight.forget()
+        for request in self._in_flight:
+            request.forget()
         self._in_flight.clear()
-        for lane in self._lanes.values():
-            lane.messages.clear()
-        # Whoever sends after the block pauses first, and is told there.
+        for backlog in self._backlogs.values():
+            backlog.messages.clear()
+        # Makes a ``send`` after the block pause first, which raises ClientClosed.
         self._pause_count = 0
 
 
-class _Flight:
-    """A request under way; the connection calls it with the answer."""
+class _Request:
+    """A request in flight; the connection calls it with the response."""
 
     __slots__ = (
         "_connection",
         "_opaque",
         "_pipeline",
+        "backlog",
         "block",
-        "lane",
         "messages",
         "outgoing",
         "outlet",
@@ -391,7 +394,7 @@ class _Flight:
         self,
         pipeline: Pipeline,
         outlet: Outlet,
-        lane: Lane,
+        backlog: Backlog,
         messages: list[Message],
         block: Block,
         tick: int,
@@ -400,7 +403,7 @@ class _Flight:
         self._connection: AsyncConnection
         self._opaque = 0
         self.outlet = outlet
-        self.lane = lane
+        self.backlog = backlog
         self.messages = messages
         self.block = block
         self.tick = tick
@@ -408,12 +411,12 @@ class _Flight:
 
     @property
     def _code(self) -> int:
-        return self.outgoing.code(self.lane.target)
+        return self.outgoing.code(self.backlog.target)
 
     def submit(self, connection: AsyncConnection, outgoing: AnyOutgoing) -> None:
-        """Put the request on the connection, which is open."""
+        """Submit the request to an open connection."""
         self._connection, self.outgoing = connection, outgoing
-        encode = partial(outgoing.frame, self.lane.target)
+        encode = partial(outgoing.frame, self.backlog.target)
         self._opaque = self._connection.submit_encoded(encode, self)
 
     def __call__(
@@ -427,14 +430,14 @@ class _Flight:
         self._pipeline.answered(self, Response(address, self._code, command, body))
 
     def forget(self) -> None:
-        """Do not call the pipeline any more."""
+        """Stop the connection from calling the pipeline with the response."""
         self._connection.forget(self._opaque)
 
     def timeout(self, timeout_ms: float) -> RequestTimeout:
-        """The error of having no answer."""
+        """The error to report for a missing response."""
         return RequestTimeout(self._connection.address, self._code, timeout_ms)
 
 
-def _may_be_of_one(error: HeadraceError) -> bool:
-    """Whether a request may have been refused for one of its messages."""
+def _may_concern_one_message(error: HeadraceError) -> bool:
+    """Whether the broker may have refused the request because of a single message."""
     return isinstance(error, BrokerError) and error.code == ResponseCode.MESSAGE_ILLEGAL

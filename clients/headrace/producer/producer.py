@@ -1,4 +1,4 @@
-"""Producer: messages to brokers, one by one, in batches, or in a pipeline."""
+"""Producer: sends messages to brokers one by one, in batches or in a pipeline."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ OnResult = Callable[[Message, SendResult | HeadraceError], None]
 class Producer:
     """Sends messages; use it in an ``async with`` block, under trio or asyncio.
 
-    group: name under which brokers know producers of this kind.
+    group: name under which brokers know this kind of producer.
     nameserver: see ``config.resolve_nameservers``.
-    timeout_ms: how long one attempt may take.
-    retries: attempts after the first one, where the error says that another may succeed. A retry
-        after a timeout can store a message twice: brokers do not recognise doubles.
-    compress_from_bytes: bodies of this size and more are compressed (zlib); None never does.
+    timeout_ms: time limit of one attempt.
+    retries: attempts after the first one, made if the error is retryable. A retry after a timeout
+        can store a message twice: brokers do not detect duplicates.
+    compress_from_bytes: compress bodies of this size and more (zlib); None disables compression.
 
-    Messages with a key stay on the key's queue, also in retries; others go to the queues in turn,
-    leaving out brokers that failed a moment ago. A topic that does not exist is made by the
-    broker if its settings allow that.
+    Messages with a key stay on the key's queue, even in retries; others go to the queues in turn,
+    skipping brokers that failed recently. A broker creates a missing topic if its settings allow
+    that.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class Producer:
         await self._instance.stop()
 
     async def send(self, message: Message, *, queue: MessageQueue | None = None) -> SendResult:
-        """Store one message and say where it is.
+        """Store one message; return where it was stored.
 
-        queue: put it there instead of where its key or the turn says.
+        queue: the queue to use, instead of the key's or the next one.
         Raises InvalidMessage, RouteNotFound, or the error of the last attempt.
         """
         self._instance.check_open("Producer")
@@ -88,16 +88,17 @@ class Producer:
     ) -> list[SendResult]:
         """Store messages in as few requests as possible; one result per request.
 
-        messages: Message objects; or bodies as bytes, with ``topic`` and, one for each, ``keys``
-            and ``tags``; or an Arrow table (or what pyarrow makes one of: polars, DuckDB, ...)
-            with the column value, key, tag and topic (or ``topic``). All are read as they are
-            sent, so they may be more than fit in memory.
-        queue: put all there.
+        messages: Message objects; or bodies as bytes, together with ``topic`` and optionally one
+            key and tag per body in ``keys`` and ``tags``; or an Arrow table (or anything pyarrow
+            can convert to one: polars, DuckDB, ...) with the column value and optionally key, tag
+            and topic (unless ``topic`` is given). Messages are read while sending, so they need
+            not fit in memory.
+        queue: send all messages to this queue.
 
-        Messages with keys go to their keys' queues, others about half a MiB at a time to the
-        queues in turn. The order within a queue is that of ``messages``. When a request fails for
-        good its error is raised; later ones may be stored in other queues, and are not in its own.
-        Raises what ``send`` does, and InvalidMessage for delayed messages (send them singly).
+        Messages with keys go to their keys' queues; others go to the queues in turn, about one
+        MiB at a time. Each queue keeps the order of ``messages``. When a request finally fails, its
+        error is raised; later requests may be stored in other queues, but not in the same queue.
+        Raises the errors of ``send``, and InvalidMessage for delayed messages (send them singly).
         """
         self._instance.check_open("Producer")
         with Window(self._sender) as window:
@@ -107,7 +108,7 @@ class Producer:
             return window.results
 
     async def send_oneway(self, message: Message) -> None:
-        """Send without asking whether it was stored: fast, and it may be lost."""
+        """Send without waiting for confirmation: fast, but the message may be lost."""
         self._instance.check_open("Producer")
         outgoing = self._sender.encode(message)
         publication = await self._sender.publication(message.topic)
@@ -129,6 +130,6 @@ class Producer:
         return Pipeline(self._sender, max_in_flight, max_bytes, on_result)
 
     async def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """The queues of ``topic`` that can be written now. Raises RouteNotFound."""
+        """The currently writable queues of ``topic``. Raises RouteNotFound."""
         self._instance.check_open("Producer")
         return (await self._instance.route(topic)).write_queues

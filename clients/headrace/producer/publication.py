@@ -1,4 +1,4 @@
-"""What a producer holds for one topic: its queues, and which one a message goes to."""
+"""A producer's view of one topic: its queues and the frame templates of each queue."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class Publication:
-    """The targets of one topic, as of one route. Raises NoQueue if nothing can be written.
+    """The targets of one topic, according to one route. Raises NoQueue if no queue is writable.
 
-    targets: in the order that keys count them in.
+    targets: in the queue order on which the choice by key is based.
     """
 
     def __init__(self, group: str, route: TopicRoute) -> None:
@@ -35,18 +35,18 @@ class Publication:
         self._by_queue = {target.queue: target for target in self.targets}
 
     def target(self, key: str, faults: BrokerFaults) -> Target:
-        """Where a message with ``key`` goes; without a key, the next queue of a sound broker."""
+        """The target for ``key``; without a key, the next queue of a healthy broker."""
         if key:
             return self._by_queue[self._selector.for_key(key)]
         return self._by_queue[self._selector.next(faults.current())]
 
     def target_of(self, queue: MessageQueue) -> Target:
-        """The target of a queue that the caller has chosen. Raises NoQueue."""
+        """The target of the given queue. Raises NoQueue."""
         target = self._by_queue.get(queue)
         if target is None:
             raise NoQueue(self.route.topic, f"write to at {queue.broker_name}/{queue.queue_id}")
         return target
 
     def has_broker_besides(self, avoid: Container[str]) -> bool:
-        """Whether a queue is on none of these brokers."""
+        """Whether any queue is on a broker not in ``avoid``."""
         return any(target.queue.broker_name not in avoid for target in self.targets)

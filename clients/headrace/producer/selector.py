@@ -1,4 +1,4 @@
-"""Which queue a message goes to."""
+"""Selection of the queue for a message."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def queue_index(key: str, queue_count: int) -> int:
     """The queue of a key: CRC-32 of its UTF-8 bytes, modulo the number of queues.
 
-    Stable over processes, machines and versions: whoever writes the same topic with this rule
-    keeps the messages of a key in order. Source: docs/clients.md "Keys and queues".
+    Stable across processes, machines and versions: all producers that write to a topic by this
+    rule keep the messages of a key in order. Source: docs/clients.md "Keys and queues".
     """
     return crc32(key.encode()) % queue_count
 
@@ -36,11 +36,11 @@ class QueueSelector:
         self._next = count()
 
     def for_key(self, key: str) -> MessageQueue:
-        """The queue that all messages with ``key`` go to, as long as the queues are the same."""
+        """The queue for all messages with ``key``, as long as the set of queues does not change."""
         return self.queues[queue_index(key, len(self.queues))]
 
     def next(self, avoid: Container[str] = ()) -> MessageQueue:
-        """The next queue in turn, of a broker not in ``avoid`` if there is one."""
+        """The next queue in round-robin order, skipping brokers in ``avoid`` if possible."""
         queues = self.queues
         start = next(self._next)
         if avoid:

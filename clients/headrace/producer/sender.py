@@ -1,4 +1,4 @@
-"""How a message gets onto a queue: encode, choose a queue, try, try elsewhere."""
+"""Sends a message to a queue: encode, choose a queue, try, retry elsewhere."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ AnyOutgoing = Outgoing | BulkOutgoing
 
 
 class Sender:
-    """What ``send``, ``send_many`` and pipelines share. Its settings are Producer's."""
+    """The common part of ``send``, ``send_many`` and pipelines; its settings are Producer's."""
 
     def __init__(
         self,
@@ -61,38 +61,38 @@ class Sender:
         self._new_message_id = generator.next
 
     def encode(self, message: Message) -> Outgoing:
-        """A message in the form that goes to any broker. Raises InvalidMessage."""
+        """Encode a message for any broker. Raises InvalidMessage."""
         message.check()
         block = Block.of([message], self.compress_from_bytes)
         return block.for_any_broker(now_ms(), self._new_message_id)
 
     def encode_block(self, block: Block, connection: AsyncConnection) -> AnyOutgoing:
-        """A block in the form that goes to the broker at the other end."""
+        """Encode a block for the broker at the other end of the connection."""
         if len(block) > 1 and self.takes_blocks(connection):
             return block.for_headrace(now_ms(), self._born_host)
         return block.for_any_broker(now_ms(), self._new_message_id)
 
     def takes_blocks(self, connection: AsyncConnection) -> bool:
-        """Whether the broker at the other end takes whole records."""
+        """Whether the broker at the other end accepts complete records."""
         return connection.peer_is_headrace and connection.address not in self._without_blocks
 
     async def connection(self, target: Target) -> AsyncConnection:
-        """The connection to a queue's broker, which is known to be ours or not."""
+        """The connection to a queue's broker, whose kind (headrace or other) is then known."""
         connection = await self.instance.connection(target.address)
         if not connection.is_greeted:
             await connection.greeted(self.timeout_ms)
         return connection
 
     def by_key(self, key: str) -> Choose:
-        """The choice of a key's queue, or of the next queue without a key."""
+        """Choose the queue of a key, or the next queue if the key is empty."""
         return lambda publication: publication.target(key, self.faults)
 
     def to_queue(self, queue: MessageQueue) -> Choose:
-        """The choice of ``queue``."""
+        """Choose ``queue``."""
         return lambda publication: publication.target_of(queue)
 
     def publication_now(self, topic: str) -> Publication | None:
-        """The topic's publication if it is known and nobody doubts it."""
+        """The topic's publication if it is known and its route is current."""
         publication = self._publications.get(topic)
         return publication if publication and publication.route.is_current else None
 
@@ -116,8 +116,8 @@ class Sender:
                 default = await self.instance.fetch_route(DEFAULT_TOPIC)
             except RouteNotFound:
                 raise not_found from None
-            # A broker that came back between the two questions has both. Taken for new, the topic
-            # would seem to have other queues, and the message would overtake those that wait.
+            # A broker that came back between the two requests has both topics. Treating the topic
+            # as new would assume other queues, and the message would overtake waiting ones.
             with suppress(RouteNotFound):
                 return await self.instance.route(topic)
             return _route_of_new_topic(topic, default)
@@ -130,7 +130,7 @@ class Sender:
         *,
         attempts: int | None = None,
     ) -> SendResult:
-        """Try until it is stored. Raises the error of the last attempt."""
+        """Try until the broker has stored it. Raises the error of the last attempt."""
         attempts = self.retries + 1 if attempts is None else attempts
         for attempt in range(1, attempts + 1):
             try:
@@ -139,7 +139,7 @@ class Sender:
                 if attempt == attempts or not is_retryable(error):
                     raise
                 if error.refresh_route:
-                    self.instance.doubt_route(topic)
+                    self.instance.invalidate_route(topic)
             await anyio.sleep(_RETRY_PAUSE_S * attempt)
         raise AssertionError("there is at least one attempt")
 
@@ -155,7 +155,7 @@ class Sender:
         return result
 
     async def wait_for_topic(self, publication: Publication) -> None:
-        """After a send: if it made its topic, wait until the nameservers know the topic."""
+        """If the send created its topic, wait until the nameservers know the topic."""
         if not publication.route.is_current:
             await self.instance.wait_for_route(publication.route.topic)
 
@@ -167,29 +167,29 @@ class Sender:
     async def prepare(
         self, target: Target, what: Outgoing | Block
     ) -> tuple[AsyncConnection, AnyOutgoing]:
-        """The connection to send it on, and what to send. Raises ConnectFailed, ..."""
+        """The connection to use, and the encoded request. Raises ConnectFailed, ..."""
         if isinstance(what, Outgoing):
             return await self.instance.connection(target.address), what
         connection = await self.connection(target)
         return connection, self.encode_block(what, connection)
 
     def note_failure(self, target: Target, error: HeadraceError) -> None:
-        """Avoid the broker that failed, doubt the route, or send no blocks to it, as it says."""
+        """React to an error: avoid the broker, invalidate the route or stop sending it blocks."""
         if _refuses_blocks(error):
             self._without_blocks.add(target.address)
         if error.retryable:
             self.faults.failed(target.queue.broker_name)
         if error.refresh_route:
-            self.instance.doubt_route(target.queue.topic)
+            self.instance.invalidate_route(target.queue.topic)
 
 
 def is_retryable(error: HeadraceError) -> bool:
-    """Whether another attempt may succeed, once the failure of this one was noted."""
+    """Whether another attempt may succeed after ``note_failure``."""
     return error.retryable or _refuses_blocks(error)
 
 
 def _refuses_blocks(error: HeadraceError) -> bool:
-    """Whether a broker of ours says that it takes messages, but not as whole records."""
+    """Whether a headrace broker accepts messages, but not as complete records."""
     return (
         isinstance(error, BrokerError)
         and error.request_code == RequestCode.BULK_SEND
@@ -203,7 +203,7 @@ def now_ms() -> int:
 
 
 def _route_of_new_topic(topic: str, default: TopicRoute) -> TopicRoute:
-    """The queues that a broker will make for ``topic``; the real route is asked for next time."""
+    """The queues that a broker will create for ``topic``; the next use fetches the real route."""
     parts = [
         msgspec.structs.replace(
             part, write_queue_nums=min(part.write_queue_nums, DEFAULT_TOPIC_QUEUES)

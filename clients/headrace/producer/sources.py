@@ -1,4 +1,4 @@
-"""What ``send_many`` takes, as blocks with the keys of their messages, a chunk at a time."""
+"""Conversion of the input of ``send_many`` to chunks: blocks with their messages' keys."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Texts = Iterable[str | None] | None
 
 
 def chunks(source: Any, topic: str | None, keys: Texts, tags: Texts) -> Iterator[Chunk]:
-    """The chunks of a ``Source``, whichever it is. Raises InvalidMessage."""
+    """The chunks of any ``Source``. Raises InvalidMessage."""
     if hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__"):
         from headrace.producer.arrow import chunks_of_table
 
@@ -49,7 +49,7 @@ def _refuse_texts(keys: Texts, tags: Texts, reason: str) -> None:
 
 
 def chunks_of_messages(messages: Iterable[Message]) -> Iterator[Chunk]:
-    """Chunks of Message objects, each with those of one topic."""
+    """Chunks of Message objects; each chunk has messages of one topic."""
     first_row = 0
     for some in _cut(messages, _body_bytes):
         topic, plain = _plain_bodies(some)
@@ -66,7 +66,7 @@ def chunks_of_messages(messages: Iterable[Message]) -> Iterator[Chunk]:
 
 
 def _plain_bodies(messages: list[Message]) -> tuple[str, list[bytes]]:
-    """The first one's topic, and the bodies of those that have nothing but it and a body."""
+    """The first message's topic, and the bodies of messages with only that topic and a body."""
     try:
         topic = messages[0].topic
         return topic, [
@@ -81,7 +81,7 @@ def _plain_bodies(messages: list[Message]) -> tuple[str, list[bytes]]:
 
 
 def _are_columns(messages: list[Message], topic: str) -> bool:
-    """Whether they have nothing but one topic, bodies, keys and tags."""
+    """Whether all messages have ``topic`` and, besides bodies, only keys and tags."""
     return not [
         True
         for message in messages
@@ -162,7 +162,7 @@ def _next(name: str, texts: Iterator[str | None], count: int, first_row: int) ->
 
 
 def _encoded(name: str, texts: Sequence[str | None], first_row: int) -> list[bytes] | None:
-    """The texts in UTF-8, None if all are empty."""
+    """The texts in UTF-8; None if all are empty."""
     if not any(texts):
         return None
     try:
@@ -177,7 +177,7 @@ def _encoded(name: str, texts: Sequence[str | None], first_row: int) -> list[byt
 
 
 def _cut(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """What is in memory anyhow by number; what is made as it is asked for, by bytes too."""
+    """Split into lists: sequences, already in memory, by count; other iterables by bytes too."""
     if isinstance(items, Sequence):
         for start in range(0, len(items), CHUNK_COUNT):
             yield list(items[start : start + CHUNK_COUNT])

@@ -1,4 +1,4 @@
-"""Blocks on their way: several at once, but one per queue, so that their order is kept."""
+"""A window of blocks in flight: several at once, but one per queue to keep their order."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.drivers.aio import Answer
 
-# A broker takes them one after the other; more would only wait in memory.
+# A broker processes blocks one after another; more blocks would only wait in memory.
 _BLOCKS_MAX = 4
 
 
-class _UnderWay(NamedTuple):
-    """A block, and what will tell how its first attempt ends, or why there was none."""
+class _InFlight(NamedTuple):
+    """A block in flight; attempt: the request and its future answer, or why it was not sent."""
 
     block: Block
     choose: Choose
@@ -34,26 +34,26 @@ class _UnderWay(NamedTuple):
 
 
 class Window:
-    """Sends blocks; use it in a ``with`` block, whose end forgets what is still under way.
+    """Sends blocks; use it in a ``with`` block, whose end abandons blocks still in flight.
 
-    results: of the blocks that were stored, in the order of sending.
+    results: results of the stored blocks, in the order of sending.
     """
 
     def __init__(self, sender: Sender) -> None:
         self.results: list[SendResult] = []
         self._sender = sender
-        self._under_way: deque[_UnderWay] = deque()
+        self._in_flight: deque[_InFlight] = deque()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for under_way in self._under_way:
-            if not isinstance(under_way.attempt, HeadraceError):
-                under_way.attempt[1].forget()
+        for in_flight in self._in_flight:
+            if not isinstance(in_flight.attempt, HeadraceError):
+                in_flight.attempt[1].forget()
 
     async def send(self, chunk: Chunk, queue: MessageQueue | None) -> None:
-        """Put messages under way, to ``queue`` if one is given.
+        """Start sending messages, to ``queue`` if it is given.
 
         Raises the last error of any block that was not stored.
         """
@@ -75,7 +75,7 @@ class Window:
                 await self._send_block(block, to_its_queue)
 
     async def _send_first(self, chunk: Chunk) -> Chunk | None:
-        """Wait for the message that makes its topic: the others need to know its queues."""
+        """Send the message that creates its topic: the others need the new topic's queues."""
         key, first, rest = chunk.first_and_rest()
         sender = self._sender
         self.results.append(await sender.send(first.topic, sender.by_key(key), first))
@@ -88,16 +88,16 @@ class Window:
     async def _send_part(self, block: Block, choose: Choose) -> None:
         target = choose(await self._sender.publication(block.topic))
         attempt = await self._attempt(block, target)
-        self._under_way.append(_UnderWay(block, choose, target, attempt))
-        # The writer sends it while the next one is made.
+        self._in_flight.append(_InFlight(block, choose, target, attempt))
+        # The connection's writer sends this block while the next one is encoded.
         await anyio.lowlevel.checkpoint()
 
     async def _attempt(
         self, block: Block, target: Target
     ) -> tuple[AnyOutgoing, Answer] | HeadraceError:
-        """Put a block under way once its queue is free."""
+        """Send a block once its queue has no block in flight."""
         try:
-            # Encoded before the one ahead of it is waited for: the broker works meanwhile.
+            # Encode before waiting for the block ahead, while the broker is working on that.
             connection, outgoing = await self._sender.prepare(target, block)
         except HeadraceError as error:
             return error
@@ -110,30 +110,30 @@ class Window:
             return error
 
     async def finish(self) -> None:
-        """Wait for all that is under way. Raises as ``send``."""
-        while self._under_way:
+        """Wait for all blocks in flight. Raises the errors of ``send``."""
+        while self._in_flight:
             await self._finish_first()
 
     def _must_wait(self, target: Target) -> bool:
-        if len(self._under_way) >= _BLOCKS_MAX:
+        if len(self._in_flight) >= _BLOCKS_MAX:
             return True
-        return any(under_way.target.queue == target.queue for under_way in self._under_way)
+        return any(in_flight.target.queue == target.queue for in_flight in self._in_flight)
 
     async def _finish_first(self) -> None:
-        block, choose, target, attempt = self._under_way.popleft()
+        block, choose, target, attempt = self._in_flight.popleft()
         try:
             if isinstance(attempt, HeadraceError):
                 raise attempt
             outgoing, answer = attempt
             result = outgoing.result(target, await answer.response(self._sender.timeout_ms))
         except HeadraceError as error:
-            result = await self._again(block, choose, target, error)
+            result = await self._retry(block, choose, target, error)
         self.results.append(result)
 
-    async def _again(
+    async def _retry(
         self, block: Block, choose: Choose, target: Target, error: HeadraceError
     ) -> SendResult:
-        """What comes of the attempts after the first one."""
+        """Make the attempts after the first one."""
         sender = self._sender
         sender.note_failure(target, error)
         if not (is_retryable(error) and sender.retries):

@@ -1,1 +1,1 @@
-"""One module for each noun of the command line."""
+"""Subcommands of ``headrace``, one module each."""

@@ -1,4 +1,4 @@
-"""``headrace bench``: how fast a cluster takes and gives messages."""
+"""``headrace bench``: measures how fast a cluster stores and delivers messages."""
 
 from __future__ import annotations
 
@@ -23,44 +23,46 @@ if TYPE_CHECKING:
 
     from headrace.admin.workloads import Outcome, Setup
 
-# In this order, so that there is something to receive.
+# Sending comes first, so that there is something to receive.
 WORKS = ("send", "pipeline", "send-many", "receive", "latency")
 _SIZE = re.compile(r"(\d+) ?(B|KiB|MiB)?")
 _UNITS = {None: 1, "B": 1, "KiB": 1024, "MiB": 1024 * 1024}
-# Room for what tells the messages of "latency" from others.
+# Size of the stamp that identifies the messages of "latency".
 BODY_BYTES_MIN = 16
 _PERCENTILES = {"p50_ms": 0.5, "p99_ms": 0.99, "p999_ms": 0.999}
 _DELETE_S = 5
-# Refusals that another topic would get, too.
-_NOT_FOR_LACK_OF_RIGHTS = {ResponseCode.INVALID_PARAMETER, ResponseCode.REQUEST_CODE_NOT_SUPPORTED}
+# Refusals that do not depend on the topic.
+_TOPIC_INDEPENDENT_CODES = {ResponseCode.INVALID_PARAMETER, ResponseCode.REQUEST_CODE_NOT_SUPPORTED}
 
 
 def bench(
     work: Annotated[
         list[str] | None,
-        typer.Option(help=f"{', '.join(WORKS)}; may be repeated. All of them without it."),
+        typer.Option(help=f"One of {', '.join(WORKS)}; may be repeated. Default: all."),
     ] = None,
-    size: Annotated[str, typer.Option(help="Of each body: 100, 1KiB, 1MiB ...")] = "1KiB",
-    seconds: Annotated[float, typer.Option(min=0.01, help="How long each work lasts.")] = 10,
+    size: Annotated[str, typer.Option(help="Size of each body, e.g. 100, 1KiB or 1MiB.")] = "1KiB",
+    seconds: Annotated[float, typer.Option(min=0.01, help="Duration of each workload.")] = 10,
     topic: Annotated[
         str | None,
-        typer.Option(help="Use this one, and leave it. Without it one is made, and deleted."),
+        typer.Option(help="Topic to use and keep. By default a topic is created and deleted."),
     ] = None,
-    queues: Annotated[int, typer.Option(min=1, help="Queues of a topic that is made.")] = 8,
+    queues: Annotated[int, typer.Option(min=1, help="Number of queues of a created topic.")] = 8,
     in_flight: Annotated[
-        int, typer.Option(min=1, help="Messages of pipeline without an answer yet.")
+        int, typer.Option(min=1, help="Most messages that pipeline keeps in flight.")
     ] = 1000,
-    rate: Annotated[float, typer.Option(min=1, help="Messages a second of latency.")] = 1000,
+    rate: Annotated[
+        float, typer.Option(min=1, help="Messages per second that latency sends.")
+    ] = 1000,
     as_json: Json = False,
     nameserver: Nameserver = None,
 ) -> None:
-    """Measure how fast messages are sent and received, and how long that takes.
+    """Measure throughput and latency of sending and receiving messages.
 
-    send: one after the other, each waits for its answer. pipeline: many under way at once.
-    send-many: 1,000 in a call, whose latency counts. receive: the topic from its beginning.
-    latency: from one end to the other, at a steady --rate.
+    send: one message after another, each waiting for its response. pipeline: many messages in
+    flight. send-many: 1,000 messages per call; latency is per call. receive: reads the topic from
+    its beginning. latency: from producer to consumer, at a steady --rate.
 
-    One process with one core does all of it: a cluster may be faster than what this shows.
+    A single process on one core generates the load: the cluster may be faster than the result.
     """
     import trio
 
@@ -83,7 +85,7 @@ def bench(
     try:
         trio.run(run)
     finally:
-        # Also what was measured before a failure, or an interrupt.
+        # Includes workloads measured before a failure or an interrupt.
         if rows:
             print_rows(rows, as_json=as_json, empty="")
 
@@ -99,13 +101,15 @@ def _body_bytes(size: str) -> int:
     match = _SIZE.fullmatch(size)
     body_bytes = int(match[1]) * _UNITS[match[2]] if match else 0
     if not BODY_BYTES_MIN <= body_bytes <= BODY_BYTES_MAX:
-        raise ConfigurationError(f"--size {size}: {BODY_BYTES_MIN}B to 4MiB, such as 100, or 1KiB")
+        raise ConfigurationError(
+            f"--size {size}: must be {BODY_BYTES_MIN}B to 4MiB, such as 100 or 1KiB"
+        )
     return body_bytes
 
 
 @asynccontextmanager
 async def _topic(setup: Setup, queues: int, *, is_throw_away: bool) -> AsyncIterator[None]:
-    """The topic, made if need be, and deleted at the end if it is ours."""
+    """Create the topic if it is missing, and delete a throw-away topic at the end."""
     import trio
 
     from headrace.admin.client import Admin
@@ -115,9 +119,9 @@ async def _topic(setup: Setup, queues: int, *, is_throw_away: bool) -> AsyncIter
             if is_throw_away or setup.topic not in await admin.topics():
                 await admin.create_topic(setup.topic, queues=queues)
         except BrokerError as error:
-            if error.code in _NOT_FOR_LACK_OF_RIGHTS:
+            if error.code in _TOPIC_INDEPENDENT_CODES:
                 raise
-            raise CommandFailed(f"{error}; name a topic that is there with --topic") from error
+            raise CommandFailed(f"{error}; name an existing topic with --topic") from error
         try:
             yield
         finally:
@@ -130,13 +134,13 @@ async def _delete(admin: Any, topic: str) -> None:
     try:
         await admin.delete_topic(topic)
     except HeadraceError as error:
-        warn(f"topic {topic} stays behind: {error}")
+        warn(f"topic {topic} could not be deleted: {error}")
 
 
 async def _outcome(work: str, setup: Setup) -> Outcome:
     from headrace.admin.workloads import WORKLOADS
 
-    # A moving progress bar would take its share of the core that is measured.
+    # A moving progress bar would use CPU time of the core that is measured.
     if sys.stderr.isatty():
         sys.stderr.write(f"{work}: {setup.seconds:g} s ...\n")
     return await WORKLOADS[work](setup)
@@ -156,7 +160,7 @@ def _row(work: str, setup: Setup, outcome: Outcome) -> dict[str, Any]:
 
 
 def _percentile_ms(latencies: list[float], part: float) -> float | None:
-    """The latency that ``part`` of all stay within; None without any."""
+    """The latency that the fraction ``part`` of all does not exceed; None if there are none."""
     if not latencies:
         return None
     index = max(0, -int(-part * len(latencies) // 1) - 1)

@@ -1,4 +1,4 @@
-"""``headrace broker``: the daemon that keeps messages."""
+"""``headrace broker``: the daemon that stores messages."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from headrace.errors import ConfigurationError
 
 def broker(
     config: Annotated[
-        Path, typer.Option("--config", "-c", help="File of lines key=value; see conf/broker.conf.")
+        Path,
+        typer.Option("--config", "-c", help="File with lines key=value; see conf/broker.conf."),
     ],
     check_config: Annotated[
-        bool, typer.Option("--check-config", help="Read the file, say what is wrong, and end.")
+        bool, typer.Option("--check-config", help="Check the file, report errors and exit.")
     ] = False,
     log_level: LogLevel = Level.INFO,
 ) -> None:

@@ -1,4 +1,4 @@
-"""``headrace cluster``: the brokers that the nameserver knows."""
+"""``headrace cluster``: lists the brokers that the nameserver knows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cluster(as_json: Json = False, nameserver: Nameserver = None) -> None:
             infos = await gather(lambda node: admin.runtime_info(node.address), nodes)
             return [_row(node, info) for node, info in zip(nodes, infos, strict=True)]
 
-    empty = "no broker has registered: start one with `headrace broker` or `headrace dev`"
+    empty = "no broker has registered; start one with `headrace broker` or `headrace dev`"
     print_rows(trio.run(run), as_json=as_json, empty=empty)
 
 
@@ -35,7 +35,7 @@ def _row(node: BrokerNode, info: dict[str, str] | HeadraceError) -> dict[str, An
         try:
             figures, problem = _figures(info), _refusal(info)
         except ValueError as error:
-            problem = f"{node.address} sent a malformed figure: {error}"
+            problem = f"{node.address} sent a malformed number: {error}"
     return {
         "cluster": node.cluster,
         "broker": node.broker_name,
@@ -48,7 +48,7 @@ def _row(node: BrokerNode, info: dict[str, str] | HeadraceError) -> dict[str, An
 
 
 def _figures(info: dict[str, str]) -> dict[str, float | None]:
-    """Raises ValueError."""
+    """Numeric columns of a broker. Raises ValueError."""
     return {
         "in_per_second": _rate(info.get("putTps")),
         "out_per_second": _rate(info.get("getTransferredTps")),
@@ -58,7 +58,7 @@ def _figures(info: dict[str, str]) -> dict[str, float | None]:
 
 
 def _refusal(info: dict[str, str]) -> str | None:
-    """Why a broker of ours takes no messages."""
+    """The reason why a headrace broker refuses writes; None if it accepts them."""
     refusal = info.get("refusesWrites", "no")
     return None if refusal == "no" else refusal
 
@@ -73,6 +73,6 @@ def _number(text: str | None) -> float | None:
 
 
 def _rate(rates: str | None) -> float | None:
-    """The first of several rates, which is that of the last ten seconds."""
+    """The first of several rates: that of the last ten seconds."""
     first, *_ = (rates or "").split() or [""]
     return _number(first)

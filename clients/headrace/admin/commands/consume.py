@@ -1,4 +1,4 @@
-"""``headrace consume``: print a topic's messages."""
+"""``headrace consume``: prints a topic's messages."""
 
 from __future__ import annotations
 
@@ -27,28 +27,34 @@ _CHECK_S = 0.25
 
 
 def consume(
-    topic: Annotated[str, typer.Argument(help="What to read.")],
+    topic: Annotated[str, typer.Argument(help="The topic to read.")],
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Wait for more; else stop at the end.")
+        bool,
+        typer.Option(
+            "--follow", "-f", help="Wait for more messages instead of stopping at the end."
+        ),
     ] = False,
     group: Annotated[
         str | None,
-        typer.Option(help="Share the queues with this group's other members, and commit."),
+        typer.Option(help="Join this group: share its queues with other members, and commit."),
     ] = None,
     start: Annotated[
-        str, typer.Option("--from", help=f"{HELP}. A group that has committed goes on there.")
+        str, typer.Option("--from", help=f"{HELP}. A group resumes from its committed offset.")
     ] = "earliest",
     queue: Annotated[
-        list[int] | None, typer.Option(help="Read only these queue ids; without --group.")
+        list[int] | None,
+        typer.Option(help="Read only this queue id; may be repeated; not with --group."),
     ] = None,
-    tags: Annotated[str, typer.Option(help="Only these tags, e.g. 'paid || shipped'.")] = "*",
+    tags: Annotated[
+        str, typer.Option(help="Only messages with these tags, e.g. 'paid || shipped'.")
+    ] = "*",
     count: Annotated[
-        int | None, typer.Option("--max", min=1, help="Stop after so many messages.")
+        int | None, typer.Option("--max", min=1, help="Stop after this many messages.")
     ] = None,
     as_json: Json = False,
     nameserver: Nameserver = None,
 ) -> None:
-    """Print messages: bodies, one a line, or with --json all about each."""
+    """Print messages: one body per line, or all fields of each message with --json."""
     import trio
 
     from headrace.messages import check_topic
@@ -62,15 +68,15 @@ def consume(
         return
     if queue or isinstance(place, int):
         raise ConfigurationError(
-            "a group's members share the queues and its progress: --queue and an offset work "
-            "without --group; to move the group, see `headrace group reset`"
+            "--queue and an offset cannot be combined with --group, whose members share the queues "
+            "and their progress; to move the group, see `headrace group reset`"
         )
     member = _Member(topic, group, place, tags, printer, follow=follow)
     trio.run(member.run, nameserver)
 
 
 class _Printer:
-    """Prints messages until it has printed enough."""
+    """Prints messages up to a maximum count."""
 
     def __init__(self, count_max: int | None, *, as_json: bool) -> None:
         self._left = count_max
@@ -89,7 +95,7 @@ class _Printer:
 
 
 class _Reader:
-    """Reads queues on its own, leaving no trace."""
+    """Reads queues without a group, so nothing is committed."""
 
     def __init__(
         self,
@@ -109,7 +115,7 @@ class _Reader:
         self._follow = follow
 
     async def run(self, nameserver: str | None) -> None:
-        """Print until there is enough, or nothing left."""
+        """Print until the maximum count or the end of the queues is reached."""
         from headrace.consumer.pull import PullConsumer
 
         place = self._place
@@ -132,7 +138,7 @@ class _Reader:
         absent = set(self._queue_ids) - {queue.queue_id for queue in queues}
         if absent:
             raise ConfigurationError(
-                f"topic {self._topic} has no queue {min(absent)}: see `headrace topic describe`"
+                f"topic {self._topic} has no queue {min(absent)}; see `headrace topic describe`"
             )
         return [queue for queue in queues if queue.queue_id in self._queue_ids]
 
@@ -161,7 +167,7 @@ async def _ends(consumer: PullConsumer, queues: Sequence[MessageQueue]) -> dict[
     if failed and len(failed) == len(names):
         raise failed[names[0]]
     for name, error in failed.items():
-        warn(f"left out: broker {name}: {error}")
+        warn(f"skipped broker {name}: {error}")
     found = [each for each in outcomes.values() if not isinstance(each, HeadraceError)]
     return {queue: end for ends in found for queue, end in ends.items()}
 
@@ -192,13 +198,13 @@ class _Member:
         self._is_interrupted = False
 
     async def run(self, nameserver: str | None) -> None:
-        """Print until there is enough, or the group has nothing left of what there was."""
+        """Print until the maximum count, or until all messages that existed at first are read."""
         import trio
 
         from headrace.consumer.pull import PullConsumer
         from headrace.consumer.push import Consumer
 
-        # From here on a signal never cuts off what was printed from its commit.
+        # From here on, a signal cannot prevent the commit of messages already printed.
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async with (
                 PullConsumer(self._group, nameserver=nameserver) as offsets,
@@ -220,7 +226,7 @@ class _Member:
             raise KeyboardInterrupt
 
     async def _stop_at_signal(self, signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
-        """Leave the group in good order, so that what was printed is committed."""
+        """Leave the group cleanly at a signal, so that printed messages are committed."""
         async for _ in signals:
             self._is_interrupted = True
             scope.cancel()

@@ -1,4 +1,4 @@
-"""``headrace demo``: a year of flights through a topic and back, and through Spark."""
+"""``headrace demo``: sends a year of flights through a topic and through Spark."""
 
 from __future__ import annotations
 
@@ -24,22 +24,26 @@ _MINUTES_A_STEP = 8
 
 def demo(
     keep: Annotated[
-        bool, typer.Option("--keep", help="Leave broker and nameserver running at the end.")
+        bool, typer.Option("--keep", help="Keep the broker and the nameserver running at the end.")
     ] = False,
     data: Annotated[
         Path | None,
-        typer.Option(help="Keep the messages here; else in a temporary folder, gone at the end."),
+        typer.Option(
+            help="Directory to keep the messages in. Default: a temporary one, deleted at the end."
+        ),
     ] = None,
     spark: Annotated[
         bool | None,
-        typer.Option(help="Stream them through Spark too; by default if PySpark is installed."),
+        typer.Option(
+            help="Also stream the flights through Spark. Default: if PySpark is installed."
+        ),
     ] = None,
 ) -> None:
-    """Stream 336 776 flights through an embedded broker and check what comes back.
+    """Stream 336 776 flights through an embedded broker and check the result.
 
     The flights are keyed by tail number and tagged by carrier; a group of two consumers reads
-    them. Then a Spark stream writes delays by carrier and week into a second topic; it is killed
-    half way and resumed. Ends by itself, with exit code 0 only if all checks hold.
+    them. Then a Spark stream writes delays by carrier and week to a second topic; it is killed
+    halfway and resumed. The demo exits by itself, with exit code 0 only if all checks hold.
     """
     import trio
 
@@ -55,7 +59,7 @@ def demo(
 
 
 def _has_spark(*, wanted: bool | None) -> bool:
-    """Whether Spark takes part. Raises what is missing if it must."""
+    """Whether to run the Spark part. Raises HeadraceError if it is wanted but not installed."""
     if wanted is False:
         return False
     from headrace.errors import HeadraceError
@@ -66,7 +70,7 @@ def _has_spark(*, wanted: bool | None) -> bool:
     except HeadraceError as missing:
         if wanted:
             raise
-        say(f"without Spark: {missing}")
+        say(f"skipping Spark: {missing}")
         return False
     return True
 
@@ -92,11 +96,11 @@ async def _run_flights(mq: Embedded) -> tuple[Ledger, list[Check]]:
     with flights_view() as view:
         ledger = await run_flights(mq, view)
     seconds = time.monotonic() - started
-    print_rows(_carrier_rows(ledger), as_json=False, empty="no flight came back")
+    print_rows(_carrier_rows(ledger), as_json=False, empty="no flight was received")
     _print_checks(checks := ledger.checks())
     say(
         f"{ledger.received_count} flights in {seconds:.1f} s, "
-        f"{ledger.received_count / seconds:,.0f} a second through one process: producer, broker, "
+        f"{ledger.received_count / seconds:,.0f} per second in one process: producer, broker, "
         "nameserver and both consumers"
     )
     return ledger, checks
@@ -111,7 +115,7 @@ async def _run_stream(mq: Embedded, ledger: Ledger) -> list[Check]:
     seconds = time.monotonic() - started
     print_rows(_week_rows(streamed.weeks), as_json=False, empty="Spark wrote nothing")
     _print_checks(checks := streamed.checks(ledger.carriers))
-    say(f"{len(streamed.weeks)} results of Spark in {seconds:.1f} s, with two starts of Spark")
+    say(f"{len(streamed.weeks)} results from Spark in {seconds:.1f} s, including two Spark starts")
     return checks
 
 
@@ -121,7 +125,7 @@ def _print_checks(checks: list[Check]) -> None:
 
 
 def _carrier_rows(ledger: Ledger) -> list[dict[str, Any]]:
-    """Delays by carrier, in minutes, the most punctual first."""
+    """Mean delays by carrier in minutes, most punctual carrier first."""
     from headrace.demo import airlines
 
     names = airlines()
@@ -139,7 +143,7 @@ def _carrier_rows(ledger: Ledger) -> list[dict[str, Any]]:
 
 
 def _week_rows(weeks: list[WeekDelays]) -> list[dict[str, Any]]:
-    """A line of little bars for each carrier, those that fly in most weeks first."""
+    """A sparkline of weekly delays per carrier, the carrier with most flights first."""
     from headrace.demo import airlines
 
     names = airlines()
@@ -161,7 +165,7 @@ def _week_rows(weeks: list[WeekDelays]) -> list[dict[str, Any]]:
 
 
 def _bar(week: WeekDelays | None) -> str:
-    """How late planes were, in steps of 8 minutes; blank when none came, or all early."""
+    """The mean delay in steps of 8 minutes; blank if none arrived or the mean is not positive."""
     if week is None or not week.arrived:
         return " "
     step = math.ceil(week.arrival_minutes / week.arrived / _MINUTES_A_STEP)
@@ -175,11 +179,11 @@ async def _wait_for_signal(mq: Embedded) -> None:
 
     from headrace.demo import TOPIC
 
-    say("still running; from another terminal, for example:")
+    say("still running; try from another terminal:")
     say(f"  export HEADRACE_NAMESERVER='{mq.nameserver}'")
     say(f"  headrace consume {TOPIC} --tags HA --max 3 --json")
     say(f"  headrace topic describe {TOPIC}")
-    say("Ctrl-C ends it")
+    say("press Ctrl-C to stop")
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
             break

@@ -1,4 +1,4 @@
-"""What ``headrace demo`` shows while it runs: bars on a terminal, else lines."""
+"""Progress display of ``headrace demo``: bars on a terminal, lines otherwise."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def say(text: str) -> None:
-    """A line of standard output, at once."""
+    """Print a line to standard output and flush it."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 @contextmanager
 def flights_view() -> Iterator[View]:
-    """Of the flights on their way from the producer to the consumers."""
+    """Progress display of the flights from the producer to the consumers."""
     if not sys.stdout.isatty():
         yield _Lines()
         return
@@ -30,7 +30,7 @@ def flights_view() -> Iterator[View]:
 
 @contextmanager
 def stream_view() -> Iterator[StreamView]:
-    """Of the flights on their way through Spark."""
+    """Progress display of the flights through Spark."""
     if not sys.stdout.isatty():
         yield _StreamLines()
         return
@@ -52,7 +52,7 @@ def _progress() -> Any:
 
 
 class _Lines:
-    """A line every other second."""
+    """Prints a line every two seconds."""
 
     interval_s = 2.0
 
@@ -63,7 +63,7 @@ class _Lines:
 
 
 class _Bars:
-    """Two bars that grow."""
+    """Shows two progress bars."""
 
     interval_s = 0.1
 
@@ -81,17 +81,17 @@ class _Bars:
 
 
 class _StreamLines:
-    """A line for each batch."""
+    """Prints a line for each micro-batch."""
 
     def rows(self, count: int, batch_count: int) -> None:
-        say(f"streamed {count}, batch {batch_count}")
+        say(f"streamed {count}, micro-batch {batch_count}")
 
     def note(self, text: str) -> None:
         say(text)
 
 
 class _StreamBar:
-    """A bar that grows, and what happens above it."""
+    """Shows a progress bar, with notes above it."""
 
     def __init__(self, progress: Any) -> None:
         from headrace.demo import FLIGHT_COUNT
@@ -100,7 +100,7 @@ class _StreamBar:
         self._streamed = progress.add_task("streamed", total=FLIGHT_COUNT, note="")
 
     def rows(self, count: int, batch_count: int) -> None:
-        self._progress.update(self._streamed, completed=count, note=f"batch {batch_count:>3}")
+        self._progress.update(self._streamed, completed=count, note=f"micro-batch {batch_count:>3}")
         self._progress.refresh()
 
     def note(self, text: str) -> None:

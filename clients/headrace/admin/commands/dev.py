@@ -1,4 +1,4 @@
-"""``headrace dev``: a nameserver and a broker in one process."""
+"""``headrace dev``: runs a nameserver and a broker in one process."""
 
 from __future__ import annotations
 
@@ -13,24 +13,31 @@ from headrace.admin.options import Level, LogLevel
 if TYPE_CHECKING:
     from headrace_broker.store.recovery import LoadStage
 
-_Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")]
+_Port = Annotated[
+    int, typer.Option(min=0, max=65535, help="Port to listen on; 0 selects any free port.")
+]
 
 
 def dev(
     data: Annotated[
         Path | None,
-        typer.Option(help="Keep the messages here; else in a temporary folder, gone at the end."),
+        typer.Option(
+            help="Directory to keep the messages in. Default: a temporary one, deleted at the end."
+        ),
     ] = None,
     nameserver_port: _Port = 9876,
     broker_port: _Port = 10911,
     host: Annotated[
-        str, typer.Option(help="Listen here; 0.0.0.0 gives everyone on the network full access.")
+        str,
+        typer.Option(
+            help="Address to listen on; 0.0.0.0 gives everyone on the network full access."
+        ),
     ] = "127.0.0.1",
     log_level: LogLevel = Level.WARNING,
 ) -> None:
     """Run a nameserver and a broker until SIGINT (Ctrl-C) or SIGTERM.
 
-    Prints one line when it accepts sends: ready nameserver=HOST:PORT broker=HOST:PORT data=DIR
+    Prints one line once it accepts messages: ready nameserver=HOST:PORT broker=HOST:PORT data=DIR
     """
     import trio
 
@@ -80,7 +87,7 @@ async def _run(data: Path | None, host: str, nameserver_port: int, broker_port: 
 
 def _show_progress(stage: LoadStage, done: int, most: int) -> None:
     if stage == "queues":
-        text = f"looking at the queues: {done} of {most}"
+        text = f"loading queues: {done} of {most}"
     else:
         text = f"reading the log: {done >> 20} of at most {most >> 20} MiB"
     end = "\n" if done == most else ""

@@ -1,4 +1,4 @@
-"""``headrace doctor``: whether every server is there, and is what it should be."""
+"""``headrace doctor``: checks that every server is up and is what it should be."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Check(NamedTuple):
-    """One line of the diagnosis; problem is None when all is well."""
+    """One line of the diagnosis; problem is None if there is none."""
 
     role: str
     name: str
@@ -26,10 +26,10 @@ class Check(NamedTuple):
 
 
 def doctor(as_json: Json = False, nameserver: Nameserver = None) -> None:
-    """Connect to each nameserver and each registered broker and say which fails and why.
+    """Connect to each nameserver and each registered broker and report failures with reasons.
 
-    Tells what else listens on a wrong port: HTTP, HTTP/2, TLS. The exit code is 1 if anything
-    is wrong.
+    If a different server listens on a port, its protocol is named: HTTP, HTTP/2 or TLS. The exit
+    code is 1 if there is any problem.
     """
     import trio
 
@@ -77,30 +77,30 @@ async def _check_all(nameservers: Sequence[str]) -> list[Check]:
 
 
 def _nameserver_problem(address: str, body: bytes, clusters: dict[str, ClusterInfo]) -> str | None:
-    """What is wrong with a nameserver's answer; a valid one is added to ``clusters``."""
+    """The problem with a nameserver's response, if any; adds a valid response to ``clusters``."""
     from headrace_protocol.bodies import ClusterInfo
 
     try:
         clusters[address] = ClusterInfo.decode(body)
     except ValueError as error:
-        return f"its list of brokers cannot be read: {error}"
+        return f"its list of brokers is malformed: {error}"
     return _registration_problem(clusters[address], clusters)
 
 
 def _registration_problem(cluster: ClusterInfo, clusters: dict[str, ClusterInfo]) -> str | None:
-    """What is wrong with what a nameserver knows, compared with those asked before it."""
+    """The problem, if any, with a nameserver's brokers, compared with previous nameservers."""
     names = cluster.broker_addr_table.keys()
     if not names:
         return (
-            "no broker has registered here: start one with this address as its namesrvAddr, and "
-            "look at its log"
+            "no broker has registered here; start one with this address in its namesrvAddr, and "
+            "check its log"
         )
     for other, other_cluster in clusters.items():
         missing = other_cluster.broker_addr_table.keys() - names
         if missing:
             return (
-                f"{', '.join(sorted(missing))} registered at {other} but not here: give every "
-                "broker all nameservers in its namesrvAddr"
+                f"{', '.join(sorted(missing))} registered at {other} but not here; list all "
+                "nameservers in every broker's namesrvAddr"
             )
     return None
 
@@ -116,8 +116,8 @@ def _brokers(
 def _loopback_problem(address: str, nameserver: str) -> str | None:
     if _is_loopback(address) and not _is_loopback(nameserver):
         return (
-            "it registered a loopback address, which leads other machines to themselves: set its "
-            "brokerIP1 to an address that clients reach"
+            "it registered a loopback address, which on other machines means those machines; set "
+            "its brokerIP1 to an address that clients can reach"
         )
     return None
 

@@ -1,4 +1,4 @@
-"""``headrace group``: consumer groups, how far behind they are, and moving them."""
+"""``headrace group``: lists consumer groups, shows their lag and moves them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from headrace.admin.client import Admin, BrokerProblem, QueueLag
     from headrace_protocol.bodies import MessageQueue
 
-app = typer.Typer(name="group", help="Look at and move consumer groups.", no_args_is_help=True)
+app = typer.Typer(name="group", help="Inspect and move consumer groups.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
+Name = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
 
 
 @app.command("list")
 def list_groups(
-    system: Annotated[bool, typer.Option(help="The brokers' own groups too.")] = False,
+    system: Annotated[bool, typer.Option(help="Include the brokers' own groups.")] = False,
     as_json: Json = False,
     nameserver: Nameserver = None,
 ) -> None:
-    """List the groups with their members that are connected and their lag over all topics."""
+    """List the groups with their connected members and their lag over all topics."""
     import trio
 
     from headrace.admin.client import Admin
@@ -39,7 +39,7 @@ def list_groups(
 
     with warned() as problems:
         rows = with_problems(trio.run(run), problems)
-    print_rows(rows, as_json=as_json, empty="no groups yet: a consumer's start makes one")
+    print_rows(rows, as_json=as_json, empty="no groups yet; starting a consumer creates one")
 
 
 async def _group_row(admin: Admin, group: str, problems: list[BrokerProblem]) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def lag(
     as_json: Json = False,
     nameserver: Nameserver = None,
 ) -> None:
-    """Show how far a group is behind in each queue that it has a position in."""
+    """Show a group's lag in each queue where it has a position."""
     import trio
 
     from headrace.admin.client import Admin
@@ -82,9 +82,9 @@ def lag(
 async def _check_known(
     admin: Admin, group: str, topic: str | None, problems: list[BrokerProblem]
 ) -> None:
-    """Raise NotFound, or RouteNotFound for the topic."""
+    """Raise NotFound if the group does not exist, RouteNotFound if the topic does not."""
     if group not in {known.group_name for known in await admin.groups(problems=problems)}:
-        raise NotFound(f"there is no group {group}; see `headrace group list`")
+        raise NotFound(f"group {group} does not exist; see `headrace group list`")
     if topic is not None:
         await admin.topic_stats(topic, problems=problems)
 
@@ -104,21 +104,21 @@ def _lag_row(lag: QueueLag) -> dict[str, Any]:
 @app.command()
 def reset(
     group: Name,
-    topic: Annotated[str, typer.Argument(help="The topic to move in.")],
+    topic: Annotated[str, typer.Argument(help="The topic in which to move the group.")],
     to: Annotated[
         str, typer.Option(help="earliest, latest, a time (2026-11-21T06:00) or an age (15m).")
     ],
     as_json: Json = False,
     nameserver: Nameserver = None,
 ) -> None:
-    """Move a group to another place in a topic; running members go on from there."""
+    """Move a group to another position in a topic; running members continue from there."""
     import trio
 
     from headrace.admin.client import Admin
 
     place = parse_place(to)
     if isinstance(place, int):
-        raise ConfigurationError(f"--to {to}: queues have offsets of their own; give a time")
+        raise ConfigurationError(f"--to {to}: each queue has its own offsets; give a time instead")
 
     async def run() -> dict[MessageQueue, int]:
         async with Admin(nameserver=nameserver) as admin:

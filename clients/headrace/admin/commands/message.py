@@ -1,4 +1,4 @@
-"""``headrace message``: find messages by id or key."""
+"""``headrace message``: finds messages by id or key."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ _PREVIEW_BYTES = 60
 @app.command()
 def get(
     message_id: Annotated[
-        str, typer.Argument(help="The broker's id (offset_message_id), or the producer's.")
+        str, typer.Argument(help="The broker's id (offset_message_id) or the producer's id.")
     ],
-    topic: Annotated[str | None, typer.Option(help="Needed for a producer's id.")] = None,
+    topic: Annotated[
+        str | None, typer.Option(help="The message's topic; required for a producer's id.")
+    ] = None,
     as_json: Json = False,
     nameserver: Nameserver = None,
 ) -> None:
@@ -43,17 +45,24 @@ def get(
     with warned() as problems:
         message = trio.run(run)
     if message is None:
-        raise NotFound(f"there is no message {message_id}: it never was, or it has expired")
+        raise NotFound(f"message {message_id} does not exist or has expired")
     print_record(message_record(message), as_json=as_json)
 
 
 @app.command()
 def query(
-    topic: Annotated[str, typer.Argument(help="Where to look.")],
-    key: Annotated[str, typer.Argument(help="The key that messages were sent with.")],
-    count: Annotated[int, typer.Option("--max", min=1, help="Most messages per broker.")] = 32,
-    since: Annotated[str | None, typer.Option(help="A time or an age: 2026-11-21, 2h.")] = None,
-    until: Annotated[str | None, typer.Option(help="A time or an age.")] = None,
+    topic: Annotated[str, typer.Argument(help="The topic to search.")],
+    key: Annotated[str, typer.Argument(help="The key of the messages.")],
+    count: Annotated[
+        int, typer.Option("--max", min=1, help="Maximum number of messages per broker.")
+    ] = 32,
+    since: Annotated[
+        str | None,
+        typer.Option(help="Only messages stored since a time or an age: 2026-11-21, 2h."),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(help="Only messages stored until a time or an age.")
+    ] = None,
     as_json: Json = False,
     nameserver: Nameserver = None,
 ) -> None:
@@ -65,7 +74,7 @@ def query(
     begin_ms = milliseconds(parse_time(since)) if since else 0
     end_ms = milliseconds(parse_time(until)) if until else _TIMESTAMP_MS_MAX
     if begin_ms > end_ms:
-        raise ConfigurationError(f"--since {since} is after --until {until}: swap them")
+        raise ConfigurationError(f"--since {since} is later than --until {until}; swap them")
 
     async def run() -> list[ReceivedMessage]:
         async with Admin(nameserver=nameserver) as admin:

@@ -1,4 +1,4 @@
-"""``headrace nameserver``: the daemon that knows which broker has which topic."""
+"""``headrace nameserver``: the daemon that tracks which brokers have which topics."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from headrace.errors import ConfigurationError
 
 def nameserver(
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="File of lines key=value.")
+        Path | None, typer.Option("--config", "-c", help="File with lines key=value.")
     ] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Instead of the file's listenPort.")
+        int | None,
+        typer.Option(min=0, max=65535, help="Port to listen on; overrides the file's listenPort."),
     ] = None,
     check_config: Annotated[
-        bool, typer.Option("--check-config", help="Read the file, say what is wrong, and end.")
+        bool, typer.Option("--check-config", help="Check the file, report errors and exit.")
     ] = False,
     log_level: LogLevel = Level.INFO,
 ) -> None:

@@ -1,4 +1,4 @@
-"""``headrace send``: messages from an argument, a file or standard input."""
+"""``headrace send``: sends messages from an argument, a file or standard input."""
 
 from __future__ import annotations
 
@@ -25,36 +25,41 @@ if TYPE_CHECKING:
     from headrace.messages import Message, SendResult
 
 _CHUNK_BYTES = 256 * 1024
-# No broker takes so much as one message: what follows is not read.
+# No broker accepts a message of this size, so the rest of the line is not read.
 _LINE_BYTES_MAX = 16 * 1024 * 1024
 _IN_FLIGHT = 2000
 
-Batch = list["Message"]
+Chunk = list["Message"]
 
 
 def send(
-    topic: Annotated[str, typer.Argument(help="Where to.")],
+    topic: Annotated[str, typer.Argument(help="The topic to send to.")],
     body: Annotated[
         str | None,
-        typer.Argument(help="One message's text. Without it messages are read, one a line."),
+        typer.Argument(
+            help="Text of a single message. By default, messages are read, one per line."
+        ),
     ] = None,
     key: Annotated[
-        str, typer.Option(help="Key of the message in the argument; blanks divide several.")
+        str, typer.Option(help="Key of the message in BODY; separate several keys by spaces.")
     ] = "",
-    tag: Annotated[str, typer.Option(help="Tag of the message in the argument.")] = "",
+    tag: Annotated[str, typer.Option(help="Tag of the message in BODY.")] = "",
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="Read this file; - is standard input.")
+        Path | None, typer.Option("--file", "-f", help="File to read; - means standard input.")
     ] = None,
     row_format: Annotated[
         RowFormat | None,
-        typer.Option("--format", help="What a line is. Else the file's name tells: .csv, .ndjson."),
+        typer.Option(
+            "--format",
+            help="Format of the input. Default: by file extension: .csv, .ndjson, .jsonl.",
+        ),
     ] = None,
     key_column: Annotated[
-        str | None, typer.Option(help="Column or field that is the key; empty ones are no key.")
+        str | None, typer.Option(help="Column or field with the key; an empty value means no key.")
     ] = None,
-    tag_column: Annotated[str | None, typer.Option(help="Column or field that is the tag.")] = None,
+    tag_column: Annotated[str | None, typer.Option(help="Column or field with the tag.")] = None,
     body_column: Annotated[
-        str | None, typer.Option(help="Column or field that is the body; else the row, as JSON.")
+        str | None, typer.Option(help="Column or field with the body. Default: the row as JSON.")
     ] = None,
     as_json: Json = False,
     nameserver: Nameserver = None,
@@ -67,17 +72,19 @@ def send(
     check_topic(topic)
     if body is not None:
         if file or row_format or key_column or tag_column or body_column:
-            raise ConfigurationError("a BODY and options for files: send one or the other")
+            raise ConfigurationError("BODY cannot be combined with options for files")
         result = trio.run(_send_one, nameserver, topic, body.encode(), key, tag)
         print_record(_sent(result), as_json=as_json)
         return
     if key or tag:
-        raise ConfigurationError("--key and --tag are for a BODY; rows have --key-column")
+        raise ConfigurationError(
+            "--key and --tag require BODY; for rows, use --key-column and --tag-column"
+        )
     columns = Columns(key_column, tag_column, body_column)
     with _open(file) as source:
         row_format = row_format or format_of(source.name)
         if row_format is RowFormat.LINES and columns.names():
-            raise ConfigurationError("lines have no columns: say --format csv or --format ndjson")
+            raise ConfigurationError("lines have no columns; use --format csv or --format ndjson")
         with _progress(source) as advance:
             stream = _Stream(source, row_format, topic, columns, advance)
             started = time.monotonic()
@@ -93,8 +100,8 @@ def send(
     if stream.bad_row:
         raise BadRow(
             stream.bad_row.place,
-            f"{stream.bad_row.reason}. The {stream.sent} messages before it were sent, "
-            "nothing after it",
+            f"{stream.bad_row.reason}. The {stream.sent} messages before this row were sent, "
+            "none after it",
         )
 
 
@@ -128,7 +135,7 @@ class _Source(NamedTuple):
 @contextmanager
 def _open(path: Path | None) -> Iterator[_Source]:
     if path is None or path == Path("-"):
-        # A buffer has a lock, and Python aborts at its end when a thread still waits inside.
+        # A buffered reader has a lock, and Python aborts at exit if a thread still holds it.
         yield _Source("standard input", sys.stdin.buffer.raw, None)  # type: ignore[union-attr]
         return
     with path.open("rb", buffering=0) as file:
@@ -136,16 +143,16 @@ def _open(path: Path | None) -> Iterator[_Source]:
 
 
 def _read(file: FileIO) -> bytes:
-    """What comes next, empty at the end; waits also where another process made reads not wait."""
+    """The next bytes; empty at the end. Waits even if the file was made non-blocking."""
     while (data := file.read(_CHUNK_BYTES)) is None:
         select.select([file], [], [])
     return data
 
 
 class _Stream:
-    """Rows on their way to the broker: read in a thread, sent by a pipeline.
+    """Sends rows to the broker: reads them in a thread, and sends them through a pipeline.
 
-    sent: messages that were stored, once ``send`` is done. bad_row: what ended it early.
+    sent: number of messages stored, once ``send`` is done. bad_row: the row that ended it early.
     """
 
     def __init__(
@@ -170,43 +177,43 @@ class _Stream:
 
         from headrace.producer.producer import Producer
 
-        batches_in, batches_out = trio.open_memory_channel["Batch"](2)
+        chunks_in, chunks_out = trio.open_memory_channel["Chunk"](2)
         async with Producer(nameserver=nameserver) as producer, trio.open_nursery() as nursery:
-            nursery.start_soon(self._read, batches_in)
+            nursery.start_soon(self._read, chunks_in)
             async with producer.pipeline(max_in_flight=_IN_FLIGHT) as pipeline:
-                async for batch in batches_out:
-                    await pipeline.send_all(batch)
-                    self.sent += len(batch)
+                async for chunk in chunks_out:
+                    await pipeline.send_all(chunk)
+                    self.sent += len(chunk)
 
-    async def _read(self, batches: trio.MemorySendChannel[Batch]) -> None:
+    async def _read(self, chunks: trio.MemorySendChannel[Chunk]) -> None:
         import trio
 
-        async with batches:
-            # A read of standard input cannot be interrupted, only left behind.
-            await trio.to_thread.run_sync(self._read_in_thread, batches, abandon_on_cancel=True)
+        async with chunks:
+            # A read of standard input cannot be interrupted, only abandoned.
+            await trio.to_thread.run_sync(self._read_in_thread, chunks, abandon_on_cancel=True)
 
-    def _read_in_thread(self, batches: trio.MemorySendChannel[Batch]) -> None:
+    def _read_in_thread(self, chunks: trio.MemorySendChannel[Chunk]) -> None:
         import trio
 
-        batch: Batch = []
+        chunk: Chunk = []
 
         def hand_over() -> None:
-            nonlocal batch
-            if batch:
-                trio.from_thread.run(batches.send, batch)
-                batch = []
+            nonlocal chunk
+            if chunk:
+                trio.from_thread.run(chunks.send, chunk)
+                chunk = []
 
         lines = self._lines(before_read=hand_over)
         rows = read_messages(lines, self._source.name, self._row_format, self._topic, self._columns)
         try:
             for message in rows:
-                batch.append(message)
+                chunk.append(message)
         except BadRow as error:
             self.bad_row = error
         hand_over()
 
     def _lines(self, before_read: Callable[[], None]) -> Iterator[bytes]:
-        """Lines without their ends; what is there is handed over before waiting for more."""
+        """Lines without line ends; calls ``before_read`` before each read, which may block."""
         rest = b""
         while True:
             before_read()

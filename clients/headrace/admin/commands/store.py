@@ -1,4 +1,4 @@
-"""``headrace store``: a store directory that no broker runs on."""
+"""``headrace store``: tools for a store directory that no broker is using."""
 
 from __future__ import annotations
 
@@ -33,13 +33,15 @@ app = typer.Typer(
     name="store", help="Check, print, count and copy a store directory.", no_args_is_help=True
 )
 
-Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The store; no broker runs on it.")]
+Directory = Annotated[
+    Path, typer.Argument(metavar="DIR", help="The store directory; no broker may be using it.")
+]
 Config = Annotated[
     Path | None,
     typer.Option(
         "--config",
         "-c",
-        help="The broker's settings, for its file sizes. Without it those of the files count.",
+        help="The broker's config file, for its file sizes. Default: the sizes of the files.",
         show_default=False,
     ),
 ]
@@ -49,15 +51,15 @@ Config = Annotated[
 def fsck(
     directory: Directory,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Mend what can be mended without losing anything.")
+        bool, typer.Option("--repair", help="Repair everything that can be repaired without loss.")
     ] = False,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Check every record, unit, index entry and small file of a store.
 
-    Exit code 1 when something is damaged and was not repaired. A repair keeps what it replaces
-    in DIR/headrace.fsck.
+    The exit code is 1 if damage remains. A repair saves everything it replaces in
+    DIR/headrace.fsck.
     """
     from headrace_broker.store_tools import fsck as tool
 
@@ -75,7 +77,7 @@ def fsck(
     if as_json:
         print_json({**_report_record(report, saved), "findings": rows})
     else:
-        print_rows(rows, as_json=False, empty="nothing is wrong")
+        print_rows(rows, as_json=False, empty="no problems found")
         text = ", ".join(f"{name} {value}" for name, value in _report_record(report, saved).items())
         sys.stderr.write(f"{text}\n")
     if report.damage:
@@ -85,24 +87,25 @@ def fsck(
 @app.command()
 def dump(
     directory: Directory,
-    topic: Annotated[str | None, typer.Option(help="Only its records.")] = None,
-    queue: Annotated[int | None, typer.Option(min=0, help="Only this queue id.")] = None,
+    topic: Annotated[str | None, typer.Option(help="Only records of this topic.")] = None,
+    queue: Annotated[int | None, typer.Option(min=0, help="Only records of this queue id.")] = None,
     start: Annotated[
-        int, typer.Option("--from", metavar="OFFSET", help="Physical offset to begin with.")
+        int, typer.Option("--from", metavar="OFFSET", help="Physical offset to start from.")
     ] = 0,
     count_max: Annotated[
-        int | None, typer.Option("--max", min=1, help="Stop after so many.", show_default=False)
+        int | None,
+        typer.Option("--max", min=1, help="Stop after this many records.", show_default=False),
     ] = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Print the records of the log in order, one a line; damaged places to standard error."""
+    """Print the log's records in order, one per line, and damaged places to standard error."""
     from headrace_broker.store_tools.dump import Wanted
     from headrace_broker.store_tools.dump import dump as run
     from headrace_broker.store_tools.log_reader import LogDamage
 
     write = _print_json_record if as_json else _print_record
-    # A bar between the lines would spoil both.
+    # A progress bar between the lines would garble both.
     is_piped = not sys.stdout.isatty()
     with (
         _opened(directory, config) as store,
@@ -121,7 +124,7 @@ def dump(
 
 @app.command()
 def stat(directory: Directory, config: Config = None, as_json: Json = False) -> None:
-    """Count what a store holds, by topic: messages that can still be read."""
+    """Count a store's contents by topic: messages that can still be read."""
     from headrace_broker.store_tools.stat import store_stat, topic_stats
 
     with _opened(directory, config) as store:
@@ -151,22 +154,22 @@ def stat(directory: Directory, config: Config = None, as_json: Json = False) -> 
 @app.command()
 def copy(
     directory: Directory,
-    target: Annotated[Path, typer.Argument(metavar="TARGET", help="A directory to be made.")],
-    topic: Annotated[list[str], typer.Option(help="May be repeated.")],
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="Directory to create.")],
+    topic: Annotated[list[str], typer.Option(help="Topic to copy; may be repeated.")],
     config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Copy topics into a new store: records, queues, index, settings and groups' offsets.
 
-    Queue offsets stay; physical offsets, and with them offset message ids, do not. What is damaged
-    in the log is left out and named, so this also saves what follows such a place.
+    Queue offsets stay the same; physical offsets, and thus offset message ids, change. Damaged
+    places in the log are reported and skipped, so copying also rescues the records after them.
     """
     from headrace_broker.store_tools.copy import copy_topics
 
     with _opened(directory, config) as store, _progress("copying", store.log_bytes) as advance:
         report = copy_topics(store, target, topic, advance)
     for damage in report.damage:
-        warn(f"left out: {_damage_text(damage)}")
+        warn(f"skipped {_damage_text(damage)}")
     record = {
         "records": report.record_count,
         "record_bytes": report.record_bytes,
@@ -176,7 +179,7 @@ def copy(
     print_record(record, as_json=as_json)
 
 
-# --- what they share -----------------------------------------------------------------------
+# -- common parts ----------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -261,7 +264,9 @@ def _report_record(report: Report, saved: Path | None) -> dict[str, Any]:
 
 def _damage_text(damage: LogDamage) -> str:
     size = damage.end - damage.start
-    return f"physical offset {damage.start}: {size} bytes are no whole record: {damage.reason}"
+    return (
+        f"physical offset {damage.start}: {size} bytes are not a complete record: {damage.reason}"
+    )
 
 
 def _print_record(message: StoredMessage) -> None:

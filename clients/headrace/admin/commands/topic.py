@@ -1,4 +1,4 @@
-"""``headrace topic``: make, list, look at and delete topics."""
+"""``headrace topic``: creates, lists, describes and deletes topics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from headrace_daemon.command import warn
 if TYPE_CHECKING:
     from headrace_protocol.bodies import MessageQueue, TopicConfigAndQueueMapping, TopicOffset
 
-app = typer.Typer(name="topic", help="Make, list, look at and delete topics.", no_args_is_help=True)
+app = typer.Typer(
+    name="topic", help="Create, list, describe and delete topics.", no_args_is_help=True
+)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The topic.")]
 
@@ -33,23 +35,27 @@ _PERMS = {"r": 4, "w": 2, "rw": 6}
 @app.command()
 def create(
     name: Name,
-    queues: Annotated[int, typer.Option(min=1, help="Queues on each broker.")] = 4,
-    perm: Annotated[str, typer.Option(help="rw, r or w.")] = "rw",
+    queues: Annotated[int, typer.Option(min=1, help="Number of queues on each broker.")] = 4,
+    perm: Annotated[str, typer.Option(help="Permission: rw, r or w.")] = "rw",
     attribute: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="e.g. message.type=FIFO; may be repeated."),
+        typer.Option(
+            metavar="KEY=VALUE", help="Attribute to set, e.g. message.type=FIFO; may be repeated."
+        ),
     ] = None,
-    broker: Annotated[str | None, typer.Option(help="Only on the broker of this name.")] = None,
+    broker: Annotated[
+        str | None, typer.Option(help="Create the topic only on the broker with this name.")
+    ] = None,
     as_json: Json = False,
     nameserver: Nameserver = None,
 ) -> None:
-    """Make a topic, or change one that exists."""
+    """Create a topic, or change an existing one."""
     import trio
 
     from headrace.admin.client import Admin
 
     if perm not in _PERMS:
-        raise ConfigurationError(f"perm {perm!r}: write rw, r or w")
+        raise ConfigurationError(f"permission {perm!r}: write rw, r or w")
     attributes = _attributes(attribute or [])
 
     async def run() -> None:
@@ -64,7 +70,7 @@ def create(
 
 @app.command("list")
 def list_topics(
-    system: Annotated[bool, typer.Option(help="The brokers' own topics too.")] = False,
+    system: Annotated[bool, typer.Option(help="Include the brokers' own topics.")] = False,
     as_json: Json = False,
     nameserver: Nameserver = None,
 ) -> None:
@@ -78,12 +84,14 @@ def list_topics(
             return await admin.topics(system=system)
 
     rows = [{"topic": name} for name in trio.run(run)]
-    print_rows(rows, as_json=as_json, empty="no topics yet: headrace topic create NAME")
+    print_rows(
+        rows, as_json=as_json, empty="no topics yet; create one with `headrace topic create NAME`"
+    )
 
 
 @app.command()
 def describe(name: Name, as_json: Json = False, nameserver: Nameserver = None) -> None:
-    """Show where a topic is, how far its queues reach and which groups read it."""
+    """Show a topic's brokers, the offsets of its queues and the groups that read it."""
     import trio
 
     from headrace.admin.client import Admin
@@ -116,15 +124,15 @@ def describe(name: Name, as_json: Json = False, nameserver: Nameserver = None) -
     for broker in description["brokers"]:
         if "problem" not in broker and broker["write_queues"] > broker["read_queues"]:
             warn(
-                f"{broker['broker']} writes {broker['write_queues']} queues but reads "
-                f"{broker['read_queues']}: what goes into the others is not consumed"
+                f"{broker['broker']} has {broker['write_queues']} write queues but only "
+                f"{broker['read_queues']} read queues: messages in the others are not consumed"
             )
 
 
 @app.command()
 def delete(
     name: Name,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     nameserver: Nameserver = None,
 ) -> None:
     """Delete a topic and all its messages."""
@@ -138,7 +146,7 @@ def delete(
     async def run() -> None:
         async with Admin(nameserver=nameserver) as admin:
             if name not in await admin.topics(system=True):
-                raise NotFound(f"there is no topic {name}; see `headrace topic list`")
+                raise NotFound(f"topic {name} does not exist; see `headrace topic list`")
             await admin.delete_topic(name)
 
     trio.run(run)
