@@ -56,7 +56,7 @@ def test_a_pickle_in_an_option_is_not_touched(
         read_with(schema)
     assert not trace.exists()
     monkeypatch.setenv(PICKLED_VARIABLE, "1")
-    with pytest.raises(SchemaError, match="is no pydantic model"):
+    with pytest.raises(SchemaError, match="is not a pydantic model"):
         read_with(schema)
     assert trace.exists(), "the pickle does what it is said to do"
 

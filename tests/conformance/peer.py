@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import random
 import re
@@ -78,15 +79,19 @@ def java_build() -> Path:
     BUILD.mkdir(parents=True, exist_ok=True)
     with (BUILD / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if _is_stale():
+        built, sources = BUILD / "built", _sources_digest()
+        if not built.exists() or built.read_text() != sources:
             _build()
+            built.write_text(sources)
     return BUILD
 
 
-def _is_stale() -> bool:
-    built = BUILD / "built"
-    sources = [PROJECT / "pom.xml", *PROJECT.glob("src/**/*.java")]
-    return not built.exists() or built.stat().st_mtime < max(s.stat().st_mtime for s in sources)
+def _sources_digest() -> str:
+    """Digest of all sources: a checkout gives old files new times, and new files old ones."""
+    digest = hashlib.sha256()
+    for source in [PROJECT / "pom.xml", *sorted(PROJECT.glob("src/**/*.java"))]:
+        digest.update(source.name.encode() + source.read_bytes())
+    return digest.hexdigest()
 
 
 def _build() -> None:
@@ -94,7 +99,6 @@ def _build() -> None:
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise PeerError(f"`{' '.join(command)}` in {PROJECT} failed:\n{done.stdout}{done.stderr}")
-    (BUILD / "built").touch()
 
 
 def driver_command(

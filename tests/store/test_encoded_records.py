@@ -157,7 +157,7 @@ def sizes(*numbers: int) -> bytes:
         (1, BODY, "sizes of"),
         (3, BODY, "sizes of"),
         (2, sizes(2 * len(RECORD), 0) + RECORD * 2, "within"),
-        (2, sizes(len(RECORD) + 1, len(RECORD) - 1) + RECORD * 2, "size is another"),
+        (2, sizes(len(RECORD) + 1, len(RECORD) - 1) + RECORD * 2, "size differs"),
         (2, sizes(3 * len(RECORD), -len(RECORD)) + RECORD * 2, "within"),
         (2, sizes(-(2**31), 2**31 - 1) + b"x", "sizes of"),
     ],

@@ -114,4 +114,4 @@ def test_the_whole_demo_and_its_folder_afterwards(
         assert sum(row["lag"] for row in broker.json("group", "lag", "demo")) == later
     again = run("demo", "--data", str(tmp_path))
     assert again.returncode == 2
-    assert "has a topic flights already" in again.stderr
+    assert "already has a topic flights" in again.stderr
