@@ -135,12 +135,24 @@ class Elsewhere(NamedTuple):
 Place = Here | Elsewhere | RequestError
 
 
+BeforeMade = Callable[[bool], None]
+
+
+def _allow(_is_new: bool) -> None:
+    pass
+
+
 class Asked(NamedTuple):
-    """What a place is looked up for; a negative queue id of a SEND leaves the choice open."""
+    """What a place is looked up for; a negative queue id of a SEND leaves the choice open.
+
+    before_made: called before a queue is made in memory, with whether it is new; raises
+    RequestError to prevent that.
+    """
 
     topic: TopicConfig
     queue_id: int
     use: Use
+    before_made: BeforeMade = _allow
 
 
 FindPlace = Callable[["QueueDirectory", Asked], Place | None]
@@ -172,23 +184,28 @@ class QueueDirectory:
         self._kept: dict[tuple[str, int, Use], Here] = {}
         self._kept_change = -1
 
-    def resolve(self, topic: str, queue_id: int, use: Use) -> Place:
-        """Where a queue is served, or why it is not. Raises NotReady."""
+    def resolve(
+        self, topic: str, queue_id: int, use: Use, before_made: BeforeMade = _allow
+    ) -> Place:
+        """Where a queue is served, or why it is not. Raises NotReady.
+
+        before_made: see ``Asked``.
+        """
         if self._kept_change != self._topics.change_count or len(self._kept) >= _KEPT_MAX:
             self._kept.clear()
             self._kept_change = self._topics.change_count
         kept = self._kept.get((topic, queue_id, use))
         if kept is not None:
             return kept
-        place = self._look_up(topic, queue_id, use)
+        place = self._look_up(topic, queue_id, use, before_made)
         # A queue that nothing was written to yet is made without a change of the tables.
         if isinstance(place, Here) and place.queue is not None and not use.makes_queue:
             self._kept[topic, queue_id, use] = place
         return place
 
-    def _look_up(self, topic: str, queue_id: int, use: Use) -> Place:
+    def _look_up(self, topic: str, queue_id: int, use: Use, before_made: BeforeMade) -> Place:
         try:
-            asked = Asked(self._permitted(topic, use), queue_id, use)
+            asked = Asked(self._permitted(topic, use), queue_id, use, before_made)
             for find_place in self._places:
                 if (place := find_place(self, asked)) is not None:
                     return place
@@ -196,9 +213,9 @@ class QueueDirectory:
         except RequestError as error:
             return error
 
-    def serve(self, topic: str, queue_id: int, use: Use) -> Here:
-        """A queue that must be here. Raises RequestError, NotReady."""
-        place = self.resolve(topic, queue_id, use)
+    def serve(self, topic: str, queue_id: int, use: Use, before_made: BeforeMade = _allow) -> Here:
+        """A queue that must be here. Raises RequestError, NotReady. before_made: see ``Asked``."""
+        place = self.resolve(topic, queue_id, use, before_made)
         if isinstance(place, Here):
             return place
         raise place.refusal(topic, queue_id) if isinstance(place, Elsewhere) else place
@@ -237,14 +254,18 @@ class QueueDirectory:
         return config
 
     def _queue(self, asked: Asked) -> StoreQueue | None:
-        topic, queue_id, use = asked
+        topic, queue_id, use, before_made = asked
         if use is Use.SEND and queue_id < 0:
             queue_id = _any_queue(topic)
         name = topic.topic_name
-        if not use.makes_queue and (queue := self._store.find_queue(name, queue_id)) is not None:
+        queue = self._store.find_queue(name, queue_id)
+        if queue is not None and not use.makes_queue:
             return queue
         self._check_queue_id(topic, queue_id, use)
-        return self._store.queue(name, queue_id) if use.makes_queue else None
+        if not use.makes_queue:
+            return None
+        before_made(queue is None)
+        return self._store.queue(name, queue_id)
 
     def _check_queue_id(self, topic: TopicConfig, queue_id: int, use: Use) -> None:
         count, what = max(topic.read_queue_nums, topic.write_queue_nums), ""

@@ -482,6 +482,36 @@ def test_a_host_makes_only_so_much_progress_be_kept(broker: BrokerUnderTest) -> 
     assert broker.budget.kept_bytes(HOST) == before
 
 
+def test_a_pull_beyond_the_bound_of_its_host_makes_no_queue(broker: BrokerUnderTest) -> None:
+    broker.create_topic("t", 50)
+    broker.join("g", "c")
+    pull(broker, consumer_group="g", queue_offset=0)
+    broker.budget._bytes_max = broker.budget.kept_bytes(HOST)
+    made = len(broker.store.queues)
+    for queue_id in range(1, 50):
+        answer = pull(broker, consumer_group="g", queue_id=queue_id, queue_offset=0)
+        assert answer.code == ResponseCode.NO_PERMISSION
+    assert len(broker.store.queues) == made
+
+
+def test_a_host_is_charged_what_empty_queues_take(broker: BrokerUnderTest) -> None:
+    broker.create_topic("t", 300)
+    broker.join("g", "c")
+    pull(broker, queue_offset=0)
+    before = broker.budget.kept_bytes(HOST)
+
+    def pull_all() -> None:
+        for queue_id in range(1, 300):
+            pull(broker, queue_id=queue_id, queue_offset=0)
+
+    taken = kept_bytes(pull_all)
+    assert 0 < taken <= broker.budget.kept_bytes(HOST) - before
+    for _ in broker.store.delete_queues("t"):
+        pass
+    broker.offsets.delete_topic("t")
+    assert broker.budget.kept_bytes(HOST) < before
+
+
 def test_a_host_is_charged_what_progress_takes(broker: BrokerUnderTest) -> None:
     broker.create_topic("t", 200)
     names = iter("gh")

@@ -36,6 +36,8 @@ _QUEUES_AT_ONCE = 500
 # Of a group in a topic, and for each queue, what both tables and the text of their file take.
 _PAIR_BYTES = 4096
 _QUEUE_BYTES = 256
+# Of a queue that exists in memory alone: a pull makes it before the first message does.
+_EMPTY_QUEUE_BYTES = 1536
 
 Key = tuple[str, str]  # topic, group
 Offsets = dict[int, int]  # queue id -> queue offset
@@ -90,6 +92,8 @@ class ConsumerOffsets:
     def __init__(self, file: ConfigFile, now_ms: NowMs, budget: HostBudget | None = None) -> None:
         """Load the table. Raises StoreFormatError when what is there can't be read."""
         self._budget = budget or HostBudget()
+        # By topic, the queues that count for some host because a pull made them.
+        self._made: dict[str, set[int]] = {}
         self._counted: set[Key] = set()  # for some host, also if nothing is kept yet
         self._file = file
         self._now_ms = now_ms
@@ -126,6 +130,14 @@ class ConsumerOffsets:
             queues = 1 + max(map(len, tables))
             self._budget.keep(host, ("offsets", *key), _PAIR_BYTES + queues * _QUEUE_BYTES)
             self._counted.add(key)
+
+    def make_queue_room(self, topic: str, queue_id: int, host: Host) -> None:
+        """Count for ``host`` what a queue without messages takes, which its pull makes.
+
+        Raises RequestError when the host may not have that much.
+        """
+        self._budget.keep(host, ("queue", topic, queue_id), _EMPTY_QUEUE_BYTES)
+        self._made.setdefault(topic, set()).add(queue_id)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
         """Note that ``group`` has consumed the queue up to ``offset``, which may go back.
@@ -199,6 +211,8 @@ class ConsumerOffsets:
     def delete_topic(self, topic: str) -> None:
         """Forget all groups' progress in ``topic``."""
         self._delete([key for key in self._keys() if key[0] == topic])
+        for queue_id in self._made.pop(topic, ()):
+            self._budget.drop(("queue", topic, queue_id))
 
     def delete_group(self, group: str) -> None:
         """Forget the progress of ``group``."""

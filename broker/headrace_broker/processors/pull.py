@@ -8,6 +8,7 @@ Source: docs/protocol.md "Pull".
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from headrace_broker.consumer.filters import wanted_tags
@@ -305,11 +306,15 @@ class PullProcessor:
     ) -> Target:
         host = Host.of(request.channel)
         self._groups.check_consumable(header.consumer_group, host)
-        place = self._directory.serve(header.topic, header.queue_id, Use.PULL)
+        make_room = partial(self._make_room, header, host)
+        place = self._directory.serve(header.topic, header.queue_id, Use.PULL, make_room)
         assert place.queue is not None
-        tags = self._wanted_tags(header, wanted)
+        return Target(place.queue, place.source, self._wanted_tags(header, wanted))
+
+    def _make_room(self, header: PullHeader, host: Host, is_new: bool) -> None:
         self._offsets.make_room(header.consumer_group, header.topic, header.queue_id, host)
-        return Target(place.queue, place.source, tags)
+        if is_new:
+            self._offsets.make_queue_room(header.topic, header.queue_id, host)
 
     def _wanted_tags(self, header: PullHeader, wanted: str | int | None) -> frozenset[int] | None:
         if not isinstance(wanted, int):
