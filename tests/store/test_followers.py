@@ -566,7 +566,7 @@ async def test_a_running_store_is_followed(
             await wait_until(lambda: len(follower.copied().get(("T", 0), ())) in {3, 8})
             positions = PositionFile(tmp_path, "copies", store.fs)
             end = store.queue("T", 0).next_offset
-            await wait_until(lambda: positions.load()["T", 0][0] == end)  # noqa: B023
+            await wait_until(lambda: positions.load().get(("T", 0), (0,))[0] == end)  # noqa: B023
         nursery.cancel_scope.cancel()
     assert follower.copied() == stored(store)
     assert not store.statistics().followers[0].behind_bytes
