@@ -223,6 +223,7 @@ class Save:
     ) -> None:
         self.tracks = tracks
         self.positions = positions
+        self.is_synced = False
         self._follower = follower
         self._file = file
 
@@ -230,4 +231,5 @@ class Save:
         """In a thread. Raises OSError, and what the follower raises."""
         self._follower.sync()
         self.positions.update((track.name, track.saved) for track in self.tracks)
+        self.is_synced = True
         self._file.save(self.positions)

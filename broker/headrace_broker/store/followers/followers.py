@@ -21,7 +21,7 @@ from __future__ import annotations
 import heapq
 import math
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -95,6 +95,8 @@ class Following:
         # Queues that are gone, for the thread to tell the follower.
         self._gone: dict[Name, None] = {}
         self._damaged: dict[StoreQueue, str] = {}
+        # Kept when the follower begins anew: only a good save lets records go.
+        self._needs: dict[StoreQueue, int] = {}
         self._begin_anew()
 
     def _end(self, name: Name) -> int:
@@ -106,10 +108,9 @@ class Following:
         return self._topics.get(topic, {}).get(queue_id)
 
     def _begin_anew(self) -> None:
-        """Resume all queues at the saved positions."""
+        """Resume all queues at the positions that are on disk, with what they cover."""
         self._tracks: dict[StoreQueue, Track] = {}
         self._behind: dict[Track, None] = {}
-        self._needs: dict[StoreQueue, int] = {}
         self._noticed_from = 0
         self._looking: list[StoreQueue] = []
         self._pending = {
@@ -195,9 +196,8 @@ class Following:
     async def _save_in_time(self) -> None:
         if self._is_unsaved and trio.current_time() - self._saved_s >= SAVE_S:
             self._saved_s = trio.current_time()
-            save = self._start_save()
-            await trio.to_thread.run_sync(save.run, limiter=self._threads)
-            self._note_saved(save)
+            with self._saving() as save:
+                await trio.to_thread.run_sync(save.run, limiter=self._threads)
 
     def finish(self) -> None:
         """Catch up as far as there is time, after ``run`` has ended; an error is logged."""
@@ -227,9 +227,8 @@ class Following:
 
     def _save_now(self) -> None:
         if self._is_unsaved:
-            save = self._start_save()
-            save.run()
-            self._note_saved(save)
+            with self._saving() as save:
+                save.run()
 
     def _log_failure(self, error: OSError) -> None:
         self._problem = str(error)
@@ -344,16 +343,36 @@ class Following:
 
     # --- saving ----------------------------------------------------------------------------
 
-    def _start_save(self) -> Save:
+    @contextmanager
+    def _saving(self) -> Iterator[Save]:
+        """A save, to be run in the block; notes what it brought to disk.
+
+        Whether the disk has the positions of a save that fails is unknown. What they cover is
+        synced, so the follower resumes there and not before; the log keeps what the positions of
+        the last good save need.
+        """
         self._is_unsaved = False
-        return Save(self.follower, self._file, list(self._tracks.values()), dict(self._saved))
+        save = Save(self.follower, self._file, list(self._tracks.values()), dict(self._saved))
+        try:
+            yield save
+        except BaseException:
+            self._is_unsaved = True
+            if save.is_synced:
+                self._note_synced(save)
+            raise
+        self._note_synced(save)
+        self._note_saved(save)
+
+    def _note_synced(self, save: Save) -> None:
+        for track in save.tracks:
+            if self._tracks.get(track.queue) is track:  # else deleted meanwhile
+                self._saved[track.name] = save.positions[track.name]
 
     def _note_saved(self, save: Save) -> None:
         for track in save.tracks:
             queue = track.queue
             if self._tracks.get(queue) is not track:
                 continue  # deleted meanwhile
-            self._saved[track.name] = save.positions[track.name]
             if track.next_place is None:
                 self._needs.pop(queue, None)
             else:
