@@ -684,3 +684,28 @@ def test_positions_are_read_as_they_were_saved(tmp_path: Path) -> None:
     positions = {("T", 0): Position(3, 100), ("T", 7): Position(0, -1), ("U", 0): Position(1, 0)}
     PositionFile(tmp_path, "x", FaultyFiles()).save(positions)
     assert PositionFile(tmp_path, "x", FaultyFiles()).load() == positions
+
+
+def test_what_a_failed_save_covers_is_not_followed_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The positions may be on the disk all the same, so the copy must keep what they cover."""
+    store = open_store(tmp_path)
+    follower = follow(store)
+    fill(store, 3)
+    save = PositionFile.save
+
+    def save_then_fail(self: PositionFile, positions: Any) -> None:
+        save(self, positions)
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(PositionFile, "save", save_then_fail)
+        catch_up(store)  # logs the error
+    follower.resumed.clear()
+    needed_from = store.followers.needed_from()
+    catch_up(store)
+    assert all(queue_offset for _, _, queue_offset in follower.resumed)
+    assert needed_from == 0  # until a save has succeeded
+    assert follower.copied() == stored(store)
+    store.close()
