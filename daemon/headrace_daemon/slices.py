@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
+from headrace_protocol.codes import ResponseCode
+from headrace_protocol.errors import RequestError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -96,10 +99,16 @@ class Fetches:
                     while queue.has_turn:
                         nursery.start_soon(self._fetch, queue, *queue.take())
 
-    async def _fetch(self, queue: _LaneQueue, fetch: Callable[[], None], then: Then) -> None:
+    async def _fetch(
+        self, queue: _LaneQueue, channel: Channel, fetch: Callable[[], None], then: Then
+    ) -> None:
         problem: Exception | None = None
         try:
-            await trio.to_thread.run_sync(fetch, limiter=queue.limiter)
+            if channel.is_open or queue.lane.outlives_client:
+                await trio.to_thread.run_sync(fetch, limiter=queue.limiter)
+            else:
+                # What waits is no longer charged to the client, so it must not pile up.
+                problem = RequestError(ResponseCode.SYSTEM_ERROR, "the client has disconnected")
         except OSError as error:
             log.error("can't be fetched", what=queue.lane.name, reason=str(error))
             problem = error
@@ -135,12 +144,12 @@ class _LaneQueue:
             fetches = self._waiting[channel] = deque()
         fetches.append((fetch, then))
 
-    def take(self) -> tuple[Callable[[], None], Then]:
-        """The next client's oldest fetch, which runs from now on; the client goes to the end."""
+    def take(self) -> tuple[Channel, Callable[[], None], Then]:
+        """Begin the oldest fetch of the client with the next turn; the client goes to the end."""
         channel = next(iter(self._waiting))
         fetches = self._waiting.pop(channel)
-        taken = fetches.popleft()
+        fetch, then = fetches.popleft()
         if fetches:
             self._waiting[channel] = fetches
         self.running_count += 1
-        return taken
+        return channel, fetch, then

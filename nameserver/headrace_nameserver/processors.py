@@ -61,7 +61,7 @@ _STRICT_JSON_VERSION = 401
 
 _LOST_NAMED_MAX = 3
 # One thread is enough: a save writes all pending changes.
-_KEY_VALUES = Lane("key-value table", threads=1)
+_KEY_VALUES = Lane("key-value table", threads=1, outlives_client=True)
 # Encoding a route with more brokers takes over 0.5 ms.
 _BROKERS_AT_ONCE = 50
 

@@ -26,15 +26,17 @@ class RemoteProtocolError(ProtocolError):
 class Lane:
     """A kind of waiting, defined once where the wait is raised.
 
-    name: what is waited for. threads: how many fetches of the lane run at once. No lane uses the
+    name: what is waited for. threads: maximum number of concurrent fetches. No lane uses the
     threads of another, and within a lane clients take turns.
+    outlives_client: whether a fetch runs even if its client has disconnected, as one that saves.
     """
 
-    __slots__ = ("name", "threads")
+    __slots__ = ("name", "outlives_client", "threads")
 
-    def __init__(self, name: str, threads: int) -> None:
+    def __init__(self, name: str, threads: int, *, outlives_client: bool = False) -> None:
         self.name = name
         self.threads = threads
+        self.outlives_client = outlives_client
 
 
 class NotReady(Exception):

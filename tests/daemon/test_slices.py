@@ -168,6 +168,29 @@ async def test_a_full_lane_does_not_delay_another() -> None:
         assert held.done == []
 
 
+async def test_fetches_of_a_closed_client_do_not_run() -> None:
+    held, lane, client = Held(), Lane("tests", threads=1), MemoryChannel()
+    for number in range(1000):
+        held.ask(client, str(number), lane)
+    client.is_open = False
+    held.ask(MemoryChannel(), "another client's", lane)
+    held.is_let_go.set()
+    async with held.running():
+        await held.until(lambda: len(held.done) == 1001)
+    assert held.begun == ["another client's"]
+    assert held.problems.count(None) == 1
+
+
+async def test_what_saves_runs_for_a_closed_client() -> None:
+    held, lane, client = Held(), Lane("tests", threads=1, outlives_client=True), MemoryChannel()
+    held.ask(client, "save", lane)
+    client.is_open = False
+    held.is_let_go.set()
+    async with held.running():
+        await held.until(lambda: bool(held.done))
+    assert (held.begun, held.problems) == (["save"], [None])
+
+
 async def test_a_lane_goes_on_when_its_service_restarts() -> None:
     held, lane = Held(), Lane("tests", threads=1)
     held.ask(MemoryChannel(), "first", lane)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("headrace.broker")
 
 FOLDER = "staged"
-STAGED_WRITES: Final = Lane("staged writes", threads=4)
+STAGED_WRITES: Final = Lane("staged writes", threads=4, outlives_client=True)
 _EXPIRE_LOOK_S = 60.0
 # What is on its way to the disk while more comes need not be waited for at the end.
 _FLUSH_BYTES = 16 * 1024 * 1024
