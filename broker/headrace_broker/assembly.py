@@ -1,7 +1,8 @@
 """The broker, put together: each part is made here and handed what it needs of the others.
 
 A feature adds its own modules and, here, a line in each list that it takes part in: ``takers``,
-``followers``, ``places``, ``sources``, ``demands``, ``processors``, ``services``, ``add_guards``.
+``followers``, ``places``, ``sources``, ``demands``, ``processors``, ``services``, ``add_guards``,
+``collectors``.
 tests/broker/test_seams.py adds one of each.
 """
 
@@ -24,6 +25,8 @@ from headrace_broker.frame_loop import FrameLoop
 from headrace_broker.health import Health
 from headrace_broker.host_budget import HostBudget
 from headrace_broker.message_demands import Demand, MessageDemands
+from headrace_broker.metrics.broker_metrics import ServingMetrics, StoreMetrics, TrafficMetrics
+from headrace_broker.metrics.lag import GroupMetrics
 from headrace_broker.peer_places import peer_place, peer_source
 from headrace_broker.processors.admin_broker import AdminBrokerProcessor
 from headrace_broker.processors.admin_groups import AdminGroupsProcessor
@@ -45,6 +48,8 @@ from headrace_broker.topics.attributes import topic_limits
 from headrace_broker.topics.table import TopicTable
 from headrace_broker.upkeep import ClientExpiry, persist_offsets
 from headrace_daemon.host_log import HostLog
+from headrace_daemon.metrics.daemon_metrics import DaemonMetrics
+from headrace_daemon.metrics.scrapes import Scrapes
 from headrace_daemon.services import Service, StopStage
 from headrace_daemon.serving.client_requests import ClientRequests
 from headrace_daemon.serving.server import RemotingServer
@@ -62,6 +67,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.followers.follower_work import Follower
     from headrace_broker.store.log.takers import Taker
     from headrace_broker.store.recovery import OnProgress
+    from headrace_daemon.metrics.samples import Collect
     from headrace_daemon.network import Listener, Network
     from headrace_daemon.services import Services
 
@@ -88,7 +94,7 @@ class Pace:
 class Parts:
     """What a broker consists of, besides its processors.
 
-    changes: logs the changes that clients make.
+    changes: logs the changes that clients make. scrapes: None without a monitor.
     """
 
     config: BrokerConfig
@@ -115,6 +121,8 @@ class Parts:
     frames: FrameLoop
     server: RemotingServer
     registry: Registry
+    health: Health
+    scrapes: Scrapes | None
 
 
 def new_store(
@@ -216,6 +224,15 @@ def assemble(
         frames=frames,
         server=server,
         registry=registry,
+        health=Health(
+            server,
+            long_polling,
+            watchdog,
+            supervisor,
+            store.followers,
+            (topics.saved, topics.incarnations.saved, groups.saved),
+        ),
+        scrapes=Scrapes(_metric_labels(config)) if config.monitor_port >= 0 else None,
     )
     _connect(parts)
     for processor in processors(parts):
@@ -247,6 +264,8 @@ def _connect(parts: Parts) -> None:
     store.write_path.on_published(parts.long_polling.arrived)
     for follower in followers(parts):
         store.followers.add(follower)
+    if parts.scrapes is not None:
+        parts.scrapes.collectors = collectors(parts)
     store.connect(
         look_at_groups=lambda: UnconsumedLook(parts.offsets, parts.groups, parts.consumers),
         topic_limits=lambda: topic_limits(topics.all()),
@@ -379,22 +398,41 @@ def _admin_processors(parts: Parts) -> tuple[Processor, ...]:
             changes,
         ),
         AdminBrokerProcessor(
-            config, store, topics, offsets, statistics, now_ms, changes, _health(parts)
+            config, store, topics, offsets, statistics, now_ms, changes, parts.health
         ),
     )
 
 
-def _health(parts: Parts) -> Health:
-    topics = parts.topics
-    saved_files = (topics.saved, topics.incarnations.saved, parts.groups.saved)
-    return Health(
-        parts.server,
-        parts.long_polling,
-        parts.watchdog,
-        parts.supervisor,
-        parts.store.followers,
-        saved_files,
+# -- metrics ---------------------------------------------------------------------------------------
+
+
+def collectors(parts: Parts) -> tuple[Collect, ...]:
+    """What is measured, in the order of the page; see ``Collect``."""
+    store, topics, offsets, consumers = parts.store, parts.topics, parts.offsets, parts.consumers
+    return (
+        DaemonMetrics(parts.server, parts.registry, parts.watchdog, parts.health.unexpected_errors),
+        ServingMetrics(
+            parts.config,
+            topics,
+            parts.groups,
+            parts.producers,
+            parts.long_polling,
+            parts.frames.send_times,
+        ),
+        StoreMetrics(store),
+        TrafficMetrics(parts.statistics, topics),
+        GroupMetrics(
+            store, topics, offsets, consumers, UnconsumedLook(offsets, parts.groups, consumers)
+        ),
     )
+
+
+def _metric_labels(config: BrokerConfig) -> dict[str, str]:
+    return {
+        "cluster": config.broker_cluster_name,
+        "node_id": config.broker_name,
+        "node_type": "broker",
+    }
 
 
 # -- services --------------------------------------------------------------------------------------
@@ -409,6 +447,7 @@ def services(parts: Parts) -> tuple[Service, ...]:
     return (
         Service(parts.watchdog.run, is_awaited=True, needs_process=True),
         *_saved_files(parts),
+        *((Service(parts.scrapes.run),) if parts.scrapes is not None else ()),
         # Both supervise their own tasks.
         Service(parts.store.run, is_awaited=True, is_supervised=False),
         Service(parts.staging.run, parts.staging.load, is_awaited=True, is_supervised=False),

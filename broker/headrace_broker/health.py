@@ -52,10 +52,11 @@ class Health:
             "longestGarbageCollectionMs": f"{self._watchdog.longest_collection_ms:.1f}",
             "droppedLogLines": str(dropped_log_lines()),
             **self._followers.runtime_info(),
-            "unexpectedErrors": str(self._unexpected_errors()),
+            "unexpectedErrors": str(self.unexpected_errors()),
         }
 
-    def _unexpected_errors(self) -> int:
+    def unexpected_errors(self) -> int:
+        """Faults of services, of requests and of what writes tables."""
         return (
             self._supervisor.unexpected_errors
             + self._server.unexpected_errors

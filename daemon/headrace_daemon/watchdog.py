@@ -42,13 +42,14 @@ class Watchdog(trio.abc.Instrument):
     """Times every step of every task of one trio loop, and the garbage collections in between.
 
     A step of the server's task handles many requests, so this costs a microsecond or two for each
-    millisecond. longest: of all steps since the start. stall_count: those longer than STALL_MS.
-    longest_collection_ms: of all garbage collections.
+    millisecond. longest: of all steps since the start. stall_count, stalled_ms: those longer
+    than STALL_MS, and their sum. longest_collection_ms: of all garbage collections.
     """
 
     def __init__(self) -> None:
         self.longest = _NO_STALL
         self.stall_count = 0
+        self.stalled_ms = 0.0
         self.longest_collection_ms = 0.0
         self._began = self._collection_began = 0.0
         self._parts: list[tuple[float, str]] = []
@@ -110,6 +111,7 @@ class Watchdog(trio.abc.Instrument):
         self.longest = max(self.longest, stall)
         if stall.ms > STALL_MS:
             self.stall_count += 1
+            self.stalled_ms += stall.ms
             self._worst = max(self._worst, stall)
 
     def _slowest(self) -> list[str]:

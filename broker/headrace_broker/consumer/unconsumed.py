@@ -45,15 +45,16 @@ class UnconsumedLook:
     def _look_at(self, topic: str) -> None:
         self._topic = topic
         connected = self._consumers.groups_of_topic(topic)
-        self._connected = sorted(group for group in connected if self._counts(group, topic))
+        self._connected = sorted(group for group in connected if self.counts(group, topic))
         self._left = {}
         for group in self._offsets.groups_of(topic) - connected:
-            if self._counts(group, topic):
+            if self.counts(group, topic):
                 for queue_id, offset in self._offsets.offsets_of(group, topic).items():
                     lowest = self._left.get(queue_id, (offset, group))
                     self._left[queue_id] = min(lowest, (offset, group))
 
-    def _counts(self, group: str, topic: str) -> bool:
+    def counts(self, group: str, topic: str) -> bool:
+        """Whether a topic waits for a group to consume it."""
         if self._groups.get(group) is None:
             return False
         members = self._consumers.group(group)

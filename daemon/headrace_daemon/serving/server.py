@@ -83,6 +83,8 @@ class RemotingServer:
     false.
 
     unexpected_errors: how many there were; each is logged with its traceback.
+    turned_away_count: connections refused, or closed before they sent a frame in time.
+    faulty_client_count: clients closed for broken frames or for holding too much.
     host_log: for events that clients can cause.
     owns_loop: nothing else in this event loop is urgent by a millisecond. While clients are busy
         the server then waits for them by itself, which saves most of the scheduler's share of a
@@ -105,6 +107,7 @@ class RemotingServer:
         # What was done to clients without a line in the log for each: why and to whom, how often.
         self._turned_away: Counter[tuple[str, str]] = Counter()
         self.unexpected_errors = 0
+        self.turned_away_count = self.faulty_client_count = 0
         self.host_log = HostLog(log)
         self._handler = handler
         self._dirty: list[ServerChannel] = []
@@ -331,6 +334,7 @@ class RemotingServer:
         if self.close_oldest_stranger(reason):
             return True
         self._turned_away[host, f"refused: {reason}"] += 1
+        self.turned_away_count += 1
         return False
 
     def close_oldest_stranger(self, reason: str) -> bool:
@@ -344,6 +348,7 @@ class RemotingServer:
     def _turn_away(self, channel: ServerChannel, reason: str) -> None:
         """Close one of possibly many: the log gets a line for all of a host."""
         self._turned_away[channel.address.rpartition(":")[0], reason] += 1
+        self.turned_away_count += 1
         self.close_channel(channel, "")
 
     def close_channel(self, channel: ServerChannel, reason: str, *, is_fault: bool = False) -> None:
@@ -357,6 +362,7 @@ class RemotingServer:
         channel.out.clear()
         channel.later = []
         if is_fault:
+            self.faulty_client_count += 1
             self.host_log.warning(channel.address, "client closed", reason=reason)
         self.guard(channel, lambda channel: channel.transport.close())
         self.guard(channel, self._handler.closed)

@@ -8,6 +8,7 @@ from collections import deque
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -59,6 +60,8 @@ class Flusher:
         self.checkpoint_path = settings.root / "checkpoint"
         self.checkpoint = Checkpoint()
         self.longest_flush_ms = 0.0
+        # Told how long each flush of the log took, in seconds.
+        self.on_log_flush: Callable[[float], None] = lambda _seconds: None
         self._on_flushed = on_flushed
         # Around the answers of one flush.
         self.answering: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -134,7 +137,9 @@ class Flusher:
                 return
             end_offset, flush = self.commit_log.start_flush()
             newest = self.ring.last_of(self.ring.written)
+            began = perf_counter()
             if await self._in_thread(flush):
+                self.on_log_flush(perf_counter() - began)
                 self._log_flushed(end_offset, newest)
 
     def _log_flushed(self, end_offset: int, newest: tuple[int, int] | None) -> None:
