@@ -101,7 +101,10 @@ class BrokerConfig(BaseModel):
     )
 
     monitor_port: int = _setting(
-        -1, "port for health checks over HTTP; 0 takes any free one, -1 none", ge=-1, le=65535
+        -1,
+        "port for health checks and metrics over HTTP; 0 takes any free one, -1 none",
+        ge=-1,
+        le=65535,
     )
 
     # -- what clients may do

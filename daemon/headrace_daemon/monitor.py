@@ -117,8 +117,8 @@ class Monitor:
 
     async def _answer(self, head: bytes) -> tuple[bytes, bytes]:
         """Head and body of the answer."""
-        method = head.partition(b" ")[0]
-        path = _path(head)
+        method, path = head.partition(b" ")[0], _path(head)
+        answer: tuple[HTTPStatus, dict[str, Any] | bytes]
         if not head.endswith(b"\r\n\r\n"):
             answer = HTTPStatus.BAD_REQUEST, {"problem": "that is no HTTP request"}
         elif method not in {b"GET", b"HEAD"}:

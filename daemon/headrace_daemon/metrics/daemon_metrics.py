@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import trio
-
 from headrace_daemon.logs import dropped_log_lines
 from headrace_daemon.metrics.samples import Metric
 from headrace_protocol import __version__
@@ -43,7 +41,6 @@ LONGEST_STALL = Metric(
 LONGEST_COLLECTION = Metric(
     "headrace_longest_garbage_collection_seconds", "gauge", "Since the start"
 )
-TASKS = Metric("headrace_tasks", "gauge", "Tasks of the loop")
 ERRORS = Metric(
     "headrace_unexpected_errors_total", "counter", "Faults of headrace, each with a log line"
 )
@@ -60,7 +57,6 @@ DAEMON_METRICS = (
     STALLED_SECONDS,
     LONGEST_STALL,
     LONGEST_COLLECTION,
-    TASKS,
     ERRORS,
     DROPPED_LINES,
 )
@@ -92,7 +88,6 @@ class DaemonMetrics:
         samples.add(STALLED_SECONDS, watchdog.stalled_ms / 1000)
         samples.add(LONGEST_STALL, watchdog.longest.ms / 1000)
         samples.add(LONGEST_COLLECTION, watchdog.longest_collection_ms / 1000)
-        samples.add(TASKS, trio.lowlevel.current_statistics().tasks_living)
         samples.add(ERRORS, self._unexpected_errors())
         samples.add(DROPPED_LINES, dropped_log_lines())
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,6 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.samples import Sample
-from prometheus_client.utils import floatToGoString
 
 from headrace_daemon.metrics.samples import HistogramValue
 
@@ -67,11 +67,15 @@ def _histogram_samples(
     name: str, labels: dict[str, str], value: HistogramValue
 ) -> Iterator[Sample]:
     count = 0
-    for bound, in_bucket in zip((*value.bounds, float("inf")), value.counts, strict=True):
+    for bound, in_bucket in zip((*value.bounds, math.inf), value.counts, strict=True):
         count += in_bucket
-        yield Sample(f"{name}_bucket", labels | {"le": floatToGoString(bound)}, count)
+        yield Sample(f"{name}_bucket", labels | {"le": _bound_text(bound)}, count)
     yield Sample(f"{name}_count", labels, count)
     yield Sample(f"{name}_sum", labels, value.total)
+
+
+def _bound_text(bound: float) -> str:
+    return "+Inf" if bound == math.inf else str(bound)
 
 
 def _with_breaks(samples: Iterator[Sample]) -> Iterator[Sample]:
