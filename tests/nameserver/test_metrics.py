@@ -44,7 +44,9 @@ async def test_it_counts_its_brokers() -> None:
         assert value(page, "headrace_registered_brokers", node_type="nameserver") == 1
         assert value(page, "headrace_registered_topics") == 2
         assert value(page, "headrace_lost_brokers_total") == 0
-        silence_s = value(page, "headrace_broker_silence_seconds", broker_cluster=register_header().cluster_name)
+        silence_s = value(
+            page, "headrace_broker_silence_seconds", broker_cluster=register_header().cluster_name
+        )
         assert silence_s is not None
         assert silence_s < 60
         names = {metric.name for metric in (*DAEMON_METRICS, *NAMESERVER_METRICS)}

@@ -42,9 +42,7 @@ def parse(page: bytes) -> Page:
 
 def value(page: Page, name: str, **labels: str) -> float | None:
     """Of the only sample with these labels; None if there is none."""
-    found = [
-        number for names, number in page.get(name, {}).items() if labels.items() <= set(names)
-    ]
+    found = [number for names, number in page.get(name, {}).items() if labels.items() <= set(names)]
     assert len(found) <= 1, (name, labels, found)
     return found[0] if found else None
 
