@@ -90,6 +90,7 @@ MAY_IMPORT = {
     | {
         "headrace_broker.config",
         "headrace_broker.consumer",
+        "headrace_broker.frame_loop",
         "headrace_broker.statistics",
         "headrace_broker.topics",
     },

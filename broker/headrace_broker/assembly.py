@@ -27,6 +27,7 @@ from headrace_broker.host_budget import HostBudget
 from headrace_broker.message_demands import Demand, MessageDemands
 from headrace_broker.metrics.broker_metrics import ServingMetrics, StoreMetrics, TrafficMetrics
 from headrace_broker.metrics.lag import GroupMetrics
+from headrace_broker.metrics.timed_frames import TimedFrameLoop
 from headrace_broker.peer_places import peer_place, peer_source
 from headrace_broker.processors.admin_broker import AdminBrokerProcessor
 from headrace_broker.processors.admin_groups import AdminGroupsProcessor
@@ -169,7 +170,8 @@ def assemble(
     topics, groups, offsets = _tables(config, store, budget)
     long_polling, client_requests = LongPolling(run_long), ClientRequests()
     consumers, producers = ConsumerManager(groups, run_long), ProducerManager(run_long)
-    frames = FrameLoop(
+    is_monitored = config.monitor_port >= 0
+    frames = (TimedFrameLoop if is_monitored else FrameLoop)(
         store,
         (
             long_polling.channel_closed,
@@ -232,7 +234,7 @@ def assemble(
             store.followers,
             (topics.saved, topics.incarnations.saved, groups.saved),
         ),
-        scrapes=Scrapes(_metric_labels(config)) if config.monitor_port >= 0 else None,
+        scrapes=Scrapes(_metric_labels(config)) if is_monitored else None,
     )
     _connect(parts)
     for processor in processors(parts):
@@ -412,12 +414,7 @@ def collectors(parts: Parts) -> tuple[Collect, ...]:
     return (
         DaemonMetrics(parts.server, parts.registry, parts.watchdog, parts.health.unexpected_errors),
         ServingMetrics(
-            parts.config,
-            topics,
-            parts.groups,
-            parts.producers,
-            parts.long_polling,
-            parts.frames.send_times,
+            parts.config, topics, parts.groups, parts.producers, parts.long_polling, parts.frames
         ),
         StoreMetrics(store),
         TrafficMetrics(parts.statistics, topics),

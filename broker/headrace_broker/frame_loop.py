@@ -6,13 +6,10 @@ What a batch stored is in the log before its replies leave, and in its queues ri
 from __future__ import annotations
 
 from functools import partial
-from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
 import trio
-
-from headrace_daemon.metrics.histogram import Histogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -40,7 +37,6 @@ class FrameLoop:
     """The broker's FrameHandler: hands frames to the registry, and what they stored to the store.
 
     on_closed: each is called with a client that is gone.
-    send_times: seconds from the first send of a turn to the replies, once for each message.
     """
 
     _registry: Registry
@@ -54,13 +50,7 @@ class FrameLoop:
         self._commit_log = store.commit_log
         self._write_path = store.write_path
         self._on_closed = tuple(on_closed)
-        self._ring = store.ring
-        self._confirmation = store.write_path.confirmation
-        self.send_times = Histogram()
         self._producers_of_batch: list[ServerChannel] = []
-        # When the first send of the turn was read, and how many rows the ring had by then.
-        self._began = 0.0
-        self._rows = 0
         self._held_back: list[ServerChannel] = []
         self._under_pressure = trio.Event()
 
@@ -76,7 +66,7 @@ class FrameLoop:
     def handle(self, channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
         """See FrameHandler."""
         commit_log = self._commit_log
-        self._begin()
+        self._write_path.begin()
         end = commit_log.max_offset
         try:
             return self._registry.handle(channel, frames)
@@ -93,18 +83,13 @@ class FrameLoop:
 
     def _serve_storing(self, channel: ServerChannel, serve: Callable[[], object]) -> None:
         commit_log = self._commit_log
-        self._begin()
+        self._write_path.begin()
         end = commit_log.max_offset
         try:
             serve()
         finally:
             if commit_log.max_offset != end:
                 self._producers_of_batch.append(channel)
-
-    def _begin(self) -> None:
-        self._write_path.begin()
-        if not self._producers_of_batch:
-            self._began, self._rows = perf_counter(), self._ring.written
 
     def finish_batch(self) -> None:
         """Bring what the batch stored into the log."""
@@ -115,23 +100,9 @@ class FrameLoop:
         """Publish what the batch stored, which wakes the pulls that wait for it."""
         producers, self._producers_of_batch = self._producers_of_batch, []
         if producers:
-            self._time_sends()
             self._write_path.publish()
             if self._write_path.pressure():
                 self._hold_all_back(producers)
-
-    def _time_sends(self) -> None:
-        """Note how long the replies of a turn took; those that wait for a gate, once they left."""
-        began, count = self._began, self._ring.written - self._rows
-        if self._confirmation.is_immediate:
-            self.send_times.add(perf_counter() - began, count)
-            return
-
-        def note(is_confirmed: bool) -> None:
-            if is_confirmed:
-                self.send_times.add(perf_counter() - began, count)
-
-        self._confirmation.when_confirmed(self._commit_log.max_offset, note)
 
     def _hold_all_back(self, producers: list[ServerChannel]) -> None:
         for channel in producers:

@@ -29,7 +29,7 @@ from headrace_protocol.headers import PullMessageHeader
 from tests.broker.test_cold_lookups import ColdFiles
 from tests.broker.test_monitor import ask
 from tests.broker.test_send import frame
-from tests.support.broker import BrokerUnderTest
+from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
 from tests.support.metrics import Page, collect, parse, value, values
 from tests.support.stores import put
@@ -237,13 +237,15 @@ def test_without_time_for_the_disk_the_age_is_left_out(cold: BrokerUnderTest) ->
 # -- times and refusals ----------------------------------------------------------------------------
 
 
-def test_sends_are_timed_once_a_message(broker: BrokerUnderTest) -> None:
+def test_sends_are_timed_once_a_message(tmp_path: Path) -> None:
+    broker = BrokerUnderTest(tmp_path, broker_config(tmp_path, monitor_port=0))
     broker.create_topic("t")
     for _ in range(3):
         send(broker, "t")
     page = page_of(broker)
     assert value(page, "headrace_send_seconds_count") == 3
     assert 0 < (value(page, "headrace_send_seconds_sum") or 0) < 60
+    broker.close()
 
 
 def test_refusals_are_counted_by_stage(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from headrace_broker.metrics import table
 from headrace_broker.metrics.table import PAIRS_MAX, TOPICS_MAX
+from headrace_broker.metrics.timed_frames import TimedFrameLoop
 from headrace_daemon.metrics.histogram import Histogram
 from headrace_protocol.errors import NotReady
 from headrace_protocol.system_topics import RETRY_PREFIX
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from headrace_broker.consumer.groups import ProducerManager
     from headrace_broker.consumer.long_polling import LongPolling
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
+    from headrace_broker.frame_loop import FrameLoop
     from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.topics.table import TopicTable
@@ -106,7 +108,7 @@ class StoreMetrics:
 
 
 class ServingMetrics:
-    """Collects tables' sizes, clients and what waits. sends: times of sends."""
+    """Collects sizes of tables, clients, what waits, and how long sends take."""
 
     def __init__(
         self,
@@ -115,14 +117,14 @@ class ServingMetrics:
         groups: SubscriptionGroups,
         producers: ProducerManager,
         long_polling: LongPolling,
-        sends: Histogram,
+        frames: FrameLoop,
     ) -> None:
         self._config = config
         self._topics = topics
         self._groups = groups
         self._producers = producers
         self._long_polling = long_polling
-        self._sends = sends
+        self._frames = frames
 
     def __call__(self, samples: Samples) -> Iterator[None]:
         """See ``Collect``."""
@@ -131,5 +133,6 @@ class ServingMetrics:
         samples.add(table.PERMISSION, self._config.broker_permission)
         samples.add(table.PRODUCERS, self._producers.member_count)
         samples.add(table.HELD_PULLS, self._long_polling.held_count)
-        samples.add_histogram(table.SEND_SECONDS, self._sends)
+        if isinstance(self._frames, TimedFrameLoop):
+            samples.add_histogram(table.SEND_SECONDS, self._frames.send_times)
         yield
