@@ -7,6 +7,7 @@ reply's template. Source: docs/protocol.md "Send".
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -316,7 +317,7 @@ class SendProcessor:
             )
         queue = target.queue
         properties = header.properties or ""
-        # Those of the request, not of its items, which nobody looks at: as the peer.
+        # Those of the request; ``check_items`` looks at those of its items.
         _, _, uniq_key, asks, waits = self._read_properties(properties)
         if asks or header.sys_flag & self._asking_flags or self._asks_by_topic:
             self._demands.check_block(
@@ -329,6 +330,7 @@ class SendProcessor:
             header.born_timestamp,
             request.channel.host_bytes,
             header.reconsume_times or 0,
+            partial(self._demands.check_items, header.topic),
         )
         self._statistics.put(queue.topic, len(physical_offsets), len(request.body))
         message_ids = _message_ids(self._store_host_hex, physical_offsets)
