@@ -1,7 +1,8 @@
 """The broker, put together: each part is made here and handed what it needs of the others.
 
 A feature adds its own modules and, here, a line in each list that it takes part in: ``takers``,
-``followers``, ``places``, ``sources``, ``demands``, ``processors``, ``services``, ``add_guards``.
+``followers``, ``places``, ``sources``, ``demands``, ``processors``, ``services``, ``add_guards``,
+``runtime_info``.
 tests/broker/test_seams.py adds one of each.
 """
 
@@ -23,6 +24,9 @@ from headrace_broker.consumer.unconsumed import UnconsumedLook
 from headrace_broker.frame_loop import FrameLoop
 from headrace_broker.health import Health
 from headrace_broker.host_budget import HostBudget
+from headrace_broker.inner.marks import MARKS_FILE, Marks
+from headrace_broker.inner.undelivered import Delivery, Undelivered
+from headrace_broker.inner.writer import InnerWriter
 from headrace_broker.message_demands import Demand, MessageDemands
 from headrace_broker.peer_places import peer_place, peer_source
 from headrace_broker.processors.admin_broker import AdminBrokerProcessor
@@ -37,6 +41,9 @@ from headrace_broker.processors.send_back import SendBackProcessor
 from headrace_broker.processors.staging import StagingProcessor
 from headrace_broker.queue_directory import QueueDirectory
 from headrace_broker.registration import Registration
+from headrace_broker.schedule.offsets import DELAY_OFFSETS_FILE, DelayOffsets
+from headrace_broker.schedule.processor import ScheduleProcessor
+from headrace_broker.schedule.service import Schedule
 from headrace_broker.staging.service import Staging
 from headrace_broker.statistics import BrokerStatistics
 from headrace_broker.store.files.config_file import ConfigFile
@@ -55,6 +62,8 @@ from headrace_protocol.message import INNER_BATCH, TRANSACTION_MASK, UniqKeyGene
 from headrace_protocol.serving import TURN_S, Registry
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from headrace_broker.clock import Clock
     from headrace_broker.config import BrokerConfig
     from headrace_broker.queue_directory import FindPlace, FindSource
@@ -111,6 +120,7 @@ class Parts:
     long_polling: LongPolling
     client_requests: ClientRequests
     staging: Staging
+    schedule: Schedule
     registration: Registration
     frames: FrameLoop
     server: RemotingServer
@@ -180,6 +190,9 @@ def assemble(
         answered=client_requests.answered,
         on_slow=watchdog.note,
     )
+    directory = QueueDirectory(
+        config.broker_name, store, topics, places(topics), sources(topics, store)
+    )
     parts = Parts(
         config=config,
         store=store,
@@ -192,9 +205,7 @@ def assemble(
         changes=HostLog(log),
         budget=budget,
         topics=topics,
-        directory=QueueDirectory(
-            config.broker_name, store, topics, places(topics), sources(topics, store)
-        ),
+        directory=directory,
         groups=groups,
         offsets=offsets,
         consumers=consumers,
@@ -210,6 +221,7 @@ def assemble(
             budget,
             supervisor.start_soon,
         ),
+        schedule=_schedule(config, store, topics, directory, statistics),
         registration=Registration(
             config, config.nameservers, network, topics, listener.address, ha_address=""
         ),
@@ -224,6 +236,25 @@ def assemble(
     return parts
 
 
+def _schedule(
+    config: BrokerConfig,
+    store: MessageStore,
+    topics: TopicTable,
+    directory: QueueDirectory,
+    statistics: BrokerStatistics,
+) -> Schedule:
+    folder, now_ms = config.store_path_root_dir / "config", store.clock.now_ms
+    marks = Marks(ConfigFile(folder / MARKS_FILE, store.fs))
+    return Schedule(
+        store,
+        InnerWriter(store, statistics.put),
+        Delivery(topics, directory),
+        Undelivered(topics),
+        DelayOffsets(ConfigFile(folder / DELAY_OFFSETS_FILE, store.fs), marks, now_ms),
+        config.flush_delay_offset_interval / 1000,
+    )
+
+
 def _tables(
     config: BrokerConfig, store: MessageStore, budget: HostBudget
 ) -> tuple[TopicTable, SubscriptionGroups, ConsumerOffsets]:
@@ -233,7 +264,9 @@ def _tables(
         return ConfigFile(folder / name, store.fs)
 
     return (
-        TopicTable(config, file("topics.json"), now_ms, budget),
+        TopicTable(
+            config, file("topics.json"), now_ms, budget, lambda: store.commit_log.max_offset
+        ),
         SubscriptionGroups(config, file("subscriptionGroup.json"), now_ms, budget),
         ConsumerOffsets(file("consumerOffset.json"), now_ms, budget),
     )
@@ -279,12 +312,12 @@ def sources(topics: TopicTable, store: MessageStore) -> tuple[FindSource, ...]:
     return (partial(peer_source, topics, store.commit_log),)
 
 
-def demands(parts: Parts) -> tuple[Demand, ...]:  # noqa: ARG001 - for features
+def demands(parts: Parts) -> tuple[Demand, ...]:
     """What messages may ask for, in the order in which it is served; see ``Demand``."""
     return (
         Demand("inner batches", sys_flags=INNER_BATCH),
         Demand("transactional messages", ("TRAN_MSG",), TRANSACTION_MASK),
-        Demand("delayed messages", ("DELAY",)),
+        Demand("delayed messages", ("DELAY",), serve=parts.schedule.demand.serve),
         Demand(
             "messages with a delivery time",
             ("TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"),
@@ -331,6 +364,7 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
         bulk,
         StagingProcessor(store, bulk, parts.staging),
         SendBackProcessor(parts.server.host_log),
+        ScheduleProcessor(parts.schedule),
         QueryProcessor(store, parts.directory),
     )
 
@@ -384,6 +418,11 @@ def _admin_processors(parts: Parts) -> tuple[Processor, ...]:
     )
 
 
+def runtime_info(parts: Parts) -> tuple[Callable[[], Mapping[str, str]], ...]:
+    """What features add to the numbers of GET_BROKER_RUNTIME_INFO."""
+    return (parts.store.followers.runtime_info, parts.schedule.runtime_info)
+
+
 def _health(parts: Parts) -> Health:
     topics = parts.topics
     saved_files = (topics.saved, topics.incarnations.saved, parts.groups.saved)
@@ -392,7 +431,7 @@ def _health(parts: Parts) -> Health:
         parts.long_polling,
         parts.watchdog,
         parts.supervisor,
-        parts.store.followers,
+        runtime_info(parts),
         saved_files,
     )
 
@@ -412,6 +451,8 @@ def services(parts: Parts) -> tuple[Service, ...]:
         # Both supervise their own tasks.
         Service(parts.store.run, is_awaited=True, is_supervised=False),
         Service(parts.staging.run, parts.staging.load, is_awaited=True, is_supervised=False),
+        Service(parts.schedule.run, parts.schedule.load, finish=parts.schedule.finish),
+        Service(parts.schedule.run_saving),
         Service(parts.pace.sliced_work.run),
         Service(parts.pace.fetches.run),
         Service(parts.client_requests.run),

@@ -40,12 +40,14 @@ if TYPE_CHECKING:
 class Use(enum.Enum):
     """What a request wants of a queue.
 
-    SEND and PULL need a permission and make the queue in memory. BEGIN asks where reading can
-    begin: at the oldest message, or at a time. LOOK is everything else about one queue: its end,
-    its units, the progress of a group. LIST is LOOK for each queue of a topic, as in statistics.
+    SEND and PULL need a permission and make the queue in memory. DELIVER is a SEND of the broker's
+    own, of a message that waited. BEGIN asks where reading can begin: at the oldest message, or at
+    a time. LOOK is everything else about one queue: its end, its units, the progress of a group.
+    LIST is LOOK for each queue of a topic, as in statistics.
     """
 
     SEND = enum.auto()
+    DELIVER = enum.auto()
     PULL = enum.auto()
     BEGIN = enum.auto()
     LOOK = enum.auto()
@@ -54,7 +56,10 @@ class Use(enum.Enum):
     @property
     def makes_queue(self) -> bool:
         """Whether a queue is made that nothing was written to yet."""
-        return self is Use.SEND or self is Use.PULL
+        return self in _MAKES_QUEUE
+
+
+_MAKES_QUEUE: Final = frozenset((Use.SEND, Use.DELIVER, Use.PULL))
 
 
 class Source(Protocol):
@@ -251,6 +256,8 @@ class QueueDirectory:
         config = self._topics.expect(topic)
         if use is Use.SEND:
             self._topics.check_writable(config)
+        elif use is Use.DELIVER:
+            self._topics.check_deliverable(config)
         return config
 
     def _queue(self, asked: Asked) -> StoreQueue | None:
