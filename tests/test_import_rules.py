@@ -89,6 +89,12 @@ MAY_IMPORT = {
     "headrace_broker.topics": SERVICE | {"headrace_broker.config"},
     "headrace_broker.staging": SERVICE | RECORDS,
     "headrace_broker.inner": INNER,
+    "headrace_broker.retry": INNER
+    | {
+        "headrace_broker.consumer",
+        "headrace_broker.message_demands",
+        "headrace_broker.statistics",
+    },
     "headrace_broker.schedule": INNER
     | {"headrace_broker.inner", "headrace_broker.message_demands"},
     STORE: {

@@ -36,11 +36,12 @@ from headrace_broker.processors.bulk import BulkProcessor
 from headrace_broker.processors.client import ClientProcessor
 from headrace_broker.processors.pull import PullProcessor
 from headrace_broker.processors.query import QueryProcessor
-from headrace_broker.processors.send import SendProcessor
-from headrace_broker.processors.send_back import SendBackProcessor
+from headrace_broker.processors.send import SendProcessor, refusal
 from headrace_broker.processors.staging import StagingProcessor
 from headrace_broker.queue_directory import QueueDirectory
 from headrace_broker.registration import Registration
+from headrace_broker.retry.dead_letters import DeadLetters, is_retry_topic
+from headrace_broker.retry.processor import SendBackProcessor
 from headrace_broker.schedule.offsets import DELAY_OFFSETS_FILE, DelayOffsets
 from headrace_broker.schedule.processor import ScheduleProcessor
 from headrace_broker.schedule.service import Schedule
@@ -121,6 +122,7 @@ class Parts:
     client_requests: ClientRequests
     staging: Staging
     schedule: Schedule
+    dead_letters: DeadLetters
     registration: Registration
     frames: FrameLoop
     server: RemotingServer
@@ -170,6 +172,7 @@ def assemble(
     budget, statistics, watchdog = HostBudget(), BrokerStatistics(), Watchdog()
     topics, groups, offsets = _tables(config, store, budget)
     long_polling, client_requests = LongPolling(run_long), ClientRequests()
+    locks = QueueLocks(budget)
     consumers, producers = ConsumerManager(groups, run_long), ProducerManager(run_long)
     frames = FrameLoop(
         store,
@@ -210,7 +213,7 @@ def assemble(
         offsets=offsets,
         consumers=consumers,
         producers=producers,
-        locks=QueueLocks(budget),
+        locks=locks,
         long_polling=long_polling,
         client_requests=client_requests,
         staging=Staging(
@@ -221,6 +224,7 @@ def assemble(
             budget,
             supervisor.start_soon,
         ),
+        dead_letters=DeadLetters(topics, groups, locks, store.clock.now_ms),
         schedule=_schedule(config, store, topics, directory, statistics),
         registration=Registration(
             config, config.nameservers, network, topics, listener.address, ha_address=""
@@ -315,6 +319,7 @@ def sources(topics: TopicTable, store: MessageStore) -> tuple[FindSource, ...]:
 def demands(parts: Parts) -> tuple[Demand, ...]:
     """What messages may ask for, in the order in which it is served; see ``Demand``."""
     return (
+        Demand("retries", of_topic=is_retry_topic, serve=parts.dead_letters.serve),
         Demand("inner batches", sys_flags=INNER_BATCH),
         Demand("transactional messages", ("TRAN_MSG",), TRANSACTION_MASK),
         Demand("delayed messages", ("DELAY",), serve=parts.schedule.demand.serve),
@@ -363,7 +368,16 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
         pulls,
         bulk,
         StagingProcessor(store, bulk, parts.staging),
-        SendBackProcessor(parts.server.host_log),
+        SendBackProcessor(
+            store,
+            topics,
+            parts.groups,
+            statistics,
+            parts.dead_letters,
+            parts.schedule.demand.serve,
+            sends.stored,
+            refusal,
+        ),
         ScheduleProcessor(parts.schedule),
         QueryProcessor(store, parts.directory),
     )
@@ -420,7 +434,11 @@ def _admin_processors(parts: Parts) -> tuple[Processor, ...]:
 
 def runtime_info(parts: Parts) -> tuple[Callable[[], Mapping[str, str]], ...]:
     """What features add to the numbers of GET_BROKER_RUNTIME_INFO."""
-    return (parts.store.followers.runtime_info, parts.schedule.runtime_info)
+    return (
+        parts.store.followers.runtime_info,
+        parts.schedule.runtime_info,
+        parts.dead_letters.runtime_info,
+    )
 
 
 def _health(parts: Parts) -> Health:

@@ -200,12 +200,7 @@ class TopicTable:
     def check_writable(self, topic: TopicConfig) -> None:
         """Raise RequestError when clients may not send to ``topic``."""
         name = topic.topic_name
-        if not self._config.broker_permission & PERM_WRITE:
-            raise RequestError(
-                ResponseCode.NO_PERMISSION,
-                f"the broker[{self._config.broker_name}] sending message is forbidden: its "
-                "brokerPermission has no write bit, send to another broker",
-            )
+        self.check_broker_writable()
         if name in _NOT_FOR_CLIENTS:
             raise RequestError(
                 ResponseCode.NO_PERMISSION,
@@ -213,6 +208,15 @@ class TopicTable:
                 "send to a topic of your own",
             )
         self.check_deliverable(topic)
+
+    def check_broker_writable(self) -> None:
+        """Raise RequestError when this broker takes no messages of clients."""
+        if not self._config.broker_permission & PERM_WRITE:
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self._config.broker_name}] sending message is forbidden: its "
+                "brokerPermission has no write bit, send to another broker",
+            )
 
     def check_deliverable(self, topic: TopicConfig) -> None:
         """Raise RequestError when a topic takes no messages, whoever writes them."""
