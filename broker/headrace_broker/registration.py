@@ -88,7 +88,7 @@ class Registration:
         changed, self._changed = self._changed, trio.Event()
         changed.set()
 
-    def when_told(self, callback: Callable[[], None]) -> None:
+    def when_registered(self, callback: Callable[[], None]) -> None:
         """Call back when every nameserver within reach knows of all changes so far."""
         self._waiting.append((self._change_count, callback))
         self._call_told()

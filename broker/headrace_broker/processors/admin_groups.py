@@ -236,7 +236,7 @@ class AdminGroupsProcessor:
 
     def _time_span(self, group: str, topic: TopicConfig, queue_id: int) -> QueueTimeSpan | None:
         name = topic.topic_name
-        source = self._directory.listed(name, queue_id)
+        source = self._directory.source_to_list(name, queue_id)
         if source is None:
             return None
         min_offset, max_offset = source.min_offset(), source.max_offset()
@@ -295,7 +295,7 @@ class AdminGroupsProcessor:
     def _reset_target(self, header: ResetOffsetHeader) -> int:
         if header.offset is None or header.offset < 0:
             return self._offset_by_time(header.topic, header.queue_id, header.timestamp)
-        source = self._directory.serve(header.topic, header.queue_id, Use.LOOK).source
+        source = self._directory.serve(header.topic, header.queue_id, Use.INSPECT).source
         min_offset, max_offset = source.min_offset(), source.max_offset()
         if not min_offset <= header.offset <= max_offset:
             raise RequestError(
@@ -307,7 +307,7 @@ class AdminGroupsProcessor:
 
     def _offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
         if timestamp_ms < 0:
-            return self._directory.serve(topic, queue_id, Use.LOOK).source.max_offset()
+            return self._directory.serve(topic, queue_id, Use.INSPECT).source.max_offset()
         return self._directory.serve(topic, queue_id, Use.BEGIN).source.offset_by_time(timestamp_ms)
 
     def clone_offset(self, request: Request) -> Generator[None, None, Reply]:
@@ -333,7 +333,7 @@ class AdminGroupsProcessor:
     def consume_queue(self, request: Request) -> Generator[NotReady | None, None, Reply]:
         """QUERY_CONSUME_QUEUE: units of a queue."""
         header = request.header(QueryConsumeQueueHeader)
-        place = self._directory.find(header.topic, header.queue_id, Use.LOOK)
+        place = self._directory.find(header.topic, header.queue_id, Use.INSPECT)
         if place is None or place.queue is None:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,

@@ -70,11 +70,11 @@ class AdminTopicsProcessor:
         long_polling: LongPolling,
         statistics: BrokerStatistics,
         changes: HostLog,
-        when_told: Callable[[Callable[[], None]], None],
+        when_registered: Callable[[Callable[[], None]], None],
     ) -> None:
-        """when_told: calls back once the nameservers know of the changes made so far."""
+        """when_registered: calls back once the nameservers know of the changes made so far."""
         self._changes = changes
-        self._when_told = when_told
+        self._when_registered = when_registered
         self._config = config
         self._store = store
         self._topics = topics
@@ -126,7 +126,7 @@ class AdminTopicsProcessor:
             yield None
         self._topics.put_all(merged)
         self._log_put(merged, warnings, request.channel.address)
-        self._reply_when_told(request, Reply(remark="; ".join(warnings[:_NAMED_MAX]) or None))
+        self._reply_when_registered(request, Reply(remark="; ".join(warnings[:_NAMED_MAX]) or None))
         return None
 
     def _log_put(self, topics: list[TopicConfig], warnings: list[str], client: str) -> None:
@@ -144,12 +144,12 @@ class AdminTopicsProcessor:
         for warning in warnings[:_NAMED_MAX]:
             self._changes.warning(client, "topic loses messages", reason=warning)
 
-    def _reply_when_told(self, request: Request, reply: Reply) -> None:
+    def _reply_when_registered(self, request: Request, reply: Reply) -> None:
         """Answer once the change is on disk and nameservers, whom others ask, know of it."""
 
         def saved(error: Exception | None) -> None:
             if error is None:
-                self._when_told(functools.partial(request.reply, reply))
+                self._when_registered(functools.partial(request.reply, reply))
             else:
                 request.reply(not_saved(error))
 
@@ -245,7 +245,7 @@ class AdminTopicsProcessor:
                 self._offsets.delete_topic(name)
                 self._statistics.topic_deleted(name)
                 self._changes.info(request.channel.address, "topic deleted", topic=name)
-        self._store.when_all_flushed(lambda: self._reply_when_told(request, Reply()))
+        self._store.when_all_flushed(lambda: self._reply_when_registered(request, Reply()))
 
     # -- reads -------------------------------------------------------------------------------------
 
@@ -286,7 +286,7 @@ class AdminTopicsProcessor:
         return Reply(body=(fastjson.dumps(body),))
 
     def _queue_stats(self, topic: str, queue_id: int) -> tuple[MessageQueue, TopicOffset] | None:
-        source = self._directory.listed(topic, queue_id)
+        source = self._directory.source_to_list(topic, queue_id)
         if source is None:
             return None
         max_offset = source.max_offset()

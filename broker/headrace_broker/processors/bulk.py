@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from zlib_ng.zlib_ng import crc32
 
-from headrace_broker.processors.send import refusal
+from headrace_broker.processors.send import rejection
 from headrace_broker.store.errors import StoreError
 from headrace_broker.store.log.encoded_records import EncodedRecords
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -69,14 +69,14 @@ class BulkProcessor:
         try:
             queue_offset, physical_offset = self._store.write_path.append_records(records)
         except StoreError as error:
-            raise refusal(error, header.topic) from None
+            raise rejection(error, header.topic) from None
         self._statistics.put(header.topic, header.count, records.body_bytes)
         answer = SendMessageResponseHeader(
             msg_id=encode_offset_message_id(self._store.settings.store_host, physical_offset),
             queue_id=header.queue_id,
             queue_offset=queue_offset,
         )
-        return self._sends.stored(request, Reply(answer))
+        return self._sends.reply_confirmed(request, Reply(answer))
 
     def check(self, request: Request, header: BulkSendHeader) -> tuple[EncodedRecords, int]:
         """The records of a request, all good, and the flags that the topic adds to each.
@@ -89,7 +89,7 @@ class BulkProcessor:
         try:
             records = EncodedRecords(target.queue, header.count, request.body, target.sys_flag)
         except CorruptRecord as error:
-            raise refusal(error, header.topic) from None
+            raise rejection(error, header.topic) from None
         self._demands.check_block(
             header.topic, target.queue.queue_id, list(records.distinct_properties)
         )

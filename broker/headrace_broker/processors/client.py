@@ -205,7 +205,7 @@ class ClientProcessor:
         older one it must choose itself.
         """
         header = request.header(QueryConsumerOffsetHeader)
-        place = self._directory.find(header.topic, header.queue_id, Use.LOOK)
+        place = self._directory.find(header.topic, header.queue_id, Use.INSPECT)
         offset = self._offsets.query(header.consumer_group, header.topic, header.queue_id)
         if offset is None:
             is_wanted = header.set_zero_if_not_found is not False
@@ -240,7 +240,7 @@ class ClientProcessor:
                 f"commit of group {group}, topic {topic}, queue {header.queue_id}: offset "
                 f"{header.commit_offset} must not be negative",
             )
-        self._directory.serve(topic, header.queue_id, Use.LOOK)
+        self._directory.serve(topic, header.queue_id, Use.INSPECT)
         self._offsets.make_room(group, topic, header.queue_id, Host.of(request.channel))
         if self._offsets.commit(group, topic, header.queue_id, header.commit_offset):
             return Reply()

@@ -128,7 +128,7 @@ class QueryProcessor:
     def max_offset(self, request: Request) -> Reply:
         """GET_MAX_OFFSET: just after the newest message."""
         header = request.header(GetMaxOffsetHeader)
-        place = self._directory.serve(header.topic, header.queue_id, Use.LOOK)
+        place = self._directory.serve(header.topic, header.queue_id, Use.INSPECT)
         return Reply(OffsetResponseHeader(offset=place.source.max_offset()))
 
     def min_offset(self, request: Request) -> Reply:

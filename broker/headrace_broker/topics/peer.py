@@ -28,7 +28,7 @@ class PeerKind(Enum):
     COMPACTED = "a compacted topic (cleanup.policy=COMPACTION)"
     STATIC = f"a static topic ({MAPPING_NAME})"
 
-    def refusal(self, topic: str, reason: str) -> RequestError:
+    def rejection(self, topic: str, reason: str) -> RequestError:
         """The answer to a request that only Apache's broker can serve."""
         return RequestError(
             ResponseCode.NO_PERMISSION,

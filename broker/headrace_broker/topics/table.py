@@ -232,7 +232,7 @@ class TopicTable:
         """Raise RequestError for a topic that only Apache's broker can change or delete."""
         kind = self.kind(self._topics.get(topic) or TopicConfig(topic_name=topic))
         if kind is not None:
-            raise kind.refusal(topic, "it can't be made, changed or deleted here")
+            raise kind.rejection(topic, "it can't be made, changed or deleted here")
 
     def registered(self, broker_permission: int) -> dict[str, TopicConfig]:
         """The table as nameservers are told it: a broker hands on only what it allows itself."""
