@@ -254,7 +254,7 @@ def _connect(parts: Parts) -> None:
         look_at_groups=lambda: UnconsumedLook(parts.offsets, parts.groups, parts.consumers),
         topic_limits=lambda: topic_limits(topics.all()),
         # With synchronous flush, a message on disk is useful only if its topic is too.
-        others_saved=topics.saved.saved,
+        others_saved=topics.saved.wait_saved,
         answering=parts.server.joined,
     )
 
