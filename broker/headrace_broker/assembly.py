@@ -77,7 +77,7 @@ class Processor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What keeps the loop responsive: slices, work for threads, and the length of a client's turn.
+    """The means to keep the loop responsive: slices, work for threads, and clients' turns.
 
     turn_s: how long one client is served before the others get their turn, in seconds.
     """
@@ -174,15 +174,7 @@ def assemble(
         ),
     )
     server = RemotingServer(frames, owns_loop=owns_loop)
-    registry = Registry(
-        server.request_failed,
-        run_long=run_long,
-        run_fetch=pace.fetches.start,
-        serve_again=partial(frames.serve_again, server),
-        turn_s=pace.turn_s,
-        answered=client_requests.answered,
-        on_slow=watchdog.note,
-    )
+    registry = _registry(server, frames, client_requests, pace, watchdog)
     parts = Parts(
         config=config,
         store=store,
@@ -205,14 +197,7 @@ def assemble(
         locks=QueueLocks(budget),
         long_polling=long_polling,
         client_requests=client_requests,
-        staging=Staging(
-            store,
-            config.broker_name,
-            config.staged_reserved_ms,
-            statistics.put,
-            budget,
-            supervisor.start_soon,
-        ),
+        staging=_staging(config, store, statistics, budget, supervisor),
         registration=Registration(
             config, config.nameservers, network, topics, listener.address, ha_address=""
         ),
@@ -239,6 +224,41 @@ def _tables(
         TopicTable(config, file("topics.json"), now_ms, budget),
         SubscriptionGroups(config, file("subscriptionGroup.json"), now_ms, budget),
         ConsumerOffsets(file("consumerOffset.json"), now_ms, budget),
+    )
+
+
+def _registry(
+    server: RemotingServer,
+    frames: FrameLoop,
+    client_requests: ClientRequests,
+    pace: Pace,
+    watchdog: Watchdog,
+) -> Registry:
+    return Registry(
+        server.request_failed,
+        run_long=pace.sliced_work.start,
+        run_fetch=pace.fetches.start,
+        serve_again=partial(frames.serve_again, server),
+        turn_s=pace.turn_s,
+        answered=client_requests.answered,
+        on_slow=watchdog.note,
+    )
+
+
+def _staging(
+    config: BrokerConfig,
+    store: MessageStore,
+    statistics: BrokerStatistics,
+    budget: HostBudget,
+    supervisor: Services,
+) -> Staging:
+    return Staging(
+        store,
+        config.broker_name,
+        config.staged_reserved_ms,
+        statistics.put,
+        budget,
+        supervisor.start_soon,
     )
 
 

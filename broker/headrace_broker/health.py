@@ -42,7 +42,7 @@ class Health:
         return {
             "connectionCount": str(len(self._server.channels)),
             "heldPullCount": str(self._long_polling.held_count),
-            # Of the whole event loop; an embedded broker's includes the program's tasks.
+            # The tasks of the whole loop, including those of a program that embeds the broker.
             "taskCount": str(trio.lowlevel.current_statistics().tasks_living),
             "heldBytes": str(self._server.held_bytes),
             "longestLoopStallMs": f"{stall.ms:.1f}",

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Use(enum.Enum):
-    """What a request does with a queue.
+    """The use that a request makes of a queue.
 
     SEND and PULL need a permission and create the queue in memory. BEGIN finds where reading can
     begin: at the oldest message, or at a time. INSPECT is everything else about one queue: its
@@ -59,7 +59,7 @@ class Use(enum.Enum):
 
 
 class Source(Protocol):
-    """Where the messages of one queue are read. Offsets are those that clients see.
+    """A reader of the messages of one queue. Offsets are those that clients see.
 
     Every method except ``known_range`` may raise NotReady.
     """
@@ -144,7 +144,7 @@ def _allow(_is_new: bool) -> None:
 
 
 class Lookup(NamedTuple):
-    """The question to which a place is the answer.
+    """A request for the place of a queue.
 
     queue_id: negative in a SEND that leaves the choice of the queue to the broker.
     before_create: called before the queue is created in memory, with whether it is new; raises

@@ -137,7 +137,7 @@ class Registration:
                     RequestCode.UNREGISTER_BROKER, header, timeout_ms=_TIMEOUT_MS
                 )
             except HeadraceError as error:
-                log.warning("not unregistered", nameserver=nameserver, reason=str(error))
+                log.warning("unregistration failed", nameserver=nameserver, reason=str(error))
 
     async def _stay_registered(self, nameserver: str, tried: trio.Event) -> None:
         last_problem = ""

@@ -93,7 +93,7 @@ class Broker:
         if port >= 0:
             port = await self.services.start(nursery, Monitor(self.readiness, host, port).run)
             self.monitor_address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            log.info("monitor", address=self.monitor_address)
+            log.info("monitor listening", address=self.monitor_address)
 
     async def _open_and_serve(self, stop: trio.Event, task_status: trio.TaskStatus[None]) -> None:
         # Listen first, so that a port in use is reported before a long recovery.

@@ -107,7 +107,9 @@ class AdminGroupsProcessor:
         """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: one group, from the body."""
         group = SubscriptionGroupConfig.decode(request.body)
         self._groups.put(group)
-        self._changes.info(request.channel.address, "group put", group=group.group_name)
+        self._changes.info(
+            request.channel.address, "group created or changed", group=group.group_name
+        )
         self._reply_when_saved(request)
 
     def _reply_when_saved(self, request: Request) -> None:

@@ -133,16 +133,18 @@ class AdminTopicsProcessor:
         for topic in topics[:_NAMED_MAX]:
             self._changes.info(
                 client,
-                "topic put",
+                "topic created or changed",
                 topic=topic.topic_name,
                 read_queues=topic.read_queue_nums,
                 write_queues=topic.write_queue_nums,
                 perm=topic.perm,
             )
         if len(topics) > _NAMED_MAX:
-            self._changes.info(client, "more topics put", count=len(topics) - _NAMED_MAX)
+            self._changes.info(
+                client, "more topics created or changed", count=len(topics) - _NAMED_MAX
+            )
         for warning in warnings[:_NAMED_MAX]:
-            self._changes.warning(client, "topic loses messages", reason=warning)
+            self._changes.warning(client, "topic has unreachable messages", reason=warning)
 
     def _reply_when_registered(self, request: Request, reply: Reply) -> None:
         """Reply once the change is on disk and registered at the nameservers."""

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from headrace_protocol.bodies import ConsumerData, MessageQueue
     from headrace_protocol.serving import Channel, LongFunction, LongWork, Registry, Request
 
-# As the peer: a queue whose first message is within this share of the machine's memory from the end
-# of the log counts as young.
+# Like the peer, call a queue young if its first message is no further from the end of the log than
+# this share of the machine's memory.
 _MEMORY_RATIO = 0.4
 _MEMORY_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 

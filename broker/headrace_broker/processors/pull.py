@@ -222,13 +222,13 @@ class PullProcessor:
                 header.commit_offset,
             )
         position = header.queue_offset
-        result = self._pending_reset(header, target.source) or get(header, target, position)
+        result = self._take_reset(header, target.source) or get(header, target, position)
         if header.sys_flag & _SUSPEND and _is_held(result.status, position):
             self._hold(request, header, target, get, answer)
             return None
         return self.answer(request, header, position, result, answer)
 
-    def _pending_reset(self, header: PullHeader, source: Source) -> GetResult | None:
+    def _take_reset(self, header: PullHeader, source: Source) -> GetResult | None:
         """The result that sends a group to the offset of a reset; None without a reset."""
         offset = self._offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
         if offset is None:

@@ -75,7 +75,7 @@ _RESPONSE_CODES: dict[type[StoreError], ResponseCode] = {
     StoreBusy: ResponseCode.SYSTEM_BUSY,
     StoreNotWritable: ResponseCode.SERVICE_NOT_AVAILABLE,
 }
-# The broker sets the flags for the length of a record's hosts.
+# Flags that clients may set; the broker sets those for the length of a record's hosts.
 _CLIENT_FLAGS = ~(BORN_HOST_V6 | STORE_HOST_V6)
 
 
@@ -157,9 +157,9 @@ class SendProcessor:
         self._targets: dict[tuple[str, int], _SendTarget] = {}
         self._targets_change = -1
         self._tags_codes: dict[str, int] = {}
-        # Properties after the UNIQ_KEY -> the same as stored, and their tags code.
+        # Properties after the UNIQ_KEY -> their stored form and tags code.
         self._tails: dict[str, tuple[str, int]] = {}
-        # As the peer, for every message that is not part of a batch.
+        # Like the peer, added to every message that is not part of a batch.
         self._added_properties = (
             "MSG_REGION\x01DefaultRegion\x02TRACE_ON\x01true\x02"
             f"CLUSTER\x01{config.broker_cluster_name}\x02"
@@ -221,7 +221,7 @@ class SendProcessor:
         messages: list[PlainMessage],
         answers: list[_PlainAnswer],
     ) -> None:
-        """Store and answer; the general path takes what the log lacks room for, and makes room."""
+        """Store and answer; messages that don't fit take the general path, which makes room."""
         while messages:
             places = self._write_path.append_each(messages, channel.host_bytes)
             stored = len(places)
@@ -308,7 +308,7 @@ class SendProcessor:
             header.reconsume_times or 0,
         )
         self._statistics.put(queue.topic, 1, len(request.body))
-        # As message.encode_offset_message_id writes it.
+        # The same as message.encode_offset_message_id.
         message_id = f"{self._store_host_hex}{physical_offset:016X}"
         return self._answer(request, target.queue, queue_offset, message_id, uniq_key, waits)
 
@@ -322,7 +322,7 @@ class SendProcessor:
             )
         queue = target.queue
         properties = header.properties or ""
-        # As the peer: those of the request are checked, those of its items are not.
+        # Like the peer, check those of the request and not those of its items.
         _, _, uniq_key, has_demand, waits = self._parse_properties(properties)
         if has_demand or header.sys_flag & self._demand_flags or self._has_topic_demands:
             self._demands.check_block(
@@ -362,7 +362,7 @@ class SendProcessor:
         return self.reply_confirmed(request, reply) if waits else reply
 
     def reply_confirmed(self, request: Request, reply: Reply) -> Reply | None:
-        """Reply once everything appended so far is confirmed; returns the reply if it is."""
+        """The reply, or None if it is sent later, once everything appended so far is confirmed."""
         if self._confirmation.is_immediate:
             return reply
         self._confirmation.when_confirmed(

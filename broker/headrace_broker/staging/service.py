@@ -211,7 +211,7 @@ class Staging:
     # -- deciding ----------------------------------------------------------------------------------
 
     def state(self, query_id: str) -> QueryState:
-        """The state of a query, on disk. Raises RequestError, NotReady."""
+        """The state of a query, once it is on disk. Raises RequestError, NotReady."""
         return self._saved(self._query(query_id)).state
 
     def decide(
@@ -249,7 +249,7 @@ class Staging:
         decision_id: str,
         on_done: Callable[[Exception | None], None],
     ) -> Generator[NotReady | None, None, bool]:
-        """Append what was decided; return whether it already was. Otherwise ``on_done`` is called.
+        """Append the decided records; return True if they were, else call ``on_done`` later.
 
         on_done: called with None once everything is in the log and on disk, or with the error that
         stopped it; a later commit then resumes. Raises RequestError.
@@ -312,7 +312,7 @@ class Staging:
         return Query(self._root / query_id, self._files, self._drop_attempt)
 
     def _register(self, query: Query, host: Host) -> None:
-        """Keep a query that has state now, at the cost of ``host``. Raises RequestError."""
+        """Keep a query that now has state, and count it for ``host``. Raises RequestError."""
         query_id = query.folder.name
         if query_id not in self._queries:
             self._budget.keep(host, ("query", query_id), _QUERY_BYTES)
