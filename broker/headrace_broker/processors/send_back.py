@@ -1,7 +1,7 @@
 """CONSUMER_SEND_MSG_BACK (36): not supported yet, and deliberately not answered.
 
-Apache's Go client takes any answer for success and commits past the message, so a rejection would
-lose it. Without an answer every client keeps the message and retries it itself.
+Apache's Go client treats any answer as success and commits past the message, so a rejection would
+lose it. Without an answer, every client keeps the message and retries it itself.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 class SendBackProcessor:
-    """Ignores requests to send messages back, so that the consumer keeps them.
+    """Ignores requests to send messages back, so that consumers keep the messages.
 
-    log: gets a warning for each request.
+    log: receives a warning for each request.
     """
 
     def __init__(self, log: HostLog) -> None:
         self._log = log
 
     def register(self, registry: Registry) -> None:
-        """Accept the request, which is not answered."""
+        """Route the request, which gets no answer."""
         registry.route(RequestCode.CONSUMER_SEND_MSG_BACK, self.ignore)
 
     def ignore(self, request: Request) -> None:

@@ -1,8 +1,7 @@
-"""Which of the topics that had a name one after the other a topic is.
+"""Per-topic ids that tell a recreated topic from its predecessor.
 
-Readers that keep offsets would otherwise take a topic that was deleted and made anew for the one
-they knew. config/topicIncarnation.json is a file of our own beside topics.json, which Apache's
-brokers neither read nor write.
+Without them, readers that keep offsets would mistake a recreated topic for the old one. The file,
+config/topicIncarnation.json, is headrace's own; Apache's brokers neither read nor write it.
 
 Source: docs/protocol.md "Topics"; tests/broker/test_incarnations.py.
 """
@@ -26,13 +25,13 @@ _decoder = msgspec.json.Decoder(dict[str, str])
 
 
 class Incarnations:
-    """An id for each topic, made with it.
+    """The id of each topic, created with the topic.
 
-    saved: the file, which follows the table. An id that was told to somebody must be on disk.
+    saved: the table's file. An id must be on disk before a client sees it.
     """
 
     def __init__(self, file: ConfigFile, topics: Iterable[str]) -> None:
-        """topics: all there are. Raises StoreFormatError when what is there can't be read."""
+        """topics: all that exist. Raises StoreFormatError if the file can't be read."""
         self.saved = SavedFile(file, self._snapshot)
         known = load_table(file, _decoder.decode) or {}
         self._ids = {topic: known.get(topic) or _new_id() for topic in topics}
@@ -40,16 +39,16 @@ class Incarnations:
             self.saved.changed()
 
     def of(self, topic: str) -> str | None:
-        """The id of a topic; None for those that are always there."""
+        """The id of a topic; None for a system topic."""
         return self._ids.get(topic)
 
-    def made(self, topics: Iterable[str]) -> None:
-        """There are new topics."""
+    def created(self, topics: Iterable[str]) -> None:
+        """Give ids to new topics."""
         self._ids.update((topic, _new_id()) for topic in topics)
         self.saved.changed()
 
-    def gone(self, topic: str) -> None:
-        """A topic was deleted."""
+    def deleted(self, topic: str) -> None:
+        """Remove the id of a deleted topic."""
         self._ids.pop(topic, None)
         self.saved.changed()
 
