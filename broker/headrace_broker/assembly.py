@@ -1,6 +1,6 @@
-"""The broker, put together: each part is made here and handed what it needs of the others.
+"""Assembly of the broker: creates each part and passes it the other parts that it needs.
 
-A feature adds its own modules and, here, a line in each list that it takes part in: ``takers``,
+A feature adds its own modules, and a line here in each list that it joins: ``takers``,
 ``followers``, ``places``, ``sources``, ``demands``, ``processors``, ``services``, ``add_guards``,
 ``runtime_info``.
 tests/broker/test_seams.py adds one of each.
@@ -36,7 +36,7 @@ from headrace_broker.processors.bulk import BulkProcessor
 from headrace_broker.processors.client import ClientProcessor
 from headrace_broker.processors.pull import PullProcessor
 from headrace_broker.processors.query import QueryProcessor
-from headrace_broker.processors.send import SendProcessor, refusal
+from headrace_broker.processors.send import SendProcessor, rejection
 from headrace_broker.processors.staging import StagingProcessor
 from headrace_broker.queue_directory import QueueDirectory
 from headrace_broker.registration import Registration
@@ -79,15 +79,18 @@ log = structlog.get_logger("headrace.broker")
 
 
 class Processor(Protocol):
-    """Serves some requests."""
+    """Serves a group of request codes."""
 
     def register(self, registry: Registry) -> None:
-        """Route them."""
+        """Route the requests to this processor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Where work goes that would keep the loop, and how long a client's turn is in seconds."""
+    """The means to keep the loop responsive: slices, work for threads, and clients' turns.
+
+    turn_s: how long one client is served before the others get their turn, in seconds.
+    """
 
     sliced_work: SlicedWork = field(default_factory=SlicedWork)
     fetches: Fetches = field(default_factory=Fetches)
@@ -96,7 +99,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What a broker consists of, besides its processors.
+    """The parts of a broker, except its processors.
 
     changes: logs the changes that clients make.
     """
@@ -139,7 +142,7 @@ def new_store(
     owns_process: bool,
     on_progress: OnProgress,
 ) -> MessageStore:
-    """The store of a broker whose clients reach it at ``store_host``, to be loaded."""
+    """The store of a broker that clients reach at ``store_host``; not loaded yet."""
     return MessageStore(
         config.store_settings(store_host),
         clock,
@@ -161,11 +164,11 @@ def assemble(
     pace: Pace | None = None,
     owns_loop: bool = False,
 ) -> Parts:
-    """All parts of a broker, ready to serve; nothing runs yet, and no file but tables is read.
+    """The parts of a broker, connected but not running; reads the tables and no other file.
 
-    store: loaded, and not running; the caller closes it. listener: where the caller's server
-    listens. supervisor: runs its services. owns_loop: see RemotingServer.
-    Raises StoreFormatError for a table, or a follower's positions, that can't be read.
+    store: loaded and not running; the caller closes it. listener: where the broker will serve.
+    supervisor: runs the services. owns_loop: see RemotingServer.
+    Raises StoreFormatError if a table, or the positions of a follower, can't be read.
     """
     pace = pace or Pace()
     run_long = pace.sliced_work.start
@@ -184,15 +187,7 @@ def assemble(
         ),
     )
     server = RemotingServer(frames, owns_loop=owns_loop)
-    registry = Registry(
-        server.request_failed,
-        run_long=run_long,
-        run_fetch=pace.fetches.start,
-        serve_again=partial(frames.serve_again, server),
-        turn_s=pace.turn_s,
-        answered=client_requests.answered,
-        on_slow=watchdog.note,
-    )
+    registry = _registry(server, frames, client_requests, pace, watchdog)
     directory = QueueDirectory(
         config.broker_name, store, topics, places(topics), sources(topics, store)
     )
@@ -216,14 +211,7 @@ def assemble(
         locks=locks,
         long_polling=long_polling,
         client_requests=client_requests,
-        staging=Staging(
-            store,
-            config.broker_name,
-            config.staged_reserved_ms,
-            statistics.put,
-            budget,
-            supervisor.start_soon,
-        ),
+        staging=_staging(config, store, statistics, budget, supervisor),
         dead_letters=DeadLetters(topics, groups, locks, store.clock.now_ms),
         schedule=_schedule(config, store, topics, directory, statistics),
         registration=Registration(
@@ -276,8 +264,43 @@ def _tables(
     )
 
 
+def _registry(
+    server: RemotingServer,
+    frames: FrameLoop,
+    client_requests: ClientRequests,
+    pace: Pace,
+    watchdog: Watchdog,
+) -> Registry:
+    return Registry(
+        server.request_failed,
+        run_long=pace.sliced_work.start,
+        run_fetch=pace.fetches.start,
+        serve_again=partial(frames.serve_again, server),
+        turn_s=pace.turn_s,
+        answered=client_requests.answered,
+        on_slow=watchdog.note,
+    )
+
+
+def _staging(
+    config: BrokerConfig,
+    store: MessageStore,
+    statistics: BrokerStatistics,
+    budget: HostBudget,
+    supervisor: Services,
+) -> Staging:
+    return Staging(
+        store,
+        config.broker_name,
+        config.staged_reserved_ms,
+        statistics.put,
+        budget,
+        supervisor.start_soon,
+    )
+
+
 def _connect(parts: Parts) -> None:
-    """Tie what depends on each other."""
+    """Connect parts that depend on each other."""
     topics, store = parts.topics, parts.store
     parts.frames.connect(parts.registry, parts.server.hold_back)
     topics.subscribe(lambda _topic: parts.registration.topics_changed())
@@ -287,8 +310,8 @@ def _connect(parts: Parts) -> None:
     store.connect(
         look_at_groups=lambda: UnconsumedLook(parts.offsets, parts.groups, parts.consumers),
         topic_limits=lambda: topic_limits(topics.all()),
-        # With sync flush a message on disk is of use only with its topic.
-        others_saved=topics.saved.saved,
+        # With synchronous flush, a message on disk is useful only if its topic is too.
+        others_saved=topics.saved.wait_saved,
         answering=parts.server.joined,
     )
 
@@ -297,7 +320,7 @@ def _connect(parts: Parts) -> None:
 
 
 def takers(config: BrokerConfig) -> tuple[Taker, ...]:  # noqa: ARG001 - for features
-    """Further consumers of the log's rows, in step with the appends; see ``Taker``."""
+    """Additional readers of the log's rows, in step with the appends; see ``Taker``."""
     return ()
 
 
@@ -307,22 +330,22 @@ def followers(parts: Parts) -> tuple[Follower, ...]:  # noqa: ARG001 - for featu
 
 
 def places(topics: TopicTable) -> tuple[FindPlace, ...]:
-    """Who serves a queue: the first that answers decides; see ``QueueDirectory``."""
+    """Functions that find where a queue is served; see ``QueueDirectory``."""
     return (partial(peer_place, topics),)
 
 
 def sources(topics: TopicTable, store: MessageStore) -> tuple[FindSource, ...]:
-    """Where a queue that is served here is read: the first that answers decides."""
+    """Functions that find where a queue served here is read; see ``QueueDirectory``."""
     return (partial(peer_source, topics, store.commit_log),)
 
 
 def demands(parts: Parts) -> tuple[Demand, ...]:
-    """What messages may ask for, in the order in which it is served; see ``Demand``."""
+    """The table of demands, in the order in which they apply; see ``Demand``."""
     return (
-        Demand("retries", of_topic=is_retry_topic, serve=parts.dead_letters.serve),
+        Demand("retries", matches_topic=is_retry_topic, apply=parts.dead_letters.serve),
         Demand("inner batches", sys_flags=INNER_BATCH),
         Demand("transactional messages", ("TRAN_MSG",), TRANSACTION_MASK),
-        Demand("delayed messages", ("DELAY",), serve=parts.schedule.demand.serve),
+        Demand("delayed messages", ("DELAY",), apply=parts.schedule.demand.serve),
         Demand(
             "messages with a delivery time",
             ("TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"),
@@ -334,12 +357,12 @@ def demands(parts: Parts) -> tuple[Demand, ...]:
 
 
 def add_guards(parts: Parts) -> None:
-    """Check requests before they are served: one call each, see ``Registry.guard``."""
+    """Add the checks that requests must pass, each with one call; see ``Registry.guard``."""
     restrict(parts.registry, parts.config.anonymous_access)
 
 
 def processors(parts: Parts) -> tuple[Processor, ...]:
-    """All that serve requests."""
+    """All processors of requests."""
     return (
         *_message_processors(parts),
         *_client_processors(parts),
@@ -375,8 +398,8 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
             statistics,
             parts.dead_letters,
             parts.schedule.demand.serve,
-            sends.stored,
-            refusal,
+            sends.reply_confirmed,
+            rejection,
         ),
         ScheduleProcessor(parts.schedule),
         QueryProcessor(store, parts.directory),
@@ -412,7 +435,7 @@ def _admin_processors(parts: Parts) -> tuple[Processor, ...]:
             parts.long_polling,
             statistics,
             changes,
-            parts.registration.when_told,
+            parts.registration.when_registered,
         ),
         AdminGroupsProcessor(
             config,
@@ -458,7 +481,7 @@ def _health(parts: Parts) -> Health:
 
 
 def services(parts: Parts) -> tuple[Service, ...]:
-    """What runs, in the order in which it starts; ``Service`` says when each finishes."""
+    """The services in starting order; see ``Service`` for the order in which they finish."""
     clock, run_long = parts.store.clock, parts.pace.sliced_work.start
     expiry = ClientExpiry(
         parts.consumers, parts.producers, parts.locks, parts.changes, clock, run_long
@@ -466,7 +489,7 @@ def services(parts: Parts) -> tuple[Service, ...]:
     return (
         Service(parts.watchdog.run, is_awaited=True, needs_process=True),
         *_saved_files(parts),
-        # Both supervise their own tasks.
+        # These two supervise their own tasks.
         Service(parts.store.run, is_awaited=True, is_supervised=False),
         Service(parts.staging.run, parts.staging.load, is_awaited=True, is_supervised=False),
         Service(parts.schedule.run, parts.schedule.load, finish=parts.schedule.finish),
@@ -484,7 +507,7 @@ def services(parts: Parts) -> tuple[Service, ...]:
         Service(
             partial(persist_offsets, parts.config, parts.offsets), finish=parts.offsets.persist
         ),
-        # The server guards each client; any other error of it must end the broker.
+        # The server handles the errors of each client; any other error must end the broker.
         Service(
             partial(parts.network.serve, parts.listener, parts.server),
             is_awaited=True,
@@ -500,7 +523,7 @@ def services(parts: Parts) -> tuple[Service, ...]:
 
 
 def _saved_files(parts: Parts) -> tuple[Service, ...]:
-    """Embedded, where tables are small and clocks may be a test's, no thread writes."""
+    """Table writers. An embedded broker has none: its tables are small, its clock may be fake."""
     topics = parts.topics
     return tuple(
         Service(saved.run, finish=saved.finish, needs_process=True)

@@ -1,4 +1,4 @@
-"""What clients hold and what kept them waiting, for the runtime info."""
+"""Resources held by clients, stalls and errors, for the runtime info."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Health:
     """Counts of a running broker.
 
-    saved_files: those that services write. features: called for what features report of themselves.
+    saved_files: files that services write. features: functions that return what features report.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class Health:
         self._saved_files = saved_files
 
     def __call__(self) -> dict[str, str]:
-        """By name, as GET_BROKER_RUNTIME_INFO answers them."""
+        """The counts by their names in the answer to GET_BROKER_RUNTIME_INFO."""
         stall = self._watchdog.longest
         return {
             "connectionCount": str(len(self._server.channels)),
             "heldPullCount": str(self._long_polling.held_count),
-            # Of the whole event loop: of a broker in somebody's program, with the program's own.
+            # The tasks of the whole loop, including those of a program that embeds the broker.
             "taskCount": str(trio.lowlevel.current_statistics().tasks_living),
             "heldBytes": str(self._server.held_bytes),
             "longestLoopStallMs": f"{stall.ms:.1f}",

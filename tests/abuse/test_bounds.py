@@ -273,7 +273,7 @@ async def test_properties_over_their_bound_are_not_looked_through(
         for code in (310, 320):
             command, _ = await wire.ask(request(code, send_fields(i=properties), b"x"))
             assert command.code == ResponseCode.MESSAGE_ILLEGAL, command.remark
-            assert "32767 is the most" in (command.remark or "")
+            assert "the maximum of 32767" in (command.remark or "")
         monkeypatch.undo()
 
 

@@ -140,7 +140,7 @@ def test_a_list_of_topics_is_sliced_and_logged_in_short(broker: BrokerUnderTest)
     assert answer.code == ResponseCode.SUCCESS
     assert count >= 500
     assert broker.topics.get("t499") == topics[499]
-    assert log.events() == {"topic put": 10, "more topics put": 1}
+    assert log.events() == {"topic created or changed": 10, "more topics created or changed": 1}
 
 
 def test_a_list_of_too_many_topics_is_rejected(broker: BrokerUnderTest) -> None:
@@ -418,10 +418,10 @@ def test_the_log_names_the_client_of_each_change(broker: BrokerUnderTest) -> Non
     ):
         assert broker.ask(code, header, body).code == ResponseCode.SUCCESS
     assert [line["event"] for line in log.lines] == [
-        "topic put",
-        "topic put",
-        "topic loses messages",
-        "group put",
+        "topic created or changed",
+        "topic created or changed",
+        "topic has unreachable messages",
+        "group created or changed",
         "offsets reset",
         "offsets cloned",
         "settings changed",

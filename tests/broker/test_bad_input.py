@@ -223,7 +223,7 @@ SENDS = [
     bad(310, send_fields(b="Closed"), 16, "Closed", "perm is 0"),
     bad(310, send_fields(b="SCHEDULE_TOPIC_XXXX"), 16, "SCHEDULE_TOPIC_XXXX", "of your own"),
     bad(310, send_fields(b="RMQ_SYS_TRANS_HALF_TOPIC"), 16, "HALF_TOPIC", "of your own"),
-    bad(310, send_fields(), 13, "without a body", body=b""),
+    bad(310, send_fields(), 13, "has no body", body=b""),
     bad(310, send_fields(), 13, r"4194305", r"4194304", body=b"x" * 4_194_305),
     bad(310, send_fields(i="a\x01" + "b" * 40_000), 13, "properties of 40", "32767", "body"),
     bad(310, send_fields(i="DELAY\x01x\x02"), 13, "DELAY=x", "expected a number"),
@@ -232,7 +232,7 @@ SENDS = [
     bad(310, send_fields(f=0x80), 3, "inner batches", "sysFlag 128"),
     bad(310, send_fields(f=-1), 3, "sysFlag -1"),
     bad(320, send_fields(m=True), 13, "batch", "byte 0", "whole messages", body=b"x"),
-    bad(320, send_fields(m=True), 13, "without a body", body=b""),
+    bad(320, send_fields(m=True), 13, "has no body", body=b""),
     bad(310, send_fields(m=True, b="%RETRY%g"), 13, "batch", "one by one"),
 ]
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 FLUSH_LOG = Flusher.flush_log
 DETACH_FIRST = MappedFileQueue.detach_first
 SLOT = record_checksum.checksum_slot
-LOOK_THROUGH = SendProcessor._look_through
+SCAN_PROPERTIES = SendProcessor._scan_properties
 READ_BLOCK = queue_blocks.read_block
 # Those that are frequent enough; the page has all.
 FAULTS = {
@@ -187,7 +187,7 @@ async def flush_log_too_late(flusher: Flusher) -> None:
 
 def wait_for_nothing(processor: SendProcessor, properties: str) -> Any:
     """As if each message had WAIT=false."""
-    return *LOOK_THROUGH(processor, properties)[:-1], False
+    return *SCAN_PROPERTIES(processor, properties)[:-1], False
 
 
 def read_unflushed(queue: Any, first: int, log: Any, _: int) -> Any:
@@ -218,7 +218,7 @@ def needs_nothing(_: Following) -> int:
         (store_lives.run, MappedFile, "release", always),
         (store_lives.run, ClockWatch, "is_trusted", always),
         (store_lives.run, FloorFile, "save", nothing),
-        (simulation.run, SendProcessor, "_look_through", wait_for_nothing),
+        (simulation.run, SendProcessor, "_scan_properties", wait_for_nothing),
         (followed_lives.run, follower_work, "read_block", read_unflushed),
         (followed_lives.run, Following, "needed_from", needs_nothing),
         (followed_lives.run, CopyingFollower, "sync", nothing),

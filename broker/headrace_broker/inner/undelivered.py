@@ -37,10 +37,10 @@ class Delivery:
         """
         place = self._directory.resolve(topic, queue_id, Use.DELIVER)
         if isinstance(place, Elsewhere):
-            place = place.refusal(topic, queue_id)
+            place = place.rejection(topic, queue_id)
         if isinstance(place, RequestError):
             return place.remark
-        if self._topics.incarnations.made_at(topic) > physical_offset:
+        if self._topics.incarnations.created_at(topic) > physical_offset:
             return f"topic {topic} was deleted and made anew while the message waited"
         return ""
 

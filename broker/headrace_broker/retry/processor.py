@@ -51,12 +51,13 @@ class SendBackProcessor:
         statistics: BrokerStatistics,
         dead_letters: DeadLetters,
         delay: Callable[[SentMessage], None],
-        stored: Callable[[Request, Reply], Reply | None],
-        refusal: Callable[[StoreError, str], RequestError],
+        reply_confirmed: Callable[[Request, Reply], Reply | None],
+        rejection: Callable[[StoreError, str], RequestError],
     ) -> None:
-        """delay: has a message wait for its DELAY. stored: the answer once all is confirmed.
+        """delay: has a message wait for its DELAY.
 
-        refusal: the answer for a message that the store does not take.
+        reply_confirmed: replies once all that was appended is confirmed.
+        rejection: the answer for a message that the store does not take.
         """
         self._store = store
         self._topics = topics
@@ -64,8 +65,8 @@ class SendBackProcessor:
         self._statistics = statistics
         self._dead_letters = dead_letters
         self._delay = delay
-        self._stored = stored
-        self._refusal = refusal
+        self._reply_confirmed = reply_confirmed
+        self._rejection = rejection
 
     def register(self, registry: Registry) -> None:
         """Serve the code."""
@@ -95,8 +96,8 @@ class SendBackProcessor:
         try:
             self._append(stored, message)
         except StoreError as error:
-            raise self._refusal(error, message.topic) from None
-        return self._stored(request, Reply())
+            raise self._rejection(error, message.topic) from None
+        return self._reply_confirmed(request, Reply())
 
     def _find(self, header: ConsumerSendMsgBackHeader) -> StoredMessage:
         """The message at an offset in the log. Raises RequestError, NotReady.

@@ -38,7 +38,7 @@ def staged_findings(root: Path) -> Iterator[Finding]:
 
 def _decided(state: QueryState) -> frozenset[str]:
     """The files, without suffix, whose records are still to be appended."""
-    undone = state.undone
+    undone = state.pending
     if undone is None:
         return frozenset()
     attempts = (staged.attempt for part in undone.attempts.values() for staged in part)
