@@ -1,7 +1,8 @@
 """Assembly of the broker: creates each part and passes it the other parts that it needs.
 
 A feature adds its own modules, and a line here in each list that it joins: ``takers``,
-``followers``, ``places``, ``sources``, ``demands``, ``processors``, ``services``, ``add_guards``.
+``followers``, ``places``, ``sources``, ``demands``, ``processors``, ``services``, ``add_guards``,
+``runtime_info``.
 tests/broker/test_seams.py adds one of each.
 """
 
@@ -23,6 +24,9 @@ from headrace_broker.consumer.unconsumed import UnconsumedLook
 from headrace_broker.frame_loop import FrameLoop
 from headrace_broker.health import Health
 from headrace_broker.host_budget import HostBudget
+from headrace_broker.inner.marks import MARKS_FILE, Marks
+from headrace_broker.inner.undelivered import Delivery, Undelivered
+from headrace_broker.inner.writer import InnerWriter
 from headrace_broker.message_demands import Demand, MessageDemands
 from headrace_broker.peer_places import peer_place, peer_source
 from headrace_broker.processors.admin_broker import AdminBrokerProcessor
@@ -32,11 +36,15 @@ from headrace_broker.processors.bulk import BulkProcessor
 from headrace_broker.processors.client import ClientProcessor
 from headrace_broker.processors.pull import PullProcessor
 from headrace_broker.processors.query import QueryProcessor
-from headrace_broker.processors.send import SendProcessor
-from headrace_broker.processors.send_back import SendBackProcessor
+from headrace_broker.processors.send import SendProcessor, rejection
 from headrace_broker.processors.staging import StagingProcessor
 from headrace_broker.queue_directory import QueueDirectory
 from headrace_broker.registration import Registration
+from headrace_broker.retry.dead_letters import DeadLetters, is_retry_topic
+from headrace_broker.retry.processor import SendBackProcessor
+from headrace_broker.schedule.offsets import DELAY_OFFSETS_FILE, DelayOffsets
+from headrace_broker.schedule.processor import ScheduleProcessor
+from headrace_broker.schedule.service import Schedule
 from headrace_broker.staging.service import Staging
 from headrace_broker.statistics import BrokerStatistics
 from headrace_broker.store.files.config_file import ConfigFile
@@ -55,6 +63,8 @@ from headrace_protocol.message import INNER_BATCH, TRANSACTION_MASK, UniqKeyGene
 from headrace_protocol.serving import TURN_S, Registry
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from headrace_broker.clock import Clock
     from headrace_broker.config import BrokerConfig
     from headrace_broker.queue_directory import FindPlace, FindSource
@@ -114,6 +124,8 @@ class Parts:
     long_polling: LongPolling
     client_requests: ClientRequests
     staging: Staging
+    schedule: Schedule
+    dead_letters: DeadLetters
     registration: Registration
     frames: FrameLoop
     server: RemotingServer
@@ -163,6 +175,7 @@ def assemble(
     budget, statistics, watchdog = HostBudget(), BrokerStatistics(), Watchdog()
     topics, groups, offsets = _tables(config, store, budget)
     long_polling, client_requests = LongPolling(run_long), ClientRequests()
+    locks = QueueLocks(budget)
     consumers, producers = ConsumerManager(groups, run_long), ProducerManager(run_long)
     frames = FrameLoop(
         store,
@@ -175,6 +188,9 @@ def assemble(
     )
     server = RemotingServer(frames, owns_loop=owns_loop)
     registry = _registry(server, frames, client_requests, pace, watchdog)
+    directory = QueueDirectory(
+        config.broker_name, store, topics, places(topics), sources(topics, store)
+    )
     parts = Parts(
         config=config,
         store=store,
@@ -187,17 +203,17 @@ def assemble(
         changes=HostLog(log),
         budget=budget,
         topics=topics,
-        directory=QueueDirectory(
-            config.broker_name, store, topics, places(topics), sources(topics, store)
-        ),
+        directory=directory,
         groups=groups,
         offsets=offsets,
         consumers=consumers,
         producers=producers,
-        locks=QueueLocks(budget),
+        locks=locks,
         long_polling=long_polling,
         client_requests=client_requests,
         staging=_staging(config, store, statistics, budget, supervisor),
+        dead_letters=DeadLetters(topics, groups, locks, store.clock.now_ms),
+        schedule=_schedule(config, store, topics, directory, statistics),
         registration=Registration(
             config, config.nameservers, network, topics, listener.address, ha_address=""
         ),
@@ -212,6 +228,25 @@ def assemble(
     return parts
 
 
+def _schedule(
+    config: BrokerConfig,
+    store: MessageStore,
+    topics: TopicTable,
+    directory: QueueDirectory,
+    statistics: BrokerStatistics,
+) -> Schedule:
+    folder, now_ms = config.store_path_root_dir / "config", store.clock.now_ms
+    marks = Marks(ConfigFile(folder / MARKS_FILE, store.fs))
+    return Schedule(
+        store,
+        InnerWriter(store, statistics.put),
+        Delivery(topics, directory),
+        Undelivered(topics),
+        DelayOffsets(ConfigFile(folder / DELAY_OFFSETS_FILE, store.fs), marks, now_ms),
+        config.flush_delay_offset_interval / 1000,
+    )
+
+
 def _tables(
     config: BrokerConfig, store: MessageStore, budget: HostBudget
 ) -> tuple[TopicTable, SubscriptionGroups, ConsumerOffsets]:
@@ -221,7 +256,9 @@ def _tables(
         return ConfigFile(folder / name, store.fs)
 
     return (
-        TopicTable(config, file("topics.json"), now_ms, budget),
+        TopicTable(
+            config, file("topics.json"), now_ms, budget, lambda: store.commit_log.max_offset
+        ),
         SubscriptionGroups(config, file("subscriptionGroup.json"), now_ms, budget),
         ConsumerOffsets(file("consumerOffset.json"), now_ms, budget),
     )
@@ -302,12 +339,13 @@ def sources(topics: TopicTable, store: MessageStore) -> tuple[FindSource, ...]:
     return (partial(peer_source, topics, store.commit_log),)
 
 
-def demands(parts: Parts) -> tuple[Demand, ...]:  # noqa: ARG001 - for features
+def demands(parts: Parts) -> tuple[Demand, ...]:
     """The table of demands, in the order in which they apply; see ``Demand``."""
     return (
+        Demand("retries", matches_topic=is_retry_topic, apply=parts.dead_letters.serve),
         Demand("inner batches", sys_flags=INNER_BATCH),
         Demand("transactional messages", ("TRAN_MSG",), TRANSACTION_MASK),
-        Demand("delayed messages", ("DELAY",)),
+        Demand("delayed messages", ("DELAY",), apply=parts.schedule.demand.serve),
         Demand(
             "messages with a delivery time",
             ("TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"),
@@ -353,7 +391,17 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
         pulls,
         bulk,
         StagingProcessor(store, bulk, parts.staging),
-        SendBackProcessor(parts.server.host_log),
+        SendBackProcessor(
+            store,
+            topics,
+            parts.groups,
+            statistics,
+            parts.dead_letters,
+            parts.schedule.demand.serve,
+            sends.reply_confirmed,
+            rejection,
+        ),
+        ScheduleProcessor(parts.schedule),
         QueryProcessor(store, parts.directory),
     )
 
@@ -407,6 +455,15 @@ def _admin_processors(parts: Parts) -> tuple[Processor, ...]:
     )
 
 
+def runtime_info(parts: Parts) -> tuple[Callable[[], Mapping[str, str]], ...]:
+    """What features add to the numbers of GET_BROKER_RUNTIME_INFO."""
+    return (
+        parts.store.followers.runtime_info,
+        parts.schedule.runtime_info,
+        parts.dead_letters.runtime_info,
+    )
+
+
 def _health(parts: Parts) -> Health:
     topics = parts.topics
     saved_files = (topics.saved, topics.incarnations.saved, parts.groups.saved)
@@ -415,7 +472,7 @@ def _health(parts: Parts) -> Health:
         parts.long_polling,
         parts.watchdog,
         parts.supervisor,
-        parts.store.followers,
+        runtime_info(parts),
         saved_files,
     )
 
@@ -435,6 +492,8 @@ def services(parts: Parts) -> tuple[Service, ...]:
         # These two supervise their own tasks.
         Service(parts.store.run, is_awaited=True, is_supervised=False),
         Service(parts.staging.run, parts.staging.load, is_awaited=True, is_supervised=False),
+        Service(parts.schedule.run, parts.schedule.load, finish=parts.schedule.finish),
+        Service(parts.schedule.run_saving),
         Service(parts.pace.sliced_work.run),
         Service(parts.pace.fetches.run),
         Service(parts.client_requests.run),

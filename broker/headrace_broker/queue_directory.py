@@ -40,13 +40,14 @@ if TYPE_CHECKING:
 class Use(enum.Enum):
     """The use that a request makes of a queue.
 
-    SEND and PULL need a permission and create the queue in memory. BEGIN finds where reading can
-    begin: at the oldest message, or at a time. INSPECT is everything else about one queue: its
-    end, its units, the progress of a group. LIST is INSPECT for each queue of a topic, as in
-    statistics.
+    SEND and PULL need a permission and create the queue in memory. DELIVER is a SEND of the
+    broker's own, for a message that waited. BEGIN finds where reading can begin: at the oldest
+    message, or at a time. INSPECT is everything else about one queue: its end, its units, the
+    progress of a group. LIST is INSPECT for each queue of a topic, as in statistics.
     """
 
     SEND = enum.auto()
+    DELIVER = enum.auto()
     PULL = enum.auto()
     BEGIN = enum.auto()
     INSPECT = enum.auto()
@@ -55,7 +56,10 @@ class Use(enum.Enum):
     @property
     def creates_queue(self) -> bool:
         """Whether the queue is created if nothing has been written to it yet."""
-        return self is Use.SEND or self is Use.PULL
+        return self in _CREATES_QUEUE
+
+
+_CREATES_QUEUE: Final = frozenset((Use.SEND, Use.DELIVER, Use.PULL))
 
 
 class Source(Protocol):
@@ -258,6 +262,8 @@ class QueueDirectory:
         config = self._topics.expect(topic)
         if use is Use.SEND:
             self._topics.check_writable(config)
+        elif use is Use.DELIVER:
+            self._topics.check_deliverable(config)
         return config
 
     def _queue(self, lookup: Lookup) -> StoreQueue | None:

@@ -226,7 +226,7 @@ SENDS = [
     bad(310, send_fields(), 13, "has no body", body=b""),
     bad(310, send_fields(), 13, r"4194305", r"4194304", body=b"x" * 4_194_305),
     bad(310, send_fields(i="a\x01" + "b" * 40_000), 13, "properties of 40", "32767", "body"),
-    bad(310, send_fields(i="DELAY\x013\x02"), 3, "delayed messages", "DELAY=3", "send without"),
+    bad(310, send_fields(i="DELAY\x01x\x02"), 13, "DELAY=x", "expected a number"),
     bad(310, send_fields(i="TRAN_MSG\x01true\x02"), 3, "transactional messages"),
     bad(310, send_fields(f=4), 3, "transactional messages", "sysFlag 4"),
     bad(310, send_fields(f=0x80), 3, "inner batches", "sysFlag 128"),

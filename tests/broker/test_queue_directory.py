@@ -87,16 +87,19 @@ def test_a_topic_that_is_not_there(broker: BrokerUnderTest, use: Use) -> None:
 
 @pytest.mark.parametrize(
     ("perm", "forbidden", "remark"),
-    [(4, Use.SEND, "sending message is forbidden"), (2, Use.PULL, "pulling message is forbidden")],
+    [
+        (4, {Use.SEND, Use.DELIVER}, "sending message is forbidden"),
+        (2, {Use.PULL}, "pulling message is forbidden"),
+    ],
 )
 def test_what_the_topic_does_not_permit(
-    broker: BrokerUnderTest, perm: int, forbidden: Use, remark: str
+    broker: BrokerUnderTest, perm: int, forbidden: set[Use], remark: str
 ) -> None:
     broker.create_topic("t", perm=perm)
     places = directory(broker, place_of("t", AWAY))
     for use in Use:
         place = places.resolve("t", 0, use)
-        if use is forbidden:
+        if use in forbidden:
             assert_refused(place, ResponseCode.NO_PERMISSION, remark)
         else:
             assert place == AWAY

@@ -34,6 +34,8 @@ class QueueLocks:
         self._budget = budget or HostBudget()
         # By group and queue, least recently renewed first.
         self._locks: OrderedDict[tuple[str, MessageQueue], _Lock] = OrderedDict()
+        # By group, the queues with a lock.
+        self._of: dict[str, set[MessageQueue]] = {}
 
     def __len__(self) -> int:
         return len(self._locks)
@@ -60,6 +62,7 @@ class QueueLocks:
                 if not is_mine and not self._has_budget(host, key, client_id):
                     break
                 locks[key] = _Lock(client_id, now_ms)
+                self._of.setdefault(group, set()).add(queue)
                 locks.move_to_end(key)
                 held.append(queue)
         return held
@@ -80,6 +83,11 @@ class QueueLocks:
             if known and known.client_id == client_id:
                 self._remove((group, queue))
 
+    def is_any_held(self, group: str, now_ms: int) -> bool:
+        """Whether a client holds a queue of a group now."""
+        held = self._locks
+        return any(not _is_expired(held[group, queue], now_ms) for queue in self._of.get(group, ()))
+
     def expire(self, now_ms: int) -> Iterator[None]:
         """Remove expired locks; yields after each."""
         while self._locks:
@@ -90,7 +98,12 @@ class QueueLocks:
             yield
 
     def _remove(self, key: tuple[str, MessageQueue]) -> None:
+        group, queue = key
         del self._locks[key]
+        queues = self._of[group]
+        queues.discard(queue)
+        if not queues:
+            del self._of[group]
         self._budget.drop(key)
 
 

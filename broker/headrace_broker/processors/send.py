@@ -7,6 +7,7 @@ reply's template. Source: docs/protocol.md "Send".
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -322,7 +323,7 @@ class SendProcessor:
             )
         queue = target.queue
         properties = header.properties or ""
-        # Like the peer, check those of the request and not those of its items.
+        # Those of the request; ``check_items`` checks those of its items.
         _, _, uniq_key, has_demand, waits = self._parse_properties(properties)
         if has_demand or header.sys_flag & self._demand_flags or self._has_topic_demands:
             self._demands.check_block(
@@ -335,6 +336,7 @@ class SendProcessor:
             header.born_timestamp,
             request.channel.host_bytes,
             header.reconsume_times or 0,
+            partial(self._demands.check_items, header.topic),
         )
         self._statistics.put(queue.topic, len(physical_offsets), len(request.body))
         message_ids = _message_ids(self._store_host_hex, physical_offsets)

@@ -124,6 +124,8 @@ class MessageStore:
         self.root = settings.root
         self.clock = clock or SystemClock()
         self.fs = files or Files()
+        # Whether the last process stopped in order; known once this is loaded.
+        self.was_clean = False
         self.queues: list[StoreQueue] = []
         self._names: dict[tuple[str, int], StoreQueue] = {}
         self._topics: dict[str, dict[int, StoreQueue]] = {}
@@ -226,6 +228,7 @@ class MessageStore:
         self.index_files.load(is_clean=is_clean)
         self._check_seals(is_clean=is_clean)
         self._write_abort(abort)
+        self.was_clean = is_clean
         report = self._recover(is_clean=is_clean)
         self.cleaner.trimmer.load()
         for queue in self.queues:

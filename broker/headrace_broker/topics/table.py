@@ -48,6 +48,7 @@ from headrace_protocol.system_topics import (
     SELF_TEST_TOPIC,
     SYSTEM_PREFIX,
     TIMER_TOPIC,
+    UNDELIVERED_TOPIC,
     broker_member_topic,
     reply_topic,
     revive_log_topic,
@@ -76,6 +77,7 @@ _NOT_FOR_CLIENTS = frozenset(
         CHECK_MAX_TIME_TOPIC,
         SELF_TEST_TOPIC,
         OFFSET_MOVED_TOPIC,
+        UNDELIVERED_TOPIC,
     }
 )
 _DELAY_LEVELS = 18
@@ -124,8 +126,12 @@ class TopicTable:
         file: ConfigFile,
         now_ms: NowMs,
         budget: HostBudget | None = None,
+        log_end: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Load the table. Raises StoreFormatError if its file can't be read."""
+        """Load the table. Raises StoreFormatError if its file can't be read.
+
+        log_end: returns the physical offset of the end of the log.
+        """
         self.change_count = 0
         self._budget = budget or HostBudget()
         self._subscribers: list[Callable[[TopicConfig | None], None]] = []
@@ -144,7 +150,9 @@ class TopicTable:
         # Deleted topics whose queues still exist: new queues would reuse their files.
         self._being_deleted: set[str] = set()
         self.incarnations = Incarnations(
-            file.beside("topicIncarnation.json"), self._topics.keys() - self._system_names
+            file.beside("topicIncarnation.json"),
+            self._topics.keys() - self._system_names,
+            log_end,
         )
         if found is None:
             warn_if_missing(
@@ -192,23 +200,31 @@ class TopicTable:
     def check_writable(self, topic: TopicConfig) -> None:
         """Raise RequestError if clients may not send to ``topic``."""
         name = topic.topic_name
-        if not self._config.broker_permission & PERM_WRITE:
-            raise RequestError(
-                ResponseCode.NO_PERMISSION,
-                f"the broker[{self._config.broker_name}] sending message is forbidden: its "
-                "brokerPermission has no write bit, send to another broker",
-            )
+        self.check_broker_writable()
         if name in _NOT_FOR_CLIENTS:
             raise RequestError(
                 ResponseCode.NO_PERMISSION,
                 f"Sending message to topic[{name}] is forbidden: the broker itself writes it, "
                 "send to a topic of your own",
             )
+        self.check_deliverable(topic)
+
+    def check_broker_writable(self) -> None:
+        """Raise RequestError when this broker takes no messages of clients."""
+        if not self._config.broker_permission & PERM_WRITE:
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self._config.broker_name}] sending message is forbidden: its "
+                "brokerPermission has no write bit, send to another broker",
+            )
+
+    def check_deliverable(self, topic: TopicConfig) -> None:
+        """Raise RequestError when a topic takes no messages, whoever writes them."""
         if not topic.perm & PERM_WRITE:
             raise RequestError(
                 ResponseCode.NO_PERMISSION,
-                f"the topic[{name}] sending message is forbidden: its perm is {topic.perm}, "
-                f"give it {topic.perm | PERM_WRITE} with mqadmin updateTopicPerm",
+                f"the topic[{topic.topic_name}] sending message is forbidden: its perm is "
+                f"{topic.perm}, give it {topic.perm | PERM_WRITE} with mqadmin updateTopicPerm",
             )
 
     def check_readable(self, topic: str) -> TopicConfig:
@@ -373,6 +389,10 @@ class TopicTable:
     def create_dlq_topic(self, group: str) -> TopicConfig:
         """The topic of messages that a group has given up on; created if missing."""
         return self._create(_topic(DLQ_PREFIX + group, 1))
+
+    def create_system_topic(self, name: str) -> TopicConfig:
+        """A topic of the broker's own with one queue; made when it is not there."""
+        return self._create(_topic(name, 1))
 
     def _is_inherited(self, default: TopicConfig) -> bool:
         if default.topic_name == DEFAULT_TOPIC and not self._config.auto_create_topic_enable:

@@ -64,6 +64,14 @@ class BatchRecords:
         self.count = items.count
         self.total_bytes = items.total_bytes + self._overhead * items.count
 
+    def ends(self) -> bytes:
+        """Properties of all items back to back, each with its length before it."""
+        return self._items.all_properties()
+
+    def properties(self) -> list[bytes]:
+        """Properties of each item."""
+        return self._items.texts()
+
     def encode(
         self,
         queue_offset: int,
@@ -186,16 +194,17 @@ class _Items:
             return self.properties()
         lengths = (self.properties_bytes + checksum_bytes).astype(_SHORT).view("V2").tolist()
         room = bytes(checksum_bytes)
-        return [a + b + room for a, b in zip(lengths, self._texts(), strict=True)]
+        return [a + b + room for a, b in zip(lengths, self.texts(), strict=True)]
 
-    def _texts(self) -> list[bytes]:
+    def texts(self) -> list[bytes]:
+        """The properties of each without their length."""
         return self._slices(self._properties_at + _SHORT.itemsize, self.starts + self.sizes)
 
     def ended(self) -> _Items:
         """The same items, with the separator after properties that old clients leave out."""
         texts = [
             text + SEPARATOR if text and not text.endswith(SEPARATOR) else text
-            for text in self._texts()
+            for text in self.texts()
         ]
         return _Items(encode_batch(zip(self.flags.tolist(), self.bodies(), texts, strict=True)))
 

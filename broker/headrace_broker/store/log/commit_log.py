@@ -65,6 +65,13 @@ RECORD_MAGICS: Final = frozenset((MAGIC_V1, MAGIC_V2))
 RETRY_MS: Final = 1000
 
 
+BatchItems = UniformBatch | BatchRecords
+
+
+def _accept(_items: BatchItems) -> None:
+    pass
+
+
 class CommitLog:
     """Appends at ``position`` of the last file in use; the loop's thread alone does.
 
@@ -303,8 +310,11 @@ class CommitLog:
         born_timestamp: int,
         born_host: bytes,
         reconsume_times: int,
+        check: Callable[[BatchItems], None] = _accept,
     ) -> tuple[int, Array]:
         """Store each item of a batch body as a record: all of them in one file, or none.
+
+        check: called with the items before anything is stored; raises to refuse the batch.
 
         Returns the first queue offset (they are consecutive) and the physical offsets.
         Raises as ``append`` does, CorruptRecord for a malformed or empty batch, and BatchTooLong.
@@ -316,6 +326,7 @@ class CommitLog:
         items = UniformBatch.of(batch_body, sys_flag, queue) or BatchRecords(
             batch_body, sys_flag, queue
         )
+        check(items)
         self._make_room_for_block(items.count, items.total_bytes, len(batch_body))
         queue_offset = queue.next_offset
         block = items.encode(

@@ -29,6 +29,12 @@ def checksum_slot(record: Buffer) -> bytes:
     return b"%s%s\x02" % (CHECKSUM_NAME, (b"%010d" % (crc32(record) & CRC_MASK))[::-1])
 
 
+def without_checksum(properties: bytes) -> bytes:
+    """Properties of a stored record as they were before the checksum was added, if any was."""
+    slot = properties[-SLOT_BYTES:]
+    return properties[:-SLOT_BYTES] if slot.startswith(CHECKSUM_NAME) else properties
+
+
 def require_room(properties_bytes: Array | int) -> None:
     """Raise CorruptRecord when properties have become too long by their slots."""
     if (most := np.max(properties_bytes)) > PROPERTIES_BYTES_MAX:

@@ -86,6 +86,7 @@ class UniformBatch:
         self, items: Array, ends: bytes, shape: _Shape, sys_flag: int, queue: StoreQueue
     ) -> None:
         """ends: those of all items back to back."""
+        self._ends = ends
         self.count = len(items)
         self.total_bytes = self.count * shape.records.itemsize
         self._items = items
@@ -118,6 +119,18 @@ class UniformBatch:
         if not _are_good(ends, properties_bytes, len(items)):
             return None
         return cls(items, ends, shape, sys_flag, queue)
+
+    def ends(self) -> bytes:
+        """Properties of all items back to back, each with its length before it."""
+        return self._ends
+
+    def properties(self) -> list[bytes]:
+        """Properties of each item."""
+        stride = len(self._ends) // self.count
+        return [
+            self._ends[start + _LENGTH_BYTES : start + stride]
+            for start in range(0, len(self._ends), stride)
+        ]
 
     def encode(
         self,

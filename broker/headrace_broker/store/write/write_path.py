@@ -188,7 +188,7 @@ class WritePath:
         waits for ``confirmed`` next. Raises StoreNotWritable, RecordTooLarge.
         """
         if self.pressure():
-            await self._relieve()
+            await self.relieve()
         while True:
             records = make_records()
             assert len(records.rows) <= self._ring.row_count
@@ -198,14 +198,14 @@ class WritePath:
             except StoreBusy:
                 if self._commit_log.life.state is not State.OPEN:
                     raise self._commit_log.refused() from None
-                await self._relieve()
+                await self.relieve()
             else:
                 note(*place)
                 self.publish()
                 return
 
-    async def _relieve(self) -> None:
-        """Wait for what keeps rows in the ring: the gates, or a taker."""
+    async def relieve(self) -> None:
+        """Wait for what keeps rows in the ring: the gates, or a taker. Raises StoreNotWritable."""
         await self.confirmed()
         self.publish()
         if self.pressure():
