@@ -136,7 +136,7 @@ class Files:
             self.unlink(path)
         return self.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
-    def doubt_names(self, directory: Path) -> None:
+    def mark_names_changed(self, directory: Path) -> None:
         """Have ``sync_names`` make a folder's names durable too, whoever changed them."""
         self._changed_directories.add(directory)
 
