@@ -365,7 +365,7 @@ class MessageStore:
         self.flusher.flush_now()
 
     def _mark_names_changed(self) -> None:
-        """Of files that may be new since the checkpoint, which is behind all that it speaks of."""
+        """Have the next flush sync the names of files that may be new since the checkpoint."""
         queue_folders = {queue.files.directory for queue in self.dispatcher.dirty}
         for folder in (
             self.root,

@@ -137,7 +137,7 @@ class Files:
         return self.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
     def mark_names_changed(self, directory: Path) -> None:
-        """Have ``sync_names`` make a folder's names durable too, whoever changed them."""
+        """Have ``sync_names`` sync a folder too, whose names another process may have changed."""
         self._changed_directories.add(directory)
 
     def sync_names(self) -> None:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("headrace.broker")
 
 TICK_S: Final = 0.5
-# Between two saves: each costs some flushes, and a restart follows again what came after it.
+# Between two saves: each costs some flushes; a start follows again what came after the last.
 SAVE_S: Final = 5.0
 RETRY_S: Final = 10.0
 # A stop lets followers catch up for this long; the next start resumes with the rest.
@@ -69,7 +69,7 @@ class FollowerStatus(NamedTuple):
 
 
 class Following:
-    """Runs one follower."""
+    """Runs one follower and keeps its positions."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Following:
         self._wakeup.set()
 
     def forget(self, queue: StoreQueue) -> None:
-        """A queue is about to be deleted."""
+        """Drop a queue that is about to be deleted."""
         self._gone[queue.topic, queue.queue_id] = None
         self._pending.pop(queue, None)
         self._damaged.pop(queue, None)
@@ -416,12 +416,12 @@ class Followers:
         return following
 
     def notify(self, queues: Collection[StoreQueue]) -> None:
-        """These queues got units."""
+        """Have all followers scan these queues, which got units."""
         for following in self.all:
             following.notify(queues)
 
     def forget(self, queue: StoreQueue) -> None:
-        """A queue is about to be deleted."""
+        """Drop a queue that is about to be deleted."""
         for following in self.all:
             following.forget(queue)
 

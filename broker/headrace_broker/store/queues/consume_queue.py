@@ -87,7 +87,9 @@ class ConsumeQueue:
         """
         if self._is_deleted:
             return False
-        if queue_offset < self.max_offset and not self._is_recreated(queue_offset, physical_offset):
+        if queue_offset < self.max_offset and not self._reset_if_recreated(
+            queue_offset, physical_offset
+        ):
             return False
         self._fill_to(queue_offset)
         self._make_room()
@@ -113,7 +115,7 @@ class ConsumeQueue:
         self.max_offset += count
         return count
 
-    def _is_recreated(self, queue_offset: int, physical_offset: int) -> bool:
+    def _reset_if_recreated(self, queue_offset: int, physical_offset: int) -> bool:
         # A recreated topic counts from 0 again, later in the log.
         if queue_offset or physical_offset <= self.last_physical_offset:
             return False

@@ -29,7 +29,7 @@ _QUEUES_AT_ONCE: Final = 128
 
 
 def queue_blocks(queues: Mapping[int, StoreQueue]) -> Iterator[dict[int, StoreQueue]]:
-    """A topic's queues in groups, each small enough to scan in less than a millisecond."""
+    """A topic's queues in portions, each small enough to scan in less than a millisecond."""
     remaining = iter(list(queues.items()))
     while some := dict(islice(remaining, _QUEUES_AT_ONCE)):
         yield some
