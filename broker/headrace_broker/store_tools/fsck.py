@@ -65,7 +65,7 @@ def check(directory: StoreDirectory, advance: Advance) -> Report:
         if isinstance(found, LogDamage):
             report.findings.append(_log_finding(directory, found))
         else:
-            _see(found, report, queue_numbers, queues, index)
+            _compare(found, report, queue_numbers, queues, index)
     report.log_end = reader.end_offset
     report.findings += queues.finish(report.log_min, report.log_end, advance)
     report.findings += index.finish()
@@ -78,7 +78,7 @@ def check(directory: StoreDirectory, advance: Advance) -> Report:
     return report
 
 
-def _see(
+def _compare(
     block: LogBlock,
     report: Report,
     queue_numbers: QueueNumbers,
@@ -86,9 +86,9 @@ def _see(
     index: IndexCheck,
 ) -> None:
     records = queue_numbers.records(block)
-    queues.see(records)
+    queues.compare(records)
     end_offset = int(records.physical_offset[-1]) + int(records.size[-1])
-    index.see(records, end_offset)
+    index.compare(records, end_offset)
     report.record_count += len(records.size)
     newest = int(np.argmax(records.store_timestamp))
     time_ms = max(int(records.store_timestamp[newest]), report.newest[1] if report.newest else 0)

@@ -44,7 +44,7 @@ class IndexCheck:
         self._blocks = self._entries()
         self._waiting = np.empty(0, _ENTRY)
 
-    def see(self, records: Records, end_offset: int) -> None:
+    def compare(self, records: Records, end_offset: int) -> None:
         """Compare the entries of a block's records; ``end_offset`` is just after the block."""
         found = self._upto(end_offset)
         # The records of older entries have left the log.
@@ -52,7 +52,7 @@ class IndexCheck:
         wanted = self._wanted(records)
         names = ["physical_offset", "key_hash"]
         if len(found) != len(wanted) or (found[names] != wanted[names]).any():
-            self._compare(found[names], wanted[names])
+            self._compare_each(found[names], wanted[names])
             return
         # Both times are truncated to whole seconds.
         is_early_or_late = np.abs(found["seconds"] - wanted["seconds"]) > 1
@@ -88,15 +88,13 @@ class IndexCheck:
         wanted["seconds"] = records.store_timestamp[numbers] // 1000
         return wanted
 
-    def _compare(self, found: Array, wanted: Array) -> None:
+    def _compare_each(self, found: Array, wanted: Array) -> None:
         """Compare one by one: entries may be missing, or doubled after a recovery."""
         have, want = set(found.tolist()), set(wanted.tolist())
         self._missing_count += len(want - have)
         for physical_offset, key_hash in sorted(have - want)[:1]:
-            problem = (
-                f"an entry points to the record at {physical_offset}, without a key of its hash"
-            )
-            self._report(self._path_of(physical_offset), problem)
+            what = f"an entry with hash {key_hash} points to the record at {physical_offset}"
+            self._report(self._path_of(physical_offset), f"{what}, which has no such key")
 
     def _path_of(self, physical_offset: int) -> Path:
         for file in self.files.files:

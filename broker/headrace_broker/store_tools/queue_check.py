@@ -38,7 +38,9 @@ class QueueCheck:
         # By queue offset, the unit of the last record that has it, where the queue has another.
         self._wanted: dict[int, Unit] = {}
 
-    def see(self, queue_offset: Array, physical_offset: Array, size: Array, code: Array) -> None:
+    def compare(
+        self, queue_offset: Array, physical_offset: Array, size: Array, code: Array
+    ) -> None:
         """Compare the units of some of the queue's records, in log order."""
         is_inside = (queue_offset >= self.first) & (queue_offset < self.end)
         is_right = np.zeros(len(queue_offset), bool)
@@ -100,7 +102,7 @@ class QueueCheck:
         return is_bad
 
     def _finding(self, start: int, end: int, units: Array, log_end: int) -> Finding:
-        path, position = self._place(start)
+        path, position = self._locate(start)
         wanted = [self._wanted.pop(number, None) for number in range(start, end)]
         what = _span("unit", start, end)
         if end == self.end and not any(wanted):
@@ -115,7 +117,7 @@ class QueueCheck:
         return Finding(path, problem, position, fix)
 
     def _tail(self, start: int, what: str, log_end: int) -> Finding:
-        path, position = self._place(start)
+        path, position = self._locate(start)
         in_file = self.queue.files.file_bytes // UNIT_BYTES
         used_end = min(self.end, (start // in_file + 1) * in_file)
         end_position = position + (used_end - start) * UNIT_BYTES
@@ -131,7 +133,7 @@ class QueueCheck:
         while added - self.end < len(claims) and claims[added - self.end][0] == added:
             added += 1
         for start, end in self._pieces(self.end, added):
-            path, position = self._place(start)
+            path, position = self._locate(start)
             fix = self._overwrite(start, [self._wanted[q] for q in range(start, end)])
             problem = f"{_span('record', start, end)}: in the log, but without a unit"
             yield Finding(path, problem, position, fix)
@@ -150,7 +152,7 @@ class QueueCheck:
             return -1
         return self.queue.unit(self.first + int(matched[-1]))[0]
 
-    def _place(self, queue_offset: int) -> tuple[Path, int]:
+    def _locate(self, queue_offset: int) -> tuple[Path, int]:
         file_bytes = self.queue.files.file_bytes
         start = queue_offset * UNIT_BYTES // file_bytes * file_bytes
         return self.queue.files.directory / f"{start:020d}", queue_offset * UNIT_BYTES - start
@@ -165,7 +167,7 @@ class QueueCheck:
 
     def _overwrite(self, start: int, wanted: list[Unit | None]) -> Overwrite:
         """A fix that writes these units, blank ones for None; within one file."""
-        path, position = self._place(start)
+        path, position = self._locate(start)
         file_bytes = self.queue.files.file_bytes
         before = self.queue.unit(start - 1)[0] if start > self.first else 0
         units = []
@@ -200,7 +202,7 @@ class QueueChecks:
         """Size of the units of all queues."""
         return sum((c.end - c.first) * UNIT_BYTES for c in self._checks.values())
 
-    def see(self, records: Records) -> None:
+    def compare(self, records: Records) -> None:
         """Compare the units of a block's records."""
         numbers = np.flatnonzero((records.sys_flag & NOT_QUEUED) == 0)
         if not len(numbers):
@@ -213,7 +215,7 @@ class QueueChecks:
             name = self._queue_numbers.name(queue_number)
             check = self._checks.get(name)
             if check:
-                check.see(
+                check.compare(
                     records.queue_offset[group],
                     records.physical_offset[group],
                     records.size[group],
