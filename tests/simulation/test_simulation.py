@@ -208,7 +208,7 @@ def needs_nothing(_: Following) -> int:
         (simulation.run, Flusher, "flush_log", flush_log_too_late),
         (store_lives.run, MappedFile, "sync", nothing),
         (store_lives.run, Files, "sync_names", nothing),
-        (store_lives.run, MessageStore, "_mark_names_changed", nothing),
+        (store_lives.run, MessageStore, "_mark_names_unsynced", nothing),
         (store_lives.run, log_blocks, "_check", nothing),
         (store_lives.run, FileSeal, "check", nothing),
         (store_lives.run, commit_log, "checksum_slot", unflagged),

@@ -320,7 +320,7 @@ class MessageStore:
         if not is_clean:
             # A killed process leaves in memory what no flush has brought to disk.
             self.commit_log.flushed_offset = report.scanned_from
-            self._mark_names_changed()
+            self._mark_names_unsynced()
             self.flusher.flush_now()
         return report
 
@@ -361,11 +361,11 @@ class MessageStore:
             if plan.scan_from < file.end_offset and file.start_offset <= newest_offset:
                 file.sync()
         self._take_over(recovery)
-        self._mark_names_changed()
+        self._mark_names_unsynced()
         self.flusher.flush_now()
 
-    def _mark_names_changed(self) -> None:
-        """Have the next flush sync the names of files that may be new since the checkpoint."""
+    def _mark_names_unsynced(self) -> None:
+        """Have the next flush sync all folders that may have new files since the checkpoint."""
         queue_folders = {queue.files.directory for queue in self.dispatcher.dirty}
         for folder in (
             self.root,
@@ -375,7 +375,7 @@ class MessageStore:
             *queue_folders,
             *(folder.parent for folder in queue_folders),
         ):
-            self.fs.mark_names_changed(folder)
+            self.fs.mark_names_unsynced(folder)
 
     def connect(
         self,

@@ -38,7 +38,7 @@ def staged_findings(root: Path) -> Iterator[Finding]:
 
 
 def _decided(state: QueryState) -> frozenset[str]:
-    """Names, without suffix, of the files whose records are still to be appended."""
+    """The files, without suffix, whose records are still to be appended."""
     undone = state.undone
     if undone is None:
         return frozenset()

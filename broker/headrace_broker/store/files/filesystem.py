@@ -136,8 +136,8 @@ class Files:
             self.unlink(path)
         return self.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
-    def mark_names_changed(self, directory: Path) -> None:
-        """Have ``sync_names`` sync a folder too, whose names another process may have changed."""
+    def mark_names_unsynced(self, directory: Path) -> None:
+        """Have ``sync_names`` sync a folder too, even if this process has not changed it."""
         self._changed_directories.add(directory)
 
     def sync_names(self) -> None:
