@@ -20,7 +20,7 @@ from headrace_broker.consumer.locks import QueueLocks
 from headrace_broker.consumer.long_polling import LongPolling
 from headrace_broker.consumer.offsets import ConsumerOffsets
 from headrace_broker.consumer.subscriptions import SubscriptionGroups
-from headrace_broker.consumer.unconsumed import UnconsumedLook
+from headrace_broker.consumer.unconsumed import UnconsumedOffsets
 from headrace_broker.frame_loop import FrameLoop
 from headrace_broker.health import Health
 from headrace_broker.host_budget import HostBudget
@@ -308,7 +308,7 @@ def _connect(parts: Parts) -> None:
     for follower in followers(parts):
         store.followers.add(follower)
     store.connect(
-        look_at_groups=lambda: UnconsumedLook(parts.offsets, parts.groups, parts.consumers),
+        unconsumed=lambda: UnconsumedOffsets(parts.offsets, parts.groups, parts.consumers),
         topic_limits=lambda: topic_limits(topics.all()),
         # With synchronous flush, a message on disk is useful only if its topic is too.
         others_saved=topics.saved.wait_saved,

@@ -15,8 +15,8 @@ import pytest
 import trio
 import trio.testing
 
-from headrace_broker.consumer.unconsumed import UnconsumedLook
-from headrace_broker.store.retention.outlook import Outlook
+from headrace_broker.consumer.unconsumed import UnconsumedOffsets
+from headrace_broker.store.retention.disk_forecast import DiskForecast
 from headrace_daemon.serving.server import ServerLimits
 from headrace_protocol import bounds, fastjson, staging
 from headrace_protocol.bodies import (
@@ -356,11 +356,11 @@ def test_unconsumed_messages_are_found_in_blocks_of_queues(
         return query(group, topic, queue_id)
 
     monkeypatch.setattr(broker.offsets, "query", counting)
-    outlook = Outlook(broker.store.commit_log, broker.store._topics)
-    look = UnconsumedLook(broker.offsets, broker.groups, broker.consumers)
-    assert sum(1 for _ in outlook.look(look)) >= 200 / 128
+    disk_forecast = DiskForecast(broker.store.commit_log, broker.store._topics)
+    look = UnconsumedOffsets(broker.offsets, broker.groups, broker.consumers)
+    assert sum(1 for _ in disk_forecast.scan(look)) >= 200 / 128
     assert asked == {"g0": 200}  # nobody can have more to consume than all
-    assert (found := outlook.find_oldest()) is not None
+    assert (found := disk_forecast.find_oldest()) is not None
     assert (found.queue_id, found.group) == (0, "g0")
 
 

@@ -24,8 +24,8 @@ from headrace_broker.store.log.encoded_records import EncodedRecords
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.queues import queue_blocks
 from headrace_broker.store.retention.cleaner import Cleaner
+from headrace_broker.store.retention.disk_forecast import nothing_to_consume
 from headrace_broker.store.retention.floor_file import FloorFile
-from headrace_broker.store.retention.outlook import nothing_to_consume
 from headrace_broker.store.retention.rules import ClockWatch
 from headrace_broker.store.write.flush import Flusher
 from tests.simulation import followed_lives, simulation, store_lives
@@ -38,7 +38,7 @@ from tests.support.stores import held
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace_broker.store.retention.outlook import LowestUnconsumed
+    from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
 
 FLUSH_LOG = Flusher.flush_log
 DETACH_FIRST = MappedFileQueue.detach_first
@@ -208,7 +208,7 @@ def needs_nothing(_: Following) -> int:
         (simulation.run, Flusher, "flush_log", flush_log_too_late),
         (store_lives.run, MappedFile, "sync", nothing),
         (store_lives.run, Files, "sync_names", nothing),
-        (store_lives.run, MessageStore, "_doubt_names", nothing),
+        (store_lives.run, MessageStore, "_mark_names_unsynced", nothing),
         (store_lives.run, log_blocks, "_check", nothing),
         (store_lives.run, FileSeal, "check", nothing),
         (store_lives.run, commit_log, "checksum_slot", unflagged),

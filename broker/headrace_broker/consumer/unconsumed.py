@@ -1,4 +1,4 @@
-"""What subscribed groups have yet to consume, for those who remove messages."""
+"""What subscribed groups have yet to consume, which the clean-up must keep."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
 
 
-class UnconsumedLook:
-    """One look at the progress of all groups.
+class UnconsumedOffsets:
+    """The lowest unconsumed queue offsets of a topic; made for one scan of all queues.
 
     A group that exists and has committed offsets counts whether or not it is connected, unless its
-    members say that they want other topics. One that has committed nothing counts while it is
-    connected, from where it has pulled, else from the beginning. Members that each read
-    everything keep their offsets themselves, so their groups don't count.
+    members subscribe to other topics only. A group without committed offsets counts while it is
+    connected, from the offset it last pulled, else from 0. Groups of broadcasting consumers, which
+    keep their offsets themselves, don't count.
     """
 
     def __init__(
@@ -29,29 +29,29 @@ class UnconsumedLook:
         self._offsets = offsets
         self._groups = groups
         self._consumers = consumers
-        # For the last topic, whose queues come in blocks: its connected groups by name, and by
-        # queue the lowest offset of groups without members.
+        # Kept for the last topic, since its queues come in several calls: its connected groups, and
+        # by queue id the lowest offset of a group without members.
         self._topic = ""
         self._connected: list[str] = []
-        self._left: dict[int, tuple[int, str]] = {}
+        self._offline_lowest: dict[int, tuple[int, str]] = {}
 
     def __call__(self, topic: str, queue_ids: Iterable[int]) -> Mapping[int, tuple[int, str]]:
-        """By queue id, the lowest queue offset that some group has yet to consume, and its name."""
+        """By queue id, the lowest queue offset that a group has yet to consume, and the group."""
         if topic != self._topic:
-            self._look_at(topic)
+            self._load_topic(topic)
         found = ((queue_id, self._lowest(queue_id)) for queue_id in queue_ids)
         return {queue_id: lowest for queue_id, lowest in found if lowest is not None}
 
-    def _look_at(self, topic: str) -> None:
+    def _load_topic(self, topic: str) -> None:
         self._topic = topic
         connected = self._consumers.groups_of_topic(topic)
         self._connected = sorted(group for group in connected if self._counts(group, topic))
-        self._left = {}
+        self._offline_lowest = {}
         for group in self._offsets.groups_of(topic) - connected:
             if self._counts(group, topic):
                 for queue_id, offset in self._offsets.offsets_of(group, topic).items():
-                    lowest = self._left.get(queue_id, (offset, group))
-                    self._left[queue_id] = min(lowest, (offset, group))
+                    lowest = self._offline_lowest.get(queue_id, (offset, group))
+                    self._offline_lowest[queue_id] = min(lowest, (offset, group))
 
     def _counts(self, group: str, topic: str) -> bool:
         if self._groups.get(group) is None:
@@ -61,11 +61,11 @@ class UnconsumedLook:
             return True
         if members.data.message_model == BROADCASTING:
             return False
-        # Without any, its members choose queues themselves and may read this topic.
+        # Members without subscriptions choose queues themselves and may read this topic.
         return not members.subscriptions or topic in members.subscriptions
 
     def _lowest(self, queue_id: int) -> tuple[int, str] | None:
-        lowest = self._left.get(queue_id)
+        lowest = self._offline_lowest.get(queue_id)
         for group in self._connected:
             offset = self._offset(group, queue_id)
             if lowest is None or (offset, group) < lowest:

@@ -182,7 +182,7 @@ class AdminBrokerProcessor:
 
     def delete_expired_files(self, request: Request) -> Reply:
         """TRIGGER_DELETE_FILES, DELETE_EXPIRED_COMMITLOG: remove old files now, at any hour."""
-        self._store.cleaner.ask()
+        self._store.cleaner.request()
         self._changes.info(request.channel.address, "removal of old files requested")
         return Reply()
 

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.reader import IndexType, KeyQuery
     from headrace_broker.store.recovery import OnProgress, RecoveryPlan
     from headrace_broker.store.retention.cleaner import CleanerStatus
-    from headrace_broker.store.retention.outlook import LowestUnconsumed
+    from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
     from headrace_broker.store.retention.topic_floors import TopicLimit
     from headrace_broker.store.settings import StoreSettings
 
@@ -323,7 +323,7 @@ class MessageStore:
         if not is_clean:
             # A killed process leaves in memory what no flush has brought to disk.
             self.commit_log.flushed_offset = report.scanned_from
-            self._doubt_names()
+            self._mark_names_unsynced()
             self.flusher.flush_now()
         return report
 
@@ -364,11 +364,11 @@ class MessageStore:
             if plan.scan_from < file.end_offset and file.start_offset <= newest_offset:
                 file.sync()
         self._take_over(recovery)
-        self._doubt_names()
+        self._mark_names_unsynced()
         self.flusher.flush_now()
 
-    def _doubt_names(self) -> None:
-        """Of files that may be new since the checkpoint, which is behind all that it speaks of."""
+    def _mark_names_unsynced(self) -> None:
+        """Have the next flush sync all folders that may have new files since the checkpoint."""
         queue_folders = {queue.files.directory for queue in self.dispatcher.dirty}
         for folder in (
             self.root,
@@ -378,12 +378,12 @@ class MessageStore:
             *queue_folders,
             *(folder.parent for folder in queue_folders),
         ):
-            self.fs.doubt_names(folder)
+            self.fs.mark_names_unsynced(folder)
 
     def connect(
         self,
         *,
-        look_at_groups: Callable[[], LowestUnconsumed],
+        unconsumed: Callable[[], LowestUnconsumed],
         topic_limits: Callable[[], Mapping[str, TopicLimit]],
         others_saved: Callable[[], Awaitable[None]],
         answering: Callable[[], AbstractContextManager[None]],
@@ -393,7 +393,7 @@ class MessageStore:
         No arguments of the constructor: the answers come from tables in this directory, which are
         read only once it is locked and loaded.
         """
-        self.cleaner.look_at_groups = look_at_groups
+        self.cleaner.unconsumed = unconsumed
         self.cleaner.topic_limits = topic_limits
         self.flusher.others_saved = others_saved
         self.flusher.answering = answering

@@ -136,8 +136,8 @@ class Files:
             self.unlink(path)
         return self.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
-    def doubt_names(self, directory: Path) -> None:
-        """Have ``sync_names`` make a folder's names durable too, whoever changed them."""
+    def mark_names_unsynced(self, directory: Path) -> None:
+        """Have ``sync_names`` sync a folder too, even if this process has not changed it."""
         self._changed_directories.add(directory)
 
     def sync_names(self) -> None:
