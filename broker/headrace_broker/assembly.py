@@ -2,7 +2,7 @@
 
 A feature adds its own modules, and a line here in each list that it joins: ``takers``,
 ``followers``, ``places``, ``sources``, ``demands``, ``processors``, ``services``, ``add_guards``,
-``runtime_info``.
+``inner_consumers``, ``runtime_info``.
 tests/broker/test_seams.py adds one of each.
 """
 
@@ -20,7 +20,7 @@ from headrace_broker.consumer.locks import QueueLocks
 from headrace_broker.consumer.long_polling import LongPolling
 from headrace_broker.consumer.offsets import ConsumerOffsets
 from headrace_broker.consumer.subscriptions import SubscriptionGroups
-from headrace_broker.consumer.unconsumed import UnconsumedOffsets
+from headrace_broker.consumer.unconsumed import InnerConsumer, UnconsumedOffsets
 from headrace_broker.frame_loop import FrameLoop
 from headrace_broker.health import Health
 from headrace_broker.host_budget import HostBudget
@@ -61,6 +61,7 @@ from headrace_daemon.watchdog import Watchdog
 from headrace_protocol.access import restrict
 from headrace_protocol.message import INNER_BATCH, TRANSACTION_MASK, UniqKeyGenerator
 from headrace_protocol.serving import TURN_S, Registry
+from headrace_protocol.system_topics import SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -308,7 +309,9 @@ def _connect(parts: Parts) -> None:
     for follower in followers(parts):
         store.followers.add(follower)
     store.connect(
-        unconsumed=lambda: UnconsumedOffsets(parts.offsets, parts.groups, parts.consumers),
+        unconsumed=lambda: UnconsumedOffsets(
+            parts.offsets, parts.groups, parts.consumers, inner_consumers(parts)
+        ),
         topic_limits=lambda: topic_limits(topics.all()),
         # With synchronous flush, a message on disk is useful only if its topic is too.
         others_saved=topics.saved.wait_saved,
@@ -327,6 +330,11 @@ def takers(config: BrokerConfig) -> tuple[Taker, ...]:  # noqa: ARG001 - for fea
 def followers(parts: Parts) -> tuple[Follower, ...]:  # noqa: ARG001 - for features
     """Readers of whole queues in the background; see ``Follower``."""
     return ()
+
+
+def inner_consumers(parts: Parts) -> dict[str, InnerConsumer]:
+    """By topic, the services that messages wait for; their log files stay until then."""
+    return {SCHEDULE_TOPIC: InnerConsumer("delayed messages", parts.schedule.next_offset)}
 
 
 def places(topics: TopicTable) -> tuple[FindPlace, ...]:

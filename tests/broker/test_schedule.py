@@ -374,3 +374,19 @@ async def test_offsets_are_saved_behind_the_flush_and_read_back(
     body = fastjson.loads(again.broker.ask(RequestCode.GET_ALL_DELAY_OFFSET).body)
     assert body["offsetTable"] == {1: 1}
     again.broker.close()
+
+
+async def test_what_waits_keeps_its_log_files(
+    delays: Delays, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with delays.running():
+        unconsumed = delays.broker.store.cleaner.unconsumed
+        delays.send(b"a", 1)
+        delays.send(b"b", 1)
+        assert unconsumed()(SCHEDULE_TOPIC, [0, 1]) == {
+            0: (0, "delayed messages"),
+            1: (0, "delayed messages"),
+        }
+        delays.clock.ms += 1000
+        await delays.until(lambda: len(delays.bodies()) == 2)
+        assert unconsumed()(SCHEDULE_TOPIC, [0, 99]) == {0: (2, "delayed messages")}

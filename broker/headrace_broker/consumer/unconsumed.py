@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace_broker.consumer.groups import BROADCASTING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from headrace_broker.consumer.groups import ConsumerManager
     from headrace_broker.consumer.offsets import ConsumerOffsets
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
+
+
+class InnerConsumer(NamedTuple):
+    """A service that consumes a system topic.
+
+    name: for log lines, in the place of a group. next_offset: the queue offset of the oldest
+    message of a queue that still waits, None for a queue that it does not read.
+    """
+
+    name: str
+    next_offset: Callable[[int], int | None]
 
 
 class UnconsumedOffsets:
@@ -21,11 +32,19 @@ class UnconsumedOffsets:
     members subscribe to other topics only. A group without committed offsets counts while it is
     connected, from the offset it last pulled, else from 0. Groups of broadcasting consumers, which
     keep their offsets themselves, don't count.
+
+    Queues in which messages wait for the broker itself have its service in the place of a group.
     """
 
     def __init__(
-        self, offsets: ConsumerOffsets, groups: SubscriptionGroups, consumers: ConsumerManager
+        self,
+        offsets: ConsumerOffsets,
+        groups: SubscriptionGroups,
+        consumers: ConsumerManager,
+        waiting: Mapping[str, InnerConsumer] | None = None,
     ) -> None:
+        """waiting: by topic, the service for which messages wait there."""
+        self._waiting = waiting or {}
         self._offsets = offsets
         self._groups = groups
         self._consumers = consumers
@@ -37,6 +56,13 @@ class UnconsumedOffsets:
 
     def __call__(self, topic: str, queue_ids: Iterable[int]) -> Mapping[int, tuple[int, str]]:
         """By queue id, the lowest queue offset that a group has yet to consume, and the group."""
+        if (consumer := self._waiting.get(topic)) is not None:
+            offsets = ((queue_id, consumer.next_offset(queue_id)) for queue_id in queue_ids)
+            return {
+                queue_id: (offset, consumer.name)
+                for queue_id, offset in offsets
+                if offset is not None
+            }
         if topic != self._topic:
             self._load_topic(topic)
         found = ((queue_id, self._lowest(queue_id)) for queue_id in queue_ids)

@@ -332,7 +332,7 @@ class Schedule:
             for number, level in self._levels.items()
         }
 
-    def unconsumed(self, queue_id: int) -> int | None:
-        """Queue offset of the next message of a level's queue, None if there is no such level."""
+    def next_offset(self, queue_id: int) -> int | None:
+        """Queue offset of the next message of a level's queue; None if there is no such level."""
         level = self._levels.get(queue_id + 1)
         return level.offset if level else None
