@@ -75,7 +75,6 @@ class MessageDemands:
     """The table of demands, with unions over its rows for a quick check of each message.
 
     properties, sys_flags: all that may make a demand.
-    has_topic_demands: whether any row depends on the topic.
     """
 
     def __init__(self, demands: Iterable[Demand]) -> None:
@@ -87,7 +86,6 @@ class MessageDemands:
         self._topic_matchers = [
             demand.matches_topic for demand in self._demands if demand.matches_topic
         ]
-        self.has_topic_demands = bool(self._topic_matchers)
         self._marks = [f"\x02{name}\x01".encode() for name in sorted(self.properties)]
         # Names of one row share their start. A single byte is found at a tenth of the cost of a
         # text, so one that batches rarely have is looked for first.

@@ -113,10 +113,15 @@ _NOT_PLAIN = (_NotPlainError, KeyError, msgspec.MsgspecError, UnicodeError, Recu
 
 
 class _SendTarget(NamedTuple):
-    """A queue that a producer may write to, and the flags that its topic adds to each record."""
+    """A queue that a producer may write to.
+
+    sys_flag: bits that its topic adds to each record. makes_demand: whether every message to the
+    topic does; such a target is not kept, and ``send_ready`` never finds it.
+    """
 
     queue: StoreQueue
     sys_flag: int
+    makes_demand: bool
 
 
 # Queue id, UNIQ_KEY (only letters and digits, since it is not escaped), opaque.
@@ -153,7 +158,6 @@ class SendProcessor:
         self._demands = demands
         self._known = _KNOWN | demands.properties
         self._demand_flags = demands.sys_flags
-        self._has_topic_demands = demands.has_topic_demands
         self._statistics = statistics
         self._targets: dict[tuple[str, int], _SendTarget] = {}
         self._targets_change = -1
@@ -185,7 +189,7 @@ class SendProcessor:
             try:
                 command = _decode_send(frame[1])
                 header = command.fields
-                queue, sys_flag = targets[header.topic, header.queue_id]
+                queue, sys_flag, _ = targets[header.topic, header.queue_id]
                 if command.flag or header.batch or header.sys_flag & demand_flags:
                     raise _NotPlainError
                 properties, code, uniq_key = self._plain_properties(header.properties)
@@ -291,7 +295,7 @@ class SendProcessor:
         )
         queue = target.queue
         sys_flag = header.sys_flag & _CLIENT_FLAGS | target.sys_flag
-        if has_demand or sys_flag & self._demand_flags or self._has_topic_demands:
+        if has_demand or sys_flag & self._demand_flags or target.makes_demand:
             message = _sent_message(header, queue, properties, code, sys_flag)
             self._demands.apply(message)
             queue = self._store.queue(message.topic, message.queue_id)
@@ -325,7 +329,7 @@ class SendProcessor:
         properties = header.properties or ""
         # Those of the request; ``check_items`` checks those of its items.
         _, _, uniq_key, has_demand, waits = self._parse_properties(properties)
-        if has_demand or header.sys_flag & self._demand_flags or self._has_topic_demands:
+        if has_demand or header.sys_flag & self._demand_flags or target.makes_demand:
             self._demands.check_block(
                 header.topic, queue.queue_id, [properties.encode()], header.sys_flag
             )
@@ -478,7 +482,7 @@ class SendProcessor:
         target = self._current_targets().get((header.topic, header.queue_id))
         if target is None:
             target = self._find_target(request, header)
-            if header.queue_id >= 0 and not self._demands.matches_topic(header.topic):
+            if header.queue_id >= 0 and not target.makes_demand:
                 self._targets[header.topic, header.queue_id] = target
         return target
 
@@ -492,7 +496,8 @@ class SendProcessor:
         place = self._directory.serve(topic.topic_name, header.queue_id, Use.SEND)
         assert place.queue is not None
         sys_flag = MULTI_TAGS if topic.topic_filter_type == "MULTI_TAG" else 0
-        return _SendTarget(place.queue, sys_flag)
+        makes_demand = self._demands.matches_topic(topic.topic_name)
+        return _SendTarget(place.queue, sys_flag, makes_demand)
 
 
 def _sent_message(
