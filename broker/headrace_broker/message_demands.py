@@ -111,15 +111,20 @@ class MessageDemands:
                     raise _not_served(demand, cause)
                 demand.apply(message)
 
-    def check_items(self, topic: str, items: BatchItems) -> None:
+    def check_items(self, items: BatchItems) -> None:
         """Raise RequestError if an item of a batch makes a demand."""
         ends = items.ends()
-        if any(letter in ends and mark in ends for letter, mark in self._item_marks):
-            for number, raw in enumerate(items.properties(), 1):
-                message = SentMessage(topic, 0, raw.decode(errors="replace").split("\x02"))
-                for demand in self._demands:
-                    if demand.properties and (cause := demand.cause(message)):
-                        raise _not_in_batch(demand, f"item {number}, {cause}")
+        for letter, mark in self._item_marks:
+            if letter in ends and mark in ends:
+                self._check_each(items)
+                return
+
+    def _check_each(self, items: BatchItems) -> None:
+        for number, raw in enumerate(items.properties(), 1):
+            message = SentMessage("", 0, raw.decode(errors="replace").split("\x02"))
+            for demand in self._demands:
+                if demand.properties and (cause := demand.cause(message)):
+                    raise _not_in_batch(demand, f"item {number}, {cause}")
 
     def check_block(
         self, topic: str, queue_id: int, properties: Sequence[bytes], sys_flag: int = 0

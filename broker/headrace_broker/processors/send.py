@@ -7,7 +7,6 @@ reply's template. Source: docs/protocol.md "Send".
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -340,7 +339,7 @@ class SendProcessor:
             header.born_timestamp,
             request.channel.host_bytes,
             header.reconsume_times or 0,
-            partial(self._demands.check_items, header.topic),
+            self._demands.check_items,
         )
         self._statistics.put(queue.topic, len(physical_offsets), len(request.body))
         message_ids = _message_ids(self._store_host_hex, physical_offsets)
