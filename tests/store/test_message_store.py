@@ -728,7 +728,7 @@ async def test_the_checkpoint_waits_for_a_flush_that_began_before(tmp_path: Path
         await until(files.has_begun.is_set)
         last = put(store, store.queue("T", 0))
         nursery.start_soon(flusher.flush_thoroughly)
-        await until(lambda: flusher._thorough_turn.statistics().tasks_waiting)
+        await until(lambda: flusher._thorough_lock.statistics().tasks_waiting)
         assert flusher.checkpoint.logics_physical_offset == 0
         files.may_go_on.set()
     assert flusher.checkpoint.logics_physical_offset == last
@@ -739,7 +739,7 @@ async def test_a_stop_brings_to_disk_what_a_cancelled_flush_had_begun(tmp_path: 
     files = FaultyFiles()
     store = open_store(tmp_path, files=files)
     put(store, store.queue("T", 0))
-    async with store.flusher._turn, trio.open_nursery() as nursery:
+    async with store.flusher._log_lock, trio.open_nursery() as nursery:
         nursery.start_soon(store.flusher.flush_thoroughly)
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()

@@ -72,7 +72,7 @@ class InnerWriter:
         while done < len(messages):
             try:
                 if self._write_path.pressure():
-                    await self._write_path.relieve()
+                    await self._write_path.wait_for_room()
                 done = self._append_slice(messages, done, note)
             except (StoreBusy, StoreNotWritable):
                 await trio.sleep(RETRY_S)

@@ -151,7 +151,7 @@ class MessageStore:
             confirmation.add(
                 Gate(
                     lambda: self.commit_log.flushed_offset,
-                    self.flusher.ask,
+                    self.flusher.request_flush,
                     self.flusher.when_flushed,
                 )
             )
@@ -385,7 +385,7 @@ class MessageStore:
         *,
         unconsumed: Callable[[], LowestUnconsumed],
         topic_limits: Callable[[], Mapping[str, TopicLimit]],
-        others_saved: Callable[[], Awaitable[None]],
+        wait_tables_saved: Callable[[], Awaitable[None]],
         answering: Callable[[], AbstractContextManager[None]],
     ) -> None:
         """Pass what the clean-up and the flush ask for; see ``Cleaner`` and ``Flusher``.
@@ -395,7 +395,7 @@ class MessageStore:
         """
         self.cleaner.unconsumed = unconsumed
         self.cleaner.topic_limits = topic_limits
-        self.flusher.others_saved = others_saved
+        self.flusher.wait_tables_saved = wait_tables_saved
         self.flusher.answering = answering
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -405,7 +405,7 @@ class MessageStore:
             if self.use_threads:
                 self._start_soon(nursery, self._run_seal)
                 self._start_soon(nursery, self._warm)
-                self._start_soon(nursery, self.flusher.run_asked)
+                self._start_soon(nursery, self.flusher.run_thorough_flushes)
             self._start_soon(nursery, self.write_path.run)
             self._start_soon(nursery, self.flusher.run_group_commit)
             self._start_soon(nursery, self.flusher.run_log_flush)
@@ -552,7 +552,7 @@ class MessageStore:
 
     def index_tick(self) -> None:
         """Index all that is confirmed."""
-        self.write_path.let_drain(self.indexer, self.indexer.drain_all)
+        self.write_path.drain_taker(self.indexer, self.indexer.drain_all)
 
     def _finish_dispatch(self) -> None:
         # After a failed flush another one would succeed without the pages that are gone.
@@ -595,7 +595,7 @@ class MessageStore:
         """Index a block of the rows before ``row_count``; returns whether that made progress."""
         taken = self.indexer.cursor.taken
         if taken < row_count:
-            self.write_path.let_drain(self.indexer, self.indexer.drain_block)
+            self.write_path.drain_taker(self.indexer, self.indexer.drain_block)
         return taken < self.indexer.cursor.taken
 
     # --- loops -----------------------------------------------------------------------------
@@ -615,7 +615,7 @@ class MessageStore:
                 if self.use_threads and is_much:
                     await self._index_aside()
                 else:
-                    self.write_path.let_drain(self.indexer, self.indexer.drain_block)
+                    self.write_path.drain_taker(self.indexer, self.indexer.drain_block)
                 if self.commit_log.life.state is not State.OPEN:
                     break  # a full disk: the healing loop goes on with it
                 await trio.lowlevel.checkpoint()
