@@ -456,8 +456,8 @@ class CommitLog:
             self.files.fs.close(self._descriptor)
             self._descriptor = -1
 
-    def make_ahead(self) -> None:
-        """In a thread: the next file, once half of this one is used. Raises OSError."""
+    def prepare_next_file(self) -> None:
+        """Create the next file, once half of this one is used; in a thread. Raises OSError."""
         if not self.files.files or self.append_end > self.file_bytes // 2:
             self.files.prepare()
 
