@@ -239,7 +239,7 @@ def test_a_unit_that_leads_nowhere_is_told(place: int, is_cold: bool, tmp_path: 
     (file,) = queue.consume_queue.files.files
     UNIT.pack_into(file.map, UNIT_BYTES, place, 1000, 0)
     for offset in (0, 1):
-        with pytest.raises(StoreFormatError, match=f"leads to {place}.*fsck --repair"):
+        with pytest.raises(StoreFormatError, match=f"points to {place}.*fsck --repair"):
             store.source(queue).get(offset, 9, 9999, None)
     assert store.source(queue).get(2, 9, 9999, None).count == 1
     store.close()
