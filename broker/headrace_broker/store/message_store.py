@@ -162,16 +162,7 @@ class MessageStore:
             settings.root, self.commit_log, self._topics, self._dispatched_offset
         )
         self.write_path.on_published(self.followers.notify)
-        self.cleaner = Cleaner(
-            settings,
-            self.commit_log,
-            self.index_files,
-            self._topics,
-            self._settled_offset,
-            self.flusher.flush_thoroughly,
-            self._durable_offset,
-            self.followers.slowest,
-        )
+        self.cleaner = self._new_cleaner()
         self.seals = Seals(settings.root, self.fs)
         self.lock = StoreLock(settings.root)
         self._next_file_requested = trio.Event()
@@ -181,6 +172,18 @@ class MessageStore:
         self._index_threads = trio.CapacityLimiter(1)
         self._start_soon = start_soon
         self.on_progress = on_progress
+
+    def _new_cleaner(self) -> Cleaner:
+        return Cleaner(
+            self.settings,
+            self.commit_log,
+            self.index_files,
+            self._topics,
+            self._settled_offset,
+            self.flusher.flush_thoroughly,
+            self._durable_offset,
+            self.followers.slowest,
+        )
 
     # --- start and stop --------------------------------------------------------------------
 
