@@ -130,4 +130,4 @@ class InnerWriter:
 
     async def confirmed(self) -> None:
         """Wait until what was appended so far may be acknowledged. Raises StoreNotWritable."""
-        await self._write_path.confirmed()
+        await self._write_path.wait_confirmed()
