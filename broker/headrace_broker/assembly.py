@@ -314,7 +314,7 @@ def _connect(parts: Parts) -> None:
         ),
         topic_limits=lambda: topic_limits(topics.all()),
         # With synchronous flush, a message on disk is useful only if its topic is too.
-        others_saved=topics.saved.wait_saved,
+        wait_tables_saved=topics.saved.wait_saved,
         answering=parts.server.joined,
     )
 

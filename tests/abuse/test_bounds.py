@@ -377,5 +377,5 @@ async def test_a_batch_of_too_many_messages_is_refused_before_it_is_made_records
         monkeypatch.setattr(batch_records, "_tags_codes", never)
         command, _ = await wire.ask(request(320, send_fields(m="true"), item * 4))
         assert command.code == ResponseCode.MESSAGE_ILLEGAL
-        assert "a batch of more than 3 messages" in (command.remark or "")
+        assert "the batch has more than 3 messages" in (command.remark or "")
         monkeypatch.undo()

@@ -181,7 +181,7 @@ def unflagged(record: bytes) -> bytes:
 async def flush_log_too_late(flusher: Flusher) -> None:
     """As ``flush_log``, but what waits for it is answered when it begins."""
     flusher.commit_log.flushed_offset = flusher.commit_log.max_offset
-    flusher._answer()
+    flusher._call_waiters()
     await FLUSH_LOG(flusher)
 
 

@@ -72,7 +72,7 @@ class InnerWriter:
         while done < len(messages):
             try:
                 if self._write_path.pressure():
-                    await self._write_path.relieve()
+                    await self._write_path.wait_for_room()
                 done = self._append_slice(messages, done, note)
             except (StoreBusy, StoreNotWritable):
                 await trio.sleep(RETRY_S)
@@ -130,4 +130,4 @@ class InnerWriter:
 
     async def confirmed(self) -> None:
         """Wait until what was appended so far may be acknowledged. Raises StoreNotWritable."""
-        await self._write_path.confirmed()
+        await self._write_path.wait_confirmed()

@@ -450,7 +450,7 @@ class Staging:
 
         await store.write_path.append_block(make_records, note)
         if store.commit_log.max_offset - store.commit_log.flushed_offset >= _FLUSH_BYTES:
-            store.flusher.ask()
+            store.flusher.request_flush()
 
     async def _wait_flushed(self) -> None:
         """Wait for the disk, whatever the store's gates are: the staged blocks go next."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.mapped_file import MappedFile
-from headrace_broker.store.files.mapped_file_queue import without_unborn
+from headrace_broker.store.files.mapped_file_queue import drop_from_empty
 from headrace_broker.store.files.page_cache import PageCache
 from headrace_broker.store.integrity.checkpoint import IndexMark
 
@@ -243,7 +243,7 @@ class IndexFiles:
     def load(self, *, is_clean: bool = True) -> None:
         """Find the files. Raises StoreFormatError."""
         paths = sorted(path for path in self.directory.glob("*") if path.is_file())
-        for path in paths if is_clean else without_unborn(paths, self.fs):
+        for path in paths if is_clean else drop_from_empty(paths, self.fs):
             self._check(path)
             self.files.append(self._open(MappedFile(path, self.file_bytes, self.fs)))
 
