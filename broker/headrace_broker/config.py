@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic.alias_generators import to_camel
 
 from headrace_broker.apache_keys import EXPECTED_VALUES, WITHOUT_EFFECT
-from headrace_daemon.folders import why_no_files
+from headrace_daemon.folders import folder_problem
 from headrace_protocol.access import AnonymousAccess, is_loopback, why_exposed
 from headrace_protocol.drivers.address import split_address
 
@@ -371,7 +371,7 @@ class BrokerConfig(BaseModel):
     def check_paths(self) -> None:
         """Raise ConfigError when the store can't be where it shall be; makes nothing."""
         root = self.store_path_root_dir
-        if reason := why_no_files(root):
+        if reason := folder_problem(root):
             raise ConfigError([f"storePathRootDir={root}: {reason}"])
 
     # -- text --------------------------------------------------------------------------------------

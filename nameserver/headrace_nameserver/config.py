@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from headrace_daemon.folders import why_no_files
+from headrace_daemon.folders import folder_problem
 from headrace_nameserver.routes import BROKER_TIMEOUT_MS
 from headrace_protocol.access import AnonymousAccess, is_loopback, why_exposed
 
@@ -89,7 +89,7 @@ def _read_line(text: str, place: str) -> tuple[str, str]:
 
 def _check_path(path: str | None) -> None:
     """Raise ConfigError if no file can be created at ``path``; creates nothing."""
-    if path and (reason := why_no_files(Path(path).parent)):
+    if path and (reason := folder_problem(Path(path).parent)):
         raise ConfigError(reason)
 
 

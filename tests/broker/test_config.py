@@ -111,10 +111,10 @@ def test_no_file(conf: Path) -> None:
 
 def test_a_store_without_a_parent(conf: Path, tmp_path: Path) -> None:
     conf.write_text(f"storePathRootDir={tmp_path}/a/b")
-    with pytest.raises(ConfigError, match=rf"{tmp_path}/a does not exist: make it first"):
+    with pytest.raises(ConfigError, match=rf"{tmp_path}/a does not exist: create it first"):
         load_config(conf)
     (tmp_path / "a").write_text("")
-    with pytest.raises(ConfigError, match=rf"{tmp_path}/a is no directory"):
+    with pytest.raises(ConfigError, match=rf"{tmp_path}/a is not a directory"):
         load_config(conf)
     assert not (tmp_path / "a/b").exists()
 
