@@ -71,7 +71,7 @@ def test_a_file_of_the_peer_starts_this_broker(conf: Path, tmp_path: Path) -> No
         ("brokerIP1=999.1.1.1", "1: brokerIP1=999.1.1.1: expected an IPv4 or IPv6 address"),
         ("listenPort", "1: expected key=value, found 'listenPort'"),
         ("=5", "1: expected key=value, found '=5'"),
-        ("brokerName=a\\\nb=c", "1: brokerName goes on in the next line: write it in one line"),
+        ("brokerName=a\\\nb=c", "1: brokerName continues in the next line: write it in one line"),
         ("brokerRole=SLAVE", "1: brokerRole=SLAVE is not supported by this broker: expected"),
         (
             "storePathCommitLog=/elsewhere",
