@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class State(StrEnum):
-    """Of a broker, in the order in which it goes through them."""
+    """State of a broker, in the order of its life."""
 
     LOADING = "loading"
     SERVING = "serving"
@@ -22,14 +22,13 @@ class State(StrEnum):
 
 @dataclass(slots=True)
 class Readiness:
-    """Where a broker stands; written by its loop and threads, read by the monitor's thread.
+    """Progress and health of a broker; written by its loop and threads, read by the monitor's.
 
-    done_queues, queue_count: how many ConsumeQueues a start has looked at, and how many there are.
-    done_bytes, bytes_max: how much of the log it has read anew after that, and the most that it
-    will.
-    failure: called while it serves, for why messages are refused until the next start, or None.
-    followers: called while it serves, for how far behind each follower of the store is.
-    page: called while it serves, for its metrics.
+    done_queues, queue_count: ConsumeQueues that the start has checked, and their total.
+    done_bytes, bytes_max: bytes of the log that it has read again after that, and the maximum.
+    failure: while serving, returns why sends are rejected until the next start, or None.
+    followers: while serving, returns how far behind each follower of the store is.
+    page: while serving, returns the broker's metrics.
     """
 
     state: State = State.LOADING
@@ -42,7 +41,7 @@ class Readiness:
     page: Callable[[], bytes] = lambda: b""
 
     def report(self) -> tuple[bool, dict[str, Any]]:
-        """Whether messages are taken, and what to tell."""
+        """Whether the broker accepts messages, and the details for the answer."""
         report: dict[str, Any] = {"state": self.state}
         if self.state is State.LOADING:
             report |= {

@@ -1,6 +1,7 @@
-"""How a daemon is doing, over HTTP: for what starts, watches and restarts it.
+"""Health checks and metrics over HTTP, for systems that start, watch and restart a daemon.
 
-Source: deploy/README.md "Health checks", docs/metrics.md.
+A broker serves them even before its store is open. Source: deploy/README.md "Health checks",
+docs/metrics.md.
 """
 
 from __future__ import annotations
@@ -29,27 +30,27 @@ _TURN_S = 1.0
 # Of Prometheus' text format.
 _TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Far above the longest step that any request may cause.
-_STILL_S_MAX = 10.0
+_STALL_S_MAX = 10.0
 
 
 class Monitored(Protocol):
-    """What a daemon tells its monitor; called in the monitor's threads."""
+    """The daemon as its monitor sees it; called in the monitor's threads."""
 
     def report(self) -> tuple[bool, dict[str, Any]]:
-        """Whether the daemon is ready, and what to tell about that."""
+        """Whether the daemon is ready, and the details for the answer."""
 
     def metrics(self) -> bytes:
-        """Prometheus' text. Raises NotServing."""
+        """Metrics in Prometheus' text format. Raises NotServing."""
 
 
 class Monitor:
     """Answers GET and HEAD of /live, /ready and /metrics, one request for each connection.
 
     Runs in a thread with its own loop, so that only /metrics waits for the daemon's loop; /live
-    says whether that loop still turns. Each client has a second for its request, and ten more for
-    metrics; the oldest of too many is disconnected.
+    reports whether that loop is stalled. Each client has a second for its request, and ten more for
+    metrics; if there are too many clients, the oldest is disconnected.
 
-    host, port: to listen on; port 0 takes any free one.
+    host, port: to listen on; port 0 takes any free port.
     """
 
     def __init__(self, monitored: Monitored, host: str, port: int) -> None:
@@ -57,7 +58,7 @@ class Monitor:
         self._host = host
         self._port = port
         self._turned_at = monotonic()
-        # Connected clients, the oldest first.
+        # Connected clients, oldest first.
         self._clients: dict[trio.CancelScope, None] = {}
         self._is_stopping = False
         self._stop: Callable[[], None] = lambda: None
@@ -65,7 +66,7 @@ class Monitor:
         self._metrics_turn = trio.Lock()
 
     async def run(self, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled; started with the port. Raises OSError for the address."""
+        """Serve until cancelled; reports started with the port. Raises OSError for the address."""
         with listen(self._host, self._port) as bound:
             self._port = bound.getsockname()[1]
             self._is_stopping = False
@@ -85,7 +86,7 @@ class Monitor:
             self._stop()
 
     async def _serve(self, bound: socket.socket) -> None:
-        """In the thread."""
+        """Serve until stopped; runs in the thread."""
         with trio.CancelScope() as scope:
             token = trio.lowlevel.current_trio_token()
             self._stop = lambda: _call_soon(token, scope.cancel)
@@ -107,7 +108,7 @@ class Monitor:
                     head = await _receive_head(stream)
                     if _path(head) == b"/metrics":
                         scope.deadline += _METRICS_S
-                    # Not joined: all who read the same page share its bytes.
+                    # Not joined: clients that read the same page share its bytes.
                     for part in await self._answer(head):
                         await stream.send_all(part)
             except trio.BrokenResourceError:
@@ -120,9 +121,9 @@ class Monitor:
         method, path = head.partition(b" ")[0], _path(head)
         answer: tuple[HTTPStatus, dict[str, Any] | bytes]
         if not head.endswith(b"\r\n\r\n"):
-            answer = HTTPStatus.BAD_REQUEST, {"problem": "that is no HTTP request"}
+            answer = HTTPStatus.BAD_REQUEST, {"problem": "not an HTTP request"}
         elif method not in {b"GET", b"HEAD"}:
-            answer = HTTPStatus.METHOD_NOT_ALLOWED, {"problem": "only GET and HEAD are answered"}
+            answer = HTTPStatus.METHOD_NOT_ALLOWED, {"problem": "only GET and HEAD are allowed"}
         elif path == b"/live":
             answer = self._live()
         elif path == b"/ready":
@@ -131,11 +132,11 @@ class Monitor:
         elif path == b"/metrics":
             answer = await self._metrics()
         else:
-            answer = HTTPStatus.NOT_FOUND, {"problem": "there are /live, /ready and /metrics"}
+            answer = HTTPStatus.NOT_FOUND, {"problem": "not found: use /live, /ready or /metrics"}
         return _encode(*answer, has_body=method != b"HEAD")
 
     async def _metrics(self) -> tuple[HTTPStatus, dict[str, Any] | bytes]:
-        """One page at a time, in a thread: it waits for the daemon's loop."""
+        """Fetch a page in a thread, since it waits for the daemon's loop; one page at a time."""
         try:
             async with self._metrics_turn:
                 return HTTPStatus.OK, await trio.to_thread.run_sync(self._monitored.metrics)
@@ -143,10 +144,10 @@ class Monitor:
             return HTTPStatus.SERVICE_UNAVAILABLE, {"problem": str(reason)}
 
     def _live(self) -> tuple[HTTPStatus, dict[str, Any]]:
-        still_s = monotonic() - self._turned_at
-        if still_s < _STILL_S_MAX:
+        stalled_s = monotonic() - self._turned_at
+        if stalled_s < _STALL_S_MAX:
             return HTTPStatus.OK, {}
-        problem = f"the loop has not turned for {still_s:.0f} s"
+        problem = f"the loop has been stalled for {stalled_s:.0f} s"
         return HTTPStatus.SERVICE_UNAVAILABLE, {"problem": problem}
 
 
@@ -156,7 +157,7 @@ def _call_soon(token: trio.lowlevel.TrioToken, function: Callable[[], None]) -> 
 
 
 async def _receive_head(stream: trio.SocketStream) -> bytes:
-    """A request up to its empty line, or as much of it as may come."""
+    """A request up to its empty line, or as much of it as fits and arrives."""
     head = b""
     while not head.endswith(b"\r\n\r\n") and len(head) < _HEAD_BYTES_MAX:
         data = await stream.receive_some(_HEAD_BYTES_MAX - len(head))
@@ -167,7 +168,7 @@ async def _receive_head(stream: trio.SocketStream) -> bytes:
 
 
 def _path(head: bytes) -> bytes:
-    """Of a request, without its query."""
+    """The path of a request, without its query."""
     return head.partition(b" ")[2].partition(b" ")[0].partition(b"?")[0]
 
 

@@ -111,7 +111,7 @@ class NameServer:
         )
         port = await self._supervisor.start(nursery, Monitor(self, host, port).run)
         self.monitor_address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        log.info("monitor", address=self.monitor_address)
+        log.info("monitor listening", address=self.monitor_address)
 
     def _unexpected_error_count(self) -> int:
         return self._supervisor.unexpected_errors + self._server.unexpected_errors
@@ -176,7 +176,7 @@ class NameServer:
         """See FrameHandler."""
         return self._registry.handle(channel, frames)
 
-    def finish_batch(self) -> None:
+    def finish_turn(self) -> None:
         """See FrameHandler. Nothing to do: every request was answered at once."""
 
     def replied(self) -> None:

@@ -57,11 +57,11 @@ class Daemon:
         found: dict[str, str] = {}
         for line in self.process.stderr:
             entry = json.loads(line)
-            if entry["event"] in {"monitor", "serving"}:
+            if "address" in entry:
                 found[entry["event"]] = entry["address"]
-            if len(found) == 2:
+            if entry["event"] == "serving":
                 break
-        self.address, self.monitor = found["serving"], found["monitor"]
+        self.address, self.monitor = found["serving"], found["monitor listening"]
 
 
 @contextmanager

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.consumer.groups import ConsumerManager
     from headrace_broker.consumer.offsets import ConsumerOffsets
-    from headrace_broker.consumer.unconsumed import UnconsumedLook
+    from headrace_broker.consumer.unconsumed import UnconsumedOffsets
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.topics.table import TopicTable
@@ -36,7 +36,7 @@ _UNKNOWN: Final = -2
 
 
 class GroupMetrics:
-    """Collects the lag of the groups that the clean-up waits for; see ``UnconsumedLook``.
+    """Collects the lag of the groups that the clean-up waits for; see ``UnconsumedOffsets``.
 
     A message that was stored earlier lies further ahead in the log, so of all queues of a pair only
     the first place is read. The places found are kept until the group commits: without that a
@@ -49,7 +49,7 @@ class GroupMetrics:
         topics: TopicTable,
         offsets: ConsumerOffsets,
         consumers: ConsumerManager,
-        unconsumed: UnconsumedLook,
+        unconsumed: UnconsumedOffsets,
     ) -> None:
         self._store = store
         self._topics = topics

@@ -35,18 +35,18 @@ class TimedFrameLoop(FrameLoop):
 
     def handle(self, channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
         """See FrameHandler."""
-        if not self._producers_of_batch:
+        if not self._producers_of_turn:
             self._began, self._rows = perf_counter(), self._ring.written
         return FrameLoop.handle(self, channel, frames)
 
     def _serve_storing(self, channel: ServerChannel, serve: Callable[[], object]) -> None:
-        if not self._producers_of_batch:
+        if not self._producers_of_turn:
             self._began, self._rows = perf_counter(), self._ring.written
         FrameLoop._serve_storing(self, channel, serve)
 
     def replied(self) -> None:
         """See FrameHandler."""
-        if self._producers_of_batch:
+        if self._producers_of_turn:
             began, count = self._began, self._ring.written - self._rows
             if self._confirmation.is_immediate:
                 self.send_times.add(perf_counter() - began, count)
