@@ -265,7 +265,7 @@ def test_doctor_tells_a_broker_from_a_nameserver(mq: Embedded) -> None:
         (("send", "t", "--key-column", "k"), 2, "lines have no columns"),
         (("send", "t", ""), 2, "0 bytes"),
         (("send", "a b"), 2, "'a b' is not a valid topic name"),
-        (("topic", "create", "t", "--perm", "x"), 2, "write rw, r or w"),
+        (("topic", "create", "t", "--perm", "x"), 2, "'x' is not one of 'r', 'w', 'rw'"),
         (("topic", "create", "t", "--attribute", "x"), 2, "KEY=VALUE"),
         (("topic", "create", "t", "--broker", "no"), 2, "no broker named no"),
         (("cluster", "--nameserver", "nowhere"), 2, "'nowhere' is not an address"),
@@ -283,7 +283,7 @@ def test_failures_are_one_line_and_an_exit_code(
 def test_wrong_usage_is_exit_code_2() -> None:
     outcome = headrace("topic", "create")
     assert outcome.exit_code == 2
-    assert "Missing argument 'NAME'" in outcome.stderr
+    assert "Missing argument 'TOPIC'" in outcome.stderr
     assert headrace("no-such-command").exit_code == 2
 
 

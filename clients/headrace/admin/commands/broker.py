@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 
-from headrace.admin.options import Level, LogLevel
+from headrace.admin import options
 from headrace.errors import ConfigurationError
 
 
-def broker(
-    config: Annotated[
-        Path,
-        typer.Option("--config", "-c", help="File with lines key=value; see conf/broker.conf."),
-    ],
-    check_config: Annotated[
-        bool, typer.Option("--check-config", help="Check the file, report errors and exit.")
-    ] = False,
-    log_level: LogLevel = Level.INFO,
-) -> None:
-    """Run a broker until SIGINT (Ctrl-C) or SIGTERM."""
+@click.command(
+    "broker",
+    epilog=options.examples(
+        "headrace broker -c conf/broker.conf",
+        "headrace broker -c conf/broker.conf --check-config",
+    ),
+)
+@click.option(
+    "--config",
+    "-c",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE",
+    help="File with lines key=value; see conf/broker.conf.",
+)
+@options.check_config
+@options.log_level("info")
+def command(config: Path, log_level: str, *, check_config: bool) -> None:
+    """Run a broker.
+
+    It stores messages and hands them to consumers, until SIGINT (Ctrl-C) or SIGTERM.
+    """
     from headrace_broker.config import ConfigError
     from headrace_broker.main import serve
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from headrace.admin.options import Json, Nameserver
+from headrace.admin import options
 from headrace.admin.places import HELP, Place, parse_place
 from headrace.errors import ConfigurationError, HeadraceError
 from headrace_daemon.command import warn
@@ -26,35 +26,69 @@ if TYPE_CHECKING:
 _CHECK_S = 0.25
 
 
-def consume(
-    topic: Annotated[str, typer.Argument(help="The topic to read.")],
-    follow: Annotated[
-        bool,
-        typer.Option(
-            "--follow", "-f", help="Wait for more messages instead of stopping at the end."
-        ),
-    ] = False,
-    group: Annotated[
-        str | None,
-        typer.Option(help="Join this group: share its queues with other members, and commit."),
-    ] = None,
-    start: Annotated[
-        str, typer.Option("--from", help=f"{HELP}. A group resumes from its committed offset.")
-    ] = "earliest",
-    queue: Annotated[
-        list[int] | None,
-        typer.Option(help="Read only this queue id; may be repeated; not with --group."),
-    ] = None,
-    tags: Annotated[
-        str, typer.Option(help="Only messages with these tags, e.g. 'paid || shipped'.")
-    ] = "*",
-    count: Annotated[
-        int | None, typer.Option("--max", min=1, help="Stop after this many messages.")
-    ] = None,
-    as_json: Json = False,
-    nameserver: Nameserver = None,
+@click.command(
+    "consume",
+    epilog=options.examples(
+        "headrace consume orders --from 15m --tags 'paid || shipped' --json",
+        "headrace consume orders --follow",
+        "headrace consume orders --group warehouse --max 10",
+    ),
+)
+@click.argument("topic", metavar="TOPIC")
+@click.option(
+    "--follow", "-f", is_flag=True, help="Wait for more messages instead of stopping at the end."
+)
+@click.option(
+    "--group",
+    metavar="GROUP",
+    help="Join this group: share its queues with other members, and commit.",
+)
+@click.option(
+    "--from",
+    "start",
+    default="earliest",
+    show_default=True,
+    metavar="PLACE",
+    help=f"{HELP}. A group resumes from its committed offset.",
+)
+@click.option(
+    "--queue",
+    type=int,
+    multiple=True,
+    metavar="QUEUE",
+    help="Read only this queue id; may be repeated; not with --group.",
+)
+@click.option(
+    "--tags",
+    default="*",
+    metavar="TAGS",
+    help="Only messages with these tags, e.g. 'paid || shipped'.",
+)
+@click.option(
+    "--max",
+    "count",
+    type=click.IntRange(min=1),
+    metavar="MESSAGES",
+    help="Stop after this many messages.",
+)
+@options.as_json
+@options.nameserver
+def command(
+    topic: str,
+    group: str | None,
+    start: str,
+    queue: tuple[int, ...],
+    tags: str,
+    count: int | None,
+    nameserver: str | None,
+    *,
+    follow: bool,
+    as_json: bool,
 ) -> None:
-    """Print messages: one body per line, or all fields of each message with --json."""
+    """Print a topic's messages.
+
+    Prints one body per line, or with --json all fields of each message.
+    """
     import trio
 
     from headrace.messages import check_topic
@@ -63,7 +97,7 @@ def consume(
     place = parse_place(start)
     printer = _Printer(count, as_json=as_json)
     if group is None:
-        reader = _Reader(topic, place, queue or [], tags, printer, follow=follow)
+        reader = _Reader(topic, place, queue, tags, printer, follow=follow)
         trio.run(reader.run, nameserver)
         return
     if queue or isinstance(place, int):
@@ -204,8 +238,9 @@ class _Member:
         from headrace.consumer.pull import PullConsumer
         from headrace.consumer.push import Consumer
 
-        # From here on, a signal cannot prevent the commit of messages already printed.
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        # From here on, a signal cannot prevent the commit of messages already printed. SIGTERM
+        # arrives as SIGINT.
+        with trio.open_signal_receiver(signal.SIGINT) as signals:
             async with (
                 PullConsumer(self._group, nameserver=nameserver) as offsets,
                 Consumer(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
+from headrace.admin import options
 from headrace.admin.failures import NotFound
-from headrace.admin.options import Json, Nameserver
 from headrace.admin.output import print_rows, time_text, warned, with_problems
 from headrace.admin.places import parse_place
 from headrace.errors import ConfigurationError
@@ -16,17 +16,19 @@ if TYPE_CHECKING:
     from headrace.admin.client import Admin, BrokerProblem, QueueLag
     from headrace_protocol.bodies import MessageQueue
 
-app = typer.Typer(name="group", help="Inspect and move consumer groups.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
+@click.group("group", epilog=options.examples("headrace group lag warehouse"))
+def command() -> None:
+    """List and move consumer groups, and show their lag."""
 
 
-@app.command("list")
-def list_groups(
-    system: Annotated[bool, typer.Option(help="Include the brokers' own groups.")] = False,
-    as_json: Json = False,
-    nameserver: Nameserver = None,
-) -> None:
+@command.command(
+    "list", epilog=options.examples("headrace group list", "headrace group list --json")
+)
+@options.system
+@options.as_json
+@options.nameserver
+def list_groups(nameserver: str | None, *, system: bool, as_json: bool) -> None:
     """List the groups with their connected members and their lag over all topics."""
     import trio
 
@@ -54,13 +56,17 @@ async def _group_row(admin: Admin, group: str, problems: list[BrokerProblem]) ->
     }
 
 
-@app.command()
-def lag(
-    group: Name,
-    topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
-    as_json: Json = False,
-    nameserver: Nameserver = None,
-) -> None:
+@command.command(
+    "lag",
+    epilog=options.examples(
+        "headrace group lag warehouse", "headrace group lag warehouse --topic orders --json"
+    ),
+)
+@click.argument("group", metavar="GROUP")
+@click.option("--topic", metavar="TOPIC", help="Only this topic.")
+@options.as_json
+@options.nameserver
+def lag(group: str, topic: str | None, nameserver: str | None, *, as_json: bool) -> None:
     """Show a group's lag in each queue where it has a position."""
     import trio
 
@@ -101,16 +107,25 @@ def _lag_row(lag: QueueLag) -> dict[str, Any]:
     }
 
 
-@app.command()
-def reset(
-    group: Name,
-    topic: Annotated[str, typer.Argument(help="The topic in which to move the group.")],
-    to: Annotated[
-        str, typer.Option(help="earliest, latest, a time (2026-11-21T06:00) or an age (15m).")
-    ],
-    as_json: Json = False,
-    nameserver: Nameserver = None,
-) -> None:
+@command.command(
+    "reset",
+    epilog=options.examples(
+        "headrace group reset warehouse orders --to earliest",
+        "headrace group reset warehouse orders --to 15m",
+        "headrace group reset warehouse orders --to 2026-11-21T06:00",
+    ),
+)
+@click.argument("group", metavar="GROUP")
+@click.argument("topic", metavar="TOPIC")
+@click.option(
+    "--to",
+    required=True,
+    metavar="PLACE",
+    help="earliest, latest, a time (2026-11-21T06:00) or an age (15m).",
+)
+@options.as_json
+@options.nameserver
+def reset(group: str, topic: str, to: str, nameserver: str | None, *, as_json: bool) -> None:
     """Move a group to another position in a topic; running members continue from there."""
     import trio
 

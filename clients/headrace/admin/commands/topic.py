@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
+from headrace.admin import options
 from headrace.admin.failures import NotFound
-from headrace.admin.options import Json, Nameserver
 from headrace.admin.output import (
     print_json,
     print_record,
@@ -21,42 +20,74 @@ from headrace.errors import ConfigurationError
 from headrace_daemon.command import warn
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from headrace_protocol.bodies import MessageQueue, TopicConfigAndQueueMapping, TopicOffset
-
-app = typer.Typer(
-    name="topic", help="Create, list, describe and delete topics.", no_args_is_help=True
-)
-
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The topic.")]
 
 _PERMS = {"r": 4, "w": 2, "rw": 6}
 
+_attribute = click.option(
+    "--attribute",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Attribute to set, e.g. message.type=FIFO; may be repeated.",
+)
+_broker = click.option("--broker", metavar="BROKER", help="Only on the broker with this name.")
 
-@app.command()
+
+def _perm(default: str | None) -> Callable[[options.Decorated], options.Decorated]:
+    return click.option(
+        "--perm",
+        type=click.Choice(list(_PERMS)),
+        default=default,
+        show_default=True,
+        metavar="PERM",
+        help="Permission: rw, r or w.",
+    )
+
+
+@click.group("topic", epilog=options.examples("headrace topic create orders --queues 8"))
+def command() -> None:
+    """Create, list, describe and delete topics."""
+
+
+@command.command(
+    "create",
+    epilog=options.examples(
+        "headrace topic create orders --queues 8",
+        "headrace topic create steps --attribute message.type=FIFO",
+    ),
+)
+@click.argument("name", metavar="TOPIC")
+@click.option(
+    "--queues",
+    type=click.IntRange(min=1),
+    default=4,
+    show_default=True,
+    metavar="QUEUES",
+    help="Number of queues on each broker.",
+)
+@_perm("rw")
+@_attribute
+@_broker
+@options.as_json
+@options.nameserver
 def create(
-    name: Name,
-    queues: Annotated[int, typer.Option(min=1, help="Number of queues on each broker.")] = 4,
-    perm: Annotated[str, typer.Option(help="Permission: rw, r or w.")] = "rw",
-    attribute: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE", help="Attribute to set, e.g. message.type=FIFO; may be repeated."
-        ),
-    ] = None,
-    broker: Annotated[
-        str | None, typer.Option(help="Create the topic only on the broker with this name.")
-    ] = None,
-    as_json: Json = False,
-    nameserver: Nameserver = None,
+    name: str,
+    queues: int,
+    perm: str,
+    attribute: tuple[str, ...],
+    broker: str | None,
+    nameserver: str | None,
+    *,
+    as_json: bool,
 ) -> None:
     """Create a topic, or change an existing one."""
     import trio
 
     from headrace.admin.client import Admin
 
-    if perm not in _PERMS:
-        raise ConfigurationError(f"permission {perm!r}: write rw, r or w")
-    attributes = _attributes(attribute or [])
+    attributes = _attributes(attribute)
 
     async def run() -> None:
         async with Admin(nameserver=nameserver) as admin:
@@ -68,12 +99,13 @@ def create(
     print_record({"topic": name, "queues": queues, "perm": perm}, as_json=as_json)
 
 
-@app.command("list")
-def list_topics(
-    system: Annotated[bool, typer.Option(help="Include the brokers' own topics.")] = False,
-    as_json: Json = False,
-    nameserver: Nameserver = None,
-) -> None:
+@command.command(
+    "list", epilog=options.examples("headrace topic list", "headrace topic list --json")
+)
+@options.system
+@options.as_json
+@options.nameserver
+def list_topics(nameserver: str | None, *, system: bool, as_json: bool) -> None:
     """List the topics that the nameserver knows."""
     import trio
 
@@ -89,8 +121,16 @@ def list_topics(
     )
 
 
-@app.command()
-def describe(name: Name, as_json: Json = False, nameserver: Nameserver = None) -> None:
+@command.command(
+    "describe",
+    epilog=options.examples(
+        "headrace topic describe orders", "headrace topic describe orders --json"
+    ),
+)
+@click.argument("name", metavar="TOPIC")
+@options.as_json
+@options.nameserver
+def describe(name: str, nameserver: str | None, *, as_json: bool) -> None:
     """Show a topic's brokers, the offsets of its queues and the groups that read it."""
     import trio
 
@@ -129,19 +169,21 @@ def describe(name: Name, as_json: Json = False, nameserver: Nameserver = None) -
             )
 
 
-@app.command()
-def delete(
-    name: Name,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
-    nameserver: Nameserver = None,
-) -> None:
+@command.command(
+    "delete",
+    epilog=options.examples("headrace topic delete orders", "headrace topic delete orders --yes"),
+)
+@click.argument("name", metavar="TOPIC")
+@options.yes
+@options.nameserver
+def delete(name: str, nameserver: str | None, *, yes: bool) -> None:
     """Delete a topic and all its messages."""
     import trio
 
     from headrace.admin.client import Admin
 
-    if not yes and sys.stdin.isatty():
-        typer.confirm(f"Delete topic {name} and all its messages?", abort=True)
+    if not yes:
+        options.confirm(f"delete topic {name} and all its messages")
 
     async def run() -> None:
         async with Admin(nameserver=nameserver) as admin:
@@ -152,7 +194,7 @@ def delete(
     trio.run(run)
 
 
-def _attributes(pairs: list[str]) -> dict[str, str]:
+def _attributes(pairs: Sequence[str]) -> dict[str, str]:
     attributes = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
