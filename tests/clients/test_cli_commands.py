@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import pytest
 import headrace as library
 from headrace import Message, blocking
 from tests.support.cli import Outcome, headrace
+from tests.support.processes import HEADRACE, TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -198,9 +200,75 @@ def test_topics_are_made_listed_described_and_deleted() -> None:
     assert f"topic {name} does not exist" in fail(3, "topic", "delete", name, "--yes")
 
 
+def test_create_refuses_an_existing_topic_and_shows_it(topic: str) -> None:
+    succeed("topic", "alter", topic, "--queues", "8")
+    message = fail(1, "topic", "create", topic)
+    assert f"topic {topic} exists, with 8 queues, perm rw on broker-a; `headrace topic" in message
+    fail(1, "topic", "create", topic, "--if-not-exists")
+    fail(1, "topic", "create", topic, "--attribute", "message.type=FIFO")
+    succeed("topic", "create", topic, "--queues", "8", "--if-not-exists")
+    (broker,) = succeed("topic", "describe", topic, "--json").json()["brokers"]
+    assert (broker["write_queues"], broker["read_queues"], broker["attributes"]) == (8, 8, {})
+
+
+def test_alter_changes_what_it_names_and_warns_that_keys_move(topic: str) -> None:
+    outcome = succeed("topic", "alter", topic, "--queues", "3", "--json")
+    (row,) = outcome.json()
+    assert (row["write_queues"], row["read_queues"], row["perm"]) == (3, 3, "rw")
+    assert "keys go to other queues" in outcome.stderr
+    outcome = succeed("topic", "alter", topic, "--perm", "r", "--json")
+    (row,) = outcome.json()
+    assert (row["write_queues"], row["read_queues"], row["perm"]) == (3, 3, "r")
+    assert outcome.stderr == ""
+
+
+def fill(mq: Embedded, topic: str, queues: int) -> None:
+    """A message in each queue."""
+    with blocking.Producer(nameserver=mq.nameserver) as producer:
+        for _ in range(queues):
+            producer.send(Message(topic, b"x"))
+    stats = succeed("topic", "describe", topic, "--json").json()["queues"]
+    assert [queue["messages"] for queue in stats] == [1] * queues
+
+
+@pytest.mark.slow
+def test_alter_refuses_to_remove_queues_that_are_not_consumed(mq: Embedded, topic: str) -> None:
+    succeed("topic", "alter", topic, "--queues", "4")
+    fill(mq, topic, 4)
+    message = fail(1, "topic", "alter", topic, "--queues", "2")
+    assert "queue 2 of broker-a holds 1 message that no group has consumed (and 1 more)" in message
+    assert "--shrink" in message
+    succeed("consume", topic, "--group", f"half_{topic}", "--max", "1")
+    assert f"that group half_{topic} has not" in fail(1, "topic", "alter", topic, "--queues", "2")
+    assert len(succeed("consume", topic).stdout.splitlines()) == 4
+    succeed("consume", topic, "--group", f"half_{topic}")
+    (row,) = succeed("topic", "alter", topic, "--queues", "2", "--json").json()
+    assert (row["write_queues"], row["read_queues"]) == (2, 2)
+
+
+@pytest.mark.slow
+def test_shrink_waits_until_the_queues_are_consumed(mq: Embedded, topic: str) -> None:
+    succeed("topic", "alter", topic, "--queues", "4")
+    fill(mq, topic, 4)
+    succeed("consume", topic, "--group", f"g_{topic}", "--max", "1")
+    command = [HEADRACE, "topic", "alter", topic, "--queues", "2", "--shrink", "--json"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as shrinking:
+        assert shrinking.stderr is not None
+        assert "keys go to other queues" in shrinking.stderr.readline()
+        assert f"holds 1 message that group g_{topic} has not" in shrinking.stderr.readline()
+        (row,) = succeed("topic", "describe", topic, "--json").json()["brokers"]
+        assert (row["write_queues"], row["read_queues"]) == (2, 4)
+        succeed("consume", topic, "--group", f"g_{topic}")
+        out, _ = shrinking.communicate(timeout=TIMEOUT_S)
+    (row,) = json.loads(out)
+    assert (row["write_queues"], row["read_queues"]) == (2, 2)
+
+
 def test_describe_warns_of_queues_that_are_only_written(mq: Embedded, topic: str) -> None:
     with blocking.Admin(nameserver=mq.nameserver) as admin:
-        admin.create_topic(topic, queues=4, read_queues=2)
+        admin.alter_topic(topic, queues=4, read_queues=2)
     outcome = succeed("topic", "describe", topic)
     assert "has 4 write queues but only 2 read queues" in outcome.stderr
 
@@ -268,6 +336,9 @@ def test_doctor_tells_a_broker_from_a_nameserver(mq: Embedded) -> None:
         (("topic", "create", "t", "--perm", "x"), 2, "'x' is not one of 'r', 'w', 'rw'"),
         (("topic", "create", "t", "--attribute", "x"), 2, "KEY=VALUE"),
         (("topic", "create", "t", "--broker", "no"), 2, "no broker named no"),
+        (("topic", "alter", "nowhere", "--perm", "r"), 3, "topic nowhere"),
+        (("topic", "alter", "t"), 2, "nothing to change"),
+        (("topic", "alter", "t", "--perm", "r", "--shrink"), 2, "--shrink requires --queues"),
         (("cluster", "--nameserver", "nowhere"), 2, "'nowhere' is not an address"),
         (("cluster", "--nameserver", "127.0.0.1:1"), 3, "cannot connect to 127.0.0.1:1"),
         (("send", "t", "x", "-n", "127.0.0.1:1"), 3, "cannot connect to 127.0.0.1:1"),

@@ -35,7 +35,7 @@ PANELS = {
         "message": "Find messages by id or key.",
     },
     "Manage": {
-        "topic": "Create, list, describe and delete topics.",
+        "topic": "Create, list, describe, alter and delete topics.",
         "group": "List and move consumer groups, and show their lag.",
         "cluster": "List the brokers with their rates.",
         "completion": "Print the completion of a shell: bash, zsh or fish.",

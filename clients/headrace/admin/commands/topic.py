@@ -1,4 +1,4 @@
-"""``headrace topic``: creates, lists, describes and deletes topics."""
+"""``headrace topic``: creates, lists, describes, alters and deletes topics."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from headrace_daemon.command import warn
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from headrace.admin.client import Admin
     from headrace_protocol.bodies import MessageQueue, TopicConfigAndQueueMapping, TopicOffset
 
+_CHECK_S = 1.0
 _PERMS = {"r": 4, "w": 2, "rw": 6}
 
 _attribute = click.option(
@@ -48,14 +50,14 @@ def _perm(default: str | None) -> Callable[[options.Decorated], options.Decorate
 
 @click.group("topic", epilog=options.examples("headrace topic create orders --queues 8"))
 def command() -> None:
-    """Create, list, describe and delete topics."""
+    """Create, list, describe, alter and delete topics."""
 
 
 @command.command(
     "create",
     epilog=options.examples(
         "headrace topic create orders --queues 8",
-        "headrace topic create steps --attribute message.type=FIFO",
+        "headrace topic create steps --attribute message.type=FIFO --if-not-exists",
     ),
 )
 @click.argument("name", metavar="TOPIC")
@@ -70,6 +72,9 @@ def command() -> None:
 @_perm("rw")
 @_attribute
 @_broker
+@click.option(
+    "--if-not-exists", is_flag=True, help="Succeed if the topic already exists with these settings."
+)
 @options.as_json
 @options.nameserver
 def create(
@@ -80,9 +85,10 @@ def create(
     broker: str | None,
     nameserver: str | None,
     *,
+    if_not_exists: bool,
     as_json: bool,
 ) -> None:
-    """Create a topic, or change an existing one."""
+    """Create a topic."""
     import trio
 
     from headrace.admin.client import Admin
@@ -92,11 +98,122 @@ def create(
     async def run() -> None:
         async with Admin(nameserver=nameserver) as admin:
             await admin.create_topic(
-                name, queues=queues, perm=_PERMS[perm], attributes=attributes, broker=broker
+                name,
+                queues=queues,
+                perm=_PERMS[perm],
+                attributes=attributes,
+                broker=broker,
+                if_not_exists=if_not_exists,
             )
 
     trio.run(run)
     print_record({"topic": name, "queues": queues, "perm": perm}, as_json=as_json)
+
+
+@command.command(
+    "alter",
+    epilog=options.examples(
+        "headrace topic alter orders --queues 16",
+        "headrace topic alter orders --queues 4 --shrink",
+        "headrace topic alter orders --perm r",
+    ),
+)
+@click.argument("name", metavar="TOPIC")
+@click.option(
+    "--queues",
+    type=click.IntRange(min=1),
+    metavar="QUEUES",
+    help="Number of queues on each broker.",
+)
+@click.option(
+    "--shrink",
+    is_flag=True,
+    help="Stop writing to the queues that are to go, wait until they are consumed, then remove "
+    "them.",
+)
+@_perm(None)
+@_attribute
+@_broker
+@options.as_json
+@options.nameserver
+def alter(
+    name: str,
+    queues: int | None,
+    perm: str | None,
+    attribute: tuple[str, ...],
+    broker: str | None,
+    nameserver: str | None,
+    *,
+    shrink: bool,
+    as_json: bool,
+) -> None:
+    """Change a topic; what is not named stays as it is.
+
+    Fewer queues: the command refuses to remove queues with messages that a group has not consumed.
+    With --shrink it waits for the groups; if interrupted, it continues when run again.
+    """
+    import trio
+
+    from headrace.admin.client import Admin
+
+    attributes = _attributes(attribute)
+    if queues is None and perm is None and not attributes:
+        raise ConfigurationError("nothing to change: name --queues, --perm or --attribute")
+    if shrink and queues is None:
+        raise ConfigurationError("--shrink requires --queues")
+
+    async def run() -> list[dict[str, Any]]:
+        async with Admin(nameserver=nameserver) as admin:
+            if perm or attributes:
+                await admin.alter_topic(
+                    name,
+                    perm=_PERMS[perm] if perm else None,
+                    attributes=attributes,
+                    broker=broker,
+                )
+            if queues is not None:
+                await _set_queues(admin, name, queues, broker, shrink=shrink)
+            configs = await admin.topic(name)
+            return [_broker_row(broker, config) for broker, config in configs.items()]
+
+    print_rows(trio.run(run), as_json=as_json, empty="on no broker")
+
+
+async def _set_queues(
+    admin: Admin, topic: str, queues: int, broker: str | None, *, shrink: bool
+) -> None:
+    """Set the number of queues; the read queues last, if they become fewer."""
+    import trio
+
+    from headrace.admin.shrink import UnreadMessages, unread_from
+
+    configs = await admin.topic(topic)
+    changed = {name: each for name, each in configs.items() if broker in {None, name}}
+    is_smaller = any(config.read_queue_nums > queues for config in changed.values())
+    if is_smaller and not shrink and (unread := await unread_from(admin, topic, queues, broker)):
+        remedy = (
+            "add --shrink to stop writing to these queues and remove them once they are consumed, "
+            f"or discard the messages with `headrace topic purge {topic}`"
+        )
+        raise UnreadMessages(topic, unread, remedy)
+    if any(config.write_queue_nums != queues for config in changed.values()):
+        warn(
+            "from now on keys go to other queues: a key's messages from before and after this "
+            "change may be consumed in any order"
+        )
+    for name, config in changed.items():
+        reads = max(queues, config.read_queue_nums)
+        await admin.alter_topic(topic, queues=queues, read_queues=reads, broker=name)
+    if not is_smaller:
+        return
+    told = ""
+    while unread := await unread_from(admin, topic, queues, broker):
+        if str(unread[0]) != told:
+            told = str(unread[0])
+            warn(f"waiting: {told}")
+        await trio.sleep(_CHECK_S)
+    for warning in await admin.alter_topic(topic, read_queues=queues, broker=broker):
+        warn(warning)
 
 
 @command.command(
@@ -205,11 +322,13 @@ def _attributes(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def _broker_row(broker: str, config: TopicConfigAndQueueMapping) -> dict[str, Any]:
+    from headrace.admin.client import perm_text
+
     return {
         "broker": broker,
         "write_queues": config.write_queue_nums,
         "read_queues": config.read_queue_nums,
-        "perm": "".join(letter for letter in "rw" if config.perm & _PERMS[letter]) or "none",
+        "perm": perm_text(config.perm),
         "attributes": config.attributes,
     }
 
