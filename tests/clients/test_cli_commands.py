@@ -78,6 +78,55 @@ def test_send_says_where_the_message_is(topic: str) -> None:
     assert message["store_time"].endswith("Z")
 
 
+def test_short_options_and_properties_of_a_message(topic: str) -> None:
+    succeed("send", topic, "hello", "-k", "4711", "-t", "new", "-p", "a=1", "-p", "b=x=y")
+    (message,) = succeed("consume", topic, "--json").json_lines()
+    assert (message["key"], message["tag"]) == ("4711", "new")
+    assert message["properties"].items() >= {"a": "1", "b": "x=y"}.items()
+
+
+def test_a_whole_file_is_a_body(topic: str, tmp_path: Path) -> None:
+    file = tmp_path / "apple.txt"
+    file.write_bytes(b"two\nlines\n")
+    succeed("send", topic, "--body-file", str(file), "-k", "k")
+    succeed("send", topic, "--body-file", "-", stdin=b"a\nb")
+    bodies = [message["body"] for message in succeed("consume", topic, "--json").json_lines()]
+    assert bodies == ["two\nlines\n", "a\nb"]
+
+
+def test_a_format_is_a_line_for_each_message(topic: str) -> None:
+    succeed("send", topic, "tab\tand\nbackslash \\ ü", "-k", "k\t1", "-t", "new")
+    succeed("send", topic, "--body-file", "-", stdin=b"\xff")
+    lines = succeed("consume", topic, "--format", r"%t %b %q %o %k\t%g\t100%% %s\n").stdout
+    assert lines.splitlines() == [
+        rf"{topic} broker-a 0 0 k\t1" + "\tnew\t100% " + r"tab\tand\nbackslash \\ ü",
+        f"{topic} broker-a 0 1 \t\t100% " + r"\xff",
+    ]
+    assert succeed("consume", topic, "--max", "1", "--format", "%T").stdout.endswith("Z")
+
+
+def test_consume_by_key_and_until_a_time(topic: str) -> None:
+    for key, body in (("a", "1"), ("b", "2"), ("a b", "3")):
+        succeed("send", topic, body, "--key", key)
+    assert succeed("consume", topic, "--key", "a").stdout == "1\n3\n"
+    assert succeed("consume", topic, "--key", "a b").stdout == "3\n"
+    assert succeed("consume", topic, "--key", "a", "--max", "1").stdout == "1\n"
+    times = [message["store_time"] for message in succeed("consume", topic, "--json").json_lines()]
+    assert times[1] < times[2], "each send is a program of its own"
+    assert succeed("consume", topic, "--until", times[1]).stdout == "1\n2\n"
+    assert succeed("consume", topic, "--until", "1h").stdout == ""
+
+
+def test_the_last_messages_of_all_queues() -> None:
+    name = f"topic_{next(_numbers)}"
+    succeed("topic", "create", name, "--queues", "2")
+    for body in "1234":
+        succeed("send", name, body, "--key", body)
+    assert succeed("consume", name, "--tail", "3").stdout == "2\n3\n4\n"
+    assert succeed("consume", name, "--tail", "9").stdout == "1\n2\n3\n4\n"
+    assert succeed("consume", name, "--tail", "2", "--follow", "--max", "2").stdout == "3\n4\n"
+
+
 def test_lines_of_standard_input_there_and_back(topic: str) -> None:
     text = "one\n\nzwei ü\nthree"
     summary = succeed("send", topic, "--json", stdin=text.encode()).json()
@@ -94,7 +143,7 @@ def test_csv_with_key_and_tag_by_column(topic: str, tmp_path: Path) -> None:
         ("7", "paid", {"id": "7", "kind": "paid", "sum": "1.5"}),
         ("8", None, {"id": "8", "kind": "", "sum": "2"}),
     ]
-    assert len(succeed("consume", topic, "--tags", "paid || other").stdout.splitlines()) == 1
+    assert len(succeed("consume", topic, "--tag", "paid,other").stdout.splitlines()) == 1
 
 
 def test_ndjson_with_a_field_as_body(topic: str, tmp_path: Path) -> None:
@@ -327,14 +376,21 @@ def test_doctor_tells_a_broker_from_a_nameserver(mq: Embedded) -> None:
         (("message", "query", "t", "a b"), 2, "query one of the parts: 'a' or 'b'"),
         (("message", "query", "t", "k", "--since", "5"), 2, "'5' is not a time: write a time"),
         (("message", "query", "t", "k", "--since", "2h", "--until", "3h"), 2, "swap them"),
-        (("send", "t", "body", "--file", "x"), 2, "BODY cannot be combined"),
+        (("send", "t", "body", "--file", "x"), 2, "cannot be combined with options for rows"),
+        (("send", "t", "body", "--body-file", "x"), 2, "BODY cannot be combined"),
+        (("send", "t", "body", "-p", "name"), 2, "property 'name': write NAME=VALUE"),
+        (("consume", "t", "--from", "1h", "--tail", "1"), 2, "--tail cannot be combined"),
+        (("consume", "t", "--follow", "--until", "1h"), 2, "--until cannot be combined"),
+        (("consume", "t", "--group", "g", "--key", "k"), 2, "cannot be combined with --group"),
+        (("consume", "t", "--format", "%z"), 2, "format '%z' has '%z'; known are %t topic"),
+        (("consume", "t", "--format", "a\\"), 2, "has '\\\\'"),
         (("send", "t", "--key", "k"), 2, "for rows, use --key-column"),
         (("send", "t", "--file", "/nowhere/x.csv"), 3, "/nowhere/x.csv: No such file"),
         (("send", "t", "--key-column", "k"), 2, "lines have no columns"),
         (("send", "t", ""), 2, "0 bytes"),
         (("send", "a b"), 2, "'a b' is not a valid topic name"),
         (("topic", "create", "t", "--perm", "x"), 2, "'x' is not one of 'r', 'w', 'rw'"),
-        (("topic", "create", "t", "--attribute", "x"), 2, "KEY=VALUE"),
+        (("topic", "create", "t", "--attribute", "x"), 2, "NAME=VALUE"),
         (("topic", "create", "t", "--broker", "no"), 2, "no broker named no"),
         (("topic", "alter", "nowhere", "--perm", "r"), 3, "topic nowhere"),
         (("topic", "alter", "t"), 2, "nothing to change"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -44,6 +44,22 @@ def log_level(default: str) -> Callable[[Decorated], Decorated]:
 def examples(*lines: str) -> str:
     """The end of a command's help."""
     return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
+
+
+def pairs(texts: Sequence[str], what: str) -> dict[str, str]:
+    """``NAME=VALUE`` arguments as a dictionary. Raises ConfigurationError.
+
+    what: the kind of pair in an error.
+    """
+    from headrace.errors import ConfigurationError
+
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise ConfigurationError(f"{what} {text!r}: write NAME=VALUE")
+        found[name] = value
+    return found
 
 
 def confirm(deletion: str) -> None:

@@ -180,7 +180,7 @@ async def _wait_for_signal(mq: Embedded) -> None:
 
     say("still running; try from another terminal:")
     say(f"  export HEADRACE_NAMESERVER='{mq.nameserver}'")
-    say(f"  headrace consume {TOPIC} --tags HA --max 3 --json")
+    say(f"  headrace consume {TOPIC} --tag HA --max 3 --json")
     say(f"  headrace topic describe {TOPIC}")
     say("press Ctrl-C to stop")
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:

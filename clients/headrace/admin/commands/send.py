@@ -35,7 +35,8 @@ Chunk = list["Message"]
 @click.command(
     "send",
     epilog=options.examples(
-        "headrace send orders 'two apples' --key 4711 --tag paid",
+        "headrace send orders 'two apples' -k 4711 -t paid -p source=shop",
+        "headrace send photos --body-file apple.jpg",
         "headrace send orders --file orders.csv --key-column id --tag-column state",
         "seq 1000 | headrace send numbers",
     ),
@@ -43,18 +44,29 @@ Chunk = list["Message"]
 @click.argument("topic", metavar="TOPIC")
 @click.argument("body", metavar="[BODY]", required=False)
 @click.option(
-    "--key",
-    default="",
-    metavar="KEY",
-    help="Key of the message in BODY; separate several keys by spaces.",
+    "--body-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Send the whole file as one message; - means standard input.",
 )
-@click.option("--tag", default="", metavar="TAG", help="Tag of the message in BODY.")
+@click.option(
+    "--key", "-k", default="", metavar="KEY", help="Key of the message; separate several by spaces."
+)
+@click.option("--tag", "-t", default="", metavar="TAG", help="Tag of the message.")
+@click.option(
+    "--property",
+    "-p",
+    "properties",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Property of the message; may be repeated.",
+)
 @click.option(
     "--file",
     "-f",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="File to read; - means standard input.",
+    help="File with one message per line; - means standard input.",
 )
 @click.option(
     "--format",
@@ -80,8 +92,10 @@ Chunk = list["Message"]
 def command(
     topic: str,
     body: str | None,
+    body_file: Path | None,
     key: str,
     tag: str,
+    properties: tuple[str, ...],
     file: Path | None,
     format_name: str | None,
     key_column: str | None,
@@ -93,23 +107,32 @@ def command(
 ) -> None:
     """Send one message, or each line or row of a file.
 
-    BODY is the text of a single message. Without it, messages are read from standard input or
-    --file, one per line.
+    BODY is the text of a single message. Without it and --body-file, messages are read from
+    standard input or --file, one per line.
     """
     import trio
 
-    from headrace.messages import check_topic
+    from headrace.messages import Message, check_topic
 
     check_topic(topic)
-    if body is not None:
+    if body is not None or body_file:
         if file or format_name or key_column or tag_column or body_column:
-            raise ConfigurationError("BODY cannot be combined with options for files")
-        result = trio.run(_send_one, nameserver, topic, body.encode(), key, tag)
-        print_record(_sent(result), as_json=as_json)
+            raise ConfigurationError("a single message cannot be combined with options for rows")
+        if body is not None and body_file:
+            raise ConfigurationError("BODY cannot be combined with --body-file")
+        message = Message(
+            topic,
+            body.encode() if body is not None else _whole(body_file),
+            key=key,
+            tag=tag,
+            properties=options.pairs(properties, "property"),
+        )
+        print_record(_sent(trio.run(_send_one, nameserver, message)), as_json=as_json)
         return
-    if key or tag:
+    if key or tag or properties:
         raise ConfigurationError(
-            "--key and --tag require BODY; for rows, use --key-column and --tag-column"
+            "--key, --tag and --property require BODY or --body-file; for rows, use --key-column "
+            "and --tag-column"
         )
     columns = Columns(key_column, tag_column, body_column)
     with _open(file) as source:
@@ -136,14 +159,17 @@ def command(
         )
 
 
-async def _send_one(
-    nameserver: str | None, topic: str, body: bytes, key: str, tag: str
-) -> SendResult:
-    from headrace.messages import Message
+def _whole(path: Path | None) -> bytes:
+    if path is None or path == Path("-"):
+        return sys.stdin.buffer.read()
+    return path.read_bytes()
+
+
+async def _send_one(nameserver: str | None, message: Message) -> SendResult:
     from headrace.producer.producer import Producer
 
     async with Producer(nameserver=nameserver) as producer:
-        return await producer.send(Message(topic, body, key=key, tag=tag))
+        return await producer.send(message)
 
 
 def _sent(result: SendResult) -> dict[str, Any]:

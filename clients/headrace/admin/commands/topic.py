@@ -20,7 +20,7 @@ from headrace.errors import ConfigurationError
 from headrace_daemon.command import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from headrace.admin.client import Admin
     from headrace_protocol.bodies import MessageQueue, TopicConfigAndQueueMapping, TopicOffset
@@ -31,7 +31,7 @@ _PERMS = {"r": 4, "w": 2, "rw": 6}
 _attribute = click.option(
     "--attribute",
     multiple=True,
-    metavar="KEY=VALUE",
+    metavar="NAME=VALUE",
     help="Attribute to set, e.g. message.type=FIFO; may be repeated.",
 )
 _broker = click.option("--broker", metavar="BROKER", help="Only on the broker with this name.")
@@ -93,7 +93,7 @@ def create(
 
     from headrace.admin.client import Admin
 
-    attributes = _attributes(attribute)
+    attributes = options.pairs(attribute, "attribute")
 
     async def run() -> None:
         async with Admin(nameserver=nameserver) as admin:
@@ -156,7 +156,7 @@ def alter(
 
     from headrace.admin.client import Admin
 
-    attributes = _attributes(attribute)
+    attributes = options.pairs(attribute, "attribute")
     if queues is None and perm is None and not attributes:
         raise ConfigurationError("nothing to change: name --queues, --perm or --attribute")
     if shrink and queues is None:
@@ -309,16 +309,6 @@ def delete(name: str, nameserver: str | None, *, yes: bool) -> None:
             await admin.delete_topic(name)
 
     trio.run(run)
-
-
-def _attributes(pairs: Sequence[str]) -> dict[str, str]:
-    attributes = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not (key and equals and value):
-            raise ConfigurationError(f"attribute {pair!r}: write KEY=VALUE")
-        attributes[key] = value
-    return attributes
 
 
 def _broker_row(broker: str, config: TopicConfigAndQueueMapping) -> dict[str, Any]:
