@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from itertools import count
 from typing import TYPE_CHECKING
@@ -242,10 +243,9 @@ def test_topics_are_made_listed_described_and_deleted() -> None:
     ]
     assert [queue["queue"] for queue in description["queues"]] == [0, 1, 2]
     assert description["groups"] == []
-    assert {"topic": name} in succeed("topic", "list", "--json").json()
-    assert [name] in succeed("topic", "list").rows()
+    assert [name, "3", "0", "-"] in succeed("topic", "list").rows()
     succeed("topic", "delete", name, "--yes")
-    assert {"topic": name} not in succeed("topic", "list", "--json").json()
+    assert name not in [row["topic"] for row in succeed("topic", "list", "--json").json()]
     assert f"topic {name} does not exist" in fail(3, "topic", "delete", name, "--yes")
 
 
@@ -313,6 +313,85 @@ def test_shrink_waits_until_the_queues_are_consumed(mq: Embedded, topic: str) ->
         out, _ = shrinking.communicate(timeout=TIMEOUT_S)
     (row,) = json.loads(out)
     assert (row["write_queues"], row["read_queues"]) == (2, 2)
+
+
+def test_list_shows_what_a_topic_holds(topic: str) -> None:
+    succeed("topic", "alter", topic, "--queues", "2")
+    succeed("send", topic, stdin=b"1\n2\n3\n")
+    last = max(
+        message["store_time"] for message in succeed("consume", topic, "--json").json_lines()
+    )
+    rows = succeed("topic", "list", "--json").json()
+    assert {"topic": topic, "queues": 2, "messages": 3, "last_message": last} in rows
+
+
+def test_purge_empties_a_topic_and_keeps_its_settings(topic: str) -> None:
+    succeed("topic", "alter", topic, "--queues", "3", "--attribute", "message.type=NORMAL")
+    before = succeed("topic", "describe", topic, "--json").json()["brokers"]
+    succeed("send", topic, stdin=b"1\n2\n3\n")
+    assert "add --yes" in fail(2, "topic", "purge", topic)
+    assert len(succeed("consume", topic).stdout.splitlines()) == 3
+    succeed("topic", "purge", topic, "--yes")
+    assert succeed("consume", topic).stdout == ""
+    assert succeed("topic", "describe", topic, "--json").json()["brokers"] == before
+    fail(3, "topic", "purge", "nowhere", "--yes")
+
+
+@pytest.mark.slow
+def test_a_group_is_described_and_deleted(topic: str) -> None:
+    group = f"group_{topic}"
+    succeed("send", topic, stdin=b"1\n2\n3\n")
+    member = ("consume", topic, "--group", group, "--tag", "*")
+    succeed(*member, "--max", "2")
+    description = succeed("group", "describe", group, "--json").json()
+    assert (description["group"], description["members"]) == (group, [])
+    assert description["settings"]["retries_max"] == 16
+    (row,) = [row for row in description["topics"] if row["topic"] == topic]
+    assert (row["queues"], row["lag"]) == (1, 1)
+    assert "group" in succeed("group", "describe", group).stdout
+
+    with subprocess.Popen([HEADRACE, *member, "--follow"], stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"3\n"
+        description = succeed("group", "describe", group, "--json").json()
+        (row,) = [row for row in description["topics"] if row["topic"] == topic]
+        assert (len(description["members"]), row["tag"]) == (1, "*")
+        assert "has connected members" in fail(1, "group", "delete", group, "--yes")
+        running.terminate()
+    succeed("group", "delete", group, "--yes")
+    for command in ("describe", "delete", "lag"):
+        options = ("--yes",) if command == "delete" else ()
+        assert f"group {group} does not exist" in fail(3, "group", command, group, *options)
+
+
+@pytest.mark.slow
+def test_lag_has_a_total_and_is_watched(topic: str) -> None:
+    group = f"group_{topic}"
+    succeed("send", topic, stdin=b"1\n2\n3\n")
+    succeed("consume", topic, "--group", group, "--max", "1")
+    watch = ("group", "lag", group, "--topic", topic)
+    assert succeed(*watch).stderr == "total lag 2 in 1 queues\n"
+    with subprocess.Popen([HEADRACE, *watch, "--watch"], stderr=subprocess.PIPE) as watching:
+        assert watching.stderr is not None
+        assert watching.stderr.readline() == b"total lag 2 in 1 queues\n"
+        succeed("consume", topic, "--group", group)
+        while (line := watching.stderr.readline()) != b"total lag 0 in 1 queues\n":
+            assert line
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(TIMEOUT_S) == 130
+
+
+def test_settings_of_a_running_broker() -> None:
+    (row,) = succeed("broker", "config", "get", "fileReservedTime", "--json").json()
+    assert row == {"broker": "broker-a", "id": 0, "name": "fileReservedTime", "value": "72"}
+    assert len(succeed("broker", "config", "get").rows()) > 20
+    (row,) = succeed("broker", "config", "set", "fileReservedTime=48", "--json").json()
+    assert row["value"] == "48"
+    succeed("broker", "config", "set", "fileReservedTime=72", "--broker", "broker-a")
+    assert "no setting nonsense" in fail(3, "broker", "config", "get", "nonsense")
+    assert "no broker named b" in fail(3, "broker", "config", "get", "--broker", "b")
+    fail(1, "broker", "config", "set", "storePathRootDir=/elsewhere")
+    assert "write NAME=VALUE" in fail(2, "broker", "config", "set", "fileReservedTime")
 
 
 def test_describe_warns_of_queues_that_are_only_written(mq: Embedded, topic: str) -> None:
@@ -399,6 +478,7 @@ def test_doctor_tells_a_broker_from_a_nameserver(mq: Embedded) -> None:
         (("cluster", "--nameserver", "127.0.0.1:1"), 3, "cannot connect to 127.0.0.1:1"),
         (("send", "t", "x", "-n", "127.0.0.1:1"), 3, "cannot connect to 127.0.0.1:1"),
         (("broker", "-c", "/nowhere/broker.conf"), 2, "/nowhere/broker.conf"),
+        (("broker",), 2, "Missing option '--config'"),
     ],
 )
 def test_failures_are_one_line_and_an_exit_code(

@@ -26,7 +26,7 @@ PANELS = {
     "Run": {
         "dev": "Run a nameserver and a broker in one process.",
         "nameserver": "Run a nameserver.",
-        "broker": "Run a broker.",
+        "broker": "Run a broker, or read and change the settings of running ones.",
         "demo": "Stream 336 776 flights through a broker and check the result.",
     },
     "Messages": {
@@ -35,8 +35,8 @@ PANELS = {
         "message": "Find messages by id or key.",
     },
     "Manage": {
-        "topic": "Create, list, describe, alter and delete topics.",
-        "group": "List and move consumer groups, and show their lag.",
+        "topic": "Create, list, describe, alter, purge and delete topics.",
+        "group": "List, describe, move and delete consumer groups.",
         "cluster": "List the brokers with their rates.",
         "completion": "Print the completion of a shell: bash, zsh or fish.",
     },

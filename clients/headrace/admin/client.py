@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
+import anyio
 import msgspec
 
 from headrace.consumer.start import Start, check_start, timestamp_ms
@@ -26,6 +27,7 @@ from headrace_protocol.bodies import (
     SubscriptionGroupWrapper,
     TopicConfig,
     TopicConfigAndQueueMapping,
+    TopicConfigSerializeWrapper,
     TopicList,
     TopicOffset,
     TopicStatsTable,
@@ -38,6 +40,7 @@ from headrace_protocol.headers import (
     DeleteSubscriptionGroupHeader,
     DeleteTopicHeader,
     GetAllSubscriptionGroupHeader,
+    GetAllTopicConfigHeader,
     GetConsumeStatsHeader,
     GetTopicConfigHeader,
     GetTopicStatsHeader,
@@ -96,6 +99,15 @@ class QueueLag(msgspec.Struct, frozen=True, order=True):
     def lag(self) -> int:
         """Number of messages that are not consumed yet."""
         return self.max_offset - max(self.committed_offset, 0)
+
+
+class TopicTotals(msgspec.Struct, frozen=True):
+    """A topic over all brokers that answer; last_timestamp_ms: 0 if it has no messages."""
+
+    topic: str
+    queues: int = 0
+    messages: int = 0
+    last_timestamp_ms: int = 0
 
 
 class BrokerProblem(NamedTuple):
@@ -294,6 +306,18 @@ class Admin:
             raise problems[0].error
         return [remark for remark in remarks.values() if remark]
 
+    async def purge_topic(self, topic: str) -> None:
+        """Delete a topic's messages and the progress of its groups, but keep its settings.
+
+        It is deleted and created again. Raises RouteNotFound.
+        """
+        configs = await self.topic(topic)
+        masters = await self._topic_masters(topic)
+        with anyio.CancelScope(shield=True):  # requests have time limits of their own
+            await self.delete_topic(topic)
+            await self._put_topics(masters, configs)
+        await self._instance.wait_for_route(topic)
+
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic and its messages on all brokers. Raises RouteNotFound if it is missing."""
         self._instance.check_open("Admin")
@@ -316,6 +340,43 @@ class Admin:
         clusters_and_brokers = {name for node in nodes for name in (node.cluster, node.broker_name)}
         return sorted(user_topics(names, clusters_and_brokers))
 
+    async def topic_totals(
+        self, *, system: bool = False, problems: list[BrokerProblem] | None = None
+    ) -> list[TopicTotals]:
+        """Queues, messages and last time of all topics, sorted by name; see ``topics``."""
+        names = await self.topics(system=system)
+
+        async def ask(address: str) -> list[TopicStatsTable]:
+            code = RequestCode.GET_ALL_TOPIC_CONFIG
+            response = await self._ask(address, code, GetAllTopicConfigHeader())
+            there = response.decode(TopicConfigSerializeWrapper).topic_config_table
+            found = await gather(
+                lambda name: self._stats(address, name), [name for name in names if name in there]
+            )
+            for each in found:
+                # A topic may be deleted meanwhile.
+                if isinstance(each, HeadraceError) and not _is_missing_topic(each):
+                    raise each
+            return [each for each in found if not isinstance(each, HeadraceError)]
+
+        answers = await self._gather(await self._masters(), ask, problems) if names else {}
+        totals = {name: TopicTotals(name) for name in names}
+        for table in (each for tables in answers.values() for each in tables):
+            for queue, at in table.offset_table.items():
+                known = totals[queue.topic]
+                totals[queue.topic] = TopicTotals(
+                    queue.topic,
+                    known.queues + 1,
+                    known.messages + at.max_offset - at.min_offset,
+                    max(known.last_timestamp_ms, at.last_update_timestamp),
+                )
+        return list(totals.values())
+
+    async def _stats(self, address: str, topic: str) -> TopicStatsTable:
+        header = GetTopicStatsHeader(topic=topic)
+        response = await self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, header)
+        return response.decode(TopicStatsTable)
+
     async def topic(
         self, topic: str, *, problems: list[BrokerProblem] | None = None
     ) -> dict[str, TopicConfigAndQueueMapping]:
@@ -332,11 +393,9 @@ class Admin:
         self, topic: str, *, problems: list[BrokerProblem] | None = None
     ) -> dict[MessageQueue, TopicOffset]:
         """Minimum and maximum offset of each queue, sorted by queue. Raises RouteNotFound."""
-        header = GetTopicStatsHeader(topic=topic)
 
         async def ask(address: str) -> TopicStatsTable:
-            response = await self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, header)
-            return response.decode(TopicStatsTable)
+            return await self._stats(address, topic)
 
         found = await self._gather(await self._topic_masters(topic), ask, problems)
         stats = {q: at for table in found.values() for q, at in table.offset_table.items()}
@@ -655,6 +714,10 @@ def perm_text(perm: int) -> str:
 
 def _text(body: memoryview) -> str:
     return str(body, "utf-8")
+
+
+def _is_missing_topic(error: HeadraceError) -> bool:
+    return isinstance(error, BrokerError) and error.code == ResponseCode.TOPIC_NOT_EXIST
 
 
 def _is_system_group(group: str) -> bool:

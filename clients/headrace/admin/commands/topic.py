@@ -1,4 +1,4 @@
-"""``headrace topic``: creates, lists, describes, alters and deletes topics."""
+"""``headrace topic``: creates, lists, describes, alters, purges and deletes topics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headrace_daemon.command import warn
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace.admin.client import Admin
+    from headrace.admin.client import Admin, TopicTotals
     from headrace_protocol.bodies import MessageQueue, TopicConfigAndQueueMapping, TopicOffset
 
 _CHECK_S = 1.0
@@ -50,7 +50,7 @@ def _perm(default: str | None) -> Callable[[options.Decorated], options.Decorate
 
 @click.group("topic", epilog=options.examples("headrace topic create orders --queues 8"))
 def command() -> None:
-    """Create, list, describe, alter and delete topics."""
+    """Create, list, describe, alter, purge and delete topics."""
 
 
 @command.command(
@@ -223,19 +223,29 @@ async def _set_queues(
 @options.as_json
 @options.nameserver
 def list_topics(nameserver: str | None, *, system: bool, as_json: bool) -> None:
-    """List the topics that the nameserver knows."""
+    """List the topics with their queues, messages and last time."""
     import trio
 
     from headrace.admin.client import Admin
 
-    async def run() -> list[str]:
+    async def run() -> list[TopicTotals]:
         async with Admin(nameserver=nameserver) as admin:
-            return await admin.topics(system=system)
+            return await admin.topic_totals(system=system, problems=problems)
 
-    rows = [{"topic": name} for name in trio.run(run)]
+    with warned() as problems:
+        rows = [_totals_row(totals) for totals in trio.run(run)]
     print_rows(
-        rows, as_json=as_json, empty="no topics yet; create one with `headrace topic create NAME`"
+        rows, as_json=as_json, empty="no topics yet; create one with `headrace topic create TOPIC`"
     )
+
+
+def _totals_row(totals: TopicTotals) -> dict[str, Any]:
+    return {
+        "topic": totals.topic,
+        "queues": totals.queues,
+        "messages": totals.messages,
+        "last_message": time_text(totals.last_timestamp_ms),
+    }
 
 
 @command.command(
@@ -307,6 +317,32 @@ def delete(name: str, nameserver: str | None, *, yes: bool) -> None:
             if name not in await admin.topics(system=True):
                 raise NotFound(f"topic {name} does not exist; see `headrace topic list`")
             await admin.delete_topic(name)
+
+    trio.run(run)
+
+
+@command.command(
+    "purge",
+    epilog=options.examples("headrace topic purge orders", "headrace topic purge orders --yes"),
+)
+@click.argument("name", metavar="TOPIC")
+@options.yes
+@options.nameserver
+def purge(name: str, nameserver: str | None, *, yes: bool) -> None:
+    """Delete a topic's messages, and keep the topic.
+
+    The offsets of its groups are deleted too: they start with the next message.
+    """
+    import trio
+
+    from headrace.admin.client import Admin
+
+    if not yes:
+        options.confirm(f"delete all messages of topic {name}")
+
+    async def run() -> None:
+        async with Admin(nameserver=nameserver) as admin:
+            await admin.purge_topic(name)
 
     trio.run(run)
 
