@@ -47,6 +47,8 @@ SERVICE = {
     "msgspec",
     "structlog",
 }
+# What a service may know that writes messages because of other messages.
+INNER = SERVICE | RECORDS | {"headrace_broker.queue_directory", "headrace_broker.topics"}
 CLIENT = {"headrace_protocol", "anyio", "msgspec", "pydantic", "structlog", "zlib_ng"}
 SPARK = {"headrace.errors", "headrace_protocol", "headrace.spark.errors", "numpy", "pyarrow"}
 SPARK_PLANS = SPARK | {
@@ -86,6 +88,15 @@ MAY_IMPORT = {
     },
     "headrace_broker.topics": SERVICE | {"headrace_broker.config"},
     "headrace_broker.staging": SERVICE | RECORDS,
+    "headrace_broker.inner": INNER,
+    "headrace_broker.retry": INNER
+    | {
+        "headrace_broker.consumer",
+        "headrace_broker.message_demands",
+        "headrace_broker.statistics",
+    },
+    "headrace_broker.schedule": INNER
+    | {"headrace_broker.inner", "headrace_broker.message_demands"},
     STORE: {
         STORE,
         "headrace_broker.clock",

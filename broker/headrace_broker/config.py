@@ -6,6 +6,7 @@ Keys are the peer's, so that a broker.conf of Apache RocketMQ starts this broker
 from __future__ import annotations
 
 import difflib
+import re
 import socket
 from ipaddress import ip_address
 from pathlib import Path
@@ -28,6 +29,8 @@ _PAGE_BYTES = 4096
 _UNIT_BYTES = 20
 _HOUR_MS = 3_600_000
 _INT_MAX = 2**31 - 1
+_UNIT_MS = {"s": 1000, "m": 60_000, "h": _HOUR_MS, "d": 24 * _HOUR_MS}
+_DELAYS = re.compile(r"[1-9][0-9]{0,6}[smhd]( +[1-9][0-9]{0,6}[smhd])*", re.ASCII)
 
 
 class ConfigError(Exception):
@@ -186,6 +189,20 @@ class BrokerConfig(BaseModel):
         le=_INT_MAX,
     )
 
+    # -- messages that wait
+    message_delay_level: str = _setting(
+        "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
+        "Delays of the levels 1, 2, ..., each a number with s, m, h or d.",
+    )
+    flush_delay_offset_interval: int = _setting(
+        10_000,
+        "Time between saves of the delay offsets.",
+        unit="ms",
+        reloadable=True,
+        ge=1,
+        le=_INT_MAX,
+    )
+
     # -- how long they are kept
     file_reserved_time: int = _setting(
         72,
@@ -255,6 +272,13 @@ class BrokerConfig(BaseModel):
             raise ValueError("expected hours from 00 to 23 with ; in between, such as 04 or 02;14")
         return hours
 
+    @field_validator("message_delay_level")
+    @classmethod
+    def _are_delays(cls, levels: str) -> str:
+        if not _DELAYS.fullmatch(levels):
+            raise ValueError("expected delays with blanks in between, such as 1s 5s 10m 2h")
+        return levels
+
     @field_validator("namesrv_addr")
     @classmethod
     def _are_addresses(cls, addresses: str) -> str:
@@ -316,6 +340,7 @@ class BrokerConfig(BaseModel):
             index_entry_count=self.max_index_num,
             store_host=store_host,
             body_bytes_max=self.max_message_size,
+            delay_levels_ms=tuple(map(_delay_ms, self.message_delay_level.split())),
             appends_checksums=self.append_checksums,
             flush="sync" if self.is_sync_flush else "async",
             flush_interval_ms=self.flush_interval_commit_log,
@@ -369,6 +394,10 @@ class BrokerConfig(BaseModel):
 
 def _split_hours(hours: str) -> list[str]:
     return [hour.strip() for hour in hours.split(";") if hour.strip()]
+
+
+def _delay_ms(delay: str) -> int:
+    return int(delay[:-1]) * _UNIT_MS[delay[-1]]
 
 
 def _ratio(percent: int, least: int, most: int) -> float:

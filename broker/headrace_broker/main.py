@@ -1,4 +1,4 @@
-"""The broker's own command line, without any client code: ``python -m headrace_broker.main``."""
+"""Command line of the broker alone, without client code: ``python -m headrace_broker.main``."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def serve(config: Path, *, check_config: bool, log_level: str) -> None:
     """Run a broker until SIGINT or SIGTERM.
 
-    check_config: only read the file, and print its warnings.
-    Raises ConfigError, or, in an ExceptionGroup, what ``Broker.run`` raises.
+    check_config: only read the file and print its warnings.
+    Raises ConfigError, or the errors of ``Broker.run`` in an ExceptionGroup.
     """
     settings, warnings = load_config(config)
     if check_config:

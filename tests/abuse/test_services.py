@@ -120,7 +120,7 @@ FAULTS = [
     (ProducerManager, "expire"),
     (ConsumerOffsets, "take_snapshot"),
     (Staging, "expire"),
-    (WritePath, "let_drain"),
+    (WritePath, "drain_taker"),
     (Cleaner, "round"),
     (Flusher, "flush_log"),
     (IndexFiles, "forget_vanished"),

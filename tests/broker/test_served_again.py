@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from headrace_broker.queue_directory import Asked, Place, QueueDirectory
+    from headrace_broker.queue_directory import Lookup, Place, QueueDirectory
     from headrace_daemon.serving.server_channel import ServerChannel
     from headrace_protocol.serving import Channel, Then
 
@@ -43,8 +43,8 @@ class Waits:
         self.is_known = False
         self.then: Then
 
-    def place(self, _directory: QueueDirectory, asked: Asked) -> Place | None:
-        if asked.use is Use.SEND and not self.is_known:
+    def place(self, _directory: QueueDirectory, lookup: Lookup) -> Place | None:
+        if lookup.use is Use.SEND and not self.is_known:
             raise NotReady(lambda: None, Lane("tests", 1))
         return None
 

@@ -56,7 +56,7 @@ class Echo:
             channel.write(frame_prefix(0, 2, len(answer)) + b"{}", answer)
         return []
 
-    def finish_batch(self) -> None:
+    def finish_turn(self) -> None:
         self.batches.append(self.handled)
 
     def replied(self) -> None:

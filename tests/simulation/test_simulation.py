@@ -24,8 +24,8 @@ from headrace_broker.store.log.encoded_records import EncodedRecords
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.queues import queue_blocks
 from headrace_broker.store.retention.cleaner import Cleaner
+from headrace_broker.store.retention.disk_forecast import nothing_to_consume
 from headrace_broker.store.retention.floor_file import FloorFile
-from headrace_broker.store.retention.outlook import nothing_to_consume
 from headrace_broker.store.retention.rules import ClockWatch
 from headrace_broker.store.write.flush import Flusher
 from tests.simulation import followed_lives, simulation, store_lives
@@ -38,12 +38,12 @@ from tests.support.stores import held
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace_broker.store.retention.outlook import LowestUnconsumed
+    from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
 
 FLUSH_LOG = Flusher.flush_log
 DETACH_FIRST = MappedFileQueue.detach_first
 SLOT = record_checksum.checksum_slot
-LOOK_THROUGH = SendProcessor._look_through
+SCAN_PROPERTIES = SendProcessor._scan_properties
 READ_BLOCK = queue_blocks.read_block
 # Those that are frequent enough; the page has all.
 FAULTS = {
@@ -181,13 +181,13 @@ def unflagged(record: bytes) -> bytes:
 async def flush_log_too_late(flusher: Flusher) -> None:
     """As ``flush_log``, but what waits for it is answered when it begins."""
     flusher.commit_log.flushed_offset = flusher.commit_log.max_offset
-    flusher._answer()
+    flusher._call_waiters()
     await FLUSH_LOG(flusher)
 
 
 def wait_for_nothing(processor: SendProcessor, properties: str) -> Any:
     """As if each message had WAIT=false."""
-    return *LOOK_THROUGH(processor, properties)[:-1], False
+    return *SCAN_PROPERTIES(processor, properties)[:-1], False
 
 
 def read_unflushed(queue: Any, first: int, log: Any, _: int) -> Any:
@@ -208,7 +208,7 @@ def needs_nothing(_: Following) -> int:
         (simulation.run, Flusher, "flush_log", flush_log_too_late),
         (store_lives.run, MappedFile, "sync", nothing),
         (store_lives.run, Files, "sync_names", nothing),
-        (store_lives.run, MessageStore, "_doubt_names", nothing),
+        (store_lives.run, MessageStore, "_mark_names_unsynced", nothing),
         (store_lives.run, log_blocks, "_check", nothing),
         (store_lives.run, FileSeal, "check", nothing),
         (store_lives.run, commit_log, "checksum_slot", unflagged),
@@ -218,7 +218,7 @@ def needs_nothing(_: Following) -> int:
         (store_lives.run, MappedFile, "release", always),
         (store_lives.run, ClockWatch, "is_trusted", always),
         (store_lives.run, FloorFile, "save", nothing),
-        (simulation.run, SendProcessor, "_look_through", wait_for_nothing),
+        (simulation.run, SendProcessor, "_scan_properties", wait_for_nothing),
         (followed_lives.run, follower_work, "read_block", read_unflushed),
         (followed_lives.run, Following, "needed_from", needs_nothing),
         (followed_lives.run, CopyingFollower, "sync", nothing),

@@ -127,7 +127,7 @@ def test_progress_and_topics_come_along(root: Path) -> None:
         "topicIncarnation.json": {"A": "1f"},
     }
     ids = ConfigFile(root.with_name("copy") / "config" / "topicIncarnation.json")
-    assert Incarnations(ids, ["A"]).of("A") == "1f"
+    assert Incarnations(ids, ["A"], lambda: 0).of("A") == "1f"
 
 
 def test_a_record_checksum_fits_the_new_place(tmp_path: Path) -> None:

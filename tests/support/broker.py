@@ -118,7 +118,7 @@ class BrokerUnderTest:
         """One frame of a client, handled as a batch of its own."""
         frames = self.parts.frames
         frames.handle(cast("ServerChannel", channel), FrameReader().feed(frame))
-        frames.finish_batch()
+        frames.finish_turn()
         frames.replied()
 
     def ask(

@@ -65,7 +65,7 @@ class FrameHandler(Protocol):
         Returns the remaining frames if the turn ran out of time: pass them again later.
         """
 
-    def finish_batch(self) -> None:
+    def finish_turn(self) -> None:
         """All ready clients were handled; their replies, which must be true, leave after this."""
 
     def replied(self) -> None:
@@ -79,7 +79,7 @@ class RemotingServer:
     """All clients of one daemon.
 
     A request can cost its client the connection, and nobody else anything. An error in what the
-    handler does for all clients (``finish_batch``, ``replied``) ends the server: replies may be
+    handler does for all clients (``finish_turn``, ``replied``) ends the server: replies may be
     false.
 
     unexpected_errors: how many there were; each is logged with its traceback.
@@ -186,7 +186,7 @@ class RemotingServer:
     def end_batch(self) -> None:
         """Finish the batch and send its replies, then what follows from it."""
         try:
-            self._handler.finish_batch()
+            self._handler.finish_turn()
             self._flush_dirty()
             self._handler.replied()
         except BaseException:
