@@ -439,6 +439,25 @@ def test_doctor_tells_a_broker_from_a_nameserver(mq: Embedded) -> None:
     assert "this is not a nameserver, but perhaps a broker" in outcome.json()[0]["problem"]
 
 
+def test_contexts(mq: Embedded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("HEADRACE_NAMESERVER")
+    assert "no contexts" in succeed("context", "list").stderr
+    succeed("context", "add", "here", mq.nameserver)
+    succeed("context", "add", "away", "127.0.0.1:1;127.0.0.1:2")
+    succeed("context", "use", "away")
+    assert "cannot connect to 127.0.0.1:1" in fail(3, "cluster")
+    succeed("context", "use", "here")
+    assert succeed("cluster").rows()
+    assert succeed("context", "list", "--json").json() == [
+        {"context": "away", "in_use": False, "nameserver": "127.0.0.1:1;127.0.0.1:2"},
+        {"context": "here", "in_use": True, "nameserver": mq.nameserver},
+    ]
+    assert "has no context other" in fail(3, "context", "use", "other")
+    assert "is not a name for a context" in fail(2, "context", "add", "a b", "a:1")
+    assert "is not an address" in fail(2, "context", "add", "c", "nowhere")
+
+
 # -- what goes wrong -------------------------------------------------------------------------------
 
 

@@ -13,11 +13,13 @@ import pytest
 
 import headrace as library
 from headrace.admin import cli
+from headrace_protocol.bodies import SubscriptionGroupConfig
 from tests.support.cli import headrace
 from tests.support.processes import HEADRACE, TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from headrace.embedded import Embedded
 
@@ -149,14 +151,36 @@ def completed(monkeypatch: pytest.MonkeyPatch, line: str) -> list[str]:
     monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
     outcome = headrace()
     assert outcome.exit_code == 0, outcome.stderr
-    return [word.partition(",")[2] for word in outcome.stdout.splitlines()]
+    assert outcome.stderr == ""
+    return [word.partition(",")[2] for word in outcome.stdout.splitlines() if word]
 
 
 def test_commands_and_options_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert completed(monkeypatch, "headrace con") == ["consume"]
+    assert completed(monkeypatch, "headrace con") == ["consume", "context"]
     assert completed(monkeypatch, "headrace topic de") == ["delete", "describe"]
     assert completed(monkeypatch, "headrace topic create --qu") == ["--queues"]
     assert completed(monkeypatch, "headrace topic create --perm r") == ["r", "rw"]
+
+
+def test_topics_groups_and_contexts_are_completed(
+    mq: Embedded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with library.blocking.Admin(nameserver=mq.nameserver) as admin:
+        admin.create_group(SubscriptionGroupConfig(group_name="warehouse"))
+    monkeypatch.setenv("HEADRACE_NAMESERVER", mq.nameserver)
+    assert completed(monkeypatch, "headrace consume s") == ["signals"]
+    assert completed(monkeypatch, "headrace topic describe sig") == ["signals"]
+    assert completed(monkeypatch, "headrace topic create sig") == []
+    assert completed(monkeypatch, "headrace group lag w") == ["warehouse"]
+    assert completed(monkeypatch, "headrace consume signals --group w") == ["warehouse"]
+    monkeypatch.setenv("HEADRACE_NAMESERVER", "127.0.0.1:1")
+    assert completed(monkeypatch, "headrace consume s") == []
+    where = f"--nameserver {mq.nameserver}"
+    assert completed(monkeypatch, f"headrace consume {where} s") == ["signals"]
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("_HEADRACE_COMPLETE")
+    assert headrace("context", "add", "staging", "a:1").exit_code == 0
+    assert completed(monkeypatch, "headrace context use s") == ["staging"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

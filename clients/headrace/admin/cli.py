@@ -38,6 +38,7 @@ PANELS = {
         "topic": "Create, list, describe, alter, purge and delete topics.",
         "group": "List, describe, move and delete consumer groups.",
         "cluster": "List the brokers with their rates.",
+        "context": "Name clusters, and choose the one that commands and clients use.",
         "completion": "Print the completion of a shell: bash, zsh or fish.",
     },
     "Diagnose": {

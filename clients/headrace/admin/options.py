@@ -17,8 +17,8 @@ nameserver = click.option(
     "--nameserver",
     "-n",
     metavar="HOST:PORT[;...]",
-    help="Nameserver addresses. Default: HEADRACE_NAMESERVER, then nameserver in "
-    "~/.config/headrace.toml, then 127.0.0.1:9876.",
+    help="Nameserver addresses. Default: HEADRACE_NAMESERVER, then the context in use (see "
+    "`headrace context`), then 127.0.0.1:9876.",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 system = click.option("--system", is_flag=True, help="Include the brokers' own ones.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.admin import options
+from headrace.admin import completion, options
 from headrace.admin.failures import CommandFailed
 from headrace.admin.output import print_rows
 from headrace.errors import BrokerError, ConfigurationError, HeadraceError
@@ -68,6 +68,7 @@ _TOPIC_INDEPENDENT_CODES = {ResponseCode.INVALID_PARAMETER, ResponseCode.REQUEST
 @click.option(
     "--topic",
     metavar="TOPIC",
+    shell_complete=completion.topics,
     help="Topic to use and keep. By default a topic is created and deleted.",
 )
 @click.option(

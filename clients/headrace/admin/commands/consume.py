@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from headrace.admin import options
+from headrace.admin import completion, options
 from headrace.admin.messages import FORMAT_HELP
 from headrace.admin.places import HELP, Place, milliseconds, parse_place, parse_time
 from headrace.errors import ConfigurationError, HeadraceError
@@ -37,13 +37,14 @@ _CHECK_S = 0.25
         "headrace consume orders --group warehouse --max 10",
     ),
 )
-@click.argument("topic", metavar="TOPIC")
+@click.argument("topic", metavar="TOPIC", shell_complete=completion.topics)
 @click.option(
     "--follow", "-f", is_flag=True, help="Wait for more messages instead of stopping at the end."
 )
 @click.option(
     "--group",
     metavar="GROUP",
+    shell_complete=completion.groups,
     help="Join this group: share its queues with other members, and commit.",
 )
 @click.option(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.admin import options
+from headrace.admin import completion, options
 from headrace.admin.failures import CommandFailed, NotFound
 from headrace.admin.output import (
     print_json,
@@ -73,7 +73,7 @@ async def _group_row(admin: Admin, group: str, problems: list[BrokerProblem]) ->
         "headrace group describe warehouse", "headrace group describe warehouse --json"
     ),
 )
-@click.argument("group", metavar="GROUP")
+@click.argument("group", metavar="GROUP", shell_complete=completion.groups)
 @options.as_json
 @options.nameserver
 def describe(group: str, nameserver: str | None, *, as_json: bool) -> None:
@@ -160,7 +160,7 @@ async def _config(
         "headrace group delete warehouse", "headrace group delete warehouse --yes"
     ),
 )
-@click.argument("group", metavar="GROUP")
+@click.argument("group", metavar="GROUP", shell_complete=completion.groups)
 @options.yes
 @options.nameserver
 def delete(group: str, nameserver: str | None, *, yes: bool) -> None:
@@ -196,8 +196,8 @@ def delete(group: str, nameserver: str | None, *, yes: bool) -> None:
         "headrace group lag warehouse --topic orders --json",
     ),
 )
-@click.argument("group", metavar="GROUP")
-@click.option("--topic", metavar="TOPIC", help="Only this topic.")
+@click.argument("group", metavar="GROUP", shell_complete=completion.groups)
+@click.option("--topic", metavar="TOPIC", shell_complete=completion.topics, help="Only this topic.")
 @click.option("--watch", is_flag=True, help="Show it again every 2 s, until Ctrl-C.")
 @options.as_json
 @options.nameserver
@@ -273,8 +273,8 @@ def _lag_row(lag: QueueLag) -> dict[str, Any]:
         "headrace group reset warehouse orders --to 2026-11-21T06:00",
     ),
 )
-@click.argument("group", metavar="GROUP")
-@click.argument("topic", metavar="TOPIC")
+@click.argument("group", metavar="GROUP", shell_complete=completion.groups)
+@click.argument("topic", metavar="TOPIC", shell_complete=completion.topics)
 @click.option(
     "--to",
     required=True,

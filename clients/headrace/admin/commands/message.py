@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from headrace.admin import options
+from headrace.admin import completion, options
 from headrace.admin.failures import NotFound
 from headrace.admin.messages import UNREADABLE, message_record
 from headrace.admin.output import print_record, print_rows, time_text, warned, with_problems
@@ -33,7 +33,12 @@ def command() -> None:
     ),
 )
 @click.argument("message_id", metavar="ID")
-@click.option("--topic", metavar="TOPIC", help="The message's topic; required for a producer's id.")
+@click.option(
+    "--topic",
+    metavar="TOPIC",
+    shell_complete=completion.topics,
+    help="The message's topic; required for a producer's id.",
+)
 @options.as_json
 @options.nameserver
 def get(message_id: str, topic: str | None, nameserver: str | None, *, as_json: bool) -> None:
@@ -63,7 +68,7 @@ def get(message_id: str, topic: str | None, nameserver: str | None, *, as_json: 
         "headrace message query orders 4711 --since 2h --until 30m --json",
     ),
 )
-@click.argument("topic", metavar="TOPIC")
+@click.argument("topic", metavar="TOPIC", shell_complete=completion.topics)
 @click.argument("key", metavar="KEY")
 @click.option(
     "--max",

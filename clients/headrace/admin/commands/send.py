@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from headrace.admin import options
+from headrace.admin import completion, options
 from headrace.admin.output import print_record
 from headrace.admin.rows import BadRow, Columns, RowFormat, format_of, read_messages
 from headrace.errors import ConfigurationError
@@ -41,7 +41,7 @@ Chunk = list["Message"]
         "seq 1000 | headrace send numbers",
     ),
 )
-@click.argument("topic", metavar="TOPIC")
+@click.argument("topic", metavar="TOPIC", shell_complete=completion.topics)
 @click.argument("body", metavar="[BODY]", required=False)
 @click.option(
     "--body-file",

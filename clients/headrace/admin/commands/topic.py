@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.admin import options
+from headrace.admin import completion, options
 from headrace.admin.failures import NotFound
 from headrace.admin.output import (
     print_json,
@@ -118,7 +118,7 @@ def create(
         "headrace topic alter orders --perm r",
     ),
 )
-@click.argument("name", metavar="TOPIC")
+@click.argument("name", metavar="TOPIC", shell_complete=completion.topics)
 @click.option(
     "--queues",
     type=click.IntRange(min=1),
@@ -254,7 +254,7 @@ def _totals_row(totals: TopicTotals) -> dict[str, Any]:
         "headrace topic describe orders", "headrace topic describe orders --json"
     ),
 )
-@click.argument("name", metavar="TOPIC")
+@click.argument("name", metavar="TOPIC", shell_complete=completion.topics)
 @options.as_json
 @options.nameserver
 def describe(name: str, nameserver: str | None, *, as_json: bool) -> None:
@@ -300,7 +300,7 @@ def describe(name: str, nameserver: str | None, *, as_json: bool) -> None:
     "delete",
     epilog=options.examples("headrace topic delete orders", "headrace topic delete orders --yes"),
 )
-@click.argument("name", metavar="TOPIC")
+@click.argument("name", metavar="TOPIC", shell_complete=completion.topics)
 @options.yes
 @options.nameserver
 def delete(name: str, nameserver: str | None, *, yes: bool) -> None:
@@ -325,7 +325,7 @@ def delete(name: str, nameserver: str | None, *, yes: bool) -> None:
     "purge",
     epilog=options.examples("headrace topic purge orders", "headrace topic purge orders --yes"),
 )
-@click.argument("name", metavar="TOPIC")
+@click.argument("name", metavar="TOPIC", shell_complete=completion.topics)
 @options.yes
 @options.nameserver
 def purge(name: str, nameserver: str | None, *, yes: bool) -> None:
