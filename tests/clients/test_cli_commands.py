@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import count
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
@@ -493,6 +495,10 @@ def test_contexts(mq: Embedded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         (("topic", "alter", "nowhere", "--perm", "r"), 3, "topic nowhere"),
         (("topic", "alter", "t"), 2, "nothing to change"),
         (("topic", "alter", "t", "--perm", "r", "--shrink"), 2, "--shrink requires --queues"),
+        (("cluster", "--nameserver", "http://ns:1"), 2, "write ns:1, without http://"),
+        (("cluster", "--nameserver", "a:1,b:2"), 2, "separate addresses by semicolons"),
+        (("consume", "t", "--from", "first"), 2, "'first' is not a position"),
+        (("group", "reset", "g", "t", "--to", "last"), 2, "'last' is not a position"),
         (("cluster", "--nameserver", "nowhere"), 2, "'nowhere' is not an address"),
         (("cluster", "--nameserver", "127.0.0.1:1"), 3, "cannot connect to 127.0.0.1:1"),
         (("send", "t", "x", "-n", "127.0.0.1:1"), 3, "cannot connect to 127.0.0.1:1"),
@@ -504,6 +510,32 @@ def test_failures_are_one_line_and_an_exit_code(
     arguments: tuple[str, ...], exit_code: int, words: str
 ) -> None:
     assert words in fail(exit_code, *arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("topic", "list"), ("cluster",), ("send", "t", "x"), ("consume", "t")]
+)
+def test_a_broker_in_place_of_a_nameserver_is_named(
+    arguments: tuple[str, ...], mq: Embedded
+) -> None:
+    message = fail(3, *arguments, "--nameserver", mq.broker)
+    assert message == (
+        f"headrace: {mq.broker}: this is not a nameserver, but perhaps a broker; fix the address\n"
+    )
+
+
+class _WebServer(BaseHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.slow
+def test_a_web_server_in_place_of_a_nameserver_is_named() -> None:
+    with HTTPServer(("127.0.0.1", 0), _WebServer) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        message = fail(3, "topic", "list", "--nameserver", f"127.0.0.1:{server.server_port}")
+        server.shutdown()
+    assert "this port speaks HTTP, so it is not a nameserver" in message
 
 
 def test_wrong_usage_is_exit_code_2() -> None:
@@ -532,7 +564,8 @@ def test_options_of_daemons_are_checked_before_a_start(arguments: tuple[str, ...
 
 
 def test_log_levels_may_be_in_capitals() -> None:
-    succeed("nameserver", "--log-level", "INFO", "--check-config")
+    checked = succeed("nameserver", "--log-level", "INFO", "--check-config").stderr
+    assert checked == "default settings: valid, nameserver on 127.0.0.1:9876\n"
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -547,7 +580,11 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_check_config_names_file_line_and_key(tmp_path: Path) -> None:
     good = tmp_path / "good.conf"
     good.write_text(f"brokerName=b\nstorePathRootDir={tmp_path}/store\n")
-    succeed("broker", "-c", str(good), "--check-config")
+    outcome = succeed("broker", "-c", str(good), "--check-config")
+    assert f"{good} is valid: broker b on 127.0.0.1:10911, store {tmp_path}/store" in outcome.stderr
+    assert "namesrvAddr is not set, so no client will find this broker" in outcome.stderr
+    good.write_text("brokerName=b\nnamesrvAddr=127.0.0.1:9876\n")
+    assert "namesrvAddr" not in succeed("broker", "-c", str(good), "--check-config").stderr
     bad = tmp_path / "bad.conf"
     bad.write_text("brokerName=b\nbrokerNmae=c\nlistenPort=many\n")
     message = fail(2, "broker", "-c", str(bad), "--check-config")

@@ -103,6 +103,20 @@ def test_a_wrong_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         resolve_nameservers()
 
 
+@pytest.mark.parametrize(
+    ("address", "way_out"),
+    [
+        ("http://ns:9876/", "write ns:9876, without http://"),
+        ("a:1,b:2", "separate addresses by semicolons: 'a:1;b:2'"),
+        ("ns:9876:1", r"\[IPV6\]:PORT"),
+    ],
+)
+def test_what_is_no_address_gets_a_way_out(address: str, way_out: str) -> None:
+    with pytest.raises(ConfigurationError, match=way_out):
+        resolve_nameservers(address)
+    assert resolve_nameservers("[::1]:9876") == ("[::1]:9876",)
+
+
 def test_a_wrong_argument_is_named() -> None:
     with pytest.raises(ConfigurationError, match="argument"):
         resolve_nameservers("")
