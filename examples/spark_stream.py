@@ -70,7 +70,7 @@ def run():
 query = run()
 print(sum(batch["numInputRows"] for batch in query.recentProgress), "clicks read")
 
-# %% The second goes on where the checkpoint ends. Rows are written exactly once, also when Spark or
+# %% The second resumes at the checkpoint. Rows are written exactly once, also when Spark or
 # a broker dies on the way.
 send(range(1800, 3600))
 query = run()

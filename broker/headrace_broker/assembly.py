@@ -178,15 +178,8 @@ def assemble(
     long_polling, client_requests = LongPolling(run_long), ClientRequests()
     locks = QueueLocks(budget)
     consumers, producers = ConsumerManager(groups, run_long), ProducerManager(run_long)
-    frames = FrameLoop(
-        store,
-        (
-            long_polling.channel_closed,
-            consumers.channel_closed,
-            producers.channel_closed,
-            client_requests.channel_closed,
-        ),
-    )
+    of_clients = (long_polling, consumers, producers, client_requests)
+    frames = FrameLoop(store, tuple(each.channel_closed for each in of_clients))
     server = RemotingServer(frames, owns_loop=owns_loop)
     registry = _registry(server, frames, client_requests, pace, watchdog)
     directory = QueueDirectory(

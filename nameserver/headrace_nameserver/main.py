@@ -1,4 +1,4 @@
-"""The nameserver's own command line: ``python -m headrace_nameserver.main``, no client code."""
+"""The nameserver's command line without client code: ``python -m headrace_nameserver.main``."""
 
 from __future__ import annotations
 
@@ -64,10 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 0xFFFF:
-        raise argparse.ArgumentTypeError(f"{port} is not between 0 and 65535")
-    return port
+    if not text.isdecimal() or int(text) > 0xFFFF:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: expected a number up to 65535")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -105,9 +105,9 @@ def send(broker: BrokerUnderTest) -> Wire:
     """A client sends a message, whose place is not known yet."""
     wire, server = Wire(broker), broker.parts.server
     channel = server.open_channel(wire, "127.0.0.1", 1)
-    server.begin_batch()
+    server.begin_turn()
     server.received(channel, SEND)
-    server.end_batch()
+    server.end_turn()
     assert (wire.codes, broker.store.commit_log.max_offset) == ([], 0)
     return wire
 

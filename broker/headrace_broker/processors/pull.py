@@ -213,7 +213,7 @@ class PullProcessor:
 
         answer: builds the reply from what was read.
         """
-        commits = header.sys_flag & _COMMIT_OFFSET and not request.is_again
+        commits = header.sys_flag & _COMMIT_OFFSET and not request.is_retry
         if commits and header.commit_offset >= 0:
             self._offsets.commit(
                 header.consumer_group,
