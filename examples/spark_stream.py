@@ -28,8 +28,8 @@ def send(seconds):
 
 
 with blocking.Admin(nameserver=NAMESERVER) as admin:
-    admin.create_topic("clicks", queues=4)
-    admin.create_topic("clicks-by-page", queues=4)
+    admin.create_topic("clicks", queues=4, if_not_exists=True)
+    admin.create_topic("clicks-by-page", queues=4, if_not_exists=True)
 send(range(1800))
 
 # %% Clicks by page and five minutes, each window written once it is over.

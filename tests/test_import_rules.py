@@ -157,11 +157,11 @@ MAY_IMPORT = {
         "headrace_daemon.command",
         "headrace_protocol",
         "anyio",
+        "click",
         "rich",
-        "typer",
         *LOOP,
     },
-    "headrace.admin.commands": ANYTHING | {"typer"},
+    "headrace.admin.commands": ANYTHING | {"click"},
     "headrace.consumer": CLIENT | {"headrace"},
     "headrace.producer": CLIENT | {"headrace"},
     "headrace.spark": SPARK_PLANS | {"headrace", "msgspec"},
@@ -202,7 +202,7 @@ MAY_IMPORT_TOO = {
     "headrace.demo_spark": ANYTHING,
     "headrace.embedded": ANYTHING,
     "headrace.pytest_plugin": ANYTHING,
-    "headrace.admin.cli": ANYTHING | {"typer"},
+    "headrace.admin.cli": ANYTHING | {"click"},
 }
 
 # Modules that only those may import that start a daemon.

@@ -186,8 +186,8 @@ def assemble(
     long_polling, client_requests = LongPolling(run_long), ClientRequests()
     locks = QueueLocks(budget)
     consumers, producers = ConsumerManager(groups, run_long), ProducerManager(run_long)
-    holders = (long_polling, consumers, producers, client_requests)
-    frames = _new_frame_loop(config, store, [each.channel_closed for each in holders])
+    of_clients = (long_polling, consumers, producers, client_requests)
+    frames = _new_frame_loop(config, store, [each.channel_closed for each in of_clients])
     server = RemotingServer(frames, owns_loop=owns_loop)
     registry = _registry(server, frames, client_requests, pace, watchdog)
     directory = QueueDirectory(

@@ -182,7 +182,7 @@ def _warn_about_peer_topics(topics: TopicTable) -> None:
 def log_warnings(warnings: list[str]) -> None:
     """Log the warnings of ``load_config``."""
     for warning in warnings:
-        log.warning("setting ignored", reason=warning)
+        log.warning("check the settings", reason=warning)
 
 
 async def _set_when_cancelled(event: trio.Event) -> None:

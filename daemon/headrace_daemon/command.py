@@ -1,6 +1,7 @@
 """Errors on the command line, and the command line of a daemon.
 
 Exit codes: 0: done. 1: failed. 2: wrong usage. 3: not found or unreachable. 130: interrupted.
+143: terminated.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ FAILED: Final = 1
 USAGE: Final = 2
 NOT_FOUND: Final = 3
 INTERRUPTED: Final = 130
+TERMINATED: Final = 143
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 

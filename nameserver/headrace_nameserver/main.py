@@ -24,7 +24,7 @@ def serve(config: Path | None, *, port: int | None, check_config: bool, log_leve
     """Run a nameserver until SIGINT or SIGTERM.
 
     port: overrides the file's listenPort.
-    check_config: check the configuration files, then return.
+    check_config: check the configuration files, print what was checked, then return.
 
     Raises ConfigError, or an ExceptionGroup with the errors of ``NameServer.run``.
     """
@@ -33,6 +33,10 @@ def serve(config: Path | None, *, port: int | None, check_config: bool, log_leve
         settings = msgspec.structs.replace(settings, listen_port=port)
     server = NameServer(settings)
     if check_config:
+        sys.stderr.write(
+            f"{config or 'default settings'}: valid, nameserver on {settings.bind_address}:"
+            f"{settings.listen_port}\n"
+        )
         return
     configure_logs(log_level)
     trio.run(run_until_signal, server.run)

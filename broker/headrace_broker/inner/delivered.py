@@ -13,6 +13,8 @@ from headrace_protocol.columns import split
 from headrace_protocol.message import TRANSACTION_MASK, property_value
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from headrace_broker.inner.waiting import Waiting
     from headrace_broker.store.log.log_blocks import LogBlock
     from headrace_broker.store.message_store import MessageStore
@@ -95,21 +97,35 @@ class Delivered:
         """Forget what left a queue: all that waited there then was looked at."""
         self._left.pop(queue, None)
 
-    def take(self, queue: bytes, message: Waiting) -> bool:
-        """Whether a message that waits was delivered; says so once."""
+    def among(self, queue: bytes, messages: Iterable[Waiting]) -> set[int]:
+        """Queue offsets of those messages that were delivered; forgets nothing."""
         left = self._left.get(queue)
         if left is None:
-            return False
-        source = source_of(message)
-        for offsets in (left.offsets, left.halves):
-            if source in offsets:
-                offsets.discard(source)
-                return True
-        name = _name(message.properties, message.reconsume_times)
-        if not left.names[name]:
-            return False
-        left.names[name] -= 1
-        return True
+            return set()
+        used: Counter[_Name] = Counter()
+        found = set()
+        for message in messages:
+            source = source_of(message)
+            if source in left.offsets or source in left.halves:
+                found.add(message.queue_offset)
+            elif left.names:
+                name = _name(message.properties, message.reconsume_times)
+                used[name] += 1
+                if used[name] <= left.names[name]:
+                    found.add(message.queue_offset)
+        return found
+
+    def forget_each(self, queue: bytes, messages: Iterable[Waiting]) -> None:
+        """Forget delivered messages, which the progress of their queue counts now."""
+        left = self._left[queue]
+        for message in messages:
+            source = source_of(message)
+            if source in left.offsets:
+                left.offsets.discard(source)
+            elif source in left.halves:
+                left.halves.discard(source)
+            else:
+                left.names[_name(message.properties, message.reconsume_times)] -= 1
 
 
 def _name(properties: bytes, reconsume_times: int) -> _Name:

@@ -186,11 +186,14 @@ class Schedule:
     async def run(self) -> None:
         """Deliver what is due until cancelled."""
         while True:
+            self._asked = trio.Event()
             try:
-                await self._deliver_due()
+                wait_s = await self.deliver_due()
             except OSError as error:
                 log.error("delayed messages can't be read, retrying", reason=str(error))
-                await trio.sleep(RETRY_S)
+                wait_s = RETRY_S
+            with trio.move_on_after(wait_s):
+                await self._asked.wait()
 
     async def run_saving(self) -> None:
         """Save the offsets at intervals until cancelled."""
@@ -198,11 +201,14 @@ class Schedule:
             await trio.sleep(self._save_s)
             try:
                 await self.save()
-            except OSError as error:
+            except (OSError, StoreNotWritable) as error:
                 log.error("delay offsets not saved, retrying", reason=str(error))
 
     async def save(self) -> None:
-        """Bring the offsets to disk, behind the deliveries that they count. Raises OSError."""
+        """Bring the offsets to disk, behind the deliveries that they count.
+
+        Raises OSError, StoreNotWritable.
+        """
         offsets = self._progress()
         if self._offsets.saved == offsets:
             return
@@ -232,12 +238,14 @@ class Schedule:
 
     # -- delivery ----------------------------------------------------------------------------------
 
-    async def _deliver_due(self) -> None:
-        """Deliver a block of each level that is due, or wait until one is. Raises OSError."""
-        self._asked = trio.Event()
+    async def deliver_due(self) -> float:
+        """Deliver a block of each level that is due. Raises OSError.
+
+        Returns how many seconds to wait for more, unless a message arrives: 0 if more is due.
+        """
         await self._published()
         now_ms = self._store.clock.now_ms()
-        dues_ms = []
+        next_ms: list[int] = []
         for number, level in self._levels.items():
             if level.is_idle:
                 continue
@@ -246,15 +254,13 @@ class Schedule:
             elif (due_ms := level.due_ms(now_ms)) <= now_ms:
                 await self._deliver(number, level, level.due_end(now_ms))
             else:
-                dues_ms.append(due_ms)
+                next_ms.append(due_ms)
                 continue
-            dues_ms.append(now_ms)
-        wait_s = min(
-            (min(dues_ms, default=math.inf) - self._store.clock.now_ms()) / 1000, _CLOCK_LOOK_S
-        )
-        if wait_s > 0:
-            with trio.move_on_after(wait_s if dues_ms else math.inf):
-                await self._asked.wait()
+            next_ms.append(now_ms)
+        if not next_ms:
+            return math.inf
+        wait_s = (min(next_ms) - self._store.clock.now_ms()) / 1000
+        return min(max(wait_s, 0.0), _CLOCK_LOOK_S)
 
     async def _published(self) -> None:
         """Wait until each message that was delayed so far is in its queue."""
@@ -269,31 +275,38 @@ class Schedule:
 
     def _note_gone(self, number: int, count: int) -> None:
         self.unreadable += count
-        log.error("delayed messages went with their log files", level=number, count=count)
+        log.error("delayed messages lost with their log files", level=number, count=count)
 
     async def _deliver(self, number: int, level: _Level, end: int) -> None:
         """Deliver the messages before ``end``, or the first of them if there are many."""
         end = min(end, level.offset + RECORDS_AT_ONCE)
-        messages: list[InnerMessage] = []
-        ends: list[int] = []
         queue = b"%d" % number
-        for item in await level.queue.read(level.offset, end):
-            if isinstance(item, Unreadable):
-                self.unreadable += 1
-                log.error("delayed message can't be read", reason=item.reason)
-            elif (
-                not self._delivered.take(queue, item)
-                and (message := self._message(item)) is not None
-            ):
-                messages.append(message)
-                ends.append(item.queue_offset + 1)
+        items = await level.queue.read(level.offset, end)
+        waiting = [item for item in items if isinstance(item, Waiting)]
+        delivered = self._delivered.among(queue, waiting)
+        fresh = [item for item in waiting if item.queue_offset not in delivered]
+        pairs = [(item, self._message(item)) for item in fresh]
+        ends = [item.queue_offset + 1 for item, message in pairs if message is not None]
 
         def note(index: int, _physical_offset: int) -> None:
             level.offset = ends[index]
 
-        await self._writer.append(messages, note)
-        level.offset = end
+        # A delivery that is cancelled or fails begins again behind what it has noted.
+        try:
+            await self._writer.append([message for _, message in pairs if message], note)
+            level.offset = end
+        finally:
+            passed = [item for item in waiting if item.queue_offset < level.offset]
+            self._delivered.forget_each(
+                queue, [item for item in passed if item.queue_offset in delivered]
+            )
+        self._note_unreadable([item for item in items if isinstance(item, Unreadable)])
         self._forget_passed(number, level)
+
+    def _note_unreadable(self, items: list[Unreadable]) -> None:
+        self.unreadable += len(items)
+        for item in items:
+            log.error("delayed message can't be read", reason=item.reason)
 
     def _message(self, waiting: Waiting) -> InnerMessage | None:
         """The message as its topic gets it; None for one that nobody may deliver."""

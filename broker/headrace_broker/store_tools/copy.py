@@ -27,6 +27,7 @@ from headrace_broker.store_tools.seal_check import seal
 from headrace_protocol import fastjson
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns, split
 from headrace_protocol.message import BLANK_RECORD, MAGIC_BLANK, RECORD_BYTES_MIN
+from headrace_protocol.system_topics import SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -264,7 +265,10 @@ def _kept(topics: set[str]) -> dict[str, Callable[[dict[Any, Any]], dict[Any, An
     def of_topics(fields: dict[Any, Any]) -> dict[Any, Any]:
         return {key: _entries(value, topics) for key, value in fields.items()}
 
+    # Without it a copy would deliver again what its queues of delayed messages still hold.
+    delayed = {"delayOffset.json": lambda fields: fields} if SCHEDULE_TOPIC in topics else {}
     return {
+        **delayed,
         "topics.json": of_topics,
         "topicQueueMapping.json": of_topics,
         "consumerOffset.json": of_topics,
