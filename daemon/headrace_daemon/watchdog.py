@@ -44,13 +44,15 @@ class Watchdog(trio.abc.Instrument):
 
     A step of the server's task handles many requests, so this costs a microsecond or two for each
     millisecond.
-    longest: the longest step since the start. stall_count: number of steps over STALL_MS.
+    longest: the longest step since the start. stall_count, stalled_ms: number of steps over
+    STALL_MS, and their sum.
     longest_collection_ms: the longest garbage collection.
     """
 
     def __init__(self) -> None:
         self.longest = _NO_STALL
         self.stall_count = 0
+        self.stalled_ms = 0.0
         self.longest_collection_ms = 0.0
         self._began = self._collection_began = 0.0
         self._parts: list[tuple[float, str]] = []
@@ -113,6 +115,7 @@ class Watchdog(trio.abc.Instrument):
         self.longest = max(self.longest, stall)
         if stall.ms > STALL_MS:
             self.stall_count += 1
+            self.stalled_ms += stall.ms
             self._worst = max(self._worst, stall)
 
     def _slowest_parts(self) -> list[str]:
