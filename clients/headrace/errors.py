@@ -30,6 +30,7 @@ __all__ = [
     "NameserverUnavailable",
     "NoQueue",
     "OffsetNotFound",
+    "OutcomeUnknown",
     "PipelineError",
     "RequestTimeout",
     "RouteNotFound",
@@ -66,17 +67,27 @@ class NameserverUnavailable(HeadraceError):
 
 
 class RouteNotFound(HeadraceError):
-    """No broker that the nameserver knows has this topic."""
+    """No broker that the nameserver knows has this topic.
+
+    retryable: a broker may yet register it: the nameserver has just started, or the broker is away.
+    """
 
     refresh_route = True
 
-    def __init__(self, topic: str, remark: str | None = None) -> None:
+    def __init__(
+        self, topic: str, remark: str | None = None, *, awaits_broker: bool = False
+    ) -> None:
         super().__init__(
             f"no broker that the nameserver knows has topic {topic}"
             + (f" ({remark})" if remark else "")
-            + f"; create it with `headrace topic create {topic}`"
+            + (
+                "; a broker may yet register it: retry later, or start its broker"
+                if awaits_broker
+                else f"; create it with `headrace topic create {topic}`"
+            )
         )
         self.topic = topic
+        self.retryable = awaits_broker
 
 
 class NoQueue(HeadraceError):
@@ -109,6 +120,15 @@ class OffsetNotFound(HeadraceError):
         self.queue_offset = queue_offset
         self.min_offset = min_offset
         self.max_offset = max_offset
+
+
+class OutcomeUnknown(HeadraceError):
+    """A pipeline was left by an exception before it knew whether the message is stored."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the pipeline was left by an exception before the outcome of this message was known"
+        )
 
 
 class PipelineError(HeadraceError):

@@ -34,7 +34,12 @@ from headrace_protocol.bodies import ConsumerData, HeartbeatData, ProducerData
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.connection import RequestReceived
 from headrace_protocol.drivers.aio import AsyncConnection, Connect, connect_tcp, open_stream
-from headrace_protocol.headers import GetRouteInfoHeader, UnregisterClientHeader
+from headrace_protocol.headers import (
+    REGISTRATION_PERIOD_MS,
+    GetRouteInfoHeader,
+    GetRouteInfoResponseHeader,
+    UnregisterClientHeader,
+)
 
 if TYPE_CHECKING:
     import msgspec
@@ -49,6 +54,8 @@ REQUEST_TIMEOUT_MS = 5000
 HEARTBEAT_INTERVAL_S = 30.0
 ROUTE_INTERVAL_S = 30.0
 _GOODBYE_S = 3.0
+# Longer than any restart of a broker: until then, a topic that was known is expected back.
+_FORGET_ROUTE_S = 600.0
 _NEW_ROUTE_S = 2.0
 _NEW_ROUTE_PAUSE_S = 0.01
 
@@ -88,6 +95,7 @@ class ClientInstance:
         self.handlers: dict[int, RequestHandler] = {}
         self._connect = connect
         self._connections: dict[str, AsyncConnection] = {}
+        self._opened_at: dict[str, float] = {}
         self._connecting: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         self._routes: dict[str, TopicRoute] = {}
         self._fetching: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
@@ -155,6 +163,7 @@ class ClientInstance:
         stream = await open_stream(self._connect, address)
         connection = AsyncConnection(stream, address, self._on_request)
         self._connections[address] = connection
+        self._opened_at[address] = anyio.current_time()
         self._tasks.start_soon(connection.run)
         if address not in self.nameservers:
             # A broker tracks the members of a group by the connections that sent a heartbeat.
@@ -245,8 +254,22 @@ class ClientInstance:
         header = GetRouteInfoHeader(topic=topic, accept_standard_json_only=True)
         response = await self.ask_nameserver(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
         if response.command.code == ResponseCode.TOPIC_NOT_EXIST:
-            raise RouteNotFound(topic, response.command.remark)
+            raise RouteNotFound(
+                topic, response.command.remark, awaits_broker=self._awaits_broker(topic, response)
+            )
         return TopicRoute.of(topic, response, anyio.current_time())
+
+    def _awaits_broker(self, topic: str, response: Response) -> bool:
+        """Whether a broker may yet register ``topic``, which the nameserver does not know.
+
+        headrace's nameserver tells. Apache's does not; there, a topic that was known is expected
+        back, and any topic until the nameserver has been seen up for a whole registration period.
+        """
+        told = response.header(GetRouteInfoResponseHeader).awaits_broker
+        if told is not None:
+            return told
+        seen_up_s = anyio.current_time() - self._opened_at[response.address]
+        return topic in self._routes or seen_up_s * 1000 < REGISTRATION_PERIOD_MS
 
     async def wait_for_route(self, topic: str) -> None:
         """Wait a short time until the nameservers know a topic that was just created.
@@ -279,9 +302,15 @@ class ClientInstance:
                 try:
                     await self._refresh(topic)
                 except RouteNotFound:
-                    self._routes.pop(topic).is_current = False
+                    self._mark_missing(self._routes[topic])
                 except HeadraceError:
                     break  # retried when a client needs a route, or in the next round
+
+    def _mark_missing(self, route: TopicRoute) -> None:
+        """Invalidate a route that the nameserver no longer knows; forget it after a while."""
+        route.is_current = False
+        if anyio.current_time() - route.fetched_at > _FORGET_ROUTE_S:
+            del self._routes[route.topic]
 
     # -- heartbeats --------------------------------------------------------------------------------
 

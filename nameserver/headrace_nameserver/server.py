@@ -69,6 +69,7 @@ class NameServer:
             turn_s=TURN_S,
         )
         processor.register(self._registry)
+        self._begin = processor.begin
         restrict(self._registry, config.anonymous_access)
 
     async def run(self, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
@@ -77,6 +78,7 @@ class NameServer:
         self.address = listener.address
         # Not in the constructor: the daemon first raises its limit of open files.
         self._server.limits = ServerLimits()
+        self._begin()
         try:
             async with trio.open_nursery() as nursery:
                 await self._supervisor.start_all(

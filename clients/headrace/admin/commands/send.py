@@ -111,7 +111,8 @@ async def _send_one(
     from headrace.messages import Message
     from headrace.producer.producer import Producer
 
-    async with Producer(nameserver=nameserver) as producer:
+    # A person waits for the answer.
+    async with Producer(nameserver=nameserver, delivery_timeout_ms=1000) as producer:
         return await producer.send(Message(topic, body, key=key, tag=tag))
 
 
