@@ -9,6 +9,7 @@ import msgspec
 from headrace.consumer.start import Start, check_start, timestamp_ms
 from headrace.errors import BrokerError, ConfigurationError, HeadraceError, RouteNotFound
 from headrace.instance import ClientInstance
+from headrace.lifecycle import Startable
 from headrace.messages import ReceivedMessage, check_group, check_topic
 from headrace.tasks import gather
 from headrace_protocol.bodies import (
@@ -108,7 +109,7 @@ class BrokerProblem(NamedTuple):
         return f"broker {self.broker_name} at {self.address}: {self.error}"
 
 
-class Admin:
+class Admin(Startable):
     """Inspects and changes topics, groups and brokers; use it in an ``async with`` block.
 
     Changes go to the masters of all brokers that the nameserver knows, or only to that of the given

@@ -16,6 +16,7 @@ from headrace.consumer.start import Start, check_start, start_offset
 from headrace.consumer.subscription import ALL, Subscription
 from headrace.errors import ConfigurationError
 from headrace.instance import ClientInstance
+from headrace.lifecycle import Startable
 from headrace.messages import BodyLimits, check_group
 from headrace_protocol.drivers.aio import Connect, connect_tcp
 from headrace_protocol.message import BATCH_BYTES_MAX, BODY_BYTES_MAX
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
     from headrace_protocol.bodies import MessageQueue
 
 
-class PullConsumer:
-    """Reads the queues you assign, from the offsets you choose; use it in ``async with``.
+class PullConsumer(Startable):
+    """Reads the queues you assign, from the offsets you choose.
+
+    Use it in ``async with``, or ``start`` and ``stop`` it.
 
     group: the group whose progress ``committed`` reads and ``commit`` stores; both require it.
     start: where to start in an assigned queue unless the group has committed or you ``seek``:
@@ -67,7 +70,7 @@ class PullConsumer:
         self._limits = Limits(queue_messages_max, queue_bytes_max)
         self._instance = ClientInstance(nameserver, connect=connect)
         self._offsets = OffsetStore(self._instance)
-        self._inbox = Inbox()
+        self._inbox = Inbox("PullConsumer")
         self._fetcher = Fetcher(
             self._instance,
             group or READER_GROUP,
@@ -80,9 +83,11 @@ class PullConsumer:
 
     async def __aenter__(self) -> Self:
         self._tasks = await self._instance.start()
+        self._inbox.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._inbox.close()
         await self._instance.stop()
 
     # -- queues and positions ----------------------------------------------------------------------

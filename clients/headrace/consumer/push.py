@@ -16,6 +16,7 @@ from headrace.consumer.start import Start, check_start, consume_from_where
 from headrace.consumer.subscription import ALL, Subscription
 from headrace.errors import ConfigurationError
 from headrace.instance import ClientInstance
+from headrace.lifecycle import Startable
 from headrace.messages import BodyLimits, check_group
 from headrace_protocol.bodies import ConsumerData, ResetOffsetBody
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -35,8 +36,10 @@ _LEAVE_S = 5.0
 _RECONSUME_TIMES_MAX = 16
 
 
-class Consumer:
-    """Reads topics together with the other members of a group; use it in ``async with``.
+class Consumer(Startable):
+    """Reads topics together with the other members of a group.
+
+    Use it in ``async with``, or ``start`` and ``stop`` it.
 
     group: members of the same group share queues and progress. All members must subscribe to the
         same topics and tags.
@@ -88,7 +91,7 @@ class Consumer:
         self._ordered = ordered
         self._subscriptions = _subscriptions(group, topics)
         self._instance = ClientInstance(nameserver, connect=connect)
-        self._inbox = Inbox(ordered=ordered, single_user=self._single_user)
+        self._inbox = Inbox("Consumer", ordered=ordered, single_user=self._single_user)
         self._assignment = Assignment(
             self._instance,
             group,
@@ -104,6 +107,7 @@ class Consumer:
 
     async def __aenter__(self) -> Self:
         self._register()
+        self._inbox.open()
         tasks = await self._instance.start()
         try:
             await self._assignment.start(tasks)
@@ -112,7 +116,8 @@ class Consumer:
             raise
         return self
 
-    async def __aexit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+    async def __aexit__(self, error_type: type[BaseException] | None = None, *_: object) -> None:
+        self._inbox.close()
         try:
             if error_type is None:
                 self._inbox.mark_current_processed()
@@ -120,6 +125,20 @@ class Consumer:
                 await self._assignment.release_all()
         finally:
             await self._instance.stop()
+
+    async def stop(self) -> None:
+        """End the loops over the messages, and close a consumer that was opened by ``start``.
+
+        A loop in another task ends when it asks for the next message, which counts its current one
+        as processed; this waits up to 5 s for that. The current message of this task counts as
+        processed.
+        """
+        if self._host is not None:
+            self._inbox.close()
+            self._inbox.mark_current_processed()
+            with anyio.move_on_after(_LEAVE_S):
+                await self._inbox.wait_until_others_are_done()
+        await super().stop()
 
     def __aiter__(self) -> MessageIterator:
         self._instance.check_open("Consumer")

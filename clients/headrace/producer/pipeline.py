@@ -19,6 +19,7 @@ from headrace.errors import (
     PipelineError,
     RequestTimeout,
 )
+from headrace.lifecycle import Startable
 from headrace.messages import BODY_BYTES_MAX, takes_batches
 from headrace.producer.backlogs import Backlog, Outlet, TopicBacklogs
 from headrace.producer.block import Block
@@ -49,8 +50,10 @@ _YIELD_BYTES = 128 * 1024
 _YIELDS_PER_FULL = 4
 
 
-class Pipeline:
-    """Sends without waiting for each response; use it in an ``async with`` block.
+class Pipeline(Startable):
+    """Sends without waiting for each response.
+
+    Use it in ``async with``, or ``start`` and ``stop`` it.
 
     ``await send(message)`` accepts a message, and waits only while ``max_in_flight`` messages or
     ``max_bytes`` of bodies are in flight. Once a broker can take a request, all messages waiting
@@ -100,7 +103,7 @@ class Pipeline:
         self._tasks.start_soon(self._watch_deadlines)
         return self
 
-    async def __aexit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+    async def __aexit__(self, error_type: type[BaseException] | None = None, *_: object) -> None:
         try:
             if error_type is None:
                 await self.flush()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 from headrace.config import check_limits
 from headrace.errors import HeadraceError
 from headrace.instance import ClientInstance
+from headrace.lifecycle import Startable
 from headrace.messages import Message, SendResult, check_group
 from headrace.producer.pipeline import Pipeline
 from headrace.producer.sender import Sender
@@ -24,8 +25,8 @@ DELIVERY_TIMEOUT_MS = 30_000
 OnResult = Callable[[Message, SendResult | HeadraceError], None]
 
 
-class Producer:
-    """Sends messages; use it in an ``async with`` block, under trio or asyncio.
+class Producer(Startable):
+    """Sends messages; use it in an ``async with`` block, or ``start`` and ``stop`` it.
 
     group: name under which brokers know this kind of producer.
     nameserver: see ``config.resolve_nameservers``.
