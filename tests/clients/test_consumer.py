@@ -622,6 +622,20 @@ async def test_compressed_bodies_are_as_they_were_sent_but_no_larger_than_allowe
             read()
 
 
+async def test_a_received_message_can_be_sent_on(mq: Embedded) -> None:
+    first = Message("From", b"x" * 5000, key="k1 k2", tag="t", properties={"x": "ü"})
+    async with mq.producer() as producer:
+        await producer.send(first)
+        async with mq.consumer("g", "From") as consumer:
+            received = await anext(aiter(consumer))
+        assert received.copy_to("From") == first
+        copied = await producer.send(received.copy_to("To"))
+    async with mq.consumer("g", "To") as consumer:
+        again = await anext(aiter(consumer))
+    assert again.copy_to("From") == first
+    assert again.message_id == copied.message_id != received.message_id
+
+
 async def test_a_received_message_tells_all_about_itself(mq: Embedded) -> None:
     body = b"headrace " * 1000
     async with mq.producer() as producer:
@@ -632,7 +646,10 @@ async def test_a_received_message_tells_all_about_itself(mq: Embedded) -> None:
         message = await anext(aiter(consumer))
     assert message.body == body
     assert (message.topic, message.key, message.tag) == ("T", "k1 k2", "t")
-    assert (message.properties["x"], message.properties["y"]) == ("ü", "2")
+    assert message.properties == {"x": "ü", "y": "2"}
+    system = message.system_properties
+    assert system.keys() >= {"KEYS", "TAGS", "UNIQ_KEY"}
+    assert {**message.properties, **system} == message.stored.properties
     assert (message.queue, message.queue_offset) == (sent.queue, sent.queue_offset)
     assert message.message_id == sent.message_id
     assert message.offset_message_id == sent.offset_message_id
