@@ -461,6 +461,8 @@ def takes_batches(topic: str) -> bool:
 def check_group(group: str) -> None:
     """Raise ConfigurationError unless ``group`` is a valid group name."""
     if not _GROUP.fullmatch(group):
+        hint = f" (the first argument is the group: write nameserver={group!r})"
         raise ConfigurationError(
             f"{group!r} is not a valid group name: use 1 to 120 letters, digits, and any of % | _ -"
+            + (hint if ":" in group else "")
         )

@@ -48,7 +48,7 @@ def test_sending_and_consuming(mq: Embedded) -> None:
         result = producer.send(Message("Plain", b"hello", key="k"))
         assert result.queue in producer.queues("Plain")
         producer.send_many([Message("Plain", b"again", key="k")])
-    with blocking.Consumer("g", "Plain", start="first", **options(mq)) as consumer:
+    with blocking.Consumer("g", "Plain", start="earliest", **options(mq)) as consumer:
         assert [message.body for message in islice(consumer, 2)] == [b"hello", b"again"]
 
 
@@ -56,7 +56,7 @@ def test_what_was_processed_does_not_come_again(mq: Embedded) -> None:
     produce(mq, "Once", 100)
     numbers = []
     for _ in range(4):
-        with blocking.Consumer("g", "Once", start="first", **options(mq)) as consumer:
+        with blocking.Consumer("g", "Once", start="earliest", **options(mq)) as consumer:
             for message in consumer:
                 numbers.append(int(message.body))
                 if len(numbers) % 25 == 0:
@@ -68,19 +68,19 @@ def test_a_message_whose_handler_failed_comes_again(mq: Embedded) -> None:
     produce(mq, "Failed", 3)
     with (
         pytest.raises(KeyError),
-        blocking.Consumer("g", "Failed", start="first", **options(mq)) as consumer,
+        blocking.Consumer("g", "Failed", start="earliest", **options(mq)) as consumer,
     ):
         for message in consumer:
             first = message.body
             raise KeyError
-    with blocking.Consumer("g", "Failed", start="first", **options(mq)) as consumer:
+    with blocking.Consumer("g", "Failed", start="earliest", **options(mq)) as consumer:
         assert first in {message.body for message in islice(consumer, 3)}
 
 
 def test_batches_and_commits(mq: Embedded) -> None:
     produce(mq, "Batches", 50)
     count = 0
-    with blocking.Consumer("g", "Batches", start="first", **options(mq)) as consumer:
+    with blocking.Consumer("g", "Batches", start="earliest", **options(mq)) as consumer:
         assert sum(queue.topic == "Batches" for queue in consumer.assignment) == 2
         for batch in consumer.batches(max_messages=10):
             assert len(batch) <= 10
@@ -105,7 +105,7 @@ def test_queues_by_hand(mq: Embedded) -> None:
 
 def test_until_ends_a_loop_after_its_time(mq: Embedded) -> None:
     produce(mq, "Until", 10)
-    with blocking.Consumer("g", "Until", start="first", **options(mq)) as consumer:
+    with blocking.Consumer("g", "Until", start="earliest", **options(mq)) as consumer:
         numbers = [int(message.body) for message in consumer.until(timeout_ms=300)]
         assert sorted(numbers) == list(range(10))
         assert list(consumer.until(timeout_ms=0)) == []
@@ -119,7 +119,7 @@ def test_until_hands_out_nothing_after_its_time(
     mq: Embedded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     produce(mq, "Late", 10)
-    with blocking.Consumer("g", "Late", start="first", **options(mq)) as consumer:
+    with blocking.Consumer("g", "Late", start="earliest", **options(mq)) as consumer:
         clock = [0.0]
         monkeypatch.setattr(time, "monotonic", lambda: clock[0])
         numbers = []
@@ -135,7 +135,7 @@ def test_until_hands_out_nothing_after_its_time(
 def test_receive_has_a_limit_in_messages_and_in_time(mq: Embedded) -> None:
     produce(mq, "Receive", 10)
     numbers: list[int] = []
-    with blocking.Consumer("g", "Receive", start="first", **options(mq)) as consumer:
+    with blocking.Consumer("g", "Receive", start="earliest", **options(mq)) as consumer:
         while batch := consumer.receive(3, timeout_ms=300):
             assert 1 <= len(batch) <= 3
             numbers += map(int, batch.values())
@@ -179,7 +179,7 @@ def test_messages_by_the_thousand(mq: Embedded) -> None:
         assert first is not None
         assert len(first) == len(first.values()) == 10
         assert consumer.position(first.queue) == 10
-    with blocking.Consumer("g", "Many", start="first", **options(mq)) as consumer:
+    with blocking.Consumer("g", "Many", start="earliest", **options(mq)) as consumer:
         numbers = [int(message.body) for message in islice(consumer, 5000)]
     assert sorted(numbers) == list(range(5000))
     with blocking.Admin(**options(mq)) as admin:

@@ -126,7 +126,7 @@ def test_stopping_a_consumer_lets_its_loops_finish(mq: Embedded, run: Run) -> No
             async for _ in consumer.batches():
                 pytest.fail("the other loop has all messages")
 
-        consumer = Consumer(group, "Loops", nameserver=mq.nameserver, start="first")
+        consumer = Consumer(group, "Loops", nameserver=mq.nameserver, start="earliest")
         await consumer.start()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(work, consumer)

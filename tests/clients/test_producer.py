@@ -548,6 +548,8 @@ async def test_a_pipeline_outside_its_block_is_an_error() -> None:
 def test_bad_groups_are_refused_at_once() -> None:
     with pytest.raises(ConfigurationError, match="not a valid group name"):
         Producer("my group")
+    with pytest.raises(ConfigurationError, match="first argument is the group: write nameserver="):
+        Producer("localhost:9876")
 
 
 async def test_a_producer_outside_its_block_is_an_error() -> None:

@@ -81,7 +81,7 @@ class FullBroker:
 
     def consume(self, count: int) -> None:
         """By the group, which has to have all."""
-        with Consumer(GROUP, TOPIC, nameserver=self.nameserver, start="first") as consumer:
+        with Consumer(GROUP, TOPIC, nameserver=self.nameserver, start="earliest") as consumer:
             for message in islice(consumer, count):
                 assert message.body == BODY
             consumer.commit()

@@ -316,12 +316,12 @@ class Admin(Startable):
         )
 
     async def reset_offsets(self, group: str, topic: str, to: Start) -> dict[MessageQueue, int]:
-        """Move a group to "first", "last", a datetime or milliseconds since 1970.
+        """Move a group to "earliest", "latest", a datetime or milliseconds since 1970.
 
         Running members continue from there with their next pull. Returns the new offsets.
         """
         check_start(to)
-        points = {"first": 0, "last": -1}
+        points = {"earliest": 0, "latest": -1}
         timestamp = points[to] if isinstance(to, str) else timestamp_ms(to)
         header = ResetOffsetHeader(topic=topic, group=group, timestamp=timestamp, is_force=True)
         masters = await self._topic_masters(topic)

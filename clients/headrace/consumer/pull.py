@@ -12,7 +12,7 @@ from headrace.consumer.inbox import Inbox, Receiver
 from headrace.consumer.offset_store import OffsetStore
 from headrace.consumer.process_queue import Limits, ProcessQueue
 from headrace.consumer.pulls import READER_GROUP
-from headrace.consumer.start import Start, check_start, start_offset
+from headrace.consumer.start import DEFAULT_START, Start, check_start, start_offset
 from headrace.consumer.subscription import ALL, Subscription
 from headrace.errors import ConfigurationError
 from headrace.instance import ClientInstance
@@ -37,7 +37,7 @@ class PullConsumer(Startable):
 
     group: the group whose progress ``committed`` reads and ``commit`` stores; both require it.
     start: where to start in an assigned queue unless the group has committed or you ``seek``:
-        "first", "last", a datetime or milliseconds since 1970.
+        "earliest", "latest", a datetime or milliseconds since 1970.
     queue_messages_max, queue_bytes_max: how much of each queue is fetched ahead.
     body_bytes_max: reading a compressed body that is larger when decompressed raises an error.
     batch_bytes_max: the same limit for all bodies of a batch, when they are read together.
@@ -50,7 +50,7 @@ class PullConsumer(Startable):
         group: str | None = None,
         *,
         nameserver: str | Sequence[str] | None = None,
-        start: Start = "first",
+        start: Start = DEFAULT_START,
         queue_messages_max: int = 100_000,
         queue_bytes_max: int = 16 * 1024 * 1024,
         body_bytes_max: int = BODY_BYTES_MAX,
@@ -125,7 +125,7 @@ class PullConsumer(Startable):
         self._process_queue(queue).reset(offset)
 
     async def seek_to(self, start: Start) -> None:
-        """Move to "first", "last" or a point in time in all assigned queues."""
+        """Move to "earliest", "latest" or a point in time in all assigned queues."""
         check_start(start)
         for queue in self._process_queues:
             self.seek(queue, await start_offset(start, queue, self._offsets))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Self
 
 import anyio
@@ -12,7 +12,7 @@ from headrace.consumer.assignment import Assignment
 from headrace.consumer.inbox import BatchIterator, Inbox, MessageIterator
 from headrace.consumer.process_queue import Limits
 from headrace.consumer.running_info import running_info
-from headrace.consumer.start import Start, check_start, consume_from_where
+from headrace.consumer.start import DEFAULT_START, Start, check_start, consume_from_where
 from headrace.consumer.subscription import ALL, Subscription
 from headrace.errors import ConfigurationError
 from headrace.instance import ClientInstance
@@ -43,9 +43,9 @@ class Consumer(Startable):
 
     group: members of the same group share queues and progress. All members must subscribe to the
         same topics and tags.
-    topics: a topic, or topics with tag expressions: ``{"orders": "created || paid"}``, ``"*"``
-        for all tags. The topics must exist.
-    start: where a group starts that has committed nothing yet: "first", "last", a datetime or
+    topics: a topic, several topics, or topics with tag expressions:
+        ``{"orders": "created || paid"}``, ``"*"`` for all tags. The topics must exist.
+    start: where a group starts that has committed nothing yet: "earliest", "latest", a datetime or
         milliseconds since 1970.
     ordered: lock each queue at its broker, so that two members never process it at the same time,
         not even while queues move between members, and hand out one batch per queue at a time.
@@ -67,10 +67,10 @@ class Consumer(Startable):
     def __init__(
         self,
         group: str,
-        topics: str | Mapping[str, str],
+        topics: str | Iterable[str] | Mapping[str, str],
         *,
         nameserver: str | Sequence[str] | None = None,
-        start: Start = "last",
+        start: Start = DEFAULT_START,
         ordered: bool = False,
         queue_messages_max: int = 100_000,
         queue_bytes_max: int = 16 * 1024 * 1024,
@@ -216,14 +216,25 @@ class Consumer(Startable):
         connection.respond(request, ResponseCode.SUCCESS, body=info)
 
 
-def _subscriptions(group: str, topics: str | Mapping[str, str]) -> list[Subscription]:
+def _subscriptions(
+    group: str, topics: str | Iterable[str] | Mapping[str, str]
+) -> list[Subscription]:
     """Subscriptions to the group's topics and its retry topic. Raises ConfigurationError."""
-    expressions = {topics: ALL} if isinstance(topics, str) else topics
-    if not isinstance(expressions, Mapping):
-        raise ConfigurationError(
-            f"topics={topics!r}: must be a topic, or a mapping {{topic: tags}}"
-        )
+    expressions = _expressions(topics)
     if not expressions:
         raise ConfigurationError(f"group {group} subscribes to no topic")
     retry = Subscription(f"{RETRY_PREFIX}{group}")
     return [*(Subscription(topic, text) for topic, text in expressions.items()), retry]
+
+
+def _expressions(topics: str | Iterable[str] | Mapping[str, str]) -> Mapping[str, str]:
+    """The tag expression of each topic."""
+    if isinstance(topics, Mapping):
+        return topics
+    if isinstance(topics, str):
+        return {topics: ALL}
+    if isinstance(topics, Iterable):
+        return dict.fromkeys(topics, ALL)
+    raise ConfigurationError(
+        f"topics={topics!r}: must be a topic, several topics, or a mapping {{topic: tags}}"
+    )

@@ -119,7 +119,7 @@ class _Reader:
         from headrace.consumer.pull import PullConsumer
 
         place = self._place
-        start = "first" if isinstance(place, int) else place
+        start = "earliest" if isinstance(place, int) else place
         async with PullConsumer(nameserver=nameserver, start=start) as consumer:
             queues = self._choose(await consumer.queues(self._topic))
             ends = await _ends(consumer, queues)
