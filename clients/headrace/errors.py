@@ -11,6 +11,7 @@ from headrace_protocol.drivers.errors import (
     HeadraceError,
     MalformedAnswer,
     RequestTimeout,
+    WrongServer,
 )
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ __all__ = [
     "PipelineError",
     "RequestTimeout",
     "RouteNotFound",
+    "WrongServer",
 ]
 
 
@@ -56,14 +58,14 @@ class NameserverUnavailable(HeadraceError):
     """None of the nameservers answered.
 
     failures: the error of each nameserver, by address.
+    retryable: one of them may answer later; not if all are servers of another kind.
     """
-
-    retryable = True
 
     def __init__(self, failures: Mapping[str, Exception]) -> None:
         reasons = "; ".join(str(error) for error in failures.values())
         super().__init__(f"no nameserver answered: {reasons}")
         self.failures = dict(failures)
+        self.retryable = not all(isinstance(error, WrongServer) for error in failures.values())
 
 
 class RouteNotFound(HeadraceError):

@@ -27,6 +27,7 @@ from headrace.errors import (
     NoQueue,
     RequestTimeout,
     RouteNotFound,
+    WrongServer,
 )
 from headrace.route import TopicRoute
 from headrace.tasks import Background
@@ -57,6 +58,9 @@ _GOODBYE_S = 3.0
 # Longer than any restart of a broker: until then, a topic that was known is expected back.
 _FORGET_ROUTE_S = 600.0
 _NEW_ROUTE_S = 2.0
+_EVERY_NAMESERVER_SERVES = frozenset(
+    {RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO}
+)
 _NEW_ROUTE_PAUSE_S = 0.01
 
 RequestHandler = Callable[[AsyncConnection, RequestReceived], None]
@@ -195,7 +199,8 @@ class ClientInstance:
         for address in self.nameservers:
             try:
                 response = await self.request(address, code, header, body)
-            except (ConnectFailed, ConnectionLost, RequestTimeout) as error:
+                _check_nameserver(response)
+            except (ConnectFailed, ConnectionLost, RequestTimeout, WrongServer) as error:
                 failures[address] = error
             else:
                 self._prefer(address)
@@ -364,6 +369,19 @@ class ClientInstance:
                     )
                 except HeadraceError:
                     break  # the broker notices by itself when the connection closes
+
+
+def _check_nameserver(response: Response) -> None:
+    """Raise WrongServer if the server rejects what every nameserver serves."""
+    if (
+        response.command.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        and response.request_code in _EVERY_NAMESERVER_SERVES
+    ):
+        reason = (
+            "is not a nameserver, but perhaps a broker: give the nameserver's address, whose port "
+            "is usually 9876"
+        )
+        raise WrongServer(response.address, reason)
 
 
 def _ignore(*_: object) -> None:

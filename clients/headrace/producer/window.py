@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import anyio.lowlevel
 
-from headrace.errors import ConnectionLost, HeadraceError
+from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
     from headrace.messages import SendResult
@@ -105,7 +105,7 @@ class Window:
         try:
             encode = partial(outgoing.frame, target)
             return outgoing, connection.begin_encoded(outgoing.code(target), encode)
-        except ConnectionLost as error:
+        except HeadraceError as error:
             return error
 
     async def finish(self) -> None:
