@@ -89,11 +89,11 @@ bench-spark: $(BENCH_STAMP) $(OLDEST_SPARK_STAMP) ## Spark beside its Kafka conn
 profile: $(BENCH_STAMP) ## where the broker's microseconds go: docs/profiles
 	$(BIN)/python -m tests.bench profile --keep $(BENCH)
 
-check: setup ## lint, format, types and import rules
+check: setup ## lint, format, types, import rules, words and sizes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -n 0 tests/test_import_rules.py
+	$(BIN)/python -m pytest -q -n 0 tests/test_import_rules.py tests/test_tidy.py
 
 format: setup ## let ruff format and mend what it can
 	$(BIN)/ruff check --fix .

@@ -1,6 +1,6 @@
-"""Writes the samples in conf/ and docs/configuration.md from the tables of settings.
+"""Generates the samples in conf/ and docs/configuration.md from the tables of settings.
 
-Run it after a change of a table: ``python -m conf.generate``. A test compares.
+Run it after a change of a table: ``python -m conf.generate``. A test compares the files.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ ROOT = Path(__file__).parents[1]
 _CONFIGURATION = """\
 # Configuration
 
-`python -m conf.generate` writes this page from the tables in the code; a test keeps it up to date.
-
-`headrace broker -c FILE` and `headrace nameserver -c FILE` read files of lines `key=value`. Empty
+`headrace broker -c FILE` and `headrace nameserver -c FILE` read files of `key=value` lines. Empty
 lines and those that begin with `#` (for brokers also `!`) are skipped; a missing key has its
 default. A wrong key, value or path stops the daemon before it touches any other file. The error
 names the line and the expected value. Samples: [conf/broker.conf](../conf/broker.conf),
 [conf/nameserver.conf](../conf/nameserver.conf).
+
+`python -m conf.generate` generates this page from the tables in the code; a test compares them.
 
 ## Broker
 
@@ -36,7 +36,7 @@ client that sends UPDATE_BROKER_CONFIG; the file stays unchanged.
 |---|---|---|---|---|
 {broker_rows}
 
-A store keeps the file sizes of its first start: the settings for these sizes can't change later.
+A store keeps the file sizes of its first start; the settings for these sizes can't change later.
 
 ## Nameserver
 
@@ -54,8 +54,8 @@ def broker_conf() -> str:
 def nameserver_conf() -> str:
     """conf/nameserver.conf."""
     parts = [
-        "# Settings of a headrace nameserver: key=value, one a line; the rest has its default.",
-        "# Made from headrace_nameserver/config.py by conf/generate.py.",
+        "# Settings of a headrace nameserver, one key=value per line; missing keys have defaults.",
+        "# Generated from headrace_nameserver/config.py by conf/generate.py.",
     ]
     for key, default, explanation in _nameserver_settings():
         parts.append(f"\n# {explanation}\n#{key}={default}")
@@ -82,13 +82,14 @@ def configuration_md() -> str:
 def _nameserver_settings() -> list[tuple[str, str, str]]:
     """Key, default and meaning, from the struct and its docstring."""
     doc = inspect.getdoc(NameServerConfig) or ""
-    meanings = dict(line.split(": ", 1) for line in doc.splitlines() if ": " in line)
+    joined = doc.replace("\n    ", " ")
+    meanings = dict(line.split(": ", 1) for line in joined.splitlines() if ": " in line)
     defaults = NameServerConfig()
     return [
         (
             key,
             _text(getattr(defaults, name)),
-            meanings.get(name, name.replace("_", " ")),
+            meanings[name],
         )
         for key, name in zip(
             NameServerConfig.__struct_encode_fields__,

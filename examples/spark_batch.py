@@ -10,8 +10,8 @@ from headrace.spark import session
 NAMESERVER = os.environ.get("HEADRACE_NAMESERVER", "127.0.0.1:9876")
 
 with blocking.Admin(nameserver=NAMESERVER) as admin:
-    admin.create_topic("shop-orders", queues=4)
-    admin.create_topic("shop-revenue", queues=4)
+    admin.create_topic("shop-orders", queues=4, if_not_exists=True)
+    admin.create_topic("shop-revenue", queues=4, if_not_exists=True)
 with blocking.Producer(nameserver=NAMESERVER) as producer:
     producer.send_many(
         [json.dumps({"id": n, "euros": n % 50 + 0.5}).encode() for n in range(1000)],

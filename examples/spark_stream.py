@@ -28,8 +28,8 @@ def send(seconds):
 
 
 with blocking.Admin(nameserver=NAMESERVER) as admin:
-    admin.create_topic("clicks", queues=4)
-    admin.create_topic("clicks-by-page", queues=4)
+    admin.create_topic("clicks", queues=4, if_not_exists=True)
+    admin.create_topic("clicks-by-page", queues=4, if_not_exists=True)
 send(range(1800))
 
 # %% Clicks by page and five minutes, each window written once it is over.
@@ -70,7 +70,7 @@ def run():
 query = run()
 print(sum(batch["numInputRows"] for batch in query.recentProgress), "clicks read")
 
-# %% The second goes on where the checkpoint ends. Rows are written exactly once, also when Spark or
+# %% The second resumes at the checkpoint. Rows are written exactly once, also when Spark or
 # a broker dies on the way.
 send(range(1800, 3600))
 query = run()

@@ -47,6 +47,8 @@ SERVICE = {
     "msgspec",
     "structlog",
 }
+# What a service may know that writes messages because of other messages.
+INNER = SERVICE | RECORDS | {"headrace_broker.queue_directory", "headrace_broker.topics"}
 CLIENT = {"headrace_protocol", "anyio", "msgspec", "pydantic", "structlog", "zlib_ng"}
 SPARK = {"headrace.errors", "headrace_protocol", "headrace.spark.errors", "numpy", "pyarrow"}
 SPARK_PLANS = SPARK | {
@@ -86,6 +88,15 @@ MAY_IMPORT = {
     },
     "headrace_broker.topics": SERVICE | {"headrace_broker.config"},
     "headrace_broker.staging": SERVICE | RECORDS,
+    "headrace_broker.inner": INNER,
+    "headrace_broker.retry": INNER
+    | {
+        "headrace_broker.consumer",
+        "headrace_broker.message_demands",
+        "headrace_broker.statistics",
+    },
+    "headrace_broker.schedule": INNER
+    | {"headrace_broker.inner", "headrace_broker.message_demands"},
     STORE: {
         STORE,
         "headrace_broker.clock",
@@ -125,11 +136,11 @@ MAY_IMPORT = {
         "headrace_daemon.command",
         "headrace_protocol",
         "anyio",
+        "click",
         "rich",
-        "typer",
         *LOOP,
     },
-    "headrace.admin.commands": ANYTHING | {"typer"},
+    "headrace.admin.commands": ANYTHING | {"click"},
     "headrace.consumer": CLIENT | {"headrace"},
     "headrace.producer": CLIENT | {"headrace"},
     "headrace.spark": SPARK_PLANS | {"headrace", "msgspec"},
@@ -171,7 +182,7 @@ MAY_IMPORT_TOO = {
     "headrace.demo_spark": ANYTHING,
     "headrace.embedded": ANYTHING,
     "headrace.pytest_plugin": ANYTHING,
-    "headrace.admin.cli": ANYTHING | {"typer"},
+    "headrace.admin.cli": ANYTHING | {"click"},
 }
 
 # Modules that only those may import that start a daemon.

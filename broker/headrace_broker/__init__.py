@@ -1,1 +1,1 @@
-"""The broker daemon: store, processors and server."""
+"""The broker daemon: store, request processors and server."""

@@ -1,7 +1,8 @@
-"""The broker, put together: each part is made here and handed what it needs of the others.
+"""Assembly of the broker: creates each part and passes it the other parts that it needs.
 
-A feature adds its own modules and, here, a line in each list that it takes part in: ``takers``,
-``followers``, ``places``, ``sources``, ``demands``, ``processors``, ``services``, ``add_guards``.
+A feature adds its own modules, and a line here in each list that it joins: ``takers``,
+``followers``, ``places``, ``sources``, ``demands``, ``processors``, ``services``, ``add_guards``,
+``inner_consumers``, ``runtime_info``.
 tests/broker/test_seams.py adds one of each.
 """
 
@@ -19,10 +20,13 @@ from headrace_broker.consumer.locks import QueueLocks
 from headrace_broker.consumer.long_polling import LongPolling
 from headrace_broker.consumer.offsets import ConsumerOffsets
 from headrace_broker.consumer.subscriptions import SubscriptionGroups
-from headrace_broker.consumer.unconsumed import UnconsumedLook
+from headrace_broker.consumer.unconsumed import InnerConsumer, UnconsumedOffsets
 from headrace_broker.frame_loop import FrameLoop
 from headrace_broker.health import Health
 from headrace_broker.host_budget import HostBudget
+from headrace_broker.inner.marks import MARKS_FILE, Marks
+from headrace_broker.inner.undelivered import Delivery, Undelivered
+from headrace_broker.inner.writer import InnerWriter
 from headrace_broker.message_demands import Demand, MessageDemands
 from headrace_broker.peer_places import peer_place, peer_source
 from headrace_broker.processors.admin_broker import AdminBrokerProcessor
@@ -32,11 +36,15 @@ from headrace_broker.processors.bulk import BulkProcessor
 from headrace_broker.processors.client import ClientProcessor
 from headrace_broker.processors.pull import PullProcessor
 from headrace_broker.processors.query import QueryProcessor
-from headrace_broker.processors.send import SendProcessor
-from headrace_broker.processors.send_back import SendBackProcessor
+from headrace_broker.processors.send import SendProcessor, rejection
 from headrace_broker.processors.staging import StagingProcessor
 from headrace_broker.queue_directory import QueueDirectory
 from headrace_broker.registration import Registration
+from headrace_broker.retry.dead_letters import DeadLetters, is_retry_topic
+from headrace_broker.retry.processor import SendBackProcessor
+from headrace_broker.schedule.offsets import DELAY_OFFSETS_FILE, DelayOffsets
+from headrace_broker.schedule.processor import ScheduleProcessor
+from headrace_broker.schedule.service import Schedule
 from headrace_broker.staging.service import Staging
 from headrace_broker.statistics import BrokerStatistics
 from headrace_broker.store.files.config_file import ConfigFile
@@ -53,8 +61,11 @@ from headrace_daemon.watchdog import Watchdog
 from headrace_protocol.access import restrict
 from headrace_protocol.message import INNER_BATCH, TRANSACTION_MASK, UniqKeyGenerator
 from headrace_protocol.serving import TURN_S, Registry
+from headrace_protocol.system_topics import SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from headrace_broker.clock import Clock
     from headrace_broker.config import BrokerConfig
     from headrace_broker.queue_directory import FindPlace, FindSource
@@ -69,15 +80,18 @@ log = structlog.get_logger("headrace.broker")
 
 
 class Processor(Protocol):
-    """Serves some requests."""
+    """Serves a group of request codes."""
 
     def register(self, registry: Registry) -> None:
-        """Route them."""
+        """Route the requests to this processor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Where work goes that would keep the loop, and how long a client's turn is in seconds."""
+    """The means to keep the loop responsive: slices, work for threads, and clients' turns.
+
+    turn_s: how long one client is served before the others get their turn, in seconds.
+    """
 
     sliced_work: SlicedWork = field(default_factory=SlicedWork)
     fetches: Fetches = field(default_factory=Fetches)
@@ -86,7 +100,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What a broker consists of, besides its processors.
+    """The parts of a broker, except its processors.
 
     changes: logs the changes that clients make.
     """
@@ -111,6 +125,8 @@ class Parts:
     long_polling: LongPolling
     client_requests: ClientRequests
     staging: Staging
+    schedule: Schedule
+    dead_letters: DeadLetters
     registration: Registration
     frames: FrameLoop
     server: RemotingServer
@@ -127,7 +143,7 @@ def new_store(
     owns_process: bool,
     on_progress: OnProgress,
 ) -> MessageStore:
-    """The store of a broker whose clients reach it at ``store_host``, to be loaded."""
+    """The store of a broker that clients reach at ``store_host``; not loaded yet."""
     return MessageStore(
         config.store_settings(store_host),
         clock,
@@ -149,36 +165,25 @@ def assemble(
     pace: Pace | None = None,
     owns_loop: bool = False,
 ) -> Parts:
-    """All parts of a broker, ready to serve; nothing runs yet, and no file but tables is read.
+    """The parts of a broker, connected but not running; reads the tables and no other file.
 
-    store: loaded, and not running; the caller closes it. listener: where the caller's server
-    listens. supervisor: runs its services. owns_loop: see RemotingServer.
-    Raises StoreFormatError for a table, or a follower's positions, that can't be read.
+    store: loaded and not running; the caller closes it. listener: where the broker will serve.
+    supervisor: runs the services. owns_loop: see RemotingServer.
+    Raises StoreFormatError if a table, or the positions of a follower, can't be read.
     """
     pace = pace or Pace()
     run_long = pace.sliced_work.start
     budget, statistics, watchdog = HostBudget(), BrokerStatistics(), Watchdog()
     topics, groups, offsets = _tables(config, store, budget)
     long_polling, client_requests = LongPolling(run_long), ClientRequests()
+    locks = QueueLocks(budget)
     consumers, producers = ConsumerManager(groups, run_long), ProducerManager(run_long)
-    frames = FrameLoop(
-        store,
-        (
-            long_polling.channel_closed,
-            consumers.channel_closed,
-            producers.channel_closed,
-            client_requests.channel_closed,
-        ),
-    )
+    of_clients = (long_polling, consumers, producers, client_requests)
+    frames = FrameLoop(store, tuple(each.channel_closed for each in of_clients))
     server = RemotingServer(frames, owns_loop=owns_loop)
-    registry = Registry(
-        server.request_failed,
-        run_long=run_long,
-        run_fetch=pace.fetches.start,
-        serve_again=partial(frames.serve_again, server),
-        turn_s=pace.turn_s,
-        answered=client_requests.answered,
-        on_slow=watchdog.note,
+    registry = _registry(server, frames, client_requests, pace, watchdog)
+    directory = QueueDirectory(
+        config.broker_name, store, topics, places(topics), sources(topics, store)
     )
     parts = Parts(
         config=config,
@@ -192,24 +197,17 @@ def assemble(
         changes=HostLog(log),
         budget=budget,
         topics=topics,
-        directory=QueueDirectory(
-            config.broker_name, store, topics, places(topics), sources(topics, store)
-        ),
+        directory=directory,
         groups=groups,
         offsets=offsets,
         consumers=consumers,
         producers=producers,
-        locks=QueueLocks(budget),
+        locks=locks,
         long_polling=long_polling,
         client_requests=client_requests,
-        staging=Staging(
-            store,
-            config.broker_name,
-            config.staged_reserved_ms,
-            statistics.put,
-            budget,
-            supervisor.start_soon,
-        ),
+        staging=_staging(config, store, statistics, budget, supervisor),
+        dead_letters=DeadLetters(topics, groups, locks, store.clock.now_ms),
+        schedule=_schedule(config, store, topics, directory, statistics),
         registration=Registration(
             config, config.nameservers, network, topics, listener.address, ha_address=""
         ),
@@ -224,6 +222,25 @@ def assemble(
     return parts
 
 
+def _schedule(
+    config: BrokerConfig,
+    store: MessageStore,
+    topics: TopicTable,
+    directory: QueueDirectory,
+    statistics: BrokerStatistics,
+) -> Schedule:
+    folder, now_ms = config.store_path_root_dir / "config", store.clock.now_ms
+    marks = Marks(ConfigFile(folder / MARKS_FILE, store.fs))
+    return Schedule(
+        store,
+        InnerWriter(store, statistics.put),
+        Delivery(topics, directory),
+        Undelivered(topics),
+        DelayOffsets(ConfigFile(folder / DELAY_OFFSETS_FILE, store.fs), marks, now_ms),
+        config.flush_delay_offset_interval / 1000,
+    )
+
+
 def _tables(
     config: BrokerConfig, store: MessageStore, budget: HostBudget
 ) -> tuple[TopicTable, SubscriptionGroups, ConsumerOffsets]:
@@ -233,14 +250,51 @@ def _tables(
         return ConfigFile(folder / name, store.fs)
 
     return (
-        TopicTable(config, file("topics.json"), now_ms, budget),
+        TopicTable(
+            config, file("topics.json"), now_ms, budget, lambda: store.commit_log.max_offset
+        ),
         SubscriptionGroups(config, file("subscriptionGroup.json"), now_ms, budget),
         ConsumerOffsets(file("consumerOffset.json"), now_ms, budget),
     )
 
 
+def _registry(
+    server: RemotingServer,
+    frames: FrameLoop,
+    client_requests: ClientRequests,
+    pace: Pace,
+    watchdog: Watchdog,
+) -> Registry:
+    return Registry(
+        server.request_failed,
+        run_long=pace.sliced_work.start,
+        run_fetch=pace.fetches.start,
+        serve_again=partial(frames.serve_again, server),
+        turn_s=pace.turn_s,
+        answered=client_requests.answered,
+        on_slow=watchdog.note,
+    )
+
+
+def _staging(
+    config: BrokerConfig,
+    store: MessageStore,
+    statistics: BrokerStatistics,
+    budget: HostBudget,
+    supervisor: Services,
+) -> Staging:
+    return Staging(
+        store,
+        config.broker_name,
+        config.staged_reserved_ms,
+        statistics.put,
+        budget,
+        supervisor.start_soon,
+    )
+
+
 def _connect(parts: Parts) -> None:
-    """Tie what depends on each other."""
+    """Connect parts that depend on each other."""
     topics, store = parts.topics, parts.store
     parts.frames.connect(parts.registry, parts.server.hold_back)
     topics.subscribe(lambda _topic: parts.registration.topics_changed())
@@ -248,10 +302,12 @@ def _connect(parts: Parts) -> None:
     for follower in followers(parts):
         store.followers.add(follower)
     store.connect(
-        look_at_groups=lambda: UnconsumedLook(parts.offsets, parts.groups, parts.consumers),
+        unconsumed=lambda: UnconsumedOffsets(
+            parts.offsets, parts.groups, parts.consumers, inner_consumers(parts)
+        ),
         topic_limits=lambda: topic_limits(topics.all()),
-        # With sync flush a message on disk is of use only with its topic.
-        others_saved=topics.saved.saved,
+        # With synchronous flush, a message on disk is useful only if its topic is too.
+        wait_tables_saved=topics.saved.wait_saved,
         answering=parts.server.joined,
     )
 
@@ -260,7 +316,7 @@ def _connect(parts: Parts) -> None:
 
 
 def takers(config: BrokerConfig) -> tuple[Taker, ...]:  # noqa: ARG001 - for features
-    """Further consumers of the log's rows, in step with the appends; see ``Taker``."""
+    """Additional readers of the log's rows, in step with the appends; see ``Taker``."""
     return ()
 
 
@@ -269,22 +325,28 @@ def followers(parts: Parts) -> tuple[Follower, ...]:  # noqa: ARG001 - for featu
     return ()
 
 
+def inner_consumers(parts: Parts) -> dict[str, InnerConsumer]:
+    """By topic, the services that messages wait for; their log files stay until then."""
+    return {SCHEDULE_TOPIC: InnerConsumer("delayed messages", parts.schedule.next_offset)}
+
+
 def places(topics: TopicTable) -> tuple[FindPlace, ...]:
-    """Who serves a queue: the first that answers decides; see ``QueueDirectory``."""
+    """Functions that find where a queue is served; see ``QueueDirectory``."""
     return (partial(peer_place, topics),)
 
 
 def sources(topics: TopicTable, store: MessageStore) -> tuple[FindSource, ...]:
-    """Where a queue that is served here is read: the first that answers decides."""
+    """Functions that find where a queue served here is read; see ``QueueDirectory``."""
     return (partial(peer_source, topics, store.commit_log),)
 
 
-def demands(parts: Parts) -> tuple[Demand, ...]:  # noqa: ARG001 - for features
-    """What messages may ask for, in the order in which it is served; see ``Demand``."""
+def demands(parts: Parts) -> tuple[Demand, ...]:
+    """The table of demands, in the order in which they apply; see ``Demand``."""
     return (
+        Demand("retries", matches_topic=is_retry_topic, apply=parts.dead_letters.serve),
         Demand("inner batches", sys_flags=INNER_BATCH),
         Demand("transactional messages", ("TRAN_MSG",), TRANSACTION_MASK),
-        Demand("delayed messages", ("DELAY",)),
+        Demand("delayed messages", ("DELAY",), apply=parts.schedule.demand.serve),
         Demand(
             "messages with a delivery time",
             ("TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"),
@@ -296,12 +358,12 @@ def demands(parts: Parts) -> tuple[Demand, ...]:  # noqa: ARG001 - for features
 
 
 def add_guards(parts: Parts) -> None:
-    """Check requests before they are served: one call each, see ``Registry.guard``."""
+    """Add the checks that requests must pass, each with one call; see ``Registry.guard``."""
     restrict(parts.registry, parts.config.anonymous_access)
 
 
 def processors(parts: Parts) -> tuple[Processor, ...]:
-    """All that serve requests."""
+    """All processors of requests."""
     return (
         *_message_processors(parts),
         *_client_processors(parts),
@@ -330,7 +392,17 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
         pulls,
         bulk,
         StagingProcessor(store, bulk, parts.staging),
-        SendBackProcessor(parts.server.host_log),
+        SendBackProcessor(
+            store,
+            topics,
+            parts.groups,
+            statistics,
+            parts.dead_letters,
+            parts.schedule.demand.serve,
+            sends.reply_confirmed,
+            rejection,
+        ),
+        ScheduleProcessor(parts.schedule),
         QueryProcessor(store, parts.directory),
     )
 
@@ -364,7 +436,7 @@ def _admin_processors(parts: Parts) -> tuple[Processor, ...]:
             parts.long_polling,
             statistics,
             changes,
-            parts.registration.when_told,
+            parts.registration.when_registered,
         ),
         AdminGroupsProcessor(
             config,
@@ -384,6 +456,15 @@ def _admin_processors(parts: Parts) -> tuple[Processor, ...]:
     )
 
 
+def runtime_info(parts: Parts) -> tuple[Callable[[], Mapping[str, str]], ...]:
+    """What features add to the numbers of GET_BROKER_RUNTIME_INFO."""
+    return (
+        parts.store.followers.runtime_info,
+        parts.schedule.runtime_info,
+        parts.dead_letters.runtime_info,
+    )
+
+
 def _health(parts: Parts) -> Health:
     topics = parts.topics
     saved_files = (topics.saved, topics.incarnations.saved, parts.groups.saved)
@@ -392,7 +473,7 @@ def _health(parts: Parts) -> Health:
         parts.long_polling,
         parts.watchdog,
         parts.supervisor,
-        parts.store.followers,
+        runtime_info(parts),
         saved_files,
     )
 
@@ -401,7 +482,7 @@ def _health(parts: Parts) -> Health:
 
 
 def services(parts: Parts) -> tuple[Service, ...]:
-    """What runs, in the order in which it starts; ``Service`` says when each finishes."""
+    """The services in starting order; see ``Service`` for the order in which they finish."""
     clock, run_long = parts.store.clock, parts.pace.sliced_work.start
     expiry = ClientExpiry(
         parts.consumers, parts.producers, parts.locks, parts.changes, clock, run_long
@@ -409,9 +490,11 @@ def services(parts: Parts) -> tuple[Service, ...]:
     return (
         Service(parts.watchdog.run, is_awaited=True, needs_process=True),
         *_saved_files(parts),
-        # Both supervise their own tasks.
+        # These two supervise their own tasks.
         Service(parts.store.run, is_awaited=True, is_supervised=False),
         Service(parts.staging.run, parts.staging.load, is_awaited=True, is_supervised=False),
+        Service(parts.schedule.run, parts.schedule.load, finish=parts.schedule.finish),
+        Service(parts.schedule.run_saving),
         Service(parts.pace.sliced_work.run),
         Service(parts.pace.fetches.run),
         Service(parts.client_requests.run),
@@ -425,7 +508,7 @@ def services(parts: Parts) -> tuple[Service, ...]:
         Service(
             partial(persist_offsets, parts.config, parts.offsets), finish=parts.offsets.persist
         ),
-        # The server guards each client; any other error of it must end the broker.
+        # The server handles the errors of each client; any other error must end the broker.
         Service(
             partial(parts.network.serve, parts.listener, parts.server),
             is_awaited=True,
@@ -441,7 +524,7 @@ def services(parts: Parts) -> tuple[Service, ...]:
 
 
 def _saved_files(parts: Parts) -> tuple[Service, ...]:
-    """Embedded, where tables are small and clocks may be a test's, no thread writes."""
+    """Table writers. An embedded broker has none: its tables are small, its clock may be fake."""
     topics = parts.topics
     return tuple(
         Service(saved.run, finish=saved.finish, needs_process=True)

@@ -1,4 +1,4 @@
-"""Time as an argument: whoever stamps a record takes a clock, so that tests can set it."""
+"""The wall clock as an argument, so that tests can set the timestamps of records."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Tells the wall clock's time; durations are trio's business."""
+    """The wall clock. Durations are measured by trio's clock instead."""
 
     def now_ms(self) -> int:
         """Milliseconds since 1970, as stored in records."""

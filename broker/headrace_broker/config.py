@@ -1,11 +1,12 @@
-"""Settings of a broker: one table, from which the file, its sample, admin requests and docs come.
+"""Settings of a broker: the one table behind files, samples, admin requests and docs.
 
-Keys are the peer's, so that a broker.conf of Apache RocketMQ starts this broker too.
+Keys are the peer's, so a broker.conf of Apache RocketMQ starts this broker too.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 import socket
 from ipaddress import ip_address
 from pathlib import Path
@@ -15,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic.alias_generators import to_camel
 
 from headrace_broker.apache_keys import EXPECTED_VALUES, WITHOUT_EFFECT
-from headrace_daemon.folders import why_no_files
+from headrace_daemon.folders import folder_problem
 from headrace_protocol.access import AnonymousAccess, is_loopback, why_exposed
 from headrace_protocol.drivers.address import split_address
 
@@ -28,12 +29,14 @@ _PAGE_BYTES = 4096
 _UNIT_BYTES = 20
 _HOUR_MS = 3_600_000
 _INT_MAX = 2**31 - 1
+_UNIT_MS = {"s": 1000, "m": 60_000, "h": _HOUR_MS, "d": 24 * _HOUR_MS}
+_DELAYS = re.compile(r"[1-9][0-9]{0,6}[smhd]( +[1-9][0-9]{0,6}[smhd])*", re.ASCII)
 
 
 class ConfigError(Exception):
-    """Settings that can't be used.
+    """Unusable settings.
 
-    problems: one line each: place, key, what was found and what was expected.
+    problems: a line for each, with its place, key, found value and expected value.
     """
 
     def __init__(self, problems: list[str]) -> None:
@@ -73,160 +76,250 @@ def _percent(default: int, explanation: str) -> Any:
 
 
 class BrokerConfig(BaseModel):
-    """What a broker can be told; attributes are the keys in Python's spelling."""
+    """All settings of a broker; attributes are the keys in Python's spelling."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid")
 
-    # -- who it is
-    broker_cluster_name: str = _setting("DefaultCluster", "cluster that the broker belongs to")
-    broker_name: str = _setting(_host_name, "name in routes; by default this machine's name")
-    broker_id: int = _setting(0, "0 is the master, the only role of this broker", ge=0, le=0)
+    # -- identity
+    broker_cluster_name: str = _setting("DefaultCluster", "Cluster of the broker.")
+    broker_name: str = _setting(_host_name, "Broker's name in routes; by default the host name.")
+    broker_id: int = _setting(
+        0, "Broker's id under its name; always 0, the master, as there are no slaves.", ge=0, le=0
+    )
 
-    # -- where it is reached and whom it tells
+    # -- network
     bind_address: str = _setting(
-        "127.0.0.1", "address to listen on; any but loopback requires anonymousAccess"
+        "127.0.0.1", "Address to listen on; any address but loopback requires anonymousAccess."
     )
     anonymous_access: AnonymousAccess = _setting(
         "deny",
-        "deny: serve loopback only; read: anyone, unauthenticated, without administration;"
-        " allow: all",
+        "Access without authentication: deny serves only loopback; read serves anyone, but not"
+        " administration; allow serves anyone everything.",
     )
-    listen_port: int = _setting(10911, "port to listen on; 0 takes any free one", ge=0, le=65535)
+    listen_port: int = _setting(10911, "Port to listen on; 0 picks a free port.", ge=0, le=65535)
     broker_ip1: str = _setting(
-        "", "IP address that clients are told; empty: the one it listens on", key="brokerIP1"
+        "",
+        "IP address advertised to clients; if empty, the address that the broker listens on.",
+        key="brokerIP1",
     )
-    namesrv_addr: str = _setting("", "nameservers to register with: HOST:PORT;HOST:PORT")
+    namesrv_addr: str = _setting(
+        "", "Nameservers to register with, as HOST:PORT;HOST:PORT; if empty, none."
+    )
     register_name_server_period: int = _setting(
-        30_000, "time between registrations", unit="ms", reloadable=True, ge=10_000, le=60_000
+        30_000,
+        "Interval of registrations at the nameservers.",
+        unit="ms",
+        reloadable=True,
+        ge=10_000,
+        le=60_000,
     )
-
     monitor_port: int = _setting(
-        -1, "port for health checks over HTTP; 0 takes any free one, -1 none", ge=-1, le=65535
+        -1,
+        "Port for health checks over HTTP; 0 picks a free port, -1 disables them.",
+        ge=-1,
+        le=65535,
     )
 
-    # -- what clients may do
-    broker_permission: int = _setting(6, "2 write, 4 read, 6 both", reloadable=True, ge=0, le=7)
+    # -- rights of clients
+    broker_permission: int = _setting(
+        6,
+        "Permission of the whole broker: 2 to write, 4 to read, 6 for both.",
+        reloadable=True,
+        ge=0,
+        le=7,
+    )
     auto_create_topic_enable: bool = _setting(
-        True, "a send to an unknown topic makes it, as TBW102 says", reloadable=True
+        True,
+        "Create a missing topic at the first send, from the template topic TBW102.",
+        reloadable=True,
     )
     default_topic_queue_nums: int = _setting(
-        8, "queues of TBW102, so the most that a topic made by a send gets", ge=1, le=65_536
+        8,
+        "Queues of the template TBW102, and thus the maximum for a topic created by a send.",
+        ge=1,
+        le=65_536,
     )
-    cluster_topic_enable: bool = _setting(True, "the topic named like the cluster may be used")
-    broker_topic_enable: bool = _setting(True, "the topic named like the broker may be used")
+    cluster_topic_enable: bool = _setting(
+        True, "Let clients write and read the built-in topic with the cluster's name."
+    )
+    broker_topic_enable: bool = _setting(
+        True, "Let clients write and read the built-in topic with the broker's name."
+    )
     auto_create_subscription_group: bool = _setting(
-        True, "a group that is not known yet may consume", reloadable=True
+        True, "Create a missing consumer group at its first request.", reloadable=True
     )
     long_polling_enable: bool = _setting(
-        True, "hold pulls at a queue's end as long as they ask; else 1 s", reloadable=True
+        True,
+        "Hold pulls at the end of a queue for as long as they request; otherwise for 1 s.",
+        reloadable=True,
     )
     max_message_size: int = _setting(
-        4 * 1024 * 1024, "largest message body", unit="bytes", ge=1, le=16 * 1024 * 1024
+        4 * 1024 * 1024,
+        "Maximum size of a message body.",
+        unit="bytes",
+        ge=1,
+        le=16 * 1024 * 1024,
     )
 
-    # -- where messages are kept
+    # -- files
     store_path_root_dir: Path = _setting(
         lambda: Path.home() / "store",
-        "directory of the store, by default ~/store; its parent must be there",
+        "Directory of the store, by default ~/store; its parent must exist.",
     )
     store_path_commit_log: Path | None = _setting(
-        None, "must be commitlog inside storePathRootDir, which it is by default"
+        None, "Directory of the log; accepted only as commitlog in storePathRootDir, its default."
     )
     mapped_file_size_commit_log: int = _setting(
-        1 << 30, "size of a log file; fixed by the first start", unit="bytes", ge=1, le=_INT_MAX
+        1 << 30,
+        "Size of a log file; fixed at the first start of the store.",
+        unit="bytes",
+        ge=1,
+        le=_INT_MAX,
     )
     mapped_file_size_consume_queue: int = _setting(
         300_000 * _UNIT_BYTES,
-        "size of a queue file, rounded up to units of 20; fixed by the first start",
+        "Size of a queue file, rounded up to a multiple of 20; fixed at the first start of the"
+        " store.",
         unit="bytes",
         ge=_UNIT_BYTES,
         le=_INT_MAX,
     )
     max_hash_slot_num: int = _setting(
-        5_000_000, "hash slots of an index file; fixed by the first start", ge=1, le=_INT_MAX
+        5_000_000,
+        "Hash slots of an index file; fixed at the first start of the store.",
+        ge=1,
+        le=_INT_MAX,
     )
     max_index_num: int = _setting(
-        20_000_000, "entries of an index file; fixed by the first start", ge=2, le=_INT_MAX
+        20_000_000,
+        "Entries of an index file; fixed at the first start of the store.",
+        ge=2,
+        le=_INT_MAX,
     )
-
     append_checksums: bool = _setting(
         False,
-        "each record ends with a checksum of all of it, the property __CRC32#",
+        "End each new record with a checksum of the whole record, in the property __CRC32#.",
         key="enabledAppendPropCRC",
     )
 
-    # -- when they are safe on disk
+    # -- flush
     flush_disk_type: Literal["ASYNC_FLUSH", "SYNC_FLUSH"] = _setting(
-        "ASYNC_FLUSH", "SYNC_FLUSH answers a send when the message is on disk"
+        "ASYNC_FLUSH",
+        "When a send is answered: with SYNC_FLUSH once the message is on disk, with ASYNC_FLUSH"
+        " once it is written.",
     )
     flush_interval_commit_log: int = _setting(
-        500, "time between flushes of the log", unit="ms", ge=1, le=_INT_MAX
+        500, "Interval of flushes of the log.", unit="ms", ge=1, le=_INT_MAX
     )
     flush_commit_log_least_pages: int = _setting(
-        4, "least that is worth such a flush", unit="pages of 4096 bytes", ge=0, le=_INT_MAX
+        4,
+        "Minimum number of dirty pages for a periodic flush of the log.",
+        unit="pages of 4096 bytes",
+        ge=0,
+        le=_INT_MAX,
     )
     flush_commit_log_thorough_interval: int = _setting(
-        10_000, "after this time whatever waits is flushed", unit="ms", ge=1, le=_INT_MAX
+        10_000,
+        "Interval of flushes of the log with any number of dirty pages.",
+        unit="ms",
+        ge=1,
+        le=_INT_MAX,
     )
     flush_interval_consume_queue: int = _setting(
-        1000, "time between flushes of queues", unit="ms", ge=1, le=_INT_MAX
+        1000, "Interval of flushes of the queues.", unit="ms", ge=1, le=_INT_MAX
     )
     flush_consume_queue_least_pages: int = _setting(
-        2, "least that is worth such a flush", unit="pages of 4096 bytes", ge=0, le=_INT_MAX
+        2,
+        "Minimum number of a queue's dirty pages for a periodic flush of the queue.",
+        unit="pages of 4096 bytes",
+        ge=0,
+        le=_INT_MAX,
     )
     flush_consume_queue_thorough_interval: int = _setting(
-        60_000, "after this time whatever waits is flushed", unit="ms", ge=1, le=_INT_MAX
+        60_000,
+        "Interval of flushes of all queues, the index and the checkpoint, with any number of dirty"
+        " pages.",
+        unit="ms",
+        ge=1,
+        le=_INT_MAX,
     )
     flush_consumer_offset_interval: int = _setting(
         5000,
-        "time between saves of consumer offsets",
+        "Interval at which committed consumer offsets are saved.",
         unit="ms",
         reloadable=True,
         ge=1,
         le=_INT_MAX,
     )
 
-    # -- how long they are kept
+    # -- delayed messages
+    message_delay_level: str = _setting(
+        "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
+        "Delays of the delay levels 1, 2, ..., each a number with s, m, h or d.",
+    )
+    flush_delay_offset_interval: int = _setting(
+        10_000,
+        "Interval at which the delay offsets are saved.",
+        unit="ms",
+        reloadable=True,
+        ge=1,
+        le=_INT_MAX,
+    )
+
+    # -- retention
     file_reserved_time: int = _setting(
         72,
-        "age at which log files are removed",
+        "Age since its last write at which a log file expires.",
         unit="hours",
         reloadable=True,
         ge=1,
         le=1_000_000,
     )
     delete_when: str = _setting(
-        "04", "hours of the day in which they are, 00 to 23: HH;HH", reloadable=True
+        "04",
+        "Hours of the day, in local time, in which expired log files are deleted: HH;HH, from 00"
+        " to 23.",
+        reloadable=True,
     )
     disk_max_used_space_ratio: int = _percent(
-        75, "used part of the disk above which they are at any hour (10 to 95 count)"
+        75,
+        "Disk usage (%) above which expired log files are deleted at any hour; clamped to 10–95.",
     )
     disk_space_clean_forcibly_ratio: int = _percent(
-        85, "used part of the disk above which younger ones are, too (30 to 85 count)"
+        85,
+        "Disk usage (%) above which log files are deleted before they expire; clamped to 30–85.",
     )
     disk_space_warning_level_ratio: int = _percent(
-        90, "used part of the disk above which messages are refused (35 to 90 count)"
+        90, "Disk usage (%) above which messages are rejected; clamped to 35–90."
     )
     clean_file_forcibly_enable: bool = _setting(
-        True, "younger files may be removed when the disk is full", reloadable=True
+        True,
+        "Allow the deletion of log files that have not expired when the disk is full.",
+        reloadable=True,
     )
     delete_unconsumed_enable: bool = _setting(
         False,
-        "as the peer, remove also what some consumer group has not consumed",
+        "Let clean-up also delete messages that a consumer group has not consumed, as Apache"
+        " RocketMQ does.",
         reloadable=True,
     )
     staged_messages_reserved_time: int = _setting(
         168,
-        "age at which staged writes are removed that nobody committed",
+        "Age at which uncommitted staged writes are deleted.",
         unit="hours",
         ge=1,
         le=1_000_000,
     )
     clean_resource_interval: int = _setting(
-        10_000, "time between looks for such files", unit="ms", ge=1, le=_INT_MAX
+        10_000, "Interval of checks for files to delete.", unit="ms", ge=1, le=_INT_MAX
     )
     delete_file_batch_max: int = _setting(
-        10, "log files removed at one look", unit="files", reloadable=True, ge=1, le=_INT_MAX
+        10,
+        "Maximum number of log files deleted in one check.",
+        unit="files",
+        reloadable=True,
+        ge=1,
+        le=_INT_MAX,
     )
 
     @field_validator("broker_name", "broker_cluster_name")
@@ -241,7 +334,7 @@ class BrokerConfig(BaseModel):
     @field_validator("broker_ip1")
     @classmethod
     def _is_ip_address(cls, address: str) -> str:
-        # Records hold 4 or 16 bytes of it, which a name does not have.
+        # Records store the address as 4 or 16 bytes, so a host name is not enough.
         try:
             ip_address(address or "0.0.0.0")  # noqa: S104 - parsed, not bound
         except ValueError:
@@ -254,6 +347,13 @@ class BrokerConfig(BaseModel):
         if not all(hour.isdecimal() and int(hour) < 24 for hour in _split_hours(hours)):
             raise ValueError("expected hours from 00 to 23 with ; in between, such as 04 or 02;14")
         return hours
+
+    @field_validator("message_delay_level")
+    @classmethod
+    def _are_delays(cls, levels: str) -> str:
+        if not _DELAYS.fullmatch(levels):
+            raise ValueError("expected delays with blanks in between, such as 1s 5s 10m 2h")
+        return levels
 
     @field_validator("namesrv_addr")
     @classmethod
@@ -283,7 +383,7 @@ class BrokerConfig(BaseModel):
             )
         return self
 
-    # -- what others read --------------------------------------------------------------------------
+    # -- derived values ----------------------------------------------------------------------------
 
     @property
     def nameservers(self) -> list[str]:
@@ -297,11 +397,11 @@ class BrokerConfig(BaseModel):
 
     @property
     def staged_reserved_ms(self) -> int:
-        """Age at which staged writes are removed that nobody committed."""
+        """Age at which uncommitted staged writes are deleted."""
         return self.staged_messages_reserved_time * _HOUR_MS
 
     def store_settings(self, store_host: bytes) -> StoreSettings:
-        """What the store is told.
+        """Settings of the store.
 
         store_host: address and port that records carry; see ``message.encode_host``.
         """
@@ -316,6 +416,7 @@ class BrokerConfig(BaseModel):
             index_entry_count=self.max_index_num,
             store_host=store_host,
             body_bytes_max=self.max_message_size,
+            delay_levels_ms=tuple(map(_delay_ms, self.message_delay_level.split())),
             appends_checksums=self.append_checksums,
             flush="sync" if self.is_sync_flush else "async",
             flush_interval_ms=self.flush_interval_commit_log,
@@ -329,7 +430,7 @@ class BrokerConfig(BaseModel):
         )
 
     def retention(self) -> Retention:
-        """How long the store keeps messages."""
+        """Retention settings of the store."""
         from headrace_broker.store.settings import Retention
 
         return Retention(
@@ -344,23 +445,23 @@ class BrokerConfig(BaseModel):
         )
 
     def check_paths(self) -> None:
-        """Raise ConfigError when the store can't be where it shall be; makes nothing."""
+        """Raise ConfigError if the store can't be in its directory; creates nothing."""
         root = self.store_path_root_dir
-        if reason := why_no_files(root):
+        if reason := folder_problem(root):
             raise ConfigError([f"storePathRootDir={root}: {reason}"])
 
     # -- text --------------------------------------------------------------------------------------
 
     def as_text(self) -> dict[str, str]:
-        """Every key with its value, as they stand in a file; what is not set is left out."""
+        """Every set key with its value, as in a file."""
         values = self.model_dump(by_alias=True, mode="json", exclude_none=True)
         return {key: _text(value) for key, value in values.items()}
 
     def update(self, changes: Mapping[str, str]) -> None:
         """Change reloadable settings, all or none.
 
-        changes: by key of the file. Raises ConfigError for a value that can't be; the keys must
-        have been looked up in ``RELOADABLE``.
+        changes: values by key of the file; all keys must be in ``RELOADABLE``.
+        Raises ConfigError for an invalid value.
         """
         changed = _validate({**self.as_text(), **changes}, {key: key for key in changes})
         for name in type(self).model_fields:
@@ -371,13 +472,17 @@ def _split_hours(hours: str) -> list[str]:
     return [hour.strip() for hour in hours.split(";") if hour.strip()]
 
 
+def _delay_ms(delay: str) -> int:
+    return int(delay[:-1]) * _UNIT_MS[delay[-1]]
+
+
 def _ratio(percent: int, least: int, most: int) -> float:
-    """Within the peer's limits, which it applies without a word."""
+    """A ratio within the peer's limits, which the peer also applies silently."""
     return min(max(percent, least), most) / 100
 
 
 class Setting(NamedTuple):
-    """A row of the table, for docs and samples. default: as in a file; None: found at start."""
+    """A row of the table, for docs and samples. default: None if it depends on the host."""
 
     key: str
     type: str
@@ -433,12 +538,12 @@ _KEYS = [setting.key for setting in settings()]
 def sample() -> str:
     """A commented file with every key at its default: conf/broker.conf."""
     parts = [
-        "# Settings of a headrace broker: key=value, one a line; the rest has its default.",
-        "# Made from the table in broker/headrace_broker/config.py by conf/generate.py.",
+        "# Settings of a headrace broker, one key=value per line; missing keys have defaults.",
+        "# Generated from broker/headrace_broker/config.py by conf/generate.py.",
     ]
     for setting in settings():
         notes = [setting.type, setting.unit, "reloadable" if setting.reloadable else ""]
-        parts.append(f"\n# {setting.explanation} ({', '.join(filter(None, notes))})")
+        parts.append(f"\n# {setting.explanation}\n# ({', '.join(filter(None, notes))})")
         parts.append(f"#{setting.key}={setting.default or ''}")
     return "\n".join(parts) + "\n"
 
@@ -449,8 +554,8 @@ def sample() -> str:
 def load_config(path: Path) -> tuple[BrokerConfig, list[str]]:
     """Read a file of settings; touches nothing else.
 
-    Returns the settings, and warnings about keys that the peer knows and this broker does not need.
-    Raises ConfigError naming file, line, key and what was expected.
+    Returns the settings, and warnings about keys of the peer that this broker ignores.
+    Raises ConfigError with file, line, key and the expected value.
     """
     try:
         text = path.read_text()
@@ -474,10 +579,10 @@ def load_config(path: Path) -> tuple[BrokerConfig, list[str]]:
 
 
 def parse_properties(text: str, place: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Values by key, and where each key stands: ``place:line``.
+    """Values by key, and the place of each key as ``place:line``.
 
     Lines are ``key=value``; empty ones and those that begin with # or ! are skipped.
-    Raises ConfigError for other lines, for keys that stand twice and for lines that go on.
+    Raises ConfigError for other lines, duplicate keys and continuation lines.
     """
     values: dict[str, str] = {}
     places: dict[str, str] = {}
@@ -491,7 +596,7 @@ def parse_properties(text: str, place: str) -> tuple[dict[str, str], dict[str, s
         if not equals or not key:
             problems.append(f"{here}: expected key=value, found {content[:60]!r}")
         elif content.endswith("\\"):
-            problems.append(f"{here}: {key} goes on in the next line: write it in one line")
+            problems.append(f"{here}: {key} continues in the next line: write it in one line")
         elif key in values:
             problems.append(f"{here}: {key} was set at {places[key]}: keep one of them")
         else:
@@ -512,7 +617,7 @@ def _validate(values: Mapping[str, str], places: Mapping[str, str]) -> BrokerCon
 
 
 def _problem(error: Any, places: Mapping[str, str]) -> tuple[str, str]:
-    """Where a value stands, and what is wrong with it."""
+    """The place of a value, and the reason why it is invalid."""
     reason = str(error["msg"]).removeprefix("Value error, ")
     if error["loc"]:
         key = error["loc"][0]

@@ -1,6 +1,6 @@
-"""What the broker does with clients' frames: store, reply, publish, wake, and hold producers back.
+"""The broker's handling of frames: store, reply, publish, wake, and hold producers back.
 
-What a batch stored is in the log before its replies leave, and in its queues right after.
+Messages of a turn are in the log before its replies leave, and in their queues right after.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 log = structlog.get_logger("headrace.broker")
 
 _PRESSURE_TIMEOUT_S = 2.0
-_PRESSURE_LOOK_S = 0.01
+_PRESSURE_POLL_S = 0.01
 
 
 class HoldBack(Protocol):
-    """As ``RemotingServer.hold_back``."""
+    """The signature of ``RemotingServer.hold_back``."""
 
     def __call__(self, channel: ServerChannel, *, is_held_back: bool) -> None:
-        """Stop reading a client, or resume."""
+        """Stop reading from a client, or resume."""
 
 
 class FrameLoop:
-    """The broker's FrameHandler: hands frames to the registry, and what they stored to the store.
+    """The broker's FrameHandler: passes frames to the registry, and commits what they stored.
 
-    on_closed: each is called with a client that is gone.
+    on_closed: each is called with a client that has disconnected.
     """
 
     _registry: Registry
@@ -50,15 +50,15 @@ class FrameLoop:
         self._commit_log = store.commit_log
         self._write_path = store.write_path
         self._on_closed = tuple(on_closed)
-        self._producers_of_batch: list[ServerChannel] = []
+        self._producers_of_turn: list[ServerChannel] = []
         self._held_back: list[ServerChannel] = []
         self._under_pressure = trio.Event()
 
     def connect(self, registry: Registry, hold_back: HoldBack) -> None:
-        """Name who serves the frames, and who stops reading those of a client; before the first.
+        """Set the registry that serves frames, and the function that pauses a client.
 
-        No arguments of the constructor: the server is made with its FrameHandler, and the registry
-        with the server, which is told of failed requests.
+        Must be called before the first frame. These are not arguments of the constructor, because
+        the server needs its FrameHandler, and the registry needs the server to report errors.
         """
         self._registry = registry
         self._hold_back = hold_back
@@ -71,14 +71,14 @@ class FrameLoop:
         try:
             return self._registry.handle(channel, frames)
         finally:
-            # Also when something that can't be read came after what was stored.
+            # Also if an unreadable frame followed those that stored messages.
             if commit_log.max_offset != end:
-                self._producers_of_batch.append(channel)
+                self._producers_of_turn.append(channel)
 
     def serve_again(
         self, server: RemotingServer, channel: ServerChannel, serve: Callable[[], object]
     ) -> None:
-        """Serve a request that had to wait; what it stores is published as that of ``handle``."""
+        """Serve a request that had to wait; its messages are published like those of ``handle``."""
         server.alone(channel, partial(self._serve_storing, channel, serve))
 
     def _serve_storing(self, channel: ServerChannel, serve: Callable[[], object]) -> None:
@@ -89,16 +89,16 @@ class FrameLoop:
             serve()
         finally:
             if commit_log.max_offset != end:
-                self._producers_of_batch.append(channel)
+                self._producers_of_turn.append(channel)
 
-    def finish_batch(self) -> None:
-        """Bring what the batch stored into the log."""
-        if self._producers_of_batch:
+    def finish_turn(self) -> None:
+        """Write the messages of the turn to the log."""
+        if self._producers_of_turn:
             self._write_path.commit()
 
     def replied(self) -> None:
-        """Publish what the batch stored, which wakes the pulls that wait for it."""
-        producers, self._producers_of_batch = self._producers_of_batch, []
+        """Publish the messages of the turn, which wakes the requests that wait for them."""
+        producers, self._producers_of_turn = self._producers_of_turn, []
         if producers:
             self._write_path.publish()
             if self._write_path.pressure():
@@ -111,23 +111,23 @@ class FrameLoop:
         self._under_pressure.set()
 
     def closed(self, channel: ServerChannel) -> None:
-        """Forget a client that is gone."""
-        for forget in self._on_closed:
-            forget(channel)
+        """Remove a client that has disconnected."""
+        for remove in self._on_closed:
+            remove(channel)
 
     async def relieve_pressure(self) -> None:
-        """Let producers go on when dispatch has caught up, or when they have waited long enough.
+        """Resume reading from producers once dispatch has caught up, or after a timeout.
 
-        Those that waited in vain fill the rest of the ring and then get SYSTEM_BUSY.
+        After a timeout they fill the rest of the ring, and then get SYSTEM_BUSY.
         """
         while True:
             await self._under_pressure.wait()
             with trio.move_on_after(_PRESSURE_TIMEOUT_S):
                 while self._write_path.pressure():
-                    await trio.sleep(_PRESSURE_LOOK_S)
+                    await trio.sleep(_PRESSURE_POLL_S)
                     self._write_path.publish()
             if taker := self._write_path.pressure():
-                log.warning("dispatch is behind, sends will be refused", taker=taker)
+                log.warning("dispatch is behind, sends will be rejected", taker=taker)
             self._under_pressure = trio.Event()
             held_back, self._held_back = self._held_back, []
             for channel in held_back:

@@ -1,4 +1,4 @@
-"""What clients hold and what kept them waiting, for the runtime info."""
+"""Resources held by clients, stalls and errors, for the runtime info."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ import trio
 from headrace_daemon.logs import dropped_log_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from headrace_broker.consumer.long_polling import LongPolling
     from headrace_broker.persistence import SavedFile
-    from headrace_broker.store.followers.followers import Followers
     from headrace_daemon.services import Services
     from headrace_daemon.serving.server import RemotingServer
     from headrace_daemon.watchdog import Watchdog
 
 
 class Health:
-    """Counts of a running broker; saved_files: those that services write."""
+    """Counts of a running broker.
+
+    saved_files: files that services write. features: functions that return what features report.
+    """
 
     def __init__(
         self,
@@ -26,23 +30,23 @@ class Health:
         long_polling: LongPolling,
         watchdog: Watchdog,
         supervisor: Services,
-        followers: Followers,
+        features: tuple[Callable[[], Mapping[str, str]], ...],
         saved_files: tuple[SavedFile, ...],
     ) -> None:
         self._server = server
         self._long_polling = long_polling
         self._watchdog = watchdog
         self._supervisor = supervisor
-        self._followers = followers
+        self._features = features
         self._saved_files = saved_files
 
     def __call__(self) -> dict[str, str]:
-        """By name, as GET_BROKER_RUNTIME_INFO answers them."""
+        """The counts by their names in the answer to GET_BROKER_RUNTIME_INFO."""
         stall = self._watchdog.longest
         return {
             "connectionCount": str(len(self._server.channels)),
             "heldPullCount": str(self._long_polling.held_count),
-            # Of the whole event loop: of a broker in somebody's program, with the program's own.
+            # The tasks of the whole loop, including those of a program that embeds the broker.
             "taskCount": str(trio.lowlevel.current_statistics().tasks_living),
             "heldBytes": str(self._server.held_bytes),
             "longestLoopStallMs": f"{stall.ms:.1f}",
@@ -51,7 +55,7 @@ class Health:
             "loopStallCount": str(self._watchdog.stall_count),
             "longestGarbageCollectionMs": f"{self._watchdog.longest_collection_ms:.1f}",
             "droppedLogLines": str(dropped_log_lines()),
-            **self._followers.runtime_info(),
+            **{name: value for info in self._features for name, value in info().items()},
             "unexpectedErrors": str(self._unexpected_errors()),
         }
 

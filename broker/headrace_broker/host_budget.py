@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from headrace_protocol.serving import Channel
 
-# Some 20,000 groups or 60,000 topics.
+# About 20,000 groups or 60,000 topics.
 HOST_BYTES_MAX = 64 * 1024 * 1024
 _IPV4_BYTES = 8
 
@@ -34,7 +34,7 @@ class Host(bytes):
 
 
 class HostBudget:
-    """Counts bytes by host, and rejects entries above the bound.
+    """Counts bytes by host, and rejects entries beyond the bound.
 
     Entries loaded at the start count for no host.
     """
@@ -49,9 +49,9 @@ class HostBudget:
         return self._host_bytes[host]
 
     def keep(self, host: Host, entry: Hashable, entry_bytes: int) -> None:
-        """Count an entry of some table, new or replaced, for ``host``.
+        """Count a new or replaced entry of some table for ``host``.
 
-        Raises RequestError, and changes nothing, when the host would exceed its bound.
+        Raises RequestError, and changes nothing, if the host would exceed its bound.
         """
         owner, owned_bytes = self._kept.get(entry, (host, 0))
         freed_bytes = owned_bytes if owner == host else 0
@@ -59,7 +59,7 @@ class HostBudget:
             raise RequestError(
                 ResponseCode.NO_PERMISSION,
                 "groups, topics, offsets, locks and staged writes created by requests of your "
-                f"host take {self._bytes_max >> 20} MiB, the most for one host: delete some, or "
+                f"host take {self._bytes_max >> 20} MiB, the maximum for a host: delete some, or "
                 "create topics and groups with `headrace topic create` and mqadmin "
                 "updateSubGroup, which do not count",
             )

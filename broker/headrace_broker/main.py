@@ -1,4 +1,4 @@
-"""The broker's own command line, without any client code: ``python -m headrace_broker.main``."""
+"""Command line of the broker alone, without client code: ``python -m headrace_broker.main``."""
 
 from __future__ import annotations
 
@@ -23,12 +23,22 @@ if TYPE_CHECKING:
 def serve(config: Path, *, check_config: bool, log_level: str) -> None:
     """Run a broker until SIGINT or SIGTERM.
 
-    check_config: only read the file, and print its warnings.
-    Raises ConfigError, or, in an ExceptionGroup, what ``Broker.run`` raises.
+    check_config: only read the file, and print its warnings and what was checked.
+    Raises ConfigError, or the errors of ``Broker.run`` in an ExceptionGroup.
     """
     settings, warnings = load_config(config)
+    if not settings.nameservers:
+        warnings.append(
+            f"{config}: namesrvAddr is not set, so no client will find this broker: name the "
+            "nameservers to register with"
+        )
     if check_config:
         sys.stderr.writelines(f"headrace: {warning}\n" for warning in warnings)
+        sys.stderr.write(
+            f"{config} is valid: broker {settings.broker_name} on {settings.bind_address}:"
+            f"{settings.listen_port}, store {settings.store_path_root_dir}, nameservers "
+            f"{settings.namesrv_addr or 'none'}\n"
+        )
         return
     configure_logs(log_level)
     log_warnings(warnings)

@@ -1,6 +1,6 @@
-"""How the broker is doing, over HTTP: for what starts, watches and restarts it.
+"""Health checks over HTTP, for systems that start, watch and restart a broker.
 
-It is there before the store is opened. Source: deploy/README.md "Health checks".
+Served even before the store is open. Source: deploy/README.md "Health checks".
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _TIMEOUT_S = 1.0
 _CLIENTS_MAX = 64
 _TURN_S = 1.0
 # Far above the longest step that any request may cause.
-_STILL_S_MAX = 10.0
+_STALL_S_MAX = 10.0
 
 
 class State(StrEnum):
-    """Of a broker, in the order in which it goes through them."""
+    """State of a broker, in the order of its life."""
 
     LOADING = "loading"
     SERVING = "serving"
@@ -39,13 +39,12 @@ class State(StrEnum):
 
 @dataclass(slots=True)
 class Readiness:
-    """Where a broker stands; written by its loop and threads, read by the monitor's thread.
+    """Progress and health of a broker; written by its loop and threads, read by the monitor's.
 
-    done_queues, queue_count: how many ConsumeQueues a start has looked at, and how many there are.
-    done_bytes, bytes_max: how much of the log it has read anew after that, and the most that it
-    will.
-    failure: called while it serves, for why messages are refused until the next start, or None.
-    followers: called while it serves, for how far behind each follower of the store is.
+    done_queues, queue_count: ConsumeQueues that the start has checked, and their total.
+    done_bytes, bytes_max: bytes of the log that it has read again after that, and the maximum.
+    failure: while serving, returns why sends are rejected until the next start, or None.
+    followers: while serving, returns how far behind each follower of the store is.
     """
 
     state: State = State.LOADING
@@ -57,7 +56,7 @@ class Readiness:
     followers: Callable[[], dict[str, dict[str, Any]]] = dict
 
     def report(self) -> tuple[bool, dict[str, Any]]:
-        """Whether messages are taken, and what to tell."""
+        """Whether the broker accepts messages, and the details for the answer."""
         report: dict[str, Any] = {"state": self.state}
         if self.state is State.LOADING:
             report |= {
@@ -78,11 +77,11 @@ class Readiness:
 class Monitor:
     """Answers GET and HEAD of /live and /ready, one request for each connection.
 
-    Runs in a thread with its own loop, so that no answer waits for the broker's loop; /live says
-    whether that loop still turns. Each client has a second for its request, and the oldest of too
-    many is disconnected.
+    Runs in a thread with its own loop, so that answers don't wait for the broker's loop; /live
+    reports whether that loop is stalled. Each client has a second for its request; if there are
+    too many clients, the oldest is disconnected.
 
-    host, port: to listen on; port 0 takes any free one.
+    host, port: to listen on; port 0 takes any free port.
     """
 
     def __init__(self, readiness: Readiness, host: str, port: int) -> None:
@@ -90,14 +89,14 @@ class Monitor:
         self._host = host
         self._port = port
         self._turned_at = monotonic()
-        # Connected clients, the oldest first.
+        # Connected clients, oldest first.
         self._clients: dict[trio.CancelScope, None] = {}
         self._is_stopping = False
         self._stop: Callable[[], None] = lambda: None
         self._thread = trio.CapacityLimiter(1)
 
     async def run(self, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled; started with the port. Raises OSError for the address."""
+        """Serve until cancelled; reports started with the port. Raises OSError for the address."""
         with listen(self._host, self._port) as bound:
             self._port = bound.getsockname()[1]
             self._is_stopping = False
@@ -117,7 +116,7 @@ class Monitor:
             self._stop()
 
     async def _serve(self, bound: socket.socket) -> None:
-        """In the thread."""
+        """Serve until stopped; runs in the thread."""
         with trio.CancelScope() as scope:
             token = trio.lowlevel.current_trio_token()
             self._stop = lambda: _call_soon(token, scope.cancel)
@@ -147,23 +146,23 @@ class Monitor:
         method, _, rest = head.partition(b" ")
         path = rest.partition(b" ")[0].partition(b"?")[0]
         if not head.endswith(b"\r\n\r\n"):
-            answer = HTTPStatus.BAD_REQUEST, {"problem": "that is no HTTP request"}
+            answer = HTTPStatus.BAD_REQUEST, {"problem": "not an HTTP request"}
         elif method not in {b"GET", b"HEAD"}:
-            answer = HTTPStatus.METHOD_NOT_ALLOWED, {"problem": "only GET and HEAD are answered"}
+            answer = HTTPStatus.METHOD_NOT_ALLOWED, {"problem": "only GET and HEAD are allowed"}
         elif path == b"/live":
             answer = self._live()
         elif path == b"/ready":
             is_ready, report = self._readiness.report()
             answer = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE, report
         else:
-            answer = HTTPStatus.NOT_FOUND, {"problem": "there are /live and /ready"}
+            answer = HTTPStatus.NOT_FOUND, {"problem": "not found: use /live or /ready"}
         return _encode(*answer, has_body=method != b"HEAD")
 
     def _live(self) -> tuple[HTTPStatus, dict[str, Any]]:
-        still_s = monotonic() - self._turned_at
-        if still_s < _STILL_S_MAX:
+        stalled_s = monotonic() - self._turned_at
+        if stalled_s < _STALL_S_MAX:
             return HTTPStatus.OK, {}
-        problem = f"the broker's loop has not turned for {still_s:.0f} s"
+        problem = f"the broker's loop has been stalled for {stalled_s:.0f} s"
         return HTTPStatus.SERVICE_UNAVAILABLE, {"problem": problem}
 
 
@@ -173,7 +172,7 @@ def _call_soon(token: trio.lowlevel.TrioToken, function: Callable[[], None]) -> 
 
 
 async def _receive_head(stream: trio.SocketStream) -> bytes:
-    """A request up to its empty line, or as much of it as may come."""
+    """A request up to its empty line, or as much of it as fits and arrives."""
     head = b""
     while not head.endswith(b"\r\n\r\n") and len(head) < _HEAD_BYTES_MAX:
         data = await stream.receive_some(_HEAD_BYTES_MAX - len(head))

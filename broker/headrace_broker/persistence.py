@@ -1,4 +1,4 @@
-"""What the tables of ``config/*.json`` share: reading them, and writing them off the loop."""
+"""Shared code of the tables in ``config/*.json``: reading them, and writing them off the loop."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ Table = TypeVar("Table")
 Item = TypeVar("Item")
 
 _RETRY_S = 1.0
-# An error that is not the disk's will probably recur.
+# Errors other than the disk's will probably recur.
 _UNEXPECTED_RETRY_S = 60.0
 _ITEMS_AT_ONCE = 20  # half a millisecond of structs
 
 
 def load_table(file: ConfigFile, parse: Callable[[bytes], Table]) -> Table | None:
-    """What ``parse`` makes of a file, or of its backup; None when neither exists.
+    """The table parsed from a file or its backup; None if neither exists.
 
-    parse: raises ValueError for what it can't read. Raises StoreFormatError.
+    parse: raises ValueError for invalid data. Raises StoreFormatError.
     """
     table = file.read(parse)
     if file.source is ConfigSource.BACKUP:
         log.warning(
-            "file damaged or missing, its backup was read: the last changes may be lost",
+            "file damaged or missing, backup used: the last changes may be lost",
             path=str(file.path),
             problem=file.problem,
         )
@@ -48,16 +48,16 @@ def load_table(file: ConfigFile, parse: Callable[[bytes], Table]) -> Table | Non
 
 
 def warn_if_missing(file: ConfigFile, meaning: str) -> None:
-    """Warn that a file which every store has is missing beside a log that has messages.
+    """Warn if a file that every store has is missing although the log has messages.
 
-    meaning: what it is to users that the table starts empty.
+    meaning: consequence for users of starting with an empty table.
     """
     if any((file.path.parent.parent / "commitlog").glob("*")):
         log.warning(
-            "file missing beside a log with messages, starts empty",
+            "file missing beside a log with messages, starting with an empty table",
             path=str(file.path),
             meaning=meaning,
-            remedy="if it was lost, stop this broker and put a copy of it in its place",
+            remedy="if it was lost, stop this broker and restore a copy of it",
         )
 
 
@@ -72,32 +72,33 @@ def next_version(version: DataVersion, now_ms: int) -> DataVersion:
 
 
 def file_text(fields: Mapping[str, bytes]) -> bytes:
-    """A file as the peer writes it, of fields that are written already."""
+    """A file in the peer's layout, from encoded fields."""
     lines = (b'"%s":%s' % (name.encode(), text) for name, text in fields.items())
     return b"{\n\t" + b",\n\t".join(lines) + b"\n}"
 
 
 def field_text(value: Any, level: int = 1) -> bytes:
-    """A value as it stands in a file, that many levels deep."""
+    """A value encoded as in a file, indented by ``level``."""
     return fastjson.dumps(value, pretty=True).replace(b"\n", b"\n" + b"\t" * level)
 
 
 def table_text(lines: Iterable[bytes]) -> bytes:
-    """A field of a file that is a table, of entries that are written already."""
+    """A table as a field of a file, from encoded entries."""
     text = b",\n\t\t".join(lines)
     return b"{\n\t\t" + text + b"\n\t}" if text else b"{}"
 
 
 class TableText:
-    """A table as it stands in its file; writes only the entries that are others than before."""
+    """The encoded form of a table; encodes only entries that changed since the last call."""
 
     def __init__(self) -> None:
         self._entries: dict[str, tuple[msgspec.Struct, bytes]] = {}
 
     def text(self, table: Mapping[str, msgspec.Struct]) -> bytes:
-        """For one thread at a time; entries are replaced, never changed.
+        """The table as a field of its file; for one thread at a time.
 
-        Raises ValueError naming an entry that a start could not read back.
+        table: entries are replaced, never changed.
+        Raises ValueError naming an entry that the next start could not read back.
         """
         entries = self._entries
         for name in [name for name in entries if name not in table]:
@@ -114,16 +115,16 @@ _NONE = (None, b"")
 def _entry_text(name: str, value: msgspec.Struct) -> bytes:
     try:
         line = fastjson.dumps(name) + b":" + field_text(value, 2)
-        # Nested as deep as in the file.
+        # Nested as deeply as in the file.
         table_type: Any = dict[str, dict[str, type(value)]]  # type: ignore[misc]
         fastjson.decode(b'{"":{%s}}' % line, table_type)
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{name} can't be written: {error}; delete it or change it") from error
+        raise ValueError(f"{name} can't be encoded: {error}; delete or change it") from error
     return line
 
 
 def with_breaks(items: Iterable[Item]) -> Iterable[Item]:
-    """The items; now and then the loop's thread gets the interpreter, else it waits 5 ms for it."""
+    """The items; yields the interpreter lock now and then, which the loop would wait 5 ms for."""
     for number, item in enumerate(items, 1):
         if not number % _ITEMS_AT_ONCE:
             time.sleep(0)
@@ -134,13 +135,13 @@ def with_breaks(items: Iterable[Item]) -> Iterable[Item]:
 
 
 class SavedFile:
-    """A file that follows a table.
+    """The file of a table, written after every change.
 
-    Before ``run`` and after it a change is written at once. While it runs a thread writes, and all
-    changes made meanwhile become the next write.
+    While ``run`` runs, a thread writes, and all changes made meanwhile share the next write.
+    Otherwise a change is written at once.
 
-    snapshot: called in the loop's thread; returns what gives the text in another one.
-    unexpected_errors: how many writes failed for a reason other than the disk.
+    snapshot: called in the loop's thread; returns a function that encodes the file in another.
+    unexpected_errors: number of writes that failed for a reason other than the disk.
     """
 
     def __init__(self, file: ConfigFile, snapshot: Callable[[], Callable[[], bytes]]) -> None:
@@ -149,63 +150,63 @@ class SavedFile:
         self.unexpected_errors = 0
         self._change_count = self._saved_count = 0
         self._is_running = False
-        self._asked = trio.Event()
+        self._save_requested = trio.Event()
         self._waiting: list[tuple[int, Callable[[Exception | None], None]]] = []
 
     def changed(self) -> None:
-        """The table is another now. Raises OSError when it is written at once."""
+        """Save the table, which has changed. Raises OSError if it is written at once."""
         self._change_count += 1
         if self._is_running:
-            self._asked.set()
+            self._save_requested.set()
         else:
             self.finish()
 
     def when_saved(self, callback: Callable[[Exception | None], None]) -> None:
-        """Call back once all changes so far are on disk, or with the error that keeps them."""
+        """Call back once all changes so far are on disk, or with the error that prevented it."""
         if self._saved_count == self._change_count:
             callback(None)
         else:
             self._waiting.append((self._change_count, callback))
 
-    async def saved(self) -> None:
-        """Wait until all changes so far are on disk, or can't be brought there."""
+    async def wait_saved(self) -> None:
+        """Wait until all changes so far are on disk, or saving them has failed."""
         is_saved = trio.Event()
         self.when_saved(lambda _error: is_saved.set())
         await is_saved.wait()
 
     async def run(self) -> None:
-        """Write what changes until cancelled; retry what can't be written."""
+        """Write changes until cancelled; retry failed writes."""
         self._is_running = True
         if self._saved_count != self._change_count:  # the last run failed before saving
-            self._asked.set()
+            self._save_requested.set()
         try:
             while True:
-                await self._asked.wait()
-                self._asked = trio.Event()
+                await self._save_requested.wait()
+                self._save_requested = trio.Event()
                 if (problem := await self._save()) is not None:
-                    self._asked.set()
+                    self._save_requested.set()
                     is_disk = isinstance(problem, OSError)
                     await trio.sleep(_RETRY_S if is_disk else _UNEXPECTED_RETRY_S)
         finally:
             self._is_running = False
 
     def finish(self) -> None:
-        """Write now what is not yet written. Raises OSError."""
+        """Write unsaved changes now. Raises OSError."""
         if self._saved_count != self._change_count:
             self._file.save(self._snapshot()())
             self._answer(self._change_count, None)
 
     async def _save(self) -> Exception | None:
-        """Returns the error that prevented the write, if any."""
+        """Write the table; return the error that prevented it, if any."""
         count = self._change_count
         problem: Exception | None = None
         try:
             text = self._snapshot()
             await trio.to_thread.run_sync(lambda: self._file.save(text()))
         except OSError as error:
-            log.error("not saved, trying on", path=str(self._file.path), reason=str(error))
+            log.error("table not saved, retrying", path=str(self._file.path), reason=str(error))
             problem = error
-        except Exception as error:  # one bad entry must not end the daemon
+        except Exception as error:  # an entry that can't be encoded must not end the daemon
             log.error("table not saved, retrying", path=str(self._file.path), exc_info=error)
             self.unexpected_errors += 1
             problem = error
@@ -216,8 +217,8 @@ class SavedFile:
         if problem is None:
             self._saved_count = count
         waiting, self._waiting = self._waiting, []
-        for wanted, callback in waiting:
-            if wanted <= count:
+        for change_count, callback in waiting:
+            if change_count <= count:
                 callback(problem)
             else:
-                self._waiting.append((wanted, callback))
+                self._waiting.append((change_count, callback))

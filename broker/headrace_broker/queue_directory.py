@@ -1,17 +1,17 @@
-"""Who serves a queue: this broker, another one, or nobody.
+"""The place of a queue: this broker, another one, or nowhere.
 
-Each request goes header -> place -> work: it names a topic, a queue and its use of the queue, and
-gets a place. The rules, in this order:
+Every request for a queue goes header -> place -> work. It names a topic, a queue and its use of the
+queue, and gets a place by these rules, in order:
 
 1. The topic exists.
 2. Broker and topic permit the use.
-3. The first of ``places`` that answers decides.
-4. The topic has such a queue, or the queue still holds messages and is only looked at.
-5. The queue is read through the first of ``sources`` that answers, else from the store.
+3. The first of ``places`` that returns a place decides.
+4. The topic has the queue; or the queue still holds messages, and the use doesn't create queues.
+5. The queue is read through the first source that one of ``sources`` returns, else from the store.
 
-A feature that moves queues adds a function to ``places``, one that stores messages elsewhere adds
-a function to ``sources``. Both are asked once per queue and change of the topics, not per request;
-whoever gives a queue another place or source calls ``TopicTable.lookups_changed``.
+A feature that moves queues adds a function to ``places``; one that stores messages elsewhere adds
+a function to ``sources``. Results are cached until topics change. Code that gives a queue another
+place or source must call ``TopicTable.lookups_changed``.
 
 Source: docs/protocol.md "Topics"; tests/broker/test_queue_directory.py.
 """
@@ -38,29 +38,34 @@ if TYPE_CHECKING:
 
 
 class Use(enum.Enum):
-    """What a request wants of a queue.
+    """The use that a request makes of a queue.
 
-    SEND and PULL need a permission and make the queue in memory. BEGIN asks where reading can
-    begin: at the oldest message, or at a time. LOOK is everything else about one queue: its end,
-    its units, the progress of a group. LIST is LOOK for each queue of a topic, as in statistics.
+    SEND and PULL need a permission and create the queue in memory. DELIVER is a SEND of the
+    broker's own, for a message that waited. BEGIN finds where reading can begin: at the oldest
+    message, or at a time. INSPECT is everything else about one queue: its end, its units, the
+    progress of a group. LIST is INSPECT for each queue of a topic, as in statistics.
     """
 
     SEND = enum.auto()
+    DELIVER = enum.auto()
     PULL = enum.auto()
     BEGIN = enum.auto()
-    LOOK = enum.auto()
+    INSPECT = enum.auto()
     LIST = enum.auto()
 
     @property
-    def makes_queue(self) -> bool:
-        """Whether a queue is made that nothing was written to yet."""
-        return self is Use.SEND or self is Use.PULL
+    def creates_queue(self) -> bool:
+        """Whether the queue is created if nothing has been written to it yet."""
+        return self in _CREATES_QUEUE
+
+
+_CREATES_QUEUE: Final = frozenset((Use.SEND, Use.DELIVER, Use.PULL))
 
 
 class Source(Protocol):
-    """Where the messages of one queue are read. Each method but ``known_range`` may raise NotReady.
+    """A reader of the messages of one queue. Offsets are those that clients see.
 
-    Offsets are those that clients see.
+    Every method except ``known_range`` may raise NotReady.
     """
 
     def get(
@@ -71,7 +76,7 @@ class Source(Protocol):
         tags: frozenset[int] | None,
         /,
     ) -> GetResult:
-        """Records from ``queue_offset`` on, as ``StoreSource.get``."""
+        """Records from ``queue_offset`` on; see ``StoreSource.get``."""
 
     def get_bulk(
         self,
@@ -81,22 +86,22 @@ class Source(Protocol):
         tags: frozenset[int] | None,
         /,
     ) -> GetResult:
-        """As ``get``, with the records' units before them."""
+        """Like ``get``, with the units of the records in front."""
 
     def min_offset(self) -> int:
-        """The oldest message."""
+        """Offset of the oldest message."""
 
     def max_offset(self) -> int:
-        """Just after the newest message."""
+        """One past the offset of the newest message."""
 
     def known_range(self) -> tuple[int, int]:
-        """``min_offset`` as far as it is known, and ``max_offset``, at once."""
+        """``min_offset`` as far as it is known, and ``max_offset``; never waits."""
 
     def offset_by_time(self, timestamp_ms: int, boundary: Boundary = "LOWER", /) -> int:
-        """The offset for a store time, as ``StoreSource.offset_by_time``."""
+        """Offset for a store time; see ``StoreSource.offset_by_time``."""
 
     def store_time_at(self, queue_offset: int, /) -> int | None:
-        """When a message was stored; None if it is not there."""
+        """Store time of a message in ms; None if the queue doesn't have the message."""
 
     def unit(self, queue_offset: int, /) -> tuple[int, int, int]:
         """Physical offset, size and tags code of a message between min_offset and max_offset."""
@@ -105,8 +110,8 @@ class Source(Protocol):
 class Here(NamedTuple):
     """A queue that this broker serves.
 
-    queue: what is appended to, and where held pulls wait. None if nothing was ever written to the
-    queue and it is only looked at.
+    queue: appended to by sends, waited on by held pulls. None if nothing was ever written to it and
+    the use doesn't create queues.
     """
 
     queue: StoreQueue | None
@@ -119,11 +124,11 @@ class Elsewhere(NamedTuple):
     broker_name: str
     address: str
 
-    def refusal(self, topic: str, queue_id: int) -> RequestError:
-        """The answer to any request for the queue that is not handed on.
+    def rejection(self, topic: str, queue_id: int) -> RequestError:
+        """The error for any request for the queue that is not forwarded.
 
-        Apache's broker answers NOT_LEADER_FOR_QUEUE whatever is asked, and its clients ask for the
-        route again.
+        Apache's broker answers every such request with NOT_LEADER_FOR_QUEUE, and its clients then
+        fetch the route again.
         """
         return RequestError(
             ResponseCode.NOT_LEADER_FOR_QUEUE,
@@ -135,36 +140,37 @@ class Elsewhere(NamedTuple):
 Place = Here | Elsewhere | RequestError
 
 
-BeforeMade = Callable[[bool], None]
+BeforeCreate = Callable[[bool], None]
 
 
 def _allow(_is_new: bool) -> None:
     pass
 
 
-class Asked(NamedTuple):
-    """What a place is looked up for; a negative queue id of a SEND leaves the choice open.
+class Lookup(NamedTuple):
+    """A request for the place of a queue.
 
-    before_made: called before a queue is made in memory, with whether it is new; raises
+    queue_id: negative in a SEND that leaves the choice of the queue to the broker.
+    before_create: called before the queue is created in memory, with whether it is new; raises
     RequestError to prevent that.
     """
 
     topic: TopicConfig
     queue_id: int
     use: Use
-    before_made: BeforeMade = _allow
+    before_create: BeforeCreate = _allow
 
 
-FindPlace = Callable[["QueueDirectory", Asked], Place | None]
-FindSource = Callable[[Asked, "StoreQueue"], Source | None]
+FindPlace = Callable[["QueueDirectory", Lookup], Place | None]
+FindSource = Callable[[Lookup, "StoreQueue"], Source | None]
 
 _EMPTY: Final = EmptySource()
-# Of some 300 bytes each.
-_KEPT_MAX: Final = 10_000
+# About 300 bytes each.
+_CACHED_MAX: Final = 10_000
 
 
 class QueueDirectory:
-    """Looks up places."""
+    """Looks up the places of queues, and caches those that are here."""
 
     def __init__(
         self,
@@ -174,64 +180,69 @@ class QueueDirectory:
         places: Sequence[FindPlace] = (),
         sources: Sequence[FindSource] = (),
     ) -> None:
-        """places, sources: asked in order; the first that does not return None decides."""
+        """places, sources: called in order; the first result that is not None decides."""
         self._broker_name = broker_name
         self._store = store
         self._topics = topics
         self._places = places
         self._sources = sources
-        # Queues that were looked at; sends and pulls keep theirs with more that they look up.
-        self._kept: dict[tuple[str, int, Use], Here] = {}
-        self._kept_change = -1
+        # Sends and pulls have caches of their own, with more than the place.
+        self._cache: dict[tuple[str, int, Use], Here] = {}
+        self._cache_change = -1
 
     def resolve(
-        self, topic: str, queue_id: int, use: Use, before_made: BeforeMade = _allow
+        self, topic: str, queue_id: int, use: Use, before_create: BeforeCreate = _allow
     ) -> Place:
-        """Where a queue is served, or why it is not. Raises NotReady.
+        """The place of a queue, or why it has none. Raises NotReady.
 
-        before_made: see ``Asked``.
+        before_create: see ``Lookup``.
         """
-        if self._kept_change != self._topics.change_count or len(self._kept) >= _KEPT_MAX:
-            self._kept.clear()
-            self._kept_change = self._topics.change_count
-        kept = self._kept.get((topic, queue_id, use))
-        if kept is not None:
-            return kept
-        place = self._look_up(topic, queue_id, use, before_made)
-        # A queue that nothing was written to yet is made without a change of the tables.
-        if isinstance(place, Here) and place.queue is not None and not use.makes_queue:
-            self._kept[topic, queue_id, use] = place
+        if self._cache_change != self._topics.change_count or len(self._cache) >= _CACHED_MAX:
+            self._cache.clear()
+            self._cache_change = self._topics.change_count
+        cached = self._cache.get((topic, queue_id, use))
+        if cached is not None:
+            return cached
+        place = self._look_up(topic, queue_id, use, before_create)
+        # Topics don't change when the first send creates a queue, so its absence is not cached.
+        if isinstance(place, Here) and place.queue is not None and not use.creates_queue:
+            self._cache[topic, queue_id, use] = place
         return place
 
-    def _look_up(self, topic: str, queue_id: int, use: Use, before_made: BeforeMade) -> Place:
+    def _look_up(self, topic: str, queue_id: int, use: Use, before_create: BeforeCreate) -> Place:
         try:
-            asked = Asked(self._permitted(topic, use), queue_id, use, before_made)
+            lookup = Lookup(self._permitted_topic(topic, use), queue_id, use, before_create)
             for find_place in self._places:
-                if (place := find_place(self, asked)) is not None:
+                if (place := find_place(self, lookup)) is not None:
                     return place
-            return self.local(asked)
+            return self.local(lookup)
         except RequestError as error:
             return error
 
-    def serve(self, topic: str, queue_id: int, use: Use, before_made: BeforeMade = _allow) -> Here:
-        """A queue that must be here. Raises RequestError, NotReady. before_made: see ``Asked``."""
-        place = self.resolve(topic, queue_id, use, before_made)
+    def serve(
+        self, topic: str, queue_id: int, use: Use, before_create: BeforeCreate = _allow
+    ) -> Here:
+        """A queue that must be here. Raises RequestError, NotReady.
+
+        before_create: see ``Lookup``.
+        """
+        place = self.resolve(topic, queue_id, use, before_create)
         if isinstance(place, Here):
             return place
-        raise place.refusal(topic, queue_id) if isinstance(place, Elsewhere) else place
+        raise place.rejection(topic, queue_id) if isinstance(place, Elsewhere) else place
 
     def find(self, topic: str, queue_id: int, use: Use) -> Here | None:
-        """A queue that need not be there.
+        """A queue that need not exist; None if it doesn't, or may not be used.
 
         Raises RequestError only if another broker serves the queue; NotReady.
         """
         place = self.resolve(topic, queue_id, use)
         if isinstance(place, Elsewhere):
-            raise place.refusal(topic, queue_id)
+            raise place.rejection(topic, queue_id)
         return place if isinstance(place, Here) else None
 
-    def listed(self, topic: str, queue_id: int) -> Source | None:
-        """The source of a queue for LIST; None if another broker serves it.
+    def source_to_list(self, topic: str, queue_id: int) -> Source | None:
+        """The source of a queue for LIST; None if another broker serves the queue.
 
         Raises RequestError, NotReady.
         """
@@ -240,53 +251,55 @@ class QueueDirectory:
             raise place
         return place.source if isinstance(place, Here) else None
 
-    def local(self, asked: Asked) -> Here:
-        """A queue as this broker has it, whatever ``places`` say. Raises RequestError."""
-        queue = self._queue(asked)
-        return Here(queue, _EMPTY if queue is None else self._source(asked, queue))
+    def local(self, lookup: Lookup) -> Here:
+        """This broker's own queue, without asking ``places``. Raises RequestError."""
+        queue = self._queue(lookup)
+        return Here(queue, _EMPTY if queue is None else self._source(lookup, queue))
 
-    def _permitted(self, topic: str, use: Use) -> TopicConfig:
+    def _permitted_topic(self, topic: str, use: Use) -> TopicConfig:
         if use is Use.PULL:
             return self._topics.check_readable(topic)
         config = self._topics.expect(topic)
         if use is Use.SEND:
             self._topics.check_writable(config)
+        elif use is Use.DELIVER:
+            self._topics.check_deliverable(config)
         return config
 
-    def _queue(self, asked: Asked) -> StoreQueue | None:
-        topic, queue_id, use, before_made = asked
+    def _queue(self, lookup: Lookup) -> StoreQueue | None:
+        topic, queue_id, use, before_create = lookup
         if use is Use.SEND and queue_id < 0:
             queue_id = _any_queue(topic)
         name = topic.topic_name
         queue = self._store.find_queue(name, queue_id)
-        if queue is not None and not use.makes_queue:
+        if queue is not None and not use.creates_queue:
             return queue
         self._check_queue_id(topic, queue_id, use)
-        if not use.makes_queue:
+        if not use.creates_queue:
             return None
-        before_made(queue is None)
+        before_create(queue is None)
         return self._store.queue(name, queue_id)
 
     def _check_queue_id(self, topic: TopicConfig, queue_id: int, use: Use) -> None:
-        count, what = max(topic.read_queue_nums, topic.write_queue_nums), ""
+        count, suffix = max(topic.read_queue_nums, topic.write_queue_nums), ""
         if use is Use.PULL:
-            count, what = topic.read_queue_nums, " to read"
+            count, suffix = topic.read_queue_nums, " to read"
         if not 0 <= queue_id < count:
             raise RequestError(
                 ResponseCode.INVALID_PARAMETER,
                 f"queue {queue_id} of topic {topic.topic_name} on broker {self._broker_name}: "
-                f"there are {count}{what}, ask for the route again",
+                f"there are {count}{suffix}, ask for the route again",
             )
 
-    def _source(self, asked: Asked, queue: StoreQueue) -> Source:
+    def _source(self, lookup: Lookup, queue: StoreQueue) -> Source:
         for find_source in self._sources:
-            if (source := find_source(asked, queue)) is not None:
+            if (source := find_source(lookup, queue)) is not None:
                 return source
         return self._store.source(queue)
 
 
 def _any_queue(topic: TopicConfig) -> int:
-    """A queue for a message whose producer names none. Raises RequestError."""
+    """A random queue, for a producer that names none. Raises RequestError."""
     if not topic.write_queue_nums:
         raise RequestError(
             ResponseCode.NO_PERMISSION,

@@ -1,6 +1,6 @@
-"""Tells the nameservers that this broker is there and what topics it has.
+"""Registration of the broker and its topics at all nameservers.
 
-One connection per nameserver stays open: when it breaks, the nameserver drops the broker at once.
+One connection to each nameserver stays open; if it breaks, the nameserver drops the broker at once.
 Source: docs/protocol.md "Registration".
 """
 
@@ -43,13 +43,13 @@ _CRC_MASK = 0x7FFFFFFF
 
 
 class IdentityTaken(Exception):
-    """Another broker that is alive has this name and id."""
+    """Another running broker has this name and id."""
 
     def __init__(self, config: BrokerConfig, other_address: str, nameserver: str) -> None:
         super().__init__(
             f"broker {config.broker_name} with id {config.broker_id} already runs at "
-            f"{other_address} (says nameserver {nameserver}): give this one another brokerName or "
-            "brokerId, or stop the other"
+            f"{other_address} (according to nameserver {nameserver}): give this one another "
+            "brokerName or brokerId, or stop the other"
         )
 
 
@@ -78,34 +78,36 @@ class Registration:
         self._change_count = 0
         self._connections: dict[str, AsyncConnection] = {}
         self._has_started = False
-        # How many changes each connected nameserver has been told, and who waits for how many.
-        self._told: dict[str, int] = {}
+        # Nameserver -> change count at its last registration.
+        self._registered_counts: dict[str, int] = {}
+        # Change counts that callbacks wait for.
         self._waiting: list[tuple[int, Callable[[], None]]] = []
 
     def topics_changed(self) -> None:
-        """Register again now instead of at the next period."""
+        """Register again now, not at the next period."""
         self._change_count += 1
         changed, self._changed = self._changed, trio.Event()
         changed.set()
 
-    def when_told(self, callback: Callable[[], None]) -> None:
-        """Call back when every nameserver within reach knows of all changes so far."""
+    def when_registered(self, callback: Callable[[], None]) -> None:
+        """Call back once all changes so far are registered at every connected nameserver."""
         self._waiting.append((self._change_count, callback))
-        self._call_told()
+        self._call_registered()
 
-    def _call_told(self) -> None:
-        told = min((self._told[each] for each in self._connections), default=self._change_count)
+    def _call_registered(self) -> None:
+        counts = [self._registered_counts[each] for each in self._connections]
+        registered_count = min(counts, default=self._change_count)
         waiting, self._waiting = self._waiting, []
         for change_count, callback in waiting:
-            if change_count <= told:
+            if change_count <= registered_count:
                 callback()
             else:
                 self._waiting.append((change_count, callback))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Stay registered until cancelled; started after the first try with each nameserver.
+        """Stay registered until cancelled; started after the first attempt at each nameserver.
 
-        Raises IdentityTaken before it has started; afterwards the error is logged and retried.
+        Raises IdentityTaken before it has started; later that error is logged and retried.
         """
         async with trio.open_nursery() as nursery:
             tried = {nameserver: trio.Event() for nameserver in self._nameservers}
@@ -117,7 +119,7 @@ class Registration:
             task_status.started()
 
     async def unregister(self) -> None:
-        """Say goodbye, so that clients look elsewhere at once; a stop waits so long at most."""
+        """Unregister within three seconds, so that clients switch to other brokers at once."""
         with trio.move_on_after(_UNREGISTER_TIMEOUT_S):
             await self._unregister()
 
@@ -128,14 +130,14 @@ class Registration:
             cluster_name=self._config.broker_cluster_name,
             broker_id=self._config.broker_id,
         )
-        # One of them may end meanwhile.
+        # A copy, since connections may end meanwhile.
         for nameserver, connection in list(self._connections.items()):
             try:
                 await connection.request(
                     RequestCode.UNREGISTER_BROKER, header, timeout_ms=_TIMEOUT_MS
                 )
             except HeadraceError as error:
-                log.warning("not unregistered", nameserver=nameserver, reason=str(error))
+                log.warning("unregistration failed", nameserver=nameserver, reason=str(error))
 
     async def _stay_registered(self, nameserver: str, tried: trio.Event) -> None:
         last_problem = ""
@@ -147,7 +149,9 @@ class Registration:
                 if isinstance(error, IdentityTaken) and not self._has_started:
                     raise
                 if str(error) != last_problem:
-                    log.error("not registered, trying on", nameserver=nameserver, reason=str(error))
+                    log.error(
+                        "registration failed, retrying", nameserver=nameserver, reason=str(error)
+                    )
                     last_problem = str(error)
             tried.set()
             await trio.sleep(_RETRY_S)
@@ -155,7 +159,7 @@ class Registration:
     async def _serve_connection(self, nameserver: str, tried: trio.Event) -> None:
         """Stay registered until the connection ends.
 
-        Raises HeadraceError or IdentityTaken if it never was.
+        Raises HeadraceError or IdentityTaken if the broker was never registered on it.
         """
         stream = await open_stream(self._network.connect, nameserver)
         connection = AsyncConnection(stream, nameserver)
@@ -163,28 +167,26 @@ class Registration:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_run_connection, connection, nursery.cancel_scope)
             try:
-                await self._register_again_and_again(connection, tried)
+                await self._keep_registered(connection, tried)
             except (HeadraceError, IdentityTaken) as error:
-                # Raised in here it would leave the nursery inside a group.
+                # Raised here, it would leave the nursery inside an ExceptionGroup.
                 problem = error
             finally:
                 was_registered = self._connections.pop(nameserver, None) is not None
-                self._call_told()
+                self._call_registered()
                 nursery.cancel_scope.cancel()
         await trio.lowlevel.checkpoint_if_cancelled()
         if not was_registered:
             raise problem
         log.warning("registration lost", nameserver=nameserver, reason=str(problem))
 
-    async def _register_again_and_again(
-        self, connection: AsyncConnection, tried: trio.Event
-    ) -> None:
+    async def _keep_registered(self, connection: AsyncConnection, tried: trio.Event) -> None:
         await self._check_identity(connection)
-        # Taken before each registration: a change made during one asks for the next.
+        # Taken before each registration, so that a change made during it triggers the next.
         changed = self._changed
         await self._register(connection)
         self._connections[connection.address] = connection
-        self._call_told()
+        self._call_registered()
         log.info("registered", nameserver=connection.address, broker=self._address)
         tried.set()
         while True:
@@ -192,7 +194,7 @@ class Registration:
                 await changed.wait()
             changed = self._changed
             await self._register(connection)
-            self._call_told()
+            self._call_registered()
 
     async def _register(self, connection: AsyncConnection) -> None:
         change_count = self._change_count
@@ -212,10 +214,10 @@ class Registration:
             timeout_ms=_TIMEOUT_MS,
         )
         response.expect()
-        self._told[connection.address] = change_count
+        self._registered_counts[connection.address] = change_count
 
     async def _body(self) -> bytes:
-        """All topics, as they are now; others go on while many are written."""
+        """The current topics, encoded in slices so that many don't block the loop."""
         wrapper = TopicConfigSerializeWrapper(data_version=self._topics.data_version)
         topics = list(self._topics.registered(self._config.broker_permission).items())
         slices = fastjson.dumps_sliced(topics)
@@ -232,7 +234,7 @@ class Registration:
             await trio.lowlevel.checkpoint()
 
     async def _check_identity(self, connection: AsyncConnection) -> None:
-        """Refuse to take over from a broker that answers: two would split their clients."""
+        """Raise IdentityTaken if a running broker has this name and id, to avoid split clients."""
         config = self._config
         response = await connection.request(
             RequestCode.GET_BROKER_MEMBER_GROUP,
@@ -259,6 +261,6 @@ class Registration:
 
 
 async def _run_connection(connection: AsyncConnection, scope: trio.CancelScope) -> None:
-    """The nameserver forgets us with the connection: when it ends, do not wait for the period."""
+    """Run until the connection ends; the nameserver has dropped the broker then, so reconnect."""
     await connection.run()
     scope.cancel()

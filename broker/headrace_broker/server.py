@@ -35,12 +35,12 @@ _PROGRESS_S = 1.0
 class Broker:
     """One broker: a store, and everything that serves it.
 
-    network: where it listens and where its nameservers are. files: the disk of its store.
+    network: where it listens and reaches its nameservers. files: the disk of its store.
     owns_loop: see RemotingServer; for a process that is a broker and nothing else.
-    services: runs its services, and counts their unexpected errors.
-    readiness: where it stands. monitor_address: where that is told over HTTP, if it is.
-    on_progress: called each second of a start, in a thread, with the stage that it is at, how much
-    of that is done and the most that there is to do: queues looked at, bytes of the log read anew.
+    services: supervises the services and counts their unexpected errors.
+    readiness: progress of start and stop. monitor_address: serves it over HTTP; "" if disabled.
+    on_progress: called in a thread each second of a start, with the stage, the amount done and the
+    maximum: queues checked, or bytes of the log read again.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Broker:
         owns_loop: bool = False,
         on_progress: OnProgress | None = None,
     ) -> None:
-        """on_progress: None logs it."""
+        """on_progress: None logs the progress."""
         self.config = config
         self._owns_process = owns_loop
         self.address = self.monitor_address = ""
@@ -65,10 +65,10 @@ class Broker:
         self._files = files
 
     async def run(self, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled, then stop in order; started with the address when sends are taken.
+        """Serve until cancelled, then stop in order; report started with the address once serving.
 
         Raises, in an ExceptionGroup, OSError (address), StoreError (directory) or IdentityTaken;
-        nothing is left open.
+        nothing is left open then.
         """
         stop = trio.Event()
         async with trio.open_nursery() as nursery:
@@ -79,7 +79,7 @@ class Broker:
     async def _run_shielded(
         self, stop: trio.Event, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Serve until ``stop``; the order of stopping is kept even when the broker is cancelled."""
+        """Serve until ``stop``; cancelling the broker doesn't change the order of its stop."""
         with trio.CancelScope(shield=True):
             async with trio.open_nursery() as nursery:
                 await self._start_monitor(nursery)
@@ -93,10 +93,10 @@ class Broker:
         if port >= 0:
             port = await self.services.start(nursery, Monitor(self.readiness, host, port).run)
             self.monitor_address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            log.info("monitor", address=self.monitor_address)
+            log.info("monitor listening", address=self.monitor_address)
 
     async def _open_and_serve(self, stop: trio.Event, task_status: trio.TaskStatus[None]) -> None:
-        # The address first: a port in use must not cost a recovery.
+        # Listen first, so that a port in use is reported before a long recovery.
         listener = self._network.listen(self.config.bind_address, self.config.listen_port)
         try:
             store = await self._open_store(listener, _LoadProgress(self, stop))
@@ -126,12 +126,12 @@ class Broker:
         log.info("store open", path=str(self.config.store_path_root_dir), **report.as_log())
         if report.cut_count:
             log.error(
-                "the log was cut at a damaged record, messages are lost",
+                "log truncated at a damaged record, messages lost",
                 path=str(self.config.store_path_root_dir),
                 offset=report.log_end,
                 whole_records_behind=report.cut_count,
-                remedy="restore a copy; after the next crash, headrace store fsck and store copy"
-                " before the start find such damage and save what lies behind it",
+                remedy="restore a copy; after another crash, run headrace store fsck and store copy"
+                " before the start: they find such damage and save the records behind it",
             )
         return store
 
@@ -148,10 +148,10 @@ class Broker:
             self._network,
             listener,
             self.services,
-            # Answers that wait for a gate come from elsewhere, by way of the scheduler.
+            # Answers that wait for a gate are sent by other tasks, which need the scheduler.
             owns_loop=self._owns_process and store.write_path.confirmation.is_immediate,
         )
-        _warn_of_peer_topics(parts.topics)
+        _warn_about_peer_topics(parts.topics)
         running = assembly.services(parts)
         await load_all(running)
         async with AsyncExitStack() as ended, trio.open_nursery() as nursery:
@@ -163,21 +163,23 @@ class Broker:
             task_status.started()
             await stop.wait()
             self.readiness.state = State.STOPPING
-            # A broker that ends for an error of its own leaves the tables as they are.
+            # A broker that fails leaves its tables as they are.
             ended.push_async_callback(finish_all, running, StopStage.SAVE)
             await finish_all(running, StopStage.DEPART, StopStage.ANSWER)
             nursery.cancel_scope.cancel()
 
 
-def _warn_of_peer_topics(topics: TopicTable) -> None:
+def _warn_about_peer_topics(topics: TopicTable) -> None:
     for kind, names in topics.kinds().items():
-        log.warning("kept for Apache RocketMQ, not served in full", kind=kind.value, topics=names)
+        log.warning(
+            "topics kept for Apache RocketMQ, not fully served", kind=kind.value, topics=names
+        )
 
 
 def log_warnings(warnings: list[str]) -> None:
     """Log the warnings of ``load_config``."""
     for warning in warnings:
-        log.warning("setting ignored", reason=warning)
+        log.warning("check the settings", reason=warning)
 
 
 async def _set_when_cancelled(event: trio.Event) -> None:
@@ -188,15 +190,15 @@ async def _set_when_cancelled(event: trio.Event) -> None:
 
 
 class _LoadProgress:
-    """Called by the thread that opens the store: says how far it is, and ends it on demand."""
+    """Callback of the thread that opens the store: reports progress, and interrupts on a stop."""
 
     def __init__(self, broker: Broker, stop: trio.Event) -> None:
         self._broker = broker
         self._stop = stop
-        self._said_at = monotonic()
+        self._reported_at = monotonic()
 
     def __call__(self, stage: LoadStage, done: int, most: int) -> None:
-        """Raises LoadInterrupted once the broker is to stop."""
+        """Report at most once a second. Raises LoadInterrupted once the broker is to stop."""
         readiness = self._broker.readiness
         if stage is LoadStage.QUEUES:
             readiness.done_queues, readiness.queue_count = done, most
@@ -204,16 +206,16 @@ class _LoadProgress:
             readiness.done_bytes, readiness.bytes_max = done, most
         if self._stop.is_set():
             raise LoadInterrupted(
-                f"stopped after {readiness.done_queues} of {readiness.queue_count} queues were "
-                f"looked at and {readiness.done_bytes >> 20} MiB of the log were read"
+                f"stopped after checking {readiness.done_queues} of {readiness.queue_count} queues "
+                f"and reading {readiness.done_bytes >> 20} MiB of the log"
             )
-        if monotonic() - self._said_at >= _PROGRESS_S:
-            self._said_at = monotonic()
+        if monotonic() - self._reported_at >= _PROGRESS_S:
+            self._reported_at = monotonic()
             self._broker.on_progress(stage, done, most)
 
 
 def _log_progress(stage: LoadStage, done: int, most: int) -> None:
     if stage is LoadStage.QUEUES:
-        log.info("looking at the queues", done=done, of=most)
+        log.info("checking queues", done=done, of=most)
     else:
         log.info("reading the log", done_mib=done >> 20, at_most_mib=most >> 20)

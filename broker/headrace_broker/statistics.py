@@ -1,4 +1,4 @@
-"""What went in and out, counted per batch; rates over the last ten seconds."""
+"""Counts of messages stored and read, and their rates over the last ten seconds."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _WINDOW_SAMPLES = 10
 
 
 class Counter:
-    """Messages and bytes since the broker started, with the rate of late.
+    """Messages and bytes since the broker started, and their recent rate.
 
     today_morning, yesterday_morning: the count at the last two midnights.
-    is_sampled: whether its samples differ, so that it has a rate.
+    is_sampled: whether samples are taken, because the count has changed recently.
     """
 
     __slots__ = (
@@ -39,18 +39,18 @@ class Counter:
         self.samples: deque[tuple[float, int]] | None = None
 
     def add(self, count: int, body_bytes: int) -> None:
-        """Count a batch."""
+        """Count messages."""
         self.count += count
         self.body_bytes += body_bytes
 
     def sample(self, now: float) -> None:
-        """Remember how far the count is at ``now`` (seconds)."""
+        """Take a sample at ``now`` (seconds)."""
         if self.samples is None:
             self.samples = deque(maxlen=_WINDOW_SAMPLES + 1)
         self.samples.append((now, self.count))
 
-    def is_resting(self, now: float) -> bool:
-        """Sample; True, and no samples are kept, when the whole window shows no change."""
+    def sample_is_idle(self, now: float) -> bool:
+        """Take a sample; if the whole window shows no change, drop all samples and return True."""
         self.sample(now)
         samples = self.samples
         assert samples is not None
@@ -61,7 +61,7 @@ class Counter:
         return True
 
     def begin_day(self) -> None:
-        """It is midnight."""
+        """Record the count at midnight."""
         self.yesterday_morning, self.today_morning = self.today_morning, self.count
 
     @property
@@ -74,9 +74,9 @@ class Counter:
 
 
 class BrokerStatistics:
-    """Counters of the broker as a whole, of topics written and of groups reading topics.
+    """Counters of the broker, of sends by topic, and of reads by group and topic.
 
-    A topic where nothing happens costs nothing.
+    Idle topics cost nothing.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class BrokerStatistics:
         self._sampled: list[Counter] = []
 
     def put(self, topic: str, count: int, body_bytes: int) -> None:
-        """Messages were stored."""
+        """Count messages stored in a topic."""
         self.puts.add(count, body_bytes)
         counter = self.topic_puts.get(topic)
         if counter is None:
@@ -97,7 +97,7 @@ class BrokerStatistics:
         counter.add(count, body_bytes)
 
     def get(self, group: str, topic: str, count: int, body_bytes: int) -> None:
-        """Messages were handed to a group."""
+        """Count messages read by a group."""
         self.gets.add(count, body_bytes)
         counter = self.group_gets.get((group, topic))
         if counter is None:
@@ -107,13 +107,13 @@ class BrokerStatistics:
         counter.add(count, body_bytes)
 
     def topic_deleted(self, topic: str) -> None:
-        """Forget a topic, and how groups read it; the totals keep what it added."""
+        """Remove the counters of a topic; the totals keep its messages."""
         self.topic_puts.pop(topic, None)
         for key in [key for key in self.group_gets if key[1] == topic]:
             del self.group_gets[key]
 
     def group_deleted(self, group: str) -> None:
-        """Forget a group."""
+        """Remove the counters of a group."""
         for key in [key for key in self.group_gets if key[0] == group]:
             del self.group_gets[key]
 
@@ -122,26 +122,26 @@ class BrokerStatistics:
         self._sampled.append(counter)
 
     def sample(self) -> None:
-        """Take a sample of what changes."""
+        """Take a sample of all active counters."""
         now = trio.current_time()
         self.puts.sample(now)
         self.gets.sample(now)
-        self._sampled = [counter for counter in self._sampled if not counter.is_resting(now)]
+        self._sampled = [counter for counter in self._sampled if not counter.sample_is_idle(now)]
 
     def topic_rate(self, topic: str) -> float:
-        """Messages a second stored of ``topic``."""
+        """Messages a second stored in ``topic``."""
         counter = self.topic_puts.get(topic)
         return counter.rate if counter else 0.0
 
     def group_rate(self, group: str, topic: str) -> float:
-        """Messages a second handed to ``group`` from ``topic``."""
+        """Messages a second read by ``group`` from ``topic``."""
         counter = self.group_gets.get((group, topic))
         return counter.rate if counter else 0.0
 
     async def run(self, now_ms: Callable[[], int]) -> None:
         """Take samples until cancelled.
 
-        now_ms: the wall clock, which tells when a day begins.
+        now_ms: the wall clock, for the beginning of a day.
         """
         today = _day(now_ms())
         while True:
@@ -154,5 +154,5 @@ class BrokerStatistics:
 
 
 def _day(now_ms: int) -> dt.date:
-    """The date here: days begin at local midnight, as the peer's do."""
+    """The local date: as in the peer, days begin at local midnight."""
     return dt.datetime.fromtimestamp(now_ms / 1000).astimezone().date()

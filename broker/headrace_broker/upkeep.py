@@ -1,4 +1,4 @@
-"""What a broker does now and then for its clients' state."""
+"""Periodic work on the state of clients: expiry, and saving offsets."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _EXPIRE_S = 10.0
 
 
 class ClientExpiry:
-    """Forgets clients whose heartbeats stopped, and locks that were not renewed.
+    """Removes clients whose heartbeats have stopped, and locks that were not renewed.
 
-    changes: the log of what clients change, whose suppressed lines are reported as often.
+    changes: the log of changes by clients; its suppressed lines are reported at the same interval.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ClientExpiry:
         self._run_long = run_long
 
     async def run(self) -> None:
-        """Look at intervals until cancelled."""
+        """Run at intervals until cancelled."""
         while True:
             await trio.sleep(_EXPIRE_S)
             self._consumers.expire(self._clock.now_ms())
@@ -54,11 +54,11 @@ class ClientExpiry:
 
 
 async def persist_offsets(config: BrokerConfig, offsets: ConsumerOffsets) -> None:
-    """Write consumer offsets when they have changed, until cancelled."""
+    """Save changed consumer offsets at intervals, until cancelled."""
     while True:
         await trio.sleep(config.flush_consumer_offset_interval / 1000)
         if (snapshot := offsets.take_snapshot()) is not None:
             try:
                 await trio.to_thread.run_sync(offsets.save_snapshot, snapshot)
             except OSError as error:
-                log.error("offsets not saved, trying on", reason=str(error))
+                log.error("offsets not saved, retrying", reason=str(error))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from headrace.errors import ConfigurationError
 from headrace_protocol.drivers.address import split_address
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 NAMESERVER_VARIABLE = "HEADRACE_NAMESERVER"
 NAMESERVER_DEFAULT = "127.0.0.1:9876"
-_KNOWN_KEYS = {"nameserver"}
+_KNOWN_KEYS = {"nameserver", "context", "contexts"}
 
 
 def check_limits(minimum: int = 1, **limits: float | None) -> None:
@@ -27,15 +29,70 @@ def check_limits(minimum: int = 1, **limits: float | None) -> None:
 
 def config_file() -> Path:
     """Path of the user's config file, whether or not it exists."""
-    return Path.home() / ".config" / "headrace.toml"
+    folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(folder) / "headrace.toml"
+
+
+@dataclass
+class Settings:
+    """The user's config file.
+
+    nameserver: addresses to use if no context is in use. contexts: addresses by context.
+    context: the one in use.
+    """
+
+    nameserver: str | None = None
+    context: str | None = None
+    contexts: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls) -> Self:
+        """Read the file; all defaults if there is none. Raises ConfigurationError."""
+        path = config_file()
+        if not path.exists():
+            return cls()
+        found = _read(path)
+        nameserver, context = found.get("nameserver"), found.get("context")
+        contexts = found.get("contexts", {})
+        if not isinstance(contexts, dict):
+            raise ConfigurationError(f"{path}: contexts is not a table of addresses by name")
+        addresses = {
+            name: ";".join(_addresses(value, f"{path}: context {name}"))
+            for name, value in contexts.items()
+        }
+        return cls(
+            None if nameserver is None else ";".join(_addresses(nameserver, str(path))),
+            None if context is None else str(context),
+            addresses,
+        )
+
+    def save(self) -> None:
+        """Replace the file."""
+        path = config_file()
+        lines = [
+            f"{name} = {_quoted(value)}\n"
+            for name, value in (("nameserver", self.nameserver), ("context", self.context))
+            if value is not None
+        ]
+        lines += ["\n[contexts]\n"] if self.contexts else []
+        lines += [f"{_quoted(name)} = {_quoted(at)}\n" for name, at in self.contexts.items()]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_suffix(".toml.new")
+        new.write_text("".join(lines))
+        new.replace(path)
+
+
+def _quoted(text: str) -> str:
+    # A JSON string is one of TOML's too.
+    return json.dumps(text)
 
 
 def resolve_nameservers(argument: str | Sequence[str] | None = None) -> tuple[str, ...]:
     """Nameserver addresses, in the order to try them.
 
     argument: ``host:port``, several separated by ``;``, or a sequence of them. If None, the
-    environment variable HEADRACE_NAMESERVER applies, then ``nameserver`` in
-    ~/.config/headrace.toml, then port 9876 of this machine.
+    environment variable HEADRACE_NAMESERVER applies, then the context in use and ``nameserver``
+    in ~/.config/headrace.toml, then port 9876 of this machine.
 
     Raises ConfigurationError saying where an invalid address was set.
     """
@@ -44,12 +101,15 @@ def resolve_nameservers(argument: str | Sequence[str] | None = None) -> tuple[st
     variable = os.environ.get(NAMESERVER_VARIABLE)
     if variable:
         return _addresses(variable, f"the environment variable {NAMESERVER_VARIABLE}")
-    path = config_file()
-    if path.exists():
-        configured = _read(path).get("nameserver")
-        if configured is not None:
-            return _addresses(configured, str(path))
-    return (NAMESERVER_DEFAULT,)
+    settings = Settings.load()
+    if settings.context is None:
+        return tuple((settings.nameserver or NAMESERVER_DEFAULT).split(";"))
+    if settings.context not in settings.contexts:
+        raise ConfigurationError(
+            f"{config_file()} has no context {settings.context!r}; choose one with `headrace "
+            "context use NAME`"
+        )
+    return tuple(settings.contexts[settings.context].split(";"))
 
 
 def _read(path: Path) -> dict[str, object]:
@@ -65,6 +125,19 @@ def _read(path: Path) -> dict[str, object]:
     return settings
 
 
+def _check_address(address: str) -> None:
+    """Raise ValueError with the way out for what is no address of one server."""
+    scheme, separator, rest = address.partition("://")
+    if separator:
+        raise ValueError(f"{address!r} is a URL: write {rest.strip('/')}, without {scheme}://")
+    if "," in address:
+        semicolons = address.replace(",", ";")
+        raise ValueError(f"{address!r}: separate addresses by semicolons: '{semicolons}'")
+    host, _ = split_address(address)
+    if ":" in host and not address.startswith("["):
+        raise ValueError(f"{address!r} is not an address: expected HOST:PORT, or [IPV6]:PORT")
+
+
 def _addresses(value: object, place: str) -> tuple[str, ...]:
     parts = value.split(";") if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
@@ -74,7 +147,7 @@ def _addresses(value: object, place: str) -> tuple[str, ...]:
         raise ConfigurationError(f"{place} names no nameserver; write HOST:PORT[;HOST:PORT...]")
     try:
         for address in addresses:
-            split_address(address)
+            _check_address(address)
     except ValueError as error:
         raise ConfigurationError(f"{place}: {error}") from error
     return addresses

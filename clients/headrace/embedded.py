@@ -10,8 +10,6 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headrace.errors import ConfigurationError
-
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
     from types import TracebackType
@@ -124,6 +122,8 @@ class embedded:  # noqa: N801 - used like a function
 
     def _new_thread(self) -> _Thread:
         if self._memory:
+            from headrace.errors import ConfigurationError
+
             raise ConfigurationError(
                 "memory=True requires trio; without trio the broker runs in its own thread, "
                 "reachable only through sockets, so omit memory"
@@ -196,6 +196,8 @@ def _make_directory(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
+        from headrace.errors import ConfigurationError
+
         raise ConfigurationError(
             f"{folder} cannot hold a store: it or a parent of it is a file; name another one"
         ) from None

@@ -1,1 +1,1 @@
-"""What broker and nameserver are daemons with: process, logs, services, network."""
+"""The common parts of broker and nameserver: process, logs, services, network."""

@@ -1,6 +1,7 @@
-"""What a command line says about failures, and the command line of a daemon.
+"""Errors on the command line, and the command line of a daemon.
 
-Exit codes: 0: done. 1: failed. 2: wrong usage. 3: not found, or not reachable. 130: interrupted.
+Exit codes: 0: done. 1: failed. 2: wrong usage. 3: not found or unreachable. 130: interrupted.
+143: terminated.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ FAILED: Final = 1
 USAGE: Final = 2
 NOT_FOUND: Final = 3
 INTERRUPTED: Final = 130
+TERMINATED: Final = 143
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
@@ -28,7 +30,7 @@ def escaped(character: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Escape what is unprintable in a line, line ends and tabs included."""
+    """Escape the unprintable characters of a line, including line ends and tabs."""
     return text if text.isprintable() else "".join(map(escaped, text))
 
 
@@ -42,15 +44,15 @@ def report(
     expected: tuple[type[Exception], ...],
     exit_code: Callable[[BaseException], int],
 ) -> int:
-    """Say on standard error what went wrong, a line for each cause; returns the exit code.
+    """Print the causes of an error on standard error, a line each; returns the exit code.
 
-    Raises ``error`` itself when it, or a part of it, is not ``expected``.
+    Raises ``error`` itself if one of its causes is not ``expected``.
     """
     causes = list(_leaves(error))
     if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
         return INTERRUPTED
     if all(isinstance(cause, BrokenPipeError) for cause in causes):
-        # Whoever read the output has enough, which is no news.
+        # The reader of the output has closed it, as head does: no error to report.
         return FAILED
     if not all(isinstance(cause, expected) for cause in causes):
         raise error
@@ -77,22 +79,22 @@ def _text(error: BaseException) -> str:
 
 
 def daemon_parser(module: str, description: str, *, needs_config: bool) -> argparse.ArgumentParser:
-    """The options that both daemons take. module: what follows ``python -m``."""
+    """The options of both daemons. module: the name after ``python -m``."""
     import argparse
 
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument(
-        "--config", "-c", type=Path, required=needs_config, help="file of lines key=value"
+        "--config", "-c", type=Path, required=needs_config, help="file with key=value lines"
     )
     parser.add_argument(
-        "--check-config", action="store_true", help="read the file, say what is wrong, and end"
+        "--check-config", action="store_true", help="read the file, report its errors, and exit"
     )
     parser.add_argument(
         "--log-level",
         type=str.lower,
         choices=LOG_LEVELS,
         default="info",
-        help="log from this level on",
+        help="lowest level to log",
     )
     return parser
 
@@ -104,7 +106,7 @@ def run_daemon(
 ) -> int:
     """Serve, and report a failure; returns the exit code.
 
-    config_error: raised for settings that can't be used. expected: other errors of a failed start.
+    config_error: raised for unusable settings. expected: other errors of a failed start.
     """
     _open_closed_streams()
     try:
@@ -123,7 +125,7 @@ def _code_of(error: BaseException) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Take the numbers of closed standard streams; sockets or store files would get them else."""
+    """Occupy the descriptors of closed standard streams; a socket or store file would get them."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))

@@ -1,4 +1,4 @@
-"""Whether a daemon can keep its files where its settings say, before it starts."""
+"""Checks of a daemon's folders before it starts."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def why_no_files(folder: Path) -> str | None:
-    """Why none can be kept in ``folder``, which a daemon makes, but not what it lies in.
+def folder_problem(folder: Path) -> str | None:
+    """Why a daemon can't keep files in ``folder``; None if it can.
 
-    None if they can. Makes nothing.
+    A daemon creates a missing folder, but not its parent. This function creates nothing.
     """
-    place = folder if folder.exists() else folder.parent
-    if not place.is_dir():
-        problem = "is no directory" if place.exists() else "does not exist"
-        return f"{place} {problem}: make it first"
-    if not os.access(place, os.W_OK | os.X_OK):
-        return f"this user may not write to {place}"
+    existing = folder if folder.exists() else folder.parent
+    if not existing.is_dir():
+        problem = "is not a directory" if existing.exists() else "does not exist"
+        return f"{existing} {problem}: create it first"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"this user may not write to {existing}"
     return None

@@ -1,4 +1,4 @@
-"""Rate-limited logging of what clients cause: some lines per host, then a count."""
+"""Rate-limited logging of events that clients cause: some lines per host, then a count."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 # Per host and event, between two reports.
 LINES_MAX = 20
-# A client may use many addresses; the rest of them count together.
+# A client may use many addresses: hosts beyond these share one count.
 _HOSTS_MAX = 1000
 _REPORTED_AT_ONCE = 10
 

@@ -1,4 +1,4 @@
-"""Logs of the daemons: for eyes on a terminal, as JSON lines otherwise."""
+"""Logs of the daemons: readable lines on a terminal, otherwise JSON lines."""
 
 from __future__ import annotations
 
@@ -84,14 +84,14 @@ def dropped_log_lines() -> int:
 
 
 def renderer(*, is_terminal: bool) -> structlog.typing.Processor:
-    """Formats an event as a line; both kinds escape control characters."""
+    """The formatter of events; both kinds escape control characters."""
     if is_terminal:
         return structlog.dev.ConsoleRenderer(repr_native_str=True)
     return structlog.processors.JSONRenderer()
 
 
 def configure_logs(level: str = "info") -> None:
-    """Send events to standard error; standard output belongs to what a command answers.
+    """Send events to standard error; standard output is for a command's results.
 
     level: "debug", "info", "warning" or "error".
     """

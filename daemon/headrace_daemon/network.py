@@ -1,7 +1,7 @@
-"""Where daemons listen and clients connect: TCP, or the memory of one process.
+"""Networks on which daemons listen and clients connect: TCP, or the memory of one process.
 
-Both sides take a network as an argument, so that a broker in a test, in a simulation or embedded
-in a program needs no socket.
+Both sides take the network as an argument, so a broker in a test, a simulation or another program
+needs no socket.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Listener:
-    """An address that is ours.
+    """An address taken by this process.
 
-    host, port: where clients reach it.
-    sockets: what is bound; none in memory.
+    host, port: the address for clients.
+    sockets: the bound sockets; none in memory.
     """
 
     host: str
@@ -40,11 +40,11 @@ class Listener:
 
     @property
     def address(self) -> str:
-        """host:port as routes hold it."""
+        """The address as ``host:port``, as in routes."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def close(self) -> None:
-        """Give the address up, if nobody serves it yet."""
+        """Release the address; for a listener that was never served."""
         for bound in self.sockets:
             bound.close()
 
@@ -53,9 +53,9 @@ class Network(Protocol):
     """A way for processes, or parts of one, to reach each other by ``host:port``."""
 
     def listen(self, host: str, port: int) -> Listener:
-        """Take an address; port 0 lets the network choose.
+        """Take an address; port 0 lets the network choose a port.
 
-        Raises OSError naming the address and the way out.
+        Raises OSError with the address and a remedy.
         """
 
     async def serve(
@@ -68,7 +68,7 @@ class Network(Protocol):
         """Serve until cancelled."""
 
     async def connect(self, address: str) -> ByteStream:
-        """A stream to ``host:port``. Raises OSError."""
+        """Open a stream to ``host:port``. Raises OSError."""
 
 
 class TcpNetwork:
@@ -78,7 +78,7 @@ class TcpNetwork:
         """See Network."""
         bound = listen(host, port)
         bound_host, bound_port = bound.getsockname()[:2]
-        return Listener(_reachable(bound_host), bound_port, [bound])
+        return Listener(_advertised(bound_host), bound_port, [bound])
 
     async def serve(
         self,
@@ -105,7 +105,7 @@ class MemoryNetwork:
 
     def listen(self, host: str, port: int) -> Listener:
         """See Network."""
-        listener = Listener(_reachable(host), port or self._free_port(host), [])
+        listener = Listener(_advertised(host), port or self._free_port(host), [])
         if listener.address in self._listeners:
             raise OSError(f"another server of this process has the address {listener.address}")
         self._listeners.add(listener.address)
@@ -130,20 +130,22 @@ class MemoryNetwork:
 
     async def connect(self, address: str) -> ByteStream:
         """See Network."""
-        # It loads pytest where that is installed: not for a daemon's start.
+        # It loads pytest if that is installed, which would slow a daemon's start.
         from trio.testing import memory_stream_pair
 
         await trio.lowlevel.checkpoint()
         try:
             server, nursery = self._servers[address]
         except KeyError:
-            raise ConnectionRefusedError(f"nobody listens on {address} in this process") from None
+            raise ConnectionRefusedError(
+                f"no server listens on {address} in this process"
+            ) from None
         ours, theirs = memory_stream_pair()
         nursery.start_soon(serve_stream, server, theirs, "127.0.0.1", self._next_port())
         return MemoryByteStream(ours)
 
     def _free_port(self, host: str) -> int:
-        while f"{_reachable(host)}:{(port := self._next_port())}" in self._listeners:
+        while f"{_advertised(host)}:{(port := self._next_port())}" in self._listeners:
             pass
         return port
 
@@ -153,7 +155,7 @@ class MemoryNetwork:
 
 
 class MemoryByteStream(ByteStream):
-    """A trio stream as anyio's clients expect one."""
+    """A trio stream with anyio's interface."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self._stream = stream
@@ -168,7 +170,7 @@ class MemoryByteStream(ByteStream):
             raise BrokenResourceError from error
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """Some bytes. Raises EndOfStream."""
+        """Receive some bytes. Raises EndOfStream."""
         try:
             data = await self._stream.receive_some(max_bytes)
         except trio.ClosedResourceError as error:
@@ -180,7 +182,7 @@ class MemoryByteStream(ByteStream):
         return bytes(data)
 
     async def send_eof(self) -> None:
-        """Not needed by the protocol: closing says it."""
+        """Close the stream: the protocol has no half-closed connections."""
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -193,11 +195,11 @@ class MemoryByteStream(ByteStream):
         return {}
 
 
-def _reachable(host: str) -> str:
-    """The address under which clients find a server that listens on ``host``."""
+def _advertised(host: str) -> str:
+    """The address at which clients reach a server that listens on ``host``."""
     if host not in {"0.0.0.0", "::", ""}:  # noqa: S104 - compared, not bound
         return host
-    # No packet is sent: this asks which interface leads out.
+    # No packet is sent: connecting a datagram socket selects the outgoing interface.
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))

@@ -1,4 +1,4 @@
-"""What a daemon asks of its process."""
+"""The process of a daemon: signals, file descriptors, memory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import trio
 from headrace_daemon.collector import settle
 from headrace_daemon.services import Services
 
-# Of glibc's mallopt.
+# Parameters of glibc's mallopt.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
-_KEPT_BYTES = 64 * 1024 * 1024
-_MAPPED_FROM_BYTES = 32 * 1024 * 1024  # the most that it takes
+_TRIM_THRESHOLD_BYTES = 64 * 1024 * 1024
+_MMAP_THRESHOLD_BYTES = 32 * 1024 * 1024  # the maximum that mallopt accepts
 
-_KEPT_S = 60.0
+_TRIM_INTERVAL_S = 60.0
 
 _DESCRIPTORS = 16_384
 _RESERVED_DESCRIPTORS = 64
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 async def run_until_signal(run: Callable[..., Awaitable[object]]) -> None:
     """Run a daemon until SIGINT or SIGTERM, then cancel it.
 
-    run: takes a task_status, and tells it when the daemon has started.
-    Raises, in an ExceptionGroup, what keeps it from starting or ends it.
+    run: takes a task_status, and reports to it when the daemon has started.
+    Raises an ExceptionGroup with the errors of a failed start or a failed daemon.
     """
     prepare()
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
@@ -53,17 +53,17 @@ async def _start(nursery: trio.Nursery, run: Callable[..., Awaitable[object]]) -
 
 
 def prepare() -> None:
-    """Set the process up for a daemon."""
+    """Prepare the process for a daemon."""
     _raise_open_files_limit()
     _grow_descriptor_table()
     _keep_freed_memory()
 
 
 def _raise_open_files_limit() -> None:
-    """Use as many file descriptors as the system grants without asking anybody.
+    """Raise the soft limit of file descriptors to the hard limit.
 
-    Each client takes one and each mapped file another; the usual soft limit of 1024 is for
-    programs that use select().
+    Each client takes a descriptor, and so does each mapped file; the usual soft limit of 1024 is
+    for programs that use select().
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -71,7 +71,7 @@ def _raise_open_files_limit() -> None:
 
 
 def connections_max() -> int:
-    """How many clients a daemon can serve without running out of file descriptors.
+    """Maximum number of clients for which the file descriptors suffice.
 
     Half of the limit is reserved for mapped files, and an eighth, at least 64, for everything else.
     """
@@ -83,10 +83,10 @@ def connections_max() -> int:
 
 
 def _grow_descriptor_table() -> None:
-    """Let the system make its table of our open files large while nobody waits.
+    """Make the kernel enlarge the table of open files now, while no client waits.
 
-    When the table of a process with threads grows, Linux waits for all cores to pass a quiet state:
-    that was 20 ms for a client at each power of two. 16,384 take 128 KiB of the kernel's memory.
+    When the table of a process with threads grows, Linux waits until all cores have passed a quiet
+    state: a pause of 20 ms at each power of two. 16,384 entries take 128 KiB of kernel memory.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = _DESCRIPTORS if soft == resource.RLIM_INFINITY else min(soft, _DESCRIPTORS)
@@ -95,24 +95,24 @@ def _grow_descriptor_table() -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Do not give freed memory back to the system at once, where the C library can be told.
+    """Keep freed memory for reuse, if the C library has mallopt.
 
-    Batches of some 100 KB come and go a thousand times a second. With the library's own limits
+    Buffers of some 100 KB come and go a thousand times a second. With the library's own limits
     their memory was mapped anew each time, at 14,000 page faults a second, a twentieth of the CPU.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-        mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
+        mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
 
 
 async def give_back_freed_memory() -> None:
-    """Once a minute give freed memory back to the system, where the C library can be told.
+    """Return freed memory to the system once a minute, if the C library has malloc_trim.
 
-    A moment with many large answers would otherwise stay resident for good: the library gives back
-    no more than lies above all that is in use. 64 MiB take a thread some 7 ms.
+    Otherwise the memory of a few large answers stays resident for good: by itself the library
+    returns only what lies above all memory in use. 64 MiB take a thread some 7 ms.
     """
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     while malloc_trim is not None:
-        await trio.sleep(_KEPT_S)
+        await trio.sleep(_TRIM_INTERVAL_S)
         await trio.to_thread.run_sync(malloc_trim, 0)

@@ -1,4 +1,4 @@
-"""A daemon's services: the list in which they start and finish, and their supervision."""
+"""A daemon's services: their order of start and finish, and their supervision."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ RETRY_S: Final = 1.0
 
 
 class StopStage(IntEnum):
-    """When a service finishes; a stop goes through the stages in this order."""
+    """Stages of a stop, in their order; a service finishes in one of them."""
 
-    # Other processes are told; clients are still served.
+    # Unregister from other processes; clients are still served.
     DEPART = auto()
-    # Held requests are answered; then all tasks end, and clients are closed.
+    # Answer held requests; then all tasks end, and clients are closed.
     ANSWER = auto()
-    # What is only in memory is written.
+    # Write state that is only in memory.
     SAVE = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A part of a daemon that runs, or has something to do at the start or the stop.
+    """A part of a daemon with a task, or with work at the start or the stop.
 
-    run: its task. is_awaited: ``run`` takes a task_status, and what follows in the list starts
-    only after it has reported. is_supervised: see ``Services``; False for what supervises its own
-    tasks, and for what must end the daemon when it fails. needs_process: ``run`` is left out
-    unless the daemon owns its process.
-    load: called in a thread before anything runs.
-    finish: called in ``stage`` of a stop, after those before it in the list; may be asynchronous.
+    run: its task.
+    is_awaited: ``run`` takes a task_status, and later services start only after it has reported.
+    is_supervised: see ``Services``; False for a service that supervises its own tasks, and for
+    one whose failure must end the daemon.
+    needs_process: run only if the daemon owns its process.
+    load: called in a thread before any service runs.
+    finish: called in ``stage`` of a stop, after earlier services; may be asynchronous.
     """
 
     run: Run | None = None
@@ -54,14 +55,14 @@ class Service:
 
 
 async def load_all(services: Iterable[Service]) -> None:
-    """Call each ``load`` in a thread, one after the other. Raises what it raises."""
+    """Call each ``load`` in a thread, one after the other. Raises its errors."""
     for service in services:
         if service.load is not None:
             await trio.to_thread.run_sync(service.load)
 
 
 async def finish_all(services: Iterable[Service], *stages: StopStage) -> None:
-    """Finish the services of these stages, in order; a failure skips none.
+    """Finish the services of these stages, in order, even if some fail.
 
     Raises an ExceptionGroup of all failures.
     """
@@ -79,10 +80,10 @@ async def finish_all(services: Iterable[Service], *stages: StopStage) -> None:
 
 
 class Services:
-    """Restarts services after unexpected errors, so that none of them ends the daemon.
+    """Supervisor that restarts services after unexpected errors, so that none ends the daemon.
 
     A service must be able to restart after an error anywhere in it.
-    unexpected_errors: how many there were; each is logged with its traceback.
+    unexpected_errors: their number; each is logged with its traceback.
     """
 
     def __init__(self) -> None:
@@ -108,7 +109,7 @@ class Services:
         nursery.start_soon(self._run, service, name=service)
 
     async def start(self, nursery: trio.Nursery, service: Run) -> Any:
-        """The same, but wait until the service has started. Raises the error of a failed start."""
+        """Run a service, and wait until it has started. Raises the error of a failed start."""
         return await nursery.start(self._start, service, name=service)
 
     async def _run(self, service: Run) -> None:

@@ -1,4 +1,4 @@
-"""Work that would keep the loop for too long: done a slice at a time, or in a thread."""
+"""Work that would block the loop for too long: run in slices, or in a thread."""
 
 from __future__ import annotations
 
@@ -20,61 +20,62 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("headrace.server")
 
-# How long clients may wait for it, on top of what they wait for each other.
+# Duration of a slice, which delays the requests of all clients.
 _SLICE_S = 0.002
 
 
 class SlicedWork:
-    """Iterators that are run to their ends between the batches of requests, in turn.
+    """Iterators that run round robin, in slices between the turns of the loop.
 
-    The turns go by work, not by client: of what a client asks for, ``Registry`` starts one work at
-    a time, so both are the same. Works that nobody asked for, as for those who waited at a queue,
-    belong to many clients.
+    Each iterator gets one slice at a time. ``Registry`` starts one iterator per client at a time,
+    so this also shares the time between clients. An iterator that no request started, such as one
+    that wakes the held pulls of a queue, serves many clients.
     """
 
     def __init__(self) -> None:
         self._waiting: deque[Iterator[None]] = deque()
-        self._asked = trio.Event()
-        self._at_once_from = 0.0
+        self._has_work = trio.Event()
+        self._next_immediate_at = 0.0
 
     def start(self, work: Iterator[None]) -> None:
-        """Begin now; what takes longer than a slice goes on while others are served.
+        """Run the first slice now, and queue the rest.
 
-        So does what comes right after, since many slices at once would be a long one.
+        Work that is started soon after another is queued as a whole: many first slices in
+        succession would be one long slice.
         """
         began = perf_counter()
-        if began >= self._at_once_from:
+        if began >= self._next_immediate_at:
             is_done = _run_slice(work)
             now = perf_counter()
-            self._at_once_from = now + (now - began)
+            self._next_immediate_at = now + (now - began)
             if is_done:
                 return
         self._waiting.append(work)
-        self._asked.set()
+        self._has_work.set()
 
     async def run(self) -> None:
-        """Go on with what was begun, until cancelled."""
+        """Run the queued work until cancelled."""
         while True:
             while self._waiting:
                 await trio.lowlevel.checkpoint()
                 work = self._waiting.popleft()
                 if not _run_slice(work):
                     self._waiting.append(work)
-            await self._asked.wait()
-            self._asked = trio.Event()
+            await self._has_work.wait()
+            self._has_work = trio.Event()
 
 
 def _run_slice(work: Iterator[None]) -> bool:
-    """Whether it came to its end."""
+    """Run one slice; returns whether the work is finished."""
     end = perf_counter() + _SLICE_S
     return all(perf_counter() < end for _ in work)
 
 
 class Fetches:
-    """Waits in threads for what requests need, and calls back when it is there.
+    """Threads that fetch the data for which requests wait, then call back.
 
-    Each lane has threads of its own. Within a lane clients take turns, so that one with a thousand
-    fetches delays the first fetch of another by one turn.
+    Each lane has threads of its own. Within a lane clients take turns, so a client with a thousand
+    fetches delays the first fetch of another by only one.
     """
 
     def __init__(self) -> None:
@@ -82,7 +83,7 @@ class Fetches:
         self._has_news = trio.Event()
 
     def start(self, channel: Channel, wait: NotReady, then: Then) -> None:
-        """Fetch in a thread when it is the client's turn, then call ``then`` with any error."""
+        """Fetch in a thread at the client's turn, then call ``then`` with the error or None."""
         queue = self._lanes.get(wait.lane)
         if queue is None:
             queue = self._lanes[wait.lane] = _LaneQueue(wait.lane)
@@ -107,12 +108,12 @@ class Fetches:
             if channel.is_open or queue.lane.outlives_client:
                 await trio.to_thread.run_sync(fetch, limiter=queue.limiter)
             else:
-                # What waits is no longer charged to the client, so it must not pile up.
+                # The queued fetches of a closed client are not charged, so they must not pile up.
                 problem = RequestError(ResponseCode.SYSTEM_ERROR, "the client has disconnected")
         except OSError as error:
-            log.error("can't be fetched", what=queue.lane.name, reason=str(error))
+            log.error("fetch failed", lane=queue.lane.name, reason=str(error))
             problem = error
-        except Exception as error:  # noqa: BLE001 - passed to the request that asked
+        except Exception as error:  # noqa: BLE001 - passed to the waiting request
             problem = error
         finally:
             queue.running_count -= 1
@@ -121,9 +122,9 @@ class Fetches:
 
 
 class _LaneQueue:
-    """What waits in one lane: for each client its fetches, the client whose turn is next first.
+    """The waiting fetches of one lane by client, the client with the next turn first.
 
-    limiter: the threads of the lane, none of which is in the pool that others share.
+    limiter: the lane's own threads, apart from trio's default limiter.
     """
 
     def __init__(self, lane: Lane) -> None:
@@ -134,18 +135,18 @@ class _LaneQueue:
 
     @property
     def has_turn(self) -> bool:
-        """Whether something waits and a thread is free for it."""
+        """Whether a fetch waits and a thread is free."""
         return bool(self._waiting) and self.running_count < self.lane.threads
 
     def put(self, channel: Channel, fetch: Callable[[], None], then: Then) -> None:
-        """Add to what a client waits for."""
+        """Add a fetch for a client."""
         fetches = self._waiting.get(channel)
         if fetches is None:
             fetches = self._waiting[channel] = deque()
         fetches.append((fetch, then))
 
     def take(self) -> tuple[Channel, Callable[[], None], Then]:
-        """Begin the oldest fetch of the client with the next turn; the client goes to the end."""
+        """Take the oldest fetch of the client with the next turn, which then goes to the end."""
         channel = next(iter(self._waiting))
         fetches = self._waiting.pop(channel)
         fetch, then = fetches.popleft()

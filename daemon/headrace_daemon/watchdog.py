@@ -1,4 +1,4 @@
-"""How long a daemon's loop was kept from its clients, and by what."""
+"""Stalls of a daemon's loop: how long clients waited, and for which task."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ _SCHEDULED_AGE_S = 0.001
 
 
 class Stall(NamedTuple):
-    """A stretch in which the loop did nothing else.
+    """One long step of one task, during which the loop did nothing else.
 
-    ms: how long, without what it waited for a core that other processes had. cpu_ms: how much of
-    it the loop's thread ran; the rest it waited, for a disk or for another thread of this process.
-    ran: the task, with the slowest of the parts that are known.
+    ms: its duration, less the time waiting for a core that other processes used.
+    cpu_ms: the part in which the loop's thread ran; for the rest it waited, for a disk or for
+    another thread of this process.
+    ran: the task, with its slowest known parts.
     """
 
     ms: float
@@ -39,11 +40,12 @@ _NO_STALL = Stall(0.0, 0.0, "")
 
 
 class Watchdog(trio.abc.Instrument):
-    """Times every step of every task of one trio loop, and the garbage collections in between.
+    """Timer of every step of every task of one trio loop, and of garbage collections.
 
     A step of the server's task handles many requests, so this costs a microsecond or two for each
-    millisecond. longest: of all steps since the start. stall_count: those longer than STALL_MS.
-    longest_collection_ms: of all garbage collections.
+    millisecond.
+    longest: the longest step since the start. stall_count: number of steps over STALL_MS.
+    longest_collection_ms: the longest garbage collection.
     """
 
     def __init__(self) -> None:
@@ -58,11 +60,11 @@ class Watchdog(trio.abc.Instrument):
         self._scheduled_at = 0.0
 
     def note(self, what: str, seconds: float) -> None:
-        """Something that the present step did took long."""
+        """Note a slow part of the current step."""
         self._parts.append((seconds, what))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Watch this loop until cancelled; a stall is logged, at most one a second."""
+        """Watch this loop until cancelled; logs the longest stall of each second."""
         self._scheduled_file = _open_scheduled()
         self._begin_step()
         trio.lowlevel.add_instrument(self)
@@ -87,14 +89,14 @@ class Watchdog(trio.abc.Instrument):
     # -- called by trio and gc ---------------------------------------------------------------------
 
     def before_task_step(self, task: Task) -> None:  # noqa: ARG002 - trio's signature
-        """A task goes on."""
+        """Start the timer."""
         self._begin_step()
 
     def after_task_step(self, task: Task) -> None:
-        """It waits again."""
+        """Record the step if it was long."""
         ms = (perf_counter() - self._began) * 1000
         if ms > self.longest.ms or ms > STALL_MS:
-            self._stepped(task, ms)
+            self._record_step(task, ms)
         if self._parts:
             self._parts.clear()
 
@@ -104,22 +106,23 @@ class Watchdog(trio.abc.Instrument):
             self._scheduled = os.pread(self._scheduled_file, 64, 0)
             self._scheduled_at = self._began
 
-    def _stepped(self, task: Task, ms: float) -> None:
-        cpu_ms, waited_ms = self._since_begin()
-        stall = Stall(ms - waited_ms, cpu_ms, ", ".join((_short_name(task), *self._slowest())))
+    def _record_step(self, task: Task, ms: float) -> None:
+        cpu_ms, waited_ms = self._scheduled_ms()
+        ran = ", ".join((_short_name(task), *self._slowest_parts()))
+        stall = Stall(ms - waited_ms, cpu_ms, ran)
         self.longest = max(self.longest, stall)
         if stall.ms > STALL_MS:
             self.stall_count += 1
             self._worst = max(self._worst, stall)
 
-    def _slowest(self) -> list[str]:
+    def _slowest_parts(self) -> list[str]:
         parts = sorted(self._parts, reverse=True)
         texts = [f"{what} {seconds * 1000:.0f} ms" for seconds, what in parts[:_NAMED_PARTS]]
         more = len(parts) - len(texts)
         return [*texts, f"and {more} more"] if more else texts
 
-    def _since_begin(self) -> tuple[float, float]:
-        """How long the thread ran, and waited for a core, since the step began, in ms."""
+    def _scheduled_ms(self) -> tuple[float, float]:
+        """Milliseconds that the thread ran, and waited for a core, since the step began."""
         before = self._scheduled
         self._scheduled = os.pread(self._scheduled_file, 64, 0)
         now_ns, before_ns = _nanoseconds(self._scheduled), _nanoseconds(before)
@@ -136,12 +139,15 @@ class Watchdog(trio.abc.Instrument):
 
 
 def _short_name(task: Task) -> str:
-    """The name of the task's function with its class."""
+    """The task's function, with its class."""
     return ".".join(task.name.split(".")[-2:])
 
 
 def _open_scheduled() -> int:
-    """A file with the thread's time on a core and waiting for one; empty where there is none."""
+    """Open the kernel's account of this thread's time on and waiting for a core.
+
+    An empty file where the kernel keeps none.
+    """
     try:
         return os.open(_SCHEDULED_PATH, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

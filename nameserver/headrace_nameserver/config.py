@@ -1,4 +1,4 @@
-"""A nameserver's settings and their configuration file."""
+"""Settings of a nameserver, and their configuration file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from headrace_daemon.folders import why_no_files
+from headrace_daemon.folders import folder_problem
 from headrace_nameserver.routes import BROKER_TIMEOUT_MS
 from headrace_protocol.access import AnonymousAccess, is_loopback, why_exposed
 
@@ -18,16 +18,21 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
     """Settings of a nameserver.
 
-    Each line is repeated in conf/nameserver.conf and docs/configuration.md.
+    conf/generate.py copies these explanations into conf/nameserver.conf and docs/configuration.md.
 
     bind_address: Address to listen on; any address but loopback requires anonymousAccess.
     listen_port: Port to listen on; 0 picks a free port.
-    anonymous_access: deny serves only loopback; read, anyone without administration; allow, all.
-    kv_config_path: File that keeps key-value settings across restarts; if unset, memory only.
-    broker_timeout_ms: Silence after which a broker is dropped, unless it requests its own limit.
-    support_acting_master: Present a slave as master of a broker that has none and permits it.
-    order_message_enable: Include the namespace ORDER_TOPIC_CONFIG in routes.
-    register_from_own_address: Brokers must register their own IP; if unset, unless on loopback.
+    anonymous_access: Access without authentication: deny serves only loopback; read serves anyone,
+        but not administration; allow serves anyone everything.
+    kv_config_path: File that keeps key-value settings across restarts; if unset, they are lost.
+    broker_timeout_ms: Silence in milliseconds after which a broker is dropped; a broker may
+        request a timeout of its own.
+    support_acting_master: Present a slave as the master of a broker that has no master, if the
+        broker permits it.
+    order_message_enable: Include the order settings of topics, from the namespace
+        ORDER_TOPIC_CONFIG, in routes.
+    register_from_own_address: Accept only brokers that register the IP address from which they
+        connect; if unset, true unless bindAddress is loopback.
     """
 
     bind_address: str = "127.0.0.1"
@@ -89,7 +94,7 @@ def _read_line(text: str, place: str) -> tuple[str, str]:
 
 def _check_path(path: str | None) -> None:
     """Raise ConfigError if no file can be created at ``path``; creates nothing."""
-    if path and (reason := why_no_files(Path(path).parent)):
+    if path and (reason := folder_problem(Path(path).parent)):
         raise ConfigError(reason)
 
 

@@ -1,4 +1,4 @@
-"""The nameserver's own command line: ``python -m headrace_nameserver.main``, no client code."""
+"""The nameserver's command line without client code: ``python -m headrace_nameserver.main``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def serve(config: Path | None, *, port: int | None, check_config: bool, log_leve
     """Run a nameserver until SIGINT or SIGTERM.
 
     port: overrides the file's listenPort.
-    check_config: check the configuration files, then return.
+    check_config: check the configuration files, print what was checked, then return.
 
     Raises ConfigError, or an ExceptionGroup with the errors of ``NameServer.run``.
     """
@@ -33,6 +33,10 @@ def serve(config: Path | None, *, port: int | None, check_config: bool, log_leve
         settings = msgspec.structs.replace(settings, listen_port=port)
     server = NameServer(settings)
     if check_config:
+        sys.stderr.write(
+            f"{config or 'default settings'}: valid, nameserver on {settings.bind_address}:"
+            f"{settings.listen_port}\n"
+        )
         return
     configure_logs(log_level)
     trio.run(run_until_signal, server.run)
@@ -60,10 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 0xFFFF:
-        raise argparse.ArgumentTypeError(f"{port} is not between 0 and 65535")
-    return port
+    if not text.isdecimal() or int(text) > 0xFFFF:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: expected a number up to 65535")
+    return int(text)
 
 
 if __name__ == "__main__":

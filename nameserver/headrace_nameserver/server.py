@@ -130,7 +130,7 @@ class NameServer:
         """See FrameHandler."""
         return self._registry.handle(channel, frames)
 
-    def finish_batch(self) -> None:
+    def finish_turn(self) -> None:
         """See FrameHandler. Nothing to do: every request was answered at once."""
 
     def replied(self) -> None:

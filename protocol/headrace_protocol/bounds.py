@@ -146,6 +146,7 @@ BODIES: dict[RequestCode, Body] = {
             RequestCode.TRIGGER_DELETE_FILES,
             RequestCode.DELETE_EXPIRED_COMMITLOG,
             RequestCode.GET_ALL_CONSUMER_OFFSET,
+            RequestCode.GET_ALL_DELAY_OFFSET,
             RequestCode.STAGE_SEAL,
             RequestCode.STAGE_STATE,
             RequestCode.STAGE_COMMIT,

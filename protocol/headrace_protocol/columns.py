@@ -448,6 +448,11 @@ class RecordColumns:
         return self._head("reconsume_times", self._hosts_extra)
 
     @cached_property
+    def prepared_transaction_offset(self) -> Array:
+        """Physical offset of the message that this one was made of; 0 for most."""
+        return self._head("prepared_transaction_offset", self._hosts_extra)
+
+    @cached_property
     def born_host_start(self) -> Array:
         """Position of the born host in ``data``."""
         return self.start + _BORN_HOST_AT

@@ -1,4 +1,4 @@
-"""What can go wrong on the wire, told apart by whose fault it is."""
+"""Errors of the protocol, by the side at fault."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ if TYPE_CHECKING:
 
 
 class ProtocolError(Exception):
-    """The remoting protocol was broken."""
+    """A violation of the remoting protocol."""
 
 
 class LocalProtocolError(ProtocolError):
-    """We were asked to send something that the protocol cannot carry."""
+    """This side tried to send something that the protocol can't carry."""
 
 
 class RemoteProtocolError(ProtocolError):
     """The other side sent bytes that are not the remoting protocol.
 
-    The connection is beyond repair: frame boundaries are lost.
+    The connection is unusable: frame boundaries are lost.
     """
 
 
@@ -32,11 +32,11 @@ class ForeignProtocol(RemoteProtocolError):
 
 
 class Lane:
-    """A kind of waiting, defined once where the wait is raised.
+    """A kind of waiting with threads of its own, defined once where the wait is raised.
 
-    name: what is waited for. threads: maximum number of concurrent fetches. No lane uses the
-    threads of another, and within a lane clients take turns.
-    outlives_client: whether a fetch runs even if its client has disconnected, as one that saves.
+    Within a lane clients take turns.
+    name: the awaited data, for logs. threads: maximum number of concurrent fetches.
+    outlives_client: whether a fetch runs even after its client has disconnected, e.g. a save.
     """
 
     __slots__ = ("name", "outlives_client", "threads")
@@ -48,14 +48,14 @@ class Lane:
 
 
 class NotReady(Exception):
-    """What a request asks for must be fetched first.
+    """A request needs data that must be fetched first.
 
-    fetch: does so, however long it takes, in any thread. lane: whose threads it waits for.
+    fetch: fetches it in any thread, however long that takes. lane: the lane whose threads run it.
 
-    Look first, change after: a function that raises this is run again from its start, so it
-    changes nothing before its last look. Two things may come before: a change that a second run
-    finds done (a decision that waits to be saved), and one that is made only while
-    ``Request.is_again`` is False because it can't wait for the disk (the offset that comes with a
+    Read first, change later: a function that raises this runs again from its start, so it must
+    not change anything before its last read. Two kinds of changes are exceptions: one that a
+    second run finds done (a decision that waits to be saved), and one made only while
+    ``Request.is_retry`` is False because it can't wait for the disk (the offset that comes with a
     pull: the next commit must not overtake it).
     """
 
@@ -66,10 +66,10 @@ class NotReady(Exception):
 
 
 class RequestError(Exception):
-    """A request that cannot be served, as the answer that its sender gets.
+    """A request that can't be served; carries the answer to its sender.
 
-    code: response code of the peer, e.g. ``ResponseCode.TOPIC_NOT_EXIST``.
-    remark: names the cause, the place and the way out.
+    code: the peer's response code, e.g. ``ResponseCode.TOPIC_NOT_EXIST``.
+    remark: the cause, the place and a remedy.
     """
 
     def __init__(self, code: int, remark: str) -> None:

@@ -1,6 +1,6 @@
-"""The serving side of the protocol, without a socket: request codes to functions, errors to codes.
+"""The protocol's server side without sockets: maps request codes to functions, errors to codes.
 
-Both daemons answer through it; headrace_daemon.serving moves the bytes.
+Both daemons use it; headrace_daemon.serving moves the bytes.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ Header = TypeVar("Header", bound=msgspec.Struct)
 Result = TypeVar("Result")
 
 _SLOW_S = 0.005
-# How long a daemon serves one client's requests before it turns to the others.
+# Time for one client's requests before a daemon serves the others.
 TURN_S = 0.005
 # A body up to this size is within every bound.
 _SMALL_BYTES = fastjson.PARSED_BYTES_MAX
-# What a request that waits takes besides its bytes. Measured (docs/benchmarks/growth.md).
+# Memory of a waiting request besides its bytes, as measured (docs/benchmarks/growth.md).
 _WAITING_BYTES = 2048
 
 
 class Channel(Protocol):
-    """A connected client, as a service sees it.
+    """A connected client, as services use it.
 
     address: "host:port" of the client.
-    host_bytes: the same as records hold it: 4 or 16 bytes of address, 4 of port, big-endian.
-    is_slow: it has many unread replies, and gets no long answers until it has read half of them.
-    on_drained: called once when it is no longer slow, or closed.
+    host_bytes: the address as in records: 4 or 16 bytes of address, 4 of port, big-endian.
+    is_slow: the client has many unread replies; long answers wait until it has read half of them.
+    on_drained: called once when the client is no longer slow, or closed.
     is_greeted: whether ``greet`` was called.
     """
 
@@ -65,16 +65,16 @@ class Channel(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether what is written can still reach the client."""
+        """Whether written bytes can still reach the client."""
 
     def greet(self) -> None:
         """Note the client's first request."""
 
     def charge(self, added_bytes: int) -> None:
-        """Count memory that is kept for the client, e.g. for a held request, or less of it."""
+        """Account for memory kept for the client, e.g. a held request; negative to release it."""
 
     def write(self, *buffers: Buffer) -> None:
-        """Queue bytes; they are sent when the batch of requests at hand is done."""
+        """Queue bytes; they are sent at the end of the turn."""
 
 
 class Reply(msgspec.Struct, gc=False):
@@ -90,12 +90,12 @@ class Reply(msgspec.Struct, gc=False):
 
 
 class Request(msgspec.Struct):
-    """One request with the channel that it came from.
+    """One request with its channel.
 
-    header_bytes: of the header as it came.
-    is_again: it is served once more, with what it had to wait for; what it changes is changed.
+    header_bytes: size of the header as received.
+    is_retry: the request is served once more, after waiting; the changes of its first run stand.
 
-    For the collector to see: while it is held, what its channel belongs to knows it.
+    Not gc=False: a held request and its channel's owner refer to each other.
     """
 
     channel: Channel
@@ -103,13 +103,13 @@ class Request(msgspec.Struct):
     command: Command
     body: Buffer
     header_bytes: int
-    is_again: bool = False
+    is_retry: bool = False
 
     @property
     def held_bytes(self) -> int:
-        """What it takes while it waits, to be charged to its client."""
+        """Memory of the request while it waits, to be charged to its client."""
         body = self.body
-        # A view keeps all that came with it.
+        # A view keeps the whole buffer alive.
         body_bytes = memoryview(body.obj).nbytes if isinstance(body, memoryview) else len(body)
         return _WAITING_BYTES + self.header_bytes + body_bytes
 
@@ -118,7 +118,7 @@ class Request(msgspec.Struct):
         return self.command.header(header_type)
 
     def reply(self, reply: Reply) -> None:
-        """Answer, in the codec that the request came in; nothing when it wants no answer."""
+        """Answer in the codec of the request; a one-way request gets no answer."""
         command = self.command
         if command.is_oneway:
             return
@@ -134,24 +134,24 @@ class Request(msgspec.Struct):
         self.channel.write(frame, *reply.body)
 
 
-# Returns None to let a request pass, or the answer that refuses it; may raise RequestError.
+# Returns None to accept a request, or the answer that rejects it; may raise RequestError.
 Guard = Callable[[Request], Reply | None]
-# Returns the answer, or None when it has answered itself or holds the request to answer later.
+# Returns the answer, or None if it has answered itself or holds the request to answer later.
 RequestFunction = Callable[[Request], Reply | None]
-# The same in slices: yields where others may have their turn, and what it has to wait for.
+# A request in slices: yields None where others may run, NotReady where it must wait.
 LongWork = Generator[NotReady | None, None, Reply | None]
 LongFunction = Callable[[Request], LongWork]
-# Called with the error of what was waited for, if any.
+# Called after a fetch, with its error or None.
 Then = Callable[[Exception | None], None]
-# Does what a request of a client must wait for, then calls back.
+# Runs the fetch of a client's request, then calls back.
 RunFetch = Callable[[Channel, NotReady, Then], None]
-# Has a request served that had to wait, outside of ``Registry.handle``.
+# Serves a request again after its fetch, outside of ``Registry.handle``.
 ServeAgain = Callable[[Channel, Callable[[], object]], None]
-# Serves requests of one client that came at once; hands on to ``Registry.serve`` what it can't.
+# Serves several frames of one client; passes those that need more to ``Registry.serve``.
 ReadyFunction = Callable[["Channel", "list[Frame]"], None]
-# Takes work to be run in slices.
+# Runs work in slices.
 RunLong = Callable[[Iterator[None]], None]
-# Takes a client's answer to a request of the daemon; False when nobody asked for it.
+# Handles a client's answer to a request of the daemon; False if the daemon sent no such request.
 Answered = Callable[["Channel", Command, "Buffer"], bool]
 
 
@@ -167,24 +167,26 @@ def fetch_at_once(_channel: Channel, wait: NotReady, then: Then) -> None:
 
 
 def serve_at_once(_channel: Channel, serve: Callable[[], object]) -> None:
-    """For a daemon whose answers wait for nothing."""
+    """Serve, for a daemon whose answers need not wait for a commit."""
     serve()
 
 
-def nobody_asked(_channel: Channel, _command: Command, _body: Buffer) -> bool:
-    """For a daemon that asks its clients for nothing."""
+def reject_answer(_channel: Channel, _command: Command, _body: Buffer) -> bool:
+    """Reject answers, for a daemon that sends no requests to its clients."""
     return False
 
 
 class Registry:
     """Request codes and the functions that serve them.
 
-    unexpected: told of an exception that no function should let out: request and exception.
-    run_long, run_fetch: for what takes long, and what waits for the disk.
-    serve_again: for what has waited; a LongFunction is resumed without it, and stores nothing.
-    on_slow: told of requests that took long: name of the code, seconds.
-    turn_s: how long ``handle`` may serve one client. answered: takes a client's answer to a
-    request of ours; returns False when nobody asked for it.
+    unexpected: called with the request and its exception, for exceptions of other types than
+    those with a response code.
+    run_long: runs long work. run_fetch: runs fetches, which wait for the disk.
+    serve_again: serves requests after a fetch; a LongFunction is resumed without it and must not
+    store messages.
+    on_slow: called after a slow request with the name of its code and its seconds.
+    turn_s: longest time for one client in ``handle``.
+    answered: handles clients' answers to requests of the daemon.
     """
 
     def __init__(
@@ -195,7 +197,7 @@ class Registry:
         run_fetch: RunFetch = fetch_at_once,
         serve_again: ServeAgain = serve_at_once,
         turn_s: float = math.inf,
-        answered: Answered = nobody_asked,
+        answered: Answered = reject_answer,
         on_slow: Callable[[str, float], None] = lambda _name, _seconds: None,
     ) -> None:
         self._functions: dict[int, RequestFunction] = {}
@@ -206,7 +208,7 @@ class Registry:
         self.turn_s = turn_s
         self.on_slow = on_slow
         self.answered = answered
-        # Of each client the long requests that are not finished, the one that runs first.
+        # Unfinished long requests of each client, the running one first.
         self._long: dict[Channel, deque[tuple[LongWork, Request]]] = {}
         self._guards: dict[int, tuple[Guard, ...]] = {}
         self._ready_code = 0
@@ -214,29 +216,29 @@ class Registry:
         self._ready_function: ReadyFunction | None = None
 
     def route(self, code: RequestCode, function: RequestFunction) -> None:
-        """Let ``function`` serve ``code``, which must have a row in ``bounds.BODIES``."""
+        """Route ``code`` to ``function``; it must have a row in ``bounds.BODIES``."""
         assert code not in self._functions, code
         self._functions[code] = function
 
     def route_long(self, code: RequestCode, function: LongFunction) -> None:
-        """Let ``function`` serve ``code`` in slices, since its work grows with some table."""
+        """Route ``code`` to ``function`` in slices, because its work grows with a table."""
         self.route(code, functools.partial(self.begin_long, function))
 
     def route_ready(self, code: RequestCode, function: ReadyFunction) -> None:
-        """Let ``function`` serve many requests of ``code`` at a time, unless it has a guard.
+        """Route several requests of ``code`` at a time to ``function``, unless it has a guard.
 
-        Those whose JSON header begins with the code, as all clients write it: the peer sorts its
-        keys.
+        This applies to JSON headers that begin with the code, as all clients write them: the peer
+        sorts its keys.
         """
         self._ready_code = code
         self._ready_start = b'{"code":%d,' % code
         self._ready_function = None if code in self._guards else function
 
     def guard(self, guard: Guard, codes: Collection[RequestCode] = frozenset(RequestCode)) -> None:
-        """Ask ``guard`` before anything is done about a request of ``codes`` that is served.
+        """Call ``guard`` before each routed request of ``codes``.
 
-        A request that it refuses, or fails for, gets that as its answer. It sees every request
-        once, one by one: those that ``route_ready`` serves together are so no longer.
+        If it returns an answer or raises, the request gets that answer and is not served. It sees
+        each request once and by itself, so ``route_ready`` no longer applies to these codes.
         """
         for code in codes:
             self._guards[code] = (*self._guards.get(code, ()), guard)
@@ -244,10 +246,10 @@ class Registry:
             self._ready_function = None
 
     def handle(self, channel: Channel, frames: list[Frame]) -> list[Frame]:
-        """Serve what one client sent at once; every request is answered, one-way or held.
+        """Serve the frames of one client's read; every request is answered, one-way or held.
 
-        Returns the remaining frames if the turn ran out of time: pass them again later.
-        Raises RemoteProtocolError for a header that can't be read: close the channel then.
+        Returns the frames for which ``turn_s`` did not suffice: pass them again later.
+        Raises RemoteProtocolError for an unreadable header: close the channel then.
         """
         function = self._ready_function
         end = perf_counter() + self.turn_s
@@ -272,9 +274,9 @@ class Registry:
         return []
 
     def serve(self, channel: Channel, frame: Frame) -> float:
-        """Serve one frame; returns when that was done, 0 if it cost nothing.
+        """Serve one frame; returns the time afterwards, or 0 for an ignored frame.
 
-        Raises RemoteProtocolError as ``handle``.
+        Raises RemoteProtocolError as ``handle`` does.
         """
         serialize_type, header, body = frame
         command = decode_header(serialize_type, header)
@@ -290,7 +292,7 @@ class Registry:
         return self._serve(request)
 
     def _is_refused(self, request: Request) -> bool:
-        """Whether a guard refuses the request; answers it if so."""
+        """Whether a guard rejects the request; sends the answer if so."""
         code = request.command.code
         if code not in self._functions:
             return False
@@ -306,7 +308,7 @@ class Registry:
         return reply is not None
 
     def _has_good_body(self, request: Request) -> bool:
-        """Whether a large body is within its bounds; answers the request if not."""
+        """Whether a large body is within its bounds; sends an error if not."""
         try:
             _check_body(request)
         except (OutOfBounds, fastjson.MalformedJson) as error:
@@ -315,7 +317,7 @@ class Registry:
         return True
 
     def fail(self, request: Request, error: Exception) -> None:
-        """Answer a held request with the error of a look for it."""
+        """Answer a held request with an error."""
         self._send(request, self._failed(request, error))
 
     def _serve(self, request: Request) -> float:
@@ -341,36 +343,37 @@ class Registry:
     def _fetched(self, request: Request, held_bytes: int, problem: Exception | None) -> None:
         request.channel.charge(-held_bytes)
         if problem is None:
-            request.is_again = True
+            request.is_retry = True
             self._serve_again(request.channel, functools.partial(self._serve, request))
         else:
             self._send(request, self._failed(request, problem))
 
     def begin_long(self, function: LongFunction, request: Request) -> None:
-        """Let ``function`` serve a request in slices, after the client's others of that kind."""
+        """Serve a request with ``function`` in slices, after the client's other long requests."""
         channel = request.channel
         channel.charge(request.held_bytes)
         waiting = self._long.setdefault(channel, deque())
         waiting.append((function(request), request))
-        # One at a time, since what each has made so far takes memory.
+        # One at a time, since each unfinished answer takes memory.
         if len(waiting) == 1:
             self.run_long(self._serve_all_long(channel))
 
     def _serve_all_long(self, channel: Channel, problem: Exception | None = None) -> Iterator[None]:
-        """One after the other, until one must wait for the disk, or for the client to read answers.
+        """Serve the client's long requests in order until one must wait.
 
-        problem: why what the first has waited for is not there.
+        It may wait for the disk, or for the client to read its answers.
+        problem: the error of the fetch for which the first request has waited.
         """
         waiting = self._long[channel]
         while waiting:
             if channel.is_open and channel.is_slow:
-                channel.on_drained = functools.partial(self._go_on, channel, problem)
+                channel.on_drained = functools.partial(self._resume, channel, problem)
                 return
             work, request = waiting[0]
-            if channel.is_open:  # else nobody waits for what was not begun
+            if channel.is_open:  # a closed client needs no answer
                 wait = yield from self._serve_long(work, request, problem)
                 if wait is not None:
-                    self.run_fetch(channel, wait, functools.partial(self._go_on, channel))
+                    self.run_fetch(channel, wait, functools.partial(self._resume, channel))
                     return
             problem = None
             waiting.popleft()
@@ -382,7 +385,7 @@ class Registry:
     def _serve_long(
         self, work: LongWork, request: Request, problem: Exception | None
     ) -> Generator[None, None, NotReady | None]:
-        """Returns what it must wait for; None when it was answered."""
+        """Run one long request until it must wait: returns the wait, or None once answered."""
         try:
             wait = work.throw(problem) if problem else next(work)
             while wait is None:
@@ -398,7 +401,7 @@ class Registry:
             self._send(request, reply)
         return None
 
-    def _go_on(self, channel: Channel, problem: Exception | None) -> None:
+    def _resume(self, channel: Channel, problem: Exception | None) -> None:
         self.run_long(self._serve_all_long(channel, problem))
 
     def _send(self, request: Request, reply: Reply) -> None:
@@ -431,7 +434,7 @@ def admit(serialize_type: int, header: Buffer, body_bytes: int) -> None:
 
 
 def _check_body(request: Request) -> None:
-    """Raise OutOfBounds or MalformedJson before a large body costs anything."""
+    """Raise OutOfBounds or MalformedJson for a large body before it is decoded."""
     body, code = request.body, request.command.code
     bound = body_of(code)
     if len(body) > bound.bytes_max:
@@ -445,7 +448,7 @@ def _too_large(code: int, body_bytes: int, bytes_max: int) -> str:
 
 
 def at_once(work: LongWork) -> Reply | None:
-    """What it returns when it runs in one slice; it must be of a kind that never waits."""
+    """Run long work in one slice and return its reply; the work must never wait."""
     while True:
         try:
             next(work)
@@ -457,7 +460,7 @@ def at_once(work: LongWork) -> Reply | None:
 def all_ready(
     reads: Iterable[Callable[[], Result]],
 ) -> Generator[NotReady | None, None, list[Result]]:
-    """What each returns, for a LongFunction: asked again when what it needs is there."""
+    """The results of ``reads``, for a LongFunction; a read that must wait is called again."""
     results: list[Result] = []
     for read in reads:
         while (wait := _try_to(read, results)) is not None:
@@ -469,7 +472,7 @@ def all_ready(
 def until_done(step: Callable[[], bool]) -> Generator[NotReady | None, None, None]:
     """Call ``step`` until it returns False, for a LongFunction.
 
-    step: may raise NotReady; the next call resumes.
+    step: may raise NotReady, and resumes at its next call.
     """
     is_more = True
     while is_more:
@@ -485,13 +488,13 @@ def _try_to(read: Callable[[], Result], results: list[Result]) -> NotReady | Non
 
 
 def notice(code: RequestCode, header: msgspec.Struct | None = None) -> bytes:
-    """A one-way request from a daemon to its client; in JSON, which every client reads."""
+    """Encode a one-way request from a daemon to its client, in JSON, which every client reads."""
     return encode_frame(SerializeType.JSON, code, 0, flag=FLAG_ONEWAY, fields=header_fields(header))
 
 
 def _greet(channel: Channel, command: Command) -> None:
     channel.greet()
-    # Fields that can't be read are for the request's function to refuse.
+    # The request's function rejects unreadable fields.
     with contextlib.suppress(msgspec.ValidationError):
         if HEADRACE_MARK in command.ext():
             channel.write(notice(RequestCode.HEADRACE_HELLO))

@@ -64,7 +64,7 @@ def test_a_topic_is_not_made_anew_before_its_queues_are_gone(tmp_path: Path) -> 
     slices.step()
     code, remark = send(broker, QUEUES - 1)
     assert code == ResponseCode.SYSTEM_BUSY
-    assert "is being deleted: try again" in remark
+    assert "is being deleted: retry once" in remark
     second = delete(broker)
     slices.finish()
     for channel in (first, second):

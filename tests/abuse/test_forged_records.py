@@ -52,7 +52,7 @@ def test_a_record_inside_a_body_is_not_served(
     assert bytes(broker.store.commit_log.record_at(place) or b"") == body
     answer = view(broker, place)
     assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert f"{place}: none begins there" in answer.remark
+    assert f"{place}: no record begins there" in answer.remark
 
 
 @pytest.mark.parametrize("topic", ["t", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC"])

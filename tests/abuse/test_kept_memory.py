@@ -366,7 +366,7 @@ def test_groups_that_a_host_creates_are_bounded(broker: BrokerUnderTest) -> None
     answers = [pull(broker, consumer_group=f"g{number}") for number in range(10)]
     refused = [answer for answer in answers if answer.code == ResponseCode.NO_PERMISSION]
     assert 0 < len(refused) < 10
-    assert "the most for one host" in refused[0].remark
+    assert "the maximum for a host" in refused[0].remark
     body = HeartbeatData(client_id="c", consumer_data_set=[ConsumerData(group_name="more")])
     assert heartbeat(broker, MemoryChannel(), body).code == ResponseCode.NO_PERMISSION
     assert broker.groups.get("more") is None

@@ -15,8 +15,8 @@ import pytest
 import trio
 import trio.testing
 
-from headrace_broker.consumer.unconsumed import UnconsumedLook
-from headrace_broker.store.retention.outlook import Outlook
+from headrace_broker.consumer.unconsumed import UnconsumedOffsets
+from headrace_broker.store.retention.disk_forecast import DiskForecast
 from headrace_daemon.serving.server import ServerLimits
 from headrace_protocol import bounds, fastjson, staging
 from headrace_protocol.bodies import (
@@ -140,7 +140,7 @@ def test_a_list_of_topics_is_sliced_and_logged_in_short(broker: BrokerUnderTest)
     assert answer.code == ResponseCode.SUCCESS
     assert count >= 500
     assert broker.topics.get("t499") == topics[499]
-    assert log.events() == {"topic put": 10, "more topics put": 1}
+    assert log.events() == {"topic created or changed": 10, "more topics created or changed": 1}
 
 
 def test_a_list_of_too_many_topics_is_rejected(broker: BrokerUnderTest) -> None:
@@ -356,11 +356,11 @@ def test_unconsumed_messages_are_found_in_blocks_of_queues(
         return query(group, topic, queue_id)
 
     monkeypatch.setattr(broker.offsets, "query", counting)
-    outlook = Outlook(broker.store.commit_log, broker.store._topics)
-    look = UnconsumedLook(broker.offsets, broker.groups, broker.consumers)
-    assert sum(1 for _ in outlook.look(look)) >= 200 / 128
+    disk_forecast = DiskForecast(broker.store.commit_log, broker.store._topics)
+    look = UnconsumedOffsets(broker.offsets, broker.groups, broker.consumers)
+    assert sum(1 for _ in disk_forecast.scan(look)) >= 200 / 128
     assert asked == {"g0": 200}  # nobody can have more to consume than all
-    assert (found := outlook.find_oldest()) is not None
+    assert (found := disk_forecast.find_oldest()) is not None
     assert (found.queue_id, found.group) == (0, "g0")
 
 
@@ -418,10 +418,10 @@ def test_the_log_names_the_client_of_each_change(broker: BrokerUnderTest) -> Non
     ):
         assert broker.ask(code, header, body).code == ResponseCode.SUCCESS
     assert [line["event"] for line in log.lines] == [
-        "topic put",
-        "topic put",
-        "topic loses messages",
-        "group put",
+        "topic created or changed",
+        "topic created or changed",
+        "topic has unreachable messages",
+        "group created or changed",
         "offsets reset",
         "offsets cloned",
         "settings changed",

@@ -51,7 +51,7 @@ async def test_it_says_that_the_loop_does_not_turn() -> None:
         monitor._turned_at -= 60
         status, body = ask(port, "/live")
         assert status == 503
-        assert b"the broker's loop has not turned for 60 s" in body
+        assert b"the broker's loop has been stalled for 60 s" in body
 
 
 async def test_the_oldest_silent_client_makes_room() -> None:

@@ -94,9 +94,9 @@ class Faulty:
             channel.write(request(10, body=bytes(body)))
         return []
 
-    def finish_batch(self) -> None:
+    def finish_turn(self) -> None:
         if self.victim is not None:
-            self.check("finish_batch", self.victim)
+            self.check("finish_turn", self.victim)
 
     def replied(self) -> None:
         pass
@@ -166,8 +166,8 @@ async def test_replies_that_may_be_false_end_the_server(
         await bad.receive()
 
     with pytest.raises(BaseExceptionGroup) as raised:
-        await serve(network(), Faulty("finish_batch"), talk)
-    assert raised.group_contains(IndexError, match="no place in finish_batch")
+        await serve(network(), Faulty("finish_turn"), talk)
+    assert raised.group_contains(IndexError, match="no place in finish_turn")
 
 
 # -- requests that are answered later --------------------------------------------------------------

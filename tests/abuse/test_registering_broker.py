@@ -92,7 +92,7 @@ async def test_a_malformed_member_group_does_not_end_a_broker(
         async with registered(nameserver, network) as logs:
             await trio.sleep(5)
             assert nameserver.count(REGISTER) == 1
-    refused = [entry for entry in logs if entry["event"] == "not registered, trying on"]
+    refused = [entry for entry in logs if entry["event"] == "registration failed, retrying"]
     assert all(entry["nameserver"] == nameserver.address for entry in refused)
     assert logs[-1]["event"] == "registered"
 

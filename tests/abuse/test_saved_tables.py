@@ -108,7 +108,7 @@ def too_deep() -> Entry:
 def test_an_entry_that_could_not_be_read_back_is_never_written() -> None:
     text = TableText()
     text.text({"good": Entry({"a": 1})})
-    with pytest.raises(ValueError, match=r"^poison can't be written: .*64 levels"):
+    with pytest.raises(ValueError, match=r"^poison can't be encoded: .*64 levels"):
         text.text({"good": Entry({"a": 1}), "poison": too_deep()})
 
 
@@ -140,7 +140,7 @@ async def test_an_unexpected_error_refuses_the_change_and_leaves_the_service_run
         with structlog.testing.capture_logs() as lines:
             table.saved.changed()
             table.saved.when_saved(told.append)
-            await table.saved.saved()
+            await table.saved.wait_saved()
         assert told == [table.problem]
         assert lines[0]["event"] == "table not saved, retrying"
         assert lines[0]["exc_info"] is table.problem
@@ -160,11 +160,11 @@ async def test_the_refusal_names_the_entry(broker: BrokerUnderTest) -> None:
         await trio.testing.wait_all_tasks_blocked()
         code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
         broker.send(code, None, b'{"groupName":"other"}', channel)
-        await broker.groups.saved.saved()
+        await broker.groups.saved.wait_saved()
         nursery.cancel_scope.cancel()
     ((answer, _),) = channel.replies()
     assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert "poison can't be written" in (answer.remark or "")
+    assert "poison can't be encoded" in (answer.remark or "")
 
 
 # -- memory ----------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ FAULTS = [
     (ProducerManager, "expire"),
     (ConsumerOffsets, "take_snapshot"),
     (Staging, "expire"),
-    (WritePath, "let_drain"),
+    (WritePath, "drain_taker"),
     (Cleaner, "round"),
     (Flusher, "flush_log"),
     (IndexFiles, "forget_vanished"),
@@ -191,7 +191,7 @@ async def test_sliced_work_continues_after_a_failure(autojump_clock: object) -> 
 
     services, work, done = Services(), SlicedWork(), trio.Event()
     work._waiting += [bad(), good()]
-    work._asked.set()
+    work._has_work.set()
     async with trio.open_nursery() as nursery:
         services.start_soon(nursery, work.run)
         with trio.fail_after(10):

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from headrace.admin import cli
 from headrace.admin.failures import report
 from headrace.admin.messages import print_message
 from headrace.admin.output import print_json_line, print_record, print_rows, time_text
+from headrace.admin.plain_logs import show_logs_plainly
 from headrace.errors import BrokerError
 from headrace.messages import ReceivedMessage
 from headrace_daemon.command import warn
@@ -120,7 +120,7 @@ def test_errors_and_warnings_are_one_line(capsys: pytest.CaptureFixture[str]) ->
 def test_client_logs_are_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a handler of the program's own, as in the command line, warnings are shown."""
     monkeypatch.setattr(logging.lastResort, "formatter", None)
-    cli._show_logs_plainly()
+    show_logs_plainly()
     record = logging.LogRecord("headrace", logging.WARNING, "", 0, "%s is away", (EVIL,), None)
     assert logging.lastResort is not None
     assert logging.lastResort.format(record) == f"{HARMLESS} is away"

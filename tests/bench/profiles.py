@@ -69,7 +69,7 @@ STAGES = (
     Stage("properties", r"processors/send\.py", text=r"propert"),
     Stage("index", r"store/index"),
     Stage("write", r"store/(files/filesystem|write/flush)\.py"),
-    Stage("write", r"store/log/commit_log\.py", r"write|finish_batch|end_batch"),
+    Stage("write", r"store/log/commit_log\.py", r"write"),
     Stage("write", r"store/write/write_path\.py", r"\bcommit$"),
     Stage("dispatch", r"store/(queues/(dispatch|consume_queue)|log/ring)\.py|long_polling\.py"),
     Stage("dispatch", r"store/write/write_path\.py", r"publish|drain"),

@@ -163,6 +163,7 @@ async def test_a_broker_finishes_in_this_order(tmp_path: Path) -> None:
         topics.incarnations.saved.finish,
         topics.saved.finish,
         parts.groups.saved.finish,
+        parts.schedule.finish,
         parts.offsets.persist,
     ]
     store.close()

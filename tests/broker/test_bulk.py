@@ -116,7 +116,7 @@ def test_a_block_damaged_on_its_way_is_refused(broker: BrokerUnderTest) -> None:
     damaged = EncodedBlock(sent.record_count, bytes(body))
     answer = send(broker, damaged, body_crc32=crc)
     assert answer.code == ResponseCode.MESSAGE_ILLEGAL
-    assert f"not {crc}; nothing of it was stored" in (answer.remark or "")
+    assert f"not {crc}; nothing was stored" in (answer.remark or "")
     assert len(read_all(broker.store, broker.store.queue("T", 0))) == 2
 
 
@@ -181,7 +181,7 @@ UNSUPPORTED = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         ({"count": 0}, plain(), INVALID, "count"),
         ({"count": -1}, plain(), INVALID, "count"),
         ({"count": 2}, plain(), ILLEGAL, "torn at byte 0"),
-        ({"count": 65_537}, plain(), ILLEGAL, "65536 is the most"),
+        ({"count": 65_537}, plain(), ILLEGAL, "the maximum is 65536"),
         ({"queue_id": -1}, plain(), INVALID, "queueId"),
         ({"queue_id": 2}, plain(), INVALID, "there are 2"),
         ({"topic": "U" * 128}, plain(), INVALID, "127"),
@@ -192,7 +192,7 @@ UNSUPPORTED = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         ({}, plain()[:-1], ILLEGAL, "sizes of"),
         ({}, plain(topic="U"), ILLEGAL, "of topic T"),
         ({}, plain(sys_flag=TRANSACTION_PREPARED), ILLEGAL, "sysFlag"),
-        ({}, plain(properties=b"DELAY\x013\x02"), UNSUPPORTED, "delayed messages"),
+        ({}, plain(properties=b"DELAY\x013\x02"), ILLEGAL, "delayed messages"),
         ({}, plain(properties=b"x\x01y\x02TRAN_MSG\x01true\x02"), UNSUPPORTED, "transactional"),
         ({}, plain(body=bytes(5 << 20)), ILLEGAL, "more than 4194304"),
         ({}, plain(body=bytes(1 << 18)), ILLEGAL, "record has"),

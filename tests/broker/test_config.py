@@ -71,7 +71,7 @@ def test_a_file_of_the_peer_starts_this_broker(conf: Path, tmp_path: Path) -> No
         ("brokerIP1=999.1.1.1", "1: brokerIP1=999.1.1.1: expected an IPv4 or IPv6 address"),
         ("listenPort", "1: expected key=value, found 'listenPort'"),
         ("=5", "1: expected key=value, found '=5'"),
-        ("brokerName=a\\\nb=c", "1: brokerName goes on in the next line: write it in one line"),
+        ("brokerName=a\\\nb=c", "1: brokerName continues in the next line: write it in one line"),
         ("brokerRole=SLAVE", "1: brokerRole=SLAVE is not supported by this broker: expected"),
         (
             "storePathCommitLog=/elsewhere",
@@ -111,10 +111,10 @@ def test_no_file(conf: Path) -> None:
 
 def test_a_store_without_a_parent(conf: Path, tmp_path: Path) -> None:
     conf.write_text(f"storePathRootDir={tmp_path}/a/b")
-    with pytest.raises(ConfigError, match=rf"{tmp_path}/a does not exist: make it first"):
+    with pytest.raises(ConfigError, match=rf"{tmp_path}/a does not exist: create it first"):
         load_config(conf)
     (tmp_path / "a").write_text("")
-    with pytest.raises(ConfigError, match=rf"{tmp_path}/a is no directory"):
+    with pytest.raises(ConfigError, match=rf"{tmp_path}/a is not a directory"):
         load_config(conf)
     assert not (tmp_path / "a/b").exists()
 

@@ -46,7 +46,7 @@ class Numbered(HeldRequest):
         self.held = held
         self.number = number
 
-    def look(self, *, may_wait: bool) -> bool:
+    def try_answer(self, *, may_wait: bool) -> bool:
         self.held.told.append((self.number, may_wait))
         return self.held.has_found or not may_wait
 
@@ -240,8 +240,8 @@ def test_every_pair_leads_on_or_is_a_fault(state: State, event: Event) -> None:
 class Closing(Numbered):
     """What is written to its client closes it."""
 
-    def look(self, *, may_wait: bool) -> bool:
-        super().look(may_wait=may_wait)
+    def try_answer(self, *, may_wait: bool) -> bool:
+        super().try_answer(may_wait=may_wait)
         channel = self.request.channel
         assert isinstance(channel, MemoryChannel)
         channel.is_open = False

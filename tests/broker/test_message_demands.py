@@ -55,10 +55,10 @@ def need_key(message: SentMessage) -> None:
 
 
 ROWS = (
-    Demand("transactional messages", ("TRAN_MSG",), TRANSACTION_MASK, serve=hide),
-    Demand("delayed messages", ("DELAY",), serve=delay),
+    Demand("transactional messages", ("TRAN_MSG",), TRANSACTION_MASK, apply=hide),
+    Demand("delayed messages", ("DELAY",), apply=delay),
     Demand("recalled messages", ("RECALL",)),
-    Demand("messages to compacted topics", of_topic="Compacted".__eq__, serve=need_key),
+    Demand("messages to compacted topics", matches_topic="Compacted".__eq__, apply=need_key),
 )
 
 
@@ -121,10 +121,10 @@ def test_rows_are_asked_in_their_order(broker: BrokerUnderTest) -> None:
         seen.append((message.topic, message.sys_flag))
 
     seen: list[tuple[str, int]] = []
-    first, last = ROWS[0], Demand("others", ("DELAY",), serve=note)
+    first, last = ROWS[0], Demand("others", ("DELAY",), apply=note)
     message = SentMessage("T", 1, ["DELAY\x013", ""], sys_flag=4)
-    MessageDemands((last, first)).serve(message)
-    MessageDemands((first, last)).serve(SentMessage("T", 1, ["DELAY\x013", ""], sys_flag=4))
+    MessageDemands((last, first)).apply(message)
+    MessageDemands((first, last)).apply(SentMessage("T", 1, ["DELAY\x013", ""], sys_flag=4))
     assert seen == [("T", 4), (HALF, 0)]
 
 

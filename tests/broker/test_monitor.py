@@ -69,7 +69,7 @@ async def test_ready_says_how_far_a_start_is(served: Served) -> None:
 
 
 async def test_other_requests_are_told_what_there_is(served: Served) -> None:
-    assert await get(served.port, "/") == (404, {"problem": "there are /live and /ready"})
+    assert await get(served.port, "/") == (404, {"problem": "not found: use /live or /ready"})
     status, _ = await get(served.port, "/ready", "POST")
     assert status == 405
     for text in (b"hello\n", b"GET /ready HTTP/1.1\r\n", b"", b"x" * 8192):

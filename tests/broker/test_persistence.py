@@ -87,7 +87,7 @@ async def test_a_burst_of_changes_is_few_writes_in_a_thread(a_table: Table) -> N
         a_table.saved.when_saved(lambda error: told.append((a_table.on_disk(), error)))
         assert not told
         a_table.files.may_write.set()
-        await a_table.saved.saved()
+        await a_table.saved.wait_saved()
         nursery.cancel_scope.cancel()
     assert told == [(1000, None)]
     assert len(a_table.files.writers) == 2
@@ -105,13 +105,13 @@ async def test_a_failure_is_told_and_tried_again(
         await trio.testing.wait_all_tasks_blocked()
         a_table.change()
         a_table.saved.when_saved(told.append)
-        await a_table.saved.saved()
+        await a_table.saved.wait_saved()
         assert told == [full]
         a_table.files.problem = None
         with trio.fail_after(5):
             while not a_table.files.writers:  # noqa: ASYNC110 - the file tells nobody
                 await trio.sleep(0.001)
-        await a_table.saved.saved()
+        await a_table.saved.wait_saved()
         assert a_table.on_disk() == 1
         nursery.cancel_scope.cancel()
 

@@ -48,13 +48,13 @@ if TYPE_CHECKING:
 
     import msgspec
 
-    from headrace_broker.queue_directory import Asked, FindPlace, FindSource, Place
+    from headrace_broker.queue_directory import FindPlace, FindSource, Lookup, Place
     from headrace_broker.store.log.commit_log import CommitLog
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.store.store_source import GetResult
     from tests.support.broker import Answer
 
-LOOKS = (Use.BEGIN, Use.LOOK, Use.LIST)
+LOOKS = (Use.BEGIN, Use.INSPECT, Use.LIST)
 AWAY = Elsewhere("broker-b", "10.0.0.2:10911")
 REFUSAL = RequestError(ResponseCode.SYSTEM_BUSY, "a place says no")
 
@@ -70,7 +70,7 @@ def assert_refused(place: Place, code: ResponseCode, remark: str) -> None:
 
 def place_of(name: str, place: Place) -> FindPlace:
     """Answers for the topics of a name."""
-    return lambda _directory, asked: place if asked.topic.topic_name == name else None
+    return lambda _directory, lookup: place if lookup.topic.topic_name == name else None
 
 
 # -- the rules -------------------------------------------------------------------------------------
@@ -78,25 +78,28 @@ def place_of(name: str, place: Place) -> FindPlace:
 
 @pytest.mark.parametrize("use", Use)
 def test_a_topic_that_is_not_there(broker: BrokerUnderTest, use: Use) -> None:
-    asked: list[Asked] = []
-    places = directory(broker, lambda _, each: asked.append(each))
+    lookups: list[Lookup] = []
+    places = directory(broker, lambda _, each: lookups.append(each))
     place = places.resolve("x", 0, use)
     assert_refused(place, ResponseCode.TOPIC_NOT_EXIST, "headrace topic create x")
-    assert not asked
+    assert not lookups
 
 
 @pytest.mark.parametrize(
     ("perm", "forbidden", "remark"),
-    [(4, Use.SEND, "sending message is forbidden"), (2, Use.PULL, "pulling message is forbidden")],
+    [
+        (4, {Use.SEND, Use.DELIVER}, "sending message is forbidden"),
+        (2, {Use.PULL}, "pulling message is forbidden"),
+    ],
 )
 def test_what_the_topic_does_not_permit(
-    broker: BrokerUnderTest, perm: int, forbidden: Use, remark: str
+    broker: BrokerUnderTest, perm: int, forbidden: set[Use], remark: str
 ) -> None:
     broker.create_topic("t", perm=perm)
     places = directory(broker, place_of("t", AWAY))
     for use in Use:
         place = places.resolve("t", 0, use)
-        if use is forbidden:
+        if use in forbidden:
             assert_refused(place, ResponseCode.NO_PERMISSION, remark)
         else:
             assert place == AWAY
@@ -120,7 +123,7 @@ def test_what_the_broker_does_not_permit(
 
 @pytest.mark.parametrize(
     ("use", "queues"),
-    [(Use.SEND, 3), (Use.PULL, 2), (Use.BEGIN, 3), (Use.LOOK, 3), (Use.LIST, 3)],
+    [(Use.SEND, 3), (Use.PULL, 2), (Use.BEGIN, 3), (Use.INSPECT, 3), (Use.LIST, 3)],
 )
 def test_queues_that_a_topic_does_not_have(broker: BrokerUnderTest, use: Use, queues: int) -> None:
     broker.topics.put(TopicConfig(topic_name="t", read_queue_nums=2, write_queue_nums=3))
@@ -185,71 +188,71 @@ def test_how_a_place_that_is_not_here_is_told(broker: BrokerUnderTest) -> None:
     places = directory(broker, place_of("away", AWAY), place_of("refused", REFUSAL))
     for ask in (places.serve, places.find):
         with pytest.raises(RequestError, match=r"served by broker broker-b at 10\.0\.0\.2:10911"):
-            ask("away", 3, Use.LOOK)
-    assert places.listed("away", 3) is None
-    assert places.find("refused", 0, Use.LOOK) is None
+            ask("away", 3, Use.INSPECT)
+    assert places.source_to_list("away", 3) is None
+    assert places.find("refused", 0, Use.INSPECT) is None
     for refuse in (
-        lambda: places.serve("refused", 0, Use.LOOK),
-        lambda: places.listed("refused", 0),
+        lambda: places.serve("refused", 0, Use.INSPECT),
+        lambda: places.source_to_list("refused", 0),
     ):
         with pytest.raises(RequestError, match="a place says no"):
             refuse()
-    assert isinstance(places.find("here", 0, Use.LOOK), Here)
-    assert isinstance(places.listed("here", 0), EmptySource)
+    assert isinstance(places.find("here", 0, Use.INSPECT), Here)
+    assert isinstance(places.source_to_list("here", 0), EmptySource)
 
 
 def test_the_first_source_that_answers_reads(broker: BrokerUnderTest) -> None:
     broker.create_topic("t")
     broker.store_message("t", 0)
     first, second = EmptySource(), EmptySource()
-    asked: list[tuple[Asked, StoreQueue]] = []
+    lookups: list[tuple[Lookup, StoreQueue]] = []
 
-    def pulls_only(what: Asked, queue: StoreQueue) -> EmptySource | None:
-        asked.append((what, queue))
+    def pulls_only(what: Lookup, queue: StoreQueue) -> EmptySource | None:
+        lookups.append((what, queue))
         return first if what.use is Use.PULL else None
 
     finds: list[FindSource] = [pulls_only, lambda what, _: second if what.queue_id else None]
     places = directory(broker, sources=finds)
     assert places.serve("t", 0, Use.PULL).source is first
     assert places.serve("t", 1, Use.SEND).source is second
-    assert isinstance(places.serve("t", 0, Use.LOOK).source, StoreSource)
-    assert [queue.queue_id for _, queue in asked] == [0, 1, 0]
-    assert asked[0][0].topic is broker.topics.get("t")
+    assert isinstance(places.serve("t", 0, Use.INSPECT).source, StoreSource)
+    assert [queue.queue_id for _, queue in lookups] == [0, 1, 0]
+    assert lookups[0][0].topic is broker.topics.get("t")
 
 
 @pytest.mark.parametrize("use", LOOKS)
 def test_what_was_looked_at_is_kept_until_the_tables_change(
     broker: BrokerUnderTest, use: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
-    places = directory(broker, lambda _, each: asked.append(each.queue_id))
+    lookups: list[int] = []
+    places = directory(broker, lambda _, each: lookups.append(each.queue_id))
     broker.create_topic("t", 4)
     for queue_id in range(4):
         broker.store_message("t", queue_id)
     look = partial(places.serve, "t", 0, use)
     before = look()
     assert look() is before
-    assert asked == [0]
+    assert lookups == [0]
     broker.create_topic("another")
     assert look() is not before
-    assert asked == [0, 0]
-    monkeypatch.setattr(queue_directory, "_KEPT_MAX", 3)
+    assert lookups == [0, 0]
+    monkeypatch.setattr(queue_directory, "_CACHED_MAX", 3)
     for queue_id in range(4):
         places.serve("t", queue_id, use)
     look()
-    assert asked == [0, 0, 1, 2, 3, 0]  # all were forgotten at three
+    assert lookups == [0, 0, 1, 2, 3, 0]  # all were forgotten at three
 
 
 def test_a_queue_of_a_topic_that_was_made_again_is_another(broker: BrokerUnderTest) -> None:
     places = directory(broker)
     broker.create_topic("t", 1)
     broker.store_message("t", 0)
-    assert places.serve("t", 0, Use.LOOK).source.max_offset() == 1
+    assert places.serve("t", 0, Use.INSPECT).source.max_offset() == 1
     deleted = broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicHeader(topic="t"))
     assert deleted.code == ResponseCode.SUCCESS
-    assert_refused(places.resolve("t", 0, Use.LOOK), ResponseCode.TOPIC_NOT_EXIST, "topic[t]")
+    assert_refused(places.resolve("t", 0, Use.INSPECT), ResponseCode.TOPIC_NOT_EXIST, "topic[t]")
     broker.create_topic("t", 1)
-    assert places.serve("t", 0, Use.LOOK).source.max_offset() == 0
+    assert places.serve("t", 0, Use.INSPECT).source.max_offset() == 0
 
 
 # -- requests --------------------------------------------------------------------------------------
@@ -370,8 +373,8 @@ def test_statistics_leave_out_queues_of_another_broker(
     header: msgspec.Struct,
     table: str,
 ) -> None:
-    def second_queue(_directory: QueueDirectory, asked: Asked) -> Place | None:
-        return AWAY if asked.queue_id == 1 else None
+    def second_queue(_directory: QueueDirectory, lookup: Lookup) -> Place | None:
+        return AWAY if lookup.queue_id == 1 else None
 
     add_line(monkeypatch, "places", lambda _topics: second_queue)
     broker = BrokerUnderTest(tmp_path)
@@ -395,9 +398,9 @@ def test_a_source_changes_with_the_tables_not_with_requests(
 ) -> None:
     found: list[str] = []
 
-    def empty_if_multi(asked: Asked, _queue: StoreQueue) -> EmptySource | None:
-        found.append(asked.topic.topic_filter_type)
-        return EmptySource() if asked.topic.topic_filter_type == "MULTI_TAG" else None
+    def empty_if_multi(lookup: Lookup, _queue: StoreQueue) -> EmptySource | None:
+        found.append(lookup.topic.topic_filter_type)
+        return EmptySource() if lookup.topic.topic_filter_type == "MULTI_TAG" else None
 
     add_line(monkeypatch, "sources", lambda _topics, _store: empty_if_multi)
     broker = BrokerUnderTest(tmp_path)
@@ -423,8 +426,8 @@ def test_a_place_that_moves_without_a_topic_says_so(
 ) -> None:
     moved: list[str] = []
 
-    def place(_directory: QueueDirectory, asked: Asked) -> Place | None:
-        return AWAY if asked.topic.topic_name in moved else None
+    def place(_directory: QueueDirectory, lookup: Lookup) -> Place | None:
+        return AWAY if lookup.topic.topic_name in moved else None
 
     add_line(monkeypatch, "places", lambda _topics: place)
     broker = BrokerUnderTest(tmp_path)
@@ -460,8 +463,8 @@ class ShiftedSource(StoreSource):
 def test_a_place_can_map_a_queue_and_its_offsets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def second_of_both(places: QueueDirectory, asked: Asked) -> Place | None:
-        here = places.local(asked._replace(queue_id=1))
+    def second_of_both(places: QueueDirectory, lookup: Lookup) -> Place | None:
+        here = places.local(lookup._replace(queue_id=1))
         if here.queue is None:
             return None
         return here._replace(source=ShiftedSource(here.queue, broker.store.commit_log, 100))

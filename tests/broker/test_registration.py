@@ -83,7 +83,7 @@ async def test_a_nameserver_that_starts_again_hears_of_the_broker_at_once(
     events = [entry["event"] for entry in logs]
     assert events.count("registered") == events.count("registration lost") == 4
     # Once for each time that it was away, not once for each try.
-    assert events.count("not registered, trying on") == 4
+    assert events.count("registration failed, retrying") == 4
 
 
 async def test_two_brokers_with_one_identity_are_told_apart(

@@ -164,7 +164,7 @@ def test_with_sync_flush_an_answer_waits_for_the_disk_unless_the_message_says_no
     queue = broker.store.queue("T", 0)
     assert broker.store.source(queue).max_offset() == 0  # nor does anybody read what is not on disk
     broker.store.flusher.flush_log_now()
-    broker.store.flusher._answer()
+    broker.store.flusher._call_waiters()
     broker.store.write_path.publish()
     assert [command.opaque for command, _ in channel.replies()] == [0, 1]
     assert broker.store.source(queue).max_offset() == (6 if batch else 3)
@@ -182,7 +182,7 @@ def test_with_sync_flush_a_failed_one_is_told(tmp_path: Path) -> None:
     broker.take(frame(fields, 1) + frame(fields, 2), channel)
     assert [command for command, _ in channel.replies() if command.is_response] == []
     broker.store.flusher._fail(OSError("the disk is broken"))
-    broker.store.flusher._answer()
+    broker.store.flusher._call_waiters()
     answers = [command for command, _ in channel.replies()]
     assert [(each.opaque, each.code, each.remark) for each in answers] == [
         (opaque, ResponseCode.FLUSH_DISK_TIMEOUT, "stored, but not known to be on disk")

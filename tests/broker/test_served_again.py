@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from headrace_broker.queue_directory import Asked, Place, QueueDirectory
+    from headrace_broker.queue_directory import Lookup, Place, QueueDirectory
     from headrace_daemon.serving.server_channel import ServerChannel
     from headrace_protocol.serving import Channel, Then
 
@@ -43,8 +43,8 @@ class Waits:
         self.is_known = False
         self.then: Then
 
-    def place(self, _directory: QueueDirectory, asked: Asked) -> Place | None:
-        if asked.use is Use.SEND and not self.is_known:
+    def place(self, _directory: QueueDirectory, lookup: Lookup) -> Place | None:
+        if lookup.use is Use.SEND and not self.is_known:
             raise NotReady(lambda: None, Lane("tests", 1))
         return None
 
@@ -105,9 +105,9 @@ def send(broker: BrokerUnderTest) -> Wire:
     """A client sends a message, whose place is not known yet."""
     wire, server = Wire(broker), broker.parts.server
     channel = server.open_channel(wire, "127.0.0.1", 1)
-    server.begin_batch()
+    server.begin_turn()
     server.received(channel, SEND)
-    server.end_batch()
+    server.end_turn()
     assert (wire.codes, broker.store.commit_log.max_offset) == ([], 0)
     return wire
 

@@ -54,7 +54,7 @@ async def test_progress_is_told_and_a_stop_is_obeyed(
                 await trio.sleep(0.001)  # the thread that loads tells by its log alone
             nursery.cancel_scope.cancel()
     last = next(entry for entry in logs if entry["event"] == "store not opened")
-    assert "1 of 1 queues were looked at and 0 MiB of the log" in last["reason"]
+    assert "checking 1 of 1 queues and reading 0 MiB of the log" in last["reason"]
     assert not any(entry["event"] == "store open" for entry in logs)
 
     async with trio.open_nursery() as nursery:  # the same directory, unlocked
@@ -82,9 +82,7 @@ async def test_queues_are_counted_before_the_log_is_read(
         async with trio.open_nursery() as nursery:
             await nursery.start(broker.run)
             nursery.cancel_scope.cancel()
-    told = [
-        entry for entry in logs if entry["event"] in {"looking at the queues", "reading the log"}
-    ]
+    told = [entry for entry in logs if entry["event"] in {"checking queues", "reading the log"}]
     assert [(entry.get("done"), entry.get("of")) for entry in told[:3]] == [(1, 3), (2, 3), (3, 3)]
     assert {entry["event"] for entry in told[3:]} == {"reading the log"}
     assert [report["doneQueues"] for report in reports[:3]] == [1, 2, 3]

@@ -34,8 +34,8 @@ def test_what_is_not_mentioned_stays() -> None:
     ("text", "is_new", "match"),
     [
         ("+colour=red", True, "unknown key 'colour': known are queue.type"),
-        ("+cleanup.policy=COMPACTION", True, "this broker takes DELETE"),
-        ("+queue.type=BatchCQ", True, "this broker takes SimpleCQ"),
+        ("+cleanup.policy=COMPACTION", True, "this broker accepts DELETE"),
+        ("+queue.type=BatchCQ", True, "this broker accepts SimpleCQ"),
         ("+cleanup.policy=DELETE", False, "can't change after a topic's creation"),
         ("-message.type", True, "a new topic has nothing to delete"),
         ("+message.type=MIXED", True, "UNSPECIFIED | NORMAL"),

@@ -110,7 +110,7 @@ def test_a_send_makes_no_topic_by_one_that_does_not_pass_itself_on(tmp_path: Pat
 
 
 def test_a_send_makes_no_topic_without_queues(tmp_path: Path) -> None:
-    with refused(ResponseCode.INVALID_PARAMETER, "127.0.0.1:1 wishes it with 0 queues"):
+    with refused(ResponseCode.INVALID_PARAMETER, "127.0.0.1:1 requests it with 0 queues"):
         table(tmp_path).create_on_send("new", "TBW102", 0, CLIENT)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace_broker.consumer.unconsumed import UnconsumedLook
+from headrace_broker.consumer.unconsumed import UnconsumedOffsets
 from headrace_broker.topics.attributes import topic_limits
 from headrace_protocol.bodies import (
     ConsumerData,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def look(broker: BrokerUnderTest, topic: str = "T") -> Mapping[int, tuple[int, str]]:
-    return UnconsumedLook(broker.offsets, broker.groups, broker.consumers)(topic, [0, 1])
+    return UnconsumedOffsets(broker.offsets, broker.groups, broker.consumers)(topic, [0, 1])
 
 
 def make_group(broker: BrokerUnderTest, name: str) -> None:

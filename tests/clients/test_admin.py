@@ -9,6 +9,7 @@ import trio
 
 import headrace
 from headrace import Admin, Message, MessageQueue
+from headrace.admin.client import TopicExists
 from headrace.errors import (
     BrokerError,
     ClientClosed,
@@ -86,7 +87,7 @@ async def test_topics_are_made_listed_described_changed_and_deleted(admin: Admin
     assert {"T", "TBW102"} <= set(await admin.topics(system=True))
     ((broker_name, config),) = (await admin.topic("T")).items()
     assert (config.write_queue_nums, config.read_queue_nums, config.perm) == (3, 3, 6)
-    await admin.create_topic("T", queues=2, read_queues=3, perm=4, broker=broker_name)
+    await admin.alter_topic("T", queues=2, perm=4, broker=broker_name)
     config = (await admin.topic("T"))[broker_name]
     assert (config.write_queue_nums, config.read_queue_nums, config.perm) == (2, 3, 4)
     await admin.delete_topic("T")
@@ -95,8 +96,42 @@ async def test_topics_are_made_listed_described_changed_and_deleted(admin: Admin
         await admin.topic("T")
 
 
+async def test_create_refuses_an_existing_topic(admin: Admin) -> None:
+    attributes = {"message.type": "FIFO"}
+    await admin.create_topic("T", queues=8, attributes=attributes)
+    with pytest.raises(TopicExists, match=r"8 queues, perm rw, message\.type=FIFO on broker-a"):
+        await admin.create_topic("T", queues=8)
+    await admin.create_topic("T", queues=8, if_not_exists=True)
+    for queues, reads, perm in ((4, 8, 6), (8, 9, 6), (8, 8, 4)):
+        with pytest.raises(TopicExists):
+            await admin.create_topic(
+                "T", queues=queues, read_queues=reads, perm=perm, if_not_exists=True
+            )
+    (config,) = (await admin.topic("T")).values()
+    assert (config.write_queue_nums, config.read_queue_nums, config.perm) == (8, 8, 6)
+
+
+async def test_alter_keeps_what_it_does_not_name(admin: Admin) -> None:
+    await admin.create_topic("T", queues=8, read_queues=9, perm=4)
+    await admin.alter_topic("T", attributes={"message.type": "FIFO"})
+    (config,) = (await admin.topic("T")).values()
+    assert (config.write_queue_nums, config.read_queue_nums, config.perm) == (8, 9, 4)
+    assert config.attributes["message.type"] == "FIFO"
+    await admin.alter_topic("T", perm=6)
+    (config,) = (await admin.topic("T")).values()
+    assert (config.perm, config.attributes["message.type"]) == (6, "FIFO")
+    with pytest.raises(ConfigurationError, match="broker nobody does not have topic T"):
+        await admin.alter_topic("T", perm=4, broker="nobody")
+
+
 async def test_topics_that_are_not_there(admin: Admin) -> None:
-    for call in (admin.topic, admin.topic_stats, admin.topic_groups, admin.delete_topic):
+    for call in (
+        admin.topic,
+        admin.topic_stats,
+        admin.topic_groups,
+        admin.delete_topic,
+        admin.alter_topic,
+    ):
         with pytest.raises(RouteNotFound, match="Missing"):
             await call("Missing")
 

@@ -87,7 +87,7 @@ def test_messages_of_others_do_not_count_as_late_ones() -> None:
         (("--size", "1GiB"), 2, "--size 1GiB: must be 16B to 4MiB"),
         (("--size", "5MiB"), 2, "--size 5MiB: must be 16B to 4MiB"),
         (("--size", "big"), 2, "--size big: must be 16B to 4MiB"),
-        (("--work", "sleep"), 2, "--work sleep: choose from send, pipeline"),
+        (("--work", "sleep"), 2, "'sleep' is not one of 'send', 'pipeline'"),
         (("-n", "127.0.0.1:1"), 3, "cannot connect to 127.0.0.1:1"),
         (("--topic", "a b"), 2, "'a b' is not a valid topic name"),
     ],

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import count
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +15,7 @@ import pytest
 import headrace as library
 from headrace import Message, blocking
 from tests.support.cli import Outcome, headrace
+from tests.support.processes import HEADRACE, TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,6 +81,55 @@ def test_send_says_where_the_message_is(topic: str) -> None:
     assert message["store_time"].endswith("Z")
 
 
+def test_short_options_and_properties_of_a_message(topic: str) -> None:
+    succeed("send", topic, "hello", "-k", "4711", "-t", "new", "-p", "a=1", "-p", "b=x=y")
+    (message,) = succeed("consume", topic, "--json").json_lines()
+    assert (message["key"], message["tag"]) == ("4711", "new")
+    assert message["properties"].items() >= {"a": "1", "b": "x=y"}.items()
+
+
+def test_a_whole_file_is_a_body(topic: str, tmp_path: Path) -> None:
+    file = tmp_path / "apple.txt"
+    file.write_bytes(b"two\nlines\n")
+    succeed("send", topic, "--body-file", str(file), "-k", "k")
+    succeed("send", topic, "--body-file", "-", stdin=b"a\nb")
+    bodies = [message["body"] for message in succeed("consume", topic, "--json").json_lines()]
+    assert bodies == ["two\nlines\n", "a\nb"]
+
+
+def test_a_format_is_a_line_for_each_message(topic: str) -> None:
+    succeed("send", topic, "tab\tand\nbackslash \\ ü", "-k", "k\t1", "-t", "new")
+    succeed("send", topic, "--body-file", "-", stdin=b"\xff")
+    lines = succeed("consume", topic, "--format", r"%t %b %q %o %k\t%g\t100%% %s\n").stdout
+    assert lines.splitlines() == [
+        rf"{topic} broker-a 0 0 k\t1" + "\tnew\t100% " + r"tab\tand\nbackslash \\ ü",
+        f"{topic} broker-a 0 1 \t\t100% " + r"\xff",
+    ]
+    assert succeed("consume", topic, "--max", "1", "--format", "%T").stdout.endswith("Z")
+
+
+def test_consume_by_key_and_until_a_time(topic: str) -> None:
+    for key, body in (("a", "1"), ("b", "2"), ("a b", "3")):
+        succeed("send", topic, body, "--key", key)
+    assert succeed("consume", topic, "--key", "a").stdout == "1\n3\n"
+    assert succeed("consume", topic, "--key", "a b").stdout == "3\n"
+    assert succeed("consume", topic, "--key", "a", "--max", "1").stdout == "1\n"
+    times = [message["store_time"] for message in succeed("consume", topic, "--json").json_lines()]
+    assert times[1] < times[2], "each send is a program of its own"
+    assert succeed("consume", topic, "--until", times[1]).stdout == "1\n2\n"
+    assert succeed("consume", topic, "--until", "1h").stdout == ""
+
+
+def test_the_last_messages_of_all_queues() -> None:
+    name = f"topic_{next(_numbers)}"
+    succeed("topic", "create", name, "--queues", "2")
+    for body in "1234":
+        succeed("send", name, body, "--key", body)
+    assert succeed("consume", name, "--tail", "3").stdout == "2\n3\n4\n"
+    assert succeed("consume", name, "--tail", "9").stdout == "1\n2\n3\n4\n"
+    assert succeed("consume", name, "--tail", "2", "--follow", "--max", "2").stdout == "3\n4\n"
+
+
 def test_lines_of_standard_input_there_and_back(topic: str) -> None:
     text = "one\n\nzwei ü\nthree"
     summary = succeed("send", topic, "--json", stdin=text.encode()).json()
@@ -92,7 +146,7 @@ def test_csv_with_key_and_tag_by_column(topic: str, tmp_path: Path) -> None:
         ("7", "paid", {"id": "7", "kind": "paid", "sum": "1.5"}),
         ("8", None, {"id": "8", "kind": "", "sum": "2"}),
     ]
-    assert len(succeed("consume", topic, "--tags", "paid || other").stdout.splitlines()) == 1
+    assert len(succeed("consume", topic, "--tag", "paid,other").stdout.splitlines()) == 1
 
 
 def test_ndjson_with_a_field_as_body(topic: str, tmp_path: Path) -> None:
@@ -191,16 +245,160 @@ def test_topics_are_made_listed_described_and_deleted() -> None:
     ]
     assert [queue["queue"] for queue in description["queues"]] == [0, 1, 2]
     assert description["groups"] == []
-    assert {"topic": name} in succeed("topic", "list", "--json").json()
-    assert [name] in succeed("topic", "list").rows()
+    assert [name, "3", "0", "-"] in succeed("topic", "list").rows()
     succeed("topic", "delete", name, "--yes")
-    assert {"topic": name} not in succeed("topic", "list", "--json").json()
+    assert name not in [row["topic"] for row in succeed("topic", "list", "--json").json()]
     assert f"topic {name} does not exist" in fail(3, "topic", "delete", name, "--yes")
+
+
+def test_create_refuses_an_existing_topic_and_shows_it(topic: str) -> None:
+    succeed("topic", "alter", topic, "--queues", "8")
+    message = fail(1, "topic", "create", topic)
+    assert f"topic {topic} exists, with 8 queues, perm rw on broker-a; `headrace topic" in message
+    fail(1, "topic", "create", topic, "--if-not-exists")
+    fail(1, "topic", "create", topic, "--attribute", "message.type=FIFO")
+    succeed("topic", "create", topic, "--queues", "8", "--if-not-exists")
+    (broker,) = succeed("topic", "describe", topic, "--json").json()["brokers"]
+    assert (broker["write_queues"], broker["read_queues"], broker["attributes"]) == (8, 8, {})
+
+
+def test_alter_changes_what_it_names_and_warns_that_keys_move(topic: str) -> None:
+    outcome = succeed("topic", "alter", topic, "--queues", "3", "--json")
+    (row,) = outcome.json()
+    assert (row["write_queues"], row["read_queues"], row["perm"]) == (3, 3, "rw")
+    assert "keys go to other queues" in outcome.stderr
+    outcome = succeed("topic", "alter", topic, "--perm", "r", "--json")
+    (row,) = outcome.json()
+    assert (row["write_queues"], row["read_queues"], row["perm"]) == (3, 3, "r")
+    assert outcome.stderr == ""
+
+
+def fill(mq: Embedded, topic: str, queues: int) -> None:
+    """A message in each queue."""
+    with blocking.Producer(nameserver=mq.nameserver) as producer:
+        for _ in range(queues):
+            producer.send(Message(topic, b"x"))
+    stats = succeed("topic", "describe", topic, "--json").json()["queues"]
+    assert [queue["messages"] for queue in stats] == [1] * queues
+
+
+@pytest.mark.slow
+def test_alter_refuses_to_remove_queues_that_are_not_consumed(mq: Embedded, topic: str) -> None:
+    succeed("topic", "alter", topic, "--queues", "4")
+    fill(mq, topic, 4)
+    message = fail(1, "topic", "alter", topic, "--queues", "2")
+    assert "queue 2 of broker-a holds 1 message that no group has consumed (and 1 more)" in message
+    assert "--shrink" in message
+    succeed("consume", topic, "--group", f"half_{topic}", "--max", "1")
+    assert f"that group half_{topic} has not" in fail(1, "topic", "alter", topic, "--queues", "2")
+    assert len(succeed("consume", topic).stdout.splitlines()) == 4
+    succeed("consume", topic, "--group", f"half_{topic}")
+    (row,) = succeed("topic", "alter", topic, "--queues", "2", "--json").json()
+    assert (row["write_queues"], row["read_queues"]) == (2, 2)
+
+
+@pytest.mark.slow
+def test_shrink_waits_until_the_queues_are_consumed(mq: Embedded, topic: str) -> None:
+    succeed("topic", "alter", topic, "--queues", "4")
+    fill(mq, topic, 4)
+    succeed("consume", topic, "--group", f"g_{topic}", "--max", "1")
+    command = [HEADRACE, "topic", "alter", topic, "--queues", "2", "--shrink", "--json"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as shrinking:
+        assert shrinking.stderr is not None
+        assert "keys go to other queues" in shrinking.stderr.readline()
+        assert f"holds 1 message that group g_{topic} has not" in shrinking.stderr.readline()
+        (row,) = succeed("topic", "describe", topic, "--json").json()["brokers"]
+        assert (row["write_queues"], row["read_queues"]) == (2, 4)
+        succeed("consume", topic, "--group", f"g_{topic}")
+        out, _ = shrinking.communicate(timeout=TIMEOUT_S)
+    (row,) = json.loads(out)
+    assert (row["write_queues"], row["read_queues"]) == (2, 2)
+
+
+def test_list_shows_what_a_topic_holds(topic: str) -> None:
+    succeed("topic", "alter", topic, "--queues", "2")
+    succeed("send", topic, stdin=b"1\n2\n3\n")
+    last = max(
+        message["store_time"] for message in succeed("consume", topic, "--json").json_lines()
+    )
+    rows = succeed("topic", "list", "--json").json()
+    assert {"topic": topic, "queues": 2, "messages": 3, "last_message": last} in rows
+
+
+def test_purge_empties_a_topic_and_keeps_its_settings(topic: str) -> None:
+    succeed("topic", "alter", topic, "--queues", "3", "--attribute", "message.type=NORMAL")
+    before = succeed("topic", "describe", topic, "--json").json()["brokers"]
+    succeed("send", topic, stdin=b"1\n2\n3\n")
+    assert "add --yes" in fail(2, "topic", "purge", topic)
+    assert len(succeed("consume", topic).stdout.splitlines()) == 3
+    succeed("topic", "purge", topic, "--yes")
+    assert succeed("consume", topic).stdout == ""
+    assert succeed("topic", "describe", topic, "--json").json()["brokers"] == before
+    fail(3, "topic", "purge", "nowhere", "--yes")
+
+
+@pytest.mark.slow
+def test_a_group_is_described_and_deleted(topic: str) -> None:
+    group = f"group_{topic}"
+    succeed("send", topic, stdin=b"1\n2\n3\n")
+    member = ("consume", topic, "--group", group, "--tag", "*")
+    succeed(*member, "--max", "2")
+    description = succeed("group", "describe", group, "--json").json()
+    assert (description["group"], description["members"]) == (group, [])
+    assert description["settings"]["retries_max"] == 16
+    (row,) = [row for row in description["topics"] if row["topic"] == topic]
+    assert (row["queues"], row["lag"]) == (1, 1)
+    assert "group" in succeed("group", "describe", group).stdout
+
+    with subprocess.Popen([HEADRACE, *member, "--follow"], stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"3\n"
+        description = succeed("group", "describe", group, "--json").json()
+        (row,) = [row for row in description["topics"] if row["topic"] == topic]
+        assert (len(description["members"]), row["tag"]) == (1, "*")
+        assert "has connected members" in fail(1, "group", "delete", group, "--yes")
+        running.terminate()
+    succeed("group", "delete", group, "--yes")
+    for command in ("describe", "delete", "lag"):
+        options = ("--yes",) if command == "delete" else ()
+        assert f"group {group} does not exist" in fail(3, "group", command, group, *options)
+
+
+@pytest.mark.slow
+def test_lag_has_a_total_and_is_watched(topic: str) -> None:
+    group = f"group_{topic}"
+    succeed("send", topic, stdin=b"1\n2\n3\n")
+    succeed("consume", topic, "--group", group, "--max", "1")
+    watch = ("group", "lag", group, "--topic", topic)
+    assert succeed(*watch).stderr == "total lag 2 in 1 queues\n"
+    with subprocess.Popen([HEADRACE, *watch, "--watch"], stderr=subprocess.PIPE) as watching:
+        assert watching.stderr is not None
+        assert watching.stderr.readline() == b"total lag 2 in 1 queues\n"
+        succeed("consume", topic, "--group", group)
+        while (line := watching.stderr.readline()) != b"total lag 0 in 1 queues\n":
+            assert line
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(TIMEOUT_S) == 130
+
+
+def test_settings_of_a_running_broker() -> None:
+    (row,) = succeed("broker", "config", "get", "fileReservedTime", "--json").json()
+    assert row == {"broker": "broker-a", "id": 0, "name": "fileReservedTime", "value": "72"}
+    assert len(succeed("broker", "config", "get").rows()) > 20
+    (row,) = succeed("broker", "config", "set", "fileReservedTime=48", "--json").json()
+    assert row["value"] == "48"
+    succeed("broker", "config", "set", "fileReservedTime=72", "--broker", "broker-a")
+    assert "no setting nonsense" in fail(3, "broker", "config", "get", "nonsense")
+    assert "no broker named b" in fail(3, "broker", "config", "get", "--broker", "b")
+    fail(1, "broker", "config", "set", "storePathRootDir=/elsewhere")
+    assert "write NAME=VALUE" in fail(2, "broker", "config", "set", "fileReservedTime")
 
 
 def test_describe_warns_of_queues_that_are_only_written(mq: Embedded, topic: str) -> None:
     with blocking.Admin(nameserver=mq.nameserver) as admin:
-        admin.create_topic(topic, queues=4, read_queues=2)
+        admin.alter_topic(topic, queues=4, read_queues=2)
     outcome = succeed("topic", "describe", topic)
     assert "has 4 write queues but only 2 read queues" in outcome.stderr
 
@@ -243,6 +441,25 @@ def test_doctor_tells_a_broker_from_a_nameserver(mq: Embedded) -> None:
     assert "this is not a nameserver, but perhaps a broker" in outcome.json()[0]["problem"]
 
 
+def test_contexts(mq: Embedded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("HEADRACE_NAMESERVER")
+    assert "no contexts" in succeed("context", "list").stderr
+    succeed("context", "add", "here", mq.nameserver)
+    succeed("context", "add", "away", "127.0.0.1:1;127.0.0.1:2")
+    succeed("context", "use", "away")
+    assert "cannot connect to 127.0.0.1:1" in fail(3, "cluster")
+    succeed("context", "use", "here")
+    assert succeed("cluster").rows()
+    assert succeed("context", "list", "--json").json() == [
+        {"context": "away", "in_use": False, "nameserver": "127.0.0.1:1;127.0.0.1:2"},
+        {"context": "here", "in_use": True, "nameserver": mq.nameserver},
+    ]
+    assert "has no context other" in fail(3, "context", "use", "other")
+    assert "is not a name for a context" in fail(2, "context", "add", "a b", "a:1")
+    assert "is not an address" in fail(2, "context", "add", "c", "nowhere")
+
+
 # -- what goes wrong -------------------------------------------------------------------------------
 
 
@@ -259,19 +476,34 @@ def test_doctor_tells_a_broker_from_a_nameserver(mq: Embedded) -> None:
         (("message", "query", "t", "a b"), 2, "query one of the parts: 'a' or 'b'"),
         (("message", "query", "t", "k", "--since", "5"), 2, "'5' is not a time: write a time"),
         (("message", "query", "t", "k", "--since", "2h", "--until", "3h"), 2, "swap them"),
-        (("send", "t", "body", "--file", "x"), 2, "BODY cannot be combined"),
+        (("send", "t", "body", "--file", "x"), 2, "cannot be combined with options for rows"),
+        (("send", "t", "body", "--body-file", "x"), 2, "BODY cannot be combined"),
+        (("send", "t", "body", "-p", "name"), 2, "property 'name': write NAME=VALUE"),
+        (("consume", "t", "--from", "1h", "--tail", "1"), 2, "--tail cannot be combined"),
+        (("consume", "t", "--follow", "--until", "1h"), 2, "--until cannot be combined"),
+        (("consume", "t", "--group", "g", "--key", "k"), 2, "cannot be combined with --group"),
+        (("consume", "t", "--format", "%z"), 2, "format '%z' has '%z'; known are %t topic"),
+        (("consume", "t", "--format", "a\\"), 2, "has '\\\\'"),
         (("send", "t", "--key", "k"), 2, "for rows, use --key-column"),
         (("send", "t", "--file", "/nowhere/x.csv"), 3, "/nowhere/x.csv: No such file"),
         (("send", "t", "--key-column", "k"), 2, "lines have no columns"),
         (("send", "t", ""), 2, "0 bytes"),
         (("send", "a b"), 2, "'a b' is not a valid topic name"),
-        (("topic", "create", "t", "--perm", "x"), 2, "write rw, r or w"),
-        (("topic", "create", "t", "--attribute", "x"), 2, "KEY=VALUE"),
+        (("topic", "create", "t", "--perm", "x"), 2, "'x' is not one of 'r', 'w', 'rw'"),
+        (("topic", "create", "t", "--attribute", "x"), 2, "NAME=VALUE"),
         (("topic", "create", "t", "--broker", "no"), 2, "no broker named no"),
+        (("topic", "alter", "nowhere", "--perm", "r"), 3, "topic nowhere"),
+        (("topic", "alter", "t"), 2, "nothing to change"),
+        (("topic", "alter", "t", "--perm", "r", "--shrink"), 2, "--shrink requires --queues"),
+        (("cluster", "--nameserver", "http://ns:1"), 2, "write ns:1, without http://"),
+        (("cluster", "--nameserver", "a:1,b:2"), 2, "separate addresses by semicolons"),
+        (("consume", "t", "--from", "first"), 2, "'first' is not a position"),
+        (("group", "reset", "g", "t", "--to", "last"), 2, "'last' is not a position"),
         (("cluster", "--nameserver", "nowhere"), 2, "'nowhere' is not an address"),
         (("cluster", "--nameserver", "127.0.0.1:1"), 3, "cannot connect to 127.0.0.1:1"),
         (("send", "t", "x", "-n", "127.0.0.1:1"), 3, "cannot connect to 127.0.0.1:1"),
         (("broker", "-c", "/nowhere/broker.conf"), 2, "/nowhere/broker.conf"),
+        (("broker",), 2, "Missing option '--config'"),
     ],
 )
 def test_failures_are_one_line_and_an_exit_code(
@@ -280,10 +512,36 @@ def test_failures_are_one_line_and_an_exit_code(
     assert words in fail(exit_code, *arguments)
 
 
+@pytest.mark.parametrize(
+    "arguments", [("topic", "list"), ("cluster",), ("send", "t", "x"), ("consume", "t")]
+)
+def test_a_broker_in_place_of_a_nameserver_is_named(
+    arguments: tuple[str, ...], mq: Embedded
+) -> None:
+    message = fail(3, *arguments, "--nameserver", mq.broker)
+    assert message == (
+        f"headrace: {mq.broker}: this is not a nameserver, but perhaps a broker; fix the address\n"
+    )
+
+
+class _WebServer(BaseHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.slow
+def test_a_web_server_in_place_of_a_nameserver_is_named() -> None:
+    with HTTPServer(("127.0.0.1", 0), _WebServer) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        message = fail(3, "topic", "list", "--nameserver", f"127.0.0.1:{server.server_port}")
+        server.shutdown()
+    assert "this port speaks HTTP, so it is not a nameserver" in message
+
+
 def test_wrong_usage_is_exit_code_2() -> None:
     outcome = headrace("topic", "create")
     assert outcome.exit_code == 2
-    assert "Missing argument 'NAME'" in outcome.stderr
+    assert "Missing argument 'TOPIC'" in outcome.stderr
     assert headrace("no-such-command").exit_code == 2
 
 
@@ -306,7 +564,8 @@ def test_options_of_daemons_are_checked_before_a_start(arguments: tuple[str, ...
 
 
 def test_log_levels_may_be_in_capitals() -> None:
-    succeed("nameserver", "--log-level", "INFO", "--check-config")
+    checked = succeed("nameserver", "--log-level", "INFO", "--check-config").stderr
+    assert checked == "default settings: valid, nameserver on 127.0.0.1:9876\n"
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,7 +580,11 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_check_config_names_file_line_and_key(tmp_path: Path) -> None:
     good = tmp_path / "good.conf"
     good.write_text(f"brokerName=b\nstorePathRootDir={tmp_path}/store\n")
-    succeed("broker", "-c", str(good), "--check-config")
+    outcome = succeed("broker", "-c", str(good), "--check-config")
+    assert f"{good} is valid: broker b on 127.0.0.1:10911, store {tmp_path}/store" in outcome.stderr
+    assert "namesrvAddr is not set, so no client will find this broker" in outcome.stderr
+    good.write_text("brokerName=b\nnamesrvAddr=127.0.0.1:9876\n")
+    assert "namesrvAddr" not in succeed("broker", "-c", str(good), "--check-config").stderr
     bad = tmp_path / "bad.conf"
     bad.write_text("brokerName=b\nbrokerNmae=c\nlistenPort=many\n")
     message = fail(2, "broker", "-c", str(bad), "--check-config")

@@ -14,6 +14,9 @@ from headrace.errors import ConfigurationError
 def test_ends_and_offsets() -> None:
     assert parse_place("earliest") == "earliest"
     assert parse_place("latest") == "latest"
+    for text in ("first", "last"):
+        with pytest.raises(ConfigurationError, match="write earliest, latest"):
+            parse_place(text)
     assert parse_place("0") == 0
     assert parse_place("17") == 17
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import pytest
 import trio
 
 import headrace
-from headrace.config import NAMESERVER_VARIABLE, resolve_nameservers
+from headrace.config import NAMESERVER_VARIABLE, Settings, resolve_nameservers
 from headrace.errors import ConfigurationError, NameserverUnavailable
 
 if TYPE_CHECKING:
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """A function that writes the user's config file."""
     monkeypatch.delenv(NAMESERVER_VARIABLE, raising=False)
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
 
     def write(text: str) -> Path:
@@ -53,9 +53,39 @@ def test_a_list_in_the_file(config: Callable[..., Any]) -> None:
     assert resolve_nameservers() == ("a:1", "b:2")
 
 
+def test_the_context_in_use(config: Callable[..., Any]) -> None:
+    contexts = '\n[contexts]\na = "a:1"\nb = ["b:1", "b:2"]'
+    path = config('nameserver = "file:1"' + contexts)
+    assert resolve_nameservers() == ("file:1",)
+    path.write_text('nameserver = "file:1"\ncontext = "b"' + contexts)
+    assert resolve_nameservers() == ("b:1", "b:2")
+
+
+def test_the_file_is_where_the_environment_says(
+    config: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config('nameserver = "home:1"')
+    (tmp_path / "headrace.toml").write_text('nameserver = "xdg:1"')
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert resolve_nameservers() == ("xdg:1",)
+    monkeypatch.setenv("XDG_CONFIG_HOME", "")
+    assert resolve_nameservers() == ("home:1",)
+
+
+def test_settings_are_saved_as_they_are_read(tmp_path: Path) -> None:
+    settings = Settings("n:1", 'quoted"ä', {'quoted"ä': "a:1;b:2", "dotted.name": "c:3"})
+    settings.save()
+    assert Settings.load() == settings
+    assert [path.name for path in (tmp_path / ".config").iterdir()] == ["headrace.toml"]
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
+        ('context = "a"', "no context 'a'"),
+        ("context = []", "no context"),
+        ("contexts = 1", "contexts is not a table"),
+        ('[contexts]\na = "a"', "context a.*HOST:PORT"),
         ("nameserver = 9 9", "line 1"),
         ('name_server = "a:1"', "unknown key 'name_server'"),
         ('nameserver = "a"', "HOST:PORT"),
@@ -74,28 +104,6 @@ def test_a_wrong_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NAMESERVER_VARIABLE, "host")
     with pytest.raises(ConfigurationError, match=NAMESERVER_VARIABLE):
         resolve_nameservers()
-
-
-def test_a_wrong_argument_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="argument"):
-        resolve_nameservers("")
-
-
-# -- addresses of the wrong kind -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("address", "way_out"),
-    [
-        ("a:9876,b:9876", "separate several by ;, as in 'a:9876;b:9876'"),
-        ("http://a:9876/", "is a URL, not an address: write a:9876"),
-    ],
-)
-def test_an_address_of_another_form_is_an_error_with_the_way_out(
-    address: str, way_out: str
-) -> None:
-    with pytest.raises(ConfigurationError, match=re.escape(way_out)):
-        resolve_nameservers(address)
 
 
 async def test_a_brokers_address_is_told_from_a_nameservers() -> None:

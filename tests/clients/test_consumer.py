@@ -37,7 +37,7 @@ async def produce(
 ) -> None:
     """``count`` numbered messages, each tenth with one key."""
     async with mq.admin() as admin:
-        await admin.create_topic(topic, queues=queues)
+        await admin.create_topic(topic, queues=queues, if_not_exists=True)
     async with mq.producer() as producer, producer.pipeline() as pipeline:
         for number in range(first, first + count):
             await pipeline.send(Message(topic, b"%d" % number, key=f"k{number % 10}", tag=tag))

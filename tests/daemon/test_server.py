@@ -56,7 +56,7 @@ class Echo:
             channel.write(frame_prefix(0, 2, len(answer)) + b"{}", answer)
         return []
 
-    def finish_batch(self) -> None:
+    def finish_turn(self) -> None:
         self.batches.append(self.handled)
 
     def replied(self) -> None:
@@ -146,7 +146,7 @@ async def test_what_came_at_once_is_one_batch() -> None:
 
 
 async def test_a_large_answer_leaves_in_turns_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket_loop, "_SENT_AT_ONCE", 1000)
+    monkeypatch.setattr(socket_loop, "_SEND_BYTES", 1000)
     async with serving() as (_, echo, connect):
         stream = await connect()
         await stream.send_all(frame(b"a") + frame(b"big:50000"))
@@ -329,7 +329,7 @@ async def test_memory_clients_get_their_answers() -> None:
 
 async def test_nobody_listens_in_memory() -> None:
     network = MemoryNetwork()
-    with pytest.raises(ConnectionRefusedError, match=r"nobody listens on 127\.0\.0\.1:5"):
+    with pytest.raises(ConnectionRefusedError, match=r"no server listens on 127\.0\.0\.1:5"):
         await network.connect("127.0.0.1:5")
     network.listen("127.0.0.1", 5)
     with pytest.raises(OSError, match="another server of this process"):
@@ -526,7 +526,7 @@ async def test_what_a_handler_keeps_for_a_client_counts() -> None:
                 assert await receive_frames(modest, 1) == [b"kept"]
             nursery.cancel_scope.cancel()
     (warning,) = (line for line in logs if line["event"] == "client closed")
-    assert "800001 of requests that wait" in warning["reason"]
+    assert "800001 of waiting requests" in warning["reason"]
     assert "over the limit of 1000000" in warning["reason"]
 
 

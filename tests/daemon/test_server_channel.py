@@ -26,8 +26,8 @@ class Nowhere:
 
 # The shortest way to each phase.
 WAYS = {
-    Phase.STRANGER: (),
-    Phase.KNOWN: (Event.FRAME,),
+    Phase.CONNECTED: (),
+    Phase.SENT_FRAME: (Event.FRAME,),
     Phase.GREETED: (Event.FRAME, Event.REQUEST),
     Phase.CLOSED: (Event.CLOSE,),
 }
@@ -53,8 +53,9 @@ async def test_every_pair_leads_on_or_is_a_fault(phase: Phase, event: Event) -> 
     after = channel.phase
     assert after is NEXT_PHASE[phase, event]
     assert channel.is_open == (after is not Phase.CLOSED)
-    assert channel.is_stranger == (after is Phase.STRANGER)
-    # Even when it is closed: the rest of what it sent at once is served as it began.
+    # Closing changes neither flag: the rest of a read is served as it began.
+    sent_frame = {Phase.SENT_FRAME, Phase.GREETED}
+    assert channel.has_sent_frame == bool(sent_frame & {phase, after})
     assert channel.is_greeted == (Phase.GREETED in {phase, after})
 
 
@@ -67,13 +68,21 @@ async def test_a_client_that_is_cut_off_twice_is_closed_once() -> None:
     echo = Echo()
     server = RemotingServer(echo)
     channel = server.open_channel(Nowhere(), "10.0.0.1", 1)
-    server.begin_batch()
+    server.begin_turn()
     server.received(channel, frame(b"hello"))
-    server.end_batch()
-    assert channel.phase is Phase.KNOWN
+    server.end_turn()
+    assert channel.phase is Phase.SENT_FRAME
     for _ in range(2):
         channel.close("")
     assert channel.phase is Phase.CLOSED
     assert echo.closed_channels == [channel.address]
     server.received(channel, frame(b"too late"))
     assert echo.closed_channels == [channel.address]
+
+
+async def test_a_closed_client_is_not_counted_as_turned_away() -> None:
+    server = RemotingServer(Echo())
+    channel = server.open_channel(Nowhere(), "10.0.0.1", 1)
+    channel.close("")
+    server._close_if_silent(channel, channel.partial_since + 1000)
+    assert not server._turned_away

@@ -55,10 +55,12 @@ def test_names_a_path_where_nothing_can_be_kept(
 ) -> None:
     path = tmp_path / "namesrv.conf"
     path.write_text(f"\nkvConfigPath={tmp_path}/a/b/kv.json")
-    with pytest.raises(ConfigError, match=rf"namesrv.conf:2: .*{tmp_path}/a does not exist: make"):
+    with pytest.raises(
+        ConfigError, match=rf"namesrv.conf:2: .*{tmp_path}/a does not exist: create"
+    ):
         load_config(path)
     (tmp_path / "a").write_text("")
-    with pytest.raises(ConfigError, match=rf"namesrv.conf:2: .*{tmp_path}/a is no directory"):
+    with pytest.raises(ConfigError, match=rf"namesrv.conf:2: .*{tmp_path}/a is not a directory"):
         load_config(path)
     (tmp_path / "a").unlink()
     (tmp_path / "a").mkdir()

@@ -60,7 +60,7 @@ class Daemon:
     def handle(self, channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
         return self.registry.handle(channel, frames)
 
-    def finish_batch(self) -> None:
+    def finish_turn(self) -> None:
         pass
 
     def replied(self) -> None:

@@ -136,7 +136,7 @@ class Facts(NamedTuple):
     log_begin: int
     log_end: int
     queues_from: Mapping[Name, int]
-    is_asked: bool
+    is_requested: bool
     is_clock_trusted: bool
     is_out_of_room: bool
 
@@ -155,5 +155,5 @@ class Facts(NamedTuple):
     def is_expired(self, newest_ms: int) -> bool:
         """Whether a file may go because of its age."""
         is_hour = time.localtime(self.now_ms / 1000).tm_hour in self.retention.delete_hours
-        is_due = is_hour or self.is_asked or self.disk.ratio > self.retention.clean_ratio
+        is_due = is_hour or self.is_requested or self.disk.ratio > self.retention.clean_ratio
         return is_due and self.is_old(newest_ms, self.retention.reserved_ms)

@@ -1,7 +1,8 @@
 """``make sim``: one seed after the other; a failure names the command that repeats it.
 
 A seed stands for a whole cluster and its clients, or for many lives of one store; with
-``--followed`` for many lives of one store with a follower.
+``--kind=followed`` for many lives of one store with a follower, with ``--kind=waiting`` for many
+lives of one broker with messages that wait.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tests.bench.processes import raise_open_files_limit
-from tests.simulation import followed_lives, simulation, store_lives
+from tests.simulation import followed_lives, simulation, store_lives, waiting_lives
 from tests.simulation.totals import Outcome, Totals
 
 if TYPE_CHECKING:
@@ -35,13 +36,19 @@ def run_seed(seed: int) -> Outcome:
     return (simulation if seed % CLUSTER_EVERY == 0 else store_lives).run(seed)
 
 
-def run_seeds(
-    totals: Totals, seed_count: int, keep: Path, run: Callable[[int], Outcome] = run_seed
-) -> None:
+KINDS: dict[str, Callable[[int], Outcome]] = {
+    "all": run_seed,
+    "followed": followed_lives.run,
+    "waiting": waiting_lives.run,
+}
+
+
+def run_seeds(totals: Totals, seed_count: int, keep: Path, kind: str = "all") -> None:
     """Go on with ``totals`` until they are of so many seeds, and save them in ``keep``."""
+    run = KINDS[kind]
     command = "make sim SEED={} N=1"
     if run is not run_seed:
-        command = "python -m tests.simulation.run --followed --seed={} --count=1"
+        command = f"python -m tests.simulation.run --kind={kind} --seed={{}} --count=1"
     while totals.seed_count < seed_count:
         seed = totals.first_seed + totals.seed_count
         try:
@@ -60,7 +67,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--keep", type=Path, help="go on with the totals in this file")
-    parser.add_argument("--followed", action="store_true", help="stores with a follower")
+    parser.add_argument("--kind", choices=KINDS, default="all", help="what a seed stands for")
     arguments = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     logging.disable()
@@ -68,8 +75,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         keep: Path = arguments.keep or Path(folder) / "totals.json"
         totals = Totals.load(keep) if keep.exists() else Totals(arguments.seed)
-        run = followed_lives.run if arguments.followed else run_seed
-        run_seeds(totals, arguments.count, keep, run)
+        run_seeds(totals, arguments.count, keep, arguments.kind)
     sys.stdout.write(f"{totals.as_text()}\n")
     return 1 if totals.failed else 0
 

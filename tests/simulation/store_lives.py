@@ -126,7 +126,7 @@ class Life:
         self.appended = appended
         self.clock = clock
         self.store = MessageStore(settings, clock, files)
-        self.store.cleaner.look_at_groups = lambda: self.lowest_unconsumed
+        self.store.cleaner.unconsumed = lambda: self.lowest_unconsumed
         self.limits = random_limits(self.rng)
         self.store.cleaner.topic_limits = lambda: self.limits
         self.shown_from = shown_from
@@ -303,8 +303,8 @@ class Life:
         self.held[:1] = []
 
     def ask(self) -> None:
-        self.store.cleaner.ask()
-        self.asked_rounds = cleaner.ASKED_ROUNDS
+        self.store.cleaner.request()
+        self.asked_rounds = cleaner.REQUESTED_ROUNDS
 
     def clean(self) -> None:
         """A round of clean-up."""
@@ -337,7 +337,7 @@ class Life:
             log_begin=store.commit_log.min_offset,
             log_end=store.commit_log.max_offset,
             queues_from=Counter({name_of(q): store.source(q).min_offset() for q in store.queues}),
-            is_asked=self.asked_rounds > 0,
+            is_requested=self.asked_rounds > 0,
             is_clock_trusted=self.clock.current_time() >= (self.trusted_s or 0),
             is_out_of_room=0 <= now_ms - self.no_room_ms <= store.settings.clean_interval_ms,
         )

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from headrace_broker.inner.delivered import Delivered
 from headrace_broker.processors.send import SendProcessor
+from headrace_broker.schedule import service as schedule_service
+from headrace_broker.schedule.service import Schedule
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.file_seal import FileSeal, StoreDamaged
 from headrace_broker.store.files.filesystem import Files
@@ -24,11 +27,11 @@ from headrace_broker.store.log.encoded_records import EncodedRecords
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.queues import queue_blocks
 from headrace_broker.store.retention.cleaner import Cleaner
+from headrace_broker.store.retention.disk_forecast import nothing_to_consume
 from headrace_broker.store.retention.floor_file import FloorFile
-from headrace_broker.store.retention.outlook import nothing_to_consume
 from headrace_broker.store.retention.rules import ClockWatch
 from headrace_broker.store.write.flush import Flusher
-from tests.simulation import followed_lives, simulation, store_lives
+from tests.simulation import followed_lives, simulation, store_lives, waiting_lives
 from tests.simulation.history import PromiseBroken
 from tests.simulation.run import CLUSTER_EVERY, run_seed
 from tests.simulation.totals import Totals
@@ -38,12 +41,12 @@ from tests.support.stores import held
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace_broker.store.retention.outlook import LowestUnconsumed
+    from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
 
 FLUSH_LOG = Flusher.flush_log
 DETACH_FIRST = MappedFileQueue.detach_first
 SLOT = record_checksum.checksum_slot
-LOOK_THROUGH = SendProcessor._look_through
+SCAN_PROPERTIES = SendProcessor._scan_properties
 READ_BLOCK = queue_blocks.read_block
 # Those that are frequent enough; the page has all.
 FAULTS = {
@@ -58,7 +61,13 @@ COUNTS = {
 }  # fmt: skip
 
 # Each kind of seed; without what decides about chance, these differ.
-SEEDS = ["store_lives 30", "store_lives 34", "followed_lives 11", "simulation 64"]
+SEEDS = [
+    "store_lives 30",
+    "store_lives 34",
+    "followed_lives 11",
+    "waiting_lives 5",
+    "simulation 64",
+]
 HERE = "import gc, itertools, sys, time\n"
 # Objects lie elsewhere, are collected at other times, and each look at a clock costs a second.
 ELSEWHERE = f"""{HERE}
@@ -69,7 +78,7 @@ time.monotonic = itertools.count(9000.0).__next__
 """
 RUN_SEEDS = """
 import logging, structlog
-from tests.simulation import followed_lives, simulation, store_lives
+from tests.simulation import followed_lives, simulation, store_lives, waiting_lives
 
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 for each in sys.argv[1:]:
@@ -107,7 +116,7 @@ def test_seeds(first_seed: int, count: int, faults: set[str], tmp_path: Path) ->
 )
 def test_seeds_of_stores_with_a_follower(count: int, tmp_path: Path) -> None:
     keep = tmp_path / "totals.json"
-    command = ["tests.simulation.run", "--followed", "--seed=1", f"--count={count}"]
+    command = ["tests.simulation.run", "--kind=followed", "--seed=1", f"--count={count}"]
     done = subprocess.run(
         [sys.executable, "-m", *command, f"--keep={keep}"],
         capture_output=True,
@@ -118,6 +127,26 @@ def test_seeds_of_stores_with_a_follower(count: int, tmp_path: Path) -> None:
     (kind,) = Totals.load(keep).kinds.values()
     assert kind.counts["messages copied"] == kind.counts["records kept"] > 1000
     assert {"log files cleaned", "records expired"} <= kind.counts.keys()
+    assert {"full disk", "kill", "lost page", "power cut", "failed sync"} <= kind.faults.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "count", [60, pytest.param(600, marks=pytest.mark.long)], ids=["1 to 60", "1 to 600"]
+)
+def test_seeds_of_messages_that_wait(count: int, tmp_path: Path) -> None:
+    keep = tmp_path / "totals.json"
+    command = ["tests.simulation.run", "--kind=waiting", "--seed=1", f"--count={count}"]
+    done = subprocess.run(
+        [sys.executable, "-m", *command, f"--keep={keep}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (kind,) = Totals.load(keep).kinds.values()
+    assert kind.counts["sends accepted"] > 1000
+    assert kind.counts["messages sent back"] > 100
     assert {"full disk", "kill", "lost page", "power cut", "failed sync"} <= kind.faults.keys()
 
 
@@ -181,13 +210,13 @@ def unflagged(record: bytes) -> bytes:
 async def flush_log_too_late(flusher: Flusher) -> None:
     """As ``flush_log``, but what waits for it is answered when it begins."""
     flusher.commit_log.flushed_offset = flusher.commit_log.max_offset
-    flusher._answer()
+    flusher._call_waiters()
     await FLUSH_LOG(flusher)
 
 
 def wait_for_nothing(processor: SendProcessor, properties: str) -> Any:
     """As if each message had WAIT=false."""
-    return *LOOK_THROUGH(processor, properties)[:-1], False
+    return *SCAN_PROPERTIES(processor, properties)[:-1], False
 
 
 def read_unflushed(queue: Any, first: int, log: Any, _: int) -> Any:
@@ -200,6 +229,15 @@ def needs_nothing(_: Following) -> int:
     return sys.maxsize
 
 
+def log_end_of(schedule: Schedule) -> int:
+    """As if the offsets counted all that a start finds delivered."""
+    return schedule._store.commit_log.max_offset
+
+
+async def async_nothing(*_: Any) -> None:
+    """In the place of what must be waited for."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "owner", "name", "bug"),
@@ -208,7 +246,7 @@ def needs_nothing(_: Following) -> int:
         (simulation.run, Flusher, "flush_log", flush_log_too_late),
         (store_lives.run, MappedFile, "sync", nothing),
         (store_lives.run, Files, "sync_names", nothing),
-        (store_lives.run, MessageStore, "_doubt_names", nothing),
+        (store_lives.run, MessageStore, "_mark_names_unsynced", nothing),
         (store_lives.run, log_blocks, "_check", nothing),
         (store_lives.run, FileSeal, "check", nothing),
         (store_lives.run, commit_log, "checksum_slot", unflagged),
@@ -218,10 +256,13 @@ def needs_nothing(_: Following) -> int:
         (store_lives.run, MappedFile, "release", always),
         (store_lives.run, ClockWatch, "is_trusted", always),
         (store_lives.run, FloorFile, "save", nothing),
-        (simulation.run, SendProcessor, "_look_through", wait_for_nothing),
+        (simulation.run, SendProcessor, "_scan_properties", wait_for_nothing),
         (followed_lives.run, follower_work, "read_block", read_unflushed),
         (followed_lives.run, Following, "needed_from", needs_nothing),
         (followed_lives.run, CopyingFollower, "sync", nothing),
+        (waiting_lives.run, Delivered, "scan", nothing),
+        (waiting_lives.run, Schedule, "_counted_to", log_end_of),
+        (waiting_lives.run, schedule_service, "wait_for", async_nothing),
     ],
     ids=[
         "acknowledged without sync",
@@ -242,6 +283,9 @@ def needs_nothing(_: Following) -> int:
         "followed before the flush",
         "cleaned before it was followed",
         "positions saved before what was followed",
+        "deliveries before a crash not looked for",
+        "deliveries counted that were not",
+        "offsets saved before the deliveries",
     ],
 )
 def test_a_planted_bug_is_found(

@@ -164,7 +164,7 @@ def test_new_queues_are_read_from_their_beginning(
     admin.create_topic("grows", queues=1)
     running = reader("grows")
     start = running.initialOffset()
-    admin.create_topic("grows", queues=2)
+    admin.alter_topic("grows", queues=2, read_queues=2)
     producer.send_many([b"x"] * 3, topic="grows", queue=q("grows", 1))
     end = running.latestOffset(start, ReadMaxRows(2))
     assert ranges(running, start, end) == [("broker-a", 1, 0, 2)]
@@ -198,7 +198,7 @@ def test_brokers_come_and_go_without_a_restart(
     running = reader("spread")
     start = running.initialOffset()
     with broker(mq, tmp_path, "broker-b"):
-        admin.create_topic("spread", queues=1)
+        admin.create_topic("spread", queues=1, broker="broker-b")
         with blocking.Producer(nameserver=mq.nameserver) as other:
             other.send_many([b"x"] * 2, topic="spread", queue=q("spread", 0, "broker-b"))
         end = running.latestOffset(start, EVERYTHING)
@@ -290,7 +290,7 @@ def test_queues_that_can_not_be_read_any_more_are_a_loss(
         producer.send_many([b"x"] * 5, topic="shrinks", queue=q("shrinks", queue_id))
     at = reader("shrinks").initialOffset()
     at["topics"]["shrinks"]["broker-a"]["queues"]["1"] = 2
-    admin.create_topic("shrinks", queues=1)
+    admin.alter_topic("shrinks", queues=1, read_queues=1)
     gone = "shrinks/broker-a/1 no longer has a message at offset 2: .*1 read queue .* 3 unread"
     with pytest.raises(DataLoss, match=gone):
         reader("shrinks").latestOffset(at, EVERYTHING)

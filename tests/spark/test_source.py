@@ -91,7 +91,7 @@ from pyspark import cloudpickle
 reader, partition = pickle.loads(sys.stdin.buffer.read())
 print(sum(batch.num_rows for batch in reader.read(partition)))
 print(*sorted({name.partition(".")[0] for name in sys.modules}
-              & {"trio", "anyio", "headrace_broker", "headrace_nameserver", "pydantic", "typer"}))
+              & {"trio", "anyio", "headrace_broker", "headrace_nameserver", "pydantic", "click"}))
 """
     from pyspark import cloudpickle
 

@@ -181,5 +181,5 @@ def store_queue(tmp_path_factory: pytest.TempPathFactory) -> StoreQueue:
 def test_a_checksum_that_only_the_store_may_write_is_refused(store_queue: StoreQueue) -> None:
     items = [(0, b"a", b""), (0, b"a", b"x\x01y\x02__CRC32#\x010123456789\x02")]
     for batch in (items, items[1:]):
-        with pytest.raises(CorruptRecord, match="the store's own"):
+        with pytest.raises(CorruptRecord, match="reserved for the store"):
             BatchRecords(encode_batch(batch), 0, store_queue)

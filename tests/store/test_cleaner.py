@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace_broker.store.message_store import MessageStore
-    from headrace_broker.store.retention.outlook import LowestUnconsumed
+    from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
     from headrace_protocol.frame import Buffer
 
 HOUR_MS = 3600 * 1000
@@ -143,7 +143,7 @@ async def test_at_another_hour_nothing_goes_unless_asked_for(tmp_path: Path) -> 
     store.cleaner.retention = any_hour(delete_hours=frozenset({hour}), files_max=1)
     assert await clean(store) == [1, 2]
     store.cleaner.retention = other
-    store.cleaner.ask()
+    store.cleaner.request()
     assert await clean(store) == [2]
     store.close()
 
@@ -151,12 +151,12 @@ async def test_at_another_hour_nothing_goes_unless_asked_for(tmp_path: Path) -> 
 async def test_asking_is_good_for_twenty_rounds(tmp_path: Path) -> None:
     store = aged_store(tmp_path, [100], retention=any_hour(delete_hours=frozenset()))
     set_ages(store, [0, 0])
-    store.cleaner.ask()
+    store.cleaner.request()
     for _ in range(20):
         assert await clean(store) == [0, 1]
     set_ages(store, [100, 0])
     assert await clean(store) == [0, 1]
-    store.cleaner.ask()
+    store.cleaner.request()
     assert await clean(store) == [1]
     store.close()
 
@@ -246,7 +246,7 @@ async def test_a_clock_that_stays_where_it_jumped_is_believed(
 async def test_what_is_not_consumed_stays(tmp_path: Path) -> None:
     store = aged_store(tmp_path, [100, 100, 100])
     progress = {"T": {0: 5}}
-    store.cleaner.look_at_groups = lambda: unconsumed(progress)
+    store.cleaner.unconsumed = lambda: unconsumed(progress)
     with structlog.testing.capture_logs() as logs:
         assert await clean(store) == [1, 2, 3]  # the sixth message is in the second file
     logs = [entry for entry in logs if "oldest" in entry]
@@ -262,7 +262,7 @@ async def test_what_is_not_consumed_stays(tmp_path: Path) -> None:
 
 async def test_it_goes_all_the_same_when_a_setting_says_so(tmp_path: Path) -> None:
     store = aged_store(tmp_path, [100, 100])
-    store.cleaner.look_at_groups = lambda: unconsumed({"T": {0: 0}})
+    store.cleaner.unconsumed = lambda: unconsumed({"T": {0: 0}})
     assert await clean(store) == [0, 1, 2]
     store.cleaner.retention = any_hour(removes_unconsumed=True)
     assert await clean(store) == [2]
@@ -273,7 +273,7 @@ async def test_offsets_of_what_is_gone_hold_nothing(tmp_path: Path) -> None:
     store = aged_store(tmp_path, [100, 100, 1])
     assert await clean(store) == [2, 3]
     for offset in (0, -1, 1 << 40):
-        store.cleaner.look_at_groups = partial(unconsumed, {"T": {0: offset}})
+        store.cleaner.unconsumed = partial(unconsumed, {"T": {0: offset}})
         set_ages(store, [100, 0])
         store.cleaner.retention = any_hour(reserved_ms=0)
         held = offset <= 0
@@ -359,7 +359,7 @@ async def test_a_file_that_can_not_be_removed_is_tried_again(tmp_path: Path, err
     files.error = error
     with structlog.testing.capture_logs() as logs:
         assert await clean(store) == [0, 1, 2]
-    assert "file not removed, trying on" in {entry["event"] for entry in logs}
+    assert "file not removed, retrying" in {entry["event"] for entry in logs}
     put(store, store.queue("T", 0), b"goes on")
     files.error = 0
     assert await clean(store) == [2]
@@ -390,7 +390,7 @@ async def test_an_error_of_a_round_does_not_end_the_broker(
             await trio.sleep(25)
             put(store, store.queue("T", 0), b"goes on")
             nursery.cancel_scope.cancel()
-    assert [e["event"] for e in logs].count("clean-up failed, trying on") == 2
+    assert [e["event"] for e in logs].count("clean-up failed, retrying") == 2
     store.close()
 
 
@@ -418,7 +418,7 @@ def try_put(store: MessageStore) -> str:
 async def test_young_files_make_room_as_far_as_they_are_consumed(tmp_path: Path) -> None:
     store, files = small_disk(tmp_path, 20)
     progress = {"T": {0: 0}}
-    store.cleaner.look_at_groups = lambda: unconsumed(progress)
+    store.cleaner.unconsumed = lambda: unconsumed(progress)
     queue = store.queue("T", 0)
     refusal = ""
     for _ in range(200):
@@ -503,7 +503,7 @@ async def test_the_alarm_comes_before_the_disk_is_full(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     store, _files = small_disk(tmp_path, 60)
-    store.cleaner.look_at_groups = lambda: unconsumed({"T": {0: 0}})
+    store.cleaner.unconsumed = lambda: unconsumed({"T": {0: 0}})
     with structlog.testing.capture_logs() as logs:
         for _ in range(30):
             assert try_put(store) == ""
@@ -524,7 +524,7 @@ async def test_no_alarm_when_consumers_keep_up(
 ) -> None:
     store, _files = small_disk(tmp_path, 20)
     queue = store.queue("T", 0)
-    store.cleaner.look_at_groups = lambda: unconsumed({"T": {0: queue.next_offset}})
+    store.cleaner.unconsumed = lambda: unconsumed({"T": {0: queue.next_offset}})
     with structlog.testing.capture_logs() as logs:
         for _ in range(120):
             assert try_put(store) == ""
@@ -548,7 +548,7 @@ async def test_at_random_nothing_needed_is_lost(
     clock = store.clock
     assert isinstance(clock, SetClock)
     consumed = {"A": {0: 0, 1: 0}, "B": {0: 0}}
-    store.cleaner.look_at_groups = lambda: unconsumed(consumed)
+    store.cleaner.unconsumed = lambda: unconsumed(consumed)
     held: list[tuple[Buffer, bytes]] = []
     for _ in range(400):
         topic = dice.choice("AB")

@@ -182,7 +182,7 @@ GOOD = (0, b"a", b"")
         (encoded([GOOD], store_host=bytes(20))[0], "sysFlag"),
         (encoded([GOOD], sys_flag=TRANSACTION_PREPARED)[0], "sysFlag"),
         (encoded([GOOD], sys_flag=INNER_BATCH)[0], "sysFlag"),
-        (encoded([(0, b"a", b"__CRC32#\x010123456789\x02")])[0], "the store's own"),
+        (encoded([(0, b"a", b"__CRC32#\x010123456789\x02")])[0], "reserved for the store"),
         (RECORD[:88] + b"B" + RECORD[89:], "CRC"),
         (RECORD[:-5] + b"\0" + RECORD[-4:], "properties"),
         (RECORD[:-1] + b"x", "separator"),
@@ -202,7 +202,7 @@ def test_one_wrong_record_is_named_and_refuses_all(
     records.insert(place, record)
     with pytest.raises(CorruptRecord, match=reason) as caught:
         put_block(store, queue, records)
-    if "of topic" not in reason and "own" not in reason:
+    if "of topic" not in reason and "reserved" not in reason:
         assert caught.value.position == place * len(RECORD)
     assert (queue.next_offset, store.commit_log.max_offset) == (0, 0)
     store.close()

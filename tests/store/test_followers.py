@@ -375,7 +375,7 @@ def test_what_left_the_log_before_it_was_followed_is_a_gap(tmp_path: Path) -> No
     with structlog.testing.capture_logs() as logs:
         catch_up(store)
     assert [line["event"] for line in logs] == [
-        "messages left the log before a follower had them"
+        "messages left the log before a follower read them"
     ] * 2
     offsets = [offset for offset, _ in follower.copied()["T", 0]]
     assert offsets[:2] == [0, 1]
@@ -386,7 +386,7 @@ def test_what_left_the_log_before_it_was_followed_is_a_gap(tmp_path: Path) -> No
 
 async def expire(store: MessageStore) -> None:
     """All that may go goes."""
-    store.cleaner.ask()
+    store.cleaner.request()
     await store.cleaner.round()
 
 
@@ -409,7 +409,7 @@ async def test_the_log_keeps_what_a_follower_needs(tmp_path: Path) -> None:
         await expire(store)
     assert not store.commit_log.min_offset
     assert [(line["event"], line["oldest"]) for line in logs] == [
-        ("log files are kept for who has not consumed them", "copies")
+        ("log files are kept because they are still needed", "copies")
     ]
     catch_up(store)
     await expire(store)
@@ -529,10 +529,10 @@ def test_a_damaged_record_stops_its_queue_alone(tmp_path: Path) -> None:
         catch_up(store)
     assert set(follower.copied()) == {("T", 1)}
     assert [line["event"] for line in logs] == [
-        "follower skips a damaged queue, and keeps the log from there on",
+        "follower skips a damaged queue, the log is kept from there on",
         "follower is behind, the next start resumes",
     ]
-    assert "queue T/0 leads to" in problems(store)[0]
+    assert "queue T/0 points to" in problems(store)[0]
     assert store.followers.needed_from() == store.queue("T", 0).consume_queue.unit(0)[0]
     store.close()
 
@@ -597,7 +597,7 @@ async def test_a_full_disk_is_said_and_tried_again(
             await wait_until(lambda: len(logs) == 3)
             assert trio.current_time() - began > followers_module.RETRY_S
         assert {line["event"] for line in logs} == {
-            "follower failed, it resumes where it was last saved"
+            "follower failed, it resumes at what was last synced"
         }
         assert problems(store) == ["[Errno 28] No space left on device"]
         assert store.followers.report()["copies"]["behindMessages"] == 10

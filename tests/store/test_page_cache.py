@@ -220,7 +220,7 @@ def test_what_vanished_before_it_was_fetched_is_not_asked_for_again(
 def test_a_look_holds_good_for_some_seconds_only(
     store: MessageStore, files: ColdFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_cache, "LOOK_LIFE_S", -1.0)
+    monkeypatch.setattr(page_cache, "CHECK_VALID_S", -1.0)
     for _ in range(2):
         with pytest.raises(NotReady) as cold:
             get(store, 10)
@@ -339,10 +339,10 @@ async def test_a_clean_up_finds_the_oldest_messages_in_a_thread(
 def test_looks_are_forgotten_before_they_are_too_many(
     store: MessageStore, files: ColdFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_cache, "_LOOKS_KEPT", 3)
+    monkeypatch.setattr(page_cache, "_CHECKS_MAX", 3)
     cache = PageCache(files)
     file = store.commit_log.files.files[0]
     files.cached = {(str(file.path), chunk * CHUNK_BYTES) for chunk in range(4)}
     for _ in range(3):
         cache.check(file, 0, 4 * CHUNK_BYTES)
-    assert len(cache._looks) <= 3
+    assert len(cache._valid_until) <= 3

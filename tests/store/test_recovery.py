@@ -732,5 +732,5 @@ def test_the_smallest_settings_are_checked() -> None:
 
     with pytest.raises(ValueError, match="ring_rows 63 is not a power of two"):
         small_settings(Path(), ring_rows=63)
-    with pytest.raises(ValueError, match="consume_queue_file_bytes 30 is no multiple of 20"):
+    with pytest.raises(ValueError, match="consume_queue_file_bytes 30 is not a multiple of 20"):
         small_settings(Path(), consume_queue_file_bytes=30)

@@ -49,7 +49,7 @@ def test_old_files_go_in_their_hour_oldest_first() -> None:
     assert reasons(facts(*ages, hour=3)) == reasons(facts(*ages, hour=5)) == []
     twice = replace(RETENTION, delete_hours=frozenset({2, 5}))
     assert reasons(facts(*ages, hour=5), twice) == ["age", "age"]
-    assert reasons(facts(*ages, hour=5, is_asked=True)) == ["age", "age"]
+    assert reasons(facts(*ages, hour=5, is_requested=True)) == ["age", "age"]
 
 
 def test_the_last_file_stays_and_a_round_is_bounded() -> None:
@@ -79,15 +79,15 @@ def test_no_more_young_files_go_than_the_disk_needs() -> None:
     assert reasons(facts(*[1] * 9, used=950)) == ["disk"]
     assert reasons(facts(*[1] * 9, used=951)) == ["disk"] * 2
     # Those that a reader still holds will give their room back.
-    assert reasons(facts(*[1] * 9, used=951, going_bytes=FILE_BYTES)) == ["disk"]
-    assert reasons(facts(*[1] * 9, used=951, going_bytes=2 * FILE_BYTES)) == []
+    assert reasons(facts(*[1] * 9, used=951, pending_bytes=FILE_BYTES)) == ["disk"]
+    assert reasons(facts(*[1] * 9, used=951, pending_bytes=2 * FILE_BYTES)) == []
     assert reasons(facts(*[1] * 9, used=951), replace(RETENTION, removes_young=False)) == []
 
 
 def test_out_of_room_on_a_disk_that_looks_empty() -> None:
     full = facts(*[1] * 9, used=10, is_out_of_room=True)
     assert reasons(full) == ["disk"]
-    assert reasons(full._replace(going_bytes=FILE_BYTES)) == []
+    assert reasons(full._replace(pending_bytes=FILE_BYTES)) == []
     assert reasons(full, replace(RETENTION, removes_young=False)) == []
 
 
@@ -107,7 +107,7 @@ def test_messages_are_refused_until_much_is_free() -> None:
 
 
 def test_a_clock_that_is_not_trusted_removes_nothing_by_age() -> None:
-    assert reasons(facts(100, 100, 100, is_clock_trusted=False, is_asked=True)) == []
+    assert reasons(facts(100, 100, 100, is_clock_trusted=False, is_requested=True)) == []
     assert reasons(facts(100, 0, 0, is_clock_trusted=False, used=900)) == ["disk"]
 
 
@@ -139,8 +139,8 @@ def test_whatever_the_facts(
         used=used,
         hour=hour,
         keep_from=keep_from,
-        going_bytes=going,
-        is_asked=asked,
+        pending_bytes=going,
+        is_requested=asked,
         is_clock_trusted=trusted,
         was_refusing=refusing,
         is_out_of_room=out_of_room,
@@ -164,23 +164,23 @@ def test_whatever_the_facts(
 
 def test_a_clock_that_jumps_is_believed_after_an_hour() -> None:
     watch = ClockWatch()
-    assert watch.look(NOW_MS, 5.0) == 0
-    assert watch.look(NOW_MS + 10_000, 15.0) == 0
+    assert watch.observe(NOW_MS, 5.0) == 0
+    assert watch.observe(NOW_MS + 10_000, 15.0) == 0
     assert watch.is_trusted(15.0)
     year_ms = 365 * 24 * HOUR_MS
-    assert watch.look(NOW_MS + 20_000 + year_ms, 25.0) == year_ms
+    assert watch.observe(NOW_MS + 20_000 + year_ms, 25.0) == year_ms
     assert not watch.is_trusted(25.0 + TRUST_S - 1)
-    assert watch.look(NOW_MS + 30_000 + year_ms, 35.0) == 0
+    assert watch.observe(NOW_MS + 30_000 + year_ms, 35.0) == 0
     assert watch.is_trusted(25.0 + TRUST_S)
-    assert watch.look(NOW_MS, 45.0) < -JUMP_MS  # back again: the hour begins anew
+    assert watch.observe(NOW_MS, 45.0) < -JUMP_MS  # back again: the hour begins anew
     assert not watch.is_trusted(25.0 + TRUST_S)
 
 
 def test_a_slow_look_is_no_jump() -> None:
     watch = ClockWatch()
-    watch.look(NOW_MS, 0.0)
-    assert watch.look(NOW_MS + 50 * HOUR_MS, 50 * 3600.0) == 0
-    assert watch.look(NOW_MS + 50 * HOUR_MS + JUMP_MS - 1, 50 * 3600.0) == 0
+    watch.observe(NOW_MS, 0.0)
+    assert watch.observe(NOW_MS + 50 * HOUR_MS, 50 * 3600.0) == 0
+    assert watch.observe(NOW_MS + 50 * HOUR_MS + JUMP_MS - 1, 50 * 3600.0) == 0
 
 
 # --- the forecast ---------------------------------------------------------------------------

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import trio.testing
 
     from headrace_broker.store.message_store import MessageStore
-    from headrace_broker.store.retention.outlook import LowestUnconsumed
+    from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
 
 MINUTE_MS = 60_000
 NEVER = Retention(delete_hours=frozenset(), clean_ratio=1.0, force_ratio=1.0, refuse_ratio=1.0)
@@ -125,7 +125,7 @@ async def test_what_a_group_has_not_consumed_is_shown(tmp_path: Path) -> None:
     store = timed_store(tmp_path)
     size = store.queue("T", 0).consume_queue.unit(0)[1]
     consumed = {0: 3}
-    store.cleaner.look_at_groups = lambda: unconsumed(consumed)
+    store.cleaner.unconsumed = lambda: unconsumed(consumed)
     limit(store, minutes=9.5)
     await store.cleaner.round()
     assert firsts(store) == [3, 10]

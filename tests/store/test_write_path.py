@@ -93,14 +93,14 @@ class HandGate:
 
     def __init__(self) -> None:
         self.offset = 0
-        self.asked_count = 0
+        self.advance_count = 0
         self.waiting: list[tuple[int, OnConfirmed]] = []
 
     def gate(self) -> Gate:
-        return Gate(lambda: self.offset, self.ask, lambda *waiter: self.waiting.append(waiter))
+        return Gate(lambda: self.offset, self.advance, lambda *waiter: self.waiting.append(waiter))
 
-    def ask(self) -> None:
-        self.asked_count += 1
+    def advance(self) -> None:
+        self.advance_count += 1
 
     def call_back(self, outcome: bool) -> None:
         waiting, self.waiting = self.waiting, []
@@ -125,8 +125,8 @@ def test_two_gates_are_passed_one_after_the_other(outcomes: tuple[bool, bool]) -
     confirmation.when_confirmed(100, answers.append)
     disk.offset, replica.offset = 100, 50
     assert (confirmation.is_immediate, confirmation.offset) == (False, 50)
-    confirmation.ask(100)
-    assert (disk.asked_count, replica.asked_count) == (0, 1)
+    confirmation.advance(100)
+    assert (disk.advance_count, replica.advance_count) == (0, 1)
     disk.call_back(outcomes[0])
     assert answers == ([] if outcomes[0] else [False])
     replica.call_back(outcomes[1])
@@ -168,7 +168,7 @@ async def test_a_writer_inside_waits_for_room_and_for_the_gate(tmp_path: Path) -
                 lambda: block_for(store, 40), lambda *place: places.append(place)
             )
         assert [queue_offset for queue_offset, _ in places] == list(range(0, 200, 40))
-        await store.write_path.confirmed()
+        await store.write_path.wait_confirmed()
         assert store.commit_log.flushed_offset == store.commit_log.max_offset
         nursery.cancel_scope.cancel()
     store.write_path.publish()

@@ -52,7 +52,7 @@ def test_fsck_names_place_and_repairs(root: str, config: str) -> None:
     assert done.exit_code == 1
     [[state, path, position, problem, can_repair]] = done.rows()
     assert [state, path, position] == ["damage", "consumequeue/A/0/00000000000000000000", "40"]
-    assert problem.startswith("unit 2: another place")
+    assert problem.startswith("unit 2: not the position")
     assert can_repair == "yes"
     done = headrace("store", "fsck", root, "-c", config, "--repair")
     assert done.exit_code == 0

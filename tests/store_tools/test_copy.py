@@ -19,6 +19,7 @@ from headrace_broker.store_tools.stat import store_stat, topic_stats
 from headrace_broker.topics.incarnations import Incarnations
 from headrace_protocol import fastjson
 from headrace_protocol.message import StoredMessage, encode_properties
+from headrace_protocol.system_topics import SCHEDULE_TOPIC
 from tests.support.damage import contents, quiet
 from tests.support.golden import copy_golden_store, golden_settings, golden_store
 from tests.support.stores import (
@@ -127,7 +128,25 @@ def test_progress_and_topics_come_along(root: Path) -> None:
         "topicIncarnation.json": {"A": "1f"},
     }
     ids = ConfigFile(root.with_name("copy") / "config" / "topicIncarnation.json")
-    assert Incarnations(ids, ["A"]).of("A") == "1f"
+    assert Incarnations(ids, ["A"], lambda: 0).of("A") == "1f"
+
+
+@pytest.mark.parametrize("topic", [SCHEDULE_TOPIC, "A"])
+def test_delayed_messages_come_along_with_their_progress(root: Path, topic: str) -> None:
+    store = open_store(root)
+    put(store, store.queue(SCHEDULE_TOPIC, 0), b"delivered")
+    store.close()
+    progress = b'{"dataVersion":{"counter":1},"offsetTable":{1:1}}'
+    ConfigFile(root / "config" / "delayOffset.json").save(progress)
+    ConfigFile(root / "config" / "secondOrder.json").save(b'{"schedule":{}}')
+    copied(root, topic)
+    config = root.with_name("copy") / "config"
+    found = ConfigFile(config / "delayOffset.json").load()
+    # Only with the queues that it is about.
+    assert (found is not None) == (topic == SCHEDULE_TOPIC)
+    assert found is None or fastjson.loads(found)["offsetTable"] == {1: 1}
+    # It names places in the log, which are others in the copy.
+    assert not (config / "secondOrder.json").exists()
 
 
 def test_a_record_checksum_fits_the_new_place(tmp_path: Path) -> None:

@@ -388,7 +388,7 @@ def test_a_file_that_is_no_followers_is_put_away(tmp_path: Path) -> None:
     stray = tmp_path / "followers" / "notes.txt"
     stray.write_text("mine")
     (finding,) = follower_findings_of(tmp_path)
-    assert (finding.path, finding.problem) == (stray, "is no file of a follower")
+    assert (finding.path, finding.problem) == (stray, "does not belong to a follower")
     with open_directory(tmp_path, small_settings(tmp_path)) as directory:
         repair(directory, [finding], quiet)
     assert follower_findings_of(tmp_path) == []

@@ -74,9 +74,15 @@ class Answer:
 class BrokerUnderTest:
     """Everything but the loop; time stands still until the test moves ``clock.ms``."""
 
-    def __init__(self, folder: Path, config: BrokerConfig | None = None, **store: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: BrokerConfig | None = None,
+        clock: SetClock | None = None,
+        **store: Any,
+    ) -> None:
         self.config = config or broker_config(folder)
-        self.clock = SetClock()
+        self.clock = clock or SetClock()
         self.store = open_store(
             self.config.store_path_root_dir,
             self.clock,
@@ -118,7 +124,7 @@ class BrokerUnderTest:
         """One frame of a client, handled as a batch of its own."""
         frames = self.parts.frames
         frames.handle(cast("ServerChannel", channel), FrameReader().feed(frame))
-        frames.finish_batch()
+        frames.finish_turn()
         frames.replied()
 
     def ask(

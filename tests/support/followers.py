@@ -46,7 +46,7 @@ class CopyingFollower:
         end = 0
         if path.exists():
             # A process that was killed may have made it, and never synced its name.
-            self.files.doubt_names(self.folder)
+            self.files.mark_names_unsynced(self.folder)
             for at, offset, record in _entries(read_file(path)):
                 if offset >= queue_offset:
                     break

@@ -50,7 +50,7 @@ class FullDisk:
     def _open(self) -> None:
         self.store = MessageStore(self.settings, SystemClock(), self.files)
         self.store.load()
-        self.store.cleaner.look_at_groups = lambda: self._unconsumed
+        self.store.cleaner.unconsumed = lambda: self._unconsumed
         self.queue = self.store.queue("T", 0)
 
     def _unconsumed(self, topic: str, _ids: Iterable[int]) -> dict[int, tuple[int, str]]:

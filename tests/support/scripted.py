@@ -100,7 +100,7 @@ class Scripted:
                 self.responses.append((command, bytes(body)))
         return _EveryCode(self).handle(channel, frames)
 
-    def finish_batch(self) -> None:
+    def finish_turn(self) -> None:
         """All was answered at once."""
 
     def replied(self) -> None:

@@ -108,6 +108,14 @@ def test_options_are_checked_before_a_start(arguments: list[str]) -> None:
     assert end.value.code == 2
 
 
+@pytest.mark.parametrize("port", ["70000", "many", "-1", "²"])
+def test_a_wrong_port_is_named(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        nameserver_main.main([f"--port={port}"])
+    error = capsys.readouterr().err
+    assert f"argument --port: {port!r} is not a port: expected a number up to 65535" in error
+
+
 def test_an_address_in_use_is_reported_in_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

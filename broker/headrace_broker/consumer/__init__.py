@@ -1,1 +1,1 @@
-"""Who consumes, what and how far: members of groups, their settings, progress and queue locks."""
+"""Consumption: groups, their members, settings, progress and queue locks; held requests."""

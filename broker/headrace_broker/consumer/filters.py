@@ -1,6 +1,6 @@
-"""Which messages of a queue a consumer wants.
+"""Filters of consumers by tag.
 
-The broker compares hashes only; consumers check the tag itself. Source: docs/protocol.md "Pull".
+The broker compares only hashes; consumers compare the tags. Source: docs/protocol.md "Pull".
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ TAG = "TAG"
 
 
 def wanted_tags(subscription: str | None, expression_type: str | None) -> frozenset[int] | None:
-    """Tags codes that a subscription lets through; None lets everything through.
+    """Tags codes that a subscription accepts; None accepts every message.
 
-    Raises RequestError for a kind of expression that this broker does not evaluate, and for one
-    that is too long.
+    Raises RequestError for a type of expression that this broker can't evaluate, and for an
+    expression that is too long.
     """
     check_text("subscription", subscription or "", SUBSCRIPTION_BYTES_MAX)
     if expression_type and expression_type != TAG:

@@ -1,7 +1,7 @@
-"""Who is connected: members of consumer groups with what they want, and producers.
+"""Connected members of consumer groups, with their subscriptions, and of producer groups.
 
-A client is known by its channel, which is charged for what its heartbeats store. A member whose
-heartbeats stop is dropped, and the others of its group are notified to rebalance.
+A client is identified by its channel, which is charged for the memory that its heartbeats take. A
+member whose heartbeats stop is removed, and the rest of its group is notified to rebalance.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 MEMBER_LIFE_MS = 120_000
 BROADCASTING = "BROADCASTING"
-# Memory of a member, a subscribed topic and a tag, besides their texts. Measured by
+# Memory of a member, a subscribed topic and a tag without their texts, measured by
 # tests/abuse/test_kept_memory.py.
 _MEMBER_BYTES = 2048
 _SUBSCRIPTION_BYTES = 1024
 _TAG_BYTES = 160
-# Notices per group and period: one restless member must not keep the others rebalancing.
+# Notices per group and period, so that one unstable member can't keep the others rebalancing.
 _NOTICES_MAX = 4
 _NOTICE_PERIOD_S = 1.0
 
@@ -46,20 +46,22 @@ class Member(msgspec.Struct):
 
     @property
     def held_bytes(self) -> int:
-        """Memory charged for it in each of its groups."""
+        """Memory charged for the member in each of its groups."""
         return _MEMBER_BYTES + 2 * (len(self.client_id) + len(self.language))
 
 
 class _Members:
-    """Members of groups, with the time that each was last heard, the most silent first."""
+    """Members of groups, with the time of their last heartbeat, the oldest first."""
 
     def __init__(self) -> None:
         self.groups: dict[str, dict[Channel, Member]] = {}
-        self._heard_ms: OrderedDict[tuple[str, Channel], int] = OrderedDict()
+        self._heartbeat_ms: OrderedDict[tuple[str, Channel], int] = OrderedDict()
         # channel -> group -> bytes charged for the membership.
         self._charges: dict[Channel, dict[str, int]] = {}
 
-    def heard(self, group: str, member: Member, now_ms: int, held_bytes: int | None = None) -> bool:
+    def heartbeat(
+        self, group: str, member: Member, now_ms: int, held_bytes: int | None = None
+    ) -> bool:
         """Record a heartbeat; returns whether the member is new, or its client id has changed.
 
         held_bytes: memory of its subscriptions; None leaves the charge unchanged.
@@ -68,8 +70,8 @@ class _Members:
         members = self.groups.setdefault(group, {})
         known = members.get(channel)
         members[channel] = member
-        self._heard_ms[group, channel] = now_ms
-        self._heard_ms.move_to_end((group, channel))
+        self._heartbeat_ms[group, channel] = now_ms
+        self._heartbeat_ms.move_to_end((group, channel))
         charges = self._charges.setdefault(channel, {})
         charged = charges.setdefault(group, 0)
         if held_bytes is not None or known is None:
@@ -78,13 +80,13 @@ class _Members:
         return known is None or known.client_id != member.client_id
 
     def charge(self, group: str, channel: Channel, added_bytes: int) -> None:
-        """Charge a member with more; last of all, since it may lose its connection by that."""
+        """Add to the charge of a member. Must come last: it may close the member's connection."""
         self._charges[channel][group] += added_bytes
         channel.charge(added_bytes)
 
     def remove(self, group: str, channel: Channel) -> bool:
-        """Forget a member; whether it was one."""
-        if self._heard_ms.pop((group, channel), None) is None:
+        """Remove a member; return whether it was one."""
+        if self._heartbeat_ms.pop((group, channel), None) is None:
             return False
         charges = self._charges[channel]
         channel.charge(-charges.pop(group))
@@ -99,19 +101,19 @@ class _Members:
     def groups_of(self, channel: Channel) -> list[str]:
         return list(self._charges.get(channel, ()))
 
-    def silent(self, now_ms: int) -> Iterator[tuple[str, Channel]]:
-        """Members that have been silent for too long; the caller removes each."""
-        while self._heard_ms:
-            key, heard_ms = next(iter(self._heard_ms.items()))
-            if now_ms - heard_ms <= MEMBER_LIFE_MS:
+    def expired(self, now_ms: int) -> Iterator[tuple[str, Channel]]:
+        """Members whose heartbeats have stopped; the caller must remove each."""
+        while self._heartbeat_ms:
+            key, heartbeat_ms = next(iter(self._heartbeat_ms.items()))
+            if now_ms - heartbeat_ms <= MEMBER_LIFE_MS:
                 return
             yield key
 
 
 class ConsumerGroup:
-    """What the members of a group have in common; all of them must say the same.
+    """Settings and subscriptions of a group, on which all its members should agree.
 
-    subscriptions: by topic. payer: the member that is charged with them.
+    subscriptions: by topic. payer: the member that is charged for them.
     """
 
     def __init__(self, data: ConsumerData, payer: Channel) -> None:
@@ -120,9 +122,9 @@ class ConsumerGroup:
         self.subscriptions: dict[str, SubscriptionData] = {}
 
     def update(self, data: ConsumerData) -> tuple[bool, bool]:
-        """Take over what a member says: whether anything, and whether the topics, changed.
+        """Adopt the data of a heartbeat; return whether any subscription, and any topic, changed.
 
-        Of two that disagree about a topic, the newer version counts.
+        Of two subscriptions to a topic, the newer version wins.
         """
         before = dict(self.subscriptions)
         wanted = {item.topic: item for item in data.subscription_data_set}
@@ -133,8 +135,8 @@ class ConsumerGroup:
         return before != self.subscriptions, before.keys() != self.subscriptions.keys()
 
 
-def _newer(known: SubscriptionData | None, said: SubscriptionData) -> SubscriptionData:
-    return said if known is None or said.sub_version > known.sub_version else known
+def _newer(known: SubscriptionData | None, other: SubscriptionData) -> SubscriptionData:
+    return other if known is None or other.sub_version > known.sub_version else known
 
 
 def _held_bytes(subscriptions: Iterable[SubscriptionData]) -> int:
@@ -147,17 +149,18 @@ def _held_bytes(subscriptions: Iterable[SubscriptionData]) -> int:
 
 
 class ConsumerManager:
-    """Consumer groups with somebody in them.
+    """Consumer groups that have members.
 
-    change_count: grows when a subscription changes, for those who keep what they looked up.
+    change_count: grows when a subscription changes, to invalidate caches.
     run_long: runs work in slices.
     """
 
     def __init__(self, groups: SubscriptionGroups, run_long: RunLong = run_at_once) -> None:
         self.change_count = 0
         self.run_long = run_long
-        # Notices per group in this period, and groups whose notice waits for the next.
+        # Notices per group in this period.
         self._notice_counts: Counter[str] = Counter()
+        # Groups whose members are notified at the end of the period.
         self._waiting: dict[str, None] = {}
         self._settings = groups
         self._members = _Members()
@@ -167,31 +170,31 @@ class ConsumerManager:
     def heartbeat(
         self, member: Member, data: ConsumerData, now_ms: int, *, with_subscriptions: bool = True
     ) -> None:
-        """A member says that it is alive and what it wants; tells its group when that is news.
+        """Register or renew a member; notify its group of a new member or changed topics.
 
-        with_subscriptions: False for a heartbeat that leaves them out, as unchanged.
+        with_subscriptions: False for a heartbeat that omits them because they are unchanged.
         """
         if not with_subscriptions:
             data = msgspec.structs.replace(data, subscription_data_set=[])
         group = self._groups.get(data.group_name)
         if group is None:
             group = self._groups[data.group_name] = ConsumerGroup(data, member.channel)
-        is_news = False
+        must_notify = False
         held_bytes: int | None = None
         if with_subscriptions:
             held_bytes = _held_bytes(data.subscription_data_set)
             before = group.subscriptions
-            has_changed, is_news = group.update(data)
+            has_changed, must_notify = group.update(data)
             group.payer = member.channel
             self.change_count += has_changed
-            if is_news:
+            if must_notify:
                 self._update_index(data.group_name, before, group.subscriptions)
-        is_news |= self._members.heard(data.group_name, member, now_ms, held_bytes)
-        if is_news:
+        must_notify |= self._members.heartbeat(data.group_name, member, now_ms, held_bytes)
+        if must_notify:
             self._notify(data.group_name)
 
     def unregister(self, group: str, channel: Channel) -> None:
-        """A member leaves; tells the others."""
+        """Remove a member, and notify the others."""
         if not self._members.remove(group, channel):
             return
         if group in self._members.groups:
@@ -202,20 +205,20 @@ class ConsumerManager:
             self.change_count += 1
 
     def _pass_charge(self, name: str, channel: Channel) -> None:
-        """Charge another member with what one that leaves has said and the group keeps."""
+        """Charge another member for the subscriptions if the one that leaves paid for them."""
         group = self._groups[name]
         if group.payer is channel:
             group.payer = next(iter(self._members.groups[name]))
             self._members.charge(name, group.payer, _held_bytes(group.subscriptions.values()))
 
     def channel_closed(self, channel: Channel) -> None:
-        """A client is gone; tells the others of its groups."""
+        """Remove a closed client from its groups, and notify the others."""
         groups = self._members.groups_of(channel)
         self.run_long(self._leave_each((group, channel) for group in groups))
 
     def expire(self, now_ms: int) -> None:
-        """Drop members that have been silent for too long; tells the others."""
-        self.run_long(self._leave_each(self._members.silent(now_ms)))
+        """Remove members whose heartbeats have stopped, and notify the others."""
+        self.run_long(self._leave_each(self._members.expired(now_ms)))
 
     def _leave_each(self, members: Iterable[tuple[str, Channel]]) -> Iterator[None]:
         for group, channel in members:
@@ -223,15 +226,15 @@ class ConsumerManager:
             yield
 
     def group(self, group: str) -> ConsumerGroup | None:
-        """What a group wants; None when nobody of it is connected."""
+        """A group; None if no member is connected."""
         return self._groups.get(group)
 
     def members(self, group: str) -> list[Member]:
-        """Who is in a group."""
+        """The members of a group."""
         return list(self._members.groups.get(group, {}).values())
 
     def groups_of_topic(self, topic: str) -> set[str]:
-        """Groups that are subscribed to a topic now."""
+        """Groups with members that are subscribed to a topic."""
         return set(self._groups_of.get(topic, ()))
 
     def _update_index(self, group: str, before: Iterable[str], after: Iterable[str]) -> None:
@@ -246,9 +249,9 @@ class ConsumerManager:
             self._groups_of.setdefault(topic, set()).add(group)
 
     def subscription_for_pull(self, group: str, topic: str, sub_version: int) -> SubscriptionData:
-        """What a group wants of a topic, for a pull that does not say it itself.
+        """A group's subscription to a topic, for a pull that does not contain its own.
 
-        Raises RequestError when it is not known, or older than ``sub_version``.
+        Raises RequestError if it is unknown, or older than ``sub_version``.
         """
         known = self._groups.get(group)
         subscription = known.subscriptions.get(topic) if known else None
@@ -262,13 +265,13 @@ class ConsumerManager:
             raise RequestError(
                 ResponseCode.SUBSCRIPTION_NOT_LATEST,
                 f"the consumer's subscription not latest: group {group} pulls {topic} with "
-                f"version {sub_version}, its heartbeats have said {subscription.sub_version}; "
-                "all members must subscribe to the same",
+                f"version {sub_version}, its heartbeats have {subscription.sub_version}; "
+                "all members must have the same subscriptions",
             )
         return subscription
 
     async def run(self) -> None:
-        """Send the notices that wait, each period, until cancelled."""
+        """Send waiting notices at the end of each period, until cancelled."""
         while True:
             await trio.sleep(_NOTICE_PERIOD_S)
             waiting, self._waiting = self._waiting, {}
@@ -277,7 +280,7 @@ class ConsumerManager:
                 self.run_long(self._send_notices(group))
 
     def _notify(self, group: str) -> None:
-        """Notify the members of a group of a change, at once or after the period."""
+        """Notify the members of a group of a change, at once or at the end of the period."""
         self._notice_counts[group] += 1
         if self._notice_counts[group] <= _NOTICES_MAX:
             self.run_long(self._send_notices(group))
@@ -299,28 +302,28 @@ class ConsumerManager:
 
 
 class ProducerManager:
-    """Producer groups with somebody in them. run_long: as in ConsumerManager."""
+    """Producer groups that have members. run_long: runs work in slices."""
 
     def __init__(self, run_long: RunLong = run_at_once) -> None:
         self.run_long = run_long
         self._members = _Members()
 
     def heartbeat(self, member: Member, group: str, now_ms: int) -> None:
-        """A member says that it is alive."""
-        self._members.heard(group, member, now_ms)
+        """Register or renew a member."""
+        self._members.heartbeat(group, member, now_ms)
 
     def unregister(self, group: str, channel: Channel) -> None:
-        """A member leaves."""
+        """Remove a member."""
         self._members.remove(group, channel)
 
     def channel_closed(self, channel: Channel) -> None:
-        """A client is gone."""
+        """Remove a closed client from its groups."""
         groups = self._members.groups_of(channel)
         self.run_long(self._leave_each((group, channel) for group in groups))
 
     def expire(self, now_ms: int) -> None:
-        """Drop members that have been silent for too long."""
-        self.run_long(self._leave_each(self._members.silent(now_ms)))
+        """Remove members whose heartbeats have stopped."""
+        self.run_long(self._leave_each(self._members.expired(now_ms)))
 
     def _leave_each(self, members: Iterable[tuple[str, Channel]]) -> Iterator[None]:
         for group, channel in members:
@@ -328,5 +331,5 @@ class ProducerManager:
             yield
 
     def members(self, group: str) -> list[Member]:
-        """Who is in a group."""
+        """The members of a group."""
         return list(self._members.groups.get(group, {}).values())

@@ -1,4 +1,4 @@
-"""Requests that found nothing, as pulls at the end of their queue, and wait for a message."""
+"""Held requests: those, such as pulls at the end of a queue, that wait for messages."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 Key = TypeVar("Key")
 
 _TICK_S = 0.5
-# More of them than this are answered in slices.
+# More requests than this are answered in slices.
 _AT_ONCE = 64
 
 
 class State(IntEnum):
-    """Where a held request stands. A look is no state: nothing else runs during it."""
+    """State of a held request. There is none for an attempt to answer, which is one step."""
 
     WAITING = auto()
     ANSWERED = auto()
@@ -32,26 +32,26 @@ class State(IntEnum):
 
 
 class Event(IntEnum):
-    """What happens to a held request."""
+    """A transition of a held request."""
 
     ANSWER = auto()
     CLIENT_GONE = auto()
 
 
-# A pair that is missing is a fault of ours. Plain numbers, since their hash costs nothing.
+# A missing pair is a bug. The keys are plain numbers because their hash costs nothing.
 NEXT_STATE: Final[Mapping[tuple[State, Event], State]] = {
     (State.WAITING, Event.ANSWER): State.ANSWERED,
     (State.WAITING, Event.CLIENT_GONE): State.ABANDONED,
-    # What is written to a client may be what closes it.
+    # Writing the answer may close the client.
     (State.ABANDONED, Event.ANSWER): State.ABANDONED,
 }
 
 
 class HeldRequest:
-    """A request that waits at queues until there is something for it, or its deadline comes.
+    """A request that waits for messages in one or more queues, or for its deadline.
 
-    request: what is asked. position: where in its queue the next look begins, in units; of one
-    that waits at several queues, for its own use. held_bytes: memory that its client is charged.
+    position: queue offset at which the next attempt to answer starts; a request that waits at
+    several queues may use it as it likes. held_bytes: memory charged to the client.
     queues: where it waits. tick: its deadline. state: see ``NEXT_STATE``.
     """
 
@@ -65,24 +65,24 @@ class HeldRequest:
         self.tick = 0
         self.state = State.WAITING
 
-    def look(self, *, may_wait: bool) -> bool:
-        """Whether it is answered now. Never raises.
+    def try_answer(self, *, may_wait: bool) -> bool:
+        """Answer the request if there is something for it; return whether it did. Never raises.
 
-        may_wait: False when the deadline has come, so that something must be answered.
+        may_wait: False at the deadline, when the request must be answered in any case.
         """
         raise NotImplementedError
 
     def apply(self, event: Event) -> State:
-        """Enter the state that ``event`` leads to; KeyError if it can't happen in this one."""
+        """Enter the next state. Raises KeyError if ``event`` can't happen in this one."""
         self.state = state = NEXT_STATE[self.state, event]
         return state
 
 
 class LongPolling:
-    """Holds requests at queues, one of them at as many as it likes.
+    """Holds requests at queues; one request may wait at several.
 
-    Deadlines are kept by tick, so that an answered request leaves nothing behind and a tick touches
-    only what is due; queues where nothing arrives cost nothing.
+    Requests are indexed by the tick of their deadline, so a tick touches only those due, an
+    answered one leaves nothing behind, and idle queues cost nothing.
 
     run_long: runs work in slices.
     """
@@ -95,10 +95,10 @@ class LongPolling:
         self._next_tick = 0
 
     def hold(self, held: HeldRequest, queues: tuple[StoreQueue, ...], timeout_s: float) -> None:
-        """Wait for the next message in any of ``queues``, about ``timeout_s`` at most."""
+        """Hold a request until a message arrives in one of ``queues``, or about ``timeout_s``."""
         channel = held.request.channel
         if not channel.is_open:
-            return  # closed while what it had sent was served
+            return  # closed while its requests were served
         held.queues = queues
         held.tick = max(self._next_tick, _tick(trio.current_time() + timeout_s))
         self.held_count += 1
@@ -109,7 +109,7 @@ class LongPolling:
         channel.charge(held.held_bytes)
 
     def arrived(self, queues: Iterable[StoreQueue]) -> None:
-        """Messages were put into ``queues``: try again what waits there."""
+        """Try to answer the requests at ``queues``, which have new messages."""
         for queue in queues:
             if queue.waiting:
                 waiting, queue.waiting = queue.waiting, None
@@ -120,28 +120,28 @@ class LongPolling:
                     self.run_long(self._try_each(queue, waiting))
 
     async def run(self) -> None:
-        """Answer requests whose deadline has come, until cancelled."""
+        """Answer requests at their deadline, until cancelled."""
         self._next_tick = self._next_tick or _tick(trio.current_time())
         while True:
             await trio.sleep(_TICK_S)
             for tick in range(self._next_tick, _tick(trio.current_time())):
                 self._next_tick = tick + 1
                 if due := self._due.pop(tick, None):
-                    self.run_long(self._end_each(due))
+                    self.run_long(self._answer_each(due))
 
     def queue_gone(self, queue: StoreQueue) -> Iterator[None]:
-        """A queue will be deleted: nobody shall wait for it. Yields after each request."""
-        yield from self._end_each(list(queue.waiting or ()))
+        """Answer all requests at a queue that will be deleted; yields after each."""
+        yield from self._answer_each(list(queue.waiting or ()))
 
     def channel_closed(self, channel: Channel) -> None:
-        """Nobody waits any more for an answer on ``channel``."""
-        self.run_long(self._forget_each(list(self._of_channels.get(channel, ()))))
+        """Abandon the requests of a closed client."""
+        self.run_long(self._abandon_each(list(self._of_channels.get(channel, ()))))
 
     def answer_all(self) -> None:
-        """The broker stops: nobody shall wait for it."""
+        """Answer all requests, because the broker stops."""
         for due in list(self._due.values()):
             for held in list(due):
-                self._end(held)
+                self._answer_now(held)
 
     def _try_each(self, queue: StoreQueue, waiting: Iterable[HeldRequest]) -> Iterator[None]:
         for held in waiting:
@@ -149,35 +149,35 @@ class LongPolling:
             yield
 
     def _try(self, queue: StoreQueue, held: HeldRequest) -> None:
-        # What waited in a slice, or at another queue too, may have been answered.
+        # Meanwhile it may have been answered in another slice, or at another queue.
         if held.state is not State.WAITING:
             return
-        if held.look(may_wait=True):
+        if held.try_answer(may_wait=True):
             if held.apply(Event.ANSWER) is State.ANSWERED:
-                self._let_go(held)
+                self._release(held)
         elif held.state is State.WAITING:
             _wait(queue, held)
 
-    def _forget_each(self, requests: Iterable[HeldRequest]) -> Iterator[None]:
+    def _abandon_each(self, requests: Iterable[HeldRequest]) -> Iterator[None]:
         for held in requests:
             if held.state is State.WAITING:
                 held.apply(Event.CLIENT_GONE)
-                self._let_go(held)
+                self._release(held)
             yield
 
-    def _end_each(self, requests: Iterable[HeldRequest]) -> Iterator[None]:
+    def _answer_each(self, requests: Iterable[HeldRequest]) -> Iterator[None]:
         for held in requests:
-            self._end(held)
+            self._answer_now(held)
             yield
 
-    def _end(self, held: HeldRequest) -> None:
+    def _answer_now(self, held: HeldRequest) -> None:
         if held.state is State.WAITING:
-            self._let_go(held)
-            held.look(may_wait=False)
+            self._release(held)
+            held.try_answer(may_wait=False)
             held.apply(Event.ANSWER)
 
-    def _let_go(self, held: HeldRequest) -> None:
-        """Remove a request from all places."""
+    def _release(self, held: HeldRequest) -> None:
+        """Remove a request from all tables, and its charge from the client."""
         channel = held.request.channel
         self.held_count -= 1
         for queue in held.queues:

@@ -1,7 +1,7 @@
-"""How far consumer groups have read: config/consumerOffset.json.
+"""Progress of consumer groups: config/consumerOffset.json.
 
-The file holds every queue of every group, so a save writes only what changed since the last one
-and joins it with the rest; all but the copying of what changed is done in a thread.
+The file holds every queue of every group, so a save encodes only the entries that changed since the
+last one and joins them with the rest, in a thread. Only copying the changes happens on the loop.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 _COMMITS_PER_VERSION = 500
 _QUEUES_AT_ONCE = 500
-# Of a group in a topic, and for each queue, what both tables and the text of their file take.
+# Memory of a group in a topic, and of each queue, in both tables and the text of their file.
 _PAIR_BYTES = 4096
 _QUEUE_BYTES = 256
-# Of a queue that exists in memory alone: a pull makes it before the first message does.
+# Memory of a queue that a pull creates before its first message arrives.
 _EMPTY_QUEUE_BYTES = 1536
 
 Key = tuple[str, str]  # topic, group
@@ -44,13 +44,13 @@ Offsets = dict[int, int]  # queue id -> queue offset
 
 
 class _Table:
-    """Offsets by topic and group, with the text of each pair kept until it changes."""
+    """Offsets by topic and group, with the encoded text of each pair cached until it changes."""
 
     def __init__(self, loaded: dict[str, Offsets]) -> None:
         self.offsets: dict[Key, Offsets] = {_split(key): value for key, value in loaded.items()}
-        # As a dict, so that the file has the order of the changes.
+        # A dict, so that the file has the order of the changes.
         self.changed: dict[Key, None] = dict.fromkeys(self.offsets)
-        self._texts: dict[Key, bytes] = {}  # belongs to whoever saves
+        self._texts: dict[Key, bytes] = {}  # owned by the thread that saves
 
     def put(self, key: Key, queue_id: int, offset: int) -> None:
         offsets = self.offsets.get(key)
@@ -65,13 +65,13 @@ class _Table:
             self.changed[key] = None
 
     def take_changes(self) -> dict[Key, Offsets | None]:
-        """What changed since the last call, as copies; None for what is gone."""
+        """Copies of the pairs that changed since the last call; None for deleted ones."""
         changed, self.changed = self.changed, {}
         offsets = self.offsets
         return {key: dict(offsets[key]) if key in offsets else None for key in changed}
 
     def text(self, changes: dict[Key, Offsets | None]) -> bytes:
-        """The table as it stands in the file, below its name; for one thread at a time."""
+        """The table as its field in the file; for one thread at a time."""
         for key, offsets in with_breaks(changes.items()):
             if offsets is None:
                 self._texts.pop(key, None)
@@ -80,21 +80,21 @@ class _Table:
         return table_text(self._texts.values())
 
     def rows(self) -> Iterator[tuple[str, Offsets]]:
-        """Rows as bodies hold them; the table may change during iteration."""
+        """Rows as in message bodies; the table may change during iteration."""
         for key in list(self.offsets):
             if (offsets := self.offsets.get(key)) is not None:
                 yield f"{key[0]}@{key[1]}", dict(offsets)
 
 
 class ConsumerOffsets:
-    """Committed and pulled offsets of all groups, and resets that wait for the next pull."""
+    """Committed and pulled offsets of all groups, and resets for their next pulls."""
 
     def __init__(self, file: ConfigFile, now_ms: NowMs, budget: HostBudget | None = None) -> None:
-        """Load the table. Raises StoreFormatError when what is there can't be read."""
+        """Load the table. Raises StoreFormatError if its file can't be read."""
         self._budget = budget or HostBudget()
-        # By topic, the queues that count for some host because a pull made them.
-        self._made: dict[str, set[int]] = {}
-        self._counted: set[Key] = set()  # for some host, also if nothing is kept yet
+        # Topic -> queues that count for a host because a pull created them.
+        self._created: dict[str, set[int]] = {}
+        self._counted: set[Key] = set()  # pairs that count for a host, even without offsets yet
         self._file = file
         self._now_ms = now_ms
         found = load_table(file, _parse)
@@ -105,24 +105,24 @@ class ConsumerOffsets:
         self._topics_of: defaultdict[str, set[str]] = defaultdict(set)
         self._groups_of: defaultdict[str, set[str]] = defaultdict(set)
         for key in self._committed.offsets:
-            self._remember(key)
+            self._index_pair(key)
         self._resets: dict[Key, Offsets] = {}
         self._commits = 0
-        # Written at once when it is new: later its absence says that it was lost.
+        # A new file is written at once, so that a missing one means that it was lost.
         self._is_dirty = found is None
         if found is None:
             warn_if_missing(
-                file, "all groups begin as new ones: they skip messages or get them again"
+                file, "all groups start as new ones: they skip messages or get them again"
             )
-            with suppress(OSError):  # a full disk; the next save tries again
+            with suppress(OSError):  # such as a full disk; the next save retries
                 self.persist()
 
     # -- progress ----------------------------------------------------------------------------------
 
     def make_room(self, group: str, topic: str, queue_id: int, host: Host) -> None:
-        """Count for ``host`` what the group's progress in a queue takes, unless it is known.
+        """Count the memory of a group's progress in a queue for ``host``, unless it has some.
 
-        Raises RequestError when the host may not have that much.
+        Raises RequestError if that exceeds the host's budget.
         """
         key = (topic, group)
         tables = [table.offsets.get(key, {}) for table in self._tables()]
@@ -132,17 +132,17 @@ class ConsumerOffsets:
             self._counted.add(key)
 
     def make_queue_room(self, topic: str, queue_id: int, host: Host) -> None:
-        """Count for ``host`` what a queue without messages takes, which its pull makes.
+        """Count the memory of an empty queue, which a pull creates, for ``host``.
 
-        Raises RequestError when the host may not have that much.
+        Raises RequestError if that exceeds the host's budget.
         """
         self._budget.keep(host, ("queue", topic, queue_id), _EMPTY_QUEUE_BYTES)
-        self._made.setdefault(topic, set()).add(queue_id)
+        self._created.setdefault(topic, set()).add(queue_id)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Note that ``group`` has consumed the queue up to ``offset``, which may go back.
+        """Record that ``group`` has consumed the queue up to ``offset``, which may decrease.
 
-        Returns False, and notes nothing, while a reset of the queue waits for the group.
+        Returns False, and records nothing, while a reset of the queue is pending.
         """
         key = (topic, group)
         if self._resets and queue_id in self._resets.get(key, ()):
@@ -154,17 +154,17 @@ class ConsumerOffsets:
         return True
 
     def commit_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Note that ``group`` has been given the messages before ``offset``."""
+        """Record that ``group`` has received the messages before ``offset``."""
         self._pulled.put((topic, group), queue_id, offset)
         self._is_dirty = True
 
     def query(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Where ``group`` goes on; None when it has committed nothing."""
+        """The committed offset, where ``group`` resumes; None if it has committed nothing."""
         offsets = self._committed.offsets.get((topic, group))
         return None if offsets is None else offsets.get(queue_id)
 
     def query_pull(self, group: str, topic: str, queue_id: int) -> int | None:
-        """How far ``group`` has pulled; None when it never did."""
+        """The offset up to which ``group`` has pulled; None if it has not."""
         offsets = self._pulled.offsets.get((topic, group))
         return None if offsets is None else offsets.get(queue_id)
 
@@ -173,23 +173,23 @@ class ConsumerOffsets:
         return dict(self._committed.offsets.get((topic, group), {}))
 
     def topics_of(self, group: str) -> set[str]:
-        """Topics of which ``group`` has committed something."""
+        """Topics in which ``group`` has committed offsets."""
         return set(self._topics_of.get(group, ()))
 
     def groups_of(self, topic: str) -> set[str]:
-        """Groups that have committed something of ``topic``."""
+        """Groups that have committed offsets in ``topic``."""
         return set(self._groups_of.get(topic, ()))
 
     # -- resets ------------------------------------------------------------------------------------
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Let ``group`` go on at ``offset``: the next pull of the queue is told so."""
+        """Make ``group`` resume at ``offset``; its next pull of the queue gets that offset."""
         key = (topic, group)
         self._put(key, queue_id, offset)
         self._resets.setdefault(key, {})[queue_id] = offset
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Where a pull must go on because of a reset; told once."""
+        """The offset at which a pull must resume after a reset, returned once; None without one."""
         if not self._resets:
             return None
         key = (topic, group)
@@ -200,7 +200,7 @@ class ConsumerOffsets:
         return offset
 
     def clone(self, source_group: str, target_group: str, topic: str) -> Iterator[None]:
-        """Copy the offsets of ``source_group`` to ``target_group``; yields after some queues."""
+        """Copy the offsets of ``source_group`` to ``target_group``; yields now and then."""
         for number, (queue_id, offset) in enumerate(self.offsets_of(source_group, topic).items()):
             self._put((topic, target_group), queue_id, offset)
             if not number % _QUEUES_AT_ONCE:
@@ -209,13 +209,13 @@ class ConsumerOffsets:
     # -- deletion ----------------------------------------------------------------------------------
 
     def delete_topic(self, topic: str) -> None:
-        """Forget all groups' progress in ``topic``."""
+        """Remove the progress of all groups in ``topic``."""
         self._delete([key for key in self._keys() if key[0] == topic])
-        for queue_id in self._made.pop(topic, ()):
+        for queue_id in self._created.pop(topic, ()):
             self._budget.drop(("queue", topic, queue_id))
 
     def delete_group(self, group: str) -> None:
-        """Forget the progress of ``group``."""
+        """Remove the progress of ``group``."""
         self._delete([key for key in self._keys() if key[1] == group])
 
     # -- file --------------------------------------------------------------------------------------
@@ -225,18 +225,18 @@ class ConsumerOffsets:
         return self._committed.rows()
 
     def pulled(self) -> Iterator[tuple[str, Offsets]]:
-        """The same for pulled offsets."""
+        """Pulled offsets, in the same form."""
         return self._pulled.rows()
 
     def topics_by_group(self) -> Iterator[tuple[str, list[str]]]:
-        """The same for the topics that each group has committed offsets of."""
+        """The topics in which each group has committed offsets."""
         for group in list(self._topics_of):
             yield group, sorted(self._topics_of.get(group, ()))
 
     def take_snapshot(self) -> Callable[[], bytes] | None:
-        """What gives the file's new content; None when nothing has changed since the last one.
+        """A function that encodes the file's new content; None if nothing has changed.
 
-        It reads no table, so a thread may call it, but one snapshot after the other.
+        A thread may call it, since it reads no shared table; snapshots must be saved in order.
         """
         if not self._is_dirty:
             return None
@@ -254,9 +254,9 @@ class ConsumerOffsets:
         )
 
     def save_snapshot(self, snapshot: Callable[[], bytes]) -> None:
-        """Write what ``take_snapshot`` gave, in any thread.
+        """Write a snapshot, in any thread.
 
-        Raises OSError; what was not written will be in the next snapshot.
+        Raises OSError; the next snapshot then includes the unwritten changes.
         """
         try:
             self._file.save(snapshot())
@@ -265,7 +265,7 @@ class ConsumerOffsets:
             raise
 
     def persist(self) -> None:
-        """Write the file when something has changed."""
+        """Write the file if something has changed."""
         if (snapshot := self.take_snapshot()) is not None:
             self.save_snapshot(snapshot)
 
@@ -278,11 +278,11 @@ class ConsumerOffsets:
 
     def _put(self, key: Key, queue_id: int, offset: int) -> None:
         if key not in self._committed.offsets:
-            self._remember(key)
+            self._index_pair(key)
         self._committed.put(key, queue_id, offset)
         self._is_dirty = True
 
-    def _remember(self, key: Key) -> None:
+    def _index_pair(self, key: Key) -> None:
         topic, group = key
         self._topics_of[group].add(topic)
         self._groups_of[topic].add(group)
@@ -321,7 +321,7 @@ def _split(key: str) -> Key:
 
 
 def _pair_text(key: Key, offsets: Offsets) -> bytes:
-    # The most frequent text of all, hence by hand.
+    # Formatted by hand, because there are so many.
     name = fastjson.dumps(f"{key[0]}@{key[1]}").decode()
     pairs = ",\n\t\t\t".join([f"{queue_id}:{offset}" for queue_id, offset in offsets.items()])
     return f"{name}:{{\n\t\t\t{pairs}\n\t\t}}".encode()

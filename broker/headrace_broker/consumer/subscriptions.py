@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _GROUP_BYTES = 6 * 1024
 
 TOOLS_CONSUMER = "TOOLS_CONSUMER"
-# The groups that the peer has from its first start on.
+# Groups that the peer creates at its first start.
 _BUILT_IN = (
     TOOLS_CONSUMER,
     "FILTERSRV_CONSUMER",
@@ -48,16 +48,16 @@ _BUILT_IN = (
 
 
 class GroupPolicy(Protocol):
-    """What the broker's settings say about groups; may change while it runs."""
+    """Settings of the broker about groups; they may change while it runs."""
 
     auto_create_subscription_group: bool
 
 
 class SubscriptionGroups:
-    """All consumer groups of the broker; a config is replaced, never changed.
+    """The settings of all consumer groups; an entry is replaced, never changed.
 
-    change_count: grows with every change, for those who keep what they looked up.
-    saved: the file, which follows the table.
+    change_count: grows with every change, to invalidate caches.
+    saved: the table's file.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class SubscriptionGroups:
         now_ms: NowMs,
         budget: HostBudget | None = None,
     ) -> None:
-        """Load the table. Raises StoreFormatError when what is there can't be read."""
+        """Load the table. Raises StoreFormatError if its file can't be read."""
         self.change_count = 0
         self._budget = budget or HostBudget()
         self._policy = policy
@@ -81,7 +81,9 @@ class SubscriptionGroups:
         self._groups = {name: SubscriptionGroupConfig(group_name=name) for name in _BUILT_IN}
         self._groups.update(loaded.subscription_group_table)
         if found is None:
-            warn_if_missing(file, "groups have the default settings, those that were created, too")
+            warn_if_missing(
+                file, "all groups have the default settings, even those created with others"
+            )
             self._changed()
 
     def __len__(self) -> int:
@@ -92,13 +94,13 @@ class SubscriptionGroups:
         return self._groups.values()
 
     def get(self, group: str) -> SubscriptionGroupConfig | None:
-        """A group; None when there is none of that name."""
+        """A group, or None if it does not exist."""
         return self._groups.get(group)
 
     def get_or_create(self, group: str, host: Host) -> SubscriptionGroupConfig:
-        """A group; if it does not exist, created with the defaults and counted for ``host``.
+        """A group; a new one has the defaults and counts for ``host``.
 
-        Raises RequestError when there is none and none may be made.
+        Raises RequestError if it does not exist and can't be created.
         """
         config = self._groups.get(group)
         if config is None:
@@ -111,7 +113,7 @@ class SubscriptionGroups:
         return config
 
     def check_consumable(self, group: str, host: Host) -> SubscriptionGroupConfig:
-        """A group that may consume; made when it is not there. Raises RequestError."""
+        """A group that may consume, created if necessary. Raises RequestError."""
         config = self.get_or_create(group, host)
         if not config.consume_enable:
             raise RequestError(
@@ -128,7 +130,7 @@ class SubscriptionGroups:
         self._changed()
 
     def delete(self, group: str) -> bool:
-        """Forget a group; whether it was there."""
+        """Remove a group; return whether it existed."""
         if self._groups.pop(group, None) is None:
             return False
         self._budget.drop(("group", group))
@@ -136,7 +138,7 @@ class SubscriptionGroups:
         return True
 
     def wrapper(self) -> SubscriptionGroupWrapper:
-        """The table as bodies and the file hold it."""
+        """The table in the form of message bodies and of the file."""
         return SubscriptionGroupWrapper(
             subscription_group_table=self._groups,
             forbidden_table=self._forbidden,
@@ -165,7 +167,7 @@ def _check(config: SubscriptionGroupConfig) -> None:
     group = config.group_name
     check_group(group)
     check_queue_nums(f"group {group}: retryQueueNums", config.retry_queue_nums)
-    # The peer defines their shape: values that nest too deep could be saved, but not read back.
+    # The peer defines their structure. Values nested too deep could be saved, but not read back.
     check_depth(f"groupRetryPolicy of group {group}", config.group_retry_policy)
     check_depth(f"subscriptionDataSet of group {group}", config.subscription_data_set)
 

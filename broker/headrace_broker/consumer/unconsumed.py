@@ -1,57 +1,83 @@
-"""What subscribed groups have yet to consume, for those who remove messages."""
+"""What subscribed groups have yet to consume, which the clean-up must keep."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace_broker.consumer.groups import BROADCASTING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from headrace_broker.consumer.groups import ConsumerManager
     from headrace_broker.consumer.offsets import ConsumerOffsets
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
 
 
-class UnconsumedLook:
-    """One look at the progress of all groups.
+class InnerConsumer(NamedTuple):
+    """A service that consumes a system topic.
+
+    name: for log lines, in the place of a group. next_offset: the queue offset of the oldest
+    message of a queue that still waits, None for a queue that it does not read.
+    """
+
+    name: str
+    next_offset: Callable[[int], int | None]
+
+
+class UnconsumedOffsets:
+    """The lowest unconsumed queue offsets of a topic; made for one scan of all queues.
 
     A group that exists and has committed offsets counts whether or not it is connected, unless its
-    members say that they want other topics. One that has committed nothing counts while it is
-    connected, from where it has pulled, else from the beginning. Members that each read
-    everything keep their offsets themselves, so their groups don't count.
+    members subscribe to other topics only. A group without committed offsets counts while it is
+    connected, from the offset it last pulled, else from 0. Groups of broadcasting consumers, which
+    keep their offsets themselves, don't count.
+
+    Queues in which messages wait for the broker itself have its service in the place of a group.
     """
 
     def __init__(
-        self, offsets: ConsumerOffsets, groups: SubscriptionGroups, consumers: ConsumerManager
+        self,
+        offsets: ConsumerOffsets,
+        groups: SubscriptionGroups,
+        consumers: ConsumerManager,
+        waiting: Mapping[str, InnerConsumer] | None = None,
     ) -> None:
+        """waiting: by topic, the service for which messages wait there."""
+        self._waiting = waiting or {}
         self._offsets = offsets
         self._groups = groups
         self._consumers = consumers
-        # For the last topic, whose queues come in blocks: its connected groups by name, and by
-        # queue the lowest offset of groups without members.
+        # Kept for the last topic, since its queues come in several calls: its connected groups, and
+        # by queue id the lowest offset of a group without members.
         self._topic = ""
         self._connected: list[str] = []
-        self._left: dict[int, tuple[int, str]] = {}
+        self._offline_lowest: dict[int, tuple[int, str]] = {}
 
     def __call__(self, topic: str, queue_ids: Iterable[int]) -> Mapping[int, tuple[int, str]]:
-        """By queue id, the lowest queue offset that some group has yet to consume, and its name."""
+        """By queue id, the lowest queue offset that a group has yet to consume, and the group."""
+        if (consumer := self._waiting.get(topic)) is not None:
+            offsets = ((queue_id, consumer.next_offset(queue_id)) for queue_id in queue_ids)
+            return {
+                queue_id: (offset, consumer.name)
+                for queue_id, offset in offsets
+                if offset is not None
+            }
         if topic != self._topic:
-            self._look_at(topic)
+            self._load_topic(topic)
         found = ((queue_id, self._lowest(queue_id)) for queue_id in queue_ids)
         return {queue_id: lowest for queue_id, lowest in found if lowest is not None}
 
-    def _look_at(self, topic: str) -> None:
+    def _load_topic(self, topic: str) -> None:
         self._topic = topic
         connected = self._consumers.groups_of_topic(topic)
         self._connected = sorted(group for group in connected if self._counts(group, topic))
-        self._left = {}
+        self._offline_lowest = {}
         for group in self._offsets.groups_of(topic) - connected:
             if self._counts(group, topic):
                 for queue_id, offset in self._offsets.offsets_of(group, topic).items():
-                    lowest = self._left.get(queue_id, (offset, group))
-                    self._left[queue_id] = min(lowest, (offset, group))
+                    lowest = self._offline_lowest.get(queue_id, (offset, group))
+                    self._offline_lowest[queue_id] = min(lowest, (offset, group))
 
     def _counts(self, group: str, topic: str) -> bool:
         if self._groups.get(group) is None:
@@ -61,11 +87,11 @@ class UnconsumedLook:
             return True
         if members.data.message_model == BROADCASTING:
             return False
-        # Without any, its members choose queues themselves and may read this topic.
+        # Members without subscriptions choose queues themselves and may read this topic.
         return not members.subscriptions or topic in members.subscriptions
 
     def _lowest(self, queue_id: int) -> tuple[int, str] | None:
-        lowest = self._left.get(queue_id)
+        lowest = self._offline_lowest.get(queue_id)
         for group in self._connected:
             offset = self._offset(group, queue_id)
             if lowest is None or (offset, group) < lowest:

@@ -1,1 +1,1 @@
-"""Requests, one class per kind: what is asked is checked here, and done by the services."""
+"""Request handlers, one class per group of codes: they check requests, services do the work."""

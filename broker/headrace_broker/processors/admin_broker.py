@@ -1,4 +1,4 @@
-"""The broker itself: how it is doing, its settings, and its tables for others to copy.
+"""Requests about the broker itself: runtime info, settings, and tables for slaves to copy.
 
 Source: docs/protocol.md "Broker"; tests/broker/test_admin_broker.py.
 """
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from headrace_protocol.serving import Registry, Request
 
 _SECOND_MS = 1000
-# Lines in one change of settings; there are some 200 settings.
+# Lines in one change of settings; there are about 200 settings.
 _CHANGES_MAX = 1000
-# What the peer's tools show of its thread pools and timers; nothing waits in such a queue here.
+# Thread pools and timers of the peer, which its tools show; this broker has none.
 _NO_QUEUES = dict.fromkeys(
     (
         "sendThreadPoolQueueSize",
@@ -55,7 +55,7 @@ _NO_QUEUES = dict.fromkeys(
 
 
 class AdminBrokerProcessor:
-    """Serves requests about the broker as a whole."""
+    """Serves requests about the broker."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class AdminBrokerProcessor:
         changes: HostLog,
         health: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        """health: more numbers for the runtime info."""
+        """health: further values for the runtime info."""
         self._config = config
         self._store = store
         self._topics = topics
@@ -81,7 +81,7 @@ class AdminBrokerProcessor:
         self._config_version = next_version(DataVersion(), self._started_ms)
 
     def register(self, registry: Registry) -> None:
-        """Serve these codes."""
+        """Route the requests about the broker."""
         registry.route(RequestCode.GET_BROKER_RUNTIME_INFO, self.runtime_info)
         registry.route(RequestCode.GET_BROKER_CONFIG, self.config)
         registry.route(RequestCode.UPDATE_BROKER_CONFIG, self.update_config)
@@ -89,10 +89,10 @@ class AdminBrokerProcessor:
         registry.route(RequestCode.DELETE_EXPIRED_COMMITLOG, self.delete_expired_files)
         registry.route_long(RequestCode.GET_ALL_CONSUMER_OFFSET, self.all_consumer_offsets)
 
-    # -- how it is doing ---------------------------------------------------------------------------
+    # -- runtime info ------------------------------------------------------------------------------
 
     def runtime_info(self, _request: Request) -> Reply:
-        """GET_BROKER_RUNTIME_INFO: numbers under the names that the peer's tools look for."""
+        """GET_BROKER_RUNTIME_INFO: values under the names that the peer's tools expect."""
         table = {
             **_NO_QUEUES,
             **self._broker_info(),
@@ -154,20 +154,20 @@ class AdminBrokerProcessor:
     # -- settings ----------------------------------------------------------------------------------
 
     def config(self, _request: Request) -> Reply:
-        """GET_BROKER_CONFIG: every setting with its value, as in a file."""
+        """GET_BROKER_CONFIG: all settings, in the format of the broker's file."""
         lines = [f"{key}={value}\n" for key, value in self._config.as_text().items()]
         header = GetBrokerConfigResponseHeader(version=self._config_version.encode().decode())
         return Reply(header, ("".join(lines).encode(),))
 
     def update_config(self, request: Request) -> Reply:
-        """UPDATE_BROKER_CONFIG: settings that a running broker can change, all or none."""
+        """UPDATE_BROKER_CONFIG: change reloadable settings, all or none."""
         changes = _read_changes(request)
         for key in changes:
             if key not in RELOADABLE:
                 raise RequestError(
                     ResponseCode.NO_PERMISSION,
                     f"{key} can't change while the broker runs: set it in the broker's file and "
-                    f"start again; {', '.join(sorted(RELOADABLE))} can",
+                    f"restart the broker; {', '.join(sorted(RELOADABLE))} can",
                 )
         try:
             self._config.update(changes)
@@ -182,7 +182,7 @@ class AdminBrokerProcessor:
 
     def delete_expired_files(self, request: Request) -> Reply:
         """TRIGGER_DELETE_FILES, DELETE_EXPIRED_COMMITLOG: remove old files now, at any hour."""
-        self._store.cleaner.ask()
+        self._store.cleaner.request()
         self._changes.info(request.channel.address, "removal of old files requested")
         return Reply()
 

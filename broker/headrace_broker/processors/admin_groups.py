@@ -1,4 +1,4 @@
-"""Consumer groups and producers: settings, members, progress and resets.
+"""Requests about consumer and producer groups: settings, members, progress and resets.
 
 Source: docs/protocol.md "Groups"; tests/broker/test_admin_groups.py.
 """
@@ -54,13 +54,14 @@ if TYPE_CHECKING:
     from headrace_protocol.serving import Registry, Request
 
 _UNITS_MAX = 10_000
-# Resets per slice, half a millisecond; and how many of them the log lists.
+# Resets per slice, half a millisecond.
 _QUEUES_AT_ONCE = 256
+# Resets listed in the log.
 _LOGGED_MAX = 16
 
 
 class AdminGroupsProcessor:
-    """Serves requests about groups as a whole."""
+    """Serves requests about groups."""
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class AdminGroupsProcessor:
         self._now_ms = now_ms
 
     def register(self, registry: Registry) -> None:
-        """Serve these codes."""
+        """Route the requests about groups."""
         registry.route(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, self.update_and_create)
         registry.route_long(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self.all_configs)
         registry.route(RequestCode.DELETE_SUBSCRIPTIONGROUP, self.delete)
@@ -106,7 +107,9 @@ class AdminGroupsProcessor:
         """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: one group, from the body."""
         group = SubscriptionGroupConfig.decode(request.body)
         self._groups.put(group)
-        self._changes.info(request.channel.address, "group put", group=group.group_name)
+        self._changes.info(
+            request.channel.address, "group created or changed", group=group.group_name
+        )
         self._reply_when_saved(request)
 
     def _reply_when_saved(self, request: Request) -> None:
@@ -115,7 +118,7 @@ class AdminGroupsProcessor:
         )
 
     def all_configs(self, request: Request) -> Generator[None, None, Reply]:
-        """GET_ALL_SUBSCRIPTIONGROUP_CONFIG: all groups, or a part of them by number."""
+        """GET_ALL_SUBSCRIPTIONGROUP_CONFIG: all groups, or a range of them."""
         header = request.header(GetAllSubscriptionGroupHeader)
         wrapper = self._groups.wrapper()
         groups = list(wrapper.subscription_group_table.items())
@@ -130,7 +133,7 @@ class AdminGroupsProcessor:
         return Reply(total, (fastjson.dumps(body),))
 
     def delete(self, request: Request) -> None:
-        """DELETE_SUBSCRIPTIONGROUP: the settings and, when asked to, the progress."""
+        """DELETE_SUBSCRIPTIONGROUP: the settings and, on request, the progress."""
         header = request.header(DeleteSubscriptionGroupHeader)
         self._groups.delete(header.group_name)
         self._statistics.group_deleted(header.group_name)
@@ -142,7 +145,7 @@ class AdminGroupsProcessor:
     # -- members -----------------------------------------------------------------------------------
 
     def consumer_connections(self, request: Request) -> Generator[None, None, Reply]:
-        """GET_CONSUMER_CONNECTION_LIST: who is in a group, and what it wants."""
+        """GET_CONSUMER_CONNECTION_LIST: members and subscriptions of a consumer group."""
         name = request.header(ConsumerGroupHeader).consumer_group
         group = self._consumers.group(name)
         if group is None:
@@ -162,7 +165,7 @@ class AdminGroupsProcessor:
         return Reply(body=(fastjson.dumps(body),))
 
     def producer_connections(self, request: Request) -> Generator[None, None, Reply]:
-        """GET_PRODUCER_CONNECTION_LIST: who is in a producer group."""
+        """GET_PRODUCER_CONNECTION_LIST: members of a producer group."""
         name = request.header(GetProducerConnectionListHeader).producer_group
         members = self._producers.members(name)
         if not members:
@@ -176,14 +179,14 @@ class AdminGroupsProcessor:
     # -- progress ----------------------------------------------------------------------------------
 
     def consume_stats(self, request: Request) -> Generator[NotReady | None, None, Reply]:
-        """GET_CONSUME_STATS: how far a group is in each queue."""
+        """GET_CONSUME_STATS: progress of a group, by queue."""
         header = request.header(GetConsumeStatsHeader)
         group = header.consumer_group
         names = {header.topic} if header.topic else self._offsets.topics_of(group)
         topics = [
             topic
             for name in sorted(names)
-            if (topic := self._topics.get(name)) and self._is_wanted(group, name)
+            if (topic := self._topics.get(name)) and self._is_subscribed(group, name)
         ]
         rows = yield from all_ready(
             partial(self._progress, group, topic, queue_id)
@@ -196,8 +199,8 @@ class AdminGroupsProcessor:
             body=(fastjson.dumps({"consumeTps": float(consume_tps), "offsetTable": table}),)
         )
 
-    def _is_wanted(self, group: str, topic: str) -> bool:
-        """Whether a group still reads a topic, as far as its members tell."""
+    def _is_subscribed(self, group: str, topic: str) -> bool:
+        """Whether a group reads a topic; True if its subscriptions are unknown."""
         online = self._consumers.group(group)
         return online is None or not online.subscriptions or topic in online.subscriptions
 
@@ -217,14 +220,14 @@ class AdminGroupsProcessor:
         )
 
     def groups_of_topic(self, request: Request) -> Generator[None, None, Reply]:
-        """QUERY_TOPIC_CONSUME_BY_WHO: who reads a topic now, or has read it."""
+        """QUERY_TOPIC_CONSUME_BY_WHO: groups that read a topic now or have read it."""
         topic = request.header(QueryTopicConsumeByWhoHeader).topic
         groups = self._consumers.groups_of_topic(topic) | self._offsets.groups_of(topic)
         written = yield from fastjson.dumps_list_sliced(sorted(groups))
         return Reply(body=(fastjson.dumps({"groupList": written}),))
 
     def time_spans(self, request: Request) -> Generator[NotReady | None, None, Reply]:
-        """QUERY_CONSUME_TIME_SPAN: where a group stands in each queue, in store times."""
+        """QUERY_CONSUME_TIME_SPAN: progress of a group in store times, by queue."""
         header = request.header(QueryConsumeTimeSpanHeader)
         topic = self._topics.expect(header.topic)
         spans = yield from all_ready(
@@ -236,7 +239,7 @@ class AdminGroupsProcessor:
 
     def _time_span(self, group: str, topic: TopicConfig, queue_id: int) -> QueueTimeSpan | None:
         name = topic.topic_name
-        source = self._directory.listed(name, queue_id)
+        source = self._directory.source_to_list(name, queue_id)
         if source is None:
             return None
         min_offset, max_offset = source.min_offset(), source.max_offset()
@@ -255,16 +258,16 @@ class AdminGroupsProcessor:
     # -- resets ------------------------------------------------------------------------------------
 
     def reset_offset(self, request: Request) -> Generator[NotReady | None, None, Reply]:
-        """INVOKE_BROKER_TO_RESET_OFFSET: members are told at their next pull.
+        """INVOKE_BROKER_TO_RESET_OFFSET: takes effect at the next pull of each queue.
 
-        By time (-1: the end), of one queue or all; of one queue also to an offset.
+        Resets one queue or all to a time (-1: the end), or one queue to an offset.
         """
         header = request.header(ResetOffsetHeader)
         topic = self._topics.expect(header.topic)
         if self._groups.get(header.group) is None:
             raise RequestError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"Group {header.group} does not exist: look at `headrace group list`",
+                f"Group {header.group} does not exist: see `headrace group list`",
             )
         if header.queue_id >= 0:
             queue_ids = range(header.queue_id, header.queue_id + 1)
@@ -295,7 +298,7 @@ class AdminGroupsProcessor:
     def _reset_target(self, header: ResetOffsetHeader) -> int:
         if header.offset is None or header.offset < 0:
             return self._offset_by_time(header.topic, header.queue_id, header.timestamp)
-        source = self._directory.serve(header.topic, header.queue_id, Use.LOOK).source
+        source = self._directory.serve(header.topic, header.queue_id, Use.INSPECT).source
         min_offset, max_offset = source.min_offset(), source.max_offset()
         if not min_offset <= header.offset <= max_offset:
             raise RequestError(
@@ -307,11 +310,11 @@ class AdminGroupsProcessor:
 
     def _offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
         if timestamp_ms < 0:
-            return self._directory.serve(topic, queue_id, Use.LOOK).source.max_offset()
+            return self._directory.serve(topic, queue_id, Use.INSPECT).source.max_offset()
         return self._directory.serve(topic, queue_id, Use.BEGIN).source.offset_by_time(timestamp_ms)
 
     def clone_offset(self, request: Request) -> Generator[None, None, Reply]:
-        """CLONE_GROUP_OFFSET: let a group go on where another one is."""
+        """CLONE_GROUP_OFFSET: copy the progress of one group to another."""
         header = request.header(CloneGroupOffsetHeader)
         source, target = header.src_group, header.dest_group
         self._groups.get_or_create(target, Host.of(request.channel))
@@ -333,11 +336,11 @@ class AdminGroupsProcessor:
     def consume_queue(self, request: Request) -> Generator[NotReady | None, None, Reply]:
         """QUERY_CONSUME_QUEUE: units of a queue."""
         header = request.header(QueryConsumeQueueHeader)
-        place = self._directory.find(header.topic, header.queue_id, Use.LOOK)
+        place = self._directory.find(header.topic, header.queue_id, Use.INSPECT)
         if place is None or place.queue is None:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
-                f"{header.queue_id}@{header.topic} is not exist! Nothing was ever written to it",
+                f"{header.queue_id}@{header.topic} is not exist! Nothing was written to it yet",
             )
         source = place.source
         (min_offset,) = yield from all_ready([source.min_offset])

@@ -1,4 +1,4 @@
-"""Creating, reading and deleting topics.
+"""Requests to create, read and delete topics.
 
 Source: docs/protocol.md "Topics"; tests/broker/test_admin_topics.py.
 """
@@ -53,12 +53,12 @@ if TYPE_CHECKING:
 _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 # Topics, warnings and groups named in an answer or in the log.
 _NAMED_MAX = 10
-# Look-ups per slice, less than half a millisecond.
+# Lookups per slice, less than half a millisecond.
 _QUEUES_AT_ONCE = 256
 
 
 class AdminTopicsProcessor:
-    """Serves requests about topics as a whole."""
+    """Serves requests about topics."""
 
     def __init__(
         self,
@@ -70,11 +70,11 @@ class AdminTopicsProcessor:
         long_polling: LongPolling,
         statistics: BrokerStatistics,
         changes: HostLog,
-        when_told: Callable[[Callable[[], None]], None],
+        when_registered: Callable[[Callable[[], None]], None],
     ) -> None:
-        """when_told: calls back once the nameservers know of the changes made so far."""
+        """when_registered: calls back once all changes so far are registered at the nameservers."""
         self._changes = changes
-        self._when_told = when_told
+        self._when_registered = when_registered
         self._config = config
         self._store = store
         self._topics = topics
@@ -84,7 +84,7 @@ class AdminTopicsProcessor:
         self._statistics = statistics
 
     def register(self, registry: Registry) -> None:
-        """Serve these codes."""
+        """Route the requests about topics."""
         registry.route_long(RequestCode.UPDATE_AND_CREATE_TOPIC, self.update_and_create)
         registry.route_long(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, self.update_and_create_list)
         registry.route_long(RequestCode.DELETE_TOPIC_IN_BROKER, self.delete)
@@ -111,7 +111,7 @@ class AdminTopicsProcessor:
 
     def update_and_create_list(self, request: Request) -> LongWork:
         """UPDATE_AND_CREATE_TOPIC_LIST: all or none, from the body."""
-        check_marks("topics", request.body, b"{", 2)  # one is of its attributes
+        check_marks("topics", request.body, b"{", 2)  # one of the two for the attributes
         topics = CreateTopicListRequestBody.decode(request.body).topic_config_list
         check_items("topics", topics)
         if not topics:
@@ -126,37 +126,39 @@ class AdminTopicsProcessor:
             yield None
         self._topics.put_all(merged)
         self._log_put(merged, warnings, request.channel.address)
-        self._reply_when_told(request, Reply(remark="; ".join(warnings[:_NAMED_MAX]) or None))
+        self._reply_when_registered(request, Reply(remark="; ".join(warnings[:_NAMED_MAX]) or None))
         return None
 
     def _log_put(self, topics: list[TopicConfig], warnings: list[str], client: str) -> None:
         for topic in topics[:_NAMED_MAX]:
             self._changes.info(
                 client,
-                "topic put",
+                "topic created or changed",
                 topic=topic.topic_name,
                 read_queues=topic.read_queue_nums,
                 write_queues=topic.write_queue_nums,
                 perm=topic.perm,
             )
         if len(topics) > _NAMED_MAX:
-            self._changes.info(client, "more topics put", count=len(topics) - _NAMED_MAX)
+            self._changes.info(
+                client, "more topics created or changed", count=len(topics) - _NAMED_MAX
+            )
         for warning in warnings[:_NAMED_MAX]:
-            self._changes.warning(client, "topic loses messages", reason=warning)
+            self._changes.warning(client, "topic has unreachable messages", reason=warning)
 
-    def _reply_when_told(self, request: Request, reply: Reply) -> None:
-        """Answer once the change is on disk and nameservers, whom others ask, know of it."""
+    def _reply_when_registered(self, request: Request, reply: Reply) -> None:
+        """Reply once the change is on disk and registered at the nameservers."""
 
-        def saved(error: Exception | None) -> None:
+        def on_saved(error: Exception | None) -> None:
             if error is None:
-                self._when_told(functools.partial(request.reply, reply))
+                self._when_registered(functools.partial(request.reply, reply))
             else:
                 request.reply(not_saved(error))
 
-        self._topics.when_saved(saved)
+        self._topics.when_saved(on_saved)
 
     def _merged(self, topic: TopicConfig) -> TopicConfig:
-        """A topic whose attributes were changes still. Raises RequestError for what can't be."""
+        """A topic with its attribute changes applied. Raises RequestError if it is invalid."""
         check_config(topic)
         name = topic.topic_name
         self._topics.check_changeable(name)
@@ -186,24 +188,24 @@ class AdminTopicsProcessor:
     def _unconsumed_warning(
         self, topic: TopicConfig, old_queue_nums: int
     ) -> Generator[NotReady | None, None, str | None]:
-        """Which messages no consumer can reach once the topic has fewer queues to read."""
+        """A warning about messages that become unreachable with fewer read queues, if any."""
         name = topic.topic_name
         groups = sorted(self._offsets.groups_of(name))
-        left: list[int] = []
-        left_by: dict[str, None] = {}
+        lost_queues: list[int] = []
+        lagging_groups: dict[str, None] = {}
         for queue_id in range(topic.read_queue_nums, old_queue_nums):
             group = yield from self._lagging_group(name, queue_id, groups)
             if group is not None:
-                left.append(queue_id)
-                left_by[group] = None
+                lost_queues.append(queue_id)
+                lagging_groups[group] = None
             if not queue_id % _QUEUES_AT_ONCE:
                 yield None
-        if not left:
+        if not lost_queues:
             return None
         return (
-            f"queues {_ranges(left)} of topic {name} hold messages that "
-            f"{_named(sorted(left_by))} has not consumed and can't reach any more: set the read "
-            f"queues back to {old_queue_nums} until they are consumed"
+            f"queues {_ranges(lost_queues)} of topic {name} hold messages that "
+            f"{_named(sorted(lagging_groups))} has not consumed and can no longer reach: set the "
+            f"read queues back to {old_queue_nums} until they are consumed"
         )
 
     def _lagging_group(
@@ -224,7 +226,7 @@ class AdminTopicsProcessor:
         return None
 
     def delete(self, request: Request) -> Generator[None, None, None]:
-        """DELETE_TOPIC_IN_BROKER: the topic, its queues and what groups have read of it."""
+        """DELETE_TOPIC_IN_BROKER: the topic, its queues and the groups' progress in it."""
         name = request.header(DeleteTopicHeader).topic
         if not name.strip():
             raise RequestError(
@@ -236,21 +238,21 @@ class AdminTopicsProcessor:
                 f"The topic[{name}] is conflict with system topic: the broker needs it",
             )
         self._topics.check_changeable(name)
-        # The table first: what is not in it can't be written or read while the rest goes.
-        with self._topics.deleting(name) as is_there:
-            if is_there:
+        # The table first, so that the topic can't be written or read while the rest is deleted.
+        with self._topics.deleting(name) as existed:
+            if existed:
                 for queue in self._store.queues_of(name):
                     yield from self._long_polling.queue_gone(queue)
                 yield from self._store.delete_queues(name)
                 self._offsets.delete_topic(name)
                 self._statistics.topic_deleted(name)
                 self._changes.info(request.channel.address, "topic deleted", topic=name)
-        self._store.when_all_flushed(lambda: self._reply_when_told(request, Reply()))
+        self._store.when_all_flushed(lambda: self._reply_when_registered(request, Reply()))
 
     # -- reads -------------------------------------------------------------------------------------
 
     def all_configs(self, request: Request) -> Generator[None, None, Reply]:
-        """GET_ALL_TOPIC_CONFIG: all topics, or a part of them by number."""
+        """GET_ALL_TOPIC_CONFIG: all topics, or a range of them."""
         header = request.header(GetAllTopicConfigHeader)
         wrapper = self._topics.wrapper()
         topics = list(wrapper.topic_config_table.items())
@@ -266,15 +268,15 @@ class AdminTopicsProcessor:
         body = TopicConfigAndQueueMapping(**msgspec.structs.asdict(topic)).encode()
         incarnation = self._topics.incarnations.of(topic.topic_name)
 
-        def saved(error: Exception | None) -> None:
-            # One that is not on disk would be another after a crash.
+        def on_saved(error: Exception | None) -> None:
+            # An id that is not on disk would change after a crash.
             header = TopicConfigResponseHeader(incarnation=None if error else incarnation)
             request.reply(Reply(header, (body,)))
 
-        self._topics.incarnations.saved.when_saved(saved)
+        self._topics.incarnations.saved.when_saved(on_saved)
 
     def stats(self, request: Request) -> Generator[NotReady | None, None, Reply]:
-        """GET_TOPIC_STATS_INFO: how far each queue reaches."""
+        """GET_TOPIC_STATS_INFO: offsets and the time of the last message, by queue."""
         topic = self._topics.expect(request.header(GetTopicStatsHeader).topic)
         name = topic.topic_name
         queue_nums = max(topic.read_queue_nums, topic.write_queue_nums)
@@ -286,7 +288,7 @@ class AdminTopicsProcessor:
         return Reply(body=(fastjson.dumps(body),))
 
     def _queue_stats(self, topic: str, queue_id: int) -> tuple[MessageQueue, TopicOffset] | None:
-        source = self._directory.listed(topic, queue_id)
+        source = self._directory.source_to_list(topic, queue_id)
         if source is None:
             return None
         max_offset = source.max_offset()

@@ -1,6 +1,6 @@
-"""BULK_SEND and BULK_PULL: whole records, many at a time, between headrace and its own clients.
+"""BULK_SEND and BULK_PULL: blocks of whole records, between headrace and its own clients.
 
-Nothing here is done per record but in C. Source: docs/protocol.md "Bulk".
+Per-record work happens only in C. Source: docs/protocol.md "Bulk".
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from zlib_ng.zlib_ng import crc32
 
-from headrace_broker.processors.send import refusal
+from headrace_broker.processors.send import rejection
 from headrace_broker.store.errors import StoreError
 from headrace_broker.store.log.encoded_records import EncodedRecords
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -26,7 +26,7 @@ from headrace_protocol.system_topics import RETRY_PREFIX
 
 if TYPE_CHECKING:
     from headrace_broker.message_demands import MessageDemands
-    from headrace_broker.processors.pull import PullProcessor, Target
+    from headrace_broker.processors.pull import PullProcessor, PullTarget
     from headrace_broker.processors.send import SendProcessor
     from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.message_store import MessageStore
@@ -39,7 +39,7 @@ _RECORDS_BYTES_MAX = 8 * 1024 * 1024
 
 
 class BulkProcessor:
-    """Stores and hands out blocks of records, by the rules of single ones."""
+    """Stores and returns blocks of records, by the rules for single messages."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class BulkProcessor:
         self._statistics = statistics
 
     def register(self, registry: Registry) -> None:
-        """Serve both."""
+        """Route both requests."""
         registry.route(RequestCode.BULK_SEND, self.send)
         registry.route(RequestCode.BULK_PULL, self.pull)
 
@@ -69,33 +69,33 @@ class BulkProcessor:
         try:
             queue_offset, physical_offset = self._store.write_path.append_records(records)
         except StoreError as error:
-            raise refusal(error, header.topic) from None
+            raise rejection(error, header.topic) from None
         self._statistics.put(header.topic, header.count, records.body_bytes)
         answer = SendMessageResponseHeader(
             msg_id=encode_offset_message_id(self._store.settings.store_host, physical_offset),
             queue_id=header.queue_id,
             queue_offset=queue_offset,
         )
-        return self._sends.stored(request, Reply(answer))
+        return self._sends.reply_confirmed(request, Reply(answer))
 
     def check(self, request: Request, header: BulkSendHeader) -> tuple[EncodedRecords, int]:
-        """The records of a request, all good, and the flags that the topic adds to each.
+        """The checked records of a request, and the flags that the topic adds to each.
 
         Raises RequestError.
         """
-        self._check_place(header)
+        self._check_header(header)
         _check_body(request, header)
         target = self._sends.target(request, header)
         try:
             records = EncodedRecords(target.queue, header.count, request.body, target.sys_flag)
         except CorruptRecord as error:
-            raise refusal(error, header.topic) from None
+            raise rejection(error, header.topic) from None
         self._demands.check_block(
             header.topic, target.queue.queue_id, list(records.distinct_properties)
         )
         return records, target.sys_flag
 
-    def _check_place(self, header: BulkSendHeader) -> None:
+    def _check_header(self, header: BulkSendHeader) -> None:
         if len(self._store.settings.store_host) != 8:
             raise RequestError(
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
@@ -105,23 +105,23 @@ class BulkProcessor:
         if header.topic.startswith(RETRY_PREFIX):
             raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL,
-                f"a batch to the retry topic {header.topic}: send its messages one by one",
+                f"a block to the retry topic {header.topic}: send its messages one by one",
             )
         if header.count > _COUNT_MAX:
             raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL,
-                f"a batch of {header.count} messages: {_COUNT_MAX} is the most, send smaller ones",
+                f"a block of {header.count} messages: the maximum is {_COUNT_MAX}, send fewer",
             )
 
     # -- BULK_PULL ---------------------------------------------------------------------------------
 
     def pull(self, request: Request) -> Reply | None:
-        """Answer with records and where they lie, or hold the request until some arrive."""
+        """Answer with records and their positions, or hold the request until some arrive."""
         header = request.header(BulkPullHeader)
         target = self._pulls.target(request, header, header.subscription)
         return self._pulls.serve(request, header, target, self._get, _found)
 
-    def _get(self, header: BulkPullHeader, target: Target, queue_offset: int) -> GetResult:
+    def _get(self, header: BulkPullHeader, target: PullTarget, queue_offset: int) -> GetResult:
         return target.source.get_bulk(
             queue_offset,
             min(max(header.max_msg_nums, 1), _COUNT_MAX),
@@ -137,8 +137,8 @@ def _check_body(request: Request, header: BulkSendHeader) -> None:
     if crc != header.body_crc32:
         raise RequestError(
             ResponseCode.MESSAGE_ILLEGAL,
-            f"a block to {header.topic} was damaged on its way: its bytes have the CRC-32 {crc}, "
-            f"not {header.body_crc32}; nothing of it was stored, send it again",
+            f"a block to {header.topic} was damaged in transit: its CRC-32 is {crc}, "
+            f"not {header.body_crc32}; nothing was stored, send it again",
         )
 
 

@@ -1,4 +1,4 @@
-"""What clients ask about themselves: heartbeats, members, queue locks and progress.
+"""Requests of clients about themselves: heartbeats, members, queue locks and progress.
 
 Source: docs/protocol.md "Clients"; tests/broker/test_client_processor.py.
 """
@@ -47,22 +47,23 @@ if TYPE_CHECKING:
     from headrace_protocol.bodies import ConsumerData, MessageQueue
     from headrace_protocol.serving import Channel, LongFunction, LongWork, Registry, Request
 
-# A queue that began within this part of the machine's memory counts as young, as with the peer.
+# Like the peer, call a queue young if its first message is no further from the end of the log than
+# this share of the machine's memory.
 _MEMORY_RATIO = 0.4
 _MEMORY_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
-# More groups of one heartbeat are taken in while others are served.
+# A heartbeat with more groups is handled in slices.
 _GROUPS_AT_ONCE = 100
 
 # Locks per slice, half a millisecond.
 _LOCKS_AT_ONCE = 128
 
-# We never tell a client that its subscriptions are unchanged, so it always sends them.
+# The reply never calls the subscriptions unchanged, so clients always send them.
 _HEARTBEAT_REPLY = HeartbeatResponseHeader(is_support_heart_beat_v2=True, is_sub_change=True)
 
 
 class ClientProcessor:
-    """Serves clients about themselves."""
+    """Serves heartbeats, membership, queue locks and consumer progress."""
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class ClientProcessor:
         self._now_ms = now_ms
 
     def register(self, registry: Registry) -> None:
-        """Serve these codes."""
+        """Route the requests of clients."""
         heartbeat = functools.partial(self.heartbeat, registry.begin_long)
         registry.route(RequestCode.HEART_BEAT, heartbeat)
         registry.route(RequestCode.UNREGISTER_CLIENT, self.unregister)
@@ -98,39 +99,39 @@ class ClientProcessor:
         registry.route(RequestCode.QUERY_CONSUMER_OFFSET, self.query_offset)
         registry.route(RequestCode.UPDATE_CONSUMER_OFFSET, self.update_offset)
 
-    # -- who is there ------------------------------------------------------------------------------
+    # -- membership --------------------------------------------------------------------------------
 
     def heartbeat(
         self, begin_long: Callable[[LongFunction, Request], None], request: Request
     ) -> Reply | None:
-        """HEART_BEAT: a client is alive, and this is what it does.
+        """HEART_BEAT: register or renew a client in its groups.
 
-        A group that can't be does not keep the client's other groups from being served.
+        A rejected group does not affect the client's other groups.
         """
         data = HeartbeatData.decode(request.body)
         _check_bounds(data, request.command.language)
-        # What comes next from a client may build on its heartbeat, so that is taken in at once;
-        # but each new group takes 40 µs.
+        # The client's next request may depend on its heartbeat, so it is handled at once; a large
+        # one can't be, since each new group takes 40 µs.
         if len(data.producer_data_set) + len(data.consumer_data_set) > _GROUPS_AT_ONCE:
-            begin_long(functools.partial(self._hear, data), request)
+            begin_long(functools.partial(self._handle_heartbeat, data), request)
             return None
-        return at_once(self._hear(data, request))
+        return at_once(self._handle_heartbeat(data, request))
 
-    def _hear(self, data: HeartbeatData, request: Request) -> LongWork:
+    def _handle_heartbeat(self, data: HeartbeatData, request: Request) -> LongWork:
         channel, command = request.channel, request.command
         member = Member(channel, data.client_id, command.language, command.version)
         now_ms = self._now_ms()
         for producer in data.producer_data_set:
             self._producers.heartbeat(member, producer.group_name, now_ms)
             yield None
-            if not channel.is_open:  # it was forgotten meanwhile
+            if not channel.is_open:  # closed meanwhile, and removed from its groups
                 return None
-        refused: RequestError | None = None
+        rejection: RequestError | None = None
         for consumer in data.consumer_data_set:
             try:
                 self._prepare_group(consumer, channel)
             except RequestError as error:
-                refused = error
+                rejection = error
             else:
                 self._consumers.heartbeat(
                     member, consumer, now_ms, with_subscriptions=not data.without_sub
@@ -138,8 +139,8 @@ class ClientProcessor:
             yield None
             if not channel.is_open:
                 return None
-        if refused is not None:
-            raise refused
+        if rejection is not None:
+            raise rejection
         return Reply(_HEARTBEAT_REPLY)
 
     def _prepare_group(self, consumer: ConsumerData, channel: Channel) -> None:
@@ -147,7 +148,7 @@ class ClientProcessor:
         self._topics.create_retry_topic(group.group_name, group.retry_queue_nums)
 
     def unregister(self, request: Request) -> Reply:
-        """UNREGISTER_CLIENT: also from clients that are gone already."""
+        """UNREGISTER_CLIENT: remove a client from its groups, if it still is in them."""
         header = request.header(UnregisterClientHeader)
         if header.producer_group:
             self._producers.unregister(header.producer_group, request.channel)
@@ -156,7 +157,7 @@ class ClientProcessor:
         return Reply()
 
     def check_client_config(self, request: Request) -> Reply:
-        """CHECK_CLIENT_CONFIG: whether the broker evaluates such a subscription."""
+        """CHECK_CLIENT_CONFIG: check that the broker can evaluate a subscription."""
         subscription = CheckClientRequestBody.decode(request.body).subscription_data
         wanted_tags(subscription.sub_string, subscription.expression_type)
         return Reply()
@@ -183,14 +184,14 @@ class ClientProcessor:
         check_items("queues to lock", body.mq_set)
         group, client_id, host = body.consumer_group, body.client_id, Host.of(request.channel)
         held = []
-        for queues in _batches(body.mq_set):
+        for queues in _slices(body.mq_set):
             held += self._locks.lock(group, client_id, queues, self._now_ms(), host)
             yield None
         written = yield from fastjson.dumps_list_sliced(held)
         return Reply(body=(fastjson.dumps({"lockOKMQSet": written}),))
 
     def unlock(self, request: Request) -> Reply:
-        """UNLOCK_BATCH_MQ: release locks; at once, since clients usually close right after it."""
+        """UNLOCK_BATCH_MQ: release locks. Not in slices: clients usually disconnect right after."""
         body = LockBatchRequestBody.decode(request.body)
         check_items("queues to unlock", body.mq_set)
         self._locks.unlock(body.consumer_group, body.client_id, body.mq_set)
@@ -199,34 +200,34 @@ class ClientProcessor:
     # -- progress ----------------------------------------------------------------------------------
 
     def query_offset(self, request: Request) -> Reply:
-        """QUERY_CONSUMER_OFFSET: where a group goes on.
+        """QUERY_CONSUMER_OFFSET: the offset from which a group resumes.
 
-        A group that has committed nothing begins with the first message of a young queue; of an
-        older one it must choose itself.
+        A group that has committed nothing starts a young queue at its first message; in an older
+        queue it must choose for itself.
         """
         header = request.header(QueryConsumerOffsetHeader)
-        place = self._directory.find(header.topic, header.queue_id, Use.LOOK)
+        place = self._directory.find(header.topic, header.queue_id, Use.INSPECT)
         offset = self._offsets.query(header.consumer_group, header.topic, header.queue_id)
         if offset is None:
-            is_wanted = header.set_zero_if_not_found is not False
-            if not is_wanted or place is None or not self._is_young(place.source):
+            may_be_zero = header.set_zero_if_not_found is not False
+            if not may_be_zero or place is None or not self._is_young(place.source):
                 raise RequestError(
                     ResponseCode.QUERY_NOT_FOUND,
-                    f"Not found: group {header.consumer_group} has committed nothing of "
+                    f"Not found: group {header.consumer_group} has committed nothing in "
                     f"{header.topic} queue {header.queue_id}, choose where to begin",
                 )
             offset = 0
         return Reply(OffsetResponseHeader(offset=offset))
 
     def _is_young(self, source: Source) -> bool:
-        """Whether the first message ever of a queue is there and likely in memory."""
+        """Whether the first message ever sent to a queue still exists, and is likely in memory."""
         if not source.max_offset() or source.min_offset() > 0:
             return False
         physical_offset, _, _ = source.unit(0)
         return self._store.commit_log.max_offset - physical_offset <= _MEMORY_BYTES * _MEMORY_RATIO
 
     def update_offset(self, request: Request) -> Reply:
-        """UPDATE_CONSUMER_OFFSET: how far a group has consumed."""
+        """UPDATE_CONSUMER_OFFSET: commit a group's progress in a queue."""
         header = request.header(UpdateConsumerOffsetHeader)
         group, topic = header.consumer_group, header.topic
         if self._groups.get(group) is None:
@@ -240,7 +241,7 @@ class ClientProcessor:
                 f"commit of group {group}, topic {topic}, queue {header.queue_id}: offset "
                 f"{header.commit_offset} must not be negative",
             )
-        self._directory.serve(topic, header.queue_id, Use.LOOK)
+        self._directory.serve(topic, header.queue_id, Use.INSPECT)
         self._offsets.make_room(group, topic, header.queue_id, Host.of(request.channel))
         if self._offsets.commit(group, topic, header.queue_id, header.commit_offset):
             return Reply()
@@ -248,7 +249,7 @@ class ClientProcessor:
 
 
 def _check_bounds(data: HeartbeatData, language: str) -> None:
-    """Raise OutOfBounds for what would make a list of members long."""
+    """Raise OutOfBounds for a heartbeat that would make lists of members too long."""
     check_text("clientID", data.client_id, NAME_CHARS_MAX)
     check_text("language", language, NAME_CHARS_MAX)
     check_items("producer groups", data.producer_data_set)
@@ -257,7 +258,7 @@ def _check_bounds(data: HeartbeatData, language: str) -> None:
         check_items("subscriptions", consumer.subscription_data_set)
 
 
-def _batches(queues: list[MessageQueue]) -> Iterator[list[MessageQueue]]:
+def _slices(queues: list[MessageQueue]) -> Iterator[list[MessageQueue]]:
     return (
         queues[start : start + _LOCKS_AT_ONCE] for start in range(0, len(queues), _LOCKS_AT_ONCE)
     )

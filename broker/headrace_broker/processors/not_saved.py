@@ -1,4 +1,4 @@
-"""The answer to a change of a table that could not be brought to disk."""
+"""The reply to a change of a table that could not be saved."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from headrace_protocol.serving import Reply
 
 
 def not_saved(error: Exception) -> Reply:
-    """The change holds until the broker stops; the table is saved as soon as that is possible."""
-    remedy = "; make room on the disk" if isinstance(error, OSError) else ""
+    """The change holds until the broker stops; saving the table is retried."""
+    remedy = "; free space on the disk" if isinstance(error, OSError) else ""
     return Reply(
         code=ResponseCode.SYSTEM_ERROR,
         remark=f"the change holds until this broker stops, but can't be saved: {error}; "

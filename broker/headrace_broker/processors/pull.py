@@ -1,7 +1,7 @@
 """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361).
 
-What a group may read from a queue, and by which filter, is looked up once and kept until topics,
-groups or subscriptions change. The records go out as the log holds them, from its memory map.
+The queue that a group may read, and its filter, are looked up once and cached until topics, groups
+or subscriptions change. Records are sent as the log holds them, straight from its memory map.
 Source: docs/protocol.md "Pull".
 """
 
@@ -48,7 +48,7 @@ _TARGETS_BYTES_MAX = 64 * 1024 * 1024
 _TARGET_BYTES = 704
 _TAG_BYTES = 128
 _FEW_TAGS = 8
-# More than the peer gives (32 messages of 256 KiB), for those who ask for more.
+# More than the peer returns (32 messages, 256 KiB), for clients that ask for more.
 _COUNT_MAX = 4096
 _BODY_BYTES = 256 * 1024
 _BODY_BYTES_MAX = 4 * 1024 * 1024
@@ -76,15 +76,15 @@ _FOUND = (
 PullHeader = PullMessageHeader | BulkPullHeader
 Header = TypeVar("Header", PullMessageHeader, BulkPullHeader)
 # Reads from a queue offset on.
-Get = Callable[[Header, "Target", int], GetResult]
-# Returns as a request's function does.
+Get = Callable[[Header, "PullTarget", int], GetResult]
+# Returns what the function of a request returns.
 AnswerResult = Callable[["Request", ResponseCode, GetResult], Reply | None]
 
 
-class Target(NamedTuple):
-    """A queue that a group may read, and the tags it wants.
+class PullTarget(NamedTuple):
+    """A queue that a group may read, and the tags that it wants.
 
-    queue: where its pulls wait. source: where they read.
+    queue: where pulls wait. source: where they read.
     """
 
     queue: StoreQueue
@@ -93,12 +93,12 @@ class Target(NamedTuple):
 
     @property
     def tags_bytes(self) -> int:
-        """Memory of the tags, beyond the few that most pulls have."""
+        """Memory of the tags beyond the few that most pulls have."""
         return _TAG_BYTES * max(0, len(self.tags or ()) - _FEW_TAGS)
 
 
 class _HeldPull(HeldRequest, Generic[Header]):
-    """A pull at the end of its queue; ``position`` moves past what its filter does not want."""
+    """A pull at the end of its queue; ``position`` moves past messages that its filter rejects."""
 
     __slots__ = ("_answer", "_get", "_header", "_processor", "_target")
 
@@ -107,7 +107,7 @@ class _HeldPull(HeldRequest, Generic[Header]):
         processor: PullProcessor,
         request: Request,
         header: Header,
-        target: Target,
+        target: PullTarget,
         get: Get[Header],
         answer: AnswerResult,
     ) -> None:
@@ -118,27 +118,27 @@ class _HeldPull(HeldRequest, Generic[Header]):
         self._get: Get[Header] = get
         self._answer = answer
 
-    def look(self, *, may_wait: bool) -> bool:
+    def try_answer(self, *, may_wait: bool) -> bool:
         """See HeldRequest."""
         if not self.request.channel.is_open:
             return True
         try:
-            return self._look(may_wait)
-        except Exception as error:  # noqa: BLE001 - as where a request is served
+            return self._try_answer(may_wait)
+        except Exception as error:  # noqa: BLE001 - answered like the error of any request
             self._processor.registry.fail(self.request, error)
             return True
 
-    def _look(self, may_wait: bool) -> bool:
+    def _try_answer(self, may_wait: bool) -> bool:
         position = self.position
         try:
             result = self._get(self._header, self._target, position)
         except NotReady:
-            # It waited so long that the disk must be asked: the client asks again for that.
-            result = _nothing_yet(self._target.source, position)
+            # The messages have left memory meanwhile; the client's next pull waits for the disk.
+            result = _no_match(self._target.source, position)
             may_wait = False
-        has_seen_all = result.next_offset >= result.max_offset
-        if may_wait and has_seen_all and result.status is not GetStatus.FOUND:
-            # Nothing for this filter: it looks further on from here next time.
+        is_at_end = result.next_offset >= result.max_offset
+        if may_wait and is_at_end and result.status is not GetStatus.FOUND:
+            # The next attempt starts after the messages that the filter rejected.
             if result.status is GetStatus.NO_MATCHED_MESSAGE:
                 self.position = result.next_offset
             return False
@@ -150,7 +150,7 @@ class _HeldPull(HeldRequest, Generic[Header]):
 
 
 class PullProcessor:
-    """Hands out records."""
+    """Serves pulls."""
 
     def __init__(
         self,
@@ -172,12 +172,12 @@ class PullProcessor:
         self._long_polling = long_polling
         self._statistics = statistics
         self.registry: Registry
-        self._targets: dict[tuple[object, ...], Target] = {}
+        self._targets: dict[tuple[object, ...], PullTarget] = {}
         self._targets_bytes = 0
         self._targets_change: tuple[int, int, int] = (-1, -1, -1)
 
     def register(self, registry: Registry) -> None:
-        """Serve both pulls."""
+        """Route both pulls."""
         self.registry = registry
         registry.route(RequestCode.PULL_MESSAGE, self.pull)
         registry.route(RequestCode.LITE_PULL_MESSAGE, self.pull)
@@ -190,7 +190,7 @@ class PullProcessor:
         target = self.target(request, header, wanted)
         return self.serve(request, header, target, self._get, _answer)
 
-    def _get(self, header: PullMessageHeader, target: Target, queue_offset: int) -> GetResult:
+    def _get(self, header: PullMessageHeader, target: PullTarget, queue_offset: int) -> GetResult:
         bytes_max = min(max(header.max_msg_bytes or 0, _BODY_BYTES), _BODY_BYTES_MAX)
         return target.source.get(
             queue_offset,
@@ -199,21 +199,21 @@ class PullProcessor:
             target.tags,
         )
 
-    # -- any pull ----------------------------------------------------------------------------------
+    # -- pulls of any kind -------------------------------------------------------------------------
 
     def serve(
         self,
         request: Request,
         header: Header,
-        target: Target,
+        target: PullTarget,
         get: Get[Header],
         answer: AnswerResult,
     ) -> Reply | None:
-        """Do what a pull's header asks: commit, read, answer or hold.
+        """Serve a pull of any kind: commit if asked to, read, then answer or hold.
 
-        answer: tells the client what was found.
+        answer: builds the reply from what was read.
         """
-        commits = header.sys_flag & _COMMIT_OFFSET and not request.is_again
+        commits = header.sys_flag & _COMMIT_OFFSET and not request.is_retry
         if commits and header.commit_offset >= 0:
             self._offsets.commit(
                 header.consumer_group,
@@ -229,7 +229,7 @@ class PullProcessor:
         return self.answer(request, header, position, result, answer)
 
     def _take_reset(self, header: PullHeader, source: Source) -> GetResult | None:
-        """Send a group elsewhere when somebody has reset its offset."""
+        """The result that sends a group to the offset of a reset; None without a reset."""
         offset = self._offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
         if offset is None:
             return None
@@ -240,7 +240,7 @@ class PullProcessor:
         self,
         request: Request,
         header: Header,
-        target: Target,
+        target: PullTarget,
         get: Get[Header],
         answer: AnswerResult,
     ) -> None:
@@ -249,7 +249,7 @@ class PullProcessor:
             if self._config.long_polling_enable
             else _SHORT_POLL_MS
         )
-        # Of no use to a pull, and whatever its client has put there.
+        # A pull needs no body; a client's would only hold memory.
         request.body = b""
         held = _HeldPull(self, request, header, target, get, answer)
         self._long_polling.hold(held, (target.queue,), timeout_ms / 1000)
@@ -262,7 +262,7 @@ class PullProcessor:
         result: GetResult,
         answer: AnswerResult,
     ) -> Reply | None:
-        """Tell the client what was found from ``position`` on, and note that it was."""
+        """Answer with what was read from ``position`` on, and record the progress."""
         if result.status is GetStatus.FOUND:
             group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
             self._statistics.get(group, topic, result.count, result.body_bytes)
@@ -271,12 +271,10 @@ class PullProcessor:
 
     # -- targets -----------------------------------------------------------------------------------
 
-    def target(self, request: Request, header: PullHeader, wanted: str | int | None) -> Target:
-        """The queue that a group may read, with the tags that it wants.
+    def target(self, request: Request, header: PullHeader, wanted: str | int | None) -> PullTarget:
+        """The queue that a group may read, with the tags that it wants. Raises RequestError.
 
-        wanted: tags, or the version of the subscription that the group's heartbeats told.
-
-        Raises RequestError.
+        wanted: tags, or the version of the subscription in the group's heartbeats.
         """
         change = (
             self._topics.change_count,
@@ -303,13 +301,13 @@ class PullProcessor:
 
     def _find_target(
         self, request: Request, header: PullHeader, wanted: str | int | None
-    ) -> Target:
+    ) -> PullTarget:
         host = Host.of(request.channel)
         self._groups.check_consumable(header.consumer_group, host)
         make_room = partial(self._make_room, header, host)
         place = self._directory.serve(header.topic, header.queue_id, Use.PULL, make_room)
         assert place.queue is not None
-        return Target(place.queue, place.source, self._wanted_tags(header, wanted))
+        return PullTarget(place.queue, place.source, self._wanted_tags(header, wanted))
 
     def _make_room(self, header: PullHeader, host: Host, is_new: bool) -> None:
         self._offsets.make_room(header.consumer_group, header.topic, header.queue_id, host)
@@ -351,7 +349,7 @@ def _answer(request: Request, code: ResponseCode, result: GetResult) -> Reply | 
     )
 
 
-def _nothing_yet(source: Source, position: int) -> GetResult:
+def _no_match(source: Source, position: int) -> GetResult:
     min_offset, max_offset = source.known_range()
     return GetResult(GetStatus.NO_MATCHED_MESSAGE, [], 0, 0, position, min_offset, max_offset)
 
@@ -361,7 +359,7 @@ def _is_held(status: GetStatus, queue_offset: int) -> bool:
 
 
 def _code(status: GetStatus, queue_offset: int) -> ResponseCode:
-    """What a read from ``queue_offset`` that ended so is answered with."""
+    """The response code for the status of a read from ``queue_offset``."""
     if status is GetStatus.NO_MESSAGE_IN_QUEUE:
         return ResponseCode.PULL_OFFSET_MOVED if queue_offset else ResponseCode.PULL_NOT_FOUND
     return _CODES[status]

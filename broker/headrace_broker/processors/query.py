@@ -1,4 +1,4 @@
-"""Looking up messages and offsets.
+"""Queries for messages by key or id, and for offsets.
 
 Source: docs/protocol.md "Queries"; tests/broker/test_query_processor.py.
 """
@@ -47,14 +47,14 @@ _BOUNDARIES: dict[str, Boundary] = {"LOWER": "LOWER", "UPPER": "UPPER"}
 
 
 class QueryProcessor:
-    """Answers where messages are."""
+    """Serves lookups of messages and offsets."""
 
     def __init__(self, store: MessageStore, directory: QueueDirectory) -> None:
         self._store = store
         self._directory = directory
 
     def register(self, registry: Registry) -> None:
-        """Serve these codes."""
+        """Route the queries."""
         registry.route_long(RequestCode.QUERY_MESSAGE, self.query_message)
         registry.route(RequestCode.VIEW_MESSAGE_BY_ID, self.view_message)
         registry.route(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, self.search_offset)
@@ -107,8 +107,8 @@ class QueryProcessor:
         if record is None:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
-                f"can not find message by the offset, {physical_offset}: none begins there, it "
-                "has expired, or the id is another broker's",
+                f"can not find message by the offset, {physical_offset}: no record begins there, "
+                "it has expired, or the id is of another broker",
             )
         return Reply(body=(record,))
 
@@ -126,9 +126,9 @@ class QueryProcessor:
         return Reply(OffsetResponseHeader(offset=offset))
 
     def max_offset(self, request: Request) -> Reply:
-        """GET_MAX_OFFSET: just after the newest message."""
+        """GET_MAX_OFFSET: one past the newest message."""
         header = request.header(GetMaxOffsetHeader)
-        place = self._directory.serve(header.topic, header.queue_id, Use.LOOK)
+        place = self._directory.serve(header.topic, header.queue_id, Use.INSPECT)
         return Reply(OffsetResponseHeader(offset=place.source.max_offset()))
 
     def min_offset(self, request: Request) -> Reply:

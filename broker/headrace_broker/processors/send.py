@@ -1,7 +1,7 @@
 """SEND_MESSAGE (10), SEND_MESSAGE_V2 (310) and SEND_BATCH_MESSAGE (320).
 
-The hot path of the broker. What can be known per queue is looked up once and kept until topics
-change; what remains per message is: decode the header, look at its properties, append, fill in a
+The broker's hot path. Whatever depends only on the queue is looked up once and cached until topics
+change. Left for each message: decode the header, scan the properties, append, and fill in the
 reply's template. Source: docs/protocol.md "Send".
 """
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from headrace_broker.message_demands import SentMessage, is_asking
+from headrace_broker.message_demands import SentMessage, makes_demand
 from headrace_broker.queue_directory import Use
 from headrace_broker.store.errors import (
     BatchTooLong,
@@ -65,22 +65,22 @@ _TAG_CHARS_MAX = 256
 _TAILS_KEPT = 1000
 _TAIL_CHARS_MAX = 1024
 
-# What is for the broker, or added by it: not stored as it came.
+# Properties that the broker consumes or sets itself, so the producer's are not stored.
 _DROPPED = frozenset({"WAIT", "POP_CK", "CLUSTER", "MSG_REGION", "TRACE_ON", CRC32})
-_NOTED = frozenset({"TAGS", "UNIQ_KEY", *_DROPPED})
+_KNOWN = frozenset({"TAGS", "UNIQ_KEY", *_DROPPED})
 
-_REFUSALS: dict[type[StoreError], ResponseCode] = {
+_RESPONSE_CODES: dict[type[StoreError], ResponseCode] = {
     BatchTooLong: ResponseCode.MESSAGE_ILLEGAL,
     RecordTooLarge: ResponseCode.MESSAGE_ILLEGAL,
     StoreBusy: ResponseCode.SYSTEM_BUSY,
     StoreNotWritable: ResponseCode.SERVICE_NOT_AVAILABLE,
 }
-# How long the hosts of a record are is for the broker to say.
-_FROM_CLIENTS = ~(BORN_HOST_V6 | STORE_HOST_V6)
+# Flags that clients may set; the broker sets those for the length of a record's hosts.
+_CLIENT_FLAGS = ~(BORN_HOST_V6 | STORE_HOST_V6)
 
 
 class _SendFields(msgspec.Struct, gc=False, kw_only=True):
-    """What a plain message needs of SendMessageHeaderV2."""
+    """The fields of SendMessageHeaderV2 that a plain message needs."""
 
     topic: str = msgspec.field(name="b")
     queue_id: Int32 = msgspec.field(name="e")
@@ -93,7 +93,7 @@ class _SendFields(msgspec.Struct, gc=False, kw_only=True):
 
 
 class _SendCommand(msgspec.Struct, gc=False):
-    """A request of SEND_MESSAGE_V2, header and extension fields read in one pass."""
+    """A SEND_MESSAGE_V2 request: header and extension fields, decoded in one pass."""
 
     fields: _SendFields = msgspec.field(name="extFields")
     opaque: Int32 = 0
@@ -104,33 +104,38 @@ _decode_send = msgspec.json.Decoder(_SendCommand, strict=False).decode
 
 
 class _NotPlainError(Exception):
-    """A message that the fast way leaves to the general one."""
+    """A message that the fast path leaves to the general one."""
 
 
-# Errors that make ``send_ready`` fall back to the general path, which answers or closes.
+# Errors on which ``send_ready`` falls back to the general path, which answers or closes.
 _NOT_PLAIN = (_NotPlainError, KeyError, msgspec.MsgspecError, UnicodeError, RecursionError)
 
 
-class _Target(NamedTuple):
-    """A queue that may be written to, with what its topic adds to each record."""
+class _SendTarget(NamedTuple):
+    """A queue that a producer may write to.
+
+    sys_flag: bits that its topic adds to each record. makes_demand: whether every message to the
+    topic does; such a target is not kept, and ``send_ready`` never finds it.
+    """
 
     queue: StoreQueue
     sys_flag: int
+    makes_demand: bool
 
 
-# Queue id, UNIQ_KEY (letters and digits, or it would have to be escaped), opaque.
+# Queue id, UNIQ_KEY (only letters and digits, since it is not escaped), opaque.
 _PlainAnswer = tuple[int, str, int]
-_NOT_SAFE_REMARK = "stored, but not known to be on disk"
-# Response code, and the field of the remark.
+_NOT_FLUSHED_REMARK = "stored, but not known to be on disk"
+# Response code, and the remark as a JSON field.
 _STORED = (0, "")
-_NOT_KNOWN_SAFE = (int(ResponseCode.FLUSH_DISK_TIMEOUT), f'"remark":"{_NOT_SAFE_REMARK}",')
-# Properties to store, ending with "", tags code, UNIQ_KEY, whether they ask for anything, and
-# whether the answer waits for the disk.
-_Read = tuple[list[str], int, str, bool, bool]
+_NOT_FLUSHED = (int(ResponseCode.FLUSH_DISK_TIMEOUT), f'"remark":"{_NOT_FLUSHED_REMARK}",')
+# Properties to store, ending with "", tags code, UNIQ_KEY, whether they make a demand, and whether
+# the answer waits for the disk.
+_ParsedProperties = tuple[list[str], int, str, bool, bool]
 
 
 class SendProcessor:
-    """Stores what producers send."""
+    """Stores the messages of producers."""
 
     def __init__(
         self,
@@ -150,23 +155,22 @@ class SendProcessor:
         self._directory = directory
         self._uniq_keys = uniq_keys
         self._demands = demands
-        self._noted = _NOTED | demands.properties
-        self._asking_flags = demands.sys_flags
-        self._asks_by_topic = demands.has_topics
+        self._known = _KNOWN | demands.properties
+        self._demand_flags = demands.sys_flags
         self._statistics = statistics
-        self._targets: dict[tuple[str, int], _Target] = {}
+        self._targets: dict[tuple[str, int], _SendTarget] = {}
         self._targets_change = -1
         self._tags_codes: dict[str, int] = {}
-        # What stood behind a UNIQ_KEY: as it is stored, and its tags code.
+        # Properties after the UNIQ_KEY -> their stored form and tags code.
         self._tails: dict[str, tuple[str, int]] = {}
-        # What the peer adds to every message that did not come in a batch.
-        self._added = (
+        # Like the peer, added to every message that is not part of a batch.
+        self._added_properties = (
             "MSG_REGION\x01DefaultRegion\x02TRACE_ON\x01true\x02"
             f"CLUSTER\x01{config.broker_cluster_name}\x02"
         )
 
     def register(self, registry: Registry) -> None:
-        """Serve the three ways of sending."""
+        """Route the three ways of sending."""
         registry.route(RequestCode.SEND_MESSAGE, self.send)
         registry.route(RequestCode.SEND_MESSAGE_V2, self.send_v2)
         registry.route(RequestCode.SEND_BATCH_MESSAGE, self.send_v2)
@@ -174,25 +178,25 @@ class SendProcessor:
         registry.route_ready(RequestCode.SEND_MESSAGE_V2, self.send_ready)
 
     def send_ready(self, channel: Channel, frames: list[Frame]) -> None:
-        """Store messages that came at once, one each; what is not plain is served one by one."""
+        """Store the sends of one ``recv`` together; those that are not plain are served singly."""
         messages: list[PlainMessage] = []
         answers: list[_PlainAnswer] = []
         plain: list[Frame] = []
         targets = self._current_targets()
-        asking_flags = self._asking_flags
+        demand_flags = self._demand_flags
         for frame in frames:
             try:
                 command = _decode_send(frame[1])
                 header = command.fields
-                queue, sys_flag = targets[header.topic, header.queue_id]
-                if command.flag or header.batch or header.sys_flag & asking_flags:
+                queue, sys_flag, _ = targets[header.topic, header.queue_id]
+                if command.flag or header.batch or header.sys_flag & demand_flags:
                     raise _NotPlainError
                 properties, code, uniq_key = self._plain_properties(header.properties)
                 body = frame[2]
                 if not body:
                     raise _NotPlainError
             except _NOT_PLAIN:
-                # Stored in the order in which they came.
+                # Keep the order of arrival.
                 self._store_plain(channel, plain, messages, answers)
                 self._serve_one(channel, frame)
                 messages, answers, plain = [], [], []
@@ -221,7 +225,7 @@ class SendProcessor:
         messages: list[PlainMessage],
         answers: list[_PlainAnswer],
     ) -> None:
-        """Store and answer; what the log has no room for goes the general way, which makes some."""
+        """Store and answer; messages that don't fit take the general path, which makes room."""
         while messages:
             places = self._write_path.append_each(messages, channel.host_bytes)
             stored = len(places)
@@ -237,10 +241,10 @@ class SendProcessor:
     def _answer_plain(
         self, channel: Channel, answers: list[_PlainAnswer], places: list[tuple[int, int]]
     ) -> None:
-        """Answer the first messages, those that have places; once those are confirmed."""
+        """Answer the stored messages, the first ``len(places)``, once they are confirmed."""
 
         def answer(is_flushed: bool) -> None:
-            outcome = _STORED if is_flushed else _NOT_KNOWN_SAFE
+            outcome = _STORED if is_flushed else _NOT_FLUSHED
             channel.write(_replies(self._store_host_hex, answers, places, outcome))
 
         if self._confirmation.is_immediate:
@@ -259,36 +263,40 @@ class SendProcessor:
         self._statistics.put(topic, count, body_bytes)
 
     def send(self, request: Request) -> Reply | None:
-        """SEND_MESSAGE: the long names."""
+        """SEND_MESSAGE, whose header has the long names."""
         return self._store_request(request, request.header(SendMessageHeader))
 
     def send_v2(self, request: Request) -> Reply | None:
-        """SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE; the field, not the code, tells which."""
+        """SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE; the ``batch`` field decides, not the code."""
         return self._store_request(request, request.header(SendMessageHeaderV2))
 
     def _store_request(self, request: Request, header: _SendHeader) -> Reply | None:
         target = self.target(request, header)
-        if header.sys_flag & self._asking_flags:
+        if header.sys_flag & self._demand_flags:
             self._demands.check_flags(header.topic, header.sys_flag)
         if not request.body:
             raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL,
-                f"a message to {header.topic} without a body: send one",
+                f"a message to {header.topic} has no body: send one",
             )
         try:
             if header.batch:
                 return self._store_batch(request, header, target)
             return self._store_one(request, header, target)
         except (StoreError, CorruptRecord) as error:
-            raise refusal(error, header.topic) from None
+            raise rejection(error, header.topic) from None
 
-    def _store_one(self, request: Request, header: _SendHeader, target: _Target) -> Reply | None:
-        properties, code, uniq_key, asks, waits = self._read_properties(header.properties or "")
+    def _store_one(
+        self, request: Request, header: _SendHeader, target: _SendTarget
+    ) -> Reply | None:
+        properties, code, uniq_key, has_demand, waits = self._parse_properties(
+            header.properties or ""
+        )
         queue = target.queue
-        sys_flag = header.sys_flag & _FROM_CLIENTS | target.sys_flag
-        if asks or sys_flag & self._asking_flags or self._asks_by_topic:
+        sys_flag = header.sys_flag & _CLIENT_FLAGS | target.sys_flag
+        if has_demand or sys_flag & self._demand_flags or target.makes_demand:
             message = _sent_message(header, queue, properties, code, sys_flag)
-            self._demands.serve(message)
+            self._demands.apply(message)
             queue = self._store.queue(message.topic, message.queue_id)
             properties, code, sys_flag = message.properties, message.tags_code, message.sys_flag
         queue_offset = queue.next_offset
@@ -304,11 +312,13 @@ class SendProcessor:
             header.reconsume_times or 0,
         )
         self._statistics.put(queue.topic, 1, len(request.body))
-        # As message.encode_offset_message_id writes it.
+        # The same as message.encode_offset_message_id.
         message_id = f"{self._store_host_hex}{physical_offset:016X}"
         return self._answer(request, target.queue, queue_offset, message_id, uniq_key, waits)
 
-    def _store_batch(self, request: Request, header: _SendHeader, target: _Target) -> Reply | None:
+    def _store_batch(
+        self, request: Request, header: _SendHeader, target: _SendTarget
+    ) -> Reply | None:
         if header.topic.startswith(RETRY_PREFIX):
             raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL,
@@ -316,19 +326,20 @@ class SendProcessor:
             )
         queue = target.queue
         properties = header.properties or ""
-        # Those of the request, not of its items, which nobody looks at: as the peer.
-        _, _, uniq_key, asks, waits = self._read_properties(properties)
-        if asks or header.sys_flag & self._asking_flags or self._asks_by_topic:
+        # Those of the request; ``check_items`` checks those of its items.
+        _, _, uniq_key, has_demand, waits = self._parse_properties(properties)
+        if has_demand or header.sys_flag & self._demand_flags or target.makes_demand:
             self._demands.check_block(
                 header.topic, queue.queue_id, [properties.encode()], header.sys_flag
             )
         queue_offset, physical_offsets = self._write_path.append_batch(
             queue,
             request.body,
-            header.sys_flag & _FROM_CLIENTS | target.sys_flag,
+            header.sys_flag & _CLIENT_FLAGS | target.sys_flag,
             header.born_timestamp,
             request.channel.host_bytes,
             header.reconsume_times or 0,
+            self._demands.check_items,
         )
         self._statistics.put(queue.topic, len(physical_offsets), len(request.body))
         message_ids = _message_ids(self._store_host_hex, physical_offsets)
@@ -353,10 +364,10 @@ class SendProcessor:
                 transaction_id=uniq_key,
             )
         )
-        return self.stored(request, reply) if waits else reply
+        return self.reply_confirmed(request, reply) if waits else reply
 
-    def stored(self, request: Request, reply: Reply) -> Reply | None:
-        """The answer once all that was appended is confirmed."""
+    def reply_confirmed(self, request: Request, reply: Reply) -> Reply | None:
+        """The reply, or None if it is sent later, once everything appended so far is confirmed."""
         if self._confirmation.is_immediate:
             return reply
         self._confirmation.when_confirmed(
@@ -367,67 +378,68 @@ class SendProcessor:
     # -- properties --------------------------------------------------------------------------------
 
     def _plain_properties(self, properties: str) -> tuple[bytes, int, str]:
-        """Properties to store, tags code and UNIQ_KEY, for the fast way.
+        """Properties to store, tags code and UNIQ_KEY, for the fast path.
 
-        What follows the UNIQ_KEY is mostly the same from message to message, so it is looked
-        through once; before it stands at most KEYS, as the peer's clients order them.
+        The properties after the UNIQ_KEY rarely differ from message to message, so they are
+        scanned once and cached. Only KEYS may precede it, as the peer's clients order them.
         """
         keys, _, rest = properties.partition("UNIQ_KEY\x01")
         uniq_key, _, tail = rest.partition("\x02")
-        known = self._tails.get(tail)
-        if known is None or not _is_plain_start(keys, uniq_key):
-            return self._learn_properties(properties, tail)
-        stored_tail, code = known
+        cached = self._tails.get(tail)
+        if cached is None or not _is_plain_start(keys, uniq_key):
+            return self._cache_properties(properties, tail)
+        stored_tail, code = cached
         return f"{keys}UNIQ_KEY\x01{uniq_key}\x02{stored_tail}".encode(), code, uniq_key
 
-    def _learn_properties(self, properties: str, tail: str) -> tuple[bytes, int, str]:
+    def _cache_properties(self, properties: str, tail: str) -> tuple[bytes, int, str]:
         try:
-            items, code, uniq_key, asks, waits = self._read_properties(properties)
+            items, code, uniq_key, has_demand, waits = self._parse_properties(properties)
             stored = self._stored_properties(items)
         except RequestError:
             raise _NotPlainError from None
         is_plain_key = uniq_key.isalnum() and uniq_key.isascii()
-        is_late = not waits and not self._confirmation.is_immediate
-        if asks or not is_plain_key or is_late:
+        # The fast path answers all messages of a call together, once confirmed.
+        answers_early = not waits and not self._confirmation.is_immediate
+        if has_demand or not is_plain_key or answers_early:
             raise _NotPlainError
         if "UNIQ_KEY" not in tail and len(tail) <= _TAIL_CHARS_MAX:
-            self._learn_tail(tail)
+            self._cache_tail(tail)
         return stored, code, uniq_key
 
-    def _learn_tail(self, tail: str) -> None:
+    def _cache_tail(self, tail: str) -> None:
         if len(self._tails) >= _TAILS_KEPT:
             self._tails.clear()
-        items, code, *_ = self._look_through(tail)
-        self._tails[tail] = "\x02".join(items) + self._added, code
+        items, code, *_ = self._scan_properties(tail)
+        self._tails[tail] = "\x02".join(items) + self._added_properties, code
 
-    def _read_properties(self, properties: str) -> _Read:
-        """What those of a message say, with a UNIQ_KEY if it has none. Raises RequestError.
+    def _parse_properties(self, properties: str) -> _ParsedProperties:
+        """The properties of a message, with a UNIQ_KEY added if missing. Raises RequestError.
 
-        They are looked through as text: most are none of the broker's business.
+        They are scanned as text, since the broker ignores most of them.
         """
         if len(properties) > PROPERTIES_BYTES_MAX:
             raise _too_large(len(properties))
-        items, code, uniq_key, asks, waits = self._look_through(properties)
+        items, code, uniq_key, has_demand, waits = self._scan_properties(properties)
         if not uniq_key:
             uniq_key = self._uniq_keys.next()
             items.insert(0, f"UNIQ_KEY\x01{uniq_key}")
-        return items, code, uniq_key, asks, waits
+        return items, code, uniq_key, has_demand, waits
 
     def _stored_properties(self, items: list[str]) -> bytes:
-        """As the log holds those of a message that came alone. Raises RequestError."""
-        stored = ("\x02".join(items) + self._added).encode()
+        """The properties of a single message as the log holds them. Raises RequestError."""
+        stored = ("\x02".join(items) + self._added_properties).encode()
         if len(stored) > PROPERTIES_BYTES_MAX:
             raise _too_large(len(stored))
         return stored
 
-    def _look_through(self, properties: str) -> _Read:
+    def _scan_properties(self, properties: str) -> _ParsedProperties:
         items = properties.split("\x02")
-        uniq_key, code, asks, waits = "", 0, False, True
+        uniq_key, code, has_demand, waits = "", 0, False, True
         dropped: list[str] = []
-        noted = self._noted
+        known = self._known
         for item in items:
             name, _, value = item.partition("\x01")
-            if name not in noted:
+            if name not in known:
                 continue
             if name == "UNIQ_KEY":
                 uniq_key = value
@@ -439,12 +451,12 @@ class SendProcessor:
             elif name in _DROPPED:
                 dropped.append(item)
             else:
-                asks |= is_asking(value)
+                has_demand |= makes_demand(value)
         for item in dropped:
             items.remove(item)
         if items[-1:] != [""]:
             items.append("")
-        return items, code, uniq_key, asks, waits
+        return items, code, uniq_key, has_demand, waits
 
     def _tags_code(self, tags: str) -> int:
         code = self._tags_codes.get(tags)
@@ -458,25 +470,22 @@ class SendProcessor:
 
     # -- targets -----------------------------------------------------------------------------------
 
-    def _current_targets(self) -> dict[tuple[str, int], _Target]:
+    def _current_targets(self) -> dict[tuple[str, int], _SendTarget]:
         if self._targets_change != self._topics.change_count:
             self._targets.clear()
             self._targets_change = self._topics.change_count
         return self._targets
 
-    def target(self, request: Request, header: _SendHeader | BulkSendHeader) -> _Target:
-        """The queue that a producer writes to; its topic is made if that may be.
-
-        Raises RequestError.
-        """
+    def target(self, request: Request, header: _SendHeader | BulkSendHeader) -> _SendTarget:
+        """The queue of a send; creates the topic if that is allowed. Raises RequestError."""
         target = self._current_targets().get((header.topic, header.queue_id))
         if target is None:
             target = self._find_target(request, header)
-            if header.queue_id >= 0 and not self._demands.is_of_topic(header.topic):
+            if header.queue_id >= 0 and not target.makes_demand:
                 self._targets[header.topic, header.queue_id] = target
         return target
 
-    def _find_target(self, request: Request, header: _SendHeader | BulkSendHeader) -> _Target:
+    def _find_target(self, request: Request, header: _SendHeader | BulkSendHeader) -> _SendTarget:
         topic = self._topics.create_on_send(
             header.topic,
             header.default_topic,
@@ -486,7 +495,8 @@ class SendProcessor:
         place = self._directory.serve(topic.topic_name, header.queue_id, Use.SEND)
         assert place.queue is not None
         sys_flag = MULTI_TAGS if topic.topic_filter_type == "MULTI_TAG" else 0
-        return _Target(place.queue, sys_flag)
+        makes_demand = self._demands.matches_topic(topic.topic_name)
+        return _SendTarget(place.queue, sys_flag, makes_demand)
 
 
 def _sent_message(
@@ -503,19 +513,19 @@ def _sent_message(
     )
 
 
-def refusal(error: StoreError | CorruptRecord, topic: str) -> RequestError:
-    """What a producer is told when the store has not taken its messages."""
+def rejection(error: StoreError | CorruptRecord, topic: str) -> RequestError:
+    """The error for a producer whose messages the store rejected."""
     if isinstance(error, CorruptRecord):
         return RequestError(
             ResponseCode.MESSAGE_ILLEGAL,
             f"the batch to {topic} is torn at byte {error.position}: {error.reason}; "
             "nothing of it was stored, send whole messages",
         )
-    return RequestError(_REFUSALS.get(type(error), ResponseCode.SYSTEM_ERROR), str(error))
+    return RequestError(_RESPONSE_CODES.get(type(error), ResponseCode.SYSTEM_ERROR), str(error))
 
 
 class _FlushedReply:
-    """An answer that waits for the disk."""
+    """A reply that waits for the disk."""
 
     __slots__ = ("_reply", "_request")
 
@@ -526,7 +536,7 @@ class _FlushedReply:
     def answer(self, is_flushed: bool) -> None:
         if not is_flushed:
             self._reply.code = ResponseCode.FLUSH_DISK_TIMEOUT
-            self._reply.remark = _NOT_SAFE_REMARK
+            self._reply.remark = _NOT_FLUSHED_REMARK
         self._request.reply(self._reply)
 
 
@@ -537,7 +547,7 @@ def _message_ids(store_host_hex: str, physical_offsets: Array) -> str:
 
 
 def _is_plain_start(keys: str, uniq_key: str) -> bool:
-    """Whether before the UNIQ_KEY is nothing but KEYS, and it can stand in a reply as it is."""
+    """Whether only KEYS precede the UNIQ_KEY, and a reply can contain the UNIQ_KEY unescaped."""
     return (not keys or (keys.startswith("KEYS\x01") and keys.find("\x02") == len(keys) - 1)) and (
         uniq_key.isalnum() and uniq_key.isascii()
     )
@@ -549,7 +559,7 @@ def _replies(
     places: list[tuple[int, int]],
     outcome: tuple[int, str],
 ) -> bytes:
-    """The answers to sends, as the general encoder would write them, in one piece."""
+    """The replies to sends as one buffer, each as the general encoder would write it."""
     code, remark = outcome
     parts: list[str] = []
     for (queue_id, uniq_key, opaque), (physical_offset, queue_offset) in zip(
@@ -574,13 +584,13 @@ def _prefix(header_bytes: int) -> str:
     return PREFIX.pack(header_bytes + LENGTH_BYTES, header_bytes).decode("latin-1")
 
 
-# By header length; only an absurd UNIQ_KEY makes a header longer.
+# By header length; only an absurdly long UNIQ_KEY exceeds it.
 _PREFIXES = [_prefix(header_bytes) for header_bytes in range(1024)]
 
 
 def _too_large(properties_bytes: int) -> RequestError:
     return RequestError(
         ResponseCode.MESSAGE_ILLEGAL,
-        f"properties of {properties_bytes} bytes: {PROPERTIES_BYTES_MAX} is the most, put what is "
-        "larger into the body",
+        f"properties of {properties_bytes} bytes exceed the maximum of {PROPERTIES_BYTES_MAX}: put "
+        "large values into the body",
     )

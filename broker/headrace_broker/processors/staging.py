@@ -1,4 +1,4 @@
-"""Staged writes: whole records kept aside until their batch is decided.
+"""Requests of staged writes: whole records kept aside until their micro-batch is decided.
 
 Source: docs/protocol.md "Staged writes".
 """
@@ -9,7 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from headrace_broker.host_budget import Host
-from headrace_broker.processors.send import refusal
+from headrace_broker.processors.send import rejection
 from headrace_broker.store.errors import RecordTooLarge
 from headrace_broker.store.log.commit_log import BLANK_BYTES
 from headrace_protocol.bounds import check_items, check_marks
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class StagingProcessor:
-    """Serves the requests of staged writes."""
+    """Serves staged writes."""
 
     def __init__(self, store: MessageStore, bulk: BulkProcessor, staging: Staging) -> None:
         self._store = store
@@ -45,7 +45,7 @@ class StagingProcessor:
         self._staging = staging
 
     def register(self, registry: Registry) -> None:
-        """Serve all of them."""
+        """Route the requests of staged writes."""
         registry.route(RequestCode.STAGE_SEND, self.send)
         registry.route(RequestCode.STAGE_SEAL, self.seal)
         registry.route(RequestCode.STAGE_STATE, self.state)
@@ -55,7 +55,7 @@ class StagingProcessor:
         registry.route(RequestCode.STAGE_FORGET, self.forget)
 
     def send(self, request: Request) -> Reply:
-        """Keep a block that BULK_SEND would store."""
+        """Keep a block that BULK_SEND would store at once."""
         header = request.header(StageSendHeader)
         records, sys_flag = self._bulk.check(request, header)
         self._check_fits(records, header.topic)
@@ -63,17 +63,17 @@ class StagingProcessor:
         return Reply()
 
     def _check_fits(self, records: EncodedRecords, topic: str) -> None:
-        """That the log will take them: once their batch is decided there is no way back."""
+        """Reject records that the log can't take, since a decided batch must be appended."""
         settings = self._store.settings
         for part, part_bytes, bytes_max in (
             ("body", records.body_bytes_max, settings.body_bytes_max),
             ("block", records.total_bytes, settings.commit_log_file_bytes - BLANK_BYTES),
         ):
             if part_bytes > bytes_max:
-                raise refusal(RecordTooLarge(part, part_bytes, bytes_max), topic)
+                raise rejection(RecordTooLarge(part, part_bytes, bytes_max), topic)
 
     def seal(self, request: Request) -> Reply:
-        """Answer when an attempt is on disk."""
+        """Answer once an attempt is on disk."""
         attempt = self._staging.seal(request.header(StageSealHeader))
         return Reply(
             StageSealResponseHeader(
@@ -82,7 +82,7 @@ class StagingProcessor:
         )
 
     def state(self, request: Request) -> Reply:
-        """Where a query stands, with the decision that is held."""
+        """The state of a query, with the decision that holds."""
         state = self._staging.state(request.header(StageQueryHeader).query_id)
         header = StageStateResponseHeader(
             broker_name=self._staging.broker_name, applied_batch_id=state.applied_batch_id
@@ -90,7 +90,7 @@ class StagingProcessor:
         return Reply(header, (state.decision.encode(),) if state.decision else ())
 
     def decide(self, request: Request) -> Reply:
-        """Hold a decision, unless there is one; answer with that which holds."""
+        """Adopt a decision unless another one holds; answer with the one that holds."""
         header = request.header(StageDecideHeader)
         check_marks("attempts of a decision", request.body, b",", 3)
         decision = Decision.decode(request.body)
@@ -101,15 +101,15 @@ class StagingProcessor:
         return Reply(None, (held.encode(),))
 
     def commit(self, request: Request) -> LongWork:
-        """Answer when a decided batch is in the log and on disk."""
+        """Answer once a decided batch is in the log and on disk."""
         header, held_bytes = request.header(StageCommitHeader), request.held_bytes
 
-        def then(problem: Exception | None) -> None:
+        def on_done(problem: Exception | None) -> None:
             request.channel.charge(-held_bytes)
             request.reply(_committed() if problem is None else _stopped(problem))
 
         is_done = yield from self._staging.commit(
-            header.query_id, header.batch_id, header.decision_id, then
+            header.query_id, header.batch_id, header.decision_id, on_done
         )
         if is_done:
             return _committed(already_done=True)
@@ -117,7 +117,7 @@ class StagingProcessor:
         return None
 
     def abort(self, request: Request) -> LongWork:
-        """Remove attempts that no decision names."""
+        """Remove attempts, except those that the pending decision names."""
         header = request.header(StageAbortHeader)
         check_marks("attempts to abort", request.body, b",", 1)
         names = decode_names(request.body)
@@ -126,7 +126,7 @@ class StagingProcessor:
         return Reply()
 
     def forget(self, request: Request) -> Reply:
-        """Remove what is known of a query."""
+        """Remove the state of a query."""
         self._staging.forget(request.header(StageQueryHeader).query_id)
         return Reply()
 
@@ -136,5 +136,5 @@ def _committed(*, already_done: bool = False) -> Reply:
 
 
 def _stopped(problem: Exception) -> Reply:
-    remark = f"the batch is decided and will be completed, but not now: {problem}"
+    remark = f"the batch is decided, but can't be completed now: {problem}; commit it again"
     return Reply(code=ResponseCode.SERVICE_NOT_AVAILABLE, remark=remark)

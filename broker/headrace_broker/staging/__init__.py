@@ -1,1 +1,1 @@
-"""Writes kept aside until their batch is decided, then appended once: docs/protocol.md."""
+"""Writes kept aside until their micro-batch is decided, then appended once: docs/protocol.md."""

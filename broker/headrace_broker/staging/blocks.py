@@ -1,4 +1,4 @@
-"""Files of staged blocks, one for each attempt. Source: docs/store-format.md "staged"."""
+"""Files of staged blocks, one per attempt. Source: docs/store-format.md "staged"."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 _MAGIC = b"HRSB"
 _START = struct.Struct(">4sI")
-# Bytes of the body, queue id, records, sysFlag that the topic adds, bytes of the topic.
+# Body bytes, queue id, record count, sysFlag that the topic adds, topic bytes.
 _FIELDS = struct.Struct(">IIIIH")
-# No request is larger.
+# Requests are not larger.
 _BODY_BYTES_MAX = 16 * 1024 * 1024
 
 
 class CorruptStage(StoreError):
-    """A staged file does not hold whole blocks."""
+    """A staged file has a damaged or incomplete block."""
 
     def __init__(self, path: Path, position: int, reason: str) -> None:
         super().__init__(
@@ -41,7 +41,7 @@ class CorruptStage(StoreError):
 
 
 class StagedBlock(NamedTuple):
-    """Records of one queue as BULK_SEND's body has them, checked when they were staged."""
+    """Records of one queue, laid out as in the body of BULK_SEND; checked when they were staged."""
 
     topic: str
     queue_id: int
@@ -50,14 +50,14 @@ class StagedBlock(NamedTuple):
     body: Buffer
 
     def head(self) -> bytes:
-        """What stands before the body in the file."""
+        """The bytes before the body in the file."""
         topic = self.topic.encode()
         numbers = (len(self.body), self.queue_id, self.record_count, self.sys_flag, len(topic))
         fields = _FIELDS.pack(*numbers) + topic
         return _START.pack(_MAGIC, crc32(self.body, crc32(fields))) + fields
 
     def without(self, count: int) -> StagedBlock:
-        """The block without its first ``count`` records, which are fewer than it has."""
+        """The block without its first ``count`` records; it must have more than that."""
         if not count:
             return self
         sizes = np.frombuffer(self.body, SIZE_DTYPE, self.record_count)
@@ -67,7 +67,7 @@ class StagedBlock(NamedTuple):
 
 
 def read_blocks(path: Path) -> Iterator[StagedBlock]:
-    """The blocks of a file in order. Raises OSError, CorruptStage where no whole block lies."""
+    """The blocks of a file in order. Raises OSError, CorruptStage at the first damaged block."""
     with path.open("rb") as file:
         position = 0
         while start := file.read(_START.size):
@@ -82,10 +82,10 @@ def _read_block(file: BufferedIOBase, start: bytes, path: Path, position: int) -
         raise CorruptStage(path, position, "it ends within a block's head")
     magic, crc = _START.unpack(start)
     if magic != _MAGIC:
-        raise CorruptStage(path, position, f"{magic.hex()} is no block's beginning")
+        raise CorruptStage(path, position, f"{magic.hex()} does not begin a block")
     body_bytes, queue_id, record_count, sys_flag, topic_bytes = _FIELDS.unpack(fields)
     if body_bytes > _BODY_BYTES_MAX:
-        raise CorruptStage(path, position, f"a body of {body_bytes} bytes can't be")
+        raise CorruptStage(path, position, f"a body of {body_bytes} bytes is impossible")
     topic = file.read(topic_bytes)
     body = bytearray(body_bytes)
     if len(topic) < topic_bytes or file.readinto(body) < body_bytes:
@@ -98,8 +98,8 @@ def _read_block(file: BufferedIOBase, start: bytes, path: Path, position: int) -
 class StagedRecords(EncodedRecords):
     """A staged block on its way into the log; each of its records carries ``tag``.
 
-    The tag stands where a commit of a transaction says where its message was prepared, which
-    nobody reads of an ordinary message. A start after a crash counts the records that have it.
+    The tag takes the field for the offset of a transaction's half message, which no reader of an
+    ordinary message uses. After a crash, the broker counts the records that have the tag.
     """
 
     def __init__(self, queue: StoreQueue, block: StagedBlock, tag: int) -> None:
@@ -108,4 +108,4 @@ class StagedRecords(EncodedRecords):
         self._fill("prepared_transaction_offset", tag)
 
     def _check(self) -> None:
-        """Nothing: what came out of the file is what was checked before it went in."""
+        """Nothing: the records were checked when they were staged, and the file has a checksum."""

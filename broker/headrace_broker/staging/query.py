@@ -1,10 +1,10 @@
-"""One query's staged attempts and state at this broker: files and what is known of them.
+"""The staged attempts and the state of one query at this broker, in memory and on disk.
 
-A query is settled until a decision is taken. The decision is held once it is on disk, may be
-replaced until it is begun, and is applied until its last record is in the log or something stops
-it. A query whose state is damaged refuses everything.
+A query is settled until it gets a decision. The decision holds once it is on disk, may be replaced
+until applying begins, and is then applied until its last record is in the log or an error stops
+it. A query whose state is damaged rejects every request.
 
-Nothing here awaits. What waits for the disk is a method that any thread may call.
+Nothing here awaits. Methods that wait for the disk may be called from any thread.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ if TYPE_CHECKING:
     from headrace_protocol.staging import Decision, StagedAttempt
 
 BLOCKS_SUFFIX = ".blocks"
-# Given up, and to be removed by a thread.
+# Discarded; a thread removes the file.
 VOID_SUFFIX = ".void"
 
 
 class Phase(Enum):
-    """How far a query is with its newest decision."""
+    """Progress of a query with its newest decision."""
 
-    SETTLED = auto()  # there is none, or all its records are in the log
+    SETTLED = auto()  # no decision, or all its records are in the log
     DECIDING = auto()  # not on disk yet
-    REPLACING = auto()  # not on disk yet, but the one that it replaces is
+    REPLACING = auto()  # not on disk yet, unlike the decision that it replaces
     DECIDED = auto()
     APPLYING = auto()
     DAMAGED = auto()
 
 
 class Event(Enum):
-    """What takes a query from one phase to another."""
+    """A transition of a query from one phase to another."""
 
-    FIND = auto()  # a decision on disk, at the start
+    FIND = auto()  # a pending decision on disk, at the start
     DAMAGE = auto()
     DECIDE = auto()
     SAVE = auto()
-    REVERT = auto()  # to the decision on disk, as the new one could not be saved
+    REVERT = auto()  # to the decision on disk, since saving the new one failed
     APPLY = auto()
     STOP = auto()
     FINISH = auto()
 
 
-# A pair that is missing is a fault of ours.
+# A missing pair is a bug.
 NEXT_PHASE: Final[Mapping[tuple[Phase, Event], Phase]] = {
     (Phase.SETTLED, Event.FIND): Phase.DECIDED,
     (Phase.SETTLED, Event.DAMAGE): Phase.DAMAGED,
@@ -75,9 +75,10 @@ _UNSAVED: Final = frozenset((Phase.DECIDING, Phase.REPLACING))
 
 
 class Attempt:
-    """A file of blocks and how far it is written.
+    """A file of blocks, with its write position.
 
-    flushed_bytes: how much of it is on disk, or on its way. is_on_disk: all, and its name.
+    flushed_bytes: bytes that are on disk, or being flushed.
+    is_on_disk: whether the whole file and its name are.
     """
 
     __slots__ = (
@@ -95,7 +96,7 @@ class Attempt:
         self.is_on_disk = False
 
     def append(self, block: StagedBlock, files: Files) -> None:
-        """Write a block behind those that are there. Raises OSError; then it is as before."""
+        """Append a block. Raises OSError, and then changes nothing."""
         descriptor = files.open(self.path, os.O_WRONLY | os.O_CREAT)
         try:
             head = block.head()
@@ -107,7 +108,7 @@ class Attempt:
         self.is_on_disk = False
 
     def recover(self, files: Files) -> None:
-        """Find out what a broker wrote before it was killed; a torn end is cut. Raises OSError."""
+        """Count the blocks that a killed broker wrote, and cut a torn one off. Raises OSError."""
         with suppress(CorruptStage):
             for block in read_blocks(self.path):
                 self._count(block, self.file_bytes + len(block.head()) + len(block.body))
@@ -123,7 +124,7 @@ class Attempt:
         self.file_bytes = end
 
     def flush(self, files: Files) -> None:
-        """Bring what is written to disk. Raises OSError, also when it was given up."""
+        """Flush what is written. Raises OSError, also if the attempt was discarded."""
         descriptor = files.open(self.path, os.O_WRONLY)
         try:
             files.fdatasync(descriptor)
@@ -131,27 +132,27 @@ class Attempt:
             files.close(descriptor)
 
     def sync(self, files: Files) -> None:
-        """Bring it to disk with its name. Raises OSError."""
+        """Flush the file and its name. Raises OSError."""
         self.flush(files)
         files.fsync_directory(self.path.parent)
         self.is_on_disk = True
 
 
 class Query:
-    """A query's folder.
+    """A query and its folder.
 
-    state: as it was decided; on disk when ``is_saved``.
+    state: includes the newest decision; on disk if ``is_saved``.
     problem: why the state is unknown in phase DAMAGED.
-    applied_records: how many records of the undone decision are in the log; a count, not a phase:
-    it stays when applying stops, and a decision that is begun is never replaced.
-    failure: error of a thread that worked for a request, reported to the next one; it may happen
+    applied_records: number of records of the pending decision in the log. It is a count and not a
+    phase: it stays when applying stops, and from the first record on the decision is final.
+    failure: error of a thread that worked for a request, raised in the next request. It may happen
     in any phase, for a block as well as for a decision.
     """
 
     def __init__(
         self, folder: Path, files: Files, on_void: Callable[[Query, int, str], None]
     ) -> None:
-        """on_void: called with the batch id and name of each attempt that is voided."""
+        """on_void: called with the query, batch id and name of each attempt that is discarded."""
         self.folder = folder
         self._on_void = on_void
         self.state = QueryState()
@@ -160,18 +161,18 @@ class Query:
         self.problem: Exception | None = None
         self.failure: OSError | None = None
         self.attempts: dict[tuple[int, str], Attempt] = {}
-        # Each is called with how applying ended: None, or why it stopped.
+        # Called when applying ends, with None or the error that stopped it.
         self.waiters: list[Callable[[Exception | None], None]] = []
         self._files = files
         self._saved = self.state
-        self._turn = threading.Lock()
-        self._is_folder_safe = False
+        self._lock = threading.Lock()
+        self._is_folder_on_disk = False
         self._named_by: Decision | None = None
         self._named: frozenset[str] = frozenset()
 
     @property
     def is_idle(self) -> bool:
-        """Whether it holds no state."""
+        """Whether the query has no state worth keeping."""
         is_undecided = self.phase is Phase.SETTLED and self.state == QueryState()
         return is_undecided and not (self.attempts or self.failure)
 
@@ -181,29 +182,29 @@ class Query:
         return self.phase not in _UNSAVED
 
     def apply(self, event: Event) -> None:
-        """Enter the phase that ``event`` leads to; KeyError if it can't happen in this one."""
+        """Enter the next phase. Raises KeyError if ``event`` can't happen in this one."""
         self.phase = NEXT_PHASE[self.phase, event]
 
     def load(self) -> None:
-        """Read the state, before anything else. Raises OSError."""
+        """Read the state; must be called first. Raises OSError."""
         try:
             self.state = self._saved = state_file.load(self.folder)
         except StoreFormatError as error:
             self.problem = error
             self.apply(Event.DAMAGE)
             return
-        if self.state.undone:
+        if self.state.pending:
             self.apply(Event.FIND)
 
     def decide(self, state: QueryState) -> None:
-        """Take on a state with another undone decision, which ``save`` brings to disk."""
+        """Adopt a state with another pending decision; ``save`` brings it to disk."""
         self.apply(Event.DECIDE)
         self.state = state
 
     def save(self) -> None:
-        """Bring the state to disk; it is the one before if that fails. Raises OSError."""
-        with self._turn:
-            if self.is_saved:  # another thread was faster
+        """Bring the state to disk. Raises OSError, and then reverts to the state on disk."""
+        with self._lock:
+            if self.is_saved:  # another thread saved it first
                 return
             try:
                 self.write(self.state)
@@ -220,47 +221,47 @@ class Query:
         state_file.save(self.folder, state, self._files)
 
     def finish(self, state: QueryState) -> None:
-        """Take on a state that is on disk and has nothing undone."""
+        """Adopt a state that is on disk and has no pending decision."""
         self.apply(Event.FINISH)
         self.state = self._saved = state
         self.applied_records = 0
 
     def sync_folder(self) -> None:
-        """Make the folder and bring its name to disk, once. Raises OSError."""
-        if not self._is_folder_safe:
+        """Create the folder and bring its name to disk, once. Raises OSError."""
+        if not self._is_folder_on_disk:
             make_private(self.folder)
             for parent in (self.folder.parent, self.folder.parent.parent):
                 self._files.fsync_directory(parent)
-            self._is_folder_safe = True
+            self._is_folder_on_disk = True
 
     # -- attempts ----------------------------------------------------------------------------------
 
     def path(self, batch_id: int, attempt: str) -> Path:
-        """Where an attempt's blocks are."""
+        """The file of an attempt's blocks."""
         return self.folder / f"{batch_id}.{attempt}{BLOCKS_SUFFIX}"
 
     def recover_attempt(self, batch_id: int, attempt: str) -> None:
-        """Take up what an attempt wrote to a broker that was killed. Raises OSError."""
-        # Two requests may ask for it at once, and the second must not cut what the first wrote.
-        with self._turn:
+        """Restore an attempt whose blocks were written before a crash. Raises OSError."""
+        # Two requests may need it at once; the second must not cut what the first has written.
+        with self._lock:
             if (batch_id, attempt) not in self.attempts:
                 recovered = Attempt(self.path(batch_id, attempt))
                 recovered.recover(self._files)
                 self.attempts[batch_id, attempt] = recovered
 
     def is_complete(self, batch_id: int, staged: StagedAttempt) -> bool:
-        """Whether an attempt is here as it was sealed."""
+        """Whether the file of an attempt is as long as when it was sealed."""
         try:
-            # A decision may name thousands, and making a Path takes longer than the stat.
+            # A decision may name thousands, and creating a Path takes longer than the stat.
             status = os.stat(f"{self.folder}/{batch_id}.{staged.attempt}{BLOCKS_SUFFIX}")  # noqa: PTH116
         except FileNotFoundError:
             return False
         return status.st_size == staged.file_bytes
 
     def void(self, paths: Iterable[Path]) -> bool:
-        """Take files out of the game at once; whether there were any.
+        """Discard files by renaming them; return whether there were any.
 
-        ``remove_void`` gives their room back. Those that the undone decision names stay.
+        ``remove_void`` frees their space later. Files named by the pending decision stay.
         """
         to_void = [path for path in paths if not self._is_named(path) and path.exists()]
         for path in to_void:
@@ -269,29 +270,29 @@ class Query:
         return bool(to_void)
 
     def _is_named(self, path: Path) -> bool:
-        undone = self.state.undone
-        if undone is None:
+        pending = self.state.pending
+        if pending is None:
             return False
-        if self._named_by is not undone:
-            parts = undone.attempts.values()
+        if self._named_by is not pending:
+            parts = pending.attempts.values()
             self._named = frozenset(staged.attempt for part in parts for staged in part)
-            self._named_by = undone
+            self._named_by = pending
         batch_id, name = _batch_and_attempt(path)
-        return batch_id == undone.batch_id and name in self._named
+        return batch_id == pending.batch_id and name in self._named
 
     def paths_up_to(self, batch_id: int) -> list[Path]:
-        """Files of attempts of this batch and those before it. Raises OSError."""
+        """Files of attempts for this batch and earlier ones. Raises OSError."""
         paths = self.folder.glob(f"*{BLOCKS_SUFFIX}")
         return [path for path in paths if _batch_and_attempt(path)[0] <= batch_id]
 
     def remove_void(self) -> None:
-        """Remove what was given up. Raises OSError."""
+        """Remove discarded files. Raises OSError."""
         for path in self.folder.glob(f"*{VOID_SUFFIX}"):
-            with suppress(FileNotFoundError):  # another thread was faster
+            with suppress(FileNotFoundError):  # another thread removed it first
                 self._files.unlink(path)
 
     def forget(self) -> None:
-        """Remove the state, and the folder unless an attempt is there. Raises OSError."""
+        """Remove the state, and the folder unless it has attempts. Raises OSError."""
         (self.folder / state_file.NAME).unlink(missing_ok=True)
         self.remove_folder()
 
@@ -299,7 +300,7 @@ class Query:
         """Remove the folder if it is empty."""
         with suppress(OSError):
             self.folder.rmdir()
-            self._is_folder_safe = False
+            self._is_folder_on_disk = False
 
 
 def _batch_and_attempt(path: Path) -> tuple[int, str]:

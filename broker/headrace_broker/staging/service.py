@@ -1,7 +1,8 @@
-"""Staged writes: blocks are kept aside until their batch is decided, then appended exactly once.
+"""Staged writes: blocks kept aside until their micro-batch is decided, then appended exactly once.
 
-What is asked is answered on the loop; what waits for the disk raises NotReady with a function for
-a thread and is asked again after it. Decided batches are applied by ``run``, one after the other.
+"Batch" in this folder is a micro-batch. Requests are served on the loop; one that must wait for the
+disk raises NotReady with the work for a thread, and is served again afterwards. ``run`` applies
+decided batches one after the other.
 Source: docs/protocol.md "Staged writes".
 """
 
@@ -47,14 +48,14 @@ log = structlog.get_logger("headrace.broker")
 
 FOLDER = "staged"
 STAGED_WRITES: Final = Lane("staged writes", threads=4, outlives_client=True)
-_EXPIRE_LOOK_S = 60.0
-# What is on its way to the disk while more comes need not be waited for at the end.
+_EXPIRY_INTERVAL_S = 60.0
+# Flushed while more blocks arrive, so that the seal has less to wait for.
 _FLUSH_BYTES = 16 * 1024 * 1024
 # A hop to a thread costs about as much as a block.
 _BLOCKS_AT_ONCE = 4
 # Renames per slice, half a millisecond.
 _VOIDED_AT_ONCE = 32
-# Memory of one of each. Measured by tests/abuse/test_kept_memory.py.
+# Memory of each, measured by tests/abuse/test_kept_memory.py.
 _QUERY_BYTES = 4096
 _ATTEMPT_BYTES = 2048
 _DECIDED_BYTES = 512
@@ -65,9 +66,9 @@ _INT = struct.Struct(">i")
 
 
 class Staging:
-    """All queries' staged writes at one broker.
+    """The staged writes of all queries at one broker.
 
-    on_stored: told of what was appended: topic, messages, bytes of their bodies.
+    on_stored: called after an append with the topic, message count and body bytes.
     """
 
     def __init__(
@@ -79,10 +80,10 @@ class Staging:
         budget: HostBudget | None = None,
         start_soon: StartSoon = trio.Nursery.start_soon,
     ) -> None:
-        """Touches nothing on disk.
+        """Does not touch the disk.
 
-        reserved_ms: age at which what nobody decided on is removed.
-        start_soon: starts a loop; each of them can restart after an error.
+        reserved_ms: age at which attempts without a decision are removed.
+        start_soon: starts a loop; each of the loops can restart after an error.
         """
         self._budget = budget or HostBudget()
         self.broker_name = broker_name
@@ -92,41 +93,41 @@ class Staging:
         self._reserved_ms = reserved_ms
         self._on_stored = on_stored
         self._queries: dict[str, Query] = {}
-        self._jobs: deque[Query] = deque()
-        self._asked = trio.Event()
+        self._to_apply: deque[Query] = deque()
+        self._apply_requested = trio.Event()
         self._to_flush: deque[tuple[Query, Attempt]] = deque()
-        self._flush_asked = trio.Event()
+        self._flush_requested = trio.Event()
         self._start_soon = start_soon
 
     # -- start -------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Read where each query stands, after the store was loaded; before anything is appended.
+        """Read the state of each query, after the store is loaded and before anything is appended.
 
-        A batch that a killed broker had begun to apply goes on once ``run`` does. Raises OSError.
+        ``run`` resumes a batch that a killed broker had begun to apply. Raises OSError.
         """
         for folder in sorted(self._root.glob("*")):
             query = self._queries[folder.name] = self._new(folder.name)
             query.load()
             if query.phase is Phase.DAMAGED:
-                log.error("staged writes of a query are refused", reason=str(query.problem))
+                log.error("rejecting the staged writes of a query", reason=str(query.problem))
             else:
-                self._take_up(query)
+                self._recover(query)
 
-    def _take_up(self, query: Query) -> None:
+    def _recover(self, query: Query) -> None:
         query.remove_void()
-        if query.state.undone is None:
+        if query.state.pending is None:
             return
-        self._lower_start(query)
+        self._lower_from_offset(query)
         query.applied_records = count_tagged(
             self._store.commit_log, query.state.tag, query.state.from_offset
         )
         if query.applied_records:
-            log.info("going on with a staged batch", query=query.folder.name)
+            log.info("resuming a staged batch", query=query.folder.name)
             self._start_applying(query)
 
-    def _lower_start(self, query: Query) -> None:
-        # A power cut took the end of the log: the next records begin before the noted place.
+    def _lower_from_offset(self, query: Query) -> None:
+        # After a power cut took the end of the log, new records may lie before from_offset.
         log_end = self._store.commit_log.max_offset
         if query.state.from_offset > log_end:
             state = query.state
@@ -136,13 +137,13 @@ class Staging:
     # -- staging -----------------------------------------------------------------------------------
 
     def stage(self, header: StageSendHeader, body: Buffer, sys_flag: int, host: Host) -> None:
-        """Keep a block, which was checked; nothing if it is there already. Raises RequestError."""
+        """Keep a checked block; ignore one that is there already. Raises RequestError."""
         query = self._query(header.query_id)
         attempt = self._attempt(query, header) or self._begin(query, header, host)
         if header.block_number < attempt.block_count:
-            return  # sent again: the answer was lost
+            return  # sent again because its answer was lost
         if header.block_number > attempt.block_count:
-            raise _refused(
+            raise _rejected(
                 f"block {header.block_number} of attempt {header.attempt}: this broker has "
                 f"{attempt.block_count} of them, so some were lost; begin another attempt"
             )
@@ -157,21 +158,21 @@ class Staging:
         if attempt.file_bytes - attempt.flushed_bytes >= _FLUSH_BYTES:
             attempt.flushed_bytes = attempt.file_bytes
             self._to_flush.append((query, attempt))
-            self._flush_asked.set()
+            self._flush_requested.set()
 
     def seal(self, header: StageSealHeader) -> Attempt:
-        """An attempt that is wholly on disk. Raises RequestError, NotReady."""
+        """An attempt that is completely on disk. Raises RequestError, NotReady."""
         query = self._query(header.query_id)
         attempt = self._attempt(query, header)
         if attempt is None:
             raise self._unknown_attempt(header.attempt)
         if attempt.block_count != header.block_count:
-            raise _refused(
+            raise _rejected(
                 f"attempt {header.attempt} has {attempt.block_count} blocks at this broker, not "
                 f"{header.block_count}; begin another attempt"
             )
         if not attempt.is_on_disk:
-            raise self._later(query, partial(self._sync, query, attempt))
+            raise self._in_thread(query, partial(self._sync, query, attempt))
         return attempt
 
     def _sync(self, query: Query, attempt: Attempt) -> None:
@@ -179,17 +180,17 @@ class Staging:
             query.sync_folder()
             attempt.sync(self._files)
         except OSError:
-            # Its pages may be gone, so trying again would prove nothing.
+            # Its pages may be gone, so a retry would prove nothing.
             query.void([attempt.path])
             raise
 
     def _attempt(self, query: Query, header: StageSendHeader | StageSealHeader) -> Attempt | None:
-        """A known attempt, else None. Raises NotReady."""
+        """An attempt, or None if it is unknown. Raises NotReady."""
         key = header.batch_id, header.attempt
         attempt = query.attempts.get(key)
         if attempt is None and query.path(*key).exists():
             self._queries[header.query_id] = query
-            raise self._later(query, partial(query.recover_attempt, *key))
+            raise self._in_thread(query, partial(query.recover_attempt, *key))
         return attempt
 
     def _begin(self, query: Query, header: StageSendHeader, host: Host) -> Attempt:
@@ -202,42 +203,42 @@ class Staging:
         return attempt
 
     def _unknown_attempt(self, name: str) -> RequestError:
-        return _refused(
-            f"attempt {name} is not known to broker {self.broker_name}: it was given up, or lost "
-            "with the machine; begin another attempt"
+        return _rejected(
+            f"attempt {name} is not known to broker {self.broker_name}: it was discarded, or "
+            "lost in a crash of the machine; begin another attempt"
         )
 
     # -- deciding ----------------------------------------------------------------------------------
 
     def state(self, query_id: str) -> QueryState:
-        """Where a query stands. Raises RequestError, NotReady."""
+        """The state of a query, once it is on disk. Raises RequestError, NotReady."""
         return self._saved(self._query(query_id)).state
 
     def decide(
         self, query_id: str, decision: Decision, replaces: str | None, host: Host
     ) -> Decision:
-        """The decision that holds, on disk: the first one for its batch, or of a later batch.
+        """The decision that holds, on disk: the first for its batch, or that of a later batch.
 
-        replaces: id of one that ``decision`` takes the place of. Raises RequestError, NotReady.
+        replaces: id of the decision that this one replaces. Raises RequestError, NotReady.
         """
         query = self._saved(self._query(query_id))
         held = query.state.decision
-        if held is None or _gives_way(query, held, decision, replaces):
+        if held is None or _may_replace(query, held, decision, replaces):
             self._check_complete(query, decision)
             self._register(query, host)
             self._budget.keep(host, ("decision", query_id), _decision_bytes(decision))
             applied = query.state.applied_batch_id
             tag = secrets.randbits(_TAG_BITS) + 1
             query.decide(QueryState(applied, decision, tag, self._store.commit_log.max_offset))
-            raise self._later(query, query.save)
+            raise self._in_thread(query, query.save)
         return held
 
     def _check_complete(self, query: Query, decision: Decision) -> None:
         for staged in decision.part(self.broker_name):
             if not query.is_complete(decision.batch_id, staged):
-                raise _refused(
+                raise _rejected(
                     f"attempt {staged.attempt} of batch {decision.batch_id} is not at broker "
-                    f"{self.broker_name} as it was sealed: it was given up, or expired; write "
+                    f"{self.broker_name} as it was sealed: it was discarded, or expired; write "
                     "the batch again"
                 )
 
@@ -246,58 +247,58 @@ class Staging:
         query_id: str,
         batch_id: int,
         decision_id: str,
-        then: Callable[[Exception | None], None],
+        on_done: Callable[[Exception | None], None],
     ) -> Generator[NotReady | None, None, bool]:
-        """Append what was decided; whether it was done before, else ``then`` is called.
+        """Append the decided records; return True if they were, else call ``on_done`` later.
 
-        then: with None once all is in the log and on disk, or with what stopped it: then a later
-        commit goes on. Raises RequestError.
+        on_done: called with None once everything is in the log and on disk, or with the error that
+        stopped it; a later commit then resumes. Raises RequestError.
         """
         query = self._query(query_id)
         while not query.is_saved:
-            yield self._later(query, query.save)
+            yield self._in_thread(query, query.save)
             query = self._query(query_id)
         if query.state.applied_batch_id >= batch_id:
             paths: list[Path] = []
             upto = query.state.applied_batch_id
-            yield self._later(query, lambda: paths.extend(query.paths_up_to(upto)))
+            yield self._in_thread(query, lambda: paths.extend(query.paths_up_to(upto)))
             yield from self._remove_sliced(query, paths)
             return True
         held = query.state.decision
         if held is None or (held.batch_id, held.decision_id) != (batch_id, decision_id):
-            raise _refused(
+            raise _rejected(
                 f"broker {self.broker_name} holds another decision for batch {batch_id} of query "
-                f"{query_id}: ask for its state and follow what was decided"
+                f"{query_id}: ask for its state and follow that decision"
             )
-        query.waiters.append(then)
+        query.waiters.append(on_done)
         self._start_applying(query)
         return False
 
     def abort(
         self, query_id: str, batch_id: int, attempts: Iterable[str]
     ) -> Generator[NotReady | None, None, None]:
-        """Remove attempts, except those that a decision names. Raises RequestError."""
+        """Remove attempts, except those that the pending decision names. Raises RequestError."""
         query = self._query(query_id)
         yield from self._remove_sliced(query, (query.path(batch_id, name) for name in attempts))
 
     def _remove_sliced(
         self, query: Query, paths: Iterable[Path]
     ) -> Generator[NotReady | None, None, None]:
-        is_any = False
+        has_voided = False
         remaining = iter(paths)
         while some := list(islice(remaining, _VOIDED_AT_ONCE)):
-            is_any |= query.void(some)
+            has_voided |= query.void(some)
             yield None
-        if is_any:
-            yield self._later(query, query.remove_void)
+        if has_voided:
+            yield self._in_thread(query, query.remove_void)
         self._raise_failure(query)
 
     def forget(self, query_id: str) -> None:
-        """Remove what is known of a query that won't come back. Raises RequestError, NotReady."""
+        """Remove the state of a query that won't come back. Raises RequestError, NotReady."""
         query = self._saved(self._query(query_id))
-        if query.state.undone:
-            raise _refused(
-                f"query {query_id} has an unfinished batch {query.state.undone.batch_id}: commit it"
+        if query.state.pending:
+            raise _rejected(
+                f"query {query_id} has a pending batch {query.state.pending.batch_id}: commit it"
             )
         self._drop(query)
         try:
@@ -305,13 +306,13 @@ class Staging:
         except OSError as error:
             raise self._unavailable(error) from error
 
-    # -- what they share ---------------------------------------------------------------------------
+    # -- shared helpers ----------------------------------------------------------------------------
 
     def _new(self, query_id: str) -> Query:
         return Query(self._root / query_id, self._files, self._drop_attempt)
 
     def _register(self, query: Query, host: Host) -> None:
-        """Keep a query, and count it for ``host``, now that it has state. Raises RequestError."""
+        """Keep a query that now has state, and count it for ``host``. Raises RequestError."""
         query_id = query.folder.name
         if query_id not in self._queries:
             self._budget.keep(host, ("query", query_id), _QUERY_BYTES)
@@ -342,11 +343,11 @@ class Staging:
 
     def _saved(self, query: Query) -> Query:
         if not query.is_saved:
-            raise self._later(query, query.save)
+            raise self._in_thread(query, query.save)
         return query
 
-    def _later(self, query: Query, work: Callable[[], None]) -> NotReady:
-        """Have a thread do ``work``; what it fails with is told when the request comes back."""
+    def _in_thread(self, query: Query, work: Callable[[], None]) -> NotReady:
+        """NotReady until a thread has run ``work``; its error is raised when served again."""
 
         def fetch() -> None:
             try:
@@ -360,7 +361,7 @@ class Staging:
         return RequestError(
             ResponseCode.SERVICE_NOT_AVAILABLE,
             f"staged writes can't be kept: {error.strerror or error} "
-            f"({error.filename or self._root}); make room or mend the disk, then write again",
+            f"({error.filename or self._root}); free space or repair the disk, then write again",
         )
 
     # -- applying ----------------------------------------------------------------------------------
@@ -368,29 +369,33 @@ class Staging:
     def _start_applying(self, query: Query) -> None:
         if query.phase is not Phase.APPLYING:
             query.apply(Event.APPLY)
-            self._jobs.append(query)
-            self._asked.set()
+            self._to_apply.append(query)
+            self._apply_requested.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Apply what was decided and remove what nobody decided on, until cancelled."""
+        """Apply decisions and remove expired attempts, until cancelled."""
         async with trio.open_nursery() as nursery:
             self._start_soon(nursery, self._run_expiry)
             self._start_soon(nursery, self._run_flush)
-            self._start_soon(nursery, self._run_jobs)
+            self._start_soon(nursery, self._run_applying)
             task_status.started()
 
-    async def _run_jobs(self) -> None:
+    async def _run_applying(self) -> None:
         while True:
-            while self._jobs:
-                await self._apply_and_tell(self._jobs.popleft())
-            await self._asked.wait()
-            self._asked = trio.Event()
+            while self._to_apply:
+                await self._apply_and_report(self._to_apply.popleft())
+            await self._apply_requested.wait()
+            self._apply_requested = trio.Event()
 
-    async def _apply_and_tell(self, query: Query) -> None:
+    async def _apply_and_report(self, query: Query) -> None:
         try:
             await self._apply(query)
         except (StoreError, OSError) as error:
-            log.error("a staged batch waits", query=query.folder.name, reason=str(error))
+            log.error(
+                "staged batch stopped, will resume at its next commit",
+                query=query.folder.name,
+                reason=str(error),
+            )
             _stop(query, error)
         except Exception as error:
             _stop(query, error)
@@ -400,25 +405,26 @@ class Staging:
             await self._remove_applied(query)
 
     async def _apply(self, query: Query) -> None:
-        """Append what is not in the log yet, in the order of the decision."""
-        decision = query.state.undone
+        """Append the records that are not in the log yet, in the order of the decision."""
+        decision = query.state.pending
         assert decision is not None
-        skipped = query.applied_records
+        to_skip = query.applied_records
         for staged in decision.part(self.broker_name):
-            if skipped >= staged.record_count:
-                skipped -= staged.record_count
+            if to_skip >= staged.record_count:
+                to_skip -= staged.record_count
             else:
-                await self._append_attempt(query, decision, staged, skipped)
-                skipped = 0
+                await self._append_attempt(query, decision, staged, to_skip)
+                to_skip = 0
         await self._wait_flushed()
         await self._finish(query, decision)
 
     async def _append_attempt(
-        self, query: Query, decision: Decision, staged: StagedAttempt, skipped: int
+        self, query: Query, decision: Decision, staged: StagedAttempt, to_skip: int
     ) -> None:
         path = query.path(decision.batch_id, staged.attempt)
-        blocks = _after(skipped, read_blocks(path))
-        # While some are appended, the next are made records, and those after them are read.
+        blocks = _after(to_skip, read_blocks(path))
+        # A pipeline: some blocks are appended while the thread makes records of the next and reads
+        # those after them.
         with ThreadPoolExecutor(1) as thread:
             records: list[StagedRecords] = []
             read = await trio.to_thread.run_sync(thread.submit(_next_of, blocks).result)
@@ -435,8 +441,8 @@ class Staging:
 
         def make_records() -> StagedRecords:
             queue = store.queue(block.topic, block.queue_id)
-            is_gone = queue is not records.queue
-            return StagedRecords(queue, block, query.state.tag) if is_gone else records
+            is_recreated = queue is not records.queue
+            return StagedRecords(queue, block, query.state.tag) if is_recreated else records
 
         def note(_queue_offset: int, _physical_offset: int) -> None:
             query.applied_records += block.record_count
@@ -444,52 +450,52 @@ class Staging:
 
         await store.write_path.append_block(make_records, note)
         if store.commit_log.max_offset - store.commit_log.flushed_offset >= _FLUSH_BYTES:
-            store.flusher.ask()
+            store.flusher.request_flush()
 
     async def _wait_flushed(self) -> None:
-        """On disk, whatever the store confirms: the staged blocks will be removed."""
+        """Wait for the disk, whatever the store's gates are: the staged blocks go next."""
         store = self._store
         await wait_for(store.flusher.when_flushed, store.commit_log.max_offset, store.root)
 
     async def _finish(self, query: Query, decision: Decision) -> None:
-        """Note that the batch is in the log; then its files and those of older ones may go."""
+        """Save that the batch is in the log; its files and those of older ones may go then."""
         held = query.state
         done = QueryState(decision.batch_id, decision, held.tag, held.from_offset)
         await trio.to_thread.run_sync(query.write, done)
         query.finish(done)
 
     async def _remove_applied(self, query: Query) -> None:
-        """Remove what is in the log by now, for which nobody waits."""
+        """Remove the files of applied batches. Nobody waits for this."""
         try:
             paths = await trio.to_thread.run_sync(query.paths_up_to, query.state.applied_batch_id)
             await self._remove(query, paths)
         except OSError as error:
-            log.error("staged blocks that are in the log not removed", reason=str(error))
+            log.error("applied staged blocks not removed", reason=str(error))
 
     async def _remove(self, query: Query, paths: Iterable[Path]) -> None:
-        """Remove attempts, and the folder of a query that has nothing else. Raises OSError."""
-        is_any = False
+        """Remove attempts, and the query's folder if it is empty then. Raises OSError."""
+        has_voided = False
         remaining = iter(paths)
         while some := list(islice(remaining, _VOIDED_AT_ONCE)):
-            is_any |= query.void(some)
+            has_voided |= query.void(some)
             await trio.lowlevel.checkpoint()
-        if is_any:
+        if has_voided:
             await trio.to_thread.run_sync(query.remove_void)
             query.remove_folder()
 
     async def _run_flush(self) -> None:
-        """Bring to disk what is staged, so that little is left for the seal."""
+        """Flush what is staged, so that little is left for the seal."""
         while True:
-            await self._flush_asked.wait()
-            self._flush_asked = trio.Event()
+            await self._flush_requested.wait()
+            self._flush_requested = trio.Event()
             while self._to_flush:
                 query, attempt = self._to_flush.popleft()
                 try:
                     await trio.to_thread.run_sync(attempt.flush, self._files)
-                except FileNotFoundError:  # it was given up, or is in the log already
+                except FileNotFoundError:  # discarded, or already in the log
                     continue
                 except OSError as error:
-                    log.error("staged blocks are lost", reason=str(error))
+                    log.error("staged blocks lost", reason=str(error))
                     query.void([attempt.path])
 
     # -- expiry ------------------------------------------------------------------------------------
@@ -499,52 +505,52 @@ class Staging:
             try:
                 await self.expire()
             except OSError as error:
-                log.error("staged leftovers not removed, trying on", reason=str(error))
-            await trio.sleep(_EXPIRE_LOOK_S)
+                log.error("expired staged blocks not removed, retrying", reason=str(error))
+            await trio.sleep(_EXPIRY_INTERVAL_S)
 
     async def expire(self) -> None:
-        """Remove attempts that nobody decided on for too long. Raises OSError."""
+        """Remove attempts that got no decision in time. Raises OSError."""
         before_ms = self._store.clock.now_ms() - self._reserved_ms
-        for path in await trio.to_thread.run_sync(self._leftovers, before_ms):
+        for path in await trio.to_thread.run_sync(self._expired_paths, before_ms):
             query = self._queries.get(path.parent.name) or self._new(path.parent.name)
             if query.phase is not Phase.DAMAGED:
                 await self._remove(query, [path])
         for query in [query for query in self._queries.values() if query.is_idle]:
             self._drop(query)
 
-    def _leftovers(self, before_ms: int) -> list[Path]:
+    def _expired_paths(self, before_ms: int) -> list[Path]:
         paths = self._root.glob(f"*/*{BLOCKS_SUFFIX}")
         return [path for path in paths if _modified_ms(path) < before_ms]
 
 
 def _stop(query: Query, problem: Exception) -> None:
-    """Leave a batch as it is until the next commit."""
+    """Suspend a batch until the next commit."""
     query.apply(Event.STOP)
     _call_back(query, problem)
 
 
 def _call_back(query: Query, problem: Exception | None) -> None:
-    """Call back the waiters for a batch, with what stopped it, if anything."""
+    """Call the waiters for a batch with None, or the error that stopped it."""
     waiters, query.waiters = query.waiters, []
-    for then in waiters:
-        then(problem)
+    for on_done in waiters:
+        on_done(problem)
 
 
 def _modified_ms(path: Path) -> float:
     try:
         return path.stat().st_mtime * 1000
-    except FileNotFoundError:  # it was applied or given up meanwhile
+    except FileNotFoundError:  # applied or discarded meanwhile
         return math.inf
 
 
-def _after(skipped: int, blocks: Iterator[StagedBlock]) -> Iterator[StagedBlock]:
-    """The blocks without their first ``skipped`` records."""
+def _after(to_skip: int, blocks: Iterator[StagedBlock]) -> Iterator[StagedBlock]:
+    """The blocks without their first ``to_skip`` records."""
     for block in blocks:
-        if skipped >= block.record_count:
-            skipped -= block.record_count
+        if to_skip >= block.record_count:
+            to_skip -= block.record_count
         else:
-            yield block.without(skipped)
-            skipped = 0
+            yield block.without(to_skip)
+            to_skip = 0
 
 
 def _next_of(blocks: Iterator[StagedBlock]) -> list[StagedBlock]:
@@ -555,12 +561,12 @@ def _next_of(blocks: Iterator[StagedBlock]) -> list[StagedBlock]:
 def _make_and_read(
     wanted: list[tuple[StoreQueue, StagedBlock]], tag: int, blocks: Iterator[StagedBlock]
 ) -> tuple[list[StagedRecords], list[StagedBlock]]:
-    """Blocks as records of their queues, and the next few blocks. Raises as ``_next_of``."""
+    """Blocks as records of their queues, and the next few blocks. Raises like ``_next_of``."""
     return [StagedRecords(queue, block, tag) for queue, block in wanted], _next_of(blocks)
 
 
-def _gives_way(query: Query, held: Decision, new: Decision, replaces: str | None) -> bool:
-    """Whether a decision that is held makes room for another one."""
+def _may_replace(query: Query, held: Decision, new: Decision, replaces: str | None) -> bool:
+    """Whether a new decision may replace the one that holds."""
     if query.phase is Phase.APPLYING or query.applied_records:
         return False
     if new.batch_id > held.batch_id:
@@ -570,18 +576,18 @@ def _gives_way(query: Query, held: Decision, new: Decision, replaces: str | None
 
 
 def _decision_bytes(decision: Decision) -> int:
-    """Memory of a decision."""
+    """Estimated memory of a decision."""
     chars = len(decision.decision_id) + sum(map(len, decision.attempts))
     attempts = sum(map(len, decision.attempts.values()))
     return 4 * chars + _DECIDED_BYTES * (1 + len(decision.attempts) + attempts)
 
 
-def _refused(remark: str) -> RequestError:
+def _rejected(remark: str) -> RequestError:
     return RequestError(ResponseCode.ILLEGAL_OPERATION, remark)
 
 
 def count_tagged(commit_log: CommitLog, tag: int, from_offset: int) -> int:
-    """How many records from ``from_offset`` on carry the tag."""
+    """Number of records from ``from_offset`` on that carry the tag."""
     count = 0
     for file in commit_log.files.files:
         physical_offset = max(file.start_offset, from_offset)

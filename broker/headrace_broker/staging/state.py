@@ -1,4 +1,4 @@
-"""Where a query stands at this broker: one small file, replaced as a whole."""
+"""State of a query at this broker: one small file, replaced as a whole."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ NAME = "state.json"
 
 
 class QueryState(msgspec.Struct, frozen=True, rename="camel"):
-    """What must survive a crash.
+    """The part of a query that must survive a crash.
 
     applied_batch_id: the last batch whose records are in the log, -1 before the first.
-    decision: of that batch or of the one after it. tag: what its records carry in the log;
-    from_offset: no record at a smaller physical offset carries it.
+    decision: for that batch or the next. tag: carried by its records in the log.
+    from_offset: physical offset before which no record has the tag.
     """
 
     applied_batch_id: int = -1
@@ -33,8 +33,8 @@ class QueryState(msgspec.Struct, frozen=True, rename="camel"):
     from_offset: int = 0
 
     @property
-    def undone(self) -> Decision | None:
-        """The decision that has not been acted on to its end."""
+    def pending(self) -> Decision | None:
+        """The decision whose records are not all in the log yet."""
         decision = self.decision
         return decision if decision and decision.batch_id > self.applied_batch_id else None
 
@@ -80,7 +80,7 @@ def _crc(text: bytes) -> bytes:
 def _damaged(path: Path, problem: str) -> StoreFormatError:
     return StoreFormatError(
         path,
-        f"does not say which batches of its query were stored: {problem}",
-        "put a good copy in its place; without it, remove the query's folder and begin the query "
-        "anew with another checkpoint",
+        f"damaged, so it is unknown which batches of the query were stored: {problem}",
+        "put a good copy in its place; without it, remove the query's folder and start the query "
+        "again with another checkpoint",
     )

@@ -1,4 +1,4 @@
-"""What can go wrong in a store: each error names the thing, the place and the way out."""
+"""Errors of a store; each names the thing, the place and the way out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class StoreError(Exception):
-    """The store cannot do what was asked."""
+    """Base class of all errors of a store."""
 
 
 class StoreLocked(StoreError):
@@ -23,7 +23,7 @@ class StoreLocked(StoreError):
 
 
 class StoreFormatError(StoreError):
-    """A file in the directory is not what a store with these settings would hold."""
+    """A file in the directory does not fit a store with these settings."""
 
     def __init__(self, path: Path, problem: str, remedy: str) -> None:
         super().__init__(f"{path}: {problem}; {remedy}")
@@ -31,34 +31,32 @@ class StoreFormatError(StoreError):
 
 
 class LoadInterrupted(StoreError):
-    """Told to stop while the store was being loaded; the next start begins again."""
+    """The broker was stopped while it loaded the store; the next start loads it again."""
 
 
 class StoreNotWritable(StoreError):
-    """Appends are refused; reads go on.
+    """Appends are refused; reads still work.
 
-    error_number: of the OSError that was the reason.
+    error_number: errno of the OSError that is the reason, if any.
     """
 
     def __init__(self, reason: str, path: Path, error_number: int | None = None) -> None:
-        super().__init__(f"store takes no messages: {reason} ({path})")
+        super().__init__(f"store accepts no messages: {reason} ({path})")
         self.reason = reason
         self.path = path
         self.error_number = error_number
 
 
 class StoreBusy(StoreError):
-    """The dispatch ring is full: a taker has not kept up with the log."""
+    """The dispatch ring is full because a taker lags behind the log."""
 
     def __init__(self, taker: str) -> None:
-        super().__init__(
-            f"dispatch is behind: {taker} has not taken the rows of the ring; send again"
-        )
+        super().__init__(f"dispatch is behind: {taker} has not caught up with the log; send again")
         self.taker = taker
 
 
 class RecordTooLarge(StoreError):
-    """A message part exceeds its limit."""
+    """A part of a message exceeds its limit."""
 
     def __init__(self, part: str, part_bytes: int, bytes_max: int) -> None:
         super().__init__(f"{part} has {part_bytes} bytes, more than {bytes_max}")
@@ -68,10 +66,9 @@ class RecordTooLarge(StoreError):
 
 
 class BatchTooLong(StoreError):
-    """A batch has more messages than are stored at once."""
+    """A batch has too many messages."""
 
     def __init__(self, count_max: int) -> None:
         super().__init__(
-            f"a batch of more than {count_max} messages: nothing of it was stored, send smaller "
-            "ones"
+            f"the batch has more than {count_max} messages: none was stored, send smaller batches"
         )

@@ -1,7 +1,7 @@
-"""Whether a store takes messages, and whether it will again.
+"""Whether a store accepts messages: a state machine.
 
-While the disk is full messages are refused for a while. A failed flush or a lost lock ends the
-store's life: its pages, or its files, may be somebody else's by now, so only a start helps.
+A full disk refuses messages until there is room again. A failed flush or a lost lock is final,
+because pages may be lost or another broker may own the files; only a restart recovers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class State(Enum):
-    """Of a store."""
+    """The states of a store."""
 
     LOADING = auto()
     OPEN = auto()
@@ -28,7 +28,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What changes it."""
+    """The events that change the state."""
 
     LOADED = auto()
     REFUSE = auto()
@@ -66,7 +66,7 @@ _REFUSALS: Final = frozenset((Event.REFUSE, Event.FAIL, Event.CLOSE))
 
 
 class StoreLife:
-    """The state, and why messages are refused in it."""
+    """A store's state, and the reason while it refuses messages."""
 
     def __init__(self, root: Path, clock: Clock) -> None:
         self.state = State.LOADING
@@ -77,9 +77,9 @@ class StoreLife:
 
     @property
     def refusal(self) -> StoreNotWritable | None:
-        """Why messages are refused, None while they are taken.
+        """The reason while messages are refused, else None.
 
-        A new one for each append: one that is kept would keep all frames it was raised through.
+        A new exception for each append: a kept one would keep every frame it was raised through.
         """
         if self.state is State.OPEN:
             return None
@@ -88,22 +88,22 @@ class StoreLife:
 
     @property
     def is_writable(self) -> bool:
-        """Whether messages are taken, or will be when the disk has room again."""
+        """Whether messages are accepted, or will be once the disk has room."""
         return self.state in _LIVING
 
     @property
     def may_retry(self) -> bool:
-        """Whether a refusal is old enough to see if it still holds."""
-        # A clock that went back must not keep it refused.
+        """Whether a temporary refusal is old enough for an append to try again."""
+        # A clock that was set back must not prolong the refusal.
         is_early = 0 <= self._clock.now_ms() - self.refused_ms < self._retry_ms
         return self.state is State.REFUSING and not is_early
 
     def apply(
         self, event: Event, reason: StoreNotWritable | None = None, retry_ms: int = 0
     ) -> None:
-        """Change the state. A pair that is not in the table is an error of ours.
+        """Change the state. A pair that is not in the table is a bug.
 
-        reason, retry_ms: of a refusal, and how soon an append may see whether it still holds.
+        reason, retry_ms: for a refusal, why, and how soon an append may try again.
         """
         state = TRANSITIONS.get((self.state, event))
         if state is None:

@@ -1,4 +1,4 @@
-"""The store as the rest of the broker sees it."""
+"""The store: the interface that the rest of the broker uses."""
 
 from __future__ import annotations
 
@@ -62,15 +62,15 @@ if TYPE_CHECKING:
     from headrace_broker.store.reader import IndexType, KeyQuery
     from headrace_broker.store.recovery import OnProgress, RecoveryPlan
     from headrace_broker.store.retention.cleaner import CleanerStatus
-    from headrace_broker.store.retention.outlook import LowestUnconsumed
+    from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
     from headrace_broker.store.retention.topic_floors import TopicLimit
     from headrace_broker.store.settings import StoreSettings
 
-# What a store's directory holds; anything else alone is somebody's other folder.
+# A directory with files but none of these is not a store.
 STORE_NAMES = frozenset(("commitlog", "consumequeue", "config", "checkpoint", "lock", "index"))
 
-# A start that reads for long brings what it made to disk so often, and those after it begin there.
-KEEP_MS = 60_000
+# How often a long recovery brings its results to disk, so that an interrupted one can resume.
+SAVE_PROGRESS_MS = 60_000
 
 StartSoon = Callable[[trio.Nursery, Callable[[], Awaitable[None]]], None]
 
@@ -79,7 +79,7 @@ LOCK_CHECK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """A snapshot for the monitor; offsets are physical."""
+    """A snapshot of the store for the monitor; offsets are physical."""
 
     min_offset: int
     max_offset: int
@@ -97,9 +97,9 @@ class StoreStatistics:
 
 
 class MessageStore:
-    """A store directory: load() first, then run() in a nursery, close() last, or abandon().
+    """A store directory: load() first, then run() in a nursery, finally close() or abandon().
 
-    The loop's thread is the only one to call in; nothing here awaits but run().
+    Only the loop's thread may call it; only run() awaits.
     """
 
     def __init__(
@@ -110,29 +110,31 @@ class MessageStore:
         *,
         use_threads: bool = False,
         start_soon: StartSoon = trio.Nursery.start_soon,
-        on_progress: OnProgress = lambda _stage, _done, _most: None,
+        on_progress: OnProgress = lambda _stage, _done, _bound: None,
         more_takers: Sequence[Taker] = (),
     ) -> None:
-        """Touches nothing on disk.
+        """Nothing on disk is touched.
 
-        use_threads: while it runs, threads index and flush what was asked for.
-        start_soon: starts a loop; each of them can restart after an error.
-        on_progress: called in the thread that loads; what it raises ends the start.
-        more_takers: beside ConsumeQueues and index.
+        use_threads: while the store runs, index large blocks and flush on request in threads.
+        start_soon: starts a loop in a nursery; every loop can restart after an error.
+        on_progress: called in the loading thread; an exception that it raises ends the start.
+        more_takers: takers besides the ConsumeQueues and the index.
         """
         self.settings = settings
         self.root = settings.root
         self.clock = clock or SystemClock()
         self.fs = files or Files()
+        # Whether the last process stopped in order; known once this is loaded.
+        self.was_clean = False
         self.queues: list[StoreQueue] = []
         self._names: dict[tuple[str, int], StoreQueue] = {}
         self._topics: dict[str, dict[int, StoreQueue]] = {}
-        # Keys of queues that are gone, and how many rows the ring had been given by then.
+        # Keys of deleted queues, and how many rows had been written to the ring by then.
         self._gone_keys: deque[tuple[int, int]] = deque()
         self._batch_topics: frozenset[str] = frozenset()
         self.ring = Ring(settings.ring_rows)
         self.commit_log = CommitLog(
-            settings, self.fs, self.ring, self.clock, self._ask_ahead, self._file_full
+            settings, self.fs, self.ring, self.clock, self._request_next_file, self._on_file_full
         )
         self.index_files = IndexFiles(settings, self.fs, log_vanished)
         self.dispatcher = Dispatcher(self.ring, self.queues)
@@ -149,7 +151,7 @@ class MessageStore:
             confirmation.add(
                 Gate(
                     lambda: self.commit_log.flushed_offset,
-                    self.flusher.ask,
+                    self.flusher.request_flush,
                     self.flusher.when_flushed,
                 )
             )
@@ -160,33 +162,36 @@ class MessageStore:
             settings.root, self.commit_log, self._topics, self._dispatched_offset
         )
         self.write_path.on_published(self.followers.notify)
-        self.cleaner = Cleaner(
-            settings,
-            self.commit_log,
-            self.index_files,
-            self._topics,
-            self._settled_from,
-            self.flusher.flush_thoroughly,
-            self._durable_from,
-            self.followers.slowest,
-        )
+        self.cleaner = self._new_cleaner()
         self.seals = Seals(settings.root, self.fs)
         self.lock = StoreLock(settings.root)
-        self._ahead_asked = trio.Event()
-        self._full_asked = trio.Event()
+        self._next_file_requested = trio.Event()
+        self._file_filled = trio.Event()
         self._full_files: deque[MappedFile] = deque()
         self.use_threads = use_threads
         self._index_threads = trio.CapacityLimiter(1)
         self._start_soon = start_soon
         self.on_progress = on_progress
 
+    def _new_cleaner(self) -> Cleaner:
+        return Cleaner(
+            self.settings,
+            self.commit_log,
+            self.index_files,
+            self._topics,
+            self._settled_offset,
+            self.flusher.flush_thoroughly,
+            self._durable_offset,
+            self.followers.slowest,
+        )
+
     # --- start and stop --------------------------------------------------------------------
 
     def load(self) -> RecoveryReport:
-        """Lock the directory, read what is there and bring it in order.
+        """Lock the directory, load its files and recover them.
 
-        Raises StoreLocked, StoreFormatError, or StoreError when the disk says no; nothing was
-        changed in the first two cases.
+        Raises StoreLocked or StoreFormatError, after which nothing has changed, or StoreError for
+        an error of the file system.
         """
         self._check_directory()
         try:
@@ -212,7 +217,7 @@ class MessageStore:
             raise StoreFormatError(
                 self.root,
                 f"is no store: it holds {', '.join(sorted(names)[:3])}",
-                "name an empty directory or that of a store",
+                "name an empty directory or a store's directory",
             )
 
     def _load_locked(self) -> RecoveryReport:
@@ -226,6 +231,7 @@ class MessageStore:
         self.index_files.load(is_clean=is_clean)
         self._check_seals(is_clean=is_clean)
         self._write_abort(abort)
+        self.was_clean = is_clean
         report = self._recover(is_clean=is_clean)
         self.cleaner.trimmer.load()
         for queue in self.queues:
@@ -235,7 +241,7 @@ class MessageStore:
         return report
 
     def _check_peer_queues(self) -> None:
-        """Refuse what only Apache's broker can recover; few stores have any of it.
+        """Reject queues that only Apache's broker can recover; few stores have any.
 
         Raises StoreFormatError.
         """
@@ -248,15 +254,15 @@ class MessageStore:
         scanned_from = scan.end_offset
         for block in scan:
             peer_queues.check(block)
-            done, most = block.end_offset - scanned_from, log_files[-1].end_offset - scanned_from
-            self.on_progress(LoadStage.LOG, done, most)
+            done, bound = block.end_offset - scanned_from, log_files[-1].end_offset - scanned_from
+            self.on_progress(LoadStage.LOG, done, bound)
         peer_queues.check_end(scan.end_offset)
         peer_queues.sync(self.fs)
 
     def _check_seals(self, *, is_clean: bool) -> None:
-        """Compare what a clean start goes by; the rest is compared when it is first read.
+        """Attach the seals, and verify what a clean start relies on.
 
-        Raises StoreDamaged.
+        The rest is verified when it is first read. Raises StoreDamaged.
         """
         self.seals.load()
         log_files = self.commit_log.files.files
@@ -275,7 +281,7 @@ class MessageStore:
                 file.require(max(newest_unit - file.start_offset, 0), file.file_bytes)
 
     def _write_abort(self, path: Path) -> None:
-        # On disk before anything else changes: without it a power cut would look like a clean stop.
+        # On disk before anything else changes, else a power cut would look like a clean stop.
         descriptor = self.fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             self.fs.write(descriptor, str(os.getpid()).encode(), 0)
@@ -291,7 +297,7 @@ class MessageStore:
             if not name.isdigit():
                 raise StoreFormatError(
                     self.root / "consumequeue" / topic / name,
-                    "is no queue id",
+                    "is not named like a queue id",
                     "move it out of the store's directory",
                 )
             queue = self.queue(topic, int(name))
@@ -306,21 +312,21 @@ class MessageStore:
             LogRows(self.queue, self._batch_topics, self.settings.delay_levels_ms),
         )
         plan = self._plan_recovery(is_clean=is_clean)
-        kept_ms = self.clock.now_ms()
+        saved_ms = self.clock.now_ms()
 
-        def keep_and_tell(stage: LoadStage, done: int, most: int) -> None:
-            nonlocal kept_ms
-            if self.clock.now_ms() - kept_ms >= KEEP_MS:
-                self._keep_recovered(recovery, plan)
-                kept_ms = self.clock.now_ms()
-            self.on_progress(stage, done, most)
+        def save_and_report(stage: LoadStage, done: int, bound: int) -> None:
+            nonlocal saved_ms
+            if self.clock.now_ms() - saved_ms >= SAVE_PROGRESS_MS:
+                self._save_progress(recovery, plan)
+                saved_ms = self.clock.now_ms()
+            self.on_progress(stage, done, bound)
 
-        report = recovery.run(plan, is_clean=is_clean, on_progress=keep_and_tell)
-        self._take_over(recovery)
+        report = recovery.run(plan, is_clean=is_clean, on_progress=save_and_report)
+        self._note_recovered(recovery)
         if not is_clean:
-            # A killed process leaves in memory what no flush has brought to disk.
+            # The bytes that a killed process wrote may still be only in the page cache.
             self.commit_log.flushed_offset = report.scanned_from
-            self._doubt_names()
+            self._mark_names_unsynced()
             self.flusher.flush_now()
         return report
 
@@ -347,25 +353,25 @@ class MessageStore:
         durable_offsets = {taker.name: taker.durable_offset() for taker in self.takers}
         return plan_recovery(files, newest_unit, durable_offsets)
 
-    def _take_over(self, recovery: Recovery) -> None:
-        """Have the next flush bring to disk what was made, and say so in the checkpoint."""
+    def _note_recovered(self, recovery: Recovery) -> None:
+        """Hand the recovered data to the takers' next flush, which moves the checkpoint."""
         for taker in self.takers:
             taker.recovered(recovery.newest)
 
-    def _keep_recovered(self, recovery: Recovery, plan: RecoveryPlan) -> None:
-        """Bring to disk what a start has made so far, so that it is not for nothing if cut off."""
+    def _save_progress(self, recovery: Recovery, plan: RecoveryPlan) -> None:
+        """Bring the results of recovery so far to disk, where an interrupted start resumes."""
         assert recovery.newest is not None
         newest_offset, _ = recovery.newest
-        # Of the log, too: a killed process leaves in memory what no flush has brought to disk.
+        # The log too: the bytes that a killed process wrote may still be only in the page cache.
         for file in self.commit_log.files.files:
             if plan.scan_from < file.end_offset and file.start_offset <= newest_offset:
                 file.sync()
-        self._take_over(recovery)
-        self._doubt_names()
+        self._note_recovered(recovery)
+        self._mark_names_unsynced()
         self.flusher.flush_now()
 
-    def _doubt_names(self) -> None:
-        """Of files that may be new since the checkpoint, which is behind all that it speaks of."""
+    def _mark_names_unsynced(self) -> None:
+        """Have the next flush sync all folders that may have new files since the checkpoint."""
         queue_folders = {queue.files.directory for queue in self.dispatcher.dirty}
         for folder in (
             self.root,
@@ -375,34 +381,34 @@ class MessageStore:
             *queue_folders,
             *(folder.parent for folder in queue_folders),
         ):
-            self.fs.doubt_names(folder)
+            self.fs.mark_names_unsynced(folder)
 
     def connect(
         self,
         *,
-        look_at_groups: Callable[[], LowestUnconsumed],
+        unconsumed: Callable[[], LowestUnconsumed],
         topic_limits: Callable[[], Mapping[str, TopicLimit]],
-        others_saved: Callable[[], Awaitable[None]],
+        wait_tables_saved: Callable[[], Awaitable[None]],
         answering: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """Pass what the clean-up and the flush ask for; see ``Cleaner`` and ``Flusher``.
+        """Set the callbacks of clean-up and flush; see ``Cleaner`` and ``Flusher``.
 
-        No arguments of the constructor: the answers come from tables in this directory, which are
-        read only once it is locked and loaded.
+        They are not constructor arguments, because they read tables in this directory, which
+        are loaded only after it is locked.
         """
-        self.cleaner.look_at_groups = look_at_groups
+        self.cleaner.unconsumed = unconsumed
         self.cleaner.topic_limits = topic_limits
-        self.flusher.others_saved = others_saved
+        self.flusher.wait_tables_saved = wait_tables_saved
         self.flusher.answering = answering
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Flush, index, clean and make files ahead until cancelled."""
+        """Flush, index, clean up and prepare files until cancelled."""
         self.cleaner.use_threads = self.use_threads
         async with trio.open_nursery() as nursery:
             if self.use_threads:
-                self._start_soon(nursery, self._run_seal)
-                self._start_soon(nursery, self._warm)
-                self._start_soon(nursery, self.flusher.run_asked)
+                self._start_soon(nursery, self._run_seal_full_files)
+                self._start_soon(nursery, self._warm_up)
+                self._start_soon(nursery, self.flusher.run_thorough_flushes)
             self._start_soon(nursery, self.write_path.run)
             self._start_soon(nursery, self.flusher.run_group_commit)
             self._start_soon(nursery, self.flusher.run_log_flush)
@@ -410,7 +416,7 @@ class MessageStore:
             await self.cleaner.begin()
             self._start_soon(nursery, self.cleaner.run)
             self._start_soon(nursery, self._run_index)
-            self._start_soon(nursery, self._run_ahead)
+            self._start_soon(nursery, self._run_prepare_files)
             self._start_soon(nursery, self._run_heal)
             self._start_soon(nursery, self._run_lock_check)
             for following in self.followers.all:
@@ -418,9 +424,9 @@ class MessageStore:
             task_status.started()
 
     def close(self) -> None:
-        """Finish dispatch and bring all to disk if it is loaded, then ``abandon`` it.
+        """Finish dispatch and bring everything to disk if loaded, then ``abandon`` the directory.
 
-        The abort file stays when something could not be brought to disk. Raises OSError.
+        The abort file stays if anything could not be brought to disk. Raises OSError.
         """
         try:
             if not self.commit_log.life.is_writable:
@@ -438,10 +444,9 @@ class MessageStore:
             self.abandon()
 
     def abandon(self) -> None:
-        """Let go of the directory as the end of the process would: nothing is written.
+        """Release the directory as the end of the process would, writing nothing.
 
-        Descriptors, maps and the lock are given back; the map of a file that somebody has a view
-        of goes with the view.
+        Descriptors, maps and the lock are released; a map in use goes with the last view of it.
         """
         self.commit_log.close()
         for queue in self.queues:
@@ -456,26 +461,26 @@ class MessageStore:
         for queue in self.queues:
             sizes += queue.consume_queue.used
         used = [Used(file, used_bytes, file.seal) for file, used_bytes in sizes]
-        # Without a seal damage goes unnoticed; that is no reason to call the stop unclean.
+        # Without a seal damage goes unnoticed, but the stop is clean all the same.
         with suppress(OSError):
             self.seals.save(self.flusher.checkpoint, used)
 
     # --- queues ----------------------------------------------------------------------------
 
     def queue(self, topic: str, queue_id: int) -> StoreQueue:
-        """The queue, made in memory when it is new; its folder comes with its first message.
+        """The queue, created in memory if new; its folder is created with its first message.
 
-        Raises ValueError for a topic that cannot be a folder's name.
+        Raises ValueError for a topic that cannot be a folder name.
         """
         queue = self._names.get((topic, queue_id))
         return queue if queue is not None else self._add_queue(topic, queue_id)
 
     def find_queue(self, topic: str, queue_id: int) -> StoreQueue | None:
-        """The queue if it exists."""
+        """The queue, or None if it does not exist."""
         return self._names.get((topic, queue_id))
 
     def source(self, queue: StoreQueue) -> StoreSource:
-        """Reads of a queue as the store holds it."""
+        """The source that reads a queue of this store."""
         return StoreSource(queue, self.commit_log)
 
     def queues_of(self, topic: str) -> list[StoreQueue]:
@@ -484,7 +489,7 @@ class MessageStore:
 
     def _add_queue(self, topic: str, queue_id: int) -> StoreQueue:
         if topic in {"", ".", ".."} or "/" in topic or "\0" in topic or queue_id < 0:
-            raise ValueError(f"no queue can be named {topic!r}/{queue_id}")
+            raise ValueError(f"{topic!r}/{queue_id} cannot be the name of a queue")
         directory = self.root / f"consumequeue/{topic}/{queue_id}"
         consume_queue = ConsumeQueue(directory, self.settings.consume_queue_file_bytes, self.fs)
         checksum_bytes = SLOT_BYTES if self.settings.appends_checksums else 0
@@ -497,29 +502,29 @@ class MessageStore:
         return queue
 
     def _free_key(self) -> int:
-        """That of a queue that is gone, once nobody waits for its rows, or else a new one."""
+        """The key of a deleted queue whose rows every taker has taken, else a new one."""
         if self._gone_keys and self._gone_keys[0][1] <= self.ring.taken:
             return self._gone_keys.popleft()[0]
         return len(self.queues)
 
     def delete_topic(self, topic: str) -> None:
-        """``delete_queues`` at once, and on disk. Raises OSError."""
+        """As ``delete_queues`` in one step, then flush. Raises OSError."""
         for _ in self.delete_queues(topic):
             pass
         self.flusher.flush_now()
 
     def delete_queues(self, topic: str) -> Iterator[None]:
-        """Remove the topic's ConsumeQueues; its records stay in the log without a way to them.
+        """Remove the topic's ConsumeQueues; its records stay in the log but become unreachable.
 
-        Yields after each. The queues' objects must not be used afterwards. Until all is flushed a
-        start after a crash may read back to where the topic still was. Raises OSError.
+        Yields after each queue. The StoreQueue objects must not be used afterwards. Until a
+        thorough flush, a start after a crash may bring the topic back. Raises OSError.
         """
         self._finish_dispatch()
         for queue in self.queues_of(topic):
             self._forget_queue(queue)
             queue.consume_queue.delete()
             yield
-        with suppress(OSError):  # it may have new queues by now, or never had any
+        with suppress(OSError):  # the topic may have new queues by now, or never had any
             (self.root / "consumequeue" / topic).rmdir()
 
     def _forget_queue(self, queue: StoreQueue) -> None:
@@ -534,9 +539,9 @@ class MessageStore:
         self._gone_keys.append((queue.key, self.ring.written))
 
     def when_all_flushed(self, callback: Callable[[], None]) -> None:
-        """Call back once everything up to now is on disk, or can't be brought there.
+        """Call back once everything written so far is on disk, or its flush has failed.
 
-        Raises OSError when a flush at once fails.
+        Without ``use_threads`` the flush runs immediately. Raises OSError if that flush fails.
         """
         if self.use_threads:
             self.flusher.when_all_flushed(callback)
@@ -545,25 +550,25 @@ class MessageStore:
                 self.flusher.flush_now()
             callback()
 
-    # --- the batch of requests -------------------------------------------------------------
+    # --- requests --------------------------------------------------------------------------
 
     def index_tick(self) -> None:
-        """Index all that is confirmed."""
-        self.write_path.let_drain(self.indexer, self.indexer.drain_all)
+        """Index all confirmed records."""
+        self.write_path.drain_taker(self.indexer, self.indexer.drain_all)
 
     def _finish_dispatch(self) -> None:
-        # After a failed flush another one would succeed without the pages that are gone.
+        # After a failed flush another one would succeed although pages are lost.
         is_writable = self.commit_log.life.is_writable
         if is_writable and not self.write_path.confirmation.is_immediate:
             self.flusher.flush_log_now()
         self.write_path.drain_all()
 
     def message_at(self, physical_offset: int) -> memoryview | None:
-        """The record of the message that begins at an offset; None if none does. Raises NotReady.
+        """The record of the message that begins at an offset, or None. Raises NotReady.
 
         A body may contain a forged record, so the message's unit, or the row of the ring that will
-        become it, must point there. Records without a unit (of deleted topics, or
-        cleaned from their queue) and those not confirmed yet are not served.
+        become it, must point to the offset. Records without a unit (of deleted topics, or removed
+        from their queue by the clean-up) and unconfirmed records are not served.
         """
         record = self.commit_log.record_at(physical_offset)
         if record is None:
@@ -584,15 +589,15 @@ class MessageStore:
         end_ms: int,
         index_type: IndexType | None = None,
     ) -> KeyQuery:
-        """As ``Reader.query_index``, with everything confirmed so far indexed first."""
+        """As ``Reader.query_index``, but everything confirmed so far is indexed first."""
         prepare = partial(self._index_up_to, self.ring.written)
         return self.reader.query_index(topic, key, max_count, begin_ms, end_ms, index_type, prepare)
 
     def _index_up_to(self, row_count: int) -> bool:
-        """Index a block of the rows before ``row_count``; returns whether that made progress."""
+        """Index a block of the first ``row_count`` rows; returns whether that made progress."""
         taken = self.indexer.cursor.taken
         if taken < row_count:
-            self.write_path.let_drain(self.indexer, self.indexer.drain_block)
+            self.write_path.drain_taker(self.indexer, self.indexer.drain_block)
         return taken < self.indexer.cursor.taken
 
     # --- loops -----------------------------------------------------------------------------
@@ -603,22 +608,22 @@ class MessageStore:
             await self.indexer.asked.wait()
             await trio.sleep(self.settings.index_tick_ms / 1000)
             self.indexer.asked = trio.Event()
-            # What comes meanwhile waits for the next time: small blocks cost the most.
+            # Later rows wait for the next tick, because small blocks cost most per row.
             end, taken = self.ring.written, -1
-            # No further than confirmed: the publishing that follows asks again.
+            # Stops at the confirmed offset; the next publish sets the event again.
             while taken < self.indexer.cursor.taken < end:
                 taken = self.indexer.cursor.taken
                 is_much = self.indexer.waiting_count > BLOCK_ROWS_MAX or self.index_files.is_sealed
                 if self.use_threads and is_much:
-                    await self._index_aside()
+                    await self._index_in_thread()
                 else:
-                    self.write_path.let_drain(self.indexer, self.indexer.drain_block)
+                    self.write_path.drain_taker(self.indexer, self.indexer.drain_block)
                 if self.commit_log.life.state is not State.OPEN:
-                    break  # a full disk: the healing loop goes on with it
+                    break  # a full disk: _run_heal retries
                 await trio.lowlevel.checkpoint()
 
-    async def _index_aside(self) -> None:
-        """Index a large block in a thread, where it keeps nobody waiting."""
+    async def _index_in_thread(self) -> None:
+        """Index a large block in a thread, so that it does not block the loop."""
         self.write_path.commit()
         block = self.indexer.next_block(self.write_path.confirmation.offset)
         if not block.row_count:
@@ -631,42 +636,43 @@ class MessageStore:
             self.write_path.refuse(error, self.indexer)
         self.ring.release()
 
-    def _ask_ahead(self) -> None:
-        self._ahead_asked.set()
+    def _request_next_file(self) -> None:
+        self._next_file_requested.set()
 
-    async def _run_ahead(self) -> None:
-        self._ahead_asked.set()
+    async def _run_prepare_files(self) -> None:
+        self._next_file_requested.set()
         while True:
-            await self._ahead_asked.wait()
-            self._ahead_asked = trio.Event()
-            # The append that needs a file which could not be made tries again and says why.
+            await self._next_file_requested.wait()
+            self._next_file_requested = trio.Event()
+            # If this fails, the append that needs the file retries and reports the error.
             with suppress(OSError):
-                await trio.to_thread.run_sync(self.commit_log.make_ahead)
+                await trio.to_thread.run_sync(self.commit_log.prepare_next_file)
 
-    async def _warm(self) -> None:
-        """Have the last files of the log and of each queue read; who asks earlier does not wait."""
+    async def _warm_up(self) -> None:
+        """Read ahead the newest files of the log and of each queue; requests do not wait for it."""
         queues = [queue.consume_queue.used for queue in self.queues]
         files = newest_files(self.commit_log.used, queues)
         await trio.to_thread.run_sync(warm, files, self.fs, trio.from_thread.check_cancelled)
 
-    def _file_full(self, file: MappedFile) -> None:
+    def _on_file_full(self, file: MappedFile) -> None:
         if self.use_threads:
             self._full_files.append(file)
-            self._full_asked.set()
+            self._file_filled.set()
 
-    async def _run_seal(self) -> None:
-        """Seal the log's files as they fill up: all of them at once would make a stop long."""
+    async def _run_seal_full_files(self) -> None:
+        """Seal each log file when it is full; sealing all at the stop would take long."""
         while True:
             while self._full_files:
                 file = self._full_files.popleft()
-                with suppress(OSError):  # what is gone by now needs no seal
+                with suppress(OSError):  # a deleted file needs no seal
                     file.seal = await trio.to_thread.run_sync(
                         FileSeal.of_full, file.path, file.file_bytes, file.seal
                     )
-            await self._full_asked.wait()
-            self._full_asked = trio.Event()
+            await self._file_filled.wait()
+            self._file_filled = trio.Event()
 
     async def _run_heal(self) -> None:
+        """Retry refused work each second until the disk has room."""
         while True:
             await trio.sleep(1)
             if self.commit_log.life.state is not State.OPEN:
@@ -675,7 +681,7 @@ class MessageStore:
                     self.index_tick()
 
     async def _run_lock_check(self) -> None:
-        """Stop writing when another broker may write here too."""
+        """Stop writing once the lock is lost, because another broker may write here too."""
         try:
             while True:
                 await trio.sleep(LOCK_CHECK_S)
@@ -686,12 +692,12 @@ class MessageStore:
     # --- monitor ---------------------------------------------------------------------------
 
     def failure(self) -> str | None:
-        """Why messages are refused until the next start; None while they are not."""
+        """Why messages are refused until the next start; None while the store can still write."""
         life = self.commit_log.life
         return None if life.is_writable else str(life.refusal)
 
     def statistics(self) -> StoreStatistics:
-        """Where the store stands."""
+        """A snapshot for the monitor."""
         refusal = self.commit_log.life.refusal
         return StoreStatistics(
             min_offset=self.commit_log.min_offset,
@@ -712,30 +718,30 @@ class MessageStore:
         )
 
     def _disk_ratio(self) -> float:
-        """A disk that can't be queried, as after the store's removal, counts as full."""
+        """Disk usage, 0 to 1; a disk that can't be queried (store removed) counts as full."""
         try:
             return self.cleaner.disk_usage().ratio
         except OSError:
             return 1.0
 
     def _dispatched_offset(self) -> int:
-        """Up to where queues know of the log."""
+        """End of the log's records that are in the ConsumeQueues."""
         return taken_offset(self.dispatcher, self.commit_log.max_offset)
 
-    def _settled_from(self) -> int:
-        """Up to where the log is flushed, taken by every taker, and followed."""
+    def _settled_offset(self) -> int:
+        """End of the log's records that are flushed, taken by every taker, and followed."""
         log_end = self.commit_log.max_offset
         taken_offsets = (taken_offset(taker, log_end) for taker in self.takers)
         needed_from = self.followers.needed_from()
         return min(*taken_offsets, self.commit_log.flushed_offset, needed_from)
 
-    def _durable_from(self) -> int:
-        """Up to where what every taker has made of the log is on disk."""
+    def _durable_offset(self) -> int:
+        """End of the log's records for which every taker has its results on disk."""
         return min(taker.durable_offset() for taker in self.takers)
 
 
 def _queue_folders(directory: Path) -> list[tuple[str, str]]:
-    """Topic and name of all that the topics' folders hold, in order."""
+    """Topic and name of every entry in the topics' folders, sorted."""
     if not directory.exists():
         return []
     topics = [path for path in directory.iterdir() if path.is_dir()]

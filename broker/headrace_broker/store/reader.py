@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from headrace_protocol.message import StoredMessage
 
 QUERY_COUNT_MAX: Final = 64
-# Bounds of a query by key: half a second of decoding, and as much of walking.
+# Bounds of a query by key: half a second of decoding, and half a second of walking.
 CANDIDATES_MAX: Final = 1000
 ENTRIES_MAX: Final = 200_000
 IndexType = Literal["K", "U", "T"]
 
 
 class Reader:
-    """Reads of a commit log by place and through its index."""
+    """Reads records by physical offset, and finds them through the index."""
 
     def __init__(self, commit_log: CommitLog, index_files: IndexFiles) -> None:
         self.commit_log = commit_log
@@ -42,7 +42,7 @@ class Reader:
         queues: Mapping[tuple[str, int], StoreQueue],
         physical_offset: int,
     ) -> bool:
-        """Whether the unit that a record claims as its own points to it. Raises NotReady."""
+        """Whether the unit at the record's queue offset points to the record. Raises NotReady."""
         message = self.message_at(physical_offset)
         queue = queues.get((message.topic, message.queue_id)) if message else None
         if message is None or queue is None:
@@ -64,11 +64,11 @@ class Reader:
         index_type: IndexType | None = None,
         prepare: Callable[[], bool] = lambda: False,
     ) -> KeyQuery:
-        """Find records of ``topic`` with ``key``, at most ``QUERY_COUNT_MAX``.
+        """A query for records of ``topic`` with ``key``, at most ``QUERY_COUNT_MAX``.
 
-        begin_ms, end_ms: store time, both included.
-        index_type: K for KEYS, U for UNIQ_KEY, T for TAGS; None for either of the first two.
-        prepare: called first, until it returns False.
+        begin_ms, end_ms: range of the store time, inclusive.
+        index_type: K for KEYS, U for UNIQ_KEY, T for TAGS; None for KEYS or UNIQ_KEY.
+        prepare: called by the first steps, until it returns False.
         """
         text = TAGS_MARK + key if index_type == "T" else key
         walk = IndexWalk(self.index_files, index_key_hash(topic, text), end_ms)
@@ -84,7 +84,7 @@ class Reader:
         return KeyQuery(prepare, walk, self.message_at, is_wanted, begin_ms, count_max)
 
     def message_at(self, physical_offset: int) -> StoredMessage | None:
-        """The record at an offset; None if there is none, or it is damaged. Raises NotReady."""
+        """The record at an offset; None if it is missing or damaged. Raises NotReady."""
         record = self.commit_log.record_at(physical_offset)
         try:
             return decode_record(record) if record is not None else None
@@ -95,11 +95,11 @@ class Reader:
 class KeyQuery:
     """A query by key, run in steps.
 
-    Each candidate record is decoded once, so different keys with one hash do not mix. A client can
-    send many such keys on purpose, so the query stops after ``CANDIDATES_MAX`` records or
-    ``ENTRIES_MAX`` entries; an earlier ``end_ms`` skips newer ones.
+    Every candidate is decoded, because different keys may share a hash. A client can send many
+    such keys on purpose, so the query stops after ``CANDIDATES_MAX`` records or ``ENTRIES_MAX``
+    entries; an earlier ``end_ms`` skips newer entries.
 
-    found: physical offsets, newest first. is_cut: whether there may be more.
+    found: physical offsets, newest first. is_cut: whether the query stopped at a bound.
     """
 
     def __init__(
@@ -123,9 +123,9 @@ class KeyQuery:
         self._is_over = False
 
     def step(self) -> bool:
-        """Examine a candidate, or find some; returns whether there is more to do.
+        """Examine one candidate, or find more of them; returns whether work remains.
 
-        Raises StoreDamaged; NotReady, after which the next call resumes.
+        Raises StoreDamaged, and NotReady, after which the next call resumes.
         """
         if self._prepare():
             return True
@@ -133,13 +133,13 @@ class KeyQuery:
         if not offsets and not self._walk.step() and not offsets:
             return False
         if offsets:
-            self._look(offsets[0])
+            self._examine(offsets[0])
             offsets.popleft()
         self.is_cut = len(self._seen) >= CANDIDATES_MAX or self._walk.entry_count >= ENTRIES_MAX
         return not (self._is_over or self.is_cut)
 
-    def _look(self, physical_offset: int) -> None:
-        # Each key with the hash has an entry, and a recovery may duplicate entries.
+    def _examine(self, physical_offset: int) -> None:
+        # A record has an entry per key with the hash, and recovery may duplicate entries.
         if physical_offset in self._seen:
             return
         message = self._message_at(physical_offset)

@@ -1,7 +1,7 @@
-"""Start: find where the log ends and bring ConsumeQueues and index in line with it.
+"""Recovery: find the end of the log and bring ConsumeQueues and index in line with it.
 
-``plan_recovery`` decides from facts alone; ``Recovery`` carries the plan out. The log is the
-truth: what queues and index say about a range that is read again is thrown away first.
+``plan_recovery`` is a pure function; ``Recovery`` carries its plan out. The log is the truth:
+units and index entries of the range that is read again are discarded first.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ CLOCK_MARGIN_MS: Final = 3000
 
 
 class LoadStage(StrEnum):
-    """What a start is at, in this order."""
+    """The stages of a start, in order."""
 
     QUEUES = "queues"  # counted in queues
     LOG = "log"  # counted in bytes
 
 
-# Called with what was done of a stage, and the most that there can be.
+# Called with a stage, the amount done, and an upper bound of its total.
 OnProgress = Callable[[LoadStage, int, int], None]
 
 
 # --- the end of the log --------------------------------------------------------------------
 
 
-def count_behind(files: list[MappedFile], end_offset: int) -> int:
-    """Whole records after the first that is none: with some, that one is more than a cut tail.
+def count_after(files: list[MappedFile], end_offset: int) -> int:
+    """The number of whole records after the log's end; if any, the end is damage, not a torn tail.
 
-    files: those of the log.
+    files: files of the log.
     """
     count = 0
     while files := _files_past(files, end_offset):
@@ -65,7 +65,7 @@ def _files_past(files: list[MappedFile], offset: int) -> list[MappedFile]:
 
 
 def _after(file: MappedFile, offset: int) -> int:
-    """Where a damaged record says that the next one begins, else the end of the file."""
+    """Where the next record begins by the damaged one's stated size, else the end of the file."""
     size = stated_size(file, offset - file.start_offset)
     return offset + size if size else file.end_offset
 
@@ -74,14 +74,14 @@ def _after(file: MappedFile, offset: int) -> int:
 
 
 class FirstRecord(NamedTuple):
-    """A log file by its first record; the timestamp is None when there is no whole record."""
+    """The first record of a log file; the timestamp is None without a whole record."""
 
     start_offset: int
     store_timestamp: int | None
 
 
 def first_records(files: list[MappedFile]) -> list[FirstRecord]:
-    """One per log file."""
+    """The first record of each log file."""
     firsts = []
     for file in files:
         block = read_block(file, 0, bytes_max=0)
@@ -92,10 +92,10 @@ def first_records(files: list[MappedFile]) -> list[FirstRecord]:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPlan:
-    """From where the log is read again, by physical offset.
+    """The physical offsets from which the log is read again.
 
-    Each taker gets the rows of the records from ``put_from`` on, by its name. Reading begins at
-    ``scan_from``, or at the start of its file if no whole record is there.
+    scan_from: where reading begins, or at the start of its file if no whole record is there.
+    put_from: by the taker's name, where the records begin whose rows the taker gets.
     """
 
     scan_from: int
@@ -103,23 +103,23 @@ class RecoveryPlan:
 
     @property
     def queues_from(self) -> int:
-        """Units at or past it are made anew."""
+        """Units of records at or past this offset are rebuilt."""
         return self.put_from[Dispatcher.name]
 
 
 def plan_recovery(
     files: list[FirstRecord], newest_unit: int, durable_offsets: Mapping[str, int]
 ) -> RecoveryPlan:
-    """Decide how far to go back.
+    """Decide how far back to read.
 
-    newest_unit: as for ``queues_durable_offset``. durable_offsets: by the takers' names.
+    newest_unit: as for ``queues_durable_offset``. durable_offsets: by taker name.
     """
     if not files:
         return RecoveryPlan(0, dict.fromkeys(durable_offsets, 0))
     log_start = files[0].start_offset
     put_from = {name: max(offset, log_start) for name, offset in durable_offsets.items()}
     scan_from = min(put_from.values())
-    # Where no record begins; the newest one leads to those after it.
+    # No record begins at newest_unit + 1; reading the newest record leads to those after it.
     if scan_from == newest_unit + 1 > log_start:
         scan_from = newest_unit
     return RecoveryPlan(scan_from, put_from)
@@ -128,7 +128,7 @@ def plan_recovery(
 def queues_durable_offset(
     *, is_clean: bool, files: list[FirstRecord], newest_unit: int, checkpoint: Checkpoint
 ) -> int:
-    """Up to where every record has its unit.
+    """The offset before which every record has its unit.
 
     newest_unit: largest physical offset in any ConsumeQueue, -1 without units.
     """
@@ -137,24 +137,24 @@ def queues_durable_offset(
     log_start = files[0].start_offset
     if is_clean:
         return max(newest_unit + 1, log_start)
-    # The checkpoint speaks of queues that are there; who removed them all wants them made anew.
-    # The peer goes back ten files at most, and acknowledged records before them have no unit then.
+    # The checkpoint is about existing queues; if somebody removed them all, rebuild them all.
+    # The peer reads back ten files at most, so that acknowledged records before them lack units.
     return unclean_start(files, checkpoint) if newest_unit >= 0 else log_start
 
 
 def index_durable_offset(*, is_clean: bool, index_end: int, queues_durable: int) -> int:
-    """Up to where every key has its entry.
+    """The offset before which every key has its index entry.
 
-    index_end: physical offset of the newest index entry that is kept, -1 without entries.
+    index_end: physical offset of the newest remaining index entry, -1 without entries.
     """
     if is_clean:
-        # What has a unit has its index entries too.
+        # A record with a unit has its index entries too.
         return max(index_end + 1, queues_durable)
     return max(index_end, 0)
 
 
 def unclean_start(files: list[FirstRecord], checkpoint: Checkpoint) -> int:
-    """Up to where all queues are on disk, by the checkpoint. files: at least one."""
+    """The offset before which the checkpoint guarantees all units. files: at least one."""
     if checkpoint.logics_physical_offset > 0:
         return max(checkpoint.logics_physical_offset, files[0].start_offset)
     stamps = (checkpoint.physic_msg_timestamp, checkpoint.logics_msg_timestamp)
@@ -170,14 +170,14 @@ def unclean_start(files: list[FirstRecord], checkpoint: Checkpoint) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """What a start found and did."""
+    """The results of a recovery."""
 
     is_clean: bool
     scanned_from: int
     log_end: int
     record_count: int
     unplaced_count: int  # records whose topic or queue offset cannot be right
-    cut_count: int  # whole records that lay behind one that was none
+    cut_count: int  # whole records cut off because they lay after a damaged one
 
     def as_log(self) -> dict[str, object]:
         """The fields of a log line."""
@@ -185,9 +185,9 @@ class RecoveryReport:
 
 
 class Recovery:
-    """Reads the log by the plan and gives its rows to the takers.
+    """Reads the log by the plan and feeds its rows to the takers.
 
-    Then ``newest`` is the physical offset and store timestamp of the last record.
+    newest: physical offset and store timestamp of the last record read.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Recovery:
         takers: Sequence[Taker],
         log_rows: LogRows,
     ) -> None:
-        """Nothing is read yet."""
+        """Reads nothing yet."""
         self.commit_log = commit_log
         self.takers = takers
         self._log_rows = log_rows
@@ -204,9 +204,10 @@ class Recovery:
         self.newest: tuple[int, int] | None = None
 
     def run(self, plan: RecoveryPlan, *, is_clean: bool, on_progress: OnProgress) -> RecoveryReport:
-        """Read, put and cut. Raises OSError.
+        """Read the log, feed the takers, and cut the log and the takers at its end.
 
-        on_progress: called after each block; what it raises ends the work.
+        on_progress: called after each block; an exception that it raises ends the run.
+        Raises OSError.
         """
         for taker in self.takers:
             taker.cut(plan.put_from[taker.name])
@@ -219,7 +220,7 @@ class Recovery:
             self.newest = int(columns.physical_offset[-1]), int(columns.store_timestamp[-1])
             self._put(self._rows(columns, plan), plan)
             on_progress(LoadStage.LOG, scan.end_offset - scanned_from, bytes_max)
-        cut_count = count_behind(scan.files, scan.end_offset)
+        cut_count = count_after(scan.files, scan.end_offset)
         self._cut_log(scan.end_offset, is_clean=is_clean)
         for taker in self.takers:
             taker.cut(scan.end_offset)
@@ -233,24 +234,24 @@ class Recovery:
         )
 
     def _rows(self, columns: RecordColumns, plan: RecoveryPlan) -> Rows:
-        """Rows of the ring; what can't be placed is left out, or left out of its queue."""
+        """The records' rows, without those of impossible queues; impossible offsets get no unit."""
         rows, queues = self._log_rows.rows(columns)
         self.unplaced_count += len(columns) - len(rows)
         for key, numbers in _by_queue(rows["queue_key"]):
-            self._place(queues[key], rows, numbers[self._is_new(rows[numbers], plan)])
+            self._place(queues[key], rows, numbers[self._needs_unit(rows[numbers], plan)])
         return rows
 
     @staticmethod
-    def _is_new(rows: Rows, plan: RecoveryPlan) -> Array:
-        """Which get a unit."""
+    def _needs_unit(rows: Rows, plan: RecoveryPlan) -> Array:
+        """A mask of the rows for which a unit is built."""
         is_queued: Array = rows["sys_flag"] & NOT_QUEUED == 0
         return is_queued & (rows["physical_offset"] >= plan.queues_from)
 
     def _place(self, queue: StoreQueue, rows: Rows, numbers: Array) -> None:
-        """Keep records out of their queue when their queue offsets cannot be right.
+        """Keep records out of their queue if their queue offsets cannot be right.
 
-        The CRC does not cover those, and filling a gap that damage made could fill the disk: the
-        records of a gap would have needed room in the log.
+        No CRC covers queue offsets, and blank units for a gap caused by damage could fill the
+        disk. A genuine gap is no longer than the number of records that fit the log before it.
         """
         offsets = rows["queue_offset"][numbers]
         if not len(offsets):
@@ -259,11 +260,11 @@ class Recovery:
             queue.next_offset = int(offsets[-1]) + 1
             return
         room = rows["physical_offset"][numbers] // RECORD_BYTES_MIN
-        for number, offset, most in zip(
+        for number, offset, gap_max in zip(
             numbers.tolist(), offsets.tolist(), room.tolist(), strict=True
         ):
             gap = offset - queue.next_offset
-            if gap and gap > most:
+            if gap and gap > gap_max:
                 self.unplaced_count += 1
                 rows["sys_flag"][number] |= INNER_BATCH
             else:
@@ -286,12 +287,12 @@ class Recovery:
                 not is_clean or any(last.map[position : position + 8])
             ):
                 last.clear_from(position)
-                last.sync()  # else what stood there may follow new records after a power cut
+                last.sync()  # else old bytes may follow new records after a power cut
         self.commit_log.open_at(end_offset)
 
 
 def _by_queue(queue_keys: Array) -> Iterator[tuple[int, Array]]:
-    """Each key with the numbers of its rows."""
+    """Each queue key with the indexes of its rows."""
     order = np.argsort(queue_keys, kind="stable")
     ordered = queue_keys[order]
     changes = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1

@@ -1,4 +1,4 @@
-"""What a store is told; the defaults are the peer's."""
+"""Settings of a store; the defaults are the peer's."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ DELAY_LEVELS_MS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """What may be removed, and when; one may take another's place while the store runs.
+    """Which files may be removed, and when; replaceable while the store runs.
 
-    delete_hours: of local time, in which old files go.
-    clean_ratio: above it they go at any hour. force_ratio: above it young ones go too.
-    refuse_ratio: above it messages are refused, until force_ratio is reached again.
-    Ratios are used parts of the file system, 0 to 1.
+    delete_hours: hours of local time in which expired files are removed.
+    clean_ratio: above it expired files are removed at any hour.
+    force_ratio: above it unexpired files are removed too.
+    refuse_ratio: above it messages are refused until usage falls to force_ratio.
+    Ratios are disk usage, 0 to 1.
     """
 
     reserved_ms: int = 72 * _HOUR_MS
@@ -43,7 +44,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSettings:
-    """Sizes must be those the directory was made with; load() checks them."""
+    """Settings of one store. File sizes must be those of its first start; load() checks them."""
 
     root: Path
     commit_log_file_bytes: int = 1 << 30
@@ -65,7 +66,7 @@ class StoreSettings:
     queue_flush_thorough_interval_ms: int = 60_000
 
     ring_rows: int = 1 << 17
-    index_tick_ms: int = 100  # each block has a fixed cost of some 0.25 ms
+    index_tick_ms: int = 100  # each block has a fixed cost of about 0.25 ms
     retention: Retention = Retention()
     clean_interval_ms: int = 10_000
 
@@ -74,5 +75,5 @@ class StoreSettings:
             raise ValueError(f"ring_rows {self.ring_rows} is not a power of two")
         if self.consume_queue_file_bytes % 20:
             raise ValueError(
-                f"consume_queue_file_bytes {self.consume_queue_file_bytes} is no multiple of 20"
+                f"consume_queue_file_bytes {self.consume_queue_file_bytes} is not a multiple of 20"
             )

@@ -1,4 +1,4 @@
-"""A queue as the broker holds it: one interned object per (topic, queue id)."""
+"""The broker's object for a queue: one per (topic, queue id)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 class StoreQueue:
-    """``next_offset`` is the next queue offset to assign; ``waiting`` belongs to the broker."""
+    """A queue, its ConsumeQueue, and constants for encoding its records.
+
+    next_offset: the next queue offset to assign. waiting: for the broker, unused by the store.
+    """
 
     __slots__ = (
         "checksum_bytes",
@@ -36,16 +39,16 @@ class StoreQueue:
         consume_queue: ConsumeQueue,
         checksum_bytes: int = 0,
     ) -> None:
-        """key: the queue's number in the rows of the ring.
+        """key: number of the queue in the rows of the ring.
 
-        checksum_bytes: what the store appends to the properties of each record.
+        checksum_bytes: size of the checksum that the store appends to each record's properties.
         """
         self.topic = topic
         self.queue_id = queue_id
         self.key = key
         self.consume_queue = consume_queue
         self.checksum_bytes = checksum_bytes
-        self.magic, self.topic_field, self.index_prefixes = _of_topic(topic)
+        self.magic, self.topic_field, self.index_prefixes = _topic_constants(topic)
         self.next_offset = 0
         self.waiting: dict[Any, None] | None = None
 
@@ -54,6 +57,6 @@ class StoreQueue:
 
 
 @lru_cache
-def _of_topic(topic: str) -> tuple[int, bytes, tuple[int, int]]:
-    """What all queues of a topic have; a start makes them one after the other."""
+def _topic_constants(topic: str) -> tuple[int, bytes, tuple[int, int]]:
+    """Constants that all queues of a topic share; loading creates these one after the other."""
     return *topic_field(topic), index_prefixes(topic)

@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from headrace_protocol.columns import Array
     from headrace_protocol.message import Buffer
 
-# One pull looks at this many bytes of units at most, so that a rare tag does not stop the loop.
+# Most bytes of units that one pull scans, so that a rare tag does not stall the loop.
 SCAN_BYTES: Final = 16_000
-# A bulk read looks at ten million units a second or more.
+# Most units that one bulk read scans, at ten million a second or more.
 BULK_SCAN_UNITS: Final = 65_536
-# How much of a range of the log the wanted records must fill for all of it to be sent.
+# Share of a range of the log that the wanted records must fill for the whole range to be sent.
 LOG_FILL_MIN: Final = 0.75
-# Pieces of less cost more to send one by one than to copy.
+# Smaller pieces cost more to send one by one than to copy.
 PIECE_BYTES_MIN: Final = 4096
-# Units from here on may be older than what the log takes for cached.
+# Units farther than this from the end are checked for residency, as old bytes of the log are.
 HOT_UNITS: Final = 100_000
 Boundary = Literal["LOWER", "UPPER"]
 Layout = Literal["log", "gathered"]
 
 
 class GetStatus(enum.Enum):
-    """How a read ended; the names go over the wire. OFFSET_RESET is for the broker to say."""
+    """The outcome of a read; its name goes over the wire. Only the broker sets OFFSET_RESET."""
 
     FOUND = enum.auto()
     NO_MATCHED_MESSAGE = enum.auto()
@@ -47,11 +47,12 @@ class GetStatus(enum.Enum):
 
 
 class GetResult(NamedTuple):
-    """What a read found: ``buffers`` are views of the log, whole records back to back.
+    """The result of a read.
 
-    ``get_bulk`` puts the records' units, and queue offsets if they have gaps, before them.
-    body_bytes: of the records. layout, first_physical_offset, has_queue_offsets: as
-    BulkPullResponseHeader has them.
+    buffers: views of the log, whole records back to back. ``get_bulk`` puts the records' units
+    before them, and their queue offsets if these have gaps.
+    body_bytes: total size of the records.
+    layout, first_physical_offset, has_queue_offsets: as in BulkPullResponseHeader.
     """
 
     status: GetStatus
@@ -86,11 +87,11 @@ class StoreSource:
     ) -> GetResult:
         """Records from ``queue_offset`` on, at least one if any matches.
 
-        count_max, bytes_max: where to stop; the first record is returned whatever its size.
-        tags: tags codes wanted, or None for all.
+        count_max, bytes_max: limits; the first record is returned whatever its size.
+        tags: wanted tags codes, or None for all.
 
-        ``next_offset`` is where to read on. Neighbours in the log share one buffer.
-        Raises NotReady for old units or records that the disk must give first.
+        The next read starts at ``next_offset``. Adjacent records in the log share one buffer.
+        Raises NotReady for old units or records that must first be read from disk.
         """
         consume_queue = self._queue
         log_min_offset = self._commit_log.files.min_offset
@@ -118,9 +119,9 @@ class StoreSource:
         bytes_max: int,
         tags: frozenset[int] | None,
     ) -> GetResult:
-        """As ``get``, for many records: their units, and the log's bytes that they lie in.
+        """As ``get``, for many records: their units, and the parts of the log that hold them.
 
-        Neither is copied, unless records lie scattered in pieces too small to be sent as they are.
+        Neither is copied, unless the records are scattered in pieces too small to send singly.
         """
         consume_queue = self._queue
         log_min_offset = self._commit_log.files.min_offset
@@ -154,7 +155,7 @@ class StoreSource:
         )
 
     def _bulk_records(self, units: Array) -> tuple[Layout, int, list[Buffer]]:
-        """The records of units, as they lie if that is not much more, else gathered."""
+        """The records of units: one range of the log if they fill most of it, else gathered."""
         starts = units["physical_offset"].astype(np.int64)
         ends = starts + units["size"]
         start, end = int(starts[0]), int(ends[-1])
@@ -171,12 +172,12 @@ class StoreSource:
         return "gathered", start, [*pieces]
 
     def _units(self, queue: ConsumeQueue, queue_offset: int, count: int) -> memoryview:
-        """Units as ``units_view`` has them. Raises NotReady as ``CommitLog.slices``."""
+        """As ``ConsumeQueue.units_view``. Raises NotReady as ``CommitLog.slices``."""
         if (file := queue.files.find(queue_offset * UNIT_BYTES)) is not None:
             start = queue_offset * UNIT_BYTES - file.start_offset
             end = min(start + count * UNIT_BYTES, file.file_bytes)
             if queue_offset < max(queue.max_offset - HOT_UNITS, queue.started_at):
-                queue.view_of(file)  # within the budget, before the look maps it
+                queue.view_of(file)  # within the map budget, before the check maps it
                 self._commit_log.page_cache.check(file, start, end)
             file.check_soon(start, end)
         return queue.units_view(queue_offset, count)
@@ -186,7 +187,7 @@ class StoreSource:
         return self._queue.min_offset(self._commit_log.min_offset, self._units)
 
     def max_offset(self) -> int:
-        """Just after the newest queue offset that can be read."""
+        """One past the newest queue offset that can be read."""
         return self._queue.max_offset
 
     def known_range(self) -> tuple[int, int]:
@@ -199,7 +200,7 @@ class StoreSource:
         return physical_offset, size, tags_code
 
     def has_unit(self, queue_offset: int) -> bool:
-        """Whether there is such a unit, with or without its record."""
+        """Whether the queue has this unit, even if the record is gone."""
         return self._queue.first_offset <= queue_offset < self._queue.max_offset
 
     # --- by time ---------------------------------------------------------------------------
@@ -207,8 +208,8 @@ class StoreSource:
     def offset_by_time(self, timestamp_ms: int, boundary: Boundary = "LOWER") -> int:
         """The queue offset for a store time.
 
-        LOWER: the first record stored at or after it; max_offset when all are older.
-        UPPER: the last one stored at or before it; 0 when all are newer.
+        LOWER: first record stored at or after the time; max_offset if all are older.
+        UPPER: last record stored at or before the time; 0 if all are newer.
         Raises NotReady.
         """
         min_offset = self.min_offset()
@@ -217,7 +218,7 @@ class StoreSource:
         while low < high:
             middle = (low + high) // 2
             store_ms = self.store_time_at(middle)
-            # A unit without record belongs to the past.
+            # A unit without a record is older than every record.
             if store_ms is None or store_ms < limit_ms:
                 low = middle + 1
             else:
@@ -227,19 +228,19 @@ class StoreSource:
         return low - 1 if low > min_offset else 0
 
     def store_time_at(self, queue_offset: int) -> int | None:
-        """When the record at a queue offset was stored; None if not there. Raises NotReady."""
+        """Store time of the record at a queue offset; None if it is gone. Raises NotReady."""
         if not self.has_unit(queue_offset):
             return None
         return self._commit_log.store_timestamp_at(self.unit(queue_offset)[0])
 
 
 class EmptySource:
-    """Reads a queue to which nothing was ever written."""
+    """The source of a queue that was never written."""
 
     def get(
         self, queue_offset: int, _count_max: int, _bytes_max: int, _tags: frozenset[int] | None
     ) -> GetResult:
-        """Nothing."""
+        """An empty result."""
         return _outside(queue_offset, 0, 0)
 
     get_bulk = get
@@ -251,11 +252,11 @@ class EmptySource:
     max_offset = min_offset
 
     def known_range(self) -> tuple[int, int]:
-        """Nothing."""
+        """An empty range."""
         return 0, 0
 
     def unit(self, queue_offset: int) -> tuple[int, int, int]:
-        """There is none. Raises LookupError."""
+        """Raises LookupError: no unit exists."""
         raise LookupError(queue_offset)
 
     def offset_by_time(self, _timestamp_ms: int, _boundary: Boundary = "LOWER") -> int:
@@ -276,7 +277,7 @@ def _empty(status: GetStatus, next_offset: int, min_offset: int, max_offset: int
 
 
 def _outside(queue_offset: int, min_offset: int, max_offset: int) -> GetResult:
-    """The answer for an offset that no unit has."""
+    """The result for an offset without a unit."""
     if max_offset == 0 or (min_offset == max_offset and queue_offset < max_offset):
         status, next_offset = GetStatus.NO_MESSAGE_IN_QUEUE, max_offset
     elif queue_offset < min_offset:
@@ -296,7 +297,7 @@ def _select(
     log_min_offset: int,
     file_bytes: int,
 ) -> tuple[list[tuple[int, int]], int, int, int]:
-    """Ranges of the log, record count, byte count and units looked at."""
+    """Ranges of the log, record count, their total bytes, and the number of units scanned."""
     runs = []
     count = body_bytes = seen = 0
     start = end = -1
@@ -331,9 +332,9 @@ def _choose(
     tags: frozenset[int] | None,
     log_min_offset: int,
 ) -> tuple[Array, int]:
-    """Numbers of the units that are wanted and fit, at least one, and how many were looked at."""
+    """Indexes of the wanted units that fit, at least one if any, and the number scanned."""
     if tags is None:
-        # Far more than will fit need not be looked through; behind a large one it may be fewer.
+        # An estimate of what fits, by the first size; fewer may come back after a large record.
         units = units[: max(2 * bytes_max // max(int(units["size"][0]), 1), 1)]
     is_wanted = (units["size"] != BLANK_SIZE) & (units["physical_offset"] >= log_min_offset)
     if tags is not None:
@@ -347,7 +348,7 @@ def _choose(
 
 
 def _take(units: Array, numbers: Array) -> Array:
-    """Some of the units, as a view when there is nothing between them."""
+    """The units at ``numbers``; a view if these are consecutive."""
     first, last = int(numbers[0]), int(numbers[-1])
     if last - first == len(numbers) - 1:
         return units[first : last + 1]

@@ -1,1 +1,1 @@
-"""Offline tools for a store directory: check and repair, print, count, copy."""
+"""Offline tools that check, repair, print, measure and copy a store directory."""

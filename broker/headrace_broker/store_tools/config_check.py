@@ -1,4 +1,4 @@
-"""The small files: tables in ``config/``, checkpoint, index mark."""
+"""Checks the small files: tables in ``config/``, checkpoint, index mark."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace_broker.store.integrity.checkpoint import (
     Checkpoint,
     IndexMark,
 )
-from headrace_broker.store_tools.findings import Finding, PutAway, RestoreBackup
+from headrace_broker.store_tools.findings import Finding, MoveAside, RestoreBackup
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import (
     ConsumerOffsetSerializeWrapper,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-# Those that a broker of ours reads have a shape; of others it matters that they are whole.
+# The tables that our broker reads are decoded fully; other files must only be valid JSON.
 _PARSERS: Final[dict[str, Callable[[bytes], Any]]] = {
     "topics.json": TopicConfigSerializeWrapper.decode,
     "subscriptionGroup.json": SubscriptionGroupWrapper.decode,
@@ -33,9 +33,9 @@ _BINARY: Final = frozenset(("timercheck",))
 
 
 def config_findings(folder: Path) -> Iterator[Finding]:
-    """Files that cannot be read; with a whole backup they can be written anew."""
+    """Files that cannot be read; those with an intact backup can be restored."""
     for path in sorted(path for path in folder.glob("*") if path.is_file()):
-        # Nobody reads these: a crash in the middle of a save leaves the first.
+        # Not read by any broker; a crash during a save leaves a .tmp.
         if path.name in _BINARY or path.suffix in {".tmp", DAMAGED_SUFFIX}:
             continue
         name = path.name.removesuffix(BACKUP_SUFFIX)
@@ -45,7 +45,7 @@ def config_findings(folder: Path) -> Iterator[Finding]:
 
 
 def text_problem(name: str, data: bytes) -> str | None:
-    """Why a config file cannot be read; None if it can."""
+    """Why a config file cannot be read; None if it is fine."""
     try:
         _PARSERS.get(name, fastjson.loads)(unsealed(data))
     except ValueError as error:
@@ -55,32 +55,34 @@ def text_problem(name: str, data: bytes) -> str | None:
 
 def _config_finding(path: Path, name: str, problem: str) -> Finding:
     if path.name != name:
-        return Finding(path, f"{problem}; it is only a backup", fix=PutAway(path))
+        return Finding(path, f"{problem}; this is only a backup", fix=MoveAside(path))
     backup = path.with_name(name + BACKUP_SUFFIX)
     if not backup.exists():
-        return Finding(path, f"{problem}; and there is no backup")
+        return Finding(path, f"{problem}; there is no backup")
     data = backup.read_bytes()
     if text_problem(name, data):
-        return Finding(path, f"{problem}; and neither can its backup")
-    return Finding(path, f"{problem}; its backup can", fix=RestoreBackup(path, unsealed(data)))
+        return Finding(path, f"{problem}; its backup is damaged too")
+    return Finding(
+        path, f"{problem}; its backup is intact", fix=RestoreBackup(path, unsealed(data))
+    )
 
 
 def checkpoint_findings(root: Path, newest: tuple[int, int] | None) -> Iterator[Finding]:
-    """A checkpoint that is cut, or ahead of the log.
+    """A checkpoint that is truncated, or ahead of the log.
 
-    newest: physical offset and store time of the last record, if there is any.
+    newest: physical offset and store time of the last record, if any.
     """
     path = root / "checkpoint"
     if not path.exists():
         return
     if path.stat().st_size != CHECKPOINT_BYTES:
-        yield Finding(path, f"has {path.stat().st_size} bytes, not 4096", fix=PutAway(path))
+        yield Finding(path, f"has {path.stat().st_size} bytes, not 4096", fix=MoveAside(path))
         return
     problem = _checkpoint_problem(Checkpoint.load(path), newest or (-1, 0))
     if not problem and any(path.read_bytes()[len(Checkpoint._fields) * 8 :]):
-        problem = "other bytes than zeros follow its values"
+        problem = "bytes other than zeros follow its values"
     if problem:
-        yield Finding(path, problem, fix=PutAway(path))
+        yield Finding(path, problem, fix=MoveAside(path))
 
 
 def _checkpoint_problem(checkpoint: Checkpoint, newest: tuple[int, int]) -> str | None:
@@ -89,17 +91,17 @@ def _checkpoint_problem(checkpoint: Checkpoint, newest: tuple[int, int]) -> str 
     place, time_ms = newest
     times = checkpoint[:3]
     if max(times) > time_ms:
-        return f"says {max(times)} ms, but the newest record in the log is of {time_ms}"
+        return f"has the time {max(times)} ms, but the newest record in the log is of {time_ms} ms"
     if checkpoint.logics_physical_offset > max(place, 0):
         return (
-            f"says that the record at {checkpoint.logics_physical_offset} has its unit, but the"
-            f" log's last is at {place}"
+            f"covers the unit of the record at {checkpoint.logics_physical_offset}, but the log's"
+            f" last record is at {place}"
         )
     return None
 
 
 def mark_findings(root: Path) -> Iterator[Finding]:
-    """An index mark that its own checksum contradicts."""
+    """An index mark whose checksum does not match."""
     path = root / INDEX_MARK_NAME
     if path.exists() and IndexMark.load(path) is None:
-        yield Finding(path, "its checksum does not match", fix=PutAway(path))
+        yield Finding(path, "its checksum does not match", fix=MoveAside(path))

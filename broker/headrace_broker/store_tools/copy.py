@@ -1,4 +1,4 @@
-"""``headrace store copy --topic``: some topics of a store, in a new directory."""
+"""``headrace store copy --topic``: copies topics of a store into a new directory."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from headrace_broker.store.queues.dispatch import NOT_QUEUED
 from headrace_broker.store_tools.directory import StoreDirectory
 from headrace_broker.store_tools.dump import has_topic
 from headrace_broker.store_tools.log_reader import LogDamage, LogReader
-from headrace_broker.store_tools.records import Places
+from headrace_broker.store_tools.records import QueueNumbers
 from headrace_broker.store_tools.seal_check import seal
 from headrace_protocol import fastjson
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns, split
 from headrace_protocol.message import BLANK_RECORD, MAGIC_BLANK, RECORD_BYTES_MIN
+from headrace_protocol.system_topics import SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +43,7 @@ _PHYSICAL_OFFSET_AT: Final = 28
 
 @dataclass(slots=True)
 class CopyReport:
-    """What a copy took over. damage: what of the source was no record and stayed behind."""
+    """What a copy contains. damage: parts of the source that are no records and were left out."""
 
     record_count: int = 0
     record_bytes: int = 0
@@ -55,10 +56,11 @@ def copy_topics(
 ) -> CopyReport:
     """Copy records, queues, index, offsets and settings of some topics.
 
-    target: a directory that does not exist yet, or is empty. Queue offsets stay, physical offsets
-    do not. Until the end it looks like a store after a crash, which a start would recover.
+    target: a directory that does not exist yet, or is empty. Queue offsets stay the same, physical
+    offsets change. Until the end the target looks like a store after a crash, which a start would
+    recover.
 
-    Raises TopicNotFound for a topic without queues, StoreError for a target that is in use;
+    Raises TopicNotFound for a topic without queues, StoreError for a target that is not empty;
     OSError.
     """
     _check(source, target, topics)
@@ -111,7 +113,7 @@ class _Writer:
         self._root = settings.root
         self._settings = settings
         self._log = _LogWriter(settings)
-        self._places = Places(settings.delay_levels_ms)
+        self._queue_numbers = QueueNumbers(settings.delay_levels_ms)
         self._queue_bytes = settings.consume_queue_file_bytes
         self._fs = source.fs
         self._index = IndexFiles(settings, source.fs)
@@ -119,7 +121,7 @@ class _Writer:
         self._newest: tuple[int, int] | None = None
 
     def write(self, columns: RecordColumns) -> None:
-        """Append some records, in log order, with their units and index entries."""
+        """Append records in log order, with their units and index entries."""
         sizes = columns.size
         data = bytearray(b"".join(split(columns.data, columns.start, sizes)))
         ends = np.cumsum(sizes)
@@ -134,18 +136,18 @@ class _Writer:
     def _write_piece(
         self, piece: memoryview, ends: Array, columns: RecordColumns, first: int
     ) -> None:
-        """Records that lie in one file of the copy."""
+        """Write records that fit into one file of the copy."""
         sizes = np.diff(ends, prepend=0)
         starts = ends - sizes
         physical_offset = starts + self._log.offset
-        places = np.ndarray((len(piece) - 7,), ">i8", piece, strides=(1,))
-        places[starts + _PHYSICAL_OFFSET_AT] = physical_offset
+        stated_offsets = np.ndarray((len(piece) - 7,), ">i8", piece, strides=(1,))
+        stated_offsets[starts + _PHYSICAL_OFFSET_AT] = physical_offset
         copied = RecordColumns(bytes(piece), starts, sizes)
         if (is_marked := has_checksum(copied)).any():
             put_checksums(piece, starts[is_marked], sizes[is_marked])
-        records = self._places.records(LogBlock(copied, self._log.offset))
+        records = self._queue_numbers.records(LogBlock(copied, self._log.offset))
         self._put_units(records, columns.physical_offset[first : first + len(sizes)])
-        numbers, hashes = self._places.index_keys(records)
+        numbers, hashes = self._queue_numbers.index_keys(records)
         times = records.store_timestamp
         now_ms = int(time.time() * 1000)
         self._index.put(hashes, physical_offset[numbers], times[numbers], now_ms)
@@ -156,9 +158,9 @@ class _Writer:
 
     def _put_units(self, records: Records, source_offset: Array) -> None:
         queued = np.flatnonzero((records.sys_flag & NOT_QUEUED) == 0)
-        for place in np.unique(records.place[queued]).tolist():
-            group = queued[records.place[queued] == place]
-            queue = self._queue(place)
+        for queue_number in np.unique(records.queue_number[queued]).tolist():
+            group = queued[records.queue_number[queued] == queue_number]
+            queue = self._queue(queue_number)
             units = np.empty(len(group), UNIT_DTYPE)
             units["physical_offset"] = records.physical_offset[group]
             units["size"], units["tags_code"] = records.size[group], records.tags_code[group]
@@ -173,35 +175,35 @@ class _Writer:
     def _put_unit(
         self, queue: ConsumeQueue, queue_offset: int, unit: Any, source_offset: Array
     ) -> None:
-        # As at a start: a gap that the source's log has no room for was made by damage.
+        # As at a start: a gap too large for the source's log is the result of damage.
         if (queue_offset - queue.max_offset) * RECORD_BYTES_MIN > source_offset[-1]:
             self._report.unplaced_count += 1
         else:
             queue.put(queue_offset, *unit.tolist())
 
-    def _queue(self, place: int) -> ConsumeQueue:
-        if place not in self._queues:
-            topic, queue_id = self._places.name(place)
+    def _queue(self, queue_number: int) -> ConsumeQueue:
+        if queue_number not in self._queues:
+            topic, queue_id = self._queue_numbers.name(queue_number)
             folder = self._root / "consumequeue" / topic / str(queue_id)
-            self._queues[place] = ConsumeQueue(folder, self._queue_bytes, self._fs)
-        return self._queues[place]
+            self._queues[queue_number] = ConsumeQueue(folder, self._queue_bytes, self._fs)
+        return self._queues[queue_number]
 
     def finish(self) -> None:
-        """All to disk, and a checkpoint that says so."""
+        """Bring everything to disk, and save a checkpoint that covers it."""
         self._log.finish()
         for queue in self._queues.values():
             queue.start_flush()()
         for file in self._index.files:
             file.file.sync()
         self._fs.sync_names()
-        place, time_ms = self._newest or (0, 0)
-        checkpoint = Checkpoint(time_ms, time_ms, 0, 0, 0, place)
+        physical_offset, time_ms = self._newest or (0, 0)
+        checkpoint = Checkpoint(time_ms, time_ms, 0, 0, 0, physical_offset)
         checkpoint.save(self._root / "checkpoint", self._fs)
         seal(StoreDirectory(self._settings, self._fs), self._log.offset)
 
 
 class _LogWriter:
-    """``offset`` is where the next record goes, by physical offset."""
+    """Writes the log of the copy. offset: the physical offset of the next record."""
 
     def __init__(self, settings: StoreSettings) -> None:
         self.offset = 0
@@ -212,7 +214,7 @@ class _LogWriter:
         self._newest_ms = 0
 
     def room_for(self, ends: Array) -> int:
-        """How many of the records that end there fit the file; of a new file at least one does."""
+        """How many records with these ends fit into the file; starts a new one if none does."""
         position = self.offset % self._file_bytes
         if self._file is None:
             self._open()
@@ -224,14 +226,14 @@ class _LogWriter:
         return self.room_for(ends)
 
     def write(self, data: memoryview, newest_ms: int) -> None:
-        """Append; ``newest_ms`` becomes the file's modification time, which retention goes by."""
+        """Append; ``newest_ms`` becomes the file's modification time, which retention uses."""
         assert self._file is not None
         self._file.write(data)
         self.offset += len(data)
         self._newest_ms = newest_ms
 
     def finish(self) -> None:
-        """Bring the file to disk."""
+        """Bring the current file to disk and close it."""
         if self._file is None:
             return
         self._file.flush()
@@ -258,16 +260,19 @@ class _LogWriter:
 
 
 def _kept(topics: set[str]) -> dict[str, Callable[[dict[Any, Any]], dict[Any, Any]]]:
-    """What to keep of each config file."""
+    """By config file, the function that keeps the parts of these topics."""
 
     def of_topics(fields: dict[Any, Any]) -> dict[Any, Any]:
         return {key: _entries(value, topics) for key, value in fields.items()}
 
+    # Without it a copy would deliver again what its queues of delayed messages still hold.
+    delayed = {"delayOffset.json": lambda fields: fields} if SCHEDULE_TOPIC in topics else {}
     return {
+        **delayed,
         "topics.json": of_topics,
         "topicQueueMapping.json": of_topics,
         "consumerOffset.json": of_topics,
-        # The copy goes on with the same queue offsets, so it is the same topic to who kept some.
+        # The copy keeps the queue offsets, so consumers that saved some must see the same topic.
         "topicIncarnation.json": lambda ids: {key: ids[key] for key in ids if key in topics},
         "subscriptionGroup.json": lambda fields: fields,
     }
@@ -277,7 +282,7 @@ _VERSIONS: Final = frozenset(("counter", "stateVersion", "timestamp"))
 
 
 def _entries(table: Any, topics: set[str]) -> Any:
-    """The entries of a table whose key is a topic, or TOPIC@GROUP; of groups' topics those."""
+    """A table reduced to these topics: its keys are TOPIC or TOPIC@GROUP, or its values topics."""
     if not isinstance(table, dict) or table.keys() <= _VERSIONS:
         return table
     kept = {}

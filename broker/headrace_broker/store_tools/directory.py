@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-# Told how many bytes were dealt with since the last call.
+# Progress: called with the number of bytes processed since the last call.
 Advance = Callable[[int], None]
 
 _NAMES: Final = frozenset(("commitlog", "consumequeue", "config", "checkpoint", "index"))
 
 
 class TopicNotFound(StoreError):
-    """A store has no queue of a topic."""
+    """A topic has no queue in a store."""
 
     def __init__(self, root: Path, topic: str) -> None:
         super().__init__(
@@ -37,14 +37,14 @@ class TopicNotFound(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class StoreDirectory:
-    """Where the store is and the sizes it was made with."""
+    """A store's path and the file sizes it was created with."""
 
     settings: StoreSettings
     fs: Files
 
     @property
     def root(self) -> Path:
-        """The directory itself."""
+        """The path of the directory."""
         return self.settings.root
 
     @property
@@ -54,7 +54,7 @@ class StoreDirectory:
 
     @property
     def log_bytes(self) -> int:
-        """Bytes of the log's files that have disk blocks, which is what reading them costs."""
+        """Bytes of the log's files outside holes, which determine the cost of reading them."""
         return sum(used_bytes(path) for path in self.log_paths)
 
     @property
@@ -64,7 +64,7 @@ class StoreDirectory:
         return sorted(path for path in found if path.is_dir() and path.name.isdigit())
 
     def check_topics(self, topics: Iterable[str]) -> None:
-        """Raise TopicNotFound for the first that has no queue here."""
+        """Raise TopicNotFound for the first topic without a queue."""
         known = {folder.parent.name for folder in self.queue_paths}
         for topic in topics:
             if topic not in known:
@@ -83,17 +83,17 @@ class StoreDirectory:
 
 @contextmanager
 def open_directory(root: Path, sizes: StoreSettings | None = None) -> Iterator[StoreDirectory]:
-    """Lock a store for the time of the block.
+    """Lock a store for the duration of the block.
 
-    sizes: file sizes and delay levels as configured; by default those of the files that are there.
+    sizes: file sizes and delay levels as configured; by default derived from the existing files.
 
-    Raises FileNotFoundError, StoreFormatError for what is no store, StoreLocked while a broker
-    runs on it.
+    Raises FileNotFoundError; StoreFormatError if it is no store; StoreLocked while a broker runs on
+    it.
     """
     if not root.exists():
         raise FileNotFoundError(2, "no such directory", str(root))
     if not root.is_dir() or not _NAMES & {path.name for path in root.iterdir()}:
-        raise StoreFormatError(root, "is no store", "name the directory of one")
+        raise StoreFormatError(root, "is no store", "name the directory of a store")
     lock = StoreLock(root)
     lock.acquire()
     try:
@@ -104,22 +104,22 @@ def open_directory(root: Path, sizes: StoreSettings | None = None) -> Iterator[S
 
 
 def numbered_files(folder: Path) -> list[Path]:
-    """Files named by their first offset, in order; others are left out."""
+    """The non-empty files named by their first offset, in order."""
     return sorted(p for p in folder.glob("*") if is_numbered(p) and p.stat().st_size)
 
 
 def is_numbered(path: Path) -> bool:
-    """Whether a file is named by 20 digits."""
+    """Whether a file's name is 20 digits."""
     return path.is_file() and len(path.name) == 20 and path.name.isascii() and path.name.isdigit()
 
 
 def used_bytes(path: Path) -> int:
-    """Bytes of a file that are not in holes, as far as the file system tells."""
+    """Bytes of a file outside holes, as reported by the file system."""
     return sum(end - start for start, end in data_ranges(path))
 
 
 def data_ranges(path: Path) -> list[tuple[int, int]]:
-    """Ranges of a file that may be other than zero."""
+    """Ranges of a file outside holes; everything else is zero."""
     ranges = []
     with path.open("rb") as file:
         position, length = 0, path.stat().st_size
@@ -152,13 +152,17 @@ def _usual_length(paths: Iterable[Path], default: int) -> int:
 
 
 def _check_index_size(default: StoreSettings) -> None:
-    """Slots and entries cannot be told from a file's length."""
+    """Raise StoreFormatError unless the index files have the default size.
+
+    The numbers of slots and entries do not follow from a file's length.
+    """
     paths = [path for path in (default.root / "index").glob("*") if path.is_file()]
     slots_bytes = default.index_slot_count * SLOT_BYTES
     file_bytes = HEADER_BYTES + slots_bytes + default.index_entry_count * ENTRY_BYTES
     if _usual_length(paths, file_bytes) != file_bytes:
         raise StoreFormatError(
             paths[0],
-            f"has {paths[0].stat().st_size} bytes, from which its slots and entries can't be told",
-            "give the broker's settings with --config",
+            f"has {paths[0].stat().st_size} bytes, not the default, so its numbers of slots and "
+            "entries are unknown",
+            "pass the broker's settings with --config",
         )

@@ -1,4 +1,4 @@
-"""``headrace store dump``: the records of a log in order, whole or damaged."""
+"""``headrace store dump``: the records of a log in order, and the damage between them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class Wanted(NamedTuple):
-    """Which records; None stands for all. start: physical offset."""
+    """Selects records; None stands for all. start: physical offset."""
 
     topic: str | None = None
     queue_id: int | None = None
     start: int = 0
 
     def numbers(self, columns: RecordColumns) -> Array:
-        """Which of a block are wanted."""
+        """The numbers of the wanted records of a block."""
         is_wanted = columns.physical_offset >= self.start
         if self.queue_id is not None:
             is_wanted &= columns.queue_id == self.queue_id
@@ -34,7 +34,7 @@ class Wanted(NamedTuple):
 
 
 def has_topic(columns: RecordColumns, name: bytes) -> Array:
-    """Which records are of a topic."""
+    """A mask of the records of a topic."""
     is_equal: Array = columns.topic_bytes == len(name)
     numbers = np.flatnonzero(is_equal)
     if len(numbers):
@@ -47,9 +47,9 @@ def has_topic(columns: RecordColumns, name: bytes) -> Array:
 def dump(
     directory: StoreDirectory, wanted: Wanted, advance: Advance
 ) -> Iterator[StoredMessage | LogDamage]:
-    """Records in log order, and what is damaged between them.
+    """Records in log order, and the damage between them.
 
-    Raises, at the end, TopicNotFound for a topic with neither queues nor records; OSError.
+    Raises OSError and, at the end, TopicNotFound for a topic with neither queues nor records.
     """
     count = 0
     first = wanted.start - directory.settings.commit_log_file_bytes
@@ -62,6 +62,6 @@ def dump(
         count += len(numbers)
         for number in numbers:
             yield found.columns.message(number)
-    # Records of a deleted topic stay in the log, so what has no queue may still be there.
+    # Records of a deleted topic stay in the log, so a topic without queues may still have some.
     if not count and wanted.topic is not None:
         directory.check_topics([wanted.topic])

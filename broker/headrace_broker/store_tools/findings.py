@@ -1,4 +1,4 @@
-"""What a check found, and the safe ways to mend it."""
+"""Findings of a check, and fixes that lose nothing."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
 
 class Fix(Protocol):
-    """One change to a file that loses nothing: what it replaces is kept first."""
+    """A change to a file that loses nothing: replaced bytes are saved first."""
 
     @property
     def path(self) -> Path:
-        """The file that it changes."""
+        """The file to change."""
 
     def apply(self, saved: SavedCopies) -> None:
-        """Keep what goes and make the change. Raises OSError."""
+        """Save the bytes to be replaced and make the change. Raises OSError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as it should be.
+    """A problem of a file.
 
     position: of the first wrong byte in the file, if there is one.
-    is_damage: False for what is worth knowing, but no fault of the store.
+    is_damage: False for a note, which is worth knowing but no fault of the store.
     """
 
     path: Path
@@ -40,31 +40,31 @@ class Finding:
 
 
 class SavedCopies:
-    """A new folder that keeps what a repair cuts, under the names that it had."""
+    """A new folder that keeps the bytes replaced by a repair, under the original names."""
 
     def __init__(self, root: Path, folder: Path) -> None:
-        """root: of the store. folder: made with the first copy."""
+        """root: the store's directory. folder: created with the first copy."""
         self.root = root
         self.folder = folder
 
     def keep(self, path: Path, position: int, data: bytes) -> None:
-        """Copy bytes that stood at ``position`` of a file to ``NAME@POSITION``."""
-        place = self._place(path)
-        place.with_name(f"{place.name}@{position}").write_bytes(data)
+        """Save bytes from ``position`` of a file as ``NAME@POSITION``."""
+        target = self._target(path)
+        target.with_name(f"{target.name}@{position}").write_bytes(data)
 
-    def put_away(self, path: Path) -> None:
-        """Move a whole file here."""
-        shutil.move(path, self._place(path))
+    def move_aside(self, path: Path) -> None:
+        """Move a whole file into the folder."""
+        shutil.move(path, self._target(path))
 
-    def _place(self, path: Path) -> Path:
-        place = self.folder / path.relative_to(self.root)
-        make_private(place.parent)
-        return place
+    def _target(self, path: Path) -> Path:
+        target = self.folder / path.relative_to(self.root)
+        make_private(target.parent)
+        return target
 
 
 @dataclass(frozen=True, slots=True)
 class Overwrite:
-    """Put other bytes in a place; the file may have to be made."""
+    """Write other bytes at ``position``; creates the file if it is missing."""
 
     path: Path
     position: int
@@ -72,7 +72,7 @@ class Overwrite:
     file_bytes: int
 
     def apply(self, saved: SavedCopies) -> None:
-        """As ``Fix`` says."""
+        """See ``Fix``."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if not self.path.exists():
             self.path.touch()
@@ -86,14 +86,14 @@ class Overwrite:
 
 @dataclass(frozen=True, slots=True)
 class ClearFrom:
-    """Zeros from a place on; behind ``used_end`` there are none but zeros."""
+    """Zero the file from ``position`` to ``used_end``, past which it is zero already."""
 
     path: Path
     position: int
     used_end: int
 
     def apply(self, saved: SavedCopies) -> None:
-        """As ``Fix`` says."""
+        """See ``Fix``."""
         with self.path.open("r+b") as file:
             file.seek(self.position)
             data = file.read(self.used_end - self.position)
@@ -103,37 +103,37 @@ class ClearFrom:
 
 
 @dataclass(frozen=True, slots=True)
-class PutAway:
+class MoveAside:
     """Move the whole file out of the store."""
 
     path: Path
 
     def apply(self, saved: SavedCopies) -> None:
-        """As ``Fix`` says."""
-        saved.put_away(self.path)
+        """See ``Fix``."""
+        saved.move_aside(self.path)
 
 
 @dataclass(frozen=True, slots=True)
-class IndexAnew:
-    """Move an index file out of the store; the repair then makes the index anew from the log."""
+class RebuildIndex:
+    """Move an index file out of the store; the repair then rebuilds the index from the log."""
 
     path: Path
 
     def apply(self, saved: SavedCopies) -> None:
-        """As ``Fix`` says."""
+        """See ``Fix``."""
         if self.path.exists():
-            saved.put_away(self.path)
+            saved.move_aside(self.path)
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreBackup:
-    """Write a config file anew from its backup, which stays."""
+    """Restore a config file from its backup, which stays."""
 
     path: Path
     data: bytes
 
     def apply(self, saved: SavedCopies) -> None:
-        """As ``Fix`` says."""
+        """See ``Fix``."""
         if self.path.exists():
-            saved.put_away(self.path)
+            saved.move_aside(self.path)
         ConfigFile(self.path).save(self.data)

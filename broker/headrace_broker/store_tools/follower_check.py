@@ -1,4 +1,4 @@
-"""``followers/``: how far each follower is in each queue."""
+"""Checks ``followers/``, the saved positions of followers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.config_file import BACKUP_SUFFIX, DAMAGED_SUFFIX
 from headrace_broker.store.followers.position_file import FOLDER, PositionFile
 from headrace_broker.store_tools.config_check import config_findings, text_problem
-from headrace_broker.store_tools.findings import Finding, PutAway
+from headrace_broker.store_tools.findings import Finding, MoveAside
 from headrace_broker.store_tools.queue_check import open_queue
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ _SUFFIXES = (".json", ".json" + BACKUP_SUFFIX, ".json" + DAMAGED_SUFFIX, ".json.
 
 
 def follower_findings(directory: StoreDirectory) -> Iterator[Finding]:
-    """Files that are no positions or can't be read, and positions that no queue has."""
+    """Stray or unreadable files, and positions that do not exist in their queue."""
     folder = directory.root / FOLDER
     ends: dict[Name, int | None] = {}
     for path in sorted(folder.glob("*")):
         if path.is_dir() or not path.name.endswith(_SUFFIXES):
-            yield Finding(path, "is no file of a follower", fix=PutAway(path))
+            yield Finding(path, "does not belong to a follower", fix=MoveAside(path))
         elif path.name.endswith(".json"):
             yield from _position_findings(path, directory, ends)
     for finding in config_findings(folder):
@@ -41,7 +41,9 @@ def _position_findings(
     try:
         positions = PositionFile(directory.root, path.stem, directory.fs).load()
     except StoreFormatError as error:
-        if text_problem(path.name, path.read_bytes()) is None:  # else it is found as such
+        if (
+            text_problem(path.name, path.read_bytes()) is None
+        ):  # otherwise config_findings reports it
             yield Finding(path, str(error))
         return
     for name, position in positions.items():
@@ -49,19 +51,19 @@ def _position_findings(
             ends[name] = _end(directory, name)
         end, queue = ends[name], f"{name[0]}/{name[1]}"
         if end is None:
-            problem = f"names queue {queue}, which is gone; the follower is told at the next start"
+            problem = f"names queue {queue}, which is gone; the next start informs the follower"
             yield Finding(path, problem, is_damage=False)
         elif position.queue_offset > end:
             yield Finding(
                 path,
                 f"is at {position.queue_offset} of queue {queue}, which ends at {end}: messages "
-                "are missing; the follower goes back to that end at the next start (if it is "
-                "not used any more, remove the file and its .bak)",
+                "are missing; the next start resets the follower to that end (if the follower is "
+                "no longer used, remove the file and its .bak)",
             )
 
 
 def _end(directory: StoreDirectory, name: Name) -> int | None:
-    """Where a queue ends; None if it is not there, or can't be read, which others say."""
+    """The end of a queue; None if it is missing, or unreadable, which another check reports."""
     topic, queue_id = name
     folder = directory.root / "consumequeue" / topic / str(queue_id)
     if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""Index files: how their entries are linked, and which records they lead to."""
+"""Checks index files: the links of their entries, and the records they point to."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.index.index_file import IndexFiles
-from headrace_broker.store_tools.findings import Finding, IndexAnew
+from headrace_broker.store_tools.findings import Finding, RebuildIndex
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,79 +16,85 @@ if TYPE_CHECKING:
 
     from headrace_broker.store.index.index_file import IndexFile
     from headrace_broker.store_tools.directory import StoreDirectory
-    from headrace_broker.store_tools.records import Places, Records
+    from headrace_broker.store_tools.records import QueueNumbers, Records
     from headrace_protocol.columns import Array
 
 _BLOCK_ENTRIES: Final = 1 << 18
 _FAR: Final = 1 << 62
-# seconds: store time in seconds since 1970, 0 for a file's first entry, whose base is another.
+# seconds: store time in seconds since 1970; 0 for a file's first entry, whose base differs.
 _ENTRY: Final = np.dtype([("physical_offset", "i8"), ("key_hash", "i8"), ("seconds", "i8")])
 
 
 class IndexCheck:
-    """All index files: told the records in log order, it says what the entries get wrong.
+    """Compares all index files with the records of the log, in log order.
 
-    Whatever is wrong, the way to mend it is the same: all files anew from the log.
+    The fix is always the same: rebuild all files from the log.
     """
 
-    def __init__(self, directory: StoreDirectory, places: Places) -> None:
+    def __init__(self, directory: StoreDirectory, queue_numbers: QueueNumbers) -> None:
         self.files = IndexFiles(directory.settings, directory.fs)
-        self._places = places
+        self._queue_numbers = queue_numbers
         self._findings: list[Finding] = []
         self._missing_count = 0
         try:
             self.files.load()
         except StoreFormatError as error:
-            self._wrong(error.path, str(error).partition(": ")[2])
+            self._report(error.path, str(error).partition(": ")[2])
             self.files.files.clear()
         self._blocks = self._entries()
         self._waiting = np.empty(0, _ENTRY)
 
-    def see(self, records: Records, end_offset: int) -> None:
+    def compare(self, records: Records, end_offset: int) -> None:
         """Compare the entries of a block's records; ``end_offset`` is just after the block."""
         found = self._upto(end_offset)
-        # What is older has no record any more.
+        # The records of older entries have left the log.
         found = found[found["physical_offset"] >= records.physical_offset[0]]
         wanted = self._wanted(records)
         names = ["physical_offset", "key_hash"]
         if len(found) != len(wanted) or (found[names] != wanted[names]).any():
-            self._compare(found[names], wanted[names])
+            self._compare_each(found[names], wanted[names])
             return
-        # Both ends of the span are cut to whole seconds.
+        # Both times are truncated to whole seconds.
         is_early_or_late = np.abs(found["seconds"] - wanted["seconds"]) > 1
         for entry in found[is_early_or_late & (found["seconds"] > 0)][:1]:
-            place = int(entry["physical_offset"])
-            self._wrong(self._path_of(place), f"the entry of the record at {place}: another time")
+            physical_offset = int(entry["physical_offset"])
+            self._report(
+                self._path_of(physical_offset),
+                f"the entry of the record at {physical_offset} has another time",
+            )
 
     def finish(self) -> Iterator[Finding]:
-        """What all of them get wrong."""
-        for place in self._upto(_FAR)["physical_offset"][:1].tolist():
-            self._wrong(self._path_of(place), f"an entry leads to {place}, past the log's end")
+        """The findings for all files, after the last block."""
+        for physical_offset in self._upto(_FAR)["physical_offset"][:1].tolist():
+            self._report(
+                self._path_of(physical_offset),
+                f"an entry points to {physical_offset}, past the log's end",
+            )
         yield from self._findings
         if self._missing_count:
             problem = f"{self._missing_count} keys of records in the log have no entry"
             yield Finding(self.files.directory, problem, is_damage=False)
 
-    def _wrong(self, path: Path, problem: str) -> None:
-        self._findings.append(Finding(path, problem, fix=IndexAnew(path)))
+    def _report(self, path: Path, problem: str) -> None:
+        self._findings.append(Finding(path, problem, fix=RebuildIndex(path)))
 
     # --- entries against records -----------------------------------------------------------
 
     def _wanted(self, records: Records) -> Array:
-        numbers, hashes = self._places.index_keys(records)
+        numbers, hashes = self._queue_numbers.index_keys(records)
         wanted = np.empty(len(numbers), _ENTRY)
         wanted["physical_offset"] = records.physical_offset[numbers]
         wanted["key_hash"] = hashes
         wanted["seconds"] = records.store_timestamp[numbers] // 1000
         return wanted
 
-    def _compare(self, found: Array, wanted: Array) -> None:
-        """The slow way: entries may be missing, or stand twice after a recovery."""
+    def _compare_each(self, found: Array, wanted: Array) -> None:
+        """Compare one by one: entries may be missing, or doubled after a recovery."""
         have, want = set(found.tolist()), set(wanted.tolist())
         self._missing_count += len(want - have)
-        for place, key_hash in sorted(have - want)[:1]:
-            problem = f"an entry with hash {key_hash} leads to the record at {place}: no such key"
-            self._wrong(self._path_of(place), problem)
+        for physical_offset, key_hash in sorted(have - want)[:1]:
+            what = f"an entry with hash {key_hash} points to the record at {physical_offset}"
+            self._report(self._path_of(physical_offset), f"{what}, which has no such key")
 
     def _path_of(self, physical_offset: int) -> Path:
         for file in self.files.files:
@@ -97,7 +103,7 @@ class IndexCheck:
         return self.files.directory
 
     def _upto(self, physical_offset: int) -> Array:
-        """The next entries, as long as they lead to records before ``physical_offset``."""
+        """The next entries that point to records before ``physical_offset``."""
         while not (is_later := self._waiting["physical_offset"] >= physical_offset).any():
             block = next(self._blocks, None)
             if block is None:
@@ -107,14 +113,14 @@ class IndexCheck:
         taken, self._waiting = self._waiting[:count], self._waiting[count:]
         return taken
 
-    # --- files in themselves ---------------------------------------------------------------
+    # --- links within a file --------------------------------------------------------------
 
     def _entries(self) -> Iterator[Array]:
-        """All entries in order, but those that lead out of what their file's header says."""
+        """All entries in order, without those that contradict their file's header or links."""
         for file in self.files.files:
             header = file.header
             if not 1 <= header.index_count <= file.entry_count:
-                self._wrong(file.file.path, f"its header counts {header.index_count} entries")
+                self._report(file.file.path, f"its header counts {header.index_count} entries")
                 continue
             links = _Links(file.slot_count)
             for first in range(1, header.index_count, _BLOCK_ENTRIES):
@@ -129,30 +135,34 @@ class IndexCheck:
         entries["seconds"] = header.begin_timestamp // 1000 + raw["seconds"].astype(np.int64)
         if first == 1:
             entries["seconds"][0] = 0
-        place = entries["physical_offset"]
-        is_good = (place >= header.begin_physical_offset) & (place <= header.end_physical_offset)
+        physical_offset = entries["physical_offset"]
+        is_good = (physical_offset >= header.begin_physical_offset) & (
+            physical_offset <= header.end_physical_offset
+        )
         is_good &= (entries["key_hash"] >= 0) & (
             raw["previous"] == links.previous(entries["key_hash"], first)
         )
         for number in np.flatnonzero(~is_good)[:1].tolist():
-            self._wrong(file.file.path, f"entry {first + number}: a place or link that can't be")
+            self._report(
+                file.file.path, f"entry {first + number}: an impossible physical offset or link"
+            )
         return entries[is_good]
 
     def _check_slots(self, file: IndexFile, links: _Links) -> None:
         if not np.array_equal(file.slots, links.newest):
-            self._wrong(file.file.path, "not all slots lead to the newest entry of their hashes")
+            self._report(file.file.path, "not all slots point to the newest entry of their hashes")
         elif file.header.hash_slot_count != np.count_nonzero(links.newest):
-            self._wrong(file.file.path, "its header miscounts the slots in use")
+            self._report(file.file.path, "its header miscounts the slots in use")
 
 
 class _Links:
-    """Which entry each entry has to lead to, from the hashes alone."""
+    """Computes, from the hashes alone, the entry that each entry must link to."""
 
     def __init__(self, slot_count: int) -> None:
         self.newest = np.zeros(slot_count, np.int32)
 
     def previous(self, key_hash: Array, first: int) -> Array:
-        """The number before each of the entries ``first`` and on in its slot."""
+        """For each entry from ``first`` on, the number of the entry before it in its slot."""
         slots = key_hash % len(self.newest)
         order = np.argsort(slots, kind="stable")
         ordered = slots[order]

@@ -1,4 +1,4 @@
-"""The whole log as blocks of checked records, and what of it is damaged."""
+"""Reads a whole log as blocks of checked records and damage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from headrace_broker.store_tools.directory import Advance
 
 BLOCK_BYTES: Final = 4 << 20
-# Of a record that is still believed, when bytes are read that are none.
+# Largest record considered possible while searching damaged bytes for one.
 RECORD_BYTES_MAX: Final = 32 << 20
 _MAGIC_START: Final = b"\xda\xa3\x20"
 _PLACE = struct.Struct(">ii20xq")  # size, magic, physical offset
@@ -26,9 +26,9 @@ _ZEROS: Final = bytes(BLOCK_BYTES)
 
 
 class LogDamage(NamedTuple):
-    """Bytes that should be records and are none, by physical offset.
+    """A range of physical offsets without a valid record.
 
-    is_tail: nothing but zeros comes after them.
+    is_tail: only zeros follow.
     """
 
     start: int
@@ -38,17 +38,17 @@ class LogDamage(NamedTuple):
 
 
 class LogReader:
-    """Reads files of a log from the beginning; ``end_offset`` is where the last record ended."""
+    """Reads the files of a log from the start. end_offset: the end of the last record so far."""
 
     def __init__(self, paths: Sequence[Path], file_bytes: int, advance: Advance) -> None:
-        """paths: in order, of one length."""
+        """paths: in order, all of one length."""
         self.end_offset = int(paths[0].name) if paths else 0
         self._paths = paths
         self._file_bytes = file_bytes
         self._advance = advance
 
     def __iter__(self) -> Iterator[LogBlock | LogDamage]:
-        """Blocks and damage in order. Damage of which nothing whole follows comes as one piece."""
+        """Blocks and damage in order; adjacent damage is one piece, even across files."""
         waiting: LogDamage | None = None
         for found in self._all():
             if isinstance(found, LogDamage):
@@ -122,7 +122,7 @@ class _LogFile:
         return LogDamage(self._start + start, self._start + end, reason, is_tail=False)
 
     def _next_record(self, position: int) -> int | None:
-        """Where the next whole record begins behind bytes that are none."""
+        """The position of the next whole record past damage; None without one in this file."""
         at = self._data_from(position + 1)
         while at < self._end:
             data = os.pread(self._descriptor, BLOCK_BYTES, at)
@@ -148,14 +148,14 @@ class _LogFile:
         return block is not None
 
     def _data_from(self, position: int) -> int:
-        """The next position that is not in a hole; the file's end if there is none."""
+        """The next position outside a hole; the file's end if there is none."""
         try:
             return os.lseek(self._descriptor, position, os.SEEK_DATA)
         except OSError:  # ENXIO
             return self._end
 
     def _data_end(self, position: int) -> int:
-        """Just after the last byte from ``position`` on that is not zero."""
+        """The position just past the last nonzero byte; ``position`` if only zeros follow."""
         end = position
         at = self._data_from(position)
         while at < self._end:
@@ -168,5 +168,5 @@ class _LogFile:
 
 def _reason(size: int, magic: int, remaining: int) -> str:
     if magic not in RECORD_MAGICS:
-        return f"magic number {magic & 0xFFFFFFFF:08X} is none of a record"
-    return f"size {size} is none that a record can have where {remaining} bytes are left"
+        return f"magic number {magic & 0xFFFFFFFF:08X} is not that of a record"
+    return f"size {size} is impossible for a record where {remaining} bytes are left"

@@ -1,4 +1,4 @@
-"""Units of ConsumeQueues against the records that they stand for."""
+"""Checks the units of ConsumeQueues against the records of the log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace_broker.store_tools.directory import Advance, StoreDirectory
-    from headrace_broker.store_tools.records import Places, Records
+    from headrace_broker.store_tools.records import QueueNumbers, Records
     from headrace_protocol.columns import Array
 
 _BLOCK_UNITS: Final = 1 << 16
@@ -28,17 +28,19 @@ Unit = tuple[int, int, int]
 
 
 class QueueCheck:
-    """One queue: told its records in log order, it says at the end what its units get wrong."""
+    """Compares one queue's units with its records, in log order; ``findings`` comes last."""
 
     def __init__(self, folder: Path, directory: StoreDirectory) -> None:
-        """Raises StoreFormatError when the files are none of a queue."""
+        """Raises StoreFormatError if the files are not those of a queue."""
         self.queue = open_queue(folder, directory)
         self.first, self.end = self.queue.first_offset, self.queue.max_offset
         self._is_matched = np.zeros(self.end - self.first, bool)
-        # What the last record that claims a queue offset wants there, where it is not.
+        # By queue offset, the unit of the last record that has it, where the queue has another.
         self._wanted: dict[int, Unit] = {}
 
-    def see(self, queue_offset: Array, physical_offset: Array, size: Array, code: Array) -> None:
+    def compare(
+        self, queue_offset: Array, physical_offset: Array, size: Array, code: Array
+    ) -> None:
         """Compare the units of some of the queue's records, in log order."""
         is_inside = (queue_offset >= self.first) & (queue_offset < self.end)
         is_right = np.zeros(len(queue_offset), bool)
@@ -73,12 +75,12 @@ class QueueCheck:
     # --- at the end ------------------------------------------------------------------------
 
     def findings(self, log_min: int, log_end: int, advance: Advance) -> Iterator[Finding]:
-        """All that is wrong, in order; with what the log says should stand there."""
+        """All problems in order, with the units that belong there according to the log."""
         for start, end in self._pieces(self.first, self.end):
             units = self._units(start, end)
             is_bad = self._bad(units, start, log_min, log_end)
             for low, high in _runs(is_bad):
-                yield self._wrong(start + low, start + high, units[low:high], log_end)
+                yield self._finding(start + low, start + high, units[low:high], log_end)
             advance(len(units) * UNIT_BYTES)
         yield from self._missing(log_end)
 
@@ -92,54 +94,56 @@ class QueueCheck:
         is_expired = (physical_offset >= 0) & (physical_offset < log_min) & (size > 0)
         is_bad: Array = ~is_known & ~(is_expired & ~is_wanted)
         is_bad |= is_blank & is_wanted & ~self._is_matched[number]
-        # Searches rely on it: even expired units must ascend.
+        # Searches rely on ascending physical offsets, even of expired units.
         before = np.maximum.accumulate(np.where(is_bad | is_blank, -1, physical_offset))
         is_bad[1:] |= (
             ~self._is_matched[number][1:] & ~is_blank[1:] & (physical_offset[1:] < before[:-1])
         )
         return is_bad
 
-    def _wrong(self, start: int, end: int, units: Array, log_end: int) -> Finding:
-        path, position = self._place(start)
+    def _finding(self, start: int, end: int, units: Array, log_end: int) -> Finding:
+        path, position = self._locate(start)
         wanted = [self._wanted.pop(number, None) for number in range(start, end)]
         what = _span("unit", start, end)
         if end == self.end and not any(wanted):
             return self._tail(start, what, log_end)
         fix = self._overwrite(start, wanted)
         if not units["size"].any() and not units["physical_offset"].any():
-            problem = f"{what}: a hole, and units come after it"
+            problem = f"{what}: a hole with units after it"
         elif any(wanted):
-            problem = f"{what}: another place than that of the record in the log"
+            problem = f"{what}: not the position of the record in the log"
         else:
-            problem = f"{what}: no record of this queue lies there"
+            problem = f"{what}: no record of this queue is there"
         return Finding(path, problem, position, fix)
 
     def _tail(self, start: int, what: str, log_end: int) -> Finding:
-        path, position = self._place(start)
+        path, position = self._locate(start)
         in_file = self.queue.files.file_bytes // UNIT_BYTES
         used_end = min(self.end, (start // in_file + 1) * in_file)
         end_position = position + (used_end - start) * UNIT_BYTES
         self.end = start
-        problem = f"{what}: at the queue's end, where no record is (the log ends at {log_end})"
+        problem = f"{what}: without a record, at the queue's end (the log ends at {log_end})"
         return Finding(path, problem, position, ClearFrom(path, position, end_position))
 
     def _missing(self, log_end: int) -> Iterator[Finding]:
-        """Records behind the newest unit. Those of a deleted topic's earlier life lie before it."""
+        """Records past the newest unit. Those of an earlier topic of this name lie before it."""
         last = self._last_physical_offset()
         claims = sorted((q, unit) for q, unit in self._wanted.items() if unit[0] > last)
         added = self.end
         while added - self.end < len(claims) and claims[added - self.end][0] == added:
             added += 1
         for start, end in self._pieces(self.end, added):
-            path, position = self._place(start)
+            path, position = self._locate(start)
             fix = self._overwrite(start, [self._wanted[q] for q in range(start, end)])
-            problem = f"{_span('record', start, end)}: in the log, but without unit"
+            problem = f"{_span('record', start, end)}: in the log, but without a unit"
             yield Finding(path, problem, position, fix)
         for queue_offset, unit in claims[added - self.end :]:
             if queue_offset * RECORD_BYTES_MIN > log_end:
-                problem = f"the record at {unit[0]} says queue offset {queue_offset}: can't be"
+                problem = (
+                    f"the record at {unit[0]} states an impossible queue offset, {queue_offset}"
+                )
             else:
-                problem = f"record {queue_offset}: behind a gap that the log does not explain"
+                problem = f"record {queue_offset}: after a gap that the log does not explain"
             yield Finding(self.queue.files.directory, problem)
 
     def _last_physical_offset(self) -> int:
@@ -148,7 +152,7 @@ class QueueCheck:
             return -1
         return self.queue.unit(self.first + int(matched[-1]))[0]
 
-    def _place(self, queue_offset: int) -> tuple[Path, int]:
+    def _locate(self, queue_offset: int) -> tuple[Path, int]:
         file_bytes = self.queue.files.file_bytes
         start = queue_offset * UNIT_BYTES // file_bytes * file_bytes
         return self.queue.files.directory / f"{start:020d}", queue_offset * UNIT_BYTES - start
@@ -162,8 +166,8 @@ class QueueCheck:
             start = upto
 
     def _overwrite(self, start: int, wanted: list[Unit | None]) -> Overwrite:
-        """The units as the log wants them, blank ones where it wants none; within one file."""
-        path, position = self._place(start)
+        """A fix that writes these units, blank ones for None; within one file."""
+        path, position = self._locate(start)
         file_bytes = self.queue.files.file_bytes
         before = self.queue.unit(start - 1)[0] if start > self.first else 0
         units = []
@@ -176,9 +180,9 @@ class QueueCheck:
 class QueueChecks:
     """All queues of a store."""
 
-    def __init__(self, directory: StoreDirectory, places: Places) -> None:
+    def __init__(self, directory: StoreDirectory, queue_numbers: QueueNumbers) -> None:
         self.findings: list[Finding] = []
-        self._places = places
+        self._queue_numbers = queue_numbers
         self._batch_topics = {
             path.name for path in (directory.root / "batchconsumequeue").glob("*")
         }
@@ -195,21 +199,23 @@ class QueueChecks:
 
     @property
     def unit_bytes(self) -> int:
-        """Of all queues."""
+        """Size of the units of all queues."""
         return sum((c.end - c.first) * UNIT_BYTES for c in self._checks.values())
 
-    def see(self, records: Records) -> None:
+    def compare(self, records: Records) -> None:
         """Compare the units of a block's records."""
         numbers = np.flatnonzero((records.sys_flag & NOT_QUEUED) == 0)
         if not len(numbers):
             return
-        order = numbers[np.argsort(records.place[numbers], kind="stable")]
-        places, firsts = np.unique(records.place[order], return_index=True)
-        for place, group in zip(places.tolist(), np.split(order, firsts[1:]), strict=True):
-            name = self._places.name(place)
+        order = numbers[np.argsort(records.queue_number[numbers], kind="stable")]
+        numbers_found, firsts = np.unique(records.queue_number[order], return_index=True)
+        for queue_number, group in zip(
+            numbers_found.tolist(), np.split(order, firsts[1:]), strict=True
+        ):
+            name = self._queue_numbers.name(queue_number)
             check = self._checks.get(name)
             if check:
-                check.see(
+                check.compare(
                     records.queue_offset[group],
                     records.physical_offset[group],
                     records.size[group],
@@ -219,14 +225,14 @@ class QueueChecks:
                 self._without_queue[name] = self._without_queue.get(name, 0) + len(group)
 
     def finish(self, log_min: int, log_end: int, advance: Advance) -> Iterator[Finding]:
-        """What all of them get wrong."""
+        """The findings for all queues, after the last block."""
         yield from self.findings
         for check in self._checks.values():
             yield from check.findings(log_min, log_end, advance)
             check.queue.unmap()
         for (topic, queue_id), count in sorted(self._without_queue.items()):
             path = self._root / "consumequeue" / topic / str(queue_id)
-            problem = f"{count} records in the log without a queue, as a deleted topic leaves them"
+            problem = f"{count} records in the log have no queue, as after the deletion of a topic"
             yield Finding(path, problem, is_damage=False)
 
 
@@ -251,7 +257,7 @@ def _end_of(queue: ConsumeQueue) -> int:
 
 
 def _runs(marked: Array) -> Iterator[tuple[int, int]]:
-    """Start and end of each run of marked ones."""
+    """Start and end of each run of true values."""
     edges = np.flatnonzero(np.diff(marked.astype(np.int8), prepend=0, append=0))
     yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 

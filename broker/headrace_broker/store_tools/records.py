@@ -1,4 +1,4 @@
-"""What queues and index must say of records: one row for each record of a block."""
+"""Computes what queues and index must contain for records: one row per record of a block."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _TAGS_MARK: Final = b"TAGS\x01"
 
 
 class Records(NamedTuple):
-    """Columns of one block; ``place`` numbers (topic, queue id) as ``Places`` does."""
+    """Columns of one block. queue_number: see ``QueueNumbers``."""
 
-    place: Array
+    queue_number: Array
     physical_offset: Array
     queue_offset: Array
     size: Array
@@ -38,8 +38,8 @@ class Records(NamedTuple):
     regions: Regions
 
 
-class Places:
-    """Topics and queues by number, in the order in which the log names them."""
+class QueueNumbers:
+    """Numbers queues by their topic's number, assigned on first sight, and their queue id."""
 
     def __init__(self, delay_levels_ms: tuple[int, ...]) -> None:
         self._topics: list[str] = []
@@ -47,9 +47,9 @@ class Places:
         self._delay_levels_ms = delay_levels_ms
         self._numbers: dict[bytes, int] = {}
 
-    def name(self, place: int) -> tuple[str, int]:
+    def name(self, queue_number: int) -> tuple[str, int]:
         """Topic and queue id."""
-        return self._topics[place >> _QUEUE_BITS], place & ((1 << _QUEUE_BITS) - 1)
+        return self._topics[queue_number >> _QUEUE_BITS], queue_number & ((1 << _QUEUE_BITS) - 1)
 
     def records(self, block: LogBlock) -> Records:
         """The columns of a block's records."""
@@ -75,12 +75,12 @@ class Places:
         return records
 
     def index_keys(self, records: Records) -> tuple[Array, Array]:
-        """Which records have index entries, one number for each, and the hashes of these."""
+        """The index entries of the records: (record numbers, key hashes), one pair per entry."""
         is_indexed = records.sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK
         chosen = np.flatnonzero(is_indexed & (records.regions.size > 0))
         if not len(chosen):
             return chosen, chosen
-        topics = (records.place[chosen] >> _QUEUE_BITS).tolist()
+        topics = (records.queue_number[chosen] >> _QUEUE_BITS).tolist()
         numbers, hashes = key_hashes(
             records.regions.take(chosen),
             np.array([self._prefixes[topic] for topic in topics], np.uint32),
@@ -97,7 +97,7 @@ class Places:
         return np.fromiter(map(self._numbers.__getitem__, names), np.int64, len(names))
 
     def _put_due_times(self, records: Records, numbers: Array, properties: list[bytes]) -> None:
-        # In this topic the tags code says when the message is due.
+        # In this topic the tags code is the time at which the message is due.
         for number in numbers.tolist():
             level = property_value(properties[number], DELAY.encode())
             if level.isdigit() and int(level) > 0:

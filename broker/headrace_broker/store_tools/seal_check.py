@@ -1,4 +1,4 @@
-"""``headrace.seal``: files against the checksums of the last clean stop, and a seal for a copy."""
+"""Checks files against the checksums of ``headrace.seal``, and seals a copy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace_broker.store.index.index_file import ENTRY_BYTES, IndexFiles
 from headrace_broker.store.integrity.checkpoint import Checkpoint
 from headrace_broker.store.integrity.seal import SEAL_NAME, Seals, Used
 from headrace_broker.store.queues.consume_queue import UNIT_BYTES
-from headrace_broker.store_tools.findings import Finding, IndexAnew, PutAway
+from headrace_broker.store_tools.findings import Finding, MoveAside, RebuildIndex
 from headrace_broker.store_tools.queue_check import open_queue
 
 if TYPE_CHECKING:
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 def seal_findings(directory: StoreDirectory) -> Iterator[Finding]:
-    """Blocks that are not as the last clean stop left them.
+    """Blocks that have changed since the last clean stop.
 
-    This finds what nothing else covers: properties, and most fields of a record's head.
+    This covers what no other check does: properties, and most fields of a record's head.
     """
     seals = Seals(directory.root, directory.fs)
     seals.load()
     path = directory.root / SEAL_NAME
     if path.exists() and not seals.is_loaded:
-        yield Finding(path, "its checksum does not match", fix=PutAway(path))
-    # A peer's writes to maps may leave a file's time, but it moves the checkpoint.
+        yield Finding(path, "its checksum does not match", fix=MoveAside(path))
+    # A peer's writes through maps may not change a file's time, but they move the checkpoint.
     is_whole = seals.is_of(Checkpoint.load(directory.root / "checkpoint"))
     for path in seals.paths:
         seal = seals.find(path)
@@ -43,16 +43,19 @@ def _file_findings(file: MappedFile, seal: FileSeal) -> Iterator[Finding]:
     try:
         seal.check(file.path, file.view, 0, seal.used_bytes)
     except StoreDamaged as error:
-        # Units are compared with the log one by one: what that does not find is of no use.
+        # Not damage in a queue: units are compared with the log one by one, which finds all damage
+        # that matters.
         is_log = file.path.parent.name == "commitlog"
         is_index = file.path.parent.name == "index"
-        problem = f"not all {error.byte_count} bytes from here on are those of the last clean stop"
-        fix = IndexAnew(file.path) if is_index else None
+        problem = (
+            f"the {error.byte_count} bytes from here on differ from those at the last clean stop"
+        )
+        fix = RebuildIndex(file.path) if is_index else None
         yield Finding(file.path, problem, error.position, fix, is_damage=is_log or is_index)
 
 
 def seal(directory: StoreDirectory, log_end: int) -> None:
-    """Seal a store that is as it should be, and on disk. Raises OSError."""
+    """Seal a store that is intact and on disk. Raises OSError."""
     checkpoint = Checkpoint.load(directory.root / "checkpoint")
     seals = Seals(directory.root, directory.fs)
     seals.save(checkpoint, _used(directory, log_end))

@@ -1,4 +1,4 @@
-"""``staged/``: what queries that write in batches have kept aside."""
+"""Checks ``staged/``: messages kept aside until their micro-batch is decided."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 
 def staged_findings(root: Path) -> Iterator[Finding]:
-    """States that can't be read, and blocks of decided batches that are not whole.
+    """States that can't be read, and torn blocks.
 
-    Those of a batch that nobody has decided are cut where they end when their attempt goes on.
+    Torn blocks of an undecided micro-batch are only a note: they are cut off when their attempt
+    resumes.
     """
     for folder in sorted((root / "staged").glob("*")):
         try:
@@ -38,7 +39,7 @@ def staged_findings(root: Path) -> Iterator[Finding]:
 
 def _decided(state: QueryState) -> frozenset[str]:
     """The files, without suffix, whose records are still to be appended."""
-    undone = state.undone
+    undone = state.pending
     if undone is None:
         return frozenset()
     attempts = (staged.attempt for part in undone.attempts.values() for staged in part)

@@ -1,4 +1,4 @@
-"""``headrace store stat``: what a store holds, by topic."""
+"""``headrace store stat``: the contents of a store by topic."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BLOCK_UNITS: Final = 1 << 16
 
 @dataclass(slots=True)
 class TopicStat:
-    """Messages that can still be read, and their bytes in the log; times are store times in ms."""
+    """The readable messages of a topic and their bytes in the log; times are store times in ms."""
 
     topic: str
     queues: int = 0
@@ -37,7 +37,7 @@ class TopicStat:
 
 @dataclass(frozen=True, slots=True)
 class StoreStat:
-    """The whole directory."""
+    """Figures of the whole directory."""
 
     is_clean: bool
     log_files: int
@@ -49,7 +49,7 @@ class StoreStat:
 
 
 def store_stat(directory: StoreDirectory) -> StoreStat:
-    """Raises OSError."""
+    """The figures of a directory. Raises OSError."""
     paths = directory.log_paths
     files = [path for path in directory.root.rglob("*") if path.is_file()]
     return StoreStat(
@@ -64,9 +64,9 @@ def store_stat(directory: StoreDirectory) -> StoreStat:
 
 
 def topic_stats(directory: StoreDirectory, advance: Advance) -> list[TopicStat]:
-    """Each topic with a queue, from the units of its queues; ``advance`` counts queues.
+    """Figures per topic, from the units of its queues; ``advance`` counts queues.
 
-    Raises OSError, and StoreFormatError for files that are none of a queue.
+    Raises OSError; StoreFormatError for files that are not those of a queue.
     """
     log = _Log(directory)
     topics: dict[str, TopicStat] = {}
@@ -87,8 +87,10 @@ def _add(topic: TopicStat, folder: Path, directory: StoreDirectory, log: _Log) -
         first = first or int(units["physical_offset"][0])
         last = int(units["physical_offset"][-1])
     queue.unmap()
-    for place in (first, last):
-        if place is not None and (time_ms := log.store_timestamp(place)) is not None:
+    for physical_offset in (first, last):
+        if physical_offset is None:
+            continue
+        if (time_ms := log.store_timestamp(physical_offset)) is not None:
             topic.oldest_ms = min(time_ms, topic.oldest_ms or time_ms)
             topic.newest_ms = max(time_ms, topic.newest_ms or time_ms)
 
@@ -104,7 +106,7 @@ def _live_units(queue: ConsumeQueue, log_min_offset: int) -> Iterator[np.ndarray
 
 
 class _Log:
-    """Store times of single records."""
+    """Reads store times of single records."""
 
     def __init__(self, directory: StoreDirectory) -> None:
         paths = directory.log_paths
@@ -113,7 +115,7 @@ class _Log:
         self._file_bytes = directory.settings.commit_log_file_bytes
 
     def store_timestamp(self, physical_offset: int) -> int | None:
-        """None where no record can be."""
+        """Store time of the record there; None outside the log."""
         start = self.min_offset
         start += (physical_offset - start) // self._file_bytes * self._file_bytes
         path = self._folder / f"{start:020d}"

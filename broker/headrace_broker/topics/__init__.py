@@ -1,1 +1,1 @@
-"""The broker's topics: table, attributes, incarnations, the peer's kinds."""
+"""Topics: their table, attributes and incarnations, and kinds that only the peer serves."""

@@ -1,4 +1,4 @@
-"""Attributes of topics: changes as text, ``+key=value,-key``, applied to what a topic has.
+"""Attributes of topics, and changes to them in the form ``+key=value,-key``.
 
 Source: docs/protocol.md "Topic attributes".
 """
@@ -20,7 +20,7 @@ QUEUE_TYPE = "queue.type"
 CLEANUP_POLICY = "cleanup.policy"
 MESSAGE_TYPE = "message.type"
 RESERVE_TIME = "reserve.time"
-# Ours: the peer ignores it in topics.json, and so keeps what we would not show.
+# headrace's own: the peer ignores it in topics.json, and keeps messages beyond the limit.
 RESERVE_SIZE = "reserve.size"
 
 _LONG_MAX = 2**63 - 1
@@ -44,7 +44,7 @@ def _is_limit(value: str) -> bool:
         return False
 
 
-# Of the peer's values only those that this broker acts by: it must not take messages into a
+# Only those values of the peer that this broker implements: it must not accept messages for a
 # COMPACTION topic and then keep them all.
 _ATTRIBUTES = {
     QUEUE_TYPE: _one_of("SimpleCQ", is_changeable=False),
@@ -65,7 +65,7 @@ def parse_changes(text: str) -> dict[str, str]:
         if key[:1] != ("+" if equals else "-"):
             raise _invalid(f"{part!r}: write +key=value to set, -key to delete")
         if any(key[1:] == known[1:] for known in changes):
-            raise _invalid(f"{key[1:]!r} stands twice in {text!r}")
+            raise _invalid(f"{key[1:]!r} occurs twice in {text!r}")
         changes[key] = value
     return changes
 
@@ -73,7 +73,7 @@ def parse_changes(text: str) -> dict[str, str]:
 def apply_changes(
     current: Mapping[str, str], changes: Mapping[str, str], *, is_new: bool
 ) -> dict[str, str]:
-    """Attributes after ``changes`` (signed keys); those not mentioned stay. Raises RequestError."""
+    """Attributes with ``changes`` (by signed key) applied; others stay. Raises RequestError."""
     attributes = dict(current)
     for signed_key, value in changes.items():
         sign, key = signed_key[:1], signed_key[1:]
@@ -90,16 +90,16 @@ def apply_changes(
             attributes.pop(key, None)
         else:
             if not attribute.accepts(value):
-                raise _invalid(f"{key}={value}: this broker takes {attribute.expected}")
+                raise _invalid(f"{key}={value}: this broker accepts {attribute.expected}")
             attributes[key] = value
     return attributes
 
 
 def topic_limits(topics: Iterable[TopicConfig]) -> dict[str, TopicLimit]:
-    """How long and how much is kept of those topics that say so."""
+    """Limits of retention by topic, for the topics that set some."""
     limits = {}
     for topic in topics:
-        if topic.attributes:  # few have some
+        if topic.attributes:  # few have any
             reserved_ms = _limit(topic.attributes, RESERVE_TIME)
             reserved_bytes = _limit(topic.attributes, RESERVE_SIZE)
             if reserved_ms is not None or reserved_bytes is not None:
@@ -108,10 +108,10 @@ def topic_limits(topics: Iterable[TopicConfig]) -> dict[str, TopicLimit]:
 
 
 def _limit(attributes: Mapping[str, str], key: str) -> int | None:
-    # What another broker let into the file may be anything.
+    # Another broker may have written any value to the file.
     value = attributes.get(key, "")
     return int(value) if _is_limit(value) and int(value) != _NO_LIMIT else None
 
 
-def _invalid(what: str) -> RequestError:
-    return RequestError(ResponseCode.INVALID_PARAMETER, f"topic attributes: {what}")
+def _invalid(problem: str) -> RequestError:
+    return RequestError(ResponseCode.INVALID_PARAMETER, f"topic attributes: {problem}")

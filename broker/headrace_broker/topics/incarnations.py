@@ -1,14 +1,14 @@
-"""Which of the topics that had a name one after the other a topic is.
+"""Per-topic ids that tell a recreated topic from its predecessor.
 
-Readers that keep offsets would otherwise take a topic that was deleted and made anew for the one
-they knew. config/topicIncarnation.json is a file of our own beside topics.json, which Apache's
-brokers neither read nor write.
+Without them, readers that keep offsets would mistake a recreated topic for the old one. The file,
+config/topicIncarnation.json, is headrace's own; Apache's brokers neither read nor write it.
 
 Source: docs/protocol.md "Topics"; tests/broker/test_incarnations.py.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 from typing import TYPE_CHECKING
 
@@ -21,36 +21,51 @@ if TYPE_CHECKING:
 
     from headrace_broker.store.files.config_file import ConfigFile
 
-_ID_BYTES = 8
+_RANDOM_BYTES = 4
+_PLACE = re.compile(r"([0-9a-f]{1,16})-")
 _decoder = msgspec.json.Decoder(dict[str, str])
 
 
 class Incarnations:
-    """An id for each topic, made with it.
+    """The id of each topic, created with the topic: where the log ended then, and random digits.
 
-    saved: the file, which follows the table. An id that was told to somebody must be on disk.
+    The log offset is 0 for topics that are older than this file.
+
+    saved: the table's file. An id must be on disk before a client sees it.
     """
 
-    def __init__(self, file: ConfigFile, topics: Iterable[str]) -> None:
-        """topics: all there are. Raises StoreFormatError when what is there can't be read."""
+    def __init__(self, file: ConfigFile, topics: Iterable[str], log_end: Callable[[], int]) -> None:
+        """topics: all that exist. Raises StoreFormatError if the file can't be read."""
+        self._log_end = log_end
         self.saved = SavedFile(file, self._snapshot)
         known = load_table(file, _decoder.decode) or {}
-        self._ids = {topic: known.get(topic) or _new_id() for topic in topics}
+        self._ids = {topic: known.get(topic) or _new_id(0) for topic in topics}
+        # A power cut may have cut the log: what is appended now is newer than every topic.
+        end = log_end()
+        self._created_at = {topic: min(_place_in(name), end) for topic, name in self._ids.items()}
         if self._ids != known:
             self.saved.changed()
 
     def of(self, topic: str) -> str | None:
-        """The id of a topic; None for those that are always there."""
+        """The id of a topic; None for a system topic."""
         return self._ids.get(topic)
 
-    def made(self, topics: Iterable[str]) -> None:
-        """There are new topics."""
-        self._ids.update((topic, _new_id()) for topic in topics)
+    def created_at(self, topic: str) -> int:
+        """Physical offset at which the log ended when a topic was created; 0 if unknown."""
+        return self._created_at.get(topic, 0)
+
+    def created(self, topics: Iterable[str]) -> None:
+        """Give ids to new topics."""
+        log_end = self._log_end()
+        for topic in topics:
+            self._ids[topic] = _new_id(log_end)
+            self._created_at[topic] = log_end
         self.saved.changed()
 
-    def gone(self, topic: str) -> None:
-        """A topic was deleted."""
+    def deleted(self, topic: str) -> None:
+        """Remove the id of a deleted topic."""
         self._ids.pop(topic, None)
+        self._created_at.pop(topic, None)
         self.saved.changed()
 
     def _snapshot(self) -> Callable[[], bytes]:
@@ -58,5 +73,11 @@ class Incarnations:
         return lambda: msgspec.json.encode(ids)
 
 
-def _new_id() -> str:
-    return secrets.token_hex(_ID_BYTES)
+def _new_id(log_end: int) -> str:
+    return f"{log_end:x}-{secrets.token_hex(_RANDOM_BYTES)}"
+
+
+def _place_in(name: str) -> int:
+    """The place in the log that an id has; ids of other makers have none."""
+    place = _PLACE.match(name)
+    return int(place[1], 16) if place else 0

@@ -1,7 +1,7 @@
-"""Topics of kinds that Apache RocketMQ serves and this broker does not.
+"""Kinds of topics that Apache RocketMQ serves and this broker does not.
 
-A store that Apache's broker wrote may hold them. What only it can go on with is left as it is, so
-that it finds everything. Source: docs/store-format.md "Stores of Apache RocketMQ";
+A store written by Apache's broker may hold them. They are left as they are, so that Apache's broker
+finds them intact. Source: docs/store-format.md "Stores of Apache RocketMQ";
 tests/conformance/test_store_both_ways.py.
 """
 
@@ -22,14 +22,14 @@ MAPPING_NAME = "topicQueueMapping.json"
 
 
 class PeerKind(Enum):
-    """Such a kind of topic, as users are told of it."""
+    """A kind of topic that only Apache's broker serves; values are texts for users."""
 
     INNER_BATCH = "a topic of inner batches (queue.type=BatchCQ)"
     COMPACTED = "a compacted topic (cleanup.policy=COMPACTION)"
     STATIC = f"a static topic ({MAPPING_NAME})"
 
-    def refusal(self, topic: str, reason: str) -> RequestError:
-        """The answer to a request that only Apache's broker can serve."""
+    def rejection(self, topic: str, reason: str) -> RequestError:
+        """The error for a request that only Apache's broker can serve."""
         return RequestError(
             ResponseCode.NO_PERMISSION,
             f"topic[{topic}] is {self.value}, which this broker keeps for Apache RocketMQ: "
@@ -38,7 +38,7 @@ class PeerKind(Enum):
 
 
 def kind_of(topic: TopicConfig, static_topics: frozenset[str]) -> PeerKind | None:
-    """None for a topic that this broker serves."""
+    """The peer's kind of a topic; None for a topic that this broker serves."""
     if topic.attributes.get(QUEUE_TYPE) == "BatchCQ":
         return PeerKind.INNER_BATCH
     if topic.attributes.get(CLEANUP_POLICY) == "COMPACTION":
@@ -47,6 +47,6 @@ def kind_of(topic: TopicConfig, static_topics: frozenset[str]) -> PeerKind | Non
 
 
 def static_topics_in(data: bytes) -> frozenset[str]:
-    """Names of the static topics in a text of ``topicQueueMapping.json``. Raises ValueError."""
+    """Names of the static topics in ``topicQueueMapping.json``. Raises ValueError."""
     wrapper = TopicQueueMappingSerializeWrapper.decode(data)
     return frozenset(wrapper.topic_queue_mapping_info_map)

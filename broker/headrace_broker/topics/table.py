@@ -1,4 +1,4 @@
-"""The broker's topics: config/topics.json.
+"""The table of topics: config/topics.json.
 
 Source: docs/protocol.md "Topics"; tests/broker/test_topics.py.
 """
@@ -48,6 +48,7 @@ from headrace_protocol.system_topics import (
     SELF_TEST_TOPIC,
     SYSTEM_PREFIX,
     TIMER_TOPIC,
+    UNDELIVERED_TOPIC,
     broker_member_topic,
     reply_topic,
     revive_log_topic,
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
 _TOPIC_BYTES = 3 * 1024
 _PERM_ALL = PERM_READ | PERM_WRITE | PERM_INHERIT
 
-# Topics whose records mean something to the broker: clients can't send to them.
+# Topics whose records the broker interprets, so clients can't send to them.
 _NOT_FOR_CLIENTS = frozenset(
     {
         SCHEDULE_TOPIC,
@@ -76,13 +77,14 @@ _NOT_FOR_CLIENTS = frozenset(
         CHECK_MAX_TIME_TOPIC,
         SELF_TEST_TOPIC,
         OFFSET_MOVED_TOPIC,
+        UNDELIVERED_TOPIC,
     }
 )
 _DELAY_LEVELS = 18
 
 
 def _system_topics(config: BrokerConfig) -> dict[str, TopicConfig]:
-    """The topics that the peer has from its first start on."""
+    """Topics that the peer creates at its first start."""
     cluster, broker = config.broker_cluster_name, config.broker_name
     topics = [
         _topic(SELF_TEST_TOPIC, 1),
@@ -112,10 +114,10 @@ def _topic(name: str, queue_nums: int, perm: int = PERM_READ | PERM_WRITE) -> To
 
 
 class TopicTable:
-    """All topics of the broker; a config is replaced, never changed.
+    """All topics of the broker; an entry is replaced, never changed.
 
-    change_count: grows with every change, for those who keep what they looked up.
-    saved: the file, which follows the table. incarnations: see there.
+    change_count: grows with every change, to invalidate caches.
+    saved: the table's file. incarnations: ids of the topics.
     """
 
     def __init__(
@@ -124,8 +126,12 @@ class TopicTable:
         file: ConfigFile,
         now_ms: NowMs,
         budget: HostBudget | None = None,
+        log_end: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Load the table. Raises StoreFormatError when what is there can't be read."""
+        """Load the table. Raises StoreFormatError if its file can't be read.
+
+        log_end: returns the physical offset of the end of the log.
+        """
         self.change_count = 0
         self._budget = budget or HostBudget()
         self._subscribers: list[Callable[[TopicConfig | None], None]] = []
@@ -142,24 +148,26 @@ class TopicTable:
         mapping = load_table(file.beside(MAPPING_NAME), static_topics_in)
         self._static_topics = mapping or frozenset()
         # Deleted topics whose queues still exist: new queues would reuse their files.
-        self._leaving: set[str] = set()
+        self._being_deleted: set[str] = set()
         self.incarnations = Incarnations(
-            file.beside("topicIncarnation.json"), self._topics.keys() - self._system_names
+            file.beside("topicIncarnation.json"),
+            self._topics.keys() - self._system_names,
+            log_end,
         )
         if found is None:
             warn_if_missing(
                 file,
-                "topics must be created anew, with the queues they had, to reach their messages",
+                "topics must be created again, with the same queues, to reach their messages",
             )
             self._changed(None)
 
     def __len__(self) -> int:
         return len(self._topics)
 
-    # -- look-ups ----------------------------------------------------------------------------------
+    # -- lookups -----------------------------------------------------------------------------------
 
     def get(self, topic: str) -> TopicConfig | None:
-        """A topic; None when there is none of that name."""
+        """A topic, or None if it does not exist."""
         return self._topics.get(topic)
 
     def all(self) -> Iterable[TopicConfig]:
@@ -167,14 +175,14 @@ class TopicTable:
         return self._topics.values()
 
     def expect(self, topic: str) -> TopicConfig:
-        """A topic that must be there. Raises RequestError."""
+        """A topic that must exist. Raises RequestError."""
         config = self._topics.get(topic)
         if config is None:
             raise self._unknown(topic)
         return config
 
     def kinds(self) -> dict[PeerKind, list[str]]:
-        """Names of the topics that only Apache's broker serves in full."""
+        """Names of the topics that only Apache's broker serves in full, by kind."""
         found: dict[PeerKind, list[str]] = {}
         for topic in self._topics.values():
             if (kind := self.kind(topic)) is not None:
@@ -182,33 +190,41 @@ class TopicTable:
         return found
 
     def kind(self, topic: TopicConfig) -> PeerKind | None:
-        """What a topic is if only Apache's broker serves it in full."""
+        """The kind of a topic that only Apache's broker serves in full, else None."""
         return kind_of(topic, self._static_topics)
 
     def is_system(self, topic: str) -> bool:
-        """Whether a topic belongs to the broker rather than to its users."""
+        """Whether a topic belongs to the broker and not to its users."""
         return topic in self._system_names or topic.startswith(SYSTEM_PREFIX)
 
     def check_writable(self, topic: TopicConfig) -> None:
-        """Raise RequestError when clients may not send to ``topic``."""
+        """Raise RequestError if clients may not send to ``topic``."""
         name = topic.topic_name
-        if not self._config.broker_permission & PERM_WRITE:
-            raise RequestError(
-                ResponseCode.NO_PERMISSION,
-                f"the broker[{self._config.broker_name}] sending message is forbidden: its "
-                "brokerPermission has no write bit, send to another broker",
-            )
+        self.check_broker_writable()
         if name in _NOT_FOR_CLIENTS:
             raise RequestError(
                 ResponseCode.NO_PERMISSION,
                 f"Sending message to topic[{name}] is forbidden: the broker itself writes it, "
                 "send to a topic of your own",
             )
+        self.check_deliverable(topic)
+
+    def check_broker_writable(self) -> None:
+        """Raise RequestError when this broker takes no messages of clients."""
+        if not self._config.broker_permission & PERM_WRITE:
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self._config.broker_name}] sending message is forbidden: its "
+                "brokerPermission has no write bit, send to another broker",
+            )
+
+    def check_deliverable(self, topic: TopicConfig) -> None:
+        """Raise RequestError when a topic takes no messages, whoever writes them."""
         if not topic.perm & PERM_WRITE:
             raise RequestError(
                 ResponseCode.NO_PERMISSION,
-                f"the topic[{name}] sending message is forbidden: its perm is {topic.perm}, "
-                f"give it {topic.perm | PERM_WRITE} with mqadmin updateTopicPerm",
+                f"the topic[{topic.topic_name}] sending message is forbidden: its perm is "
+                f"{topic.perm}, give it {topic.perm | PERM_WRITE} with mqadmin updateTopicPerm",
             )
 
     def check_readable(self, topic: str) -> TopicConfig:
@@ -232,10 +248,10 @@ class TopicTable:
         """Raise RequestError for a topic that only Apache's broker can change or delete."""
         kind = self.kind(self._topics.get(topic) or TopicConfig(topic_name=topic))
         if kind is not None:
-            raise kind.refusal(topic, "it can't be made, changed or deleted here")
+            raise kind.rejection(topic, "it can't be created, changed or deleted here")
 
     def registered(self, broker_permission: int) -> dict[str, TopicConfig]:
-        """The table as nameservers are told it: a broker hands on only what it allows itself."""
+        """The table to register at nameservers, without permissions that the broker lacks."""
         allowed = broker_permission | ~(PERM_READ | PERM_WRITE)
         if not ~allowed:
             return self._topics
@@ -245,7 +261,7 @@ class TopicTable:
         }
 
     def wrapper(self) -> TopicConfigSerializeWrapper:
-        """The table as bodies hold it."""
+        """The table in the form of message bodies."""
         return TopicConfigSerializeWrapper(
             topic_config_table=self._topics, data_version=self.data_version
         )
@@ -253,24 +269,24 @@ class TopicTable:
     # -- changes -----------------------------------------------------------------------------------
 
     def subscribe(self, subscriber: Callable[[TopicConfig | None], None]) -> None:
-        """Call it after every change, with the topic that was put, or None when one went.
+        """Call ``subscriber`` after every change, with the topic put, or None after a deletion.
 
-        No argument of the constructor: what is told of changes mostly reads the table, too.
+        Not an argument of the constructor, since most subscribers need the table themselves.
         """
         self._subscribers.append(subscriber)
 
     def permission_changed(self) -> None:
-        """The broker's own permission is another now: what was looked up no longer holds."""
+        """Invalidate caches and notify subscribers after a change of the broker's permission."""
         self.lookups_changed()
         self.data_version = next_version(self.data_version, self._now_ms())
-        self._tell(None)
+        self._notify(None)
 
     def lookups_changed(self) -> None:
-        """What was looked up no longer holds, though no topic is another."""
+        """Invalidate caches of lookups although no topic has changed."""
         self.change_count += 1
 
     def put(self, topic: TopicConfig) -> None:
-        """Create or replace a topic. Raises RequestError for a config that can't be one."""
+        """Create or replace a topic. Raises RequestError if the config is invalid."""
         self.put_all([topic])
 
     def put_all(self, topics: list[TopicConfig]) -> None:
@@ -278,66 +294,65 @@ class TopicTable:
         for topic in topics:
             check_config(topic)
         changed = [topic for topic in topics if self._topics.get(topic.topic_name) != topic]
-        made = [each.topic_name for each in changed if each.topic_name not in self._topics]
-        for name in made:
-            self._check_gone(name)
-        if made:
-            self.incarnations.made(made)
+        created = [each.topic_name for each in changed if each.topic_name not in self._topics]
+        for name in created:
+            self._check_not_being_deleted(name)
+        if created:
+            self.incarnations.created(created)
         for topic in changed:
             self._topics[topic.topic_name] = topic
         if changed:
             self._changed(changed[-1])
 
-    def _check_gone(self, topic: str) -> None:
+    def _check_not_being_deleted(self, topic: str) -> None:
         """Raise RequestError while the queues of a deleted topic of this name still exist."""
-        if topic in self._leaving:
+        if topic in self._being_deleted:
             raise RequestError(
                 ResponseCode.SYSTEM_BUSY,
-                f"topic {topic} is being deleted: try again when its queues are gone",
+                f"topic {topic} is being deleted: retry once its queues are gone",
             )
 
     @contextmanager
     def deleting(self, topic: str) -> Iterator[bool]:
-        """Delete a topic and reject its re-creation in the block; yields whether it existed."""
-        is_there = self.delete(topic)
-        if not is_there:
+        """Delete a topic and reject its re-creation inside the block; yields whether it existed."""
+        if not self.delete(topic):
             yield False
             return
-        self._leaving.add(topic)
+        self._being_deleted.add(topic)
         try:
             yield True
         finally:
-            self._leaving.discard(topic)
+            self._being_deleted.discard(topic)
 
     def delete(self, topic: str) -> bool:
-        """Forget a topic; whether it was there."""
+        """Remove a topic; return whether it existed."""
         if self._topics.pop(topic, None) is None:
             return False
         self._budget.drop(("topic", topic))
-        self.incarnations.gone(topic)
+        self.incarnations.deleted(topic)
         self._changed(None)
         return True
 
     def when_saved(self, callback: Callable[[Exception | None], None]) -> None:
-        """Call back once all changes so far are on disk, or with the error that keeps them."""
+        """Call back once all changes so far are on disk, or with the error that prevented it."""
 
-        def told_apart(error: Exception | None) -> None:
+        def on_incarnations_saved(error: Exception | None) -> None:
             if error:
                 callback(error)
             else:
                 self.saved.when_saved(callback)
 
-        self.incarnations.saved.when_saved(told_apart)
+        self.incarnations.saved.when_saved(on_incarnations_saved)
 
     def create_on_send(
         self, topic: str, default_topic: str, queue_nums: int, channel: Channel
     ) -> TopicConfig:
-        """The topic of a message; made when it is not there and ``default_topic`` passes itself on.
+        """The topic of a message; created if missing and ``default_topic`` can be inherited.
 
-        queue_nums: how many queues the sender wishes; it gets no more than the default topic has.
-        channel: of the sender, whose host the topic is counted for.
+        queue_nums: number of queues that the sender requests; the default topic's is the maximum.
+        channel: of the sender; the topic counts for its host.
 
-        Raises RequestError when there is none and none may be made.
+        Raises RequestError if the topic does not exist and can't be created.
         """
         known = self._topics.get(topic)
         if known is not None:
@@ -352,8 +367,8 @@ class TopicTable:
         if queue_nums < 1:
             raise RequestError(
                 ResponseCode.INVALID_PARAMETER,
-                f"topic {topic} does not exist and {channel.address} wishes it with {queue_nums} "
-                "queues: at least 1 (defaultTopicQueueNums of the producer)",
+                f"topic {topic} does not exist and {channel.address} requests it with {queue_nums} "
+                "queues: at least 1 is needed (defaultTopicQueueNums of the producer)",
             )
         return self._create(
             TopicConfig(
@@ -368,12 +383,16 @@ class TopicTable:
         )
 
     def create_retry_topic(self, group: str, queue_nums: int = 1) -> TopicConfig:
-        """The topic of messages that a group shall get again; made when it is not there."""
+        """The topic of messages that a group gets again; created if missing."""
         return self._create(_topic(RETRY_PREFIX + group, queue_nums))
 
     def create_dlq_topic(self, group: str) -> TopicConfig:
-        """The topic of messages that a group has given up; made when it is not there."""
+        """The topic of messages that a group has given up on; created if missing."""
         return self._create(_topic(DLQ_PREFIX + group, 1))
+
+    def create_system_topic(self, name: str) -> TopicConfig:
+        """A topic of the broker's own with one queue; made when it is not there."""
+        return self._create(_topic(name, 1))
 
     def _is_inherited(self, default: TopicConfig) -> bool:
         if default.topic_name == DEFAULT_TOPIC and not self._config.auto_create_topic_enable:
@@ -381,12 +400,12 @@ class TopicTable:
         return bool(default.perm & PERM_INHERIT)
 
     def _create(self, topic: TopicConfig, channel: Channel | None = None) -> TopicConfig:
-        """channel: of the client whose host it counts for; None if it counts for none."""
+        """channel: of the client for whose host the topic counts; None counts it for no host."""
         known = self._topics.get(topic.topic_name)
         if known is not None:
             return known
         check_config(topic)
-        self._check_gone(topic.topic_name)
+        self._check_not_being_deleted(topic.topic_name)
         if channel is not None:
             self._budget.keep(Host.of(channel), ("topic", topic.topic_name), _TOPIC_BYTES)
         self.put(topic)
@@ -396,9 +415,9 @@ class TopicTable:
         self.change_count += 1
         self.data_version = next_version(self.data_version, self._now_ms())
         self.saved.changed()
-        self._tell(topic)
+        self._notify(topic)
 
-    def _tell(self, topic: TopicConfig | None) -> None:
+    def _notify(self, topic: TopicConfig | None) -> None:
         for subscriber in self._subscribers:
             subscriber(topic)
 
@@ -417,7 +436,7 @@ class TopicTable:
 
 
 def check_config(topic: TopicConfig) -> None:
-    """Raise RequestError for what can't be a topic's settings."""
+    """Raise RequestError for invalid settings of a topic."""
     name = topic.topic_name
     check_topic(name)
     check_queue_nums(f"topic {name}: readQueueNums", topic.read_queue_nums)
@@ -426,13 +445,13 @@ def check_config(topic: TopicConfig) -> None:
 
 
 def unread_warning(topic: TopicConfig) -> str | None:
-    """What a user should know about queues that are written but not read."""
+    """A warning about queues that are written but not read; None if there are none."""
     unread = topic.write_queue_nums - topic.read_queue_nums
     if unread <= 0:
         return None
     return (
-        f"topic {topic.topic_name} writes {topic.write_queue_nums} queues and reads "
-        f"{topic.read_queue_nums}: messages in queues {topic.read_queue_nums} to "
+        f"topic {topic.topic_name} has {topic.write_queue_nums} write queues and "
+        f"{topic.read_queue_nums} read queues: messages in queues {topic.read_queue_nums} to "
         f"{topic.write_queue_nums - 1} reach no consumer. To shrink a topic, lower the write "
-        "queues first and the read queues when the rest is consumed"
+        "queues first, and the read queues once the rest is consumed"
     )

@@ -1,55 +1,96 @@
-"""The command ``headrace``; its subcommands are in ``commands``."""
+"""The command ``headrace``; each of its commands is a module of ``commands``, loaded when used."""
 
 from __future__ import annotations
 
-import logging
+import importlib
 import os
+import signal
 import sys
-from typing import Annotated, Never
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Never
 
-import typer
+import click
 
-from headrace.admin import failures
-from headrace.admin.commands import (
-    bench,
-    broker,
-    cluster,
-    consume,
-    demo,
-    dev,
-    doctor,
-    group,
-    message,
-    nameserver,
-    send,
-    store,
-    topic,
+from headrace.admin import completion
+from headrace_daemon.command import INTERRUPTED, TERMINATED, USAGE, warn
+from headrace_protocol import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from click.shell_completion import CompletionItem
+
+# Panels of the help: commands and what they do.
+PANELS = {
+    "Run": {
+        "dev": "Run a nameserver and a broker in one process.",
+        "nameserver": "Run a nameserver.",
+        "broker": "Run a broker, or read and change the settings of running ones.",
+        "demo": "Stream 336 776 flights through a broker and check the result.",
+    },
+    "Messages": {
+        "send": "Send one message, or each line or row of a file.",
+        "consume": "Print a topic's messages.",
+        "message": "Find messages by id or key.",
+    },
+    "Manage": {
+        "topic": "Create, list, describe, alter, purge and delete topics.",
+        "group": "List, describe, move and delete consumer groups.",
+        "cluster": "List the brokers with their rates.",
+        "context": "Name clusters, and choose the one that commands and clients use.",
+        "completion": "Print the completion of a shell: bash, zsh or fish.",
+    },
+    "Diagnose": {
+        "doctor": "Check that every server is up and is what it should be.",
+        "bench": "Measure throughput and latency of a cluster.",
+        "store": "Check, print, count and copy a store directory.",
+    },
+}
+_SUMMARIES = {name: text for panel in PANELS.values() for name, text in panel.items()}
+
+
+class _Commands(click.Group):
+    """Loads only the command that is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(_SUMMARIES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in _SUMMARIES:
+            return None
+        module = importlib.import_module(f"headrace.admin.commands.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
+        from click.shell_completion import CompletionItem
+
+        return [
+            CompletionItem(name, help=text)
+            for name, text in _SUMMARIES.items()
+            if name.startswith(incomplete)
+        ]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        width = max(map(len, _SUMMARIES))
+        for panel, commands in PANELS.items():
+            with formatter.section(panel):
+                formatter.write_dl([(f"{name:{width}}", text) for name, text in commands.items()])
+
+
+@click.command(
+    "headrace",
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="`headrace COMMAND -h` shows the options of a command, with examples.",
 )
-from headrace.errors import ConfigurationError
-from headrace_daemon.command import clean
-
-app = typer.Typer(
-    name="headrace",
-    no_args_is_help=True,
-    invoke_without_command=True,
-    pretty_exceptions_enable=False,
-)
-for noun in (topic, message, group, store):
-    app.add_typer(noun.app)
-for verb in (dev, demo, nameserver, broker, send, consume, cluster, doctor, bench):
-    app.command()(getattr(verb, verb.__name__.rpartition(".")[2]))
-
-
-@app.callback()
-def options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-) -> None:
+@click.version_option(__version__, message="headrace %(version)s")
+def headrace() -> None:
     """A message broker of the RocketMQ family, and tools for any cluster of that family."""
-    if version:
-        from headrace_protocol import __version__
+    from headrace.admin.plain_logs import show_logs_plainly
 
-        sys.stdout.write(f"headrace {__version__}\n")
-        raise typer.Exit
+    show_logs_plainly()
 
 
 class _Closed:
@@ -67,6 +108,8 @@ class _Closed:
         return False
 
     def __getattr__(self, _attribute: str) -> Never:
+        from headrace.errors import ConfigurationError
+
         raise ConfigurationError(f"{self._name} is closed, but this command needs it")
 
 
@@ -78,24 +121,53 @@ def _replace_closed_streams() -> None:
             setattr(sys, name, _Closed(name) if name != "stderr" else os.fdopen(number, "w"))
 
 
-class _PlainFormatter(logging.Formatter):
-    """Escapes control characters: clients log text from brokers."""
+@contextmanager
+def _sigterm_interrupts() -> Iterator[list[int]]:
+    """Treat SIGTERM as Ctrl-C in the block, so that commands clean up.
 
-    def format(self, record: logging.LogRecord) -> str:
-        return clean(super().format(record))
+    Yields a list that holds the signal's number once it has arrived.
+    """
+    received: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        # trio's handler waits until none of its own code is running.
+        handler = signal.getsignal(signal.SIGINT)
+        # A shell's background jobs ignore SIGINT.
+        (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
-def _show_logs_plainly() -> None:
-    # The handler used until logging is configured, and client commands do not configure it.
-    if logging.lastResort is not None:
-        logging.lastResort.setFormatter(_PlainFormatter())
+def _run() -> int:
+    try:
+        # Not click's own main(): its handling of interrupts and closed pipes differs from ours.
+        with headrace.make_context("headrace", sys.argv[1:]) as context:
+            headrace.invoke(context)
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return USAGE
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx else "headrace"
+        warn(f"{error.format_message().rstrip('.')}; see `{where} -h`")
+        return USAGE
+    return 0
 
 
 def main() -> None:
     """Run the command line and exit."""
     _replace_closed_streams()
-    _show_logs_plainly()
-    try:
-        app()
-    except (Exception, BaseExceptionGroup, KeyboardInterrupt) as error:  # noqa: BLE001 - unexpected errors are raised again
-        sys.exit(failures.report(error))
+    with _sigterm_interrupts() as received:
+        try:
+            code = completion.answer(headrace) if completion.is_asked() else _run()
+        except (Exception, BaseExceptionGroup, KeyboardInterrupt) as error:  # noqa: BLE001 - unexpected errors are raised again
+            from headrace.admin import failures
+
+            code = failures.report(error)
+    sys.exit(TERMINATED if received and code == INTERRUPTED else code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
+import anyio
 import msgspec
 
 from headrace.consumer.start import Start, check_start, timestamp_ms
@@ -25,7 +26,9 @@ from headrace_protocol.bodies import (
     ResetOffsetBody,
     SubscriptionGroupConfig,
     SubscriptionGroupWrapper,
+    TopicConfig,
     TopicConfigAndQueueMapping,
+    TopicConfigSerializeWrapper,
     TopicList,
     TopicOffset,
     TopicStatsTable,
@@ -38,6 +41,7 @@ from headrace_protocol.headers import (
     DeleteSubscriptionGroupHeader,
     DeleteTopicHeader,
     GetAllSubscriptionGroupHeader,
+    GetAllTopicConfigHeader,
     GetConsumeStatsHeader,
     GetTopicConfigHeader,
     GetTopicStatsHeader,
@@ -98,6 +102,15 @@ class QueueLag(msgspec.Struct, frozen=True, order=True):
         return self.max_offset - max(self.committed_offset, 0)
 
 
+class TopicTotals(msgspec.Struct, frozen=True):
+    """A topic over all brokers that answer; last_timestamp_ms: 0 if it has no messages."""
+
+    topic: str
+    queues: int = 0
+    messages: int = 0
+    last_timestamp_ms: int = 0
+
+
 class BrokerProblem(NamedTuple):
     """A broker that is missing from a result, and the reason."""
 
@@ -107,6 +120,21 @@ class BrokerProblem(NamedTuple):
 
     def __str__(self) -> str:
         return f"broker {self.broker_name} at {self.address}: {self.error}"
+
+
+class TopicExists(HeadraceError):
+    """A topic cannot be created because it exists.
+
+    configs: its settings by broker name.
+    """
+
+    def __init__(self, topic: str, configs: Mapping[str, TopicConfig]) -> None:
+        found = "; ".join(f"{_described(each)} on {name}" for name, each in configs.items())
+        super().__init__(
+            f"topic {topic} exists, with {found}; `headrace topic alter {topic}` changes it"
+        )
+        self.topic = topic
+        self.configs = configs
 
 
 class Admin(Startable):
@@ -183,29 +211,113 @@ class Admin(Startable):
         perm: int = PERM_READ | PERM_WRITE,
         attributes: Mapping[str, str] | None = None,
         broker: str | None = None,
+        if_not_exists: bool = False,
     ) -> None:
-        """Create a topic, or change an existing one.
+        """Create a topic.
 
         queues: number of write queues on each broker. read_queues: number of read queues; the same
         by default.
-        attributes: e.g. ``{"cleanup.policy": "COMPACTION"}``; omitted attributes do not change.
+        attributes: e.g. ``{"cleanup.policy": "COMPACTION"}``.
+        if_not_exists: accept a topic that already has these settings.
+        Raises TopicExists if a broker has the topic, with other settings if ``if_not_exists``.
         """
         check_topic(topic)
-        header = CreateTopicHeader(
-            topic=topic,
-            default_topic=DEFAULT_TOPIC,
+        wanted = TopicConfig(
+            topic_name=topic,
             read_queue_nums=queues if read_queues is None else read_queues,
             write_queue_nums=queues,
             perm=perm,
-            topic_filter_type="SINGLE_TAG",
-            topic_sys_flag=0,
-            order=False,
-            attributes=",".join(f"+{name}={value}" for name, value in (attributes or {}).items()),
+            attributes=dict(attributes or {}),
         )
         masters = await self._masters(broker)
-        await self._ask_all(masters, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        existing = await self._existing(topic, masters)
+        if existing and not (
+            if_not_exists and all(_is_like(config, wanted) for config in existing.values())
+        ):
+            raise TopicExists(topic, existing)
+        missing = {name: at for name, at in masters.items() if name not in existing}
+        await self._put_topics(missing, dict.fromkeys(missing, wanted))
         await self._instance.wait_for_route(topic)
-        self._instance.invalidate_route(topic)
+
+    async def alter_topic(
+        self,
+        topic: str,
+        *,
+        queues: int | None = None,
+        read_queues: int | None = None,
+        perm: int | None = None,
+        attributes: Mapping[str, str] | None = None,
+        broker: str | None = None,
+    ) -> list[str]:
+        """Change a topic; omitted settings and attributes stay as they are.
+
+        Fewer ``read_queues`` make the messages in the others unreadable: lower ``queues``, the
+        number of write queues, first, and the read queues once the rest is consumed.
+        Returns the brokers' warnings. Raises RouteNotFound, or BrokerError if ``broker`` does not
+        have the topic.
+        """
+        configs = await self.topic(topic)
+        if broker is not None:
+            configs = {name: each for name, each in configs.items() if name == broker}
+            if not configs:
+                raise ConfigurationError(f"broker {broker} does not have topic {topic}")
+        given = {"write_queue_nums": queues, "read_queue_nums": read_queues, "perm": perm}
+        changes = {name: value for name, value in given.items() if value is not None}
+        wanted = {
+            name: TopicConfig(
+                **{
+                    **{field: getattr(config, field) for field in TopicConfig.__struct_fields__},
+                    "attributes": dict(attributes or {}),
+                    **changes,
+                }
+            )
+            for name, config in configs.items()
+        }
+        return await self._put_topics(await self._topic_masters(topic), wanted)
+
+    async def _existing(self, topic: str, masters: Mapping[str, str]) -> dict[str, TopicConfig]:
+        """A topic's settings by broker name, without brokers that do not have it or fail."""
+        header = GetTopicConfigHeader(topic=topic)
+
+        async def ask(address: str) -> TopicConfig | None:
+            code = RequestCode.GET_TOPIC_CONFIG
+            response = await self._instance.request(address, code, header)
+            if response.command.code == ResponseCode.TOPIC_NOT_EXIST:
+                return None
+            return response.expect().decode(TopicConfigAndQueueMapping)
+
+        found = await self._gather(masters, ask, [])
+        return {name: config for name, config in found.items() if config is not None}
+
+    async def _put_topics(
+        self, masters: Mapping[str, str], topics: Mapping[str, TopicConfig]
+    ) -> list[str]:
+        """Send each broker its settings of a topic; returns the brokers' warnings."""
+        headers = {masters[name]: _topic_header(config) for name, config in topics.items()}
+
+        async def ask(address: str) -> str | None:
+            code = RequestCode.UPDATE_AND_CREATE_TOPIC
+            return (await self._ask(address, code, headers[address])).command.remark
+
+        problems: list[BrokerProblem] = []
+        remarks = await self._gather({name: masters[name] for name in topics}, ask, problems)
+        for topic in topics.values():
+            self._instance.invalidate_route(topic.topic_name)
+        if problems:
+            raise problems[0].error
+        return [remark for remark in remarks.values() if remark]
+
+    async def purge_topic(self, topic: str) -> None:
+        """Delete a topic's messages and the progress of its groups, but keep its settings.
+
+        It is deleted and created again. Raises RouteNotFound.
+        """
+        configs = await self.topic(topic)
+        masters = await self._topic_masters(topic)
+        with anyio.CancelScope(shield=True):  # requests have time limits of their own
+            await self.delete_topic(topic)
+            await self._put_topics(masters, configs)
+        await self._instance.wait_for_route(topic)
 
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic and its messages on all brokers. Raises RouteNotFound if it is missing."""
@@ -229,6 +341,43 @@ class Admin(Startable):
         clusters_and_brokers = {name for node in nodes for name in (node.cluster, node.broker_name)}
         return sorted(user_topics(names, clusters_and_brokers))
 
+    async def topic_totals(
+        self, *, system: bool = False, problems: list[BrokerProblem] | None = None
+    ) -> list[TopicTotals]:
+        """Queues, messages and last time of all topics, sorted by name; see ``topics``."""
+        names = await self.topics(system=system)
+
+        async def ask(address: str) -> list[TopicStatsTable]:
+            code = RequestCode.GET_ALL_TOPIC_CONFIG
+            response = await self._ask(address, code, GetAllTopicConfigHeader())
+            there = response.decode(TopicConfigSerializeWrapper).topic_config_table
+            found = await gather(
+                lambda name: self._stats(address, name), [name for name in names if name in there]
+            )
+            for each in found:
+                # A topic may be deleted meanwhile.
+                if isinstance(each, HeadraceError) and not _is_missing_topic(each):
+                    raise each
+            return [each for each in found if not isinstance(each, HeadraceError)]
+
+        answers = await self._gather(await self._masters(), ask, problems) if names else {}
+        totals = {name: TopicTotals(name) for name in names}
+        for table in (each for tables in answers.values() for each in tables):
+            for queue, at in table.offset_table.items():
+                known = totals[queue.topic]
+                totals[queue.topic] = TopicTotals(
+                    queue.topic,
+                    known.queues + 1,
+                    known.messages + at.max_offset - at.min_offset,
+                    max(known.last_timestamp_ms, at.last_update_timestamp),
+                )
+        return list(totals.values())
+
+    async def _stats(self, address: str, topic: str) -> TopicStatsTable:
+        header = GetTopicStatsHeader(topic=topic)
+        response = await self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, header)
+        return response.decode(TopicStatsTable)
+
     async def topic(
         self, topic: str, *, problems: list[BrokerProblem] | None = None
     ) -> dict[str, TopicConfigAndQueueMapping]:
@@ -245,11 +394,9 @@ class Admin(Startable):
         self, topic: str, *, problems: list[BrokerProblem] | None = None
     ) -> dict[MessageQueue, TopicOffset]:
         """Minimum and maximum offset of each queue, sorted by queue. Raises RouteNotFound."""
-        header = GetTopicStatsHeader(topic=topic)
 
         async def ask(address: str) -> TopicStatsTable:
-            response = await self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, header)
-            return response.decode(TopicStatsTable)
+            return await self._stats(address, topic)
 
         found = await self._gather(await self._topic_masters(topic), ask, problems)
         stats = {q: at for table in found.values() for q, at in table.offset_table.items()}
@@ -526,8 +673,52 @@ class Admin(Startable):
         return masters
 
 
+def _topic_header(config: TopicConfig) -> CreateTopicHeader:
+    return CreateTopicHeader(
+        topic=config.topic_name,
+        default_topic=DEFAULT_TOPIC,
+        read_queue_nums=config.read_queue_nums,
+        write_queue_nums=config.write_queue_nums,
+        perm=config.perm,
+        topic_filter_type=config.topic_filter_type,
+        topic_sys_flag=config.topic_sys_flag,
+        order=config.order,
+        # Only those named change.
+        attributes=",".join(f"+{name}={value}" for name, value in config.attributes.items()),
+    )
+
+
+def _is_like(config: TopicConfig, wanted: TopicConfig) -> bool:
+    """Whether a topic has the settings of ``wanted``; it may have more attributes."""
+    return (
+        config.write_queue_nums == wanted.write_queue_nums
+        and config.read_queue_nums == wanted.read_queue_nums
+        and config.perm == wanted.perm
+        and wanted.attributes.items() <= config.attributes.items()
+    )
+
+
+def _described(config: TopicConfig) -> str:
+    """A topic's settings in words."""
+    queues = f"{config.write_queue_nums} queues"
+    if config.read_queue_nums != config.write_queue_nums:
+        queues = f"{config.write_queue_nums} write queues, {config.read_queue_nums} read queues"
+    attributes = "".join(f", {name}={value}" for name, value in sorted(config.attributes.items()))
+    return f"{queues}, perm {perm_text(config.perm)}{attributes}"
+
+
+def perm_text(perm: int) -> str:
+    """A topic's permission as ``rw``, ``r``, ``w`` or ``none``."""
+    letters = (("r", PERM_READ), ("w", PERM_WRITE))
+    return "".join(letter for letter, bit in letters if perm & bit) or "none"
+
+
 def _text(body: memoryview) -> str:
     return str(body, "utf-8")
+
+
+def _is_missing_topic(error: HeadraceError) -> bool:
+    return isinstance(error, BrokerError) and error.code == ResponseCode.TOPIC_NOT_EXIST
 
 
 def _is_system_group(group: str) -> bool:

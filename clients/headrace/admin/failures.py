@@ -17,7 +17,7 @@ from headrace.errors import (
 )
 from headrace_daemon import command
 from headrace_daemon.command import FAILED, NOT_FOUND, USAGE
-from headrace_protocol.codes import ResponseCode
+from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import ProtocolError
 
 _NOT_FOUND_CODES = {
@@ -29,6 +29,14 @@ _NOT_FOUND_CODES = {
 }
 
 
+_NAMESERVER_CODES = {
+    RequestCode.GET_ROUTEINFO_BY_TOPIC,
+    RequestCode.GET_BROKER_CLUSTER_INFO,
+    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+    RequestCode.DELETE_TOPIC_IN_NAMESRV,
+}
+
+
 class CommandFailed(HeadraceError):
     """A command failed."""
 
@@ -37,8 +45,13 @@ class NotFound(CommandFailed):
     """The requested object does not exist."""
 
 
+class WrongServer(CommandFailed):
+    """Another kind of server listens at an address."""
+
+
 _NOT_FOUND = (
     NotFound,
+    WrongServer,
     RouteNotFound,
     FileNotFoundError,
     ConnectFailed,
@@ -53,7 +66,37 @@ def report(error: BaseException) -> int:
 
     Raises ``error`` itself if it, or a part of it, is unexpected and therefore a bug.
     """
-    return command.report(error, _expected(), _exit_code)
+    return command.report(_explained(error), _expected(), _exit_code)
+
+
+def _explained(error: BaseException) -> BaseException:
+    """The error of a server of another kind as what it is; other errors as they are."""
+    if isinstance(error, NameserverUnavailable):
+        suspects: dict[str, int] = {
+            address: RequestCode.GET_ROUTEINFO_BY_TOPIC
+            for address, failure in error.failures.items()
+            if not isinstance(failure, ConnectFailed)
+        }
+    elif isinstance(error, BrokerError) and error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        suspects = {error.address: error.request_code}
+    else:
+        return error
+    problems = [
+        f"{address}: {problem}"
+        for address, code in suspects.items()
+        if (problem := _problem_of(address, code))
+    ]
+    return WrongServer("; ".join(problems)) if problems else error
+
+
+def _problem_of(address: str, request_code: int) -> str | None:
+    """What is wrong with the server that should have served a request, as far as it shows."""
+    import trio
+
+    from headrace.admin.probe import Role, examine
+
+    role = Role.NAMESERVER if request_code in _NAMESERVER_CODES else Role.BROKER
+    return trio.run(examine, address, role).problem
 
 
 def _expected() -> tuple[type[Exception], ...]:

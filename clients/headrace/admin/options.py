@@ -1,32 +1,80 @@
-"""Options shared by many commands."""
+"""Options and help texts shared by many commands."""
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
-import typer
+import click
+
+from headrace_daemon.command import LOG_LEVELS, clean
+
+# A function that becomes a command, as click.option takes and returns it.
+Decorated = TypeVar("Decorated", bound=Callable[..., Any] | click.Command)
+
+nameserver = click.option(
+    "--nameserver",
+    "-n",
+    metavar="HOST:PORT[;...]",
+    help="Nameserver addresses. Default: HEADRACE_NAMESERVER, then the context in use (see "
+    "`headrace context`), then 127.0.0.1:9876.",
+)
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+system = click.option("--system", is_flag=True, help="Include the brokers' own ones.")
+yes = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
+check_config = click.option(
+    "--check-config", is_flag=True, help="Check the file, report errors and exit."
+)
+port = click.IntRange(0, 65535)
 
 
-class Level(StrEnum):
-    """Minimum level of a daemon's log lines."""
+def log_level(default: str) -> Callable[[Decorated], Decorated]:
+    """The option ``--log-level`` of a daemon."""
+    return click.option(
+        "--log-level",
+        type=click.Choice(LOG_LEVELS, case_sensitive=False),
+        default=default,
+        show_default=True,
+        metavar="LEVEL",
+        help=f"Minimum level of log lines: {', '.join(LOG_LEVELS)}.",
+    )
 
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
+
+def examples(*lines: str) -> str:
+    """The end of a command's help."""
+    return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
 
 
-Nameserver = Annotated[
-    str | None,
-    typer.Option(
-        "--nameserver",
-        "-n",
-        metavar="HOST:PORT[;...]",
-        help="Nameserver addresses. Default: HEADRACE_NAMESERVER, then nameserver in "
-        "~/.config/headrace.toml, then 127.0.0.1:9876.",
-        show_default=False,
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-LogLevel = Annotated[Level, typer.Option(case_sensitive=False, help="Minimum level of log lines.")]
+def pairs(texts: Sequence[str], what: str) -> dict[str, str]:
+    """``NAME=VALUE`` arguments as a dictionary. Raises ConfigurationError.
+
+    what: the kind of pair in an error.
+    """
+    from headrace.errors import ConfigurationError
+
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise ConfigurationError(f"{what} {text!r}: write NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def confirm(deletion: str) -> None:
+    """Ask before something is deleted. Raises CommandFailed if the answer is no.
+
+    Raises ConfigurationError if standard input is not a terminal.
+    """
+    from headrace.admin.failures import CommandFailed
+    from headrace.errors import ConfigurationError
+
+    if not sys.stdin.isatty():
+        raise ConfigurationError(
+            f"{deletion}: standard input is not a terminal to confirm this on; add --yes"
+        )
+    sys.stderr.write(f"{clean(deletion)}? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise CommandFailed("not confirmed, nothing was deleted")

@@ -1,4 +1,4 @@
-"""Requests of a daemon to its clients, and the answers to them."""
+"""Requests from a daemon to its clients, and their answers."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ if TYPE_CHECKING:
 # How long the peer's broker waits for a client.
 TIMEOUT_S: Final = 10.0
 _OPAQUE_MASK = 0x7FFFFFFF
-# What a request that waits takes, with what its asker keeps for it.
+# Memory of a pending request, including its caller's.
 _WAITING_BYTES = 2048
 
 
 class Answer(NamedTuple):
-    """What a client answered; the body is as it came, and no bound was checked."""
+    """A client's answer; the body is as received, and no bound was checked."""
 
     command: Command
     body: Buffer
 
 
-# Gets the answer; None if the client did not answer in time, or is gone. Must not raise.
+# Gets the answer; None if the client did not answer in time, or disconnected. Must not raise.
 Then = Callable[[Answer | None], None]
 
 
-class _Asked(NamedTuple):
+class _Pending(NamedTuple):
     channel: Channel
     then: Then
     deadline: float
 
 
 class ClientRequests:
-    """Asks clients, and hands each answer to whoever asked.
+    """Pending requests to clients, each with the function that gets its answer.
 
-    All requests wait equally long, so the oldest is the first that is due. Each is charged to its
-    client and ends with it.
+    All have the same timeout, so the oldest expires first. Each is charged to its client, and ends
+    when the client disconnects.
     """
 
     def __init__(self) -> None:
-        # By opaque, the oldest first.
-        self._asked: dict[int, _Asked] = {}
-        self._of_channels: dict[Channel, dict[int, None]] = {}
+        # Keyed by opaque, the oldest first.
+        self._pending: dict[int, _Pending] = {}
+        self._by_channel: dict[Channel, dict[int, None]] = {}
         self._last_opaque = 0
-        self._is_asked = trio.Event()
+        self._has_pending = trio.Event()
 
     def ask(
         self,
@@ -63,9 +63,9 @@ class ClientRequests:
         body: Buffer,
         then: Then,
     ) -> None:
-        """Send a request; ``then`` is called once, at once if the client is gone.
+        """Send a request; ``then`` is called once, immediately if the client has disconnected.
 
-        Raises LocalProtocolError when the request does not fit a frame.
+        Raises LocalProtocolError if the request does not fit a frame.
         """
         if not channel.is_open:
             then(None)
@@ -75,41 +75,41 @@ class ClientRequests:
         frame = encode_frame(
             SerializeType.JSON, code, opaque, fields=header_fields(header), body_bytes=len(body)
         )
-        self._asked[opaque] = _Asked(channel, then, trio.current_time() + TIMEOUT_S)
-        self._of_channels.setdefault(channel, {})[opaque] = None
-        self._is_asked.set()
+        self._pending[opaque] = _Pending(channel, then, trio.current_time() + TIMEOUT_S)
+        self._by_channel.setdefault(channel, {})[opaque] = None
+        self._has_pending.set()
         channel.charge(_WAITING_BYTES)
         channel.write(frame, body)
 
     def answered(self, channel: Channel, command: Command, body: Buffer) -> bool:
-        """Hand an answer on; returns False, and drops it, if nobody asked that of the client."""
-        asked = self._asked.get(command.opaque)
-        if asked is None or asked.channel is not channel:
+        """Pass an answer to its ``then``; returns False if no request to this client matches."""
+        pending = self._pending.get(command.opaque)
+        if pending is None or pending.channel is not channel:
             return False
         self._end(command.opaque, Answer(command, body))
         return True
 
     def channel_closed(self, channel: Channel) -> None:
-        """Tell all who wait for an answer of a client that is gone."""
-        for opaque in list(self._of_channels.get(channel, ())):
+        """End all requests to a client that has disconnected."""
+        for opaque in list(self._by_channel.get(channel, ())):
             self._end(opaque, None)
 
     async def run(self) -> None:
-        """Tell those who have waited too long, until cancelled."""
+        """End requests that time out, until cancelled."""
         while True:
-            await self._is_asked.wait()
-            while self._asked:
-                opaque, oldest = next(iter(self._asked.items()))
+            await self._has_pending.wait()
+            while self._pending:
+                opaque, oldest = next(iter(self._pending.items()))
                 await trio.sleep_until(oldest.deadline)
-                if opaque in self._asked:
+                if opaque in self._pending:
                     self._end(opaque, None)
-            self._is_asked = trio.Event()
+            self._has_pending = trio.Event()
 
     def _end(self, opaque: int, answer: Answer | None) -> None:
-        channel, then, _ = self._asked.pop(opaque)
-        opaques = self._of_channels[channel]
+        channel, then, _ = self._pending.pop(opaque)
+        opaques = self._by_channel[channel]
         del opaques[opaque]
         if not opaques:
-            del self._of_channels[channel]
+            del self._by_channel[channel]
         channel.charge(-_WAITING_BYTES)
         then(answer)

@@ -1,4 +1,4 @@
-"""Sockets that listen."""
+"""Listening sockets."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _BACKLOG = 1024
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket.
+    """Open a listening socket.
 
-    Raises OSError with a message that names the address and the way out.
+    Raises OSError with the address and a remedy.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -28,7 +28,7 @@ def listen(host: str, port: int) -> socket.socket:
 def _listen_failed(host: str, port: int, error: OSError) -> str:
     remedy = {
         errno.EADDRINUSE: "another process listens there: stop it or choose another port",
-        errno.EACCES: "ports below 1024 are for root: choose a higher one",
+        errno.EACCES: "only root may use ports below 1024: choose a higher one",
         errno.EADDRNOTAVAIL: "no interface of this machine has that address",
     }.get(error.errno or 0, "choose another address or port")
     return f"can't listen on {host}:{port}: {error.strerror}; {remedy}"

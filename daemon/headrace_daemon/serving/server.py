@@ -1,6 +1,7 @@
-"""All clients of a daemon: what they hold, who is read, and whose replies leave when.
+"""All clients of a daemon: their memory, limits, reading and replies.
 
-The bytes are moved by ``socket_loop`` and ``stream_transport``.
+``socket_loop`` and ``stream_transport`` move the bytes. A turn handles one read of each client
+that is ready; its replies leave together at its end.
 """
 
 from __future__ import annotations
@@ -32,20 +33,22 @@ log = structlog.get_logger("headrace.server")
 _SWEEP_S = 5.0
 _SWEPT_AT_ONCE = 200
 _REPORTED_AT_ONCE = 10
-# How long the server keeps others in its loop waiting; the least that epoll can wait.
+# Longest time that the server keeps other tasks of its loop waiting; epoll's shortest timeout.
 BUSY_WAIT_S = 0.001
 
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """What a client, and all of them together, may hold.
+    """Limits of a client, and of all clients together.
 
-    frame_bytes_max: largest frame. connection_bytes_max: replies that one client has not taken
-    before its requests are no longer read. total_bytes_max: unfinished frames, untaken replies and
-    held requests of all clients; above it the greediest client is closed. connections_max: a
-    client more takes the place of the oldest that has not said anything yet, or is refused when
-    there is none. idle_s: silence before a client is closed, as the peer does. half_frame_s: how
-    long an unfinished frame may take, and the first one from the start of the connection.
+    frame_bytes_max: largest frame.
+    connection_bytes_max: unread replies of one client above which its requests are not read.
+    total_bytes_max: unfinished frames, unread replies and held requests of all clients, above
+    which the client that holds most is closed.
+    connections_max: number of clients; one more replaces the oldest that has not sent a frame
+    yet, or is refused if there is none.
+    idle_s: silence before a client is closed, as the peer does.
+    half_frame_s: longest time for an unfinished frame, and for the first frame of a connection.
     """
 
     frame_bytes_max: int = FRAME_BYTES_MAX
@@ -57,36 +60,38 @@ class ServerLimits:
 
 
 class FrameHandler(Protocol):
-    """What a daemon does with frames."""
+    """The daemon behind the server."""
 
     def handle(self, channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
-        """Serve the frames that one client sent at once.
+        """Serve the frames of one client's read.
 
-        Returns the remaining frames if the turn ran out of time: pass them again later.
+        Returns the frames for which its share of the turn has no time: pass them again later.
         """
 
-    def finish_batch(self) -> None:
-        """All ready clients were handled; their replies, which must be true, leave after this."""
+    def finish_turn(self) -> None:
+        """Called when all ready clients were handled, before their replies leave.
+
+        Afterwards the replies must be true.
+        """
 
     def replied(self) -> None:
-        """The replies are out; what they did not have to wait for is done now."""
+        """Called when the replies have left, for work that they need not wait for."""
 
     def closed(self, channel: ServerChannel) -> None:
-        """A client is gone."""
+        """Called when a client was closed."""
 
 
 class RemotingServer:
     """All clients of one daemon.
 
-    A request can cost its client the connection, and nobody else anything. An error in what the
-    handler does for all clients (``finish_batch``, ``replied``) ends the server: replies may be
-    false.
+    An error in a request costs at most its client's connection. An error in the handler's work for
+    all clients (``finish_turn``, ``replied``) ends the server, since replies may be false.
 
-    unexpected_errors: how many there were; each is logged with its traceback.
-    host_log: for events that clients can cause.
-    owns_loop: nothing else in this event loop is urgent by a millisecond. While clients are busy
-        the server then waits for them by itself, which saves most of the scheduler's share of a
-        lone request's time.
+    unexpected_errors: their number; each is logged with its traceback.
+    host_log: log of events that clients can cause.
+    owns_loop: no other task of this loop minds a delay of a millisecond. While clients are busy,
+        the server then waits for them in its own epoll, which saves most of the scheduler's share
+        of a lone request's time.
     """
 
     def __init__(
@@ -100,77 +105,74 @@ class RemotingServer:
         self.busy_wait_s = BUSY_WAIT_S if owns_loop else 0.0
         self.held_bytes = 0
         self.channels: set[ServerChannel] = set()
-        # The oldest first.
-        self._strangers: dict[ServerChannel, None] = {}
-        # What was done to clients without a line in the log for each: why and to whom, how often.
+        # Clients without a whole frame yet, the oldest first.
+        self._newcomers: dict[ServerChannel, None] = {}
+        # Rejected clients by host and reason: too many for a log line each.
         self._turned_away: Counter[tuple[str, str]] = Counter()
         self.unexpected_errors = 0
         self.host_log = HostLog(log)
         self._handler = handler
         self._dirty: list[ServerChannel] = []
-        self._is_in_batch = False
+        self._in_turn = False
 
-    # -- a batch -----------------------------------------------------------------------------------
+    # -- turns -------------------------------------------------------------------------------------
 
-    def begin_batch(self) -> None:
-        """Let replies wait for ``end_batch``."""
-        self._is_in_batch = True
+    def begin_turn(self) -> None:
+        """Hold replies until ``end_turn``."""
+        self._in_turn = True
 
     def received(self, channel: ServerChannel, data: Buffer) -> None:
-        """Take the bytes of one client; they may be overwritten after this."""
+        """Serve the bytes of one read; the caller may overwrite ``data`` afterwards."""
         if not channel.is_open:
             return
         channel.last_heard = trio.current_time()
         try:
             frames = channel.reader.feed(data)
             if frames:
-                if channel.is_stranger:
-                    self._got_to_know(channel)
+                if not channel.has_sent_frame:
+                    self._sent_first_frame(channel)
                 self._serve(channel, frames)
         except RemoteProtocolError as error:
             self.close_channel(channel, str(error), is_fault=True)
             return
-        except Exception as error:  # noqa: BLE001 - a fault costs only the client that triggers it
+        except Exception as error:  # noqa: BLE001 - a bug costs only the client that triggers it
             self.failed(channel, error)
             return
         if channel.is_open:
             self._count_partial(channel, progressed=bool(frames))
 
     def _serve(self, channel: ServerChannel, frames: list[Frame]) -> None:
-        later = self._handler.handle(channel, frames)
-        if channel.is_open and (later or channel.later):
-            self._keep(channel, later)
+        deferred = self._handler.handle(channel, frames)
+        if channel.is_open and (deferred or channel.deferred):
+            self._set_deferred(channel, deferred)
 
-    def serve_later(self, channel: ServerChannel) -> None:
-        """Serve the frames that a client's last turn deferred, as far as this turn allows."""
-        self._serve(channel, channel.later)
+    def serve_deferred(self, channel: ServerChannel) -> None:
+        """Serve frames that were deferred to this turn, as far as its time allows."""
+        self._serve(channel, channel.deferred)
 
-    def _keep(self, channel: ServerChannel, frames: list[Frame]) -> None:
-        kept_bytes = [
-            sum(len(header) + len(body) for _, header, body in each)
-            for each in (channel.later, frames)
-        ]
-        channel.later = frames
-        channel.charge(kept_bytes[1] - kept_bytes[0])
+    def _set_deferred(self, channel: ServerChannel, frames: list[Frame]) -> None:
+        added_bytes = _frame_bytes(frames) - _frame_bytes(channel.deferred)
+        channel.deferred = frames
+        channel.charge(added_bytes)
         self._update_reading(channel)
 
     def failed(self, channel: ServerChannel, error: Exception) -> None:
-        """Close a client after a fault of ours; the others stay connected."""
+        """Close a client after an unexpected error; the others stay connected."""
         self._report_unexpected(channel.address, error)
         self.close_channel(channel, "")
 
     def request_failed(self, request: Request, error: Exception) -> None:
-        """For ``Registry``: a request failed for a fault of ours."""
+        """Report an unexpected error in a request; called by ``Registry``."""
         code = code_name(request.command.code)
         self._report_unexpected(request.channel.address, error, request=code)
 
     def _report_unexpected(self, client: str, error: Exception, **fields: Any) -> None:
-        """Count and log a fault of ours that a client triggered."""
+        """Count and log an unexpected error that a client triggered."""
         self.unexpected_errors += 1
         self.host_log.error(client, "unexpected error", exc_info=error, **fields)
 
     def guard(self, channel: ServerChannel, work: Callable[[ServerChannel], None]) -> None:
-        """Run ``work`` for one client; close that client if it fails."""
+        """Run ``work`` for one client; close the client if it fails."""
         try:
             work(channel)
         except RemoteProtocolError as error:
@@ -178,63 +180,63 @@ class RemotingServer:
         except Exception as error:  # noqa: BLE001 - as in received
             self.failed(channel, error)
 
-    def _got_to_know(self, channel: ServerChannel) -> None:
+    def _sent_first_frame(self, channel: ServerChannel) -> None:
         channel.apply(Event.FRAME)
         channel.reader.admit = None
-        self._strangers.pop(channel, None)
+        self._newcomers.pop(channel, None)
 
-    def end_batch(self) -> None:
-        """Finish the batch and send its replies, then what follows from it."""
+    def end_turn(self) -> None:
+        """Finish the turn: send its replies, then the data that the handler's ``replied`` adds."""
         try:
-            self._handler.finish_batch()
+            self._handler.finish_turn()
             self._flush_dirty()
             self._handler.replied()
         except BaseException:
-            # What the replies say may not be true: their clients must not wait for them either.
+            # The replies may be false, so close their clients instead of letting them wait.
             dirty, self._dirty = self._dirty, []
             for channel in dirty:
                 self.close_channel(channel, "")
             raise
         finally:
-            self._is_in_batch = False
+            self._in_turn = False
         self._flush_dirty()
 
     def alone(self, channel: ServerChannel, work: Callable[[], object]) -> None:
-        """Run ``work`` for one client as a batch of its own; it may be called in a batch, too.
+        """Run ``work`` for one client as a turn of its own, or as a part of the current turn.
 
-        A failure costs the clients that were to get replies.
+        A failure closes the clients whose replies are queued.
         """
-        if self._is_in_batch:
+        if self._in_turn:
             work()
             return
 
-        def run_batch(_channel: ServerChannel) -> None:
-            self.begin_batch()
+        def run_turn(_channel: ServerChannel) -> None:
+            self.begin_turn()
             try:
                 work()
             finally:
-                self.end_batch()
+                self.end_turn()
 
-        self.guard(channel, run_batch)
+        self.guard(channel, run_turn)
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:
-        """Let replies that are written in the block leave together."""
-        assert not self._is_in_batch
-        self._is_in_batch = True
+        """Hold the replies that are written within this context, then send them together."""
+        assert not self._in_turn
+        self._in_turn = True
         try:
             yield
         finally:
-            self._is_in_batch = False
+            self._in_turn = False
         self._flush_dirty()
 
     def written(self, channel: ServerChannel, added_bytes: int) -> None:
-        """Account for what was queued on a channel."""
+        """Account for bytes queued on a channel."""
         self.held_bytes += added_bytes
         if not channel.is_dirty:
             channel.is_dirty = True
             self._dirty.append(channel)
-        if not self._is_in_batch:
+        if not self._in_turn:
             self._flush_dirty()
 
     def _flush_dirty(self) -> None:
@@ -253,10 +255,10 @@ class RemotingServer:
         self.sent(channel, before - channel.out_bytes)
 
     def send_more(self, channel: ServerChannel) -> None:
-        """A client's socket accepts more of its replies.
+        """Send more replies to a client whose socket accepts them again.
 
-        A client that reads its replies late is not silent, least of all while its requests are not
-        read.
+        This counts as activity: a client that reads late is not idle, and while its requests are
+        not read, it can't show any other.
         """
         self._flush(channel)
         channel.last_heard = trio.current_time()
@@ -264,7 +266,7 @@ class RemotingServer:
             channel.partial_since = channel.last_heard
 
     def sent(self, channel: ServerChannel, sent_bytes: int) -> None:
-        """Account for what left; a client that does not take its replies is no longer read."""
+        """Account for bytes sent; pause reading a client that does not read its replies."""
         self.held_bytes -= sent_bytes
         limit = self.limits.connection_bytes_max
         if channel.out_bytes > limit and not channel.is_slow:
@@ -279,24 +281,25 @@ class RemotingServer:
             self._close_greediest()
 
     def charged(self, added_bytes: int) -> None:
-        """Account for what the handler keeps for a client."""
+        """Account for memory that the handler keeps for a client."""
         self.held_bytes += added_bytes
         if self.held_bytes > self.limits.total_bytes_max:
             self._close_greediest()
 
     def hold_back(self, channel: ServerChannel, *, is_held_back: bool) -> None:
-        """Stop reading a client that asks for more than can be done now, or go on."""
+        """Pause or resume reading a client that sends more than the daemon can store now."""
         channel.is_held_back = is_held_back
         self._update_reading(channel)
 
     def _update_reading(self, channel: ServerChannel) -> None:
         if channel.is_open:
-            is_paused = channel.is_slow or channel.is_held_back or bool(channel.later)
+            is_paused = channel.is_slow or channel.is_held_back or bool(channel.deferred)
             channel.transport.set_reading(reading=not is_paused)
 
     def _count_partial(self, channel: ServerChannel, *, progressed: bool) -> None:
         partial_bytes = channel.reader.partial_bytes
-        if progressed or not (channel.partial_bytes or channel.is_stranger):
+        is_within_frame = channel.partial_bytes or not channel.has_sent_frame
+        if progressed or not is_within_frame:
             channel.partial_since = channel.last_heard
         self.held_bytes += partial_bytes - channel.partial_bytes
         channel.partial_bytes = partial_bytes
@@ -309,53 +312,53 @@ class RemotingServer:
             greediest,
             f"all clients hold {self.held_bytes} bytes, over the limit of "
             f"{self.limits.total_bytes_max}; this one holds most, {greediest.held_bytes}: "
-            f"{greediest.out_bytes} of answers that it does not take, {greediest.partial_bytes} of "
-            f"an unfinished frame, {greediest.charged_bytes} of requests that wait",
+            f"{greediest.out_bytes} of unread answers, {greediest.partial_bytes} of an unfinished "
+            f"frame, {greediest.charged_bytes} of waiting requests",
             is_fault=True,
         )
 
     # -- channels ----------------------------------------------------------------------------------
 
     def open_channel(self, transport: Transport, host: str, port: int) -> ServerChannel:
-        """A new client."""
+        """Add a client."""
         channel = ServerChannel(self, transport, host, port, self.limits.frame_bytes_max)
         self.channels.add(channel)
-        self._strangers[channel] = None
+        self._newcomers[channel] = None
         return channel
 
     def has_room(self, host: str) -> bool:
-        """Whether one more client may come; the oldest stranger makes room for it."""
+        """Whether one more client may connect, if need be in place of the oldest newcomer."""
         if len(self.channels) < self.limits.connections_max:
             return True
         reason = f"connections_max = {self.limits.connections_max} are open"
-        if self.close_oldest_stranger(reason):
+        if self.close_oldest_newcomer(reason):
             return True
         self._turned_away[host, f"refused: {reason}"] += 1
         return False
 
-    def close_oldest_stranger(self, reason: str) -> bool:
-        """Cut off who has said nothing for longest; False when all have said something."""
-        oldest = next(iter(self._strangers), None)
+    def close_oldest_newcomer(self, reason: str) -> bool:
+        """Close the oldest client that has not sent a frame yet; False if all have sent one."""
+        oldest = next(iter(self._newcomers), None)
         if oldest is None:
             return False
-        self._turn_away(oldest, f"said nothing yet: {reason}")
+        self._turn_away(oldest, f"no frame sent yet: {reason}")
         return True
 
     def _turn_away(self, channel: ServerChannel, reason: str) -> None:
-        """Close one of possibly many: the log gets a line for all of a host."""
+        """Close a client; the log gets one line for all clients of its host."""
         self._turned_away[channel.address.rpartition(":")[0], reason] += 1
         self.close_channel(channel, "")
 
     def close_channel(self, channel: ServerChannel, reason: str, *, is_fault: bool = False) -> None:
-        """Cut a client off; ``reason`` is logged when the client is to blame."""
+        """Close a client; ``reason`` is logged if the client is to blame."""
         if not channel.is_open:
             return
         channel.apply(Event.CLOSE)
         self.channels.discard(channel)
-        self._strangers.pop(channel, None)
+        self._newcomers.pop(channel, None)
         self.held_bytes -= channel.held_bytes
         channel.out.clear()
-        channel.later = []
+        channel.deferred = []
         if is_fault:
             self.host_log.warning(channel.address, "client closed", reason=reason)
         self.guard(channel, lambda channel: channel.transport.close())
@@ -363,12 +366,12 @@ class RemotingServer:
         self.guard(channel, _notify_drained)
 
     def close_all(self) -> None:
-        """The server stops."""
+        """Close all clients because the server stops."""
         for channel in list(self.channels):
             self.close_channel(channel, "the server stops")
 
     async def sweep(self) -> None:
-        """Close clients that are silent, and report what happened to many, until cancelled."""
+        """Close silent clients and report suppressed log lines, until cancelled."""
         while True:
             await trio.sleep(_SWEEP_S)
             now = trio.current_time()
@@ -380,7 +383,9 @@ class RemotingServer:
             self.host_log.report()
 
     def _close_if_silent(self, channel: ServerChannel, now: float) -> None:
-        if channel.partial_bytes or channel.is_stranger:
+        if not channel.is_open:
+            return
+        if channel.partial_bytes or not channel.has_sent_frame:
             if now - channel.partial_since > self.limits.half_frame_s:
                 self._turn_away(channel, self._unfinished(channel))
         elif now - channel.last_heard > self.limits.idle_s:
@@ -394,6 +399,10 @@ class RemotingServer:
         turned_away, self._turned_away = self._turned_away, Counter()
         for (host, reason), count in turned_away.most_common(_REPORTED_AT_ONCE):
             log.warning("clients turned away", host=host, count=count, reason=reason)
+
+
+def _frame_bytes(frames: list[Frame]) -> int:
+    return sum(len(header) + len(body) for _, header, body in frames)
 
 
 def _notify_drained(channel: ServerChannel) -> None:

@@ -1,8 +1,8 @@
-"""One client of a daemon, as the server keeps it.
+"""The server's state of one client.
 
-A client is a stranger until its first whole frame, known from then on, greeted after its first
-request, and closed for good from any of these phases. What else is noted of it are facts that hold
-in any combination: they are no phases.
+A client has phases: CONNECTED until its first whole frame, SENT_FRAME until its first request,
+GREETED from then on, and CLOSED for good from any of them. The other flags hold in any
+combination, so they are not phases.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ if TYPE_CHECKING:
 
     from headrace_protocol.frame import Buffer, Frame
 
-# Bytes read at once from a new client.
+# Most bytes of one read from a new client.
 _FIRST_RECEIVE_BYTES = 4 * 1024
 
 
 class Phase(Enum):
-    """How far a client has come."""
+    """Phase of a client's connection."""
 
-    STRANGER = auto()
-    KNOWN = auto()
+    CONNECTED = auto()
+    SENT_FRAME = auto()
     GREETED = auto()
     CLOSED = auto()
 
 
 class Event(Enum):
-    """What takes a client from one phase to another."""
+    """Event that moves a client to another phase."""
 
     FRAME = auto()
     REQUEST = auto()
     CLOSE = auto()
 
 
-# A pair that is missing is a fault of ours.
+# A missing pair is a bug in this server.
 NEXT_PHASE: Final[Mapping[tuple[Phase, Event], Phase]] = {
-    (Phase.STRANGER, Event.FRAME): Phase.KNOWN,
-    (Phase.STRANGER, Event.CLOSE): Phase.CLOSED,
-    (Phase.KNOWN, Event.REQUEST): Phase.GREETED,
-    (Phase.KNOWN, Event.CLOSE): Phase.CLOSED,
+    (Phase.CONNECTED, Event.FRAME): Phase.SENT_FRAME,
+    (Phase.CONNECTED, Event.CLOSE): Phase.CLOSED,
+    (Phase.SENT_FRAME, Event.REQUEST): Phase.GREETED,
+    (Phase.SENT_FRAME, Event.CLOSE): Phase.CLOSED,
     (Phase.GREETED, Event.CLOSE): Phase.CLOSED,
     # The frames of one receive are served to the end, even if one of them closes the client.
     (Phase.CLOSED, Event.REQUEST): Phase.CLOSED,
@@ -56,45 +56,48 @@ NEXT_PHASE: Final[Mapping[tuple[Phase, Event], Phase]] = {
 
 
 class Transport(Protocol):
-    """Moves the bytes of one client."""
+    """The connection of one client."""
 
     def flush(self, channel: ServerChannel) -> None:
-        """Send what the client takes of ``channel.out``."""
+        """Send as much of ``channel.out`` as the client accepts."""
 
     def set_reading(self, *, reading: bool) -> None:
-        """Read the client, or stop."""
+        """Resume or pause reading."""
 
     def close(self) -> None:
         """Close the connection."""
 
 
-class Accounts(Protocol):
-    """What a channel needs of its server."""
+class Owner(Protocol):
+    """The part of the server that a channel calls."""
 
     def written(self, channel: ServerChannel, added_bytes: int) -> None:
-        """Account for what was queued on a channel."""
+        """Account for bytes queued on a channel."""
 
     def charged(self, added_bytes: int) -> None:
-        """Account for what is kept for a client."""
+        """Account for memory kept for a client."""
 
     def close_channel(self, channel: ServerChannel, reason: str) -> None:
-        """Cut a client off."""
+        """Disconnect a client."""
 
 
 class ServerChannel:
-    """One client: what came in pieces, and what waits to go out.
+    """One client: its unfinished input and its unsent output.
 
-    is_stranger, is_greeted, is_open: the phase, spelled out at each change because every frame
-    asks. A client that was greeted stays so when it is closed.
-    is_slow, is_held_back, and a ``later`` that is not empty are reasons not to read the client:
-    they come and go independently, and it is read while none holds. is_dirty: it has replies that
-    were not flushed in this batch. is_heavy: it sends much at a time; see ``socket_loop``.
+    has_sent_frame, is_greeted, is_open: the phase as flags, because every frame reads them.
+    has_sent_frame and is_greeted stay True in a closed client.
+    is_slow, is_held_back, deferred: three independent reasons not to read the client; it is read
+    while it is neither slow nor held back, and no frame is deferred.
+    is_dirty: it has replies that were not flushed in this turn.
+    is_heavy: it sends much at a time; see ``socket_loop``.
     """
 
     __slots__ = (
         "_server",
         "address",
         "charged_bytes",
+        "deferred",
+        "has_sent_frame",
         "host_bytes",
         "is_dirty",
         "is_greeted",
@@ -102,9 +105,7 @@ class ServerChannel:
         "is_held_back",
         "is_open",
         "is_slow",
-        "is_stranger",
         "last_heard",
-        "later",
         "on_drained",
         "out",
         "out_bytes",
@@ -112,12 +113,12 @@ class ServerChannel:
         "partial_since",
         "phase",
         "reader",
+        "receive_bytes",
         "transport",
-        "turn_bytes",
     )
 
     def __init__(
-        self, server: Accounts, transport: Transport, host: str, port: int, frame_bytes_max: int
+        self, server: Owner, transport: Transport, host: str, port: int, frame_bytes_max: int
     ) -> None:
         self._server = server
         self.transport = transport
@@ -126,25 +127,24 @@ class ServerChannel:
         self.reader = FrameReader(frame_bytes_max, admit, HEADER_BYTES_MAX)
         self.out: list[Buffer] = []
         # Frames deferred to the next turn; no more are read until they are served.
-        self.later: list[Frame] = []
+        self.deferred: list[Frame] = []
         self.out_bytes = self.partial_bytes = self.charged_bytes = 0
         self.partial_since = self.last_heard = trio.current_time()
-        self._enter(Phase.STRANGER)
-        self.is_greeted = False
+        self.phase = Phase.CONNECTED
+        self.is_open = True
+        self.has_sent_frame = self.is_greeted = False
         self.is_dirty = self.is_slow = self.is_held_back = self.is_heavy = False
         self.on_drained: Callable[[], None] | None = None
-        # Bytes read of it at once.
-        self.turn_bytes = _FIRST_RECEIVE_BYTES
+        # Most bytes of the next read.
+        self.receive_bytes = _FIRST_RECEIVE_BYTES
 
     def apply(self, event: Event) -> None:
         """Enter the phase that ``event`` leads to; KeyError if it can't happen in this one."""
-        self._enter(NEXT_PHASE[self.phase, event])
-
-    def _enter(self, phase: Phase) -> None:
-        self.phase = phase
-        self.is_stranger = phase is Phase.STRANGER
+        self.phase = phase = NEXT_PHASE[self.phase, event]
         self.is_open = phase is not Phase.CLOSED
-        if phase is Phase.GREETED:
+        if phase is Phase.SENT_FRAME:
+            self.has_sent_frame = True
+        elif phase is Phase.GREETED:
             self.is_greeted = True
 
     def greet(self) -> None:
@@ -153,17 +153,17 @@ class ServerChannel:
 
     @property
     def held_bytes(self) -> int:
-        """What the daemon keeps for this client."""
+        """Memory that the daemon keeps for this client."""
         return self.out_bytes + self.partial_bytes + self.charged_bytes
 
     def charge(self, added_bytes: int) -> None:
-        """Count memory that the handler keeps for this client, or less of it."""
+        """Account for memory that the handler keeps for this client; negative to release it."""
         if self.is_open:
             self.charged_bytes += added_bytes
             self._server.charged(added_bytes)
 
     def write(self, *buffers: Buffer) -> None:
-        """Queue bytes; they leave at the end of the batch, or now when there is none."""
+        """Queue bytes; they leave at the end of the turn, or now outside of a turn."""
         if self.is_open:
             added = 0
             for buffer in buffers:
@@ -173,5 +173,5 @@ class ServerChannel:
             self._server.written(self, added)
 
     def close(self, reason: str) -> None:
-        """Cut the client off."""
+        """Disconnect the client."""
         self._server.close_channel(self, reason)

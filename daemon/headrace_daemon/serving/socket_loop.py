@@ -1,8 +1,7 @@
-"""Serves the protocol on sockets, a batch of ready clients at a time.
+"""The server of clients on sockets, one turn for all that are ready.
 
-One task owns an epoll of its own, waits for it as a whole, and handles every client that is ready
-as one batch: on many connections this halves the cost of a task per connection. Replies of
-a batch leave in one send per client.
+One task owns an epoll of its own and handles all ready clients in one turn: on many connections
+this halves the cost of a task per connection. The replies of a turn leave in one send per client.
 """
 
 from __future__ import annotations
@@ -28,22 +27,23 @@ if TYPE_CHECKING:
 log = structlog.get_logger("headrace.server")
 
 _RECEIVE_BYTES = 256 * 1024
-# What is read at once of somebody who sends much while others have something to say: a millisecond
-# of small messages.
-_SMALL_RECEIVE_BYTES = 64 * 1024
+# Most bytes of one read from a heavy client while others send: a millisecond of small messages.
+_SHARED_RECEIVE_BYTES = 64 * 1024
+# A read of this size makes a client heavy.
 _HEAVY_BYTES = 16 * 1024
+# A heavy client is alone if no light one has sent anything for so long.
 _COMPANY_S = 0.1
-# What is read at once of somebody whose requests take long: as many as take so long together.
-_LEAST_RECEIVE_BYTES = 512
-_TURN_S = 0.01
+# A read whose requests take longer than this is followed by a smaller one, down to the minimum.
+_RECEIVE_S_MAX = 0.01
+_RECEIVE_BYTES_MIN = 512
 _BUFFERS_PER_SEND = 1024  # IOV_MAX on Linux
-# How much of large answers is sent at once: a quarter of a millisecond.
-_SENT_AT_ONCE = 512 * 1024
+# Most bytes of large answers that leave in one turn: a quarter of a millisecond.
+_SEND_BYTES = 512 * 1024
 _ACCEPT_PAUSE_S = 1.0
 _ACCEPTED_AT_ONCE = 64
-# How long the replies of a batch may wait for the rest of it.
-_BATCH_S = 0.005
-# How long those who send little may keep those who send much waiting for their next turn.
+# Longest time that the replies of a turn wait for the rest of it.
+_LIGHT_TURN_S = 0.005
+# Longest time that light clients keep heavy ones waiting.
 _HEAVY_WAIT_S = 0.02
 _READ = select.EPOLLIN
 _WRITE = select.EPOLLOUT
@@ -63,13 +63,16 @@ async def serve_sockets(
             nursery.start_soon(server.sweep)
             task_status.started()
     finally:
-        # Those still open may be told of each that goes, so their epoll must be there.
+        # Closing a client may notify clients that are still open, so their epoll must exist.
         server.close_all()
         sockets.close()
 
 
 class _SocketLoop:
-    """The epoll of all TCP clients."""
+    """The epoll of all TCP clients, and the order of their reads.
+
+    A client is heavy after a large or slow read, or with deferred frames; otherwise it is light.
+    """
 
     def __init__(self, server: RemotingServer, listeners: list[socket.socket]) -> None:
         self.epoll = select.epoll()
@@ -77,10 +80,11 @@ class _SocketLoop:
         self._listeners = {listener.fileno(): listener for listener in listeners}
         self._channels: dict[int, ServerChannel] = {}
         self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
-        self._small_buffer = self._buffer[:_SMALL_RECEIVE_BYTES]
+        self._shared_buffer = self._buffer[:_SHARED_RECEIVE_BYTES]
         self._accept_again_at: float | None = None
-        # Events that a batch had no time for, and clients that send much, the next one first.
-        self._put_off: list[tuple[int, int]] = []
+        # Events for which the last turn had no time.
+        self._postponed: list[tuple[int, int]] = []
+        # Heavy clients with something to serve, the next one first.
         self._heavy: dict[int, ServerChannel] = {}
         self._light_at = self._heavy_at = 0.0
         for listener in listeners:
@@ -95,9 +99,9 @@ class _SocketLoop:
     async def run(self) -> None:
         others_at = trio.current_time()
         while True:
-            # While clients are busy, looking again costs less than waiting through the scheduler.
+            # While clients are busy, polling again costs less than waiting through the scheduler.
             wait_s = 0 if self._heavy else self._server.busy_wait_s
-            events = self._put_off or self.epoll.poll(wait_s)
+            events = self._postponed or self.epoll.poll(wait_s)
             if events or self._heavy:
                 self._handle(events)
                 if trio.current_time() - others_at < BUSY_WAIT_S:
@@ -119,16 +123,16 @@ class _SocketLoop:
                 self.epoll.modify(listener, _READ)
 
     def _handle(self, events: list[tuple[int, int]]) -> None:
-        """Serve those who send little as one batch, then one of those who send much as another.
+        """Serve the light clients in one turn, then one heavy client in another.
 
-        What a batch has no time for comes first in the next, so nobody waits for ever. One of
-        those who send much has its turn when no light client is left, and at least every
-        ``_HEAVY_WAIT_S``: while other processes keep the CPU busy, light clients are always left.
+        Events for which a turn has no time come first in the next, so no client starves. A heavy
+        client is served when no light one is left, and at least every ``_HEAVY_WAIT_S``: while
+        other processes keep the CPU busy, there is always a light client left.
         """
         server = self._server
         waiting = iter(events)
-        end = perf_counter() + _BATCH_S
-        server.begin_batch()
+        end = perf_counter() + _LIGHT_TURN_S
+        server.begin_turn()
         try:
             for fd, mask in waiting:
                 channel = self._channels.get(fd)
@@ -147,31 +151,31 @@ class _SocketLoop:
                 if perf_counter() > end:
                     break
         finally:
-            server.end_batch()
-        self._put_off = list(waiting)
-        if self._heavy and (not self._put_off or end > self._heavy_at + _HEAVY_WAIT_S):
+            server.end_turn()
+        self._postponed = list(waiting)
+        if self._heavy and (not self._postponed or end > self._heavy_at + _HEAVY_WAIT_S):
             self._handle_heavy(end)
 
     def _handle_heavy(self, now: float) -> None:
         self._heavy_at = now
         channel = self._heavy.pop(next(iter(self._heavy)))
         is_alone = not self._heavy and now - self._light_at > _COMPANY_S
-        self._server.begin_batch()
+        self._server.begin_turn()
         try:
-            if channel.later:
-                self._server.guard(channel, self._server.serve_later)
-                self._look_later(channel)
+            if channel.deferred:
+                self._server.guard(channel, self._server.serve_deferred)
+                self._schedule_deferred(channel)
             elif channel.is_open:
-                self._readable(channel, self._buffer if is_alone else self._small_buffer)
+                self._readable(channel, self._buffer if is_alone else self._shared_buffer)
         finally:
-            self._server.end_batch()
+            self._server.end_turn()
 
     def _readable(self, channel: ServerChannel, buffer: memoryview) -> None:
         transport = channel.transport
         assert isinstance(transport, _SocketTransport)
         began = perf_counter()
         try:
-            count = transport.socket.recv_into(buffer, min(len(buffer), channel.turn_bytes))
+            count = transport.socket.recv_into(buffer, min(len(buffer), channel.receive_bytes))
         except BlockingIOError:
             return
         except OSError:
@@ -179,26 +183,26 @@ class _SocketLoop:
         if count:
             channel.is_heavy = count >= _HEAVY_BYTES
             self._server.received(channel, buffer[:count])
-            self._look_later(channel)
-            self._fit_turn(channel, count, perf_counter() - began)
+            self._schedule_deferred(channel)
+            self._adjust_receive_bytes(channel, count, perf_counter() - began)
         else:
             self._server.close_channel(channel, "")
 
-    def _look_later(self, channel: ServerChannel) -> None:
-        """Schedule another turn for a client with deferred frames."""
-        if channel.later:
+    def _schedule_deferred(self, channel: ServerChannel) -> None:
+        """Queue a client with deferred frames as a heavy one."""
+        if channel.deferred:
             channel.is_heavy = True
             transport = channel.transport
             assert isinstance(transport, _SocketTransport)
             self._heavy[transport.socket.fileno()] = channel
 
-    def _fit_turn(self, channel: ServerChannel, count: int, seconds: float) -> None:
-        """Read less, or more again, of a client by what its last ``count`` bytes took."""
-        if seconds > _TURN_S:
+    def _adjust_receive_bytes(self, channel: ServerChannel, count: int, seconds: float) -> None:
+        """Set the size of a client's next read by the time that ``count`` bytes took."""
+        if seconds > _RECEIVE_S_MAX:
             channel.is_heavy = True
-            channel.turn_bytes = max(int(count * _TURN_S / seconds), _LEAST_RECEIVE_BYTES)
-        elif channel.turn_bytes < _RECEIVE_BYTES and seconds < _TURN_S / 2:
-            channel.turn_bytes = min(2 * channel.turn_bytes, _RECEIVE_BYTES)
+            channel.receive_bytes = max(int(count * _RECEIVE_S_MAX / seconds), _RECEIVE_BYTES_MIN)
+        elif channel.receive_bytes < _RECEIVE_BYTES and seconds < _RECEIVE_S_MAX / 2:
+            channel.receive_bytes = min(2 * channel.receive_bytes, _RECEIVE_BYTES)
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
@@ -217,9 +221,9 @@ class _SocketLoop:
     def _accept_failed(self, error: OSError) -> None:
         if error.errno not in {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}:
             return
-        if self._server.close_oldest_stranger(f"{error.strerror}, raise the limit of open files"):
+        if self._server.close_oldest_newcomer(f"{error.strerror}, raise the limit of open files"):
             return
-        # The listener stays readable: look away for a while instead of spinning.
+        # The listener stays readable: ignore it for a while instead of spinning.
         log.error("can't accept", reason=str(error), remedy="raise the limit of open files")
         for fd in self._listeners:
             self.epoll.modify(fd, 0)
@@ -248,8 +252,8 @@ class _SocketTransport:
         self._mask = _READ
 
     def flush(self, channel: ServerChannel) -> None:
-        """Send what the client takes; the rest of much has to wait for its next turn."""
-        out, room = channel.out, _SENT_AT_ONCE
+        """Send as much as the client accepts, up to ``_SEND_BYTES`` in a turn."""
+        out, room = channel.out, _SEND_BYTES
         try:
             while out and room:
                 if channel.out_bytes > room:
@@ -284,7 +288,7 @@ class _SocketTransport:
 
 
 def _first_of(out: list[Buffer], bytes_max: int) -> list[Buffer]:
-    """Buffers of so many bytes, or fewer."""
+    """The first buffers of ``out``, cut to ``bytes_max`` or fewer bytes in total."""
     some: list[Buffer] = []
     for buffer in itertools.islice(out, _BUFFERS_PER_SEND):
         some.append(memoryview(buffer)[:bytes_max])

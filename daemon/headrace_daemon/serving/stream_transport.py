@@ -1,4 +1,4 @@
-"""Serves the protocol on streams, e.g. in memory."""
+"""The server of clients on streams, e.g. in memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def serve_stream(
 ) -> None:
     """Serve one client of ``server`` on a stream until it ends.
 
-    host, port: the address that the client shall seem to have.
+    host, port: the address that the client appears to have.
     """
     async with stream, trio.open_nursery() as nursery:
         transport = _StreamTransport(server, stream, nursery.cancel_scope)
@@ -26,14 +26,14 @@ async def serve_stream(
         nursery.start_soon(transport.send_all_written, channel)
         try:
             while data := await transport.receive():
-                server.begin_batch()
+                server.begin_turn()
                 server.received(channel, data)
-                server.end_batch()
-                while channel.later:
+                server.end_turn()
+                while channel.deferred:
                     await trio.lowlevel.checkpoint()
-                    server.begin_batch()
-                    server.guard(channel, server.serve_later)
-                    server.end_batch()
+                    server.begin_turn()
+                    server.guard(channel, server.serve_deferred)
+                    server.end_turn()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         finally:
@@ -42,7 +42,7 @@ async def serve_stream(
 
 
 class _StreamTransport:
-    """A stream with tasks of its own: for clients in the same process, not for many."""
+    """A stream with tasks of its own: for a few clients in the same process."""
 
     def __init__(
         self, server: RemotingServer, stream: trio.abc.Stream, scope: trio.CancelScope
@@ -54,7 +54,7 @@ class _StreamTransport:
         self._readable = trio.Event()
         self._readable.set()
 
-    def flush(self, channel: ServerChannel) -> None:  # noqa: ARG002 - the task does it
+    def flush(self, channel: ServerChannel) -> None:  # noqa: ARG002 - send_all_written sends
         self._written.set()
 
     def set_reading(self, *, reading: bool) -> None:

@@ -8,12 +8,6 @@ from ipaddress import ip_address
 
 def split_address(address: str) -> tuple[str, int]:
     """Host and port of ``host:port`` (an IPv6 host in brackets). Raises ValueError."""
-    if "://" in address:
-        bare = address.partition("://")[2].rstrip("/")
-        raise ValueError(f"{address!r} is a URL, not an address: write {bare}")
-    if "," in address:
-        several = ";".join(part.strip() for part in address.split(","))
-        raise ValueError(f"{address!r} is not an address: separate several by ;, as in {several!r}")
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         raise ValueError(f"{address!r} is not an address: expected HOST:PORT, e.g. 127.0.0.1:9876")

@@ -19,7 +19,7 @@ class ParkingTopic:
         self._topic = topic
 
     def demand(self) -> Demand:
-        return Demand("parked messages", (PROPERTY,), serve=self._park)
+        return Demand("parked messages", (PROPERTY,), apply=self._park)
 
     def _park(self, message: SentMessage) -> None:
         message.topic, message.queue_id = self._topic, 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from headrace_broker.queue_directory import Elsewhere
 
 if TYPE_CHECKING:
-    from headrace_broker.queue_directory import Asked, QueueDirectory
+    from headrace_broker.queue_directory import Lookup, QueueDirectory
 
 OTHER_BROKER = Elsewhere("broker-b", "10.0.0.2:10911")
 
@@ -18,5 +18,5 @@ class MovedTopic:
     def __init__(self, topic: str) -> None:
         self._topic = topic
 
-    def place(self, _directory: QueueDirectory, asked: Asked) -> Elsewhere | None:
-        return OTHER_BROKER if asked.topic.topic_name == self._topic else None
+    def place(self, _directory: QueueDirectory, lookup: Lookup) -> Elsewhere | None:
+        return OTHER_BROKER if lookup.topic.topic_name == self._topic else None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from headrace_broker.store.store_source import EmptySource
 
 if TYPE_CHECKING:
-    from headrace_broker.queue_directory import Asked
+    from headrace_broker.queue_directory import Lookup
     from headrace_broker.store.store_queue import StoreQueue
 
 
@@ -17,5 +17,5 @@ class HiddenTopic:
     def __init__(self, topic: str) -> None:
         self._topic = topic
 
-    def source(self, asked: Asked, _queue: StoreQueue) -> EmptySource | None:
-        return EmptySource() if asked.topic.topic_name == self._topic else None
+    def source(self, lookup: Lookup, _queue: StoreQueue) -> EmptySource | None:
+        return EmptySource() if lookup.topic.topic_name == self._topic else None

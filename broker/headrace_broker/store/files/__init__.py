@@ -1,1 +1,1 @@
-"""Files and folders: mapped, locked, cached, and written whole."""
+"""Files and folders: mapped files, the page cache, small files that are replaced whole."""

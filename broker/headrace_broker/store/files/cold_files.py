@@ -1,4 +1,4 @@
-"""Reads of old bytes in any thread: by ``pread``, which unlike a page fault lets others run."""
+"""Reads of old bytes in any thread, by ``pread``: unlike a page fault it lets other threads run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _V6_MORE: Final = 12
 
 
 class ColdFiles:
-    """Files of one length as they were when this was made; those that are gone read as nothing."""
+    """A snapshot of a queue of mapped files; a file deleted since then reads as empty."""
 
     def __init__(self, files: MappedFileQueue) -> None:
         self._fs: Files = files.fs
@@ -47,17 +47,17 @@ class ColdFiles:
             self._fs.close(descriptor)
 
     def units(self, queue_offset: int, count: int) -> Array:
-        """Units of a queue, as many as the file has, at most ``count``. Raises OSError."""
+        """Up to ``count`` units of a queue, fewer at the end of a file. Raises OSError."""
         data = self.read(queue_offset * UNIT_BYTES, count * UNIT_BYTES)
         return np.frombuffer(data, UNIT_DTYPE, len(data) // UNIT_BYTES)
 
     def place(self, queue_offset: int) -> int:
-        """Where a unit of a queue points; -1 if it is gone. Raises OSError."""
+        """The physical offset in a unit of a queue; -1 if the unit is gone. Raises OSError."""
         data = self.read(queue_offset * UNIT_BYTES, 8)
         return int.from_bytes(data, "big", signed=True) if data else -1
 
     def store_time_ms(self, physical_offset: int) -> int | None:
-        """Of the record there, if one is. Raises OSError."""
+        """Store time of the record at an offset; None without a record. Raises OSError."""
         head = self.read(physical_offset, _HEAD_BYTES)
         if len(head) < _HEAD_BYTES:
             return None

@@ -1,7 +1,7 @@
-"""Small files that must never be half there: ``config/*.json``.
+"""Small files that must never be half written: ``config/*.json``.
 
-A file ends with a line of 32 blanks and tabs: the CRC-32 of the text before it, bit by bit. Every
-reader of JSON skips it, and whoever else writes the file leaves it out.
+A file ends with a line of 32 blanks and tabs: the CRC-32 of the text before it, bit by bit. JSON
+readers skip this line, and other programs that write the file leave it out.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class ConfigSource(enum.Enum):
 
 
 class ConfigFile:
-    """One file and its ``.bak``: at any moment of a crash one of the two is whole.
+    """A file and its ``.bak``: whenever a crash occurs, one of the two is whole.
 
-    After ``load`` or ``read``, ``source`` tells which it was, and ``problem`` what the file lacked
-    if it was the backup.
+    After ``load`` or ``read``, ``source`` is the one that was read, and ``problem`` says what was
+    wrong with the file if it was the backup.
     """
 
     def __init__(self, path: Path, files: Files | None = None) -> None:
@@ -54,20 +54,20 @@ class ConfigFile:
         self._files = files or Files()
 
     def beside(self, name: str) -> ConfigFile:
-        """Another file of the same folder."""
+        """Another file in the same folder."""
         return ConfigFile(self.path.with_name(name), self._files)
 
     def load(self) -> bytes | None:
-        """The text. As ``read``."""
+        """The text of the file; otherwise as ``read``."""
         return self.read(bytes)
 
     def read(self, parse: Callable[[bytes], Value]) -> Value | None:
-        """What the file holds, or its backup when it is missing or damaged; None without both.
+        """The parsed file, or its backup if the file is missing or damaged; None without both.
 
         parse: raises ValueError for a text that it can't read.
 
-        Raises StoreFormatError when there is something, but nothing whole: a damaged file must
-        not pass for an empty one.
+        Raises StoreFormatError if a file exists but none is whole: a damaged file must not pass
+        for a missing one.
         """
         problems = []
         for path, source in (
@@ -94,7 +94,7 @@ class ConfigFile:
         return None
 
     def save(self, data: bytes) -> None:
-        """Replace the file, on disk when this returns. Raises OSError."""
+        """Replace the file; it is on disk when this returns. Raises OSError."""
         files = self._files
         folder = self.path.parent
         if not folder.exists():
@@ -108,7 +108,7 @@ class ConfigFile:
         finally:
             files.close(descriptor)
         if self.path.exists():
-            # A file that could not be read must not take the place of the backup that was.
+            # A file that could not be read must not replace the backup that was read instead.
             is_damaged = self.source is ConfigSource.BACKUP
             files.rename(self.path, self.damaged_path if is_damaged else self.backup_path)
         files.rename(new_path, self.path)
@@ -117,21 +117,21 @@ class ConfigFile:
 
 
 def sealed(data: bytes) -> bytes:
-    """A text with its checksum."""
+    """A text followed by its checksum line."""
     return data + b"\n" + _seal(data)
 
 
 def unsealed(data: bytes) -> bytes:
-    """The text as it was saved. Raises ValueError for one that is cut or changed."""
+    """The text without its checksum line. Raises ValueError if it is truncated or was changed."""
     seal = _SEAL.search(data)
     text = data[: seal.start()] if seal else data
     if seal and seal[1] != _seal(text):
         raise ValueError(
-            "was changed since it was saved, its checksum says; "
-            "whoever edits it must remove the blanks at its end"
+            "does not match its checksum, so it was changed after it was saved; "
+            "an edit by hand must remove the blanks at its end"
         )
     if not is_whole(text):
-        raise ValueError("is cut, or no JSON object")
+        raise ValueError("is truncated, or no JSON object")
     return text
 
 
@@ -140,9 +140,9 @@ def _seal(data: bytes) -> bytes:
 
 
 def is_whole(data: bytes) -> bool:
-    """Whether a JSON object in any dialect was written to its end: no beginning of one is.
+    """Whether a JSON object, in any dialect, is complete; no proper prefix of one is.
 
-    Builds no objects: a table of 10 MB may hold a million strings.
+    No Python objects are built from it: a table of 10 MB may hold a million strings.
     """
     balance = {b"{}": 0, b"[]": 0}
     for piece in _pieces(data):

@@ -1,4 +1,4 @@
-"""The checksums of one file: what is read first after a start is compared with them."""
+"""The seal of one file: checksums with which each block is compared at its first read."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BLOCK_BYTES: Final = 1 << 20
-# What is compared at once, in some tens of microseconds; more is for a thread.
+# Most bytes that the loop compares itself, in some tens of microseconds; a thread compares more.
 LOOP_BYTES_MAX: Final = 256 << 10
-_COMPARED, _OPEN, _DAMAGED = range(3)
+_COMPARED, _PENDING, _DAMAGED = range(3)
 
 
 class StoreDamaged(StoreError):
-    """Bytes are others than those that the last clean stop left."""
+    """A file's bytes differ from those at the last clean stop."""
 
     def __init__(self, path: Path, position: int, byte_count: int) -> None:
         super().__init__(
@@ -31,20 +31,20 @@ class StoreDamaged(StoreError):
 
 
 class FileSeal:
-    """The checksums of one file, and which blocks have still to be compared."""
+    """A file's checksums, and for each block whether it was compared yet."""
 
     __slots__ = ("_states", "checksums", "used_bytes")
 
     def __init__(self, used_bytes: int, checksums: list[int]) -> None:
         self.used_bytes = used_bytes
         self.checksums = checksums
-        self._states = bytearray((_OPEN,)) * len(checksums)
+        self._states = bytearray((_PENDING,)) * len(checksums)
 
     @classmethod
     def of_full(cls, path: Path, file_bytes: int, before: FileSeal | None) -> FileSeal:
-        """Of a file that was written to its end just now; in any thread. Raises OSError.
+        """The seal of a file that has just become full; in any thread. Raises OSError.
 
-        before: its seal so far.
+        before: the file's seal so far.
         """
         kept = before.kept(file_bytes) if before else []
         written = []
@@ -58,27 +58,27 @@ class FileSeal:
         return seal
 
     def kept(self, used_bytes: int) -> list[int]:
-        """The checksums that still hold when there are more bytes at the end."""
+        """The checksums that remain valid after the file has grown to ``used_bytes``."""
         is_same = used_bytes == self.used_bytes
         return self.checksums[: None if is_same else self.used_bytes // BLOCK_BYTES]
 
-    def open_bytes(self, start: int, end: int) -> int:
-        """How much there is to compare for a range."""
+    def pending_bytes(self, start: int, end: int) -> int:
+        """The number of bytes that must still be compared for a range."""
         numbers = self._numbers(start, end)
-        count = self._states.count(_OPEN, numbers.start, numbers.stop)
+        count = self._states.count(_PENDING, numbers.start, numbers.stop)
         return min(count * BLOCK_BYTES, self.used_bytes)
 
-    def is_open(self, number: int) -> bool:
+    def is_pending(self, number: int) -> bool:
         """Whether a block is in use and was not compared yet."""
-        return number < len(self._states) and self._states[number] == _OPEN
+        return number < len(self._states) and self._states[number] == _PENDING
 
     def compare(self, number: int, checksum: int) -> None:
-        """Note whether a block is what it was; ``check`` tells. In any thread."""
+        """Record whether a block matches, for ``check`` to report; in any thread."""
         is_same = checksum == self.checksums[number]
         self._states[number] = _COMPARED if is_same else _DAMAGED
 
     def check(self, path: Path, view: memoryview, start: int, end: int) -> None:
-        """Compare the blocks that hold a range and were not compared before; in any thread.
+        """Compare the blocks of a range that were not compared before; in any thread.
 
         view: the whole file. Raises StoreDamaged.
         """
@@ -86,7 +86,7 @@ class FileSeal:
             if self._states[number] == _COMPARED:
                 continue
             at, upto = number * BLOCK_BYTES, min((number + 1) * BLOCK_BYTES, self.used_bytes)
-            if self._states[number] == _OPEN:
+            if self._states[number] == _PENDING:
                 self.compare(number, crc32(view[at:upto]))
             if self._states[number] == _DAMAGED:
                 raise StoreDamaged(path, at, upto - at)

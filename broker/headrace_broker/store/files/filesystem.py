@@ -1,4 +1,4 @@
-"""What the store asks of the operating system; tests put a faulty one in its place."""
+"""The store's interface to the operating system, which tests replace by a faulty one."""
 
 from __future__ import annotations
 
@@ -25,45 +25,45 @@ _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int6
 
 
 class Paged(Protocol):
-    """A file in memory, page by page."""
+    """A mapped file."""
 
     path: Path
 
     def is_resident(self, start: int, end: int) -> bool:
-        """Whether a range, which begins with a page, is in memory."""
+        """Whether all pages of a page-aligned range are in memory."""
 
 
 class DiskUsage(NamedTuple):
-    """Of a file system, as ``df`` counts: blocks kept for root are neither used nor usable."""
+    """Usage of a file system as ``df`` counts: root's reserve is neither used nor usable."""
 
     used_bytes: int
     usable_bytes: int
 
     @property
     def ratio(self) -> float:
-        """The used part, 0 to 1."""
+        """The used share, 0 to 1."""
         total = self.used_bytes + self.usable_bytes
         return self.used_bytes / total if total else 0.0
 
     def excess_bytes(self, ratio: float) -> int:
-        """How much must go for at most ``ratio`` to be used; negative when less is."""
+        """The bytes to free until usage is ``ratio``; negative if usage is below it."""
         return math.ceil(self.used_bytes - ratio * (self.used_bytes + self.usable_bytes))
 
 
 class Files:
-    """What the store asks of a file system. All raise OSError."""
+    """File system calls of the store. All raise OSError."""
 
     def __init__(self) -> None:
-        # Called before a file or folder is created; raises OSError once the store's lock is lost.
+        # Called before a file or folder is created; raises OSError if the store's lock was lost.
         self.check_owner: Callable[[], None] = lambda: None
         self._changed_directories: set[Path] = set()
         self._syncing_names = threading.Lock()
         self.map_budget = MapBudget()
 
     def open(self, path: Path, flags: int = os.O_RDWR) -> int:
-        """A descriptor; ``flags`` may create a missing file, with mode 0600.
+        """Open a file and return its descriptor; a file that ``flags`` create has mode 0600.
 
-        Creation fails at a link that somebody placed there, and a FIFO never blocks.
+        Creation fails if the path is a symbolic link, and opening a FIFO never blocks.
         """
         if flags & os.O_CREAT:
             self.check_owner()
@@ -71,19 +71,19 @@ class Files:
         return os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
 
     def close(self, descriptor: int) -> None:
-        """Give a descriptor back."""
+        """Close a descriptor."""
         os.close(descriptor)
 
     def allocate(self, descriptor: int, position: int, byte_count: int) -> None:
-        """Back a range with disk blocks, so that a mapped write to it cannot fail."""
+        """Allocate disk blocks for a range, so that a mapped write to it cannot fail."""
         os.posix_fallocate(descriptor, position, byte_count)
 
     def truncate(self, descriptor: int, byte_count: int) -> None:
-        """Set the length; what is added reads as zeros and has no blocks yet."""
+        """Set the length; added bytes read as zeros and have no blocks yet."""
         os.ftruncate(descriptor, byte_count)
 
     def clear(self, descriptor: int, position: int, byte_count: int) -> None:
-        """Make a range zeros without blocks; the length never changes, not for a moment."""
+        """Zero a range and free its blocks; the file's length never changes, even briefly."""
         if byte_count and _fallocate(descriptor, _KEEP_SIZE_AND_PUNCH_HOLE, position, byte_count):
             number = ctypes.get_errno()
             if number != errno.EOPNOTSUPP:
@@ -103,15 +103,15 @@ class Files:
             view, position = view[written:], position + written
 
     def fsync(self, descriptor: int) -> None:
-        """Data and metadata to disk."""
+        """Bring data and metadata to disk."""
         os.fsync(descriptor)
 
     def fdatasync(self, descriptor: int) -> None:
-        """Data to disk; releases the interpreter lock, unlike mmap.flush."""
+        """Bring data to disk; releases the interpreter lock, unlike mmap.flush."""
         os.fdatasync(descriptor)
 
     def fsync_directory(self, path: Path) -> None:
-        """Make names in a directory durable."""
+        """Make the names in a folder durable."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
@@ -119,34 +119,34 @@ class Files:
             os.close(descriptor)
 
     def make_directories(self, directory: Path) -> None:
-        """Make a folder and those above it; ``sync_names`` makes them durable."""
+        """Create a folder and its missing parents; ``sync_names`` makes them durable."""
         self.check_owner()
         for made in make_private(directory):
             self._changed_directories.add(made.parent)
 
     def create(self, path: Path) -> int:
-        """A descriptor of a new file; ``sync_names`` makes its name durable."""
+        """Create a file and return its descriptor; ``sync_names`` makes its name durable."""
         descriptor = self.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         self._changed_directories.add(path.parent)
         return descriptor
 
     def create_temporary(self, path: Path) -> int:
-        """A descriptor of a new file to be renamed later; replaces what a crash has left there."""
+        """Create a file to be renamed later, replacing one left by a crash; returns its fd."""
         if os.path.lexists(path):
             self.unlink(path)
         return self.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
-    def doubt_names(self, directory: Path) -> None:
-        """Have ``sync_names`` make a folder's names durable too, whoever changed them."""
+    def mark_names_unsynced(self, directory: Path) -> None:
+        """Have ``sync_names`` sync a folder too, even if this process has not changed it."""
         self._changed_directories.add(directory)
 
     def sync_names(self) -> None:
-        """Make all changes of names durable: one fsync for each folder, in any thread."""
-        with self._syncing_names:  # who finds nothing to do has waited for who does it
+        """Make all changes of names durable, by one fsync per folder; in any thread."""
+        with self._syncing_names:  # a caller that finds nothing left waits for the one syncing it
             while self._changed_directories:
                 directory = self._changed_directories.pop()
                 try:
-                    with suppress(FileNotFoundError):  # a topic may be deleted by now
+                    with suppress(FileNotFoundError):  # the folder of a deleted topic
                         self.fsync_directory(directory)
                 except OSError:
                     self._changed_directories.add(directory)
@@ -157,23 +157,23 @@ class Files:
         return file.is_resident(start, end)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Put ``source`` in the place of ``target``."""
+        """Rename ``source`` to ``target``, replacing it."""
         source.replace(target)
 
     def disk_usage(self, path: Path) -> DiskUsage:
-        """Of the file system that a folder is on."""
+        """Usage of the file system that holds a folder."""
         disk = os.statvfs(path)
         used_blocks = disk.f_blocks - disk.f_bfree
         return DiskUsage(used_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize)
 
     def unlink(self, path: Path) -> None:
-        """Remove a file, for good after ``sync_names``; maps of it stay readable."""
+        """Remove a file; durable after ``sync_names``. Its maps stay readable."""
         path.unlink()
         self._changed_directories.add(path.parent)
 
 
 def make_private(directory: Path) -> list[Path]:
-    """Make a folder and those above it, with mode 0700; returns the new ones."""
+    """Create a folder and its missing parents, with mode 0700; returns the new folders."""
     missing = []
     while not directory.exists():
         missing.append(directory)
@@ -184,7 +184,7 @@ def make_private(directory: Path) -> list[Path]:
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a file. Raises OSError; StoreFormatError unless it is a regular file."""
+    """The content of a file. Raises OSError; StoreFormatError if it is not a regular file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -1,4 +1,4 @@
-"""How many ConsumeQueues are mapped at a time."""
+"""A bound on the number of mapped ConsumeQueues."""
 
 from __future__ import annotations
 
@@ -6,42 +6,42 @@ import resource
 from collections import deque
 from typing import Final, Protocol
 
-# Linux grants a process 65,530 mappings (vm.max_map_count) unless told otherwise.
+# Below Linux's default limit of 65,530 mappings per process (vm.max_map_count).
 MAPS_MAX: Final = 30_000
 _TRIES_MAX: Final = 8
 
 
 class Mapped(Protocol):
-    """A queue that has a map and can do without."""
+    """A queue whose map can be released and made again."""
 
     @property
     def max_offset(self) -> int:
-        """One past the last unit: grows when it is written."""
+        """One past the last unit; grows with each write."""
 
     def unmap(self) -> None:
-        """Give the map up until it is needed again."""
+        """Release the map until it is needed again."""
 
 
 class MapBudget:
-    """Each map takes a descriptor, which clients need too, and one of the system's mappings.
+    """Limits maps: each takes a descriptor, which clients need too, and one of Linux's mappings.
 
-    So queues may have half of what is granted; whoever was mapped longest ago and not written
-    since goes first, and is mapped again, in some 20 us, when it is used.
+    Queues get at most half of the descriptors. The queue mapped longest ago and not written since
+    is unmapped first; mapping it again takes about 20 us.
     """
 
     def __init__(self, maps_max: int | None = None) -> None:
-        """maps_max: by default what the process's limit of open files says when it matters."""
+        """maps_max: by default derived from the limit of open files, at the first use."""
         self._maps_max = maps_max
         self._mapped: deque[tuple[Mapped, int]] = deque()
 
     def mapped(self, queue: Mapped) -> None:
-        """A queue gets a map now, which may cost another one its own."""
+        """Record that a queue is being mapped; this may unmap another one."""
         if len(self._mapped) >= self._limit():
             self._unmap_one()
         self._mapped.append((queue, queue.max_offset))
 
     def forget(self, queue: Mapped) -> None:
-        """A queue is gone."""
+        """Remove a deleted queue from the budget."""
         self._mapped = deque(each for each in self._mapped if each[0] is not queue)
 
     def _limit(self) -> int:

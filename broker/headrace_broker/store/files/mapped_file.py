@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from headrace_broker.store.files.file_seal import FileSeal
     from headrace_broker.store.files.filesystem import Files
 
-_BLOCK_BYTES = 512  # what st_blocks counts
+_BLOCK_BYTES = 512  # the unit of st_blocks
 
 
 class MappedFile:
-    """Full length from the start, zero-filled; ``allocated_bytes`` of it have disk blocks.
+    """A file of full length from the start, zero-filled; ``allocated_bytes`` have disk blocks.
 
-    Writing a hole of a full disk through a map kills the process, so writers stay below
-    ``allocated_bytes`` and ask ``allocate`` for more, which fails by exception.
+    Writing to a hole through a map kills the process if the disk is full, so writers stay below
+    ``allocated_bytes`` and call ``allocate`` for more, which fails with an exception.
     """
 
     __slots__ = (
@@ -56,9 +56,9 @@ class MappedFile:
 
     @classmethod
     def create(cls, path: Path, file_bytes: int, files: Files, allocate_bytes: int) -> MappedFile:
-        """Make the file with its first ``allocate_bytes`` backed by blocks.
+        """Create the file and allocate blocks for its first ``allocate_bytes``.
 
-        Raises OSError; then no file is left behind.
+        Raises OSError, and leaves no file behind.
         """
         file = cls(path, file_bytes, files)
         files.make_directories(path.parent)
@@ -76,7 +76,7 @@ class MappedFile:
 
     @property
     def end_offset(self) -> int:
-        """The offset just after the file."""
+        """The offset one past the file."""
         return self.start_offset + self.file_bytes
 
     @property
@@ -86,33 +86,33 @@ class MappedFile:
             with self._descriptor() as descriptor:
                 self._map = mmap.mmap(descriptor, self.file_bytes)
                 if os.fstat(descriptor).st_blocks * _BLOCK_BYTES < self.file_bytes:
-                    # Read-ahead would fill the hole with pages of zeros: with 8 MiB of it, the
-                    # first unit of a queue cost milliseconds.
+                    # Read-ahead would fill holes with pages of zeros: with 8 MiB of read-ahead,
+                    # the first unit of a queue cost milliseconds.
                     self._map.madvise(mmap.MADV_RANDOM)
         return self._map
 
     @property
     def view(self) -> memoryview:
-        """The mapping: slices are views that keep it alive, also after the file is deleted."""
+        """The mapping: slices are views that keep it alive, even after the file is deleted."""
         if self._view is None:
             self._view = memoryview(self.map)
         return self._view
 
     def check_soon(self, start: int, end: int) -> None:
-        """As ``require``. Raises NotReady too, when that takes too long for the loop."""
+        """As ``require``, but raises NotReady if the comparison would take too long in the loop."""
         if self.seal is None or start >= self.seal.used_bytes:
             return
-        if self.seal.open_bytes(start, end) > LOOP_BYTES_MAX:
+        if self.seal.pending_bytes(start, end) > LOOP_BYTES_MAX:
             raise NotReady(partial(self._compare, start, end), OLD_DATA)
         self.require(start, end)
 
     def _compare(self, start: int, end: int) -> None:
-        # Whoever asks again is told; a file that is gone is for him to miss.
+        # The retried request reports the damage, or the deleted file.
         with suppress(StoreDamaged, FileNotFoundError):
             self.require(start, end)
 
     def require(self, start: int, end: int) -> None:
-        """Compare what is read for the first time since the start with its seal.
+        """Compare a range with the seal where it was not compared since the start.
 
         Raises StoreDamaged.
         """
@@ -120,25 +120,25 @@ class MappedFile:
             self.seal.check(self.path, self.view, start, end)
 
     def is_resident(self, start: int, end: int) -> bool:
-        """Whether a range, which begins with a page, is in memory."""
+        """Whether all pages of a page-aligned range are in memory."""
         if not self._address:
             self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
         return is_resident(self._address + start, end - start)
 
     @property
     def is_mapped(self) -> bool:
-        """Whether it has a map now."""
+        """Whether the file is mapped now."""
         return self._map is not None
 
     def unmap(self) -> None:
-        """Give the map up; it ends with the last view of it, and is made again when needed."""
+        """Drop the map; it is freed with its last view, and made again when needed."""
         self._map = self._view = None
         self._address = 0
 
     def release(self) -> bool:
-        """Unmap for good, in any thread.
+        """Unmap before the file is removed; in any thread.
 
-        False while somebody holds a view, such as a reader that is still sending.
+        Returns False while a view exists, such as that of a reply that is still being sent.
         """
         self._address = 0
         try:
@@ -153,7 +153,7 @@ class MappedFile:
         return True
 
     def allocate(self, end: int, step_bytes: int) -> None:
-        """Back the file with blocks up to ``end``, by a step at least. Raises OSError."""
+        """Allocate blocks up to ``end``, at least ``step_bytes`` at a time. Raises OSError."""
         if end > self.allocated_bytes:
             target = min(max(end, self.allocated_bytes + step_bytes), self.file_bytes)
             with self._descriptor() as descriptor:
@@ -163,9 +163,9 @@ class MappedFile:
     def clear_from(self, position: int) -> None:
         """Zero everything from ``position`` on.
 
-        What stood there could be taken for records once new ones end just before it. Cutting and
-        growing the file would give zeros too, but a power cut in between leaves a file that no
-        start accepts.
+        Old bytes could pass for records once new records end just before them. Truncating and
+        extending the file would zero it too, but a power cut between the two steps leaves a file
+        that no start accepts.
         """
         self.seal = None
         with self._descriptor() as descriptor:
@@ -173,7 +173,7 @@ class MappedFile:
         self.allocated_bytes = min(self.allocated_bytes, position)
 
     def sync(self) -> None:
-        """All that was written, to disk; a deleted file has nothing to keep. Raises OSError."""
+        """Bring all written data to disk; a deleted file is skipped. Raises OSError."""
         try:
             descriptor = self.files.open(self.path)
         except FileNotFoundError:
@@ -184,7 +184,7 @@ class MappedFile:
             self.files.close(descriptor)
 
     def delete(self) -> None:
-        """Remove the file; views already handed out stay readable."""
+        """Remove the file; existing views stay readable."""
         self.unmap()
         self.files.unlink(self.path)
 

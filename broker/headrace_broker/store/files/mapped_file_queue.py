@@ -1,4 +1,4 @@
-"""Files of one length, each named by its first offset, as one address space."""
+"""One address space made of files of equal length, each named by its first offset."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from headrace_broker.store.files.filesystem import Files
 
 
-def without_unborn(paths: list[Path], fs: Files) -> list[Path]:
-    """The files up to the first that is empty; that and the later ones are removed.
+def drop_from_empty(paths: list[Path], fs: Files) -> list[Path]:
+    """Remove the first empty file and all later ones; returns the files before it.
 
-    After a power cut a file may have its name and nothing else. Then it was never synced, and
-    files are synced in their order: what follows it was promised to nobody.
+    After a power cut a file may have a name but no content. Then it was never synced, and since
+    files are synced in order, no later data was acknowledged as flushed.
     """
-    born = list(takewhile(lambda path: path.stat().st_size, paths))
-    for path in reversed(paths[len(born) :]):  # a start that is cut off leaves no gap
+    kept = list(takewhile(lambda path: path.stat().st_size, paths))
+    for path in reversed(paths[len(kept) :]):  # last first, so an interrupted start leaves no gap
         fs.unlink(path)
-    return born
+    return kept
 
 
 class MappedFileQueue:
-    """``files`` is ordered and without gaps. The position of the last byte is the owner's."""
+    """``files`` is ordered and without gaps. The owner knows where the data ends."""
 
     __slots__ = (
         "_making",
@@ -43,7 +43,7 @@ class MappedFileQueue:
     )
 
     def __init__(self, directory: Path, file_bytes: int, fs: Files, setting: str) -> None:
-        """setting: the name of the setting that ``file_bytes`` came from, for messages."""
+        """setting: name of the setting that ``file_bytes`` comes from, for error messages."""
         self.directory = directory
         self.file_bytes = file_bytes
         self.fs = fs
@@ -53,12 +53,12 @@ class MappedFileQueue:
         self._making = threading.Lock()
 
     def load(self, *, is_clean: bool = True) -> None:
-        """Find the files. Raises StoreFormatError for what is not one of them."""
+        """Find the files. Raises StoreFormatError for a file that does not belong here."""
         sizes = _file_sizes(self.directory)
         names = sorted(sizes)
         if not is_clean:
             paths = [self.directory / name for name in names]
-            names = [path.name for path in without_unborn(paths, self.fs)]
+            names = [path.name for path in drop_from_empty(paths, self.fs)]
         elif names and not sizes[names[-1]]:
             self.fs.unlink(self.directory / names.pop())
         for name in names:
@@ -68,7 +68,7 @@ class MappedFileQueue:
         path = self.directory / name
         if not (len(name) == 20 and name.isascii() and name.isdigit()):
             raise StoreFormatError(
-                path, "no file of a store has this name", "move it out of the store's directory"
+                path, "no store file has such a name", "move it out of the store's directory"
             )
         if length != self.file_bytes:
             raise StoreFormatError(
@@ -81,17 +81,17 @@ class MappedFileQueue:
             raise StoreFormatError(
                 path,
                 f"follows {self.files[-1].path.name} with a gap",
-                "put the missing file back or move the later ones away",
+                "restore the missing file or move the later ones away",
             )
         self.files.append(file)
 
     @property
     def min_offset(self) -> int:
-        """Where the first file begins; 0 without files."""
+        """Start of the first file; 0 without files."""
         return self.files[0].start_offset if self.files else 0
 
     def find(self, offset: int) -> MappedFile | None:
-        """The file that holds ``offset``."""
+        """The file that contains ``offset``, or None."""
         files = self.files
         if not files or offset < files[0].start_offset:
             return None
@@ -99,7 +99,7 @@ class MappedFileQueue:
         return files[index] if index < len(files) else None
 
     def prepare(self) -> None:
-        """Make the file after the last one, wholly allocated; may run in a thread.
+        """Create the file after the last one, fully allocated; may run in a thread.
 
         Raises OSError.
         """
@@ -108,7 +108,7 @@ class MappedFileQueue:
                 self._prepared = self._make(self._next_offset(), self.file_bytes)
 
     def take(self) -> MappedFile:
-        """Append the prepared file, or one made now. Raises OSError."""
+        """Append the prepared file, or one created now. Raises OSError."""
         self.prepare()
         assert self._prepared is not None
         self.files.append(self._prepared)
@@ -122,7 +122,7 @@ class MappedFileQueue:
         return self.files[-1]
 
     def drop_prepared(self) -> None:
-        """Remove the file made ahead, so that a clean stop leaves no empty one."""
+        """Remove the prepared file, so that a clean stop leaves no empty file."""
         with self._making:
             if self._prepared is not None:
                 self._prepared.delete()
@@ -134,7 +134,7 @@ class MappedFileQueue:
             self.files.pop().delete()
 
     def detach_first(self, count: int) -> list[MappedFile]:
-        """Let go of the oldest files, for the caller to delete."""
+        """Detach the oldest ``count`` files, for the caller to delete."""
         detached, self.files[:] = self.files[:count], self.files[count:]
         return detached
 
@@ -147,7 +147,7 @@ class MappedFileQueue:
 
 
 def _file_sizes(directory: Path) -> dict[str, int]:
-    """The length of each file in a folder by its name; nothing if there is no folder."""
+    """The length of each file in a folder by its name; empty without the folder."""
     with suppress(FileNotFoundError), os.scandir(directory) as entries:
         return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
     return {}

@@ -1,7 +1,7 @@
-"""Old data that may have to come from the disk: found out beforehand, and read in a thread.
+"""Residency checks of old data; a thread reads from disk what is not in memory.
 
-A page fault holds the interpreter's lock, and sendmsg of a cold range the loop, for as long as the
-disk takes. What this process wrote lately is taken for cached without a look.
+A page fault blocks the interpreter, and sendmsg of a cold range the loop, for as long as the disk
+takes. Data that this process wrote recently counts as cached without a check.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     from headrace_broker.store.files.mapped_file import MappedFile
 
 HOT_BYTES: Final = 256 << 20
-CHUNK_BYTES: Final = BLOCK_BYTES  # so that a seal says of each whether it is what it was
-# How long a look at a chunk holds good; the kernel keeps what was just read for longer.
-LOOK_LIFE_S: Final = 5.0
-_LOOKS_KEPT: Final = 10_000
+CHUNK_BYTES: Final = BLOCK_BYTES  # one checksum of the seal for each chunk
+# How long a check of a chunk stays valid; the kernel keeps pages that were just read for longer.
+CHECK_VALID_S: Final = 5.0
+_CHECKS_MAX: Final = 10_000
 _READ_BYTES: Final = 256 << 10
 
 
 class PageCache:
-    """Knows which parts of old files are in memory."""
+    """Remembers which chunks of old files are in memory."""
 
     def __init__(self, fs: Files) -> None:
         self._fs = fs
-        self._looks: dict[tuple[MappedFile, int], float] = {}
+        self._valid_until: dict[tuple[MappedFile, int], float] = {}
 
     def check(self, file: MappedFile, start: int, end: int) -> None:
-        """Raise NotReady when some of a range of a file must be read from the disk."""
+        """Raise NotReady if any part of a range of a file must be read from disk."""
         chunks = range(start // CHUNK_BYTES, (end - 1) // CHUNK_BYTES + 1)
         for chunk in chunks:
-            if self._looks.get((file, chunk), 0.0) < monotonic():
+            if self._valid_until.get((file, chunk), 0.0) < monotonic():
                 chunk_start = chunk * CHUNK_BYTES
                 chunk_end = min(chunk_start + CHUNK_BYTES, file.file_bytes)
                 if not self._fs.is_cached(file, chunk_start, chunk_end):
@@ -50,25 +50,25 @@ class PageCache:
                 self._remember(file, chunk)
 
     def _remember(self, file: MappedFile, chunk: int) -> None:
-        if len(self._looks) >= _LOOKS_KEPT:
-            self._looks.clear()
-        self._looks[file, chunk] = monotonic() + LOOK_LIFE_S
+        if len(self._valid_until) >= _CHECKS_MAX:
+            self._valid_until.clear()
+        self._valid_until[file, chunk] = monotonic() + CHECK_VALID_S
 
     def _fetch(self, file: MappedFile, chunks: range) -> None:
-        """Bring chunks into the cache; for any thread. Raises OSError."""
-        with suppress(FileNotFoundError):  # expired meanwhile; whoever has a view of it waits
+        """Bring chunks into the page cache; in any thread. Raises OSError."""
+        with suppress(FileNotFoundError):  # just expired: a reader with a view waits for the disk
             self._read(file, chunks)
-        # Not before: somebody else who wants them has to wait as well.
+        # Only now, so that other requests for these chunks wait too.
         for chunk in chunks:
             self._remember(file, chunk)
 
     def _read(self, file: MappedFile, chunks: range) -> None:
-        """Read chunks and compare them with the file's seal; have the kernel read on."""
+        """Read chunks and compare them with the file's seal; ask for read-ahead of the next."""
         buffer = bytearray(_READ_BYTES)
         descriptor = self._fs.open(file.path, os.O_RDONLY)
         try:
             for chunk in chunks:
-                seal = file.seal if file.seal and file.seal.is_open(chunk) else None
+                seal = file.seal if file.seal and file.seal.is_pending(chunk) else None
                 used_bytes = seal.used_bytes if seal else 0
                 checksum = _read_chunk(descriptor, buffer, chunk * CHUNK_BYTES, used_bytes)
                 if seal:
@@ -80,7 +80,7 @@ class PageCache:
 
 
 def _read_chunk(descriptor: int, buffer: bytearray, start: int, used_bytes: int) -> int:
-    """Read a chunk by and by; returns the CRC-32 of what of it lies below ``used_bytes``."""
+    """Read a chunk in pieces; returns the CRC-32 of its bytes below ``used_bytes``."""
     checksum = 0
     for position in range(start, start + CHUNK_BYTES, len(buffer)):
         count = os.preadv(descriptor, [buffer], position)

@@ -1,4 +1,4 @@
-"""Which pages of a map are in memory, and who reads those that are not."""
+"""Whether pages of a map are in memory, and the lane whose threads read missing ones."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Final
 
 from headrace_protocol.errors import Lane
 
-# What the disk must give, or must be compared with its seal. Disks answer some requests at once
-# faster than one after the other.
+# Requests that wait for data to be read from disk or compared with its seal. Several threads,
+# because disks serve concurrent reads faster than sequential ones.
 OLD_DATA: Final = Lane("old messages", threads=4)
 
 _mincore = ctypes.CDLL(None, use_errno=True).mincore

@@ -1,1 +1,1 @@
-"""What is made from the queues minutes later, such as a copy of them."""
+"""Background readers of the queues, such as one that copies them; they may be minutes behind."""

@@ -1,6 +1,7 @@
-"""What a follower has done in its thread: looking where queues stand, following, saving.
+"""The work of a follower's thread: scanning the queues, following them, saving positions.
 
-Made on the loop, run in the thread, read on the loop again; ``followers.py`` says in which order.
+Each piece of work is made on the loop, run in the thread and evaluated on the loop again;
+``followers.py`` has the order.
 """
 
 from __future__ import annotations
@@ -22,57 +23,58 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("headrace.broker")
 
-# Read in one go; a stop waits for it.
+# Read in one pass; a stop waits for the pass to end.
 PASS_BYTES: Final = 32 << 20
 
 
 class Follower(Protocol):
     """What a feature implements; all but ``wants`` is called in a thread, one call at a time.
 
-    What raises OSError is retried, any other error is logged with its traceback; either way the
-    follower resumes at its saved positions.
+    After an OSError the follower is retried; any other error is logged with its traceback. Either
+    way it resumes at its saved positions or, if saving failed after ``sync``, at those synced.
     """
 
     @property
     def name(self) -> str:
-        """For logs, metrics and the file of positions."""
+        """Its name in logs, in metrics and of its position file."""
 
     def wants(self, topic: str) -> bool:
-        """Whether the queues of a topic are followed; asked when one gets units. On the loop."""
+        """Whether to follow a topic's queues; called on the loop when one of them gets units."""
 
     def resume(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """A queue will be followed from ``queue_offset`` on: drop what is kept from there on.
+        """Prepare to follow a queue from ``queue_offset`` on: drop what was kept from there on.
 
-        Returns where to begin: that, or less for a follower that lacks what it had.
+        Returns the queue offset to begin at: this one, or a lower one if data was lost.
         """
 
     def follow(self, block: QueueBlock) -> None:
-        """Take the next messages of a queue; they need not be on disk yet.
+        """Take the next messages of a queue; they need not reach the disk before ``sync``.
 
-        The block begins later than the last one ended if the log lost what lay between.
+        A block begins past the end of the previous one if the log lost the messages in between.
         """
 
     def sync(self) -> None:
-        """Bring all that was taken to disk; none of it is given again."""
+        """Bring all messages taken so far to disk; they are not delivered again."""
 
     def gone(self, topic: str, queue_id: int) -> None:
-        """A queue was deleted, or another one has its name now."""
+        """A queue was deleted, or replaced by a new one of the same name."""
 
 
 class Track:
-    """How far one queue was followed; a thread moves it.
+    """How far one queue has been followed; only the thread moves it.
 
-    position: the next queue offset. place_before: where the unit before it points, -1 without one.
-    next_place: where the unit at ``position`` points; None if it was not there at the last look.
+    position: the next queue offset. physical_offset_before: target of the unit before it, -1
+    without one. next_physical_offset: target of the unit at ``position``; None if the last scan
+    or pass found no unit there.
     """
 
-    __slots__ = ("next_place", "place_before", "position", "queue")
+    __slots__ = ("next_physical_offset", "physical_offset_before", "position", "queue")
 
     def __init__(self, queue: StoreQueue) -> None:
         self.queue = queue
         self.position = 0
-        self.place_before = -1
-        self.next_place: int | None = None
+        self.physical_offset_before = -1
+        self.next_physical_offset: int | None = None
 
     @property
     def name(self) -> Name:
@@ -80,39 +82,39 @@ class Track:
         return self.queue.topic, self.queue.queue_id
 
     @property
-    def saved(self) -> Position:
-        """What is saved of it."""
-        return Position(self.position, self.place_before)
+    def to_save(self) -> Position:
+        """The position to save."""
+        return Position(self.position, self.physical_offset_before)
 
 
-class QueueLook(NamedTuple):
-    """A queue to look at.
+class QueueScan(NamedTuple):
+    """A queue to scan.
 
-    track: None at the first look. saved: the position on disk. find_first: the oldest queue offset
-    whose record is in the log. start_end: where the queue ended when the store was opened, if that
-    was before the saved position. end: where it ends.
+    track: None at the first scan. synced: the position to resume at. find_first: returns the oldest
+    queue offset whose record is in the log. start_end: the queue's end when the store was opened,
+    if that was before the saved position. end: its end now.
     """
 
     queue: StoreQueue
     track: Track | None
-    saved: Position | None
+    synced: Position | None
     start_end: int | None
     units: ColdFiles
     find_first: Callable[[], int]
     end: int
 
 
-class Look:
-    """Finds where queues stand, and tells of those that are gone.
+class Scan:
+    """Finds the position of each queue and reports deleted queues to the follower.
 
-    queues: all that are looked at; items: of these, those to follow.
+    queues: all queues scanned. items: those of them to follow. gone: the deleted ones.
     """
 
     def __init__(
         self,
         follower: Follower,
         queues: list[StoreQueue],
-        items: list[QueueLook],
+        items: list[QueueScan],
         gone: list[Name],
     ) -> None:
         self.queues = queues
@@ -122,23 +124,23 @@ class Look:
         self._follower = follower
 
     def run(self) -> None:
-        """In a thread. Raises OSError, and what the follower raises."""
+        """Run in the thread. Raises OSError and any error of the follower."""
         for name in self.gone:
             self._follower.gone(*name)
         for item in self._items:
             track = item.track or self._begin(item)
             is_waiting = track.position < item.end
-            track.next_place = item.units.place(track.position) if is_waiting else None
+            track.next_physical_offset = item.units.place(track.position) if is_waiting else None
             self.tracks.append(track)
 
-    def _begin(self, item: QueueLook) -> Track:
+    def _begin(self, item: QueueScan) -> Track:
         queue, first = item.queue, item.find_first()
-        wanted = self._saved_offset(item)
+        wanted = self._synced_offset(item)
         if wanted is None:
             wanted = first
         elif wanted < first:
             log.warning(
-                "messages left the log before a follower had them",
+                "messages left the log before a follower read them",
                 follower=self._follower.name,
                 queue=f"{queue.topic}/{queue.queue_id}",
                 first=wanted,
@@ -147,21 +149,22 @@ class Look:
         resumed = self._follower.resume(queue.topic, queue.queue_id, wanted)
         track = Track(queue)
         track.position = max(min(resumed, wanted), first)
-        track.place_before = item.units.place(track.position - 1) if track.position else -1
+        if track.position:
+            track.physical_offset_before = item.units.place(track.position - 1)
         return track
 
-    def _saved_offset(self, item: QueueLook) -> int | None:
-        """The saved position, unless that is of an earlier queue of this name."""
-        saved = item.saved
-        if saved is None:
+    def _synced_offset(self, item: QueueScan) -> int | None:
+        """The synced position; None if there is none, or it is of an earlier queue of this name."""
+        synced = item.synced
+        if synced is None:
             return None
-        at = min(saved.queue_offset, item.end if item.start_end is None else item.start_end)
-        place = item.units.place(at - 1) if at else -1
-        if at < saved.queue_offset:
-            is_same = 0 <= place < saved.place_before  # the log has lost its end
+        at = min(synced.queue_offset, item.end if item.start_end is None else item.start_end)
+        before = item.units.place(at - 1) if at else -1
+        if at < synced.queue_offset:
+            is_same = 0 <= before < synced.physical_offset_before  # the log has lost its end
         else:
-            # Where the unit before has expired nobody knows its place any more.
-            is_same = not at or place in {saved.place_before, -1}
+            # -1: the unit before has expired, so there is nothing to compare.
+            is_same = not at or before in {synced.physical_offset_before, -1}
         if is_same:
             return at
         self._follower.gone(item.queue.topic, item.queue.queue_id)
@@ -169,9 +172,9 @@ class Look:
 
 
 class Pass:
-    """Hands the follower the next block of each of some queues, until it was much.
+    """Hands the follower one block per queue, up to ``PASS_BYTES`` in all.
 
-    damaged: queues that can't be read on.
+    moved: tracks that have advanced. damaged: queues that can't be read any further.
     """
 
     def __init__(
@@ -189,7 +192,7 @@ class Pass:
         self._flushed_offset = flushed_offset
 
     def run(self) -> None:
-        """In a thread. Raises OSError, and what the follower raises."""
+        """Run in the thread. Raises OSError and any error of the follower."""
         read_bytes = 0
         for track, view in self._queues:
             try:
@@ -207,15 +210,16 @@ class Pass:
 
     def _move(self, track: Track, end: int, view: QueueView) -> None:
         track.position = end
-        track.place_before = view.units.place(end - 1)
-        track.next_place = view.units.place(end) if end < view.end else None
+        track.physical_offset_before = view.units.place(end - 1)
+        track.next_physical_offset = view.units.place(end) if end < view.end else None
         self.moved.append(track)
 
 
 class Save:
-    """Has the follower bring what it took to disk, then saves how far that is.
+    """Has the follower sync, then saves its positions.
 
-    positions: of queues without a track; those of the tracks are added.
+    positions: those of queues without a track; ``run`` adds those of the tracks. is_synced: whether
+    the follower has brought to disk what the positions cover.
     """
 
     def __init__(
@@ -228,8 +232,8 @@ class Save:
         self._file = file
 
     def run(self) -> None:
-        """In a thread. Raises OSError, and what the follower raises."""
+        """Run in the thread. Raises OSError and any error of the follower."""
         self._follower.sync()
-        self.positions.update((track.name, track.saved) for track in self.tracks)
+        self.positions.update((track.name, track.to_save) for track in self.tracks)
         self.is_synced = True
         self._file.save(self.positions)

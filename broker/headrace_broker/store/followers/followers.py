@@ -1,19 +1,20 @@
-"""Followers: what is made from the queues minutes later, and never slows a producer.
+"""Followers: background readers of the queues that never slow a producer.
 
 A taker (ConsumeQueues, index) consumes the ring in step with the appends. A follower (compaction,
-tiered storage) has no place in the ring: it is told which queues got units, and reads from
-ConsumeQueue and log, in a thread, what lies between these and its own position.
+tiered storage) has no cursor in the ring: it is notified which queues got units, and a thread reads
+the messages from its position on out of ConsumeQueue and log. It may be minutes behind.
 
 What always holds:
 
 1. Nothing at or past ``flushed_offset`` is followed: a power cut could give its queue offset to
    another message.
-2. A position is saved only after ``sync``, so it never says more than the follower has on disk.
-   After an error or a start the follower resumes there; what it has beyond is followed again.
-3. ``needed_from`` is at or before each record that no saved position covers, so that the log keeps
-   it: ``_needs`` has the first such record of each queue that was looked at, and the units of all
-   others lie at or past ``_noticed_from``.
-4. The thread runs one thing at a time, and alone moves a ``Track``.
+2. A position is saved only after ``sync``, so it never covers more than the follower has on disk.
+   A start resumes at the saved positions. An error resumes at those last synced, which are the
+   saved ones unless saving them failed after ``sync``. Anything beyond is followed again.
+3. ``needed_from`` is at or before each record that no saved position covers, so the log keeps these
+   records: ``_needs`` has the first one of each queue that was scanned, and the records of all
+   other queues lie at or past ``_scanned_offset``.
+4. The thread runs one piece of work at a time, and only the thread moves a ``Track``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import structlog
 import trio
 
 from headrace_broker.store.files.cold_files import ColdFiles
-from headrace_broker.store.followers.follower_work import Look, Pass, QueueLook, Save
+from headrace_broker.store.followers.follower_work import Pass, QueueScan, Save, Scan
 from headrace_broker.store.followers.position_file import PositionFile
 from headrace_broker.store.queues.queue_blocks import QueueView
 
@@ -45,19 +46,20 @@ if TYPE_CHECKING:
 log = structlog.get_logger("headrace.broker")
 
 TICK_S: Final = 0.5
-# Between two saves: each costs the disk some flushes, and saves following so much anew.
+# Between two saves: each costs some flushes; a start follows again what came after the last.
 SAVE_S: Final = 5.0
 RETRY_S: Final = 10.0
-# A stop waits so long for what is behind; the next start resumes with the rest.
+# A stop lets followers catch up for this long; the next start resumes with the rest.
 FINISH_S: Final = 5.0
-# Some two milliseconds of the loop.
+# Takes the loop some two milliseconds.
 _QUEUES_AT_ONCE: Final = 128
 
 
 class FollowerStatus(NamedTuple):
-    """For the monitor. behind_bytes: of the log, from the oldest record that is still needed.
+    """A follower's state for the monitor.
 
-    problem: what it is stopped by, "" if by nothing.
+    behind_bytes: of the log, from the oldest record that is still needed. problem: what stops the
+    follower, "" if nothing does.
     """
 
     name: str
@@ -67,7 +69,7 @@ class FollowerStatus(NamedTuple):
 
 
 class Following:
-    """Runs one follower."""
+    """Runs one follower and keeps its positions."""
 
     def __init__(
         self,
@@ -77,27 +79,27 @@ class Following:
         topics: Mapping[str, Mapping[int, StoreQueue]],
         dispatched_offset: Callable[[], int],
     ) -> None:
-        """Reads the saved positions. Raises StoreFormatError, OSError."""
+        """Read the saved positions. Raises StoreFormatError, OSError."""
         self.follower = follower
         self._file = positions
         self._commit_log = commit_log
         self._topics = topics
         self._dispatched_offset = dispatched_offset
-        self._saved = positions.load()
-        # Saved positions that recovery left without a queue, or a queue without their units.
+        self._synced = positions.load()
+        # The ends of queues that recovery left short of their saved position; 0 for missing queues.
         self._start_ends = {
-            name: end for name, at in self._saved.items() if (end := self._end(name)) < at[0]
+            name: end for name, at in self._synced.items() if (end := self._end(name)) < at[0]
         }
         self._is_unsaved = False
         self._saved_s = -math.inf
         self._problem = ""
         self._threads = trio.CapacityLimiter(1)
-        # Queues that are gone, for the thread to tell the follower.
+        # Deleted queues, which the next scan reports to the follower.
         self._gone: dict[Name, None] = {}
         self._damaged: dict[StoreQueue, str] = {}
-        # Kept when the follower begins anew: only a good save lets records go.
+        # Survives a restart of the follower: only a completed save releases records.
         self._needs: dict[StoreQueue, int] = {}
-        self._begin_anew()
+        self._restart()
 
     def _end(self, name: Name) -> int:
         queue = self._find(name)
@@ -107,33 +109,33 @@ class Following:
         topic, queue_id = name
         return self._topics.get(topic, {}).get(queue_id)
 
-    def _begin_anew(self) -> None:
-        """Resume all queues at the positions that are on disk, with what they cover."""
+    def _restart(self) -> None:
+        """Resume all queues at the positions last synced."""
         self._tracks: dict[StoreQueue, Track] = {}
         self._behind: dict[Track, None] = {}
-        self._noticed_from = 0
-        self._looking: list[StoreQueue] = []
+        self._scanned_offset = 0
+        self._unscanned: list[StoreQueue] = []
         self._pending = {
             queue: None for queues in self._topics.values() for queue in queues.values()
         }
-        self._gone.update((name, None) for name in self._saved if not self._find(name))
-        self._asked = trio.Event()
-        self._asked.set()
+        self._gone.update((name, None) for name in self._synced if not self._find(name))
+        self._wakeup = trio.Event()
+        self._wakeup.set()
 
     # --- the store's side ------------------------------------------------------------------
 
     def notify(self, queues: Iterable[StoreQueue]) -> None:
-        """These queues got units, or their topics are wanted now or not any more."""
+        """Scan these queues: they got units, or ``wants`` may have changed for their topics."""
         self._pending.update(dict.fromkeys(queues))
-        self._asked.set()
+        self._wakeup.set()
 
     def forget(self, queue: StoreQueue) -> None:
-        """A queue is about to be deleted."""
+        """Drop a queue that is about to be deleted."""
         self._gone[queue.topic, queue.queue_id] = None
         self._pending.pop(queue, None)
         self._damaged.pop(queue, None)
         self._drop(queue)
-        self._asked.set()
+        self._wakeup.set()
 
     def _drop(self, queue: StoreQueue) -> None:
         name = queue.topic, queue.queue_id
@@ -142,49 +144,49 @@ class Following:
         track = self._tracks.pop(queue, None)
         if track is not None:
             self._behind.pop(track, None)
-        if self._saved.pop(name, None) is not None:
+        if self._synced.pop(name, None) is not None:
             self._is_unsaved = True
 
     def needed_from(self) -> int:
-        """Physical offset from which on the log must stay; very large if no record is needed."""
+        """Physical offset from which the log must be kept; very large if no record is needed."""
         needed_from = min(self._needs.values(), default=sys.maxsize)
-        is_all_known = not self._pending and not self._looking
-        return needed_from if is_all_known else min(needed_from, self._noticed_from)
+        is_all_known = not self._pending and not self._unscanned
+        return needed_from if is_all_known else min(needed_from, self._scanned_offset)
 
     def status(self) -> FollowerStatus:
-        """Where it stands; may be called in any thread."""
-        # Copies in one step each: the loop goes on changing the originals.
-        queues = {*(track.queue for track in list(self._behind)), *self._pending, *self._looking}
+        """The follower's state, from any thread."""
+        # Each copy is one atomic step, since the loop keeps changing the originals.
+        queues = {*(track.queue for track in list(self._behind)), *self._pending, *self._unscanned}
         needed_from = max(self.needed_from(), self._commit_log.min_offset)
         return FollowerStatus(
             self.follower.name,
-            sum(map(self._behind_messages, queues)),
+            sum(map(self._behind_count, queues)),
             max(self._commit_log.max_offset - needed_from, 0),
             next(iter(self._damaged.values()), self._problem),
         )
 
-    def _behind_messages(self, queue: StoreQueue) -> int:
+    def _behind_count(self, queue: StoreQueue) -> int:
         track = self._tracks.get(queue)
-        saved = track.saved if track else self._saved.get((queue.topic, queue.queue_id))
-        return max(queue.consume_queue.max_offset - saved[0], 0) if saved else 0
+        position = track.to_save if track else self._synced.get((queue.topic, queue.queue_id))
+        return max(queue.consume_queue.max_offset - position[0], 0) if position else 0
 
     # --- running ---------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Follow until cancelled; an error of the disk is logged, and tried again."""
-        self._begin_anew()
+        """Follow until cancelled; disk errors are logged and retried."""
+        self._restart()
         while True:
-            await self._asked.wait()
-            self._asked = trio.Event()
+            await self._wakeup.wait()
+            self._wakeup = trio.Event()
             try:
                 await self._run_round()
             except OSError as error:
                 self._log_failure(error)
-                self._begin_anew()
+                self._restart()
                 await trio.sleep(RETRY_S)
-            await trio.sleep(TICK_S)  # what comes meanwhile is one block
+            await trio.sleep(TICK_S)  # messages that arrive meanwhile make one block
             if self._behind or self._is_unsaved:
-                self._asked.set()
+                self._wakeup.set()
 
     async def _run_round(self) -> None:
         for work in self._follow():
@@ -200,24 +202,24 @@ class Following:
                 await trio.to_thread.run_sync(save.run, limiter=self._threads)
 
     def finish(self) -> None:
-        """Catch up as far as there is time, after ``run`` has ended; an error is logged."""
+        """Catch up for ``FINISH_S`` once ``run`` has ended; errors are logged."""
         try:
             self.catch_up(monotonic() + FINISH_S)
         except OSError as error:
             self._log_failure(error)
-        except Exception as error:  # an error of the feature must not spoil the stop
+        except Exception as error:  # an error in the feature must not prevent the stop
             log.error("follower not finished", follower=self.follower.name, exc_info=error)
         status = self.status()
         if status.behind_messages:
             log.warning("follower is behind, the next start resumes", **status._asdict())
 
     def catch_up(self, end_s: float = math.inf) -> None:
-        """Follow what is on disk and save, in the caller's thread.
+        """Follow all flushed messages and save, in the caller's thread.
 
-        end_s: when to save, whatever is left. Raises OSError, and what the follower raises.
+        end_s: when to stop following and save. Raises OSError and any error of the follower.
         """
         with ExitStack() as on_error:
-            on_error.callback(self._begin_anew)
+            on_error.callback(self._restart)
             for work in self._follow():
                 work.run()
                 if monotonic() > end_s:
@@ -233,93 +235,93 @@ class Following:
     def _log_failure(self, error: OSError) -> None:
         self._problem = str(error)
         log.error(
-            "follower failed, it resumes where it was last saved",
+            "follower failed, it resumes at what was last synced",
             follower=self.follower.name,
             reason=self._problem,
         )
 
-    def _follow(self) -> Iterator[Look | Pass]:
-        """Follow all that is on disk; what it yields must be run before it is resumed."""
-        noticed_from = self._dispatched_offset()
-        self._looking += self._pending
+    def _follow(self) -> Iterator[Scan | Pass]:
+        """Follow all flushed messages; the caller runs each yielded piece of work, then resumes."""
+        dispatched_offset = self._dispatched_offset()
+        self._unscanned += self._pending
         self._pending = {}
-        while self._looking or self._gone:
-            look = self._start_look()
-            yield look
-            self._looked(look)
-        self._noticed_from = noticed_from
+        while self._unscanned or self._gone:
+            scan = self._start_scan()
+            yield scan
+            self._note_scan(scan)
+        self._scanned_offset = dispatched_offset
         while self._has_readable():
             step = self._start_pass()
             yield step
-            self._passed(step)
+            self._note_pass(step)
             if not step.moved and not step.damaged:
                 return
 
-    # --- looking ---------------------------------------------------------------------------
+    # --- scanning -------------------------------------------------------------------------
 
-    def _start_look(self) -> Look:
-        queues = self._looking[:_QUEUES_AT_ONCE]
+    def _start_scan(self) -> Scan:
+        queues = self._unscanned[:_QUEUES_AT_ONCE]
         items = [
-            self._queue_look(queue)
+            self._queue_scan(queue)
             for queue in queues
-            if self._is_there(queue) and self.follower.wants(queue.topic)
+            if self._is_current(queue) and self.follower.wants(queue.topic)
         ]
-        return Look(self.follower, queues, items, list(self._gone))
+        return Scan(self.follower, queues, items, list(self._gone))
 
-    def _is_there(self, queue: StoreQueue) -> bool:
-        """Whether a queue is still the one of its name."""
+    def _is_current(self, queue: StoreQueue) -> bool:
+        """Whether the queue still exists under its name."""
         return self._find((queue.topic, queue.queue_id)) is queue
 
-    def _queue_look(self, queue: StoreQueue) -> QueueLook:
+    def _queue_scan(self, queue: StoreQueue) -> QueueScan:
         consume_queue, name = queue.consume_queue, (queue.topic, queue.queue_id)
-        return QueueLook(
+        return QueueScan(
             queue,
             self._tracks.get(queue),
-            self._saved.get(name),
+            self._synced.get(name),
             self._start_ends.get(name),
             ColdFiles(consume_queue.files),
             consume_queue.search_cold(self._commit_log.min_offset),
             consume_queue.max_offset,
         )
 
-    def _looked(self, look: Look) -> None:
-        for name in look.gone:
+    def _note_scan(self, scan: Scan) -> None:
+        for name in scan.gone:
             self._gone.pop(name, None)
-            if self._saved.pop(name, None) is not None:
+            if self._synced.pop(name, None) is not None:
                 self._is_unsaved = True
-        del self._looking[: len(look.queues)]
-        for track in look.tracks:
-            if self._is_there(track.queue):
-                self._found(track)
-        followed = {track.queue for track in look.tracks}
-        for queue in look.queues:
-            if queue not in followed and self._is_there(queue):
+        del self._unscanned[: len(scan.queues)]
+        for track in scan.tracks:
+            if self._is_current(track.queue):
+                self._note_track(track)
+        followed = {track.queue for track in scan.tracks}
+        for queue in scan.queues:
+            if queue not in followed and self._is_current(queue):
                 self._drop(queue)
 
-    def _found(self, track: Track) -> None:
+    def _note_track(self, track: Track) -> None:
         queue = track.queue
         if queue not in self._tracks:
             self._tracks[queue] = track
-            # Not on disk, but what is there says no more than this, or is of an earlier queue.
-            self._saved[track.name] = track.saved
+            # Not on disk yet; a start before the save comes to the same position again.
+            self._synced[track.name] = track.to_save
             self._start_ends.pop(track.name, None)
             self._is_unsaved = True
-        if track.next_place is not None:
+        if track.next_physical_offset is not None:
             self._behind[track] = None
-            self._needs.setdefault(queue, track.next_place)
+            self._needs.setdefault(queue, track.next_physical_offset)
 
-    # --- passes: a block of each of the queues that are furthest behind ----------------------
+    # --- passes: one block of each of the queues furthest behind ------------------------------
 
     def _has_readable(self) -> bool:
         return any(self._is_readable(track) for track in self._behind)
 
     def _is_readable(self, track: Track) -> bool:
         is_damaged = track.queue in self._damaged
-        return _next_place(track) < self._commit_log.flushed_offset and not is_damaged
+        return _next_physical_offset(track) < self._commit_log.flushed_offset and not is_damaged
 
     def _start_pass(self) -> Pass:
         readable = filter(self._is_readable, self._behind)
-        tracks = heapq.nsmallest(_QUEUES_AT_ONCE, readable, key=_next_place)
+        tracks = heapq.nsmallest(_QUEUES_AT_ONCE, readable, key=_next_physical_offset)
         return Pass(
             self.follower,
             [(track, _view(track.queue)) for track in tracks],
@@ -327,16 +329,16 @@ class Following:
             self._commit_log.flushed_offset,
         )
 
-    def _passed(self, step: Pass) -> None:
+    def _note_pass(self, step: Pass) -> None:
         self._is_unsaved |= bool(step.moved)
         for track in step.moved:
-            if track.next_place is None:
+            if track.next_physical_offset is None:
                 self._behind.pop(track, None)
         for track, error in step.damaged:
             if self._tracks.get(track.queue) is track:
                 self._damaged[track.queue] = str(error)
                 log.error(
-                    "follower skips a damaged queue, and keeps the log from there on",
+                    "follower skips a damaged queue, the log is kept from there on",
                     follower=self.follower.name,
                     reason=str(error),
                 )
@@ -345,42 +347,40 @@ class Following:
 
     @contextmanager
     def _saving(self) -> Iterator[Save]:
-        """A save, to be run in the block; notes what it brought to disk.
+        """Yield a save for the block to run, then note what it brought to disk.
 
-        Whether the disk has the positions of a save that fails is unknown. What they cover is
-        synced, so the follower resumes there and not before; the log keeps what the positions of
-        the last good save need.
+        If the save fails after ``sync``, the position file may or may not have the new positions.
+        What they cover is synced, so the follower resumes there; the log keeps all records that
+        the positions of the last completed save need.
         """
         self._is_unsaved = False
-        save = Save(self.follower, self._file, list(self._tracks.values()), dict(self._saved))
+        save = Save(self.follower, self._file, list(self._tracks.values()), dict(self._synced))
         try:
             yield save
         except BaseException:
             self._is_unsaved = True
             if save.is_synced:
-                self._note_synced(save)
+                self._note_save(save, is_saved=False)
             raise
-        self._note_synced(save)
-        self._note_saved(save)
+        self._note_save(save, is_saved=True)
 
-    def _note_synced(self, save: Save) -> None:
-        for track in save.tracks:
-            if self._tracks.get(track.queue) is track:  # else deleted meanwhile
-                self._saved[track.name] = save.positions[track.name]
-
-    def _note_saved(self, save: Save) -> None:
+    def _note_save(self, save: Save, *, is_saved: bool) -> None:
+        """Resume at the synced positions from now on; once saved, release what they cover."""
         for track in save.tracks:
             queue = track.queue
             if self._tracks.get(queue) is not track:
                 continue  # deleted meanwhile
-            if track.next_place is None:
+            self._synced[track.name] = save.positions[track.name]
+            if not is_saved:
+                continue
+            if track.next_physical_offset is None:
                 self._needs.pop(queue, None)
             else:
-                self._needs[queue] = track.next_place
+                self._needs[queue] = track.next_physical_offset
 
 
-def _next_place(track: Track) -> int:
-    return sys.maxsize if track.next_place is None else track.next_place
+def _next_physical_offset(track: Track) -> int:
+    return sys.maxsize if track.next_physical_offset is None else track.next_physical_offset
 
 
 def _view(queue: StoreQueue) -> QueueView:
@@ -390,7 +390,7 @@ def _view(queue: StoreQueue) -> QueueView:
 
 
 class Followers:
-    """All followers of a store; ``add`` them between its load and its run."""
+    """All followers of a store; ``add`` them after it is loaded and before it runs."""
 
     def __init__(
         self,
@@ -399,7 +399,7 @@ class Followers:
         topics: Mapping[str, Mapping[int, StoreQueue]],
         dispatched_offset: Callable[[], int],
     ) -> None:
-        """dispatched_offset: up to where the log's records have their units."""
+        """dispatched_offset: records before it have their units."""
         self.all: list[Following] = []
         self._root = root
         self._commit_log = commit_log
@@ -407,7 +407,7 @@ class Followers:
         self._dispatched_offset = dispatched_offset
 
     def add(self, follower: Follower) -> Following:
-        """Follow all queues from where it was. Raises StoreFormatError, OSError."""
+        """Have a follower resume all queues. Raises StoreFormatError, OSError."""
         positions = PositionFile(self._root, follower.name, self._commit_log.files.fs)
         following = Following(
             follower, positions, self._commit_log, self._topics, self._dispatched_offset
@@ -416,36 +416,36 @@ class Followers:
         return following
 
     def notify(self, queues: Collection[StoreQueue]) -> None:
-        """These queues got units."""
+        """Have all followers scan these queues, which got units."""
         for following in self.all:
             following.notify(queues)
 
     def forget(self, queue: StoreQueue) -> None:
-        """A queue is about to be deleted."""
+        """Drop a queue that is about to be deleted."""
         for following in self.all:
             following.forget(queue)
 
     def needed_from(self) -> int:
-        """Physical offset from which on the log must stay; very large if no record is needed."""
+        """Physical offset from which the log must be kept; very large if no record is needed."""
         return min((following.needed_from() for following in self.all), default=sys.maxsize)
 
     def slowest(self) -> str:
-        """The follower that needs the oldest record; "" without followers."""
+        """Name of the follower that needs the oldest record; "" without followers."""
         if not self.all:
             return ""
         return min(self.all, key=Following.needed_from).follower.name
 
     def finish(self) -> None:
-        """Follow what is on disk before a stop."""
+        """Catch up before a stop."""
         for following in self.all:
             following.finish()
 
     def statistics(self) -> tuple[FollowerStatus, ...]:
-        """Where each stands."""
+        """The state of each follower."""
         return tuple(following.status() for following in self.all)
 
     def report(self) -> dict[str, dict[str, Any]]:
-        """Where each stands, by name, for /ready; may be called in any thread."""
+        """The state of each follower by name, for /ready; from any thread."""
         return {
             status.name: {
                 "behindMessages": status.behind_messages,
@@ -456,7 +456,7 @@ class Followers:
         }
 
     def runtime_info(self) -> dict[str, str]:
-        """The same for GET_BROKER_RUNTIME_INFO."""
+        """The same values for GET_BROKER_RUNTIME_INFO."""
         return {
             f"follower.{name}.{key}": str(value)
             for name, values in self.report().items()

@@ -18,27 +18,27 @@ Positions = dict[Name, "Position"]
 
 
 class Position(NamedTuple):
-    """The next queue offset to follow, and where the unit before it points; -1 if there is none.
+    """The next queue offset to follow, and the target of the unit before it; -1 without one.
 
-    A topic that was deleted and made again has another unit there, or none.
+    The second tells a recreated topic from its predecessor: its unit there is another, or missing.
     """
 
     queue_offset: int
-    place_before: int
+    physical_offset_before: int
 
 
 class PositionFile:
-    """The positions of one follower."""
+    """The saved positions of one follower."""
 
     def __init__(self, root: Path, name: str, files: Files) -> None:
         self._file = ConfigFile(root / FOLDER / f"{name}.json", files)
 
     def load(self) -> Positions:
-        """All that are known. Raises StoreFormatError, OSError."""
+        """All saved positions. Raises StoreFormatError, OSError."""
         return self._file.read(parse) or {}
 
     def save(self, positions: Positions) -> None:
-        """Replace the file, on disk when this returns. Raises OSError."""
+        """Replace the file; it is on disk when this returns. Raises OSError."""
         topics: dict[str, dict[int, Position]] = {}
         for (topic, queue_id), position in positions.items():
             topics.setdefault(topic, {})[queue_id] = position
@@ -46,7 +46,7 @@ class PositionFile:
 
 
 def parse(text: bytes) -> Positions:
-    """Raises ValueError for another text."""
+    """The positions in a file's text. Raises ValueError if it holds none."""
     try:
         return {
             (topic, int(queue_id)): Position(*map(int, position))

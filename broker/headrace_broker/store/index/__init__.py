@@ -1,1 +1,1 @@
-"""IndexFiles: from key to physical offset."""
+"""IndexFiles, which map keys to physical offsets."""

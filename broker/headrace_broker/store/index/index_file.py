@@ -1,4 +1,4 @@
-"""Hash files that lead from a key to the records that carry it."""
+"""IndexFiles: hash files that map keys to the physical offsets of their records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.mapped_file import MappedFile
-from headrace_broker.store.files.mapped_file_queue import without_unborn
+from headrace_broker.store.files.mapped_file_queue import drop_from_empty
 from headrace_broker.store.files.page_cache import PageCache
 from headrace_broker.store.integrity.checkpoint import IndexMark
 
@@ -36,9 +36,9 @@ ENTRY_BYTES: Final = ENTRY_DTYPE.itemsize
 ALLOCATE_STEP_BYTES: Final = 1 << 20
 REBUILD_ENTRIES: Final = 1 << 19
 LONG_MAX: Final = (1 << 63) - 1
-# How far a clock may have been set back while a file was written.
+# How far a clock may have been set back while a file was being written.
 CLOCK_STEP_MS: Final = 24 * 3600 * 1000
-# Entries per step, half a millisecond.
+# Entries per step, which takes half a millisecond.
 _ENTRIES_AT_ONCE: Final = 128
 Array = npt.NDArray[Any]
 
@@ -55,7 +55,7 @@ class IndexHeader(NamedTuple):
 
 
 class IndexFile:
-    """Slots lead to the newest entry of their hashes, each entry to the one before it."""
+    """A slot has the number of the newest entry of its hashes; entries link to older ones."""
 
     def __init__(self, file: MappedFile, slot_count: int, entry_count: int) -> None:
         self.file = file
@@ -75,7 +75,7 @@ class IndexFile:
 
     @property
     def header(self) -> IndexHeader:
-        """As it stands in the file."""
+        """The header in the file."""
         return IndexHeader(*HEADER.unpack_from(self.file.map, 0))
 
     @header.setter
@@ -84,12 +84,12 @@ class IndexFile:
 
     @property
     def is_full(self) -> bool:
-        """No entry fits any more."""
+        """Whether no more entries fit."""
         return self.header.index_count >= self.entry_count
 
     def put(self, key_hashes: Array, physical_offsets: Array, timestamps: Array) -> int:
         """Add entries in log order, as many as fit; returns how many. Raises OSError."""
-        self._require()
+        self._verify_seal()
         header = self.header
         first = header.index_count
         count = min(len(key_hashes), self.entry_count - first)
@@ -114,10 +114,10 @@ class IndexFile:
         return count
 
     def _link(self, slots: Array, first: int) -> tuple[Array, int]:
-        """Put numbers ``first``... at the head of their slots; returns what stood there before.
+        """Put the entry numbers from ``first`` on at the head of their slots.
 
-        Entries of one slot within the block point to each other. Also returns how many slots
-        were empty.
+        Returns for each the previous entry of its slot, which may be in the same block, and how
+        many slots were empty.
         """
         order = np.argsort(slots, kind="stable")
         ordered = slots[order]
@@ -134,8 +134,8 @@ class IndexFile:
         self.slots[ordered[is_last]] = order[is_last] + first
         return previous, int((in_file == 0).sum())
 
-    def _require(self) -> None:
-        """Compare all of it with its seal, once: entries are linked across the file."""
+    def _verify_seal(self) -> None:
+        """Compare the whole file with its seal once, since links cross the whole file."""
         if self.file.seal is not None:
             self.file.require(0, self.file.seal.used_bytes)
             self.file.seal = None
@@ -148,8 +148,8 @@ class IndexFile:
     def newest(self, key_hash: int, pages: PageCache) -> int:
         """Number of the newest entry in the slot of a hash, 0 for none.
 
-        Raises StoreDamaged, or NotReady when the disk must give some of it first, or there is
-        much to compare with the seal.
+        Raises StoreDamaged; NotReady while pages have to be read from the disk or much has to be
+        compared with the seal.
         """
         if self.file.seal is not None:
             self.file.check_soon(0, self.file.seal.used_bytes)
@@ -160,7 +160,7 @@ class IndexFile:
         return self._older(int(self.slots[slot]), self.header.index_count)
 
     def entry(self, number: int, pages: PageCache) -> tuple[int, int, int, int]:
-        """Key hash, physical offset, seconds and number of the one before. Raises NotReady."""
+        """Key hash, physical offset, seconds and previous entry's number. Raises NotReady."""
         entry_at = self.entries_at + number * ENTRY_BYTES
         pages.check(self.file, entry_at, entry_at + ENTRY_BYTES)
         key_hash, physical_offset, seconds, previous = self.entries[number].tolist()
@@ -168,11 +168,11 @@ class IndexFile:
 
     @staticmethod
     def _older(number: int, below: int) -> int:
-        # A link leads to an older entry; one that does not is damage and ends the walk.
+        # Links point to older entries; any other link is damage and ends the walk.
         return number if 0 < number < below else 0
 
     def truncate(self, index_count: int, end_timestamp: int) -> None:
-        """Keep the entries below ``index_count`` and build the slots anew from them."""
+        """Keep the entries below ``index_count`` and rebuild the slots from them."""
         header = self.header
         end = self.entries_at + index_count * ENTRY_BYTES
         self.file.clear_from(end)
@@ -191,8 +191,8 @@ class IndexFile:
 
 
 def _seconds(timestamps: Array, header: IndexHeader) -> Array:
-    # The first entry of a file counts from what the file was seeded with, all others from the
-    # first; a new store's file is seeded with 0, which means "no time".
+    # The first entry counts from the timestamp that the file was seeded with, all others from the
+    # first; the first file of a store is seeded with 0, which means "no time".
     base = np.full(len(timestamps), header.begin_timestamp, np.int64)
     if header.index_count <= 1:
         base[1:] = timestamps[0]
@@ -201,18 +201,18 @@ def _seconds(timestamps: Array, header: IndexHeader) -> Array:
 
 
 class IndexFlush(NamedTuple):
-    """What to bring to disk: full files, each with its last timestamp, and the last file."""
+    """Files to bring to disk: full ones, each with its last timestamp, and the last file."""
 
     full: list[tuple[IndexFile, int]]
     last: IndexFile | None
-    mark: IndexMark  # true once the last file was synced
+    mark: IndexMark  # valid once the last file is synced
 
 
 class IndexFiles:
-    """The folder ``index/``: the last file takes entries, all answer queries.
+    """The folder ``index/``: entries go to the last file, queries read all files.
 
-    Entries may come from a thread. It holds the ``lock`` for some milliseconds; so does whoever
-    reads entries or changes ``files`` while the store runs.
+    A thread may add entries, and holds the ``lock`` for some milliseconds. All other code that
+    reads entries or changes ``files`` while the store runs takes the lock too.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class IndexFiles:
         fs: Files,
         on_vanished: Callable[[list[Path]], None] = lambda _: None,
     ) -> None:
-        """on_vanished: called with the files that were found to be gone."""
+        """on_vanished: called with files that were found missing."""
         self.directory = settings.root / "index"
         self.slot_count = settings.index_slot_count
         self.entry_count = settings.index_entry_count
@@ -232,31 +232,33 @@ class IndexFiles:
         self.page_cache = PageCache(fs)
         self.files: list[IndexFile] = []
         self.lock = threading.Lock()
-        # Physical offset of the newest record that was looked at for keys; -1: not known.
+        # Physical offset of the newest record examined for keys; -1 if unknown.
         self.last_seen = -1
         self._full: list[tuple[IndexFile, int]] = []
-        # Name of the first file that somebody else has removed since the start, "" for none. A
-        # start after a crash keeps what was before it, and makes the rest anew from the log.
+        # Name of the first file that another process has removed since the start, "" for none. A
+        # start after a crash keeps the files before it and rebuilds the rest from the log.
         self.lost_from = ""
         self._on_vanished = on_vanished
 
     def load(self, *, is_clean: bool = True) -> None:
         """Find the files. Raises StoreFormatError."""
         paths = sorted(path for path in self.directory.glob("*") if path.is_file())
-        for path in paths if is_clean else without_unborn(paths, self.fs):
+        for path in paths if is_clean else drop_from_empty(paths, self.fs):
             self._check(path)
             self.files.append(self._open(MappedFile(path, self.file_bytes, self.fs)))
 
     def _check(self, path: Path) -> None:
         if not (len(path.name) == 17 and path.name.isascii() and path.name.isdigit()):
-            raise StoreFormatError(path, "no index file has this name", "move it out of the store")
+            raise StoreFormatError(
+                path, "is not the name of an index file", "move it out of the store"
+            )
         length = path.stat().st_size
         if length != self.file_bytes:
             raise StoreFormatError(
                 path,
                 f"has {length} bytes, but index_slot_count {self.slot_count} and"
-                f" index_entry_count {self.entry_count} make {self.file_bytes}",
-                "set them to the values the store was made with, or remove the index folder to"
+                f" index_entry_count {self.entry_count} require {self.file_bytes}",
+                "set them to the values the store was created with, or remove the index folder and"
                 " lose the index",
             )
 
@@ -264,13 +266,13 @@ class IndexFiles:
         return IndexFile(file, self.slot_count, self.entry_count)
 
     def recover(self, index_msg_timestamp: int, mark_path: Path) -> None:
-        """Keep what a crash cannot have damaged: finished files, and entries up to the mark."""
+        """Keep what a crash cannot have damaged: full files, and entries up to the mark."""
         mark = IndexMark.load(mark_path)
         if mark:
             self._keep_to(mark)
             return
-        # By the peer's rule. Where a mark is lost the rule is not enough: of files that became
-        # full in one millisecond the last may not be on disk.
+        # The peer's rule, one millisecond stricter where a mark is damaged: of several files that
+        # became full in the same millisecond the last may not be on disk.
         limit_ms = index_msg_timestamp - mark_path.exists()
         # A header that never reached the disk is all zeros, so its file is not full.
         whole = takewhile(lambda f: f.is_full and f.header.end_timestamp <= limit_ms, self.files)
@@ -287,7 +289,7 @@ class IndexFiles:
             self.last_seen = mark.last_seen
 
     def start_flush(self) -> IndexFlush:
-        """What has become full since the last call, and where the last file stands."""
+        """The files that became full since the last call, the last file and its mark."""
         with self.lock:
             self.forget_vanished()
             full, self._full = self._full, []
@@ -303,7 +305,7 @@ class IndexFiles:
 
     @property
     def end_physical_offset(self) -> int:
-        """Up to which record all keys are here; -1 if that is not known."""
+        """Physical offset of the newest record whose keys are indexed; -1 if unknown."""
         if not self.files or self.files[-1].header.index_count <= 1:
             return self.last_seen
         return max(self.files[-1].header.end_physical_offset, self.last_seen)
@@ -345,16 +347,16 @@ class IndexFiles:
         return file
 
     def _new_path(self, now_ms: int) -> Path:
-        # Names must ascend, also when the clock does not.
+        # Names must ascend even if the clock is set back.
         last = self.files[-1].file.path.name if self.files else ""
         latest = int(max(last, self.lost_from) or 0)
         return self.directory / f"{max(int(_local_time_name(now_ms)), latest + 1):017d}"
 
     def forget_vanished(self) -> bool:
-        """Go on without the files that somebody else has removed, if any; with the lock held.
+        """Drop files that another process removed, with the lock held; returns whether any were.
 
-        Apache's broker removes those that are not finished when it is started on our directory:
-        it looks at the lock only then.
+        Apache's broker, started by mistake on our directory, removes unfinished index files before
+        it checks the lock.
         """
         there = set(self.directory.glob("*"))
         gone = [f.file for f in self.files if f.file.path not in there]
@@ -362,13 +364,13 @@ class IndexFiles:
             return False
         self.files[:] = [f for f in self.files if f.file not in gone]
         for file in gone:
-            file.unmap()  # which gives its blocks back
+            file.unmap()  # frees its disk blocks
         self.lost_from = min(self.lost_from or gone[0].path.name, gone[0].path.name)
         self._on_vanished([file.path for file in gone])
         return True
 
     def detach_below(self, log_min_offset: int) -> list[MappedFile]:
-        """Let go of files with nothing at or past ``log_min_offset``, but not of the last."""
+        """Detach files with nothing at or past ``log_min_offset``, except the last one."""
         count = 0
         with self.lock:
             self.forget_vanished()
@@ -381,24 +383,24 @@ class IndexFiles:
 
     @property
     def is_sealed(self) -> bool:
-        """Whether the file that is written to has still to be compared with its seal."""
+        """Whether the last file has yet to be compared with its seal."""
         return bool(self.files) and self.files[-1].file.seal is not None
 
     @property
     def used(self) -> list[tuple[MappedFile, int]]:
-        """Each file, and the bytes of it in use."""
+        """Each file and its bytes in use."""
         return [(f.file, f.entries_at + f.header.index_count * ENTRY_BYTES) for f in self.files]
 
     def _delete_from(self, kept: int) -> None:
-        while len(self.files) > kept:  # the newest first: a start that is cut off leaves no gap
+        while len(self.files) > kept:  # newest first, so an interrupted start leaves no gap
             self.files.pop().file.delete()
 
 
 class IndexWalk:
-    """Walks the entries with one hash in steps, newest first; files may come and go in between.
+    """Walks the entries of one hash in steps, newest first; files may come and go in between.
 
-    offsets: physical offsets found so far, for the caller to remove.
-    entry_count: how many entries were visited, those of other hashes included.
+    offsets: physical offsets found so far; the caller takes them out.
+    entry_count: number of entries visited, including those of other hashes.
     """
 
     def __init__(self, files: IndexFiles, key_hash: int, end_ms: int = LONG_MAX) -> None:
@@ -422,7 +424,7 @@ class IndexWalk:
                 if not self._number and not self._begin_older_file():
                     return False
                 if self._number:
-                    self._look()
+                    self._visit()
         return True
 
     def _begin_older_file(self) -> bool:
@@ -436,7 +438,7 @@ class IndexWalk:
         self._file = file
         return True
 
-    def _look(self) -> None:
+    def _visit(self) -> None:
         file = self._file
         assert file is not None
         if file not in self._files.files:  # removed since
@@ -449,7 +451,7 @@ class IndexWalk:
             self.offsets.append(physical_offset)
 
     def _is_later(self, file: IndexFile, seconds: int) -> bool:
-        # 0 also stands for no time, and for a clock that was set back.
+        # 0 also means an unknown time, or a clock that was set back.
         return seconds > 0 and file.header.begin_timestamp + seconds * 1000 > self._end_ms
 
 

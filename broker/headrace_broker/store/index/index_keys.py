@@ -1,10 +1,10 @@
 """Key hashes of many records at once.
 
-Java's hash of a text is a polynomial in 31. The properties of most records of a block are laid
-out alike, so that their keys are columns: the hash is a product with powers of 31, and only the
-bytes that differ between records take part. For the others there are sums of
-``byte * 31**-position`` (31 has an inverse modulo 2**32): the hash of any slice of a block is one
-sum and one multiplication. The hash of ``topic#key`` follows from those of its two parts.
+Java's string hash is a polynomial in 31. Most records of a block have properties of the same
+layout, so their keys are columns of a table: the hashes of a column are a product with powers of
+31, computed only over the bytes that differ between records. For all other records there are sums
+of ``byte * 31**-position`` (31 has an inverse modulo 2**32), so the hash of any slice of a block
+takes one sum and one multiplication. The hash of ``topic#key`` follows from those of its two parts.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ _KEYS_5 = int.from_bytes(b"KEYS\x01", "big")
 _TAGS_5 = int.from_bytes(b"TAGS\x01", "big")
 _PADDING_BYTES = 16
 
-# Below this the set-up of a table costs more than it saves.
+# With fewer rows a table costs more than it saves.
 _TABLE_ROWS_MIN = 32
 _JOINED_ROWS = 16
 _TABLE_RANKS = {UNIQ_KEY.encode(): 0, KEYS.encode(): 1, TAGS.encode(): _RANK_TAGS}
 
 
 def index_prefixes(topic: str) -> tuple[int, int]:
-    """Hashes of what the index keys of a topic begin with: ``topic#`` and ``topic#T#``."""
+    """Hashes of the prefixes of a topic's index keys: ``topic#`` and ``topic#T#``."""
     return java_hash(f"{topic}#") % _MODULUS, java_hash(f"{topic}#{TAGS_MARK}") % _MODULUS
 
 
 def record_keys(properties: dict[str, str]) -> list[str]:
-    """What follows ``topic#`` in the index keys of a record, in the peer's order."""
+    """The index keys of a record without ``topic#``, in the peer's order."""
     uniq_key, tags = properties.get(UNIQ_KEY), properties.get(TAGS)
     keys = [uniq_key] if uniq_key else []
     keys += split_keys(properties.get(KEYS, ""))
@@ -71,9 +71,9 @@ def record_keys(properties: dict[str, str]) -> list[str]:
 
 
 class Regions(NamedTuple):
-    """The properties of records in log order, none of them empty.
+    """Where the properties of records are, in log order; none is empty.
 
-    text: a part of the log, shape (n,), uint8. start, size: of each record's, in bytes.
+    text: a part of the log, shape (n,), uint8. start, size: of each record's properties, in bytes.
     """
 
     text: Array
@@ -81,23 +81,23 @@ class Regions(NamedTuple):
     size: Array
 
     def take(self, numbers: Array) -> Regions:
-        """Those of some of the records."""
+        """The regions of some of the records."""
         return Regions(self.text, self.start[numbers], self.size[numbers])
 
     def cells(self) -> Array:
-        """A copy, shape (records, size): all have the size of the first."""
+        """A copy as a table, shape (records, size); all must have the size of the first."""
         size = int(self.size[0])
         pieces = np.ndarray(len(self.text) - size + 1, f"V{size}", self.text, strides=(1,))
         cells: Array = pieces[self.start].view(np.uint8).reshape(len(self.start), size)
         return cells
 
     def slices(self) -> list[bytes]:
-        """A copy of each."""
+        """A copy of each region."""
         return split(self.text.data, self.start, self.size)
 
 
 class _Hashes(NamedTuple):
-    """Of keys; ``place`` orders them: the record's number, then the rank among its keys."""
+    """Hashes of keys. ``place`` sorts them by record number, then by rank within the record."""
 
     place: Array
     key_hash: Array
@@ -130,7 +130,7 @@ def key_hashes(
 
 
 def _groups(sizes: Array) -> list[Array]:
-    """The numbers of the records of each size."""
+    """The record numbers, grouped by size."""
     if (sizes == sizes[0]).all():
         return [np.arange(len(sizes))]
     order = np.argsort(sizes, kind="stable")
@@ -152,7 +152,7 @@ def _in_order(parts: list[_Hashes]) -> tuple[Array, Array]:
 def _text_hashes(
     regions: list[bytes], numbers: Array, prefixes: Array, topic_of: Callable[[int], str]
 ) -> list[_Hashes]:
-    """Of records of any layout, by blocks of a bounded size."""
+    """Hashes for records of any layout, computed in blocks of bounded size."""
     lengths = np.fromiter(map(len, regions), np.int64, len(regions)) + 1
     ends = np.cumsum(lengths)
     parts = []
@@ -169,7 +169,7 @@ def _text_hashes(
 
 
 class _Table:
-    """Properties laid out alike: the same names at the same places, so each key is a column."""
+    """Properties of one layout: the same names at the same positions, so each key is a column."""
 
     def __init__(self, cells: Array, low: Array, varies: Array, keys: dict[bytes, slice]) -> None:
         self._cells = cells
@@ -179,7 +179,7 @@ class _Table:
 
     @classmethod
     def of(cls, cells: Array) -> _Table | None:
-        """None for rows that are not alike or whose keys need a closer look.
+        """A table, or None if the layouts differ or keys need exact treatment.
 
         cells: shape (rows, bytes).
         """
@@ -203,7 +203,7 @@ class _Table:
         return None if varies[is_fixed].any() else cls(cells, low, varies, keys)
 
     def hashes(self, numbers: Array, prefixes: Array) -> list[_Hashes]:
-        """Of each column of keys. numbers, prefixes: of the rows' records."""
+        """The hashes of each key column. numbers, prefixes: those of the rows' records."""
         places = numbers << _RANK_BITS
         return [
             _Hashes(
@@ -223,7 +223,7 @@ class _Table:
 
 
 class _Values(NamedTuple):
-    """Slices of the block that hold values: whose, where, and their place among the keys."""
+    """Slices of the block that hold values: record number, position, rank among its keys."""
 
     number: Array
     start: Array
@@ -232,10 +232,10 @@ class _Values(NamedTuple):
 
 
 class _Block:
-    """The properties of some records in one array, each after a separator."""
+    """The properties of some records in one array, each preceded by a separator."""
 
     def __init__(self, regions: list[bytes], lengths: Array, numbers: Array) -> None:
-        """numbers: of the records, by which ``_Hashes`` are ordered."""
+        """numbers: the record numbers, which order the ``_Hashes``."""
         self.regions = regions
         self.numbers = numbers
         self.region_ends = np.cumsum(lengths) + 1
@@ -244,7 +244,7 @@ class _Block:
 
     def hashes(self, prefixes: Array, topic_of: Callable[[int], str]) -> _Hashes:
         values = self._find_values()
-        # Before keys are split: of a property given twice one may have no part.
+        # Before keys are split, since one of two equal properties may split into nothing.
         is_slow = self._slow_numbers(values)
         values = self._split_keys(values)
         if is_slow.any():
@@ -262,7 +262,7 @@ class _Block:
     def _find_values(self) -> _Values:
         separators = np.flatnonzero(self.text == 2)
         starts, ends = separators[:-1] + 1, separators[1:]
-        # The eight bytes at every position, as numbers.
+        # The eight bytes at every position, as integers.
         words = np.ndarray((len(self.text) - 7,), ">u8", self.text, strides=(1,))[starts]
         is_uniq = (words == _UNIQ_KEY_8) & (self.text[starts + 8] == 1)
         words >>= np.uint64(24)
@@ -276,7 +276,7 @@ class _Block:
         return _Values(number, starts, ends, rank)
 
     def _split_keys(self, values: _Values) -> _Values:
-        """Each part of a KEYS value with spaces becomes a value."""
+        """Split KEYS values at spaces; each part becomes a value."""
         has_space = self._contains(values, self.text == 32) & (values.rank == 1)
         if not has_space.any():
             return values
@@ -293,12 +293,12 @@ class _Block:
 
     @staticmethod
     def _contains(values: _Values, marked: Array) -> Array:
-        """Which values contain a marked byte."""
+        """A mask of the values that contain a marked byte."""
         at = np.flatnonzero(marked)
         return np.searchsorted(at, values.end) > np.searchsorted(at, values.start)
 
     def _slow_numbers(self, values: _Values) -> Array:
-        """Records that need the exact way: text outside ASCII, or a property given twice."""
+        """A mask of records that need exact hashing: non-ASCII text, or a repeated property."""
         is_slow = np.zeros(len(self.regions), bool)
         if self.text.max() >= 0x80:
             is_slow[values.number[self._contains(values, self.text >= 0x80)]] = True
@@ -310,7 +310,7 @@ class _Block:
         if not len(values.number):
             return np.empty(0, np.int32)
         weighted = self.text * _INVERSE_POWERS[: len(self.text)]
-        # Sums over [start, end), between them sums that nobody needs.
+        # Sums over [start, end), with unneeded sums in between.
         bounds = np.stack((values.start, values.end), axis=1).ravel()
         sums = np.add.reduceat(weighted, bounds, dtype=np.uint32)[::2]
         prefix = prefixes[values.number, (values.rank == _RANK_TAGS).astype(np.intp)]
@@ -318,12 +318,12 @@ class _Block:
         return _not_negative(prefix * shift + sums * _POWERS[values.end - 1])
 
 
-def _extreme(least_or_most: Callable[..., Array], cells: Array) -> Array:
-    """Of each column. Numpy goes row by row, so short rows are first joined to long ones."""
+def _extreme(extreme_of: Callable[..., Array], cells: Array) -> Array:
+    """Minimum or maximum of each column; rows are joined first, as numpy is slow on short ones."""
     joined = len(cells) // _JOINED_ROWS * _JOINED_ROWS
     wide = cells[:joined].reshape(-1, _JOINED_ROWS * cells.shape[1])
-    folded = least_or_most(wide, axis=0).reshape(_JOINED_ROWS, -1)
-    return least_or_most(np.concatenate([folded, cells[joined:]]), axis=0)
+    folded = extreme_of(wide, axis=0).reshape(_JOINED_ROWS, -1)
+    return extreme_of(np.concatenate([folded, cells[joined:]]), axis=0)
 
 
 def _not_negative(hashes: Array) -> Array:

@@ -1,4 +1,4 @@
-"""From the ring to the IndexFiles: in blocks, some milliseconds behind the replies."""
+"""Indexer: the taker that fills the IndexFiles, in blocks, some milliseconds after the replies."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("headrace.broker")
 
-# On the loop: half a millisecond, which is how long a request may have to wait for it.
+# On the loop: takes half a millisecond, which a request may have to wait.
 BLOCK_ROWS_MAX: Final = 1024
-# In a thread: larger ones save nothing more.
+# In a thread: larger blocks save nothing.
 THREAD_ROWS_MAX: Final = 8192
-# Bytes of properties in a block; plain rows have fewer. If all are one-letter keys a block takes 50
-# ms, and in a thread, which holds the lock meanwhile, 200 ms.
+# Bytes of properties in a block; plain rows have fewer. If they are all one-letter keys, a block
+# takes 50 ms on the loop, and 200 ms in a thread, which holds the lock meanwhile.
 BLOCK_BYTES_MAX: Final = 160 << 10
 THREAD_BYTES_MAX: Final = 512 << 10
-# Target for a block on the loop.
+# Target duration of a block on the loop.
 _BLOCK_S: Final = 0.005
 
 
 class Stretch(NamedTuple):
-    """Rows with something to index, and the log file that holds their records."""
+    """Rows with properties to index, and the log file that has their records."""
 
     rows: Rows
     log_start: int  # the file's first physical offset
@@ -50,7 +50,7 @@ class Stretch(NamedTuple):
 
 
 class IndexBlock(NamedTuple):
-    """Rows of the ring, by their number since the start; what is to be indexed is copied."""
+    """Rows of the ring; those to index are copied. first: number of the first since the start."""
 
     first: int
     row_count: int
@@ -59,10 +59,11 @@ class IndexBlock(NamedTuple):
 
 
 class Indexer(Taker):
-    """Reads the keys of records out of their properties and files them.
+    """Indexes the keys in the properties of records.
 
-    ``put_copied`` may run in a thread; all else is for the loop. Nobody waits for the index, and
-    small blocks cost the most, so ``drain`` leaves the rows to whoever waits for ``asked``.
+    ``put_copied`` may run in a thread, everything else runs on the loop. No reply depends on the
+    index and small blocks are expensive, so ``drain`` leaves rows to the task that waits for
+    ``asked``.
     """
 
     name = "index"
@@ -70,9 +71,9 @@ class Indexer(Taker):
     def __init__(
         self, ring: Ring, commit_log: CommitLog, index_files: IndexFiles, queues: list[StoreQueue]
     ) -> None:
-        """queues: by queue_key; the store adds to it."""
+        """queues: indexed by queue_key; the store appends to it."""
         self.join(ring)
-        # Set when rows wait that nobody has indexed yet.
+        # Set while rows wait to be indexed.
         self.asked = trio.Event()
         self.commit_log = commit_log
         self.index_files = index_files
@@ -87,7 +88,7 @@ class Indexer(Taker):
         return self.ring.written - self.cursor.taken
 
     def drain(self, confirmed_offset: int | None) -> None:
-        """Ask for what waits to be indexed; index a block of it when the ring is half full."""
+        """Set ``asked`` if rows wait; index a block of them once the ring is half full."""
         ring = self.ring
         waiting_count = ring.written - self.cursor.taken
         if waiting_count > ring.row_count // 2:
@@ -96,7 +97,7 @@ class Indexer(Taker):
             self.asked.set()
 
     def drain_all(self, confirmed_offset: int | None) -> None:
-        """Index all rows of confirmed records. Raises OSError on a full disk; call again later."""
+        """Index all rows of confirmed records. Raises OSError on a full disk; retry later."""
         while self.drain_block(confirmed_offset):
             pass
 
@@ -107,7 +108,7 @@ class Indexer(Taker):
             pass
 
     def drain_block(self, confirmed_offset: int | None) -> int:
-        """Index some waiting rows, which takes half a millisecond; returns how many.
+        """Index one block of waiting rows in about half a millisecond; returns how many.
 
         Raises as ``drain_all``.
         """
@@ -119,11 +120,11 @@ class Indexer(Taker):
             self._put(block)
         self.ring.release()
         if block.row_count:
-            self._fit(block.row_count, perf_counter() - began)
+            self._adapt_rows(block.row_count, perf_counter() - began)
         return block.row_count
 
-    def _fit(self, row_count: int, seconds: float) -> None:
-        """Adapt the number of rows to the time they took: some records have thousands of keys."""
+    def _adapt_rows(self, row_count: int, seconds: float) -> None:
+        """Adapt the block size to the time taken, since some records have thousands of keys."""
         if seconds > _BLOCK_S:
             self._rows_at_once = max(int(row_count * _BLOCK_S / seconds), 1)
         else:
@@ -135,10 +136,10 @@ class Indexer(Taker):
         rows_max: int = THREAD_ROWS_MAX,
         bytes_max: int = THREAD_BYTES_MAX,
     ) -> IndexBlock:
-        """Rows to index next; their records must be in the file.
+        """The rows to index next; their records must be written to the file.
 
         confirmed_offset: see ``Ring.waiting``.
-        bytes_max: of their properties, all of which may be keys.
+        bytes_max: limit for their properties, which may consist of keys only.
         """
         waiting = self.ring.waiting(self.cursor, confirmed_offset)
         rows = self.ring.copy(slice(waiting.start, min(waiting.stop, waiting.start + rows_max)))
@@ -148,9 +149,9 @@ class Indexer(Taker):
         return IndexBlock(self.cursor.taken, len(rows), last, self._stretches(rows))
 
     def put_copied(self, block: IndexBlock) -> None:
-        """Index a block, in any thread; ``Ring.release`` is left to the loop.
+        """Index a block, in any thread; the loop calls ``Ring.release`` afterwards.
 
-        Nothing happens when its rows were indexed since it was taken. Raises as ``drain_all``.
+        Does nothing if its rows have been indexed meanwhile. Raises as ``drain_all``.
         """
         with self.index_files.lock:
             if block.first == self.cursor.taken:
@@ -164,21 +165,21 @@ class Indexer(Taker):
     # --- start -----------------------------------------------------------------------------
 
     def loaded(self, durable_offset: int) -> None:
-        """The index files are there, without what a crash may have damaged."""
+        """Called once the index files are loaded and recovered."""
         self._durable_offset = durable_offset
 
     def put(self, rows: Rows) -> None:
-        """Index records that are not in the ring. Raises as ``drain_all``."""
+        """Index records outside the ring. Raises as ``drain_all``."""
         with self.index_files.lock:
             self._put_stretches(self._stretches(rows))
 
     def cut(self, physical_offset: int) -> None:
-        """What is past the log's end was not seen; entries for it went when the files were read."""
+        """Reset ``last_seen`` if it is past the log's end; recovery has removed such entries."""
         if self.index_files.last_seen > physical_offset:
             self.index_files.last_seen = -1
 
     def recovered(self, newest: tuple[int, int] | None) -> None:
-        """All keys up to the newest record are in the index."""
+        """Note that all keys up to the newest record are indexed."""
         if newest is not None:
             self.index_files.last_seen = max(self.index_files.last_seen, newest[0])
 
@@ -189,7 +190,7 @@ class Indexer(Taker):
         return self._durable_offset
 
     def start_flush(self, taken_offset: int) -> TakerFlush:
-        """Files that have become full, and the last one; the mark says how far it goes."""
+        """Flush the files that became full and the last one, and save the mark of its end."""
         full, last, mark = self.index_files.start_flush()
 
         def flushed(checkpoint: Checkpoint) -> Checkpoint:
@@ -201,12 +202,12 @@ class Indexer(Taker):
         return TakerFlush(
             [*syncs, *([last.file.sync] if last else [])],
             flushed,
-            # A checkpoint of ours without a mark is taken for the peer's.
+            # Before the checkpoint: one without a mark counts as the peer's.
             partial(mark.save, mark_path, self.index_files.fs),
         )
 
     def due_flushes(self, least_bytes: int) -> Iterator[TakerFlush]:  # noqa: ARG002 - whole files
-        """Files that have become full."""
+        """The files that became full."""
         for index_file, end_timestamp in self.index_files.start_flush().full:
             yield TakerFlush(
                 [index_file.file.sync], partial(_with_index_time, timestamp=end_timestamp)
@@ -215,7 +216,7 @@ class Indexer(Taker):
     # --- keys ------------------------------------------------------------------------------
 
     def _stretches(self, rows: Rows) -> list[Stretch]:
-        """The rows by the files of their records, without those that have nothing to index."""
+        """Rows with something to index, grouped by the log files of their records."""
         is_indexed = rows["sys_flag"] & TRANSACTION_MASK != TRANSACTION_ROLLBACK
         rows = select(rows, is_indexed & (rows["properties_size"] > 0))
         stretches = []
@@ -251,7 +252,7 @@ class Indexer(Taker):
         return queue.topic
 
     def note(self, queue: StoreQueue) -> None:
-        """A queue has the key of one that is gone, or a new one."""
+        """Refresh the prefixes of a queue that reuses the key of a deleted one."""
         if queue.key < len(self._known_prefixes):
             self._known_prefixes[queue.key] = queue.index_prefixes
 
@@ -269,9 +270,9 @@ def _with_index_time(checkpoint: Checkpoint, timestamp: int) -> Checkpoint:
 
 
 def log_vanished(paths: list[Path]) -> None:
-    """Warn that files were removed behind the store's back."""
+    """Report that another process has removed index files."""
     log.error(
-        "index files were removed under the running broker: messages are taken, but queries by key"
-        " miss those before; the next start makes the index anew from the log",
+        "index files were removed while the broker runs: messages are accepted, but queries by key"
+        " miss earlier ones; the next start rebuilds the index from the log",
         paths=[str(path) for path in paths],
     )

@@ -1,1 +1,1 @@
-"""What is on disk, whether it is whole, and whose it is: checkpoint, seals, lock."""
+"""The checkpoint, the seals and the lock of a store directory."""

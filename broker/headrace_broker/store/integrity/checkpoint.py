@@ -1,4 +1,4 @@
-"""How far each part of the store is on disk: what a start after a crash can rely on."""
+"""The checkpoint: how far each part of the store is on disk, for a start after a crash."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CRC = struct.Struct(">I")
 
 
 class Checkpoint(NamedTuple):
-    """The file's six values; times are store timestamps of records, in ms."""
+    """The six values of the checkpoint file; times are store timestamps of records, in ms."""
 
     physic_msg_timestamp: int = 0
     logics_msg_timestamp: int = 0
@@ -33,25 +33,26 @@ class Checkpoint(NamedTuple):
 
     @classmethod
     def load(cls, path: Path) -> Checkpoint:
-        """The stored values; zeros when there is no file or a cut one."""
+        """The stored values; zeros if the file is missing or truncated."""
         if not path.exists():
             return cls()
         data = read_file(path)[: _VALUES.size]
         return cls(*_VALUES.unpack(data)) if len(data) == _VALUES.size else cls()
 
     def save(self, path: Path, fs: Files) -> None:
-        """Write in place (one sector) and wait for the disk. Raises OSError."""
+        """Write the values in place (one sector) and sync. Raises OSError."""
         _write_in_place(path, _VALUES.pack(*self), CHECKPOINT_BYTES, fs)
 
 
 class IndexMark(NamedTuple):
     """How much of the index is on disk; a file of our own, which the peer ignores.
 
-    The peer deletes an unfinished index file after a crash, and its entries with it.
+    After a crash the peer deletes an unfinished index file with all its entries; the mark lets us
+    keep those that are on disk.
 
-    file_name, index_count, end_timestamp: the newest file and how far it goes, "" when there is
-    none. last_seen: physical offset of the newest record whose keys are in the index, if it has
-    any; -1 if that is not known.
+    file_name, index_count, end_timestamp: the newest index file and where its entries end; ""
+    without files. last_seen: physical offset of the newest indexed record, with or without keys;
+    -1 if unknown.
     """
 
     file_name: str
@@ -61,7 +62,7 @@ class IndexMark(NamedTuple):
 
     @classmethod
     def load(cls, path: Path) -> IndexMark | None:
-        """The stored values; None when there are none or they are damaged."""
+        """The stored values; None if the file is missing or damaged."""
         if not path.exists():
             return None
         data = read_file(path)
@@ -73,7 +74,7 @@ class IndexMark(NamedTuple):
         return cls(name.rstrip(b"\0").decode(), *numbers)
 
     def save(self, path: Path, fs: Files) -> None:
-        """Write in place and wait for the disk. Raises OSError."""
+        """Write the values in place and sync. Raises OSError."""
         name, *numbers = self
         data = _MARK.pack(name.encode(), *numbers)
         data += _CRC.pack(zlib.crc32(data))

@@ -1,4 +1,4 @@
-"""One broker per directory; and the file that tells a clean stop from a crash."""
+"""The lock that admits one broker per directory."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from headrace_broker.store.files.filesystem import read_file
 if TYPE_CHECKING:
     from pathlib import Path
 
-# POSIX record locks belong to the process: a second store here would get the lock too, and
-# closing its descriptor would take the lock from the first.
+# POSIX record locks belong to the process: a second store in this process would get the lock too,
+# and closing its descriptor would release the lock of the first.
 _held_by_this_process: set[tuple[int, int]] = set()
 
 
 class StoreLock:
-    """The lock that the peer takes, on byte 0 of ``lock``."""
+    """The lock on byte 0 of the file ``lock``, which the peer takes too."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -28,7 +28,7 @@ class StoreLock:
         self._identity = (0, 0)
 
     def acquire(self) -> None:
-        """Take it or raise StoreLocked."""
+        """Take the lock. Raises StoreLocked if another broker holds it."""
         path = self._path
         if path.exists() and _identity(path.stat()) in _held_by_this_process:
             raise StoreLocked(self.root, "another store of this process")
@@ -45,9 +45,9 @@ class StoreLock:
         _held_by_this_process.add(self._identity)
 
     def check(self) -> None:
-        """Raise OSError if the lock file was removed or replaced: another broker may hold the lock.
+        """Raise OSError (ENOLCK) if the lock file was removed or replaced.
 
-        Its error number is ``errno.ENOLCK``.
+        Then another broker may hold a lock on the new file.
         """
         try:
             is_ours = _identity(self._path.stat()) == self._identity
@@ -57,11 +57,11 @@ class StoreLock:
             raise OSError(
                 errno.ENOLCK,
                 f"the lock file {self._path} was removed or replaced while this broker held it, so "
-                "another one may write here: make sure that none does, then restart this one",
+                "another broker may write here: make sure that none does, then restart this one",
             )
 
     def release(self) -> None:
-        """Give it back; nothing if it is not held."""
+        """Release the lock if it is held."""
         if self._descriptor >= 0:
             _held_by_this_process.discard(self._identity)
             os.close(self._descriptor)

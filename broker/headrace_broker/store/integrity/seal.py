@@ -1,10 +1,10 @@
-"""Checksums of what a clean stop left behind: rot on the disk is found before it is served.
+"""Seals: checksums written at a clean stop, so that bit rot is found before it is served.
 
 ``headrace.seal`` has a line for each file of log, queues and index: modification time, bytes in
-use, a CRC-32 for each MiB of them. Whoever else writes a file moves its time, which voids the
-seal; rot does not. Blocks are compared when they are first touched, so that a start reads no more
-than it did. The first line is the checkpoint, which a peer moves, the last one the checksum of
-those before it.
+use, and a CRC-32 for each MiB in use. Another program that writes a file changes its modification
+time, which voids the file's seal; bit rot does not. Blocks are compared at their first read, so
+seals add no reads to a start. The first line is the checkpoint, which changes when the peer has
+run; the last line is the checksum of the lines before it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SEAL_NAME: Final = "headrace.seal"
 
 
 class Used(NamedTuple):
-    """How much of a file is in use; ``before`` is its seal so far, of bytes that did not change."""
+    """A file and its bytes in use; ``before`` is its seal so far, whose bytes have not changed."""
 
     file: MappedFile
     used_bytes: int
@@ -36,7 +36,7 @@ class Used(NamedTuple):
 
 
 class Seals:
-    """Those of a store directory."""
+    """The seals of a store directory."""
 
     def __init__(self, root: Path, files: Files) -> None:
         self._root = root
@@ -46,7 +46,7 @@ class Seals:
         self.is_loaded = False
 
     def load(self) -> None:
-        """Read what the last clean stop wrote; a damaged seal seals nothing."""
+        """Read the seals of the last clean stop; a damaged file counts as no seals."""
         path = self._root / SEAL_NAME
         lines, _, checksum = read_file(path).rpartition(b"\n") if path.exists() else (b"",) * 3
         self.is_loaded = bool(lines) and checksum == b"%08x" % crc32(lines)
@@ -58,22 +58,22 @@ class Seals:
                 self._found[name] = int(time_ns), FileSeal(int(used_bytes), checksums)
 
     def is_of(self, checkpoint: Checkpoint) -> bool:
-        """Whether nobody has moved the checkpoint since."""
+        """Whether the checkpoint is the one that was sealed."""
         return self._checkpoint == _text(checkpoint)
 
     @property
     def paths(self) -> list[Path]:
-        """The files that are sealed and still there."""
+        """The sealed files that still exist."""
         return [path for name in self._found if (path := self._root / name).exists()]
 
     def find(self, path: Path) -> FileSeal | None:
-        """The seal of a file that was not written since."""
+        """The seal of a file, or None if the file has none or was written since."""
         name = str(path)[len(str(self._root)) + 1 :]
         time_ns, seal = self._found.get(name, (0, None))
         return seal if seal is not None and path.stat().st_mtime_ns == time_ns else None
 
     def save(self, checkpoint: Checkpoint, files: Iterable[Used]) -> None:
-        """Seal files that are on disk already. Raises OSError."""
+        """Write seals for files that are on disk already. Raises OSError."""
         texts = [_text(checkpoint), *map(self._line, files)]
         lines = "\n".join(texts).encode()
         path = self._root / (SEAL_NAME + ".tmp")

@@ -1,1 +1,1 @@
-"""The commit log, the records in it, and the ring of rows that follows each append."""
+"""The CommitLog, its records, and the ring that gets a row for each appended record."""

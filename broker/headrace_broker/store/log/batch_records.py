@@ -1,4 +1,4 @@
-"""The items of a batch request as records of one queue, converted column by column."""
+"""Conversion of a batch's items to records of one queue, column by column."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _TAGS = b"TAGS\x01"
 
 
 class BatchRecords:
-    """Records yet to be placed: the items of any batch, of one layout or not."""
+    """The records of any batch, not placed yet; its items may have different layouts."""
 
     def __init__(self, batch_body: Buffer, sys_flag: int, queue: StoreQueue) -> None:
         """Raises CorruptRecord for a malformed or empty batch, BatchTooLong for a long one."""
@@ -47,9 +47,9 @@ class BatchRecords:
         self._queue = queue
         checksum_bytes = queue.checksum_bytes
         items = _Items(data)
-        if not _is_ended(items) and checksum_bytes:
+        if not _is_terminated(items) and checksum_bytes:
             require_room(items.properties_bytes + checksum_bytes)
-            items = items.ended()
+            items = items.terminated()
         self._items = items
         self._sys_flag = sys_flag
         self._head = RECORD_HEADS[sys_flag >> 4 & 3]
@@ -64,6 +64,14 @@ class BatchRecords:
         self.count = items.count
         self.total_bytes = items.total_bytes + self._overhead * items.count
 
+    def ends(self) -> bytes:
+        """Properties of all items back to back, each with its length before it."""
+        return self._items.all_properties()
+
+    def properties(self) -> list[bytes]:
+        """Properties of each item."""
+        return self._items.texts()
+
     def encode(
         self,
         queue_offset: int,
@@ -74,7 +82,7 @@ class BatchRecords:
         store_host: bytes,
         reconsume_times: int,
     ) -> Buffer:
-        """All records back to back, with consecutive offsets from the given ones on."""
+        """All records back to back; both offsets are those of the first record."""
         queue = self._queue
         starts = self._place(queue_offset, physical_offset, now_ms)
         head = self._head.pack(
@@ -108,7 +116,7 @@ class BatchRecords:
         return block
 
     def _place(self, queue_offset: int, physical_offset: int, now_ms: int) -> Array:
-        """Returns where each record begins in the block."""
+        """Assign the records' offsets and times; returns where each begins in the block."""
         ordinals = np.arange(self.count)
         starts: Array = self._items.starts + ordinals * self._overhead
         self.rows["physical_offset"] = starts + physical_offset
@@ -117,7 +125,7 @@ class BatchRecords:
         return starts
 
     def _fill_heads(self, heads: Array, bodies: list[bytes]) -> None:
-        """What is of each record alone."""
+        """Fill in the fields that differ from record to record."""
         items, rows = self._items, self.rows
         heads["size"] = rows["size"]
         heads["queue_offset"] = rows["queue_offset"]
@@ -128,13 +136,13 @@ class BatchRecords:
 
     @property
     def physical_offsets(self) -> Array:
-        """Of the records, once they are encoded."""
+        """Physical offset of each record, once encoded."""
         offsets: Array = self.rows["physical_offset"]
         return offsets
 
     def fill(self, rows: Rows) -> None:
-        """Write the rows of the records, once they are encoded."""
-        # As bytes, which numpy would copy field by field.
+        """Write the rows of the records, once encoded."""
+        # Copied as whole rows, because numpy would copy a structured dtype field by field.
         rows.view(WHOLE_ROW)[:] = self.rows.view(WHOLE_ROW)
 
 
@@ -156,15 +164,15 @@ class _Items:
         self._require(self.properties_bytes == properties_bytes, "properties length")
 
     def properties(self) -> list[bytes]:
-        """The properties of each with their length before them, as in the record."""
+        """The properties of each item after their length, as in the record."""
         return self._slices(self._properties_at, self.starts + self.sizes)
 
     def first_properties(self) -> bytes:
-        """Those of the first item."""
+        """The properties of the first item."""
         return self._data[int(self._properties_at[0]) : int(self.sizes[0])]
 
     def all_properties(self) -> bytes:
-        """Those of all, back to back."""
+        """The properties of all items, back to back."""
         return b"".join(self.properties())
 
     def last_bytes(self) -> bytes:
@@ -173,29 +181,30 @@ class _Items:
         return last.tobytes()
 
     def end_with(self, end: bytes) -> bool:
-        """Whether each item ends so."""
+        """Whether every item ends with these bytes."""
         return all(item.endswith(end) for item in self.properties())
 
     def bodies(self) -> list[bytes]:
-        """The body of each."""
+        """The body of each item."""
         return self._slices(self.starts + _HEAD_BYTES, self._properties_at)
 
     def ends(self, checksum_bytes: int) -> list[bytes]:
-        """What ends each record: the properties as ``properties``, and room for a checksum."""
+        """The end of each record: the properties as ``properties``, and room for a checksum."""
         if not checksum_bytes:
             return self.properties()
         lengths = (self.properties_bytes + checksum_bytes).astype(_SHORT).view("V2").tolist()
         room = bytes(checksum_bytes)
-        return [a + b + room for a, b in zip(lengths, self._texts(), strict=True)]
+        return [a + b + room for a, b in zip(lengths, self.texts(), strict=True)]
 
-    def _texts(self) -> list[bytes]:
+    def texts(self) -> list[bytes]:
+        """The properties of each without their length."""
         return self._slices(self._properties_at + _SHORT.itemsize, self.starts + self.sizes)
 
-    def ended(self) -> _Items:
-        """The same items, with the separator after properties that old clients leave out."""
+    def terminated(self) -> _Items:
+        """The same items with a separator after their properties, which old clients omit."""
         texts = [
             text + SEPARATOR if text and not text.endswith(SEPARATOR) else text
-            for text in self._texts()
+            for text in self.texts()
         ]
         return _Items(encode_batch(zip(self.flags.tolist(), self.bodies(), texts, strict=True)))
 
@@ -204,7 +213,7 @@ class _Items:
         return [data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
     def _values(self, dtype: np.dtype[Any], positions: Array) -> Array:
-        """The numbers at positions, which need not be aligned."""
+        """The integers at ``positions``, which need not be aligned."""
         count = len(self._data) - dtype.itemsize + 1
         return np.ndarray(count, dtype, self._data, strides=(1,))[positions].astype(np.int64)
 
@@ -215,14 +224,14 @@ class _Items:
 
 
 def _repeated(row: bytes, count: int, dtype: np.dtype[Any]) -> Array:
-    """``count`` rows of a table, all the same so far."""
+    """A table of ``count`` copies of a row."""
     return np.frombuffer(bytearray(row * count), dtype)
 
 
 def _starts(data: bytes) -> Array:
-    """Where each item begins.
+    """The start of each item.
 
-    Raises BatchTooLong for too many, CorruptRecord when their sizes do not lead to the end.
+    Raises BatchTooLong for too many, CorruptRecord if their sizes do not add up to the batch.
     """
     starts: list[int] = []
     position, end = 0, len(data)
@@ -244,10 +253,10 @@ def _starts(data: bytes) -> Array:
     return np.array(starts)
 
 
-def _is_ended(items: _Items) -> bool:
+def _is_terminated(items: _Items) -> bool:
     """Whether all properties end with a separator.
 
-    Raises CorruptRecord for a zero byte there, by which a start knows a torn record.
+    Raises CorruptRecord if any end with a zero byte, which recovery takes for a torn record.
     """
     last_bytes = items.last_bytes()
     if last_bytes.count(SEPARATOR) == items.count:
@@ -260,17 +269,17 @@ def _is_ended(items: _Items) -> bool:
 
 
 def _tags_codes(items: _Items) -> list[int] | int:
-    """The tags code of each item, or of all: most batches have the same TAGS in each.
+    """The tags code of each item, or one code for all: most batches have the same TAGS in each.
 
     Raises CorruptRecord for a property that only the store may write.
     """
     text = items.all_properties()
     if CHECKSUM_NAME in text:
-        raise CorruptRecord(0, f"an item has the property {CRC32}, which is the store's own")
+        raise CorruptRecord(0, f"an item has the property {CRC32}, reserved for the store")
     if _TAGS not in text:
         return 0
     first = items.first_properties()
-    # What comes last counts, so the same end means the same code.
+    # The last TAGS property counts, so equal ends mean equal codes.
     end = first[first.rfind(b"\x02" + _TAGS) :]
     if len(end) > len(_TAGS) and items.end_with(end):
         return tags_code_of(end)

@@ -1,4 +1,4 @@
-"""The log of all records of all topics: append, and read by physical offset."""
+"""The CommitLog with the records of all topics: append, and read by physical offset."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ PlainMessage = tuple["StoreQueue", Buffer, bytes, int, int, int, int, int]
 
 BLANK_BYTES: Final = 8
 NO_QUEUE_OFFSET: Final = 0x4  # set in PREPARED and ROLLBACK, clear in COMMIT
-# The store sets the host bits itself and has no inner batches.
+# Bits that a sender may set: the store sets the host bits itself, and has no inner batches.
 SENDERS_FLAGS: Final = ~(BORN_HOST_V6 | STORE_HOST_V6 | NEED_UNWRAP | INNER_BATCH)
 _INT = struct.Struct(">i")
 _SHORT = struct.Struct(">h")
@@ -65,16 +65,22 @@ RECORD_MAGICS: Final = frozenset((MAGIC_V1, MAGIC_V2))
 RETRY_MS: Final = 1000
 
 
+BatchItems = UniformBatch | BatchRecords
+
+
+def _accept(_items: BatchItems) -> None:
+    pass
+
+
 class CommitLog:
-    """Appends at ``position`` of the last file in use; the loop's thread alone does.
+    """Appends at ``position`` of the last file in use, only from the loop's thread.
 
-    Records are kept until ``write_out``, which brings all of a batch into the file by one call.
-    Written through the map they would cost a page fault and, at each flush, a TLB shoot-down per
-    page; readers do use the map. Nothing may be promised for a record, and nobody may read it,
-    before it is written out.
+    Records stay in memory until ``write_out`` writes all of a turn with one call. Writing through
+    the map would cost a page fault and, at each flush, a TLB shoot-down per page; readers do use
+    the map. Until it is written out, a record must be neither acknowledged nor read.
 
-    ``append_end`` is where the fast path stops and looks up: half of the file (time to have the
-    next one made), its end, or -1 when appends are refused.
+    ``append_end`` is where the fast path must stop: half of the file (time to request the next
+    one), its end, or -1 while appends are refused.
     """
 
     def __init__(
@@ -86,10 +92,10 @@ class CommitLog:
         on_half_full: Callable[[], None],
         on_full: Callable[[MappedFile], None],
     ) -> None:
-        """Touches nothing on disk.
+        """Nothing on disk is touched.
 
-        on_half_full: called when the next file should be made.
-        on_full: called with a file that nothing is written to any more.
+        on_half_full: called when the next file should be created.
+        on_full: called with a file once it is full.
         """
         self.files = MappedFileQueue(
             settings.root / "commitlog",
@@ -106,7 +112,7 @@ class CommitLog:
         self.store_host = settings.store_host
         self.store_flag = STORE_HOST_V6 if len(settings.store_host) == 20 else 0
         self.position = self.file_start = self.flushed_offset = 0
-        self.started_at = 0  # older bytes were there before this process
+        self.started_at = 0  # end of the log when this process opened it
         self.append_end = -1
         self.life = StoreLife(settings.root, clock)
         self._on_half_full, self._on_full = on_half_full, on_full
@@ -130,13 +136,13 @@ class CommitLog:
         reconsume_times: int,
         prepared_transaction_offset: int = 0,
     ) -> int:
-        """Store one record; returns its physical offset.
+        """Append one record; returns its physical offset.
 
         The queue offset is ``queue.next_offset`` before the call. The store timestamp is that of
-        the last ``WritePath.begin``. Nothing is written when it raises.
+        the last ``WritePath.begin``. If it raises, nothing is stored.
 
-        Raises RecordTooLarge, StoreNotWritable, StoreBusy; struct.error when a number does not
-        fit its field.
+        Raises RecordTooLarge, StoreNotWritable, StoreBusy; struct.error if a number does not fit
+        its field.
         """
         ring = self.ring
         if ring.written == ring.limit:
@@ -210,13 +216,13 @@ class CommitLog:
     def append_each(
         self, messages: Sequence[PlainMessage], born_host: bytes
     ) -> list[tuple[int, int]]:
-        """Store messages, one record each, until one is not for this fast way.
+        """Append messages, one record each, up to the first that this fast path can't take.
 
         Their properties are empty or end with a separator.
 
-        Returns physical and queue offset of those that were stored, which may be fewer than
-        given: what did not fit the file, the ring or the size limits is for ``append`` to
-        place or to refuse. Everything that ``append`` looks up for each message is looked up once.
+        Returns physical and queue offset of each stored record, which may be fewer than given: a
+        message that does not fit the file, the ring or the size limits is left to ``append``.
+        Attributes that ``append`` reads for each message are read once.
         """
         ring, buffer, mask = self.ring, self.ring.buffer, self.ring.mask
         written, limit = ring.written, ring.limit
@@ -303,19 +309,25 @@ class CommitLog:
         born_timestamp: int,
         born_host: bytes,
         reconsume_times: int,
+        check: Callable[[BatchItems], None] = _accept,
     ) -> tuple[int, Array]:
-        """Store each item of a batch body as a record: all of them in one file, or none.
+        """Append each item of a batch body as a record: all of them in one file, or none.
+
+        check: called with the items before anything is stored; raises to refuse the batch.
 
         Returns the first queue offset (they are consecutive) and the physical offsets.
-        Raises as ``append`` does, CorruptRecord for a malformed or empty batch, and BatchTooLong.
+        Raises as ``append``, CorruptRecord for a malformed or empty batch, and BatchTooLong.
         """
         if sys_flag & NO_QUEUE_OFFSET:
-            raise CorruptRecord(0, "a batch cannot be part of a transaction: send one by one")
+            raise CorruptRecord(
+                0, "a batch cannot be part of a transaction: send its messages one by one"
+            )
         sys_flag = sys_flag & SENDERS_FLAGS | self.store_flag
         sys_flag |= BORN_HOST_V6 if len(born_host) == 20 else 0
         items = UniformBatch.of(batch_body, sys_flag, queue) or BatchRecords(
             batch_body, sys_flag, queue
         )
+        check(items)
         self._make_room_for_block(items.count, items.total_bytes, len(batch_body))
         queue_offset = queue.next_offset
         block = items.encode(
@@ -334,10 +346,10 @@ class CommitLog:
         return queue_offset, items.physical_offsets
 
     def append_records(self, records: EncodedRecords) -> tuple[int, int]:
-        """Store records that a producer encoded: all of them in one file, or none.
+        """Append records that a producer encoded: all of them in one file, or none.
 
-        Returns the first one's queue offset, from which they count up, and physical offset, from
-        which they lie back to back. Raises as ``append`` does.
+        Returns queue offset and physical offset of the first record; the others follow it without
+        gaps in both. Raises as ``append``.
         """
         assert not self.store_flag, "encoded records have no room for an IPv6 store host"
         queue, rows = records.queue, records.rows
@@ -358,10 +370,10 @@ class CommitLog:
             self._make_room(block_bytes, body_bytes, 0)
 
     def write_out(self) -> None:
-        """Bring what was appended into the file.
+        """Write the pending records to the file.
 
-        Raises StoreNotWritable when that fails: the caller must not promise what is not written.
-        It is kept, so the next call tries again.
+        Raises StoreNotWritable on failure; then the records must not be acknowledged. They stay
+        pending, and the next call tries again.
         """
         if not self._pending:
             return
@@ -415,7 +427,7 @@ class CommitLog:
         self._write_to(last, self.position)
 
     def _roll(self) -> None:
-        # The next file first: if the disk is full, nothing has changed.
+        # Take the next file first: if the disk is full, nothing has changed.
         self.write_out()
         following = self.files.take()
         if self.position < self.file_bytes:
@@ -426,7 +438,7 @@ class CommitLog:
         try:
             self._write_to(following, 0)
         except StoreNotWritable as error:
-            # The old file has no end and the new one no beginning: only a start sorts that out.
+            # The end of the old file may be missing; only recovery at a start can repair that.
             raise self.refuse(error.reason, error.path, is_final=True) from error
         self._on_full(full)
 
@@ -440,13 +452,13 @@ class CommitLog:
         self.append_end = max(self.file_bytes // 2, RECORD_BYTES_MIN)
 
     def stop_writing(self) -> None:
-        """Give the file's descriptor back; all was written out, or refused."""
+        """Close the file's descriptor; all records were written out, or refused."""
         if self._descriptor >= 0:
             self.files.fs.close(self._descriptor)
             self._descriptor = -1
 
-    def make_ahead(self) -> None:
-        """In a thread: the next file, once half of this one is used. Raises OSError."""
+    def prepare_next_file(self) -> None:
+        """Create the next file, once half of this one is used; in a thread. Raises OSError."""
         if not self.files.files or self.append_end > self.file_bytes // 2:
             self.files.prepare()
 
@@ -461,10 +473,10 @@ class CommitLog:
         is_final: bool = False,
         retry_ms: int = RETRY_MS,
     ) -> StoreNotWritable:
-        """Stop appends: for good, or until one of them is tried again ``retry_ms`` later.
+        """Refuse appends: until a restart, or until one tries again ``retry_ms`` later.
 
-        error_number: of the OSError that is the reason; ENOLCK, a lost lock, is final. Returns
-        what to raise.
+        error_number: errno of the OSError that is the reason; ENOLCK, a lost lock, is final.
+        Returns the exception to raise.
         """
         is_final |= error_number == errno.ENOLCK
         refusal = StoreNotWritable(reason, path, error_number)
@@ -476,21 +488,21 @@ class CommitLog:
         self.life.apply(event, refusal, retry_ms)
 
     def refused(self) -> StoreNotWritable:
-        """What to raise while messages are refused."""
+        """The exception to raise while messages are refused."""
         refusal = self.life.refusal
         assert refusal is not None
         return refusal
 
     def accept(self) -> None:
-        """Take appends from now on; the next one opens the file."""
+        """Accept appends after the load; the next one opens the file."""
         self.life.apply(Event.LOADED)
 
     def resume(self) -> None:
-        """Take appends again unless they were stopped for good."""
+        """Accept appends again, unless they were refused for good."""
         self.life.apply(Event.RESUME)
 
     def close(self) -> None:
-        """Take no more appends and give the file's descriptor back."""
+        """Refuse further appends and close the file's descriptor."""
         self._stop_appends(Event.CLOSE, StoreNotWritable("closed", self.files.directory.parent))
         self.stop_writing()
 
@@ -504,7 +516,7 @@ class CommitLog:
     # --- position and reading --------------------------------------------------------------
 
     def open_at(self, end_offset: int) -> None:
-        """Set where the log ends, after recovery; later files are gone already."""
+        """Set the end of the log after recovery, which has removed later files."""
         last = self.files.files[-1] if self.files.files else None
         self.file_start = last.start_offset if last else 0
         self.position = end_offset - self.file_start
@@ -513,23 +525,23 @@ class CommitLog:
 
     @property
     def min_offset(self) -> int:
-        """The first byte still there."""
+        """Offset of the first byte that still exists."""
         return self.files.min_offset
 
     @property
     def max_offset(self) -> int:
-        """Just after the last record."""
+        """Offset one past the last record."""
         return self.file_start + self.position
 
     @property
     def used(self) -> list[tuple[MappedFile, int]]:
-        """Each file, and the bytes of it in use."""
+        """Each file with its number of bytes in use."""
         return [(f, min(f.file_bytes, self.max_offset - f.start_offset)) for f in self.files.files]
 
     def record_at(self, physical_offset: int, *, may_wait: bool = False) -> memoryview | None:
-        """One whole record as a view; None if none begins there.
+        """One whole record as a view; None if none begins at the offset.
 
-        may_wait: for the disk, rather than raise NotReady as ``slices``.
+        may_wait: wait for the disk instead of raising NotReady as ``slices`` does.
         """
         check = MappedFile.require if may_wait else self._check
         self.write_out()
@@ -560,10 +572,10 @@ class CommitLog:
         return max(self.max_offset - HOT_BYTES, self.started_at)
 
     def slices(self, runs: list[tuple[int, int]]) -> list[memoryview]:
-        """Bytes by physical offset, each run within one file, as views.
+        """Views of runs of bytes, given by physical offsets; each run lies within one file.
 
-        Raises NotReady for old bytes that the disk must give first, or much that must be compared
-        with what a clean stop left; StoreFormatError for a run that is not in the log.
+        Raises NotReady for old bytes that must be read from disk, or many that must be compared
+        with their seal; StoreFormatError for a run that is not in the log.
         """
         if runs[0][0] < self._hot_from:
             self._check_cached(runs)
@@ -588,16 +600,16 @@ class CommitLog:
     def _file_of(self, start: int, end: int) -> MappedFile:
         file = self.files.find(start)
         if file is None or end > file.end_offset:
-            # A unit says so. After a crash they have no checksums.
+            # The run came from a damaged unit: after a crash, units have no checksums.
             raise StoreFormatError(
                 self.files.directory,
-                f"a unit of a queue leads to {start} up to {end}, where no record can be",
+                f"a unit of a queue points to {start} up to {end}, where no record can be",
                 "stop the broker and run `headrace store fsck --repair`",
             )
         return file
 
     def store_timestamp_at(self, physical_offset: int) -> int | None:
-        """When the record there was stored; None if none is. Raises NotReady as ``slices``."""
+        """Store time of the record at an offset, or None. Raises NotReady as ``slices``."""
         record = self.record_at(physical_offset)
         if record is None:
             return None
@@ -606,7 +618,10 @@ class CommitLog:
         return int.from_bytes(record[at : at + 8], "big", signed=True)
 
     def start_flush(self) -> tuple[int, Callable[[], None]]:
-        """The offset up to which a thread makes all durable by calling the function."""
+        """The end of the log now, and a function that makes the log durable up to it.
+
+        The function may run in any thread and raises OSError.
+        """
         self.write_out()
         end_offset = self.max_offset
         files = self.files.files

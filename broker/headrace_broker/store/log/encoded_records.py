@@ -1,4 +1,4 @@
-"""Whole records that a producer encoded: checked, and completed with what only the broker knows."""
+"""Whole records encoded by a producer; the broker checks them and fills in its own fields."""
 
 from __future__ import annotations
 
@@ -27,27 +27,28 @@ if TYPE_CHECKING:
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_protocol.columns import Array, Buffer
 
-# What a producer may say by itself.
+# Bits of sysFlag that a producer may set.
 _PRODUCERS_FLAGS = COMPRESSED | COMPRESSION_MASK
 
 
 class EncodedRecords:
-    """V1 records with IPv4 hosts for one queue: all of them are good once this exists.
+    """V1 records with IPv4 hosts for one queue; the constructor checks them all.
 
-    rows: theirs in the dispatch ring. distinct_properties: each text of properties once.
-    total_bytes, body_bytes, body_bytes_max: of all; of all bodies; of the largest one.
+    rows: their rows for the ring. distinct_properties: each properties text once.
+    total_bytes, body_bytes, body_bytes_max: size of all records, of all bodies, of the largest
+    body.
     """
 
     def __init__(
         self, queue: StoreQueue, record_count: int, body: Buffer, sys_flag: int = 0
     ) -> None:
-        """Check what BULK_SEND brought, and keep it: where it is if that can be written.
+        """Check the records of a BULK_SEND; they are kept in place if ``body`` is writable.
 
         body: ``record_count`` sizes, as big-endian int32, then the records back to back.
         sys_flag: bits that the topic adds to each record.
 
-        Raises CorruptRecord for anything but whole records of the queue's topic, one or more;
-        its position counts from the first record.
+        Raises CorruptRecord unless there are one or more whole records of the queue's topic; its
+        position counts from the first record.
         """
         self.queue = queue
         self._columns = _columns(record_count, body)
@@ -63,9 +64,9 @@ class EncodedRecords:
         self._block = bytearray(data) if data.readonly else data
 
     def complete(self, physical_offset: int, now_ms: int, store_host: bytes) -> Buffer:
-        """The records as the log holds them, to be stored at ``physical_offset`` now.
+        """The records completed for the log, to be stored at ``physical_offset`` now.
 
-        store_host: of 8 bytes.
+        store_host: 8 bytes, an IPv4 address with its port.
         """
         if self.queue.checksum_bytes:
             self._widen()
@@ -99,23 +100,23 @@ class EncodedRecords:
         columns.require(columns.magic == MAGIC_V1, "not a V1 record")
         columns.require(
             columns.sys_flag & ~_PRODUCERS_FLAGS == 0,
-            "its sysFlag says more than how the body is compressed",
+            "its sysFlag has bits other than those for compression",
         )
         if not columns.has_topic(self.queue.topic):
             raise CorruptRecord(0, f"not all records are of topic {self.queue.topic}")
         columns.check_bodies()
         last = np.frombuffer(columns.data, np.uint8)[columns.start + columns.size - 1]
-        is_ended = (last == SEPARATOR[0]) | (columns.properties_bytes == 0)
-        columns.require(is_ended, "its properties do not end with a separator")
+        is_terminated = (last == SEPARATOR[0]) | (columns.properties_bytes == 0)
+        columns.require(is_terminated, "its properties do not end with a separator")
 
     def _tags_codes(self) -> tuple[set[bytes], Array | int]:
-        """Each text of properties once, and the tags code of each record."""
+        """Each properties text once, and the tags code of each record."""
         if not self._columns.properties_bytes.any():
             return {b""}, 0
         properties = self._columns.properties()
         distinct = set(properties)
         if any(CHECKSUM_NAME in raw for raw in distinct):
-            raise CorruptRecord(0, f"a record has the property {CRC32}, which is the store's own")
+            raise CorruptRecord(0, f"a record has the property {CRC32}, reserved for the store")
         codes = {raw: tags_code_of(raw) for raw in distinct}
         count = len(properties)
         return set(codes), np.fromiter(map(codes.__getitem__, properties), np.int64, count)
@@ -137,7 +138,7 @@ class EncodedRecords:
 
 
 def _put(block: bytearray, dtype: np.dtype[Any], positions: Array, values: Array) -> None:
-    """Write numbers to positions, which need not be aligned."""
+    """Write integers to ``positions``, which need not be aligned."""
     np.ndarray(len(block) - dtype.itemsize + 1, dtype, block, strides=(1,))[positions] = values
 
 
@@ -148,5 +149,5 @@ def _columns(record_count: int, body: Buffer) -> RecordColumns:
     size = np.frombuffer(body, SIZE_DTYPE, record_count).astype(np.int64)
     data = memoryview(body)[records_at:]
     if size.sum() != len(data):
-        raise CorruptRecord(0, f"sizes of {size.sum()} bytes in all, but {len(data)} bytes came")
+        raise CorruptRecord(0, f"sizes of {size.sum()} bytes in all, but {len(data)} bytes follow")
     return RecordColumns(data, np.cumsum(size) - size, size)

@@ -1,4 +1,4 @@
-"""Checked records of the log by blocks: a few numpy calls for thousands of them."""
+"""Blocks of checked log records: a few numpy calls find and check thousands of records."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _UNIFORM_MIN: Final = 8
 
 
 class LogBlock(NamedTuple):
-    """Whole records, back to back, every length and CRC checked.
+    """Whole records, back to back, with every length and CRC checked.
 
-    columns: their ``start`` counts from ``base``, the physical offset of the block.
+    base: physical offset of the block, from which ``columns.start`` counts.
     """
 
     columns: RecordColumns
@@ -35,18 +35,18 @@ class LogBlock(NamedTuple):
 
     @property
     def end_offset(self) -> int:
-        """Physical offset just after the last record."""
+        """Physical offset one past the last record."""
         return self.base + int(self.columns.start[-1] + self.columns.size[-1])
 
 
 def place_of(data: bytes) -> tuple[int, int]:
-    """Size and magic number at the start of ``data``; zeros when it is too short."""
+    """Size and magic number at the start of ``data``; zeros if it is too short."""
     size, magic = BLANK_RECORD.unpack_from(data) if len(data) >= BLANK_RECORD.size else (0, 0)
     return int(size), int(magic)
 
 
 def walk(data: bytes) -> tuple[Array, int]:
-    """Starts of the records that seem to lie whole in ``data``, and where the last one ends."""
+    """Starts of the records that appear whole in ``data``, and the end of the last one."""
     size, magic = place_of(data)
     count = 0
     if magic in RECORD_MAGICS and RECORD_BYTES_MIN <= size <= len(data):
@@ -76,9 +76,9 @@ def _walk_each(data: bytes) -> tuple[Array, int]:
 def checked(
     data: bytes, starts: Array, end: int, base: int
 ) -> tuple[LogBlock | None, int, str | None]:
-    """The whole records before the first that is none; where that begins, and what it lacks.
+    """The records before the first bad one, where that one begins, and what is wrong with it.
 
-    starts, end: as ``walk`` found them. base: physical offset of ``data``.
+    starts, end: from ``walk``. base: physical offset of ``data``.
     """
     sizes = np.diff(starts, append=end)
     reason = None
@@ -98,13 +98,13 @@ def checked(
 def _check(columns: RecordColumns, base: int) -> None:
     columns.check_bodies()
     is_placed = columns.physical_offset == columns.start + base
-    columns.require(is_placed, "its physical offset is another than its place")
+    columns.require(is_placed, "its physical offset differs from its position")
     columns.require(columns.queue_id >= 0, "its queue id is negative")
     columns.require(columns.queue_offset >= 0, "its queue offset is negative")
-    # No CRC covers the properties, but they end with a separator, and a torn tail with zeros.
+    # No CRC covers the properties, but whole ones never end with a zero byte, and torn ones do.
     last = np.frombuffer(columns.data, np.uint8)[columns.start + columns.size - 1]
-    is_ended = (last != 0) | (columns.properties_bytes == 0)
-    columns.require(is_ended, "its properties end with a zero byte")
+    is_terminated = (last != 0) | (columns.properties_bytes == 0)
+    columns.require(is_terminated, "its properties end with a zero byte")
     if (is_marked := has_checksum(columns)).any():
         is_good = ~is_marked | is_checksum_right(columns)
         columns.require(is_good, "the record's own checksum does not match")

@@ -1,6 +1,7 @@
-"""A stretch of the log as rows of the ring: what the appends of its records would have put there.
+"""Rows of the ring made from the log: the same rows that appending its records would have made.
 
-For whoever has the log and no rows: a start, and later a slave, which gets its log from its master.
+Needed where a log exists without rows: at a start, and later in a slave, whose log comes from its
+master.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 TAGS_MARK: Final = b"TAGS\x01"
-# Some thousands of records: larger blocks save nothing, and progress is told after each.
+# Some thousands of records: larger blocks save nothing, and progress is reported after each.
 SCAN_BYTES: Final = 4 << 20
 
 FindQueue = Callable[[str, int], "StoreQueue"]
@@ -44,9 +45,9 @@ FindQueue = Callable[[str, int], "StoreQueue"]
 
 
 def read_block(file: MappedFile, position: int, bytes_max: int) -> LogBlock | None:
-    """The whole records of a log file from ``position`` on; None if there is none.
+    """The whole records of a log file from ``position`` on; None if no whole record begins there.
 
-    bytes_max: where to stop, but one record is always read.
+    bytes_max: most bytes to read, but one record is always read.
     """
     size = stated_size(file, position)
     if not size:
@@ -57,17 +58,20 @@ def read_block(file: MappedFile, position: int, bytes_max: int) -> LogBlock | No
 
 
 def stated_size(file: MappedFile, position: int) -> int:
-    """Size of the record that seems to begin there; 0 where none can."""
+    """The size stated by the record that appears to begin at ``position``; 0 if none can."""
     size, magic = place_of(file.map[position : position + 8])
     fits = RECORD_BYTES_MIN <= size <= file.file_bytes - position
     return size if magic in RECORD_MAGICS and fits else 0
 
 
 class LogScan:
-    """Iterates over the records from ``end_offset`` on and stops at the first that is none."""
+    """Iterates over blocks of records and stops at the first that is not whole.
+
+    end_offset: one past the last record so far.
+    """
 
     def __init__(self, files: list[MappedFile], start_offset: int) -> None:
-        """files: those of the log, from the one that holds ``start_offset``."""
+        """files: files of the log, from the one that contains ``start_offset`` on."""
         self.files = files
         self.end_offset = start_offset
 
@@ -91,7 +95,7 @@ def _is_file_end(file: MappedFile, position: int) -> bool:
 
 
 def scan_from(log: MappedFileQueue, wanted: int) -> LogScan:
-    """Reads on from the record at ``wanted`` if it is whole, else from the start of its file."""
+    """A scan from the record at ``wanted`` if it is whole, else from the start of its file."""
     if not log.files:
         return LogScan([], 0)
     file = log.find(wanted) or log.files[-1]
@@ -105,10 +109,10 @@ def scan_from(log: MappedFileQueue, wanted: int) -> LogScan:
 
 
 class LogRows:
-    """Makes the rows of records of the log; keeps nothing between blocks but what it is made with.
+    """Makes rows from records of the log, without state between blocks.
 
-    find_queue: the queue of a topic and queue id, made if missing; raises ValueError where no
-    folder can have the name.
+    find_queue: returns the queue of a topic and queue id, created if missing; raises ValueError
+    for a topic that cannot be a folder name.
     batch_topics: topics whose units are inner batches, which no plain ConsumeQueue holds.
     """
 
@@ -123,9 +127,9 @@ class LogRows:
         self._delay_levels_ms = delay_levels_ms
 
     def rows(self, columns: RecordColumns) -> tuple[Rows, dict[int, StoreQueue]]:
-        """One row per record, in order, and the queues that they name, by queue_key.
+        """One row per record, in order, and the rows' queues by queue_key.
 
-        Records of queues that cannot be have none.
+        Records of impossible queues have no row.
         """
         queues, queue_keys = self._queues(columns)
         is_owned = queue_keys >= 0
@@ -146,7 +150,7 @@ class LogRows:
         return rows, queues
 
     def _queues(self, columns: RecordColumns) -> tuple[dict[int, StoreQueue], Array]:
-        """The queues, and the queue_key of each record; -1 where no folder can have the name."""
+        """The queues, and the queue_key of each record; -1 if its queue is impossible."""
         topics = split(columns.data, columns.topic_start, columns.topic_bytes.astype(np.int64))
         names = list(zip(topics, columns.queue_id.tolist(), strict=True))
         queues: dict[int, StoreQueue] = {}
@@ -163,7 +167,7 @@ class LogRows:
         return queues, np.array([known[name] for name in names], np.int32)
 
     def _set_due_ms(self, rows: Rows, numbers: Array, properties: list[bytes]) -> None:
-        """Units of delayed messages have the delivery time in the place of the tags code."""
+        """Put the delivery time of delayed messages where their units have the tags code."""
         levels_ms = self._delay_levels_ms
         for number in numbers.tolist():
             level = property_value(properties[number], DELAY.encode())

@@ -1,4 +1,4 @@
-"""The checksum of a whole record, which ends its properties when the peer is told to write one.
+"""The checksum of a whole record, an optional property that the peer puts last.
 
 Source: docs/store-format.md "The record's own checksum".
 """
@@ -25,21 +25,27 @@ _EMPTY_SLOT: Final = np.frombuffer(CHECKSUM_NAME + bytes(_DIGITS) + SEPARATOR, n
 
 
 def checksum_slot(record: Buffer) -> bytes:
-    """What ends a record whose other bytes are these: ten digits, the least significant first."""
+    """The slot that ends a record with these other bytes: ten digits, least significant first."""
     return b"%s%s\x02" % (CHECKSUM_NAME, (b"%010d" % (crc32(record) & CRC_MASK))[::-1])
 
 
+def without_checksum(properties: bytes) -> bytes:
+    """Properties of a stored record as they were before the checksum was added, if any was."""
+    slot = properties[-SLOT_BYTES:]
+    return properties[:-SLOT_BYTES] if slot.startswith(CHECKSUM_NAME) else properties
+
+
 def require_room(properties_bytes: Array | int) -> None:
-    """Raise CorruptRecord when properties have become too long by their slots."""
+    """Raise CorruptRecord if properties are too long together with their slot."""
     if (most := np.max(properties_bytes)) > PROPERTIES_BYTES_MAX:
         limit = PROPERTIES_BYTES_MAX - SLOT_BYTES
         raise CorruptRecord(0, f"properties of {most - SLOT_BYTES} bytes: {limit} is the most")
 
 
 def put_checksums(block: Buffer, starts: Array, sizes: Array) -> None:
-    """Fill in the slots that end records, which are complete but for them.
+    """Fill in the slots at the end of records that are otherwise complete.
 
-    starts, sizes: of the records in ``block``, which is writable; shape (n,), int64, with slots.
+    block: writable. starts, sizes: of the records in it, slots included; shape (n,), int64.
     """
     ends = starts + sizes - SLOT_BYTES
     slots = np.ndarray(len(block) - SLOT_BYTES + 1, f"V{SLOT_BYTES}", block, strides=(1,))
@@ -47,11 +53,11 @@ def put_checksums(block: Buffer, starts: Array, sizes: Array) -> None:
 
 
 def has_checksum(columns: RecordColumns) -> Array:
-    """Which records end with such a slot."""
+    """A mask of the records that end with a slot."""
     at = columns.size - SLOT_BYTES
     words, index = columns.locate(columns.data, f"V{len(CHECKSUM_NAME)}", at)
     is_marked: Array = words[index] == np.void(CHECKSUM_NAME)
-    # Not the end of a body, of a longer name, or of a value.
+    # A slot must not be the end of a body, of a longer name, or of a value.
     before, index = columns.locate(columns.data, np.uint8, at - 1)
     follows_another = (columns.properties_bytes > SLOT_BYTES) & (before[index] == SEPARATOR[0])
     is_marked &= follows_another | (columns.properties_bytes == SLOT_BYTES)
@@ -59,14 +65,14 @@ def has_checksum(columns: RecordColumns) -> Array:
 
 
 def is_checksum_right(columns: RecordColumns) -> Array:
-    """Which records end with the slot that their other bytes ask for."""
+    """A mask of the records whose slot matches their other bytes."""
     slots, index = columns.locate(columns.data, f"V{SLOT_BYTES}", columns.size - SLOT_BYTES)
     is_right: Array = slots[index] == _slots(columns.data, columns.start, columns.size)
     return is_right
 
 
 def _slots(data: Buffer, starts: Array, sizes: Array) -> Array:
-    """What ends each record, one item of SLOT_BYTES each."""
+    """The correct slot of each record, one item of SLOT_BYTES each."""
     values = checksums(split(data, starts, sizes - SLOT_BYTES))
     slots = np.tile(_EMPTY_SLOT, (len(values), 1))
     slots[:, len(CHECKSUM_NAME) : -1] = values[:, None] // _POWERS % 10 + ord("0")

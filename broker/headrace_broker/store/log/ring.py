@@ -1,8 +1,8 @@
-"""The bounded ring between the commit log and all that is built from it.
+"""The bounded ring of rows between the CommitLog and its takers.
 
-The append path already holds what the indexes need, so it leaves one row per record here and
-nobody reads the log again. Each taker (``takers.py``) has its own cursor; rows are overwritten
-only after all have taken them.
+An append already has all that the takers need, so it leaves one row per record here and the log
+is not read again. Each taker (``takers.py``) has its own cursor; a row is overwritten only after
+every taker has taken it.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ ROW_DTYPE: Final = np.dtype(
 )
 WHOLE_ROW: Final = np.dtype(f"V{ROW_BYTES}")
 Rows = npt.NDArray[Any]
-# From here on it costs less to keep a batch's units than to make them of its rows later.
+# From this many rows on, keeping a batch's units costs less than making them from rows later.
 RUN_ROWS_MIN: Final = 16
 PRESSURE_PERCENT: Final = 80
 
 
 def select(rows: Rows, is_wanted: npt.NDArray[np.bool_]) -> Rows:
-    """The wanted rows; ten times as fast as a mask, which numpy applies field by field."""
+    """The wanted rows; ten times as fast as indexing by the mask, which copies field by field."""
     return rows if is_wanted.all() else rows.take(np.flatnonzero(is_wanted))
 
 
 class Run(NamedTuple):
-    """Rows of one queue with consecutive queue offsets, and the units that they become.
+    """Rows of one queue with consecutive queue offsets, and their units.
 
-    first: number of the first row since the start. queue_offset: of the first row.
+    first: number of the first row, counted since the start. queue_offset: of the first row.
     last_physical_offset: of the last row.
     """
 
@@ -62,7 +62,7 @@ class Run(NamedTuple):
 
 
 class Cursor:
-    """How many rows a taker has taken since the start."""
+    """The number of rows that a taker has taken since the start."""
 
     __slots__ = ("name", "taken")
 
@@ -72,7 +72,10 @@ class Cursor:
 
 
 class Ring:
-    """``written`` rows so far; row n stands at ``n & mask`` until ``limit`` lets it go."""
+    """The ring. written: number of rows so far; row n is at ``n & mask``.
+
+    limit: the value of ``written`` at which the next row would overwrite one still needed.
+    """
 
     __slots__ = ("buffer", "cursors", "limit", "mask", "row_count", "rows", "runs", "written")
 
@@ -80,17 +83,17 @@ class Ring:
         """row_count: a power of two."""
         self.row_count = row_count
         self.mask = row_count - 1
-        # Six megabytes that take no memory before they are used.
+        # Six megabytes by default, which take no memory until they are used.
         self.buffer = mmap.mmap(-1, row_count * ROW_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.rows: Rows = np.frombuffer(self.buffer, ROW_DTYPE)
         self.written = 0
         self.limit = row_count
         self.cursors: list[Cursor] = []
-        # A shortcut for the dispatcher, which forgets those that it has passed: rows are the truth.
+        # A shortcut for the dispatcher, which drops each run when past it; rows are the truth.
         self.runs: deque[Run] = deque()
 
     def add_cursor(self, name: str) -> Cursor:
-        """The place of a taker that takes the rows from now on."""
+        """A cursor for a taker that takes all rows from now on."""
         cursor = Cursor(name, self.written)
         self.cursors.append(cursor)
         return cursor
@@ -101,7 +104,7 @@ class Ring:
         assert self.written + count <= self.limit
         start = self.written & self.mask
         first = min(count, self.row_count - start)
-        # As bytes, which numpy would copy field by field.
+        # Copied as bytes, because numpy would copy a structured dtype field by field.
         data, split = rows.tobytes(), first * ROW_BYTES
         self.buffer[start * ROW_BYTES : (start + first) * ROW_BYTES] = data[:split]
         self.buffer[: len(data) - split] = data[split:]
@@ -112,8 +115,8 @@ class Ring:
     ) -> None:
         """Add rows of one queue, which must fit.
 
-        queue_offset: of the first row; the others follow it. fill: writes the rows to where they
-        are to stand.
+        queue_offset: of the first row; the others are consecutive. fill: writes the rows into the
+        array that it is given.
         """
         assert self.written + count <= self.limit
         first = self.written
@@ -131,9 +134,9 @@ class Ring:
             self.runs.append(Run(first, queue_key, queue_offset, last, _units(rows)))
 
     def waiting(self, cursor: Cursor, confirmed_offset: int | None) -> slice:
-        """Where the rows stand that the cursor may take, up to the ring's end.
+        """The slice of ``rows`` that the cursor may take next, up to the end of the buffer.
 
-        confirmed_offset: rows of records past it must wait; None: none must.
+        confirmed_offset: rows of records at or past it must wait; None if all are confirmed.
         """
         start = cursor.taken & self.mask
         stop = min(start + self.written - cursor.taken, self.row_count)
@@ -145,41 +148,44 @@ class Ring:
         return slice(start, stop)
 
     def holds(self, cursor: Cursor, physical_offset: int) -> bool:
-        """Whether the record at an offset has a row that the cursor has not taken."""
+        """Whether the record at an offset has a row that the cursor has not taken yet."""
         numbers = np.arange(cursor.taken, self.written) & self.mask
         return bool((self.rows["physical_offset"][numbers] == physical_offset).any())
 
     def next_offset_of(self, cursor: Cursor) -> int | None:
-        """Physical offset of the first record that the cursor has not taken; None: it has all."""
+        """Physical offset of the first record not taken yet; None if all are taken."""
         if cursor.taken == self.written:
             return None
         return int(self.rows["physical_offset"][cursor.taken & self.mask])
 
     def copy(self, waiting: slice) -> Rows:
-        """Rows as they are now."""
-        # As bytes, which is twenty times as fast.
+        """A copy of the rows."""
+        # Copied as bytes, which is twenty times as fast.
         return np.frombuffer(
             self.buffer[waiting.start * ROW_BYTES : waiting.stop * ROW_BYTES], ROW_DTYPE
         )
 
     def take(self, cursor: Cursor, count: int) -> None:
-        """Let ``count`` rows go."""
+        """Move a cursor past ``count`` rows and release them."""
         cursor.taken += count
         self.release()
 
     def release(self) -> None:
-        """Let rows be overwritten that every cursor has passed; a thread may move a cursor."""
+        """Let the rows be overwritten that every cursor has passed.
+
+        Separate from moving a cursor, which a thread may do.
+        """
         self.limit = self.taken + self.row_count
 
     @property
     def taken(self) -> int:
-        """How many rows every cursor has passed."""
+        """The number of rows that every cursor has passed."""
         return min([cursor.taken for cursor in self.cursors])
 
     def last_of(self, row_count: int) -> tuple[int, int] | None:
-        """Physical offset and store timestamp of the last of the first ``row_count`` rows.
+        """Physical offset and store timestamp of row number ``row_count - 1``.
 
-        None if there is none, or another row stands there by now: nobody else keeps a taken one.
+        None if ``row_count`` is 0, or if the row was taken and overwritten.
         """
         if not row_count or self.written - row_count >= self.row_count:
             return None
@@ -188,15 +194,15 @@ class Ring:
 
     @property
     def fill(self) -> float:
-        """Share of the ring that holds rows somebody has still to take."""
+        """The share of the ring occupied by rows that some taker still needs."""
         return 1 - (self.limit - self.written) / self.row_count
 
     def slow_taker(self) -> str:
-        """The taker that is furthest behind."""
+        """The name of the taker that is furthest behind."""
         return min(self.cursors, key=lambda cursor: cursor.taken).name
 
     def pressure(self) -> str | None:
-        """The slow taker once the ring is 80 % full; producers should then be slowed."""
+        """The slow taker's name if the ring is 80 % full, when producers should be slowed."""
         free = self.limit - self.written
         if free * 100 > self.row_count * (100 - PRESSURE_PERCENT):
             return None

@@ -1,9 +1,9 @@
-"""What is made of the log's rows in step with the appends: the protocol of a taker.
+"""Takers: they build data from the log in step with the appends.
 
-A taker gets one row per record out of the ring, in log order, once the record is confirmed. Its
-cursor holds the rows back until it has taken them, so a slow taker slows producers down; what may
-be minutes behind has no place here. The store asks each taker in the order of its list, and no
-taker is known by its place there.
+A taker gets one row per record from the ring, in log order, once the record is confirmed. Rows
+stay in the ring until its cursor has passed them, so a slow taker slows producers down; work that
+may be minutes behind is a follower's. The store calls the takers in the order of its list but
+does not depend on that order.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class TakerFlush:
-    """What a taker brings to disk in one flush of everything.
+    """A taker's part of one flush.
 
-    syncs: called first, in a thread. flushed: called when those have succeeded; returns what the
-    checkpoint may say then. save: called in a thread just before the checkpoint is written.
+    syncs: called first, in a thread. flushed: called when all syncs have succeeded; returns the
+    updated checkpoint. save: called in a thread just before the checkpoint is saved.
     """
 
     syncs: Sequence[Callable[[], None]] = ()
@@ -41,34 +41,34 @@ class TakerFlush:
 
 
 class Taker:
-    """Takes rows of the ring. A subclass has at least ``put`` and ``durable_offset``."""
+    """Takes rows from the ring. A subclass implements at least ``put`` and ``durable_offset``."""
 
     name: str
     ring: Ring
     cursor: Cursor
 
     def join(self, ring: Ring) -> None:
-        """Get a cursor, which holds rows from now on."""
+        """Add a cursor to the ring, which keeps all rows from now on for this taker."""
         self.ring = ring
         self.cursor = ring.add_cursor(self.name)
 
     def directory(self, root: Path) -> Path:
-        """What a refusal names when the taker gets no room on the disk."""
+        """The folder that a refusal names when the disk has no room for this taker."""
         return root / self.name
 
     def durable_offset(self) -> int:
-        """Records before it are on disk here; a start puts those from there on anew."""
+        """The offset before which records are on disk here; a start puts those from there on."""
         raise NotImplementedError
 
     def put(self, rows: Rows) -> None:
-        """Take one row or more, in log order, from the ring or read anew by a start.
+        """Take one or more rows, in log order, from the ring or from the log at a start.
 
-        Raises OSError; then the same rows come again, and what was taken of them must do no harm.
+        Raises OSError. Then the same rows come again, so taking some of them twice must be safe.
         """
         raise NotImplementedError
 
     def drain(self, confirmed_offset: int | None) -> None:
-        """Take what waits in the ring, or as much as a batch of requests can wait for.
+        """Take the waiting rows, or as many as a turn of the loop has time for.
 
         confirmed_offset: see ``Ring.waiting``. Raises OSError as ``put``.
         """
@@ -80,31 +80,37 @@ class Taker:
             self.ring.take(self.cursor, waiting.stop - waiting.start)
 
     def drain_all(self, confirmed_offset: int | None) -> None:
-        """Take all that waits, however long that is: the store stops. Raises as ``drain``."""
+        """Take all waiting rows, however long that takes. Raises as ``drain``."""
         self.drain(confirmed_offset)
 
     def make_room(self, row_count: int, confirmed_offset: int | None) -> None:
-        """Drain until the ring has room for so many rows, as far as this taker holds it back."""
+        """Drain until this taker no longer prevents room for ``row_count`` rows in the ring."""
 
     def cut(self, physical_offset: int) -> None:
-        """Forget what was made of records from there on: recovery makes it anew, or they are gone.
+        """Discard what was built from records at or past an offset.
 
-        Called by a start alone, before rows are put and where the log turned out to end.
+        Recovery calls it before it puts the rows again, and finally with the end of the log.
         """
 
     def recovered(self, newest: tuple[int, int] | None) -> None:
-        """A start has put all rows up to this one: its physical offset and store timestamp."""
+        """Note that a start has put all rows.
+
+        newest: physical offset and store timestamp of the last record; None if none was read.
+        """
 
     def start_flush(self, taken_offset: int) -> TakerFlush:  # noqa: ARG002 - nothing to flush
-        """Begin to bring to disk what was taken, all records before ``taken_offset``."""
+        """The flush of everything taken so far, which is all records before ``taken_offset``."""
         return TakerFlush()
 
     def due_flushes(self, least_bytes: int) -> Iterator[TakerFlush]:  # noqa: ARG002 - see above
-        """What is worth a flush between those of everything: much of one file, or a full one."""
+        """Flushes that are worthwhile between those of everything.
+
+        least_bytes: minimum of dirty bytes for a flush; a full file is always flushed.
+        """
         yield from ()
 
 
 def taken_offset(taker: Taker, log_end: int) -> int:
-    """Up to where a taker has taken the log's records."""
+    """The offset before which a taker has taken all records."""
     offset = taker.ring.next_offset_of(taker.cursor)
     return log_end if offset is None else offset

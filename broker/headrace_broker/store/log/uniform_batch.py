@@ -1,8 +1,8 @@
-"""The items of a batch request that are all laid out alike, as records of one queue.
+"""Conversion of a batch whose items all have one layout to records of one queue.
 
-Most batches are such: then items and records are rows of two tables, and each part of all of them
-is one column that numpy copies in one call. ``BatchRecords`` converts every other batch, and gives
-the reasons to refuse one.
+Most batches are uniform: items and records are rows of two tables, and numpy copies each part of
+all items as one column. ``BatchRecords`` converts every other batch and reports what is wrong with
+a bad one.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _TAGS: Final = b"TAGS\x01"
 
 
 class _Shape(NamedTuple):
-    """Dtypes of whole items and of whole records; an ``end`` is the properties and their length.
+    """Dtypes of whole items and whole records; an ``end`` is the properties after their length.
 
-    Building them costs more than the batch's conversion, so they are kept.
+    They are cached, because building them costs more than converting a batch.
     """
 
     items: np.dtype[Any]
@@ -47,7 +47,7 @@ class _Shape(NamedTuple):
 def _shape(
     item_bytes: int, body_bytes: int, host_bits: int, topic_bytes: int, checksum_bytes: int
 ) -> _Shape:
-    """host_bits: which hosts of the records are IPv6, as an index of ``HEAD_DTYPES``."""
+    """host_bits: which of the two hosts are IPv6, as an index of ``HEAD_DTYPES``."""
     body_end = _HEAD_BYTES + body_bytes
     end_bytes = item_bytes - body_end
     items = {"head": (_void(_HEAD_BYTES), 0), "body": (_void(body_bytes), _HEAD_BYTES)}
@@ -64,7 +64,7 @@ def _shape(
     return _Shape(_dtype(items, item_bytes), _dtype(records, end_at + end_bytes + checksum_bytes))
 
 
-# What differs from record to record in their heads.
+# The fields of a head that differ from record to record.
 _OWN_FIELDS: Final = ("body_crc", "queue_offset", "physical_offset")
 
 
@@ -80,12 +80,13 @@ def _dtype(fields: dict[str, tuple[np.dtype[Any], int]], size: int) -> np.dtype[
 
 
 class UniformBatch:
-    """Records yet to be placed, as ``BatchRecords``."""
+    """The records of a uniform batch, not placed yet; used as ``BatchRecords``."""
 
     def __init__(
         self, items: Array, ends: bytes, shape: _Shape, sys_flag: int, queue: StoreQueue
     ) -> None:
-        """ends: those of all items back to back."""
+        """ends: the ends of all items, back to back."""
+        self._ends = ends
         self.count = len(items)
         self.total_bytes = self.count * shape.records.itemsize
         self._items = items
@@ -96,7 +97,7 @@ class UniformBatch:
 
     @classmethod
     def of(cls, data: Buffer, sys_flag: int, queue: StoreQueue) -> UniformBatch | None:
-        """None unless the items have one layout and flag, and nothing is wrong with them."""
+        """The batch's records, or None unless all items are valid and share layout and flag."""
         if len(data) < _HEAD_BYTES:
             return None
         item_bytes, _, body_bytes = BATCH_ITEM_HEAD.unpack_from(data)
@@ -115,9 +116,21 @@ class UniformBatch:
         if items["head"].tobytes() != bytes(data[:_HEAD_BYTES]) * len(items):
             return None
         ends = items["end"].tobytes()
-        if not _are_good(ends, properties_bytes, len(items)):
+        if not _are_valid(ends, properties_bytes, len(items)):
             return None
         return cls(items, ends, shape, sys_flag, queue)
+
+    def ends(self) -> bytes:
+        """Properties of all items back to back, each with its length before it."""
+        return self._ends
+
+    def properties(self) -> list[bytes]:
+        """Properties of each item."""
+        stride = len(self._ends) // self.count
+        return [
+            self._ends[start + _LENGTH_BYTES : start + stride]
+            for start in range(0, len(self._ends), stride)
+        ]
 
     def encode(
         self,
@@ -129,7 +142,7 @@ class UniformBatch:
         store_host: bytes,
         reconsume_times: int,
     ) -> Buffer:
-        """See ``BatchRecords``; each column is copied once, straight into its place."""
+        """As ``BatchRecords.encode``; each column is copied once, directly to its place."""
         items, queue, shape = self._items, self._queue, self._shape
         size = shape.records.itemsize
         _, flag, body_bytes = BATCH_ITEM_HEAD.unpack(items["head"][0].tobytes())
@@ -174,7 +187,7 @@ class UniformBatch:
         return int(given_bytes + self._queue.checksum_bytes)
 
     def fill(self, rows: Rows) -> None:
-        """Write the rows of the records, which have been encoded."""
+        """Write the rows of the records, once encoded."""
         codes = self._tags_codes
         row = ROW.pack(
             0,
@@ -194,10 +207,10 @@ class UniformBatch:
             rows["tags_code"] = codes
 
 
-def _are_good(ends: bytes, properties_bytes: int, count: int) -> bool:
-    """Whether the ends of items state their length, end with a separator and lack a checksum.
+def _are_valid(ends: bytes, properties_bytes: int, count: int) -> bool:
+    """Whether the ends state their length, end with a separator, and have no checksum property.
 
-    A single byte is found at a tenth of the cost of a text, so a rare one is looked for first.
+    Finding a single byte costs a tenth of finding a text, so a rare byte is tried first.
     """
     high, low = divmod(properties_bytes, 256)
     stride = properties_bytes + _LENGTH_BYTES
@@ -210,12 +223,12 @@ def _are_good(ends: bytes, properties_bytes: int, count: int) -> bool:
 
 
 def _tags_codes(ends: bytes, count: int) -> list[int] | int:
-    """The tags code of each item, or of all: most batches have the same TAGS in each."""
-    if b"G" not in ends or _TAGS not in ends:  # as in _are_good
+    """The tags code of each item, or one code for all: most batches have the same TAGS in each."""
+    if b"G" not in ends or _TAGS not in ends:  # as in _are_valid
         return 0
     stride = len(ends) // count
     first = ends[:stride]
-    # What comes last counts, so the same end means the same code.
+    # The last TAGS property counts, so equal ends mean equal codes.
     end = first[first.rfind(b"\x02" + _TAGS) :]
     if len(end) > len(_TAGS):
         column = np.ndarray(count, f"V{len(end)}", ends, stride - len(end), (stride,))

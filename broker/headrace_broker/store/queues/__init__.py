@@ -1,1 +1,1 @@
-"""ConsumeQueues: from queue offset to physical offset."""
+"""ConsumeQueues, which map queue offsets to physical offsets."""

@@ -1,4 +1,4 @@
-"""One queue's index: fixed units that lead from queue offset to physical offset."""
+"""ConsumeQueue: one queue's units, which map queue offsets to physical offsets."""
 
 from __future__ import annotations
 
@@ -30,19 +30,20 @@ UNIT_BYTES: Final = UNIT.size
 Units = npt.NDArray[Any]
 # As ``ConsumeQueue.units_view``; may raise NotReady.
 ReadUnits = Callable[["ConsumeQueue", int, int], memoryview]
-# Stands where a queue offset has no record: before the first one of a queue that starts late.
+# Size of a blank unit, which fills queue offsets without a record, as at the start of a queue that
+# begins late.
 BLANK_SIZE: Final = 0x7FFFFFFF
 ALLOCATE_STEP_BYTES: Final = 1 << 18
 WARM_FILES: Final = 3
-BLANK_UNITS: Final = 512  # looked at together
+BLANK_UNITS: Final = 512  # checked per read
 
 
 class ConsumeQueue:
     """Units of 20 bytes in files of one length; ``max_offset`` is the next one to write.
 
-    ``map`` and ``position`` say where that is; up to ``room_end`` disk blocks back it. The
-    dispatcher writes there itself, ``put`` is for everything that needs a decision, and that is
-    everything while there is no map.
+    It goes to ``position`` in ``map``; disk blocks are allocated up to ``room_end``. The dispatcher
+    writes there directly while there is room and calls ``put`` or ``put_block`` for everything
+    else, which is everything while ``map`` is None.
     """
 
     __slots__ = (
@@ -62,17 +63,17 @@ class ConsumeQueue:
     )
 
     def __init__(self, directory: Path, file_bytes: int, fs: Files) -> None:
-        """directory: ``consumequeue/TOPIC/QUEUE_ID``, made with the first unit."""
+        """directory: ``consumequeue/TOPIC/QUEUE_ID``, created with the first unit."""
         self.files = MappedFileQueue(directory, file_bytes, fs, "consume_queue_file_bytes")
         self.file: MappedFile | None = None
         self.map: mmap.mmap | None = None
         self.position = self.room_end = 0
         self.max_offset = self.flushed_offset = 0
-        self.started_at = 0  # older units were there before this process: memory may not hold them
-        # What was cleared comes back with a power cut until the next flush.
+        self.started_at = 0  # units before it predate this process and may not be in memory
+        # Whether units were cleared since the last flush; a power cut would bring them back.
         self.is_cut = False
         self._is_deleted = False
-        # What min_offset() said last; it never sinks while there are units.
+        # The last result of min_offset(), which never falls while there are units.
         self.min_offset_seen = 0
         self._floor = 0
         self._log_min_seen = -1
@@ -80,13 +81,15 @@ class ConsumeQueue:
     # --- writing ---------------------------------------------------------------------------
 
     def put(self, queue_offset: int, physical_offset: int, size: int, tags_code: int) -> bool:
-        """Add one unit; returns whether it is new and the queue still exists.
+        """Add one unit; returns False if it is there already or the queue is deleted.
 
         Raises OSError on a full disk.
         """
         if self._is_deleted:
             return False
-        if queue_offset < self.max_offset and not self._is_new_life(queue_offset, physical_offset):
+        if queue_offset < self.max_offset and not self._reset_if_recreated(
+            queue_offset, physical_offset
+        ):
             return False
         self._fill_to(queue_offset)
         self._make_room()
@@ -99,7 +102,7 @@ class ConsumeQueue:
     def put_block(self, units: Units) -> int:
         """Add units at ``max_offset``, as many as the file has room for; returns how many.
 
-        Those of a deleted queue are dropped.
+        Units of a deleted queue are discarded.
         """
         if self._is_deleted:
             return len(units)
@@ -112,8 +115,8 @@ class ConsumeQueue:
         self.max_offset += count
         return count
 
-    def _is_new_life(self, queue_offset: int, physical_offset: int) -> bool:
-        # A topic that was deleted and made again counts from 0, later in the log.
+    def _reset_if_recreated(self, queue_offset: int, physical_offset: int) -> bool:
+        # A recreated topic counts from 0 again, later in the log.
         if queue_offset or physical_offset <= self.last_physical_offset:
             return False
         self.truncate(0)
@@ -125,7 +128,7 @@ class ConsumeQueue:
         if not self.files.files:
             start = queue_offset * UNIT_BYTES // self.files.file_bytes * self.files.file_bytes
             self.max_offset = self.flushed_offset = start // UNIT_BYTES
-        # Keeps physical offsets ascending, which searches rely on.
+        # Searches rely on ascending physical offsets.
         before = max(self.last_physical_offset, 0)
         blank = np.array([(before, BLANK_SIZE, 0)], UNIT_DTYPE)
         while self.max_offset < queue_offset:
@@ -153,12 +156,12 @@ class ConsumeQueue:
         self.room_end = file.allocated_bytes - file.allocated_bytes % UNIT_BYTES
 
     def loaded(self) -> None:
-        """All that was there when the store was opened is here now, and reading it is over."""
+        """End the start: all units that existed when the store was opened are loaded."""
         self.started_at = self.max_offset
         self.unmap()
 
     def unmap(self) -> None:
-        """Give all maps up until they are needed again."""
+        """Unmap all files until they are needed again."""
         self.map = None
         self.room_end = 0
         for file in self.files.files:
@@ -178,11 +181,12 @@ class ConsumeQueue:
     # --- start, truncation, cleaning -------------------------------------------------------
 
     def load(self, is_clean: bool, durable_below: int) -> None:
-        """Find the files and where the units end. Raises StoreFormatError.
+        """Find the files and the end of the units. Raises StoreFormatError.
 
-        After a clean stop the end is searched for. After a crash what may not have been flushed is
-        read, because a hole may have units after it that reached the disk first: files that do not
-        begin below the physical offset ``durable_below``, the one before them, at least three.
+        After a clean stop a binary search finds the end. After a crash all units that may not have
+        been flushed are read, since units after a hole may have reached the disk first: the files
+        whose first unit is not below the physical offset ``durable_below``, the file before these,
+        and at least the last three.
         """
         self.files.load(is_clean=is_clean)
         files = self.files.files
@@ -190,10 +194,10 @@ class ConsumeQueue:
             self._write_to(files[-1], self._used_units(files[-1]) * UNIT_BYTES)
             self.max_offset = (files[-1].start_offset + self.position) // UNIT_BYTES
         elif files:
-            self._end_at(self._unbroken_end(files[self._first_doubtful(durable_below) :]))
+            self._end_at(self._unbroken_end(files[self._first_unproven(durable_below) :]))
         self.flushed_offset = self.max_offset
 
-    def _first_doubtful(self, durable_below: int) -> int:
+    def _first_unproven(self, durable_below: int) -> int:
         files = self.files.files
         number = max(len(files) - WARM_FILES, 0)
         while number:
@@ -204,9 +208,9 @@ class ConsumeQueue:
         return number
 
     def attach_seals(self, seals: Seals) -> int:
-        """Take the files' seals after a clean stop; returns where the newest unit points.
+        """Attach the files' seals after a clean stop; returns ``last_physical_offset``.
 
-        Raises StoreDamaged when the units end elsewhere than they did.
+        Raises StoreDamaged if the units do not end where the seals say.
         """
         for file, used_bytes in self.used:
             file.seal = seals.find(file.path)
@@ -217,7 +221,7 @@ class ConsumeQueue:
 
     @staticmethod
     def _used_units(file: MappedFile) -> int:
-        """Looks from the beginning on, in steps that double: most queues have one page."""
+        """Count the units; gallops from the start, since most queues have a single page."""
         data, size_at = file.map, UNIT.unpack_from
         low, high, count = 0, 0, file.file_bytes // UNIT_BYTES
         while high < count and size_at(data, high * UNIT_BYTES)[1] > 0:
@@ -232,10 +236,10 @@ class ConsumeQueue:
 
     @staticmethod
     def _unbroken_end(files: list[MappedFile]) -> int:
-        """Where the first unit is missing, or was torn between two sectors of the disk.
+        """The first queue offset whose unit is missing or torn between two disk sectors.
 
-        A torn one that looks like a unit has the size of a new one and a physical offset that is
-        0, or lacks its upper half.
+        A torn unit that passes for a whole one has the new size, but a physical offset of 0 or
+        without its upper half, so it breaks the ascending order.
         """
         before = 0
         for file in files:
@@ -249,7 +253,7 @@ class ConsumeQueue:
         return files[-1].end_offset // UNIT_BYTES
 
     def truncate(self, queue_offset: int) -> None:
-        """Forget the units from ``queue_offset`` on."""
+        """Remove the units from ``queue_offset`` on."""
         if queue_offset >= self.max_offset:
             return
         self._end_at(max(queue_offset, self.files.min_offset // UNIT_BYTES))
@@ -275,19 +279,19 @@ class ConsumeQueue:
                 self.is_cut = True
 
     def truncate_from_physical(self, physical_offset: int) -> None:
-        """Forget the units that point at or past ``physical_offset``."""
+        """Remove the units that point at or past ``physical_offset``."""
         self.truncate(self.first_at_or_after(physical_offset))
 
     def search_cold(self, physical_offset: int) -> Callable[[], int]:
-        """``first_at_or_after`` for any thread, from the disk. Raises OSError there."""
+        """``first_at_or_after`` as a function for any thread; it reads the disk, raises OSError."""
         place = ColdFiles(self.files).place
-        # A floor says nothing of the log.
+        # A minimum set by the floor says nothing about the log.
         known = self.min_offset_seen if self.min_offset_seen > self._floor else 0
         low = max(self.first_offset, known)
         return partial(_first_at, place, physical_offset, low, self.max_offset)
 
     def detach_before(self, queue_offset: int) -> list[MappedFile]:
-        """Let go of files that end there; the units before lead below the log's first byte."""
+        """Detach the files that end at or before ``queue_offset``, whose records left the log."""
         self.min_offset_seen = max(self.min_offset_seen, min(queue_offset, self.max_offset))
         end = queue_offset * UNIT_BYTES
         return self.files.detach_first(
@@ -295,24 +299,24 @@ class ConsumeQueue:
         )
 
     def raise_floor(self, queue_offset: int) -> None:
-        """Show nothing below ``queue_offset`` any more, though its records are in the log."""
+        """Hide everything below ``queue_offset``, though its records are still in the log."""
         if queue_offset > self._floor:
             self._floor = min(queue_offset, self.max_offset)
             self._log_min_seen = -1
 
-    def restore_floor(self, queue_offset: int, place_before: int) -> None:
-        """Raise the floor if the unit before it still points to ``place_before``."""
+    def restore_floor(self, queue_offset: int, physical_offset_before: int) -> None:
+        """Raise the floor, if the unit before it points to ``physical_offset_before``."""
         if (
             self.first_offset < queue_offset <= self.max_offset
-            and self.unit(queue_offset - 1)[0] == place_before
+            and self.unit(queue_offset - 1)[0] == physical_offset_before
         ):
             self.raise_floor(queue_offset)
 
     def delete(self) -> None:
         """Remove every file and the folder.
 
-        Rows that wait for a gate or for room on the disk still come: they must not make the folder
-        anew, which may belong to a later queue of this name.
+        Rows held back by a gate or a full disk may still arrive. They must not create the folder
+        again, since it may belong to a later queue of this name.
         """
         self._is_deleted = True
         self.files.delete_from(0)
@@ -323,7 +327,7 @@ class ConsumeQueue:
 
     @property
     def used(self) -> list[tuple[MappedFile, int]]:
-        """Each file, and the bytes of it in use."""
+        """Each file and its bytes in use."""
         sizes = [self.files.file_bytes] * (len(self.files.files) - 1) + [self.position]
         return list(zip(self.files.files, sizes, strict=False))
 
@@ -332,7 +336,7 @@ class ConsumeQueue:
         return (self.max_offset - self.flushed_offset) * UNIT_BYTES
 
     def start_flush(self) -> Callable[[], None]:
-        """What a thread has to do to make all units so far durable."""
+        """The function by which a thread brings all units so far to disk."""
         first = self.files.find(self.flushed_offset * UNIT_BYTES)
         files = self.files.files[self.files.files.index(first) :] if first else []
         self.flushed_offset = self.max_offset
@@ -361,7 +365,7 @@ class ConsumeQueue:
         return view[position:end]
 
     def view_of(self, file: MappedFile) -> memoryview:
-        """The whole of one of the files, mapped within the budget."""
+        """A whole file, mapped within the map budget."""
         if not file.is_mapped:
             self.files.fs.map_budget.mapped(self)
         return file.view
@@ -380,38 +384,38 @@ class ConsumeQueue:
 
     @property
     def last_physical_offset(self) -> int:
-        """Where the newest unit points; -1 without units."""
+        """Physical offset in the newest unit; -1 without units."""
         if self.max_offset * UNIT_BYTES <= self.files.min_offset or not self.files.files:
             return -1
         return self.unit(self.max_offset - 1)[0]
 
     @property
     def first_offset(self) -> int:
-        """The oldest unit on disk, whether or not its record still is."""
+        """Queue offset of the oldest unit on disk, even if its record has left the log."""
         return self.files.min_offset // UNIT_BYTES if self.files.files else self.max_offset
 
     def min_offset(self, log_min_offset: int, read: ReadUnits = units_view) -> int:
-        """The oldest unit whose record is still in the log and was not given up.
+        """Queue offset of the oldest unit at or above the floor whose record is in the log.
 
-        read: what it raises passes.
+        read: reads the units; its exceptions pass through.
         """
         if self._log_min_seen != log_min_offset:
             found = self._skip_blank(self._first_kept(log_min_offset, read), read)
             self.min_offset_seen = max(found, self._floor)
-            # An empty answer is not kept: the next unit may be the first one.
+            # Not cached for an empty queue: the next unit may be its first one.
             is_empty = self.min_offset_seen >= self.max_offset
             self._log_min_seen = -1 if is_empty else log_min_offset
         return self.min_offset_seen
 
     def _first_kept(self, log_min_offset: int, read: ReadUnits) -> int:
-        def place(queue_offset: int) -> int:
+        def physical_offset_of(queue_offset: int) -> int:
             return int(UNIT.unpack(read(self, queue_offset, 1))[0])
 
         low = max(self.first_offset, self.min_offset_seen)
-        return _first_at(place, log_min_offset, low, self.max_offset)
+        return _first_at(physical_offset_of, log_min_offset, low, self.max_offset)
 
     def first_at_or_after(self, physical_offset: int) -> int:
-        """The first unit that points at or past ``physical_offset``; max_offset if none does."""
+        """Queue offset of the first unit at or past ``physical_offset``; ``max_offset`` if none."""
         return _first_at(
             lambda queue_offset: self.unit(queue_offset)[0],
             physical_offset,
@@ -428,11 +432,15 @@ class ConsumeQueue:
         return queue_offset
 
 
-def _first_at(place: Callable[[int], int], physical_offset: int, low: int, high: int) -> int:
-    """The first of the units from ``low`` to ``high`` that points there or past it, else high.
+def _first_at(
+    physical_offset_of: Callable[[int], int], physical_offset: int, low: int, high: int
+) -> int:
+    """The first unit in ``range(low, high)`` that points at or past it; ``high`` if none does.
 
-    place: where a unit points.
+    physical_offset_of: returns the physical offset in a unit.
     """
-    if low < high and place(low) >= physical_offset:  # mostly: nothing has gone, or it was found
+    if (
+        low < high and physical_offset_of(low) >= physical_offset
+    ):  # the usual case: nothing expired since
         return low
-    return low + bisect_left(range(low, high), physical_offset, key=place)
+    return low + bisect_left(range(low, high), physical_offset, key=physical_offset_of)

@@ -1,4 +1,4 @@
-"""From the ring to the ConsumeQueues."""
+"""Dispatcher: the taker that writes the ConsumeQueues."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ if TYPE_CHECKING:
 
 # PREPARED and ROLLBACK records (they share this bit) and inner batches have no unit of their own.
 NOT_QUEUED: Final = TRANSACTION_PREPARED | INNER_BATCH
-# From here on the set-up of the numpy calls costs less than the loop (tests/bench/store_micro.py).
+# From this many rows on numpy costs less than a plain loop (tests/bench/store_micro.py).
 BLOCK_ROWS: Final = 96
-# What is sorted in vain when too many of its queues are new; larger blocks save nothing.
+# Bounds the sorting that is wasted when too many queues are new; larger blocks save nothing.
 BLOCK_ROWS_MAX: Final = 2048
 
 
 class Dispatcher(Taker):
-    """Writes one unit per row to the queue that the row's key names.
+    """Writes one unit per row to the queue of the row's ``queue_key``.
 
-    ``touched`` are the queues that got units since ``take_touched``, ``dirty`` the ConsumeQueues
-    with units that are not known to be on disk.
+    touched: the queues that got units since ``take_touched``. dirty: the ConsumeQueues whose newest
+    units may not be on disk.
     """
 
     name = "consumequeue"
 
     def __init__(self, ring: Ring, queues: list[StoreQueue]) -> None:
-        """queues: by queue_key; the store adds to it."""
+        """queues: indexed by queue_key; the store appends to it."""
         self.join(ring)
         self.queues = queues
-        # As dictionaries, since sets have no order that a second run repeats.
+        # Dictionaries, since the order of sets differs from run to run.
         self.touched: dict[StoreQueue, None] = {}
         self.dirty: dict[ConsumeQueue, None] = {}
-        # How many queues may get their first file in one drain, each in half a millisecond.
+        # How many queues may get their first file in one drain; each takes half a millisecond.
         self.new_files_max = sys.maxsize
-        # Whether the last drain stopped because of that.
+        # Whether the last drain stopped at that limit.
         self.is_interrupted = False
         self._new_files = 0
         self._newest_unit = -1
         self._durable_offset = 0
-        # Physical offset and store timestamp of the last record that a start dispatched.
+        # Physical offset and store timestamp of the last record dispatched by a start.
         self._newest_recovered: tuple[int, int] | None = None
 
     # --- the running store -----------------------------------------------------------------
@@ -60,8 +60,8 @@ class Dispatcher(Taker):
     def drain(self, confirmed_offset: int | None) -> None:
         """Take waiting rows, as many as ``new_files_max`` allows.
 
-        Raises OSError on a full disk. What was not taken is put again by the next call; units
-        that are there already are left alone.
+        Raises OSError on a full disk. The next call retries all rows that were not taken and skips
+        units that exist already.
         """
         ring, cursor = self.ring, self.cursor
         self._new_files = 0
@@ -84,7 +84,7 @@ class Dispatcher(Taker):
                 return
 
     def drain_all(self, confirmed_offset: int | None) -> None:
-        """As ``drain``, whatever files that makes."""
+        """As ``drain``, without a limit on new files."""
         new_files_max, self.new_files_max = self.new_files_max, sys.maxsize
         try:
             self.drain(confirmed_offset)
@@ -92,10 +92,10 @@ class Dispatcher(Taker):
             self.new_files_max = new_files_max
 
     def _put_runs(self, confirmed_offset: int | None) -> int:
-        """Put the runs that begin at the cursor, one block of finished units each.
+        """Put the runs that begin at the cursor, each as one block of finished units.
 
-        Returns how many rows from the cursor on are to be put by themselves: up to the next run,
-        or those of one that cannot be put as a whole. Raises OSError on a full disk.
+        Returns how many rows from the cursor on to put individually: those before the next run, or
+        those of a run that cannot be put as a whole. Raises OSError on a full disk.
         """
         cursor, runs = self.cursor, self.ring.runs
         while runs:
@@ -114,7 +114,7 @@ class Dispatcher(Taker):
         return sys.maxsize
 
     def _put_run(self, run: Run) -> bool:
-        """Returns False when the queue does not go on with it, or needs a file too many."""
+        """Returns False if the run is not next in its queue, or needs one new file too many."""
         queue = self.queues[run.queue_key]
         consume_queue = queue.consume_queue
         if run.queue_offset != consume_queue.max_offset:
@@ -128,31 +128,34 @@ class Dispatcher(Taker):
         return True
 
     def take_touched(self) -> Collection[StoreQueue]:
-        """The queues that got units since the last call; they are dirty now."""
+        """The queues that got units since the last call; marks them dirty."""
         touched, self.touched = self.touched, {}
         for queue in touched:
             self.dirty[queue.consume_queue] = None
         return touched
 
     def forget(self, queue: StoreQueue) -> None:
-        """A queue is deleted."""
+        """Drop a queue that is being deleted."""
         self.touched.pop(queue, None)
         self.dirty.pop(queue.consume_queue, None)
 
     # --- start -----------------------------------------------------------------------------
 
     def loaded(self, newest_unit: int, durable_offset: int) -> None:
-        """The queues are there. newest_unit: the largest physical offset in any, -1 for none."""
+        """Called once the queues are loaded.
+
+        newest_unit: the largest physical offset in any queue, -1 without units.
+        """
         self._newest_unit = newest_unit
         self._durable_offset = durable_offset
 
     def put(self, rows: Rows) -> None:
-        """Write the units of rows that a start has read anew."""
+        """Write the units of rows that a start has rebuilt from the log."""
         self._put_block(rows)
 
     def cut(self, physical_offset: int) -> None:
-        """Forget the units from there on; queues go on where they end."""
-        # Most starts need not look at each queue.
+        """Remove the units from there on; the queues continue at their new ends."""
+        # Most starts need not search each queue.
         is_any = self._newest_unit >= physical_offset
         for queue in self.queues:
             consume_queue = queue.consume_queue
@@ -163,7 +166,7 @@ class Dispatcher(Taker):
             queue.next_offset = consume_queue.max_offset
 
     def recovered(self, newest: tuple[int, int] | None) -> None:
-        """Have the next flush tell the checkpoint of what a start has made."""
+        """Have the next flush record in the checkpoint what a start has rebuilt."""
         self._newest_recovered = newest
         self.take_touched()
 
@@ -190,7 +193,7 @@ class Dispatcher(Taker):
         return TakerFlush([queue.start_flush() for queue in queues], flushed)
 
     def due_flushes(self, least_bytes: int) -> Iterator[TakerFlush]:
-        """Queues with many new units; they stay dirty until the checkpoint speaks of them."""
+        """Queues with many new units; they stay dirty until the checkpoint covers them."""
         due = [queue for queue in self._all_dirty() if queue.dirty_bytes() >= least_bytes]
         if due:
             yield TakerFlush([queue.start_flush() for queue in due])
@@ -202,11 +205,11 @@ class Dispatcher(Taker):
     # --- units -----------------------------------------------------------------------------
 
     def _put_each(self, waiting: slice) -> int:
-        """Returns how many rows were put, up to the first that needs a file too many."""
+        """Put rows up to the first that needs one new file too many; returns how many."""
         queues, touched = self.queues, self.touched
         pack_into = UNIT.pack_into
-        # A copy, since Python before 3.12.7 can crash when garbage, such as what the traceback of a
-        # full disk holds, has an iterator over a memoryview in a loop (python/cpython#77894).
+        # A copy, since Python before 3.12.7 can crash on cyclic garbage that has an iterator over a
+        # memoryview, such as the traceback of a full disk (python/cpython#77894).
         data = self.ring.buffer[waiting.start * ROW_BYTES : waiting.stop * ROW_BYTES]
         rows = ROW.iter_unpack(data)
         for number, row in enumerate(rows):
@@ -230,9 +233,9 @@ class Dispatcher(Taker):
         return int(waiting.stop - waiting.start)
 
     def _put_block(self, rows: Rows) -> bool:
-        """Write the units of many rows: sorted by queue, one block for each.
+        """Write the units of many rows, one block per queue.
 
-        Returns False, and writes none, when too many of them need files first.
+        Returns False, and writes nothing, if too many queues need their first file.
         """
         rows = select(rows, rows["sys_flag"] & NOT_QUEUED == 0)
         if not len(rows):
@@ -266,7 +269,7 @@ class Dispatcher(Taker):
 
 
 def _put_consecutive(consume_queue: ConsumeQueue, units: Units) -> None:
-    """Add units at ``max_offset``, in as many files as they take."""
+    """Add units at ``max_offset``, across files if need be."""
     put_count = consume_queue.put_block(units)
     while put_count < len(units):
         put_count += consume_queue.put_block(units[put_count:])

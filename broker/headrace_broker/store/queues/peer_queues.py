@@ -1,8 +1,9 @@
-"""What only Apache RocketMQ writes beside the log: ``batchconsumequeue/`` and ``compaction/``.
+"""Queues that only Apache RocketMQ writes: ``batchconsumequeue/`` and ``compaction/``.
 
-Its broker enters records there just after they are in the log, and after a crash once more. When
-this broker has stopped in order, the peer takes all records for entered: those that a crash left
-out would reach nobody. So a start after a crash looks, before it changes anything.
+Its broker adds records there just after they are in the log, and makes up for missing ones after a
+crash. Once this broker has stopped cleanly, the peer assumes that nothing is missing, so records
+that its own crash left out would never be delivered. A start after a crash therefore checks these
+queues before it changes anything.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ BATCH_UNIT_DTYPE: Final = np.dtype(
 
 
 class _PeerQueue(NamedTuple):
-    """A queue's folder, and where its newest unit points; -1 without units.
+    """A queue's folder and the offsets in its newest unit, -1 without units.
 
-    Physical offsets of a compacted queue are those of the compaction log.
+    physical_offset: of a compacted queue, a position in the compaction log.
     """
 
     folder: Path
@@ -53,7 +54,7 @@ class _PeerQueue(NamedTuple):
 
 
 class PeerQueues:
-    """Those of a store directory, to be compared with its log."""
+    """The peer's queues of a store directory, for comparison with its log."""
 
     def __init__(self, root: Path) -> None:
         """Read the newest unit of each queue."""
@@ -75,20 +76,20 @@ class PeerQueues:
         names = zip(topics, columns.queue_id.tolist(), strict=True)
         for number, name in enumerate(names):
             queue = self._queues.get(name)
-            if queue is not None and not _is_entered(queue, columns, number):
+            if queue is not None and not _has_unit(queue, columns, number):
                 offset = columns.physical_offset[number]
-                raise _crashed(queue.folder, f"lacks the message at physical offset {offset}")
+                raise _unfinished(queue.folder, f"lacks the message at physical offset {offset}")
 
     def check_end(self, log_end: int) -> None:
-        """Raise StoreFormatError if a unit points past the log, where other records will be."""
+        """Raise StoreFormatError if a unit points past the log's end, where new records will be."""
         for queue in self._queues.values():
             if not queue.is_compacted and queue.physical_offset >= log_end:
-                raise _crashed(
+                raise _unfinished(
                     queue.folder, f"points to {queue.physical_offset}, the log ends at {log_end}"
                 )
 
     def sync(self, files: Files) -> None:
-        """To disk, which a killed process has not waited for. Raises OSError."""
+        """Bring the newest files to disk; a killed peer may not have. Raises OSError."""
         for queue in self._queues.values():
             for path in _files_of(queue.folder)[-2:]:
                 descriptor = files.open(path)
@@ -103,7 +104,7 @@ def _files_of(folder: Path) -> list[Path]:
 
 
 def _newest_unit(folder: Path) -> tuple[int, int]:
-    """Where it points, and its queue offset."""
+    """Its physical offset and queue offset."""
     for path in reversed(_files_of(folder)):
         count = path.stat().st_size // BATCH_UNIT_DTYPE.itemsize
         units = np.fromfile(path, BATCH_UNIT_DTYPE, count)
@@ -114,20 +115,20 @@ def _newest_unit(folder: Path) -> tuple[int, int]:
     return -1, -1
 
 
-def _is_entered(queue: _PeerQueue, columns: RecordColumns, number: int) -> bool:
+def _has_unit(queue: _PeerQueue, columns: RecordColumns, number: int) -> bool:
     if not queue.is_compacted:
         return bool(columns.physical_offset[number] <= queue.physical_offset)
     if columns.queue_offset[number] <= queue.queue_offset:
         return True
-    # The peer compacts by KEYS, and leaves records without out.
+    # The peer compacts by KEYS and leaves out records without them.
     (properties,) = columns.select([number]).properties()
     return not property_value(properties, KEYS).strip()
 
 
-def _crashed(folder: Path, problem: str) -> StoreFormatError:
+def _unfinished(folder: Path, problem: str) -> StoreFormatError:
     return StoreFormatError(
         folder,
-        f"Apache RocketMQ did not get to write this to its end before it crashed: it {problem}",
-        "nothing was changed: start Apache's broker on this store once and stop it in order, or "
-        "remove the folder if the topic is of this kind no more",
+        f"Apache RocketMQ crashed before it had finished writing this queue: it {problem}",
+        "nothing was changed: start Apache's broker on this store once and stop it cleanly, or "
+        "remove the folder if the topic is no longer of this kind",
     )

@@ -1,6 +1,6 @@
-"""Units of a queue with their records, read from the disk in any thread.
+"""Reads blocks of a queue's units with their records from the disk, in any thread.
 
-For readers that must not keep the loop, and to which only what is on disk counts.
+For readers that must not block the loop and that want flushed records only.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 BLOCK_UNITS: Final = 4096
 BLOCK_BYTES_MAX: Final = 4 << 20
-# One read of everything in between costs less than many reads, up to this share.
+# One read that spans the gaps costs less than many reads, up to this factor.
 _SPAN_SHARE: Final = 8
 
 
 class QueueDamaged(StoreError):
-    """A queue leads to a record that is damaged or gone."""
+    """A unit of a queue points to a record that is damaged or missing."""
 
     def __init__(self, topic: str, queue_id: int, physical_offset: int, reason: str) -> None:
         super().__init__(
-            f"queue {topic}/{queue_id} leads to {physical_offset} in the log, where no record of "
+            f"queue {topic}/{queue_id} points to {physical_offset} in the log, where no record of "
             f"it can be read ({reason}): stop the broker and run headrace store fsck on its "
-            "directory; headrace store copy leaves out what that can't repair"
+            "directory; headrace store copy leaves out what fsck can't repair"
         )
         self.physical_offset = physical_offset
 
@@ -39,9 +39,9 @@ class QueueDamaged(StoreError):
 class QueueBlock(NamedTuple):
     """Messages of one queue in order, every length and CRC checked.
 
-    first, end: the queue offsets that it covers, up to before ``end``; those that have no record,
-    as at the start of a queue that begins late, are left out.
-    units: shape (n,), UNIT_DTYPE. records: the same n; they may lie apart in ``records.data``.
+    first, end: the range of queue offsets covered, without ``end``. Blank units, as at the start
+    of a queue that begins late, are left out.
+    units: shape (n,), UNIT_DTYPE. records: the same n; there may be gaps in ``records.data``.
     """
 
     topic: str
@@ -53,7 +53,7 @@ class QueueBlock(NamedTuple):
 
 
 class QueueView(NamedTuple):
-    """A queue as a thread may look at it. end: just after the last unit that may be read."""
+    """A queue's units for use in a thread. end: one past the last unit to read."""
 
     topic: str
     queue_id: int
@@ -66,10 +66,9 @@ def read_block(
 ) -> QueueBlock | None:
     """The messages from ``first`` on: a few MiB, but at least one message.
 
-    flushed_offset: of records that end past it none is read, nor any after them. None if that is
-    the first one already.
+    flushed_offset: reading stops before the first record that ends past it.
 
-    Raises OSError, QueueDamaged.
+    Returns None if there is nothing to read. Raises OSError, QueueDamaged.
     """
     units = queue.units.units(first, min(BLOCK_UNITS, queue.end - first))
     units = units[: _readable_count(units, flushed_offset)]
@@ -77,17 +76,17 @@ def read_block(
         return None
     numbers = np.flatnonzero(units["size"] != BLANK_SIZE)
     kept = units[numbers]
-    place = int(kept["physical_offset"][0]) if len(kept) else -1
+    first_record = int(kept["physical_offset"][0]) if len(kept) else -1
     try:
         records = _gather(kept, log)
         _check(records, queue, kept, numbers + first)
     except CorruptRecord as error:
-        raise QueueDamaged(queue.topic, queue.queue_id, place, error.reason) from error
+        raise QueueDamaged(queue.topic, queue.queue_id, first_record, error.reason) from error
     return QueueBlock(queue.topic, queue.queue_id, first, first + len(units), kept, records)
 
 
 def _readable_count(units: Array, flushed_offset: int) -> int:
-    """How many units lead to records that are on disk, and make no block too large."""
+    """How many units have their records on disk and fit the maximum size of a block."""
     sizes = units["size"].astype(np.int64)
     sizes[sizes == BLANK_SIZE] = 0
     is_readable = (units["size"] > 0) & (units["physical_offset"] + sizes <= flushed_offset)
@@ -116,11 +115,11 @@ def _gather(units: Array, log: ColdFiles) -> RecordColumns:
 
 
 def _check(records: RecordColumns, queue: QueueView, units: Array, queue_offsets: Array) -> None:
-    """Raise CorruptRecord unless these are the records that the units stand for."""
+    """Raise CorruptRecord unless these are the records of the units."""
     records.check_bodies()
     is_placed = records.physical_offset == units["physical_offset"]
-    records.require(is_placed, "its physical offset is another than its place")
+    records.require(is_placed, "it states another physical offset")
     is_own = (records.queue_id == queue.queue_id) & (records.queue_offset == queue_offsets)
-    records.require(is_own, "it is of another queue or another queue offset")
+    records.require(is_own, "it states another queue or queue offset")
     if len(records) and not records.has_topic(queue.topic):
-        raise CorruptRecord(0, "it is of another topic")
+        raise CorruptRecord(0, "it states another topic")

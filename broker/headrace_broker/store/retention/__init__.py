@@ -1,1 +1,1 @@
-"""What is removed, when, and what that waits for."""
+"""Retention: what is removed, when, and what must be kept longer."""

@@ -1,6 +1,7 @@
-"""Removing what is no longer kept, and refusing messages while the disk is full.
+"""Removes expired files, and refuses messages while the disk is full.
 
-What to do is decided in ``rules.py`` and ``topic_floors.py``; here it is found out and done.
+``rules.py`` and ``topic_floors.py`` decide what to do; this module collects the facts they need and
+carries the decisions out.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ import structlog
 import trio
 
 from headrace_broker.store.files.cold_files import ColdFiles
-from headrace_broker.store.retention.outlook import ALARM_EVERY_S, Outlook, nothing_to_consume
+from headrace_broker.store.retention.disk_forecast import (
+    ALARM_EVERY_S,
+    DiskForecast,
+    nothing_to_consume,
+)
 from headrace_broker.store.retention.rules import ClockWatch, Facts, LogFile, plan_clean
-from headrace_broker.store.retention.topic_trimmer import TopicTrimmer, highest_place
+from headrace_broker.store.retention.topic_trimmer import TopicTrimmer, newest_physical_offset
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -28,7 +33,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.index.index_file import IndexFiles
     from headrace_broker.store.log.commit_log import CommitLog
     from headrace_broker.store.queues.consume_queue import ConsumeQueue
-    from headrace_broker.store.retention.outlook import LowestUnconsumed
+    from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
     from headrace_broker.store.retention.rules import CleanPlan
     from headrace_broker.store.retention.topic_floors import TopicLimit
     from headrace_broker.store.settings import StoreSettings
@@ -36,19 +41,19 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("headrace.broker")
 
-# Rounds that an administrator's request is good for, as the peer's.
-ASKED_ROUNDS: Final = 20
+# Rounds for which an administrator's request holds, as the peer's.
+REQUESTED_ROUNDS: Final = 20
 _SLICE_S: Final = 0.002
-# Some file systems count whole seconds, and records have the time of their batch's beginning.
+# Some file systems have times in whole seconds, and records carry the time their turn began.
 _TIME_SLACK_MS: Final = 10_000
-# Freed at a time: the file system lets others write in between.
+# Freed at a time, so that other writes get through in between.
 _FREE_BYTES: Final = 16 << 20
 _NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 _Result = TypeVar("_Result")
 
 
 class CleanerStatus(NamedTuple):
-    """For the monitor. full_in_hours: None when that is not to be expected."""
+    """The cleaner's state for the monitor. full_in_hours: None if that is not to be expected."""
 
     removed_files: int
     waiting_files: int
@@ -57,15 +62,16 @@ class CleanerStatus(NamedTuple):
 
 
 class Cleaner:
-    """One round each ``clean_interval_ms``; threads wait for the disk while ``use_threads``.
+    """Runs one clean-up round per ``clean_interval_ms``; threads do disk work if ``use_threads``.
 
-    retention: may be replaced.
-    look_at_groups: what consumers have yet to read; called once for each look at all queues.
-    topic_limits: of the topics that have some.
-    settled_from: physical offset from which on records are still flushed, taken by takers or
-    followed.
-    flush: brings what the takers have made to disk too. durable_from: up to where it is there.
-    slowest_follower: the one that needs the oldest record, "" without followers.
+    retention: may be replaced at any time.
+    unconsumed: returns the ``LowestUnconsumed`` for one scan of all queues.
+    topic_limits: returns the limits of all topics that have their own.
+    settled_from: returns the physical offset from which records are still to be flushed, taken by
+    takers or followed.
+    flush: brings log, queues and index to disk. durable_from: returns the physical offset up to
+    which the takers' files are on disk.
+    slowest_follower: returns the name of the follower that needs the oldest record, "" without any.
     """
 
     def __init__(
@@ -84,10 +90,10 @@ class Cleaner:
         self.commit_log = commit_log
         self.index_files = index_files
         self.use_threads = False
-        self.look_at_groups: Callable[[], LowestUnconsumed] = lambda: nothing_to_consume
+        self.unconsumed: Callable[[], LowestUnconsumed] = lambda: nothing_to_consume
         self.topic_limits: Callable[[], Mapping[str, TopicLimit]] = dict
         self.is_refusing = False
-        # Files that the store has let go of, and that are still to be removed.
+        # Files that the store has detached, still to be removed from the disk.
         self.detached: list[MappedFile] = []
         self._settled_from = settled_from
         self._flush = flush
@@ -97,18 +103,18 @@ class Cleaner:
         self._topics = topics
         self._clock_watch = ClockWatch()
         self.trimmer = TopicTrimmer(settings.root, commit_log, topics)
-        self._outlook = Outlook(commit_log, topics)
+        self._disk_forecast = DiskForecast(commit_log, topics)
         self._log_min_cleaned = -1
-        self._asked_rounds = 0
+        self._requested_rounds = 0
         self._removed_files = 0
-        self._held_s = -math.inf
+        self._held_logged_s = -math.inf
 
     async def begin(self) -> None:
-        """Restore the floors that limits of topics had raised before a stop."""
+        """Raise floors before the first round, so a restart shows no expired messages again."""
         await self._try(self.raise_floors)
 
     async def run(self) -> None:
-        """Clean at intervals until cancelled; an error of the disk is logged, and tried again."""
+        """Clean at intervals until cancelled; disk errors are logged and retried."""
         try:
             while True:
                 await trio.sleep(self.settings.clean_interval_ms / 1000)
@@ -121,38 +127,38 @@ class Cleaner:
         try:
             await work()
         except OSError as error:
-            log.error("clean-up failed, trying on", reason=str(error))
+            log.error("clean-up failed, retrying", reason=str(error))
 
-    def ask(self) -> None:
-        """Remove old files in the next rounds, whatever the hour."""
-        self._asked_rounds = ASKED_ROUNDS
+    def request(self) -> None:
+        """Have the next rounds remove expired files, whatever the hour."""
+        self._requested_rounds = REQUESTED_ROUNDS
 
     async def round(self) -> None:
-        """One look at everything. Raises OSError."""
-        self._look_at_clock()
-        await self._clean_after_log()  # a start has left it to do
+        """Run one clean-up. Raises OSError."""
+        self._check_clock()
+        await self._clean_after_log()  # left over from before the start
         await self.raise_floors()
         plan = await self._plan()
         self._refuse_or_accept(plan)
         self._report(plan)
-        # No start makes units of what is not in the log any more: a queue would begin anew.
-        if plan.reasons and not await self._is_made_up_to(len(plan.reasons)):
+        # A start can't rebuild the units of removed records: a queue would begin at 0 again.
+        if plan.reasons and not await self._is_durable_past(len(plan.reasons)):
             return
         self.detached += self.commit_log.files.detach_first(len(plan.reasons))
         await self._clean_after_log()
         await self._remove()
         await self._forecast()
 
-    async def _aside(self, work: Callable[[], _Result]) -> _Result:
+    async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
         return await trio.to_thread.run_sync(work) if self.use_threads else work()
 
     async def _bring_to_disk(self) -> bool:
-        """What was made of the log too; False if the disk failed: then nothing may be removed."""
+        """Flush log, queues and index; if the disk failed, returns False: remove nothing."""
         await self._flush()
         return self.commit_log.life.is_writable
 
-    async def _is_made_up_to(self, file_count: int) -> bool:
-        """Whether no start needs the first files any more, once all is on disk."""
+    async def _is_durable_past(self, file_count: int) -> bool:
+        """Flush everything; returns whether no start needs the first files of the log any more."""
         last = self.commit_log.files.files[file_count - 1]
         return await self._bring_to_disk() and self._durable_from() >= last.end_offset
 
@@ -161,9 +167,9 @@ class Cleaner:
     async def _plan(self) -> CleanPlan:
         facts = await self._facts()
         plan = plan_clean(facts, self.retention)
-        if plan.reasons:  # Only now it matters what consumers have read.
-            await self._search_unconsumed()
-            keep_from = min(facts.keep_from, self._outlook.keep_from)
+        if plan.reasons:  # only then does it matter what consumers have read
+            await self._find_unconsumed()
+            keep_from = min(facts.keep_from, self._disk_forecast.keep_from)
             plan = plan_clean(facts._replace(keep_from=keep_from), self.retention)
         return plan
 
@@ -172,38 +178,38 @@ class Cleaner:
         files = self.commit_log.files.files[: self.retention.files_max + 1]
         cold = ColdFiles(self.commit_log.files)
         limit_ms = now_ms - self.retention.reserved_ms
-        is_asked, self._asked_rounds = self._asked_rounds > 0, max(self._asked_rounds - 1, 0)
+        is_requested = self._requested_rounds > 0
+        self._requested_rounds -= is_requested
         return Facts(
-            files=await self._aside(lambda: _log_files(files, cold, limit_ms)),
+            files=await self._in_thread(lambda: _log_files(files, cold, limit_ms)),
             now_ms=now_ms,
             hour=time.localtime(now_ms / 1000).tm_hour,
-            disk=await self._aside(self.disk_usage),
+            disk=await self._in_thread(self.disk_usage),
             keep_from=self._settled_from(),
-            going_bytes=sum(file.file_bytes for file in self.detached),
-            is_asked=is_asked,
+            pending_bytes=sum(file.file_bytes for file in self.detached),
+            is_requested=is_requested,
             is_clock_trusted=self._clock_watch.is_trusted(trio.current_time()),
             is_out_of_room=self._is_out_of_room(),
             was_refusing=self.is_refusing,
         )
 
     def disk_usage(self) -> DiskUsage:
-        """Of the store's file system."""
+        """Usage of the store's file system."""
         return self._fs.disk_usage(self.settings.root)
 
     def _is_out_of_room(self) -> bool:
-        """Whether an append failed for it of late: of a quota the file system does not tell."""
+        """Whether an append failed recently for lack of space; disk usage does not show a quota."""
         life = self.commit_log.life
         refusal = life.refusal
         age_ms = self.commit_log.clock.now_ms() - life.refused_ms
-        is_late = 0 <= age_ms <= self.settings.clean_interval_ms
-        return is_late and refusal is not None and refusal.error_number in _NO_ROOM
+        is_recent = 0 <= age_ms <= self.settings.clean_interval_ms
+        return is_recent and refusal is not None and refusal.error_number in _NO_ROOM
 
-    def _look_at_clock(self) -> None:
-        jump_ms = self._clock_watch.look(self.commit_log.clock.now_ms(), trio.current_time())
+    def _check_clock(self) -> None:
+        jump_ms = self._clock_watch.observe(self.commit_log.clock.now_ms(), trio.current_time())
         if jump_ms:
             log.error(
-                "the clock has jumped: nothing is removed by age for an hour, set it right if this "
-                "is not the time",
+                "the clock has jumped: nothing is removed by age for an hour; correct it if wrong",
                 jump_hours=round(jump_ms / 3_600_000, 1),
             )
 
@@ -213,11 +219,11 @@ class Cleaner:
             by_disk = plan.reasons.count("disk")
             log.info("removing log files", count=len(plan.reasons), first=first, by_disk=by_disk)
         now_s = trio.current_time()
-        oldest = self._outlook.oldest or self._slowest_follower()
-        if plan.held_back and oldest and now_s >= self._held_s + ALARM_EVERY_S:
-            self._held_s = now_s
+        oldest = self._disk_forecast.oldest or self._slowest_follower()
+        if plan.held_back and oldest and now_s >= self._held_logged_s + ALARM_EVERY_S:
+            self._held_logged_s = now_s
             log.warning(
-                "log files are kept for who has not consumed them",
+                "log files are kept because they are still needed",
                 count=plan.held_back,
                 oldest=str(oldest),
             )
@@ -230,11 +236,11 @@ class Cleaner:
             return
         reason = (
             f"the disk is {plan.disk.ratio:.1%} full and messages are refused above "
-            f"{self.retention.refuse_ratio:.0%}, until no more than "
-            f"{self.retention.force_ratio:.0%} is used: make room"
+            f"{self.retention.refuse_ratio:.0%}, until usage is down to "
+            f"{self.retention.force_ratio:.0%}: make room"
         )
         if not self.is_refusing:
-            log.error("messages are refused", reason=reason)
+            log.error("refusing writes", reason=reason)
         self.is_refusing = True
         retry_ms = 3 * self.settings.clean_interval_ms
         self.commit_log.refuse(reason, self.settings.root, retry_ms=retry_ms)
@@ -243,26 +249,26 @@ class Cleaner:
         if self.is_refusing:
             self.is_refusing = False
             self.commit_log.resume()
-            log.info("messages are taken again")
+            log.info("accepting writes")
 
-    # --- what led to the log ---------------------------------------------------------------
+    # --- queue and index files ---------------------------------------------------------------
 
     async def _clean_after_log(self) -> None:
-        """Let go of queue and index files that lead below the log's first byte."""
+        """Detach queue and index files whose records are all below the log's first byte."""
         log_min_offset = self.commit_log.min_offset
         if log_min_offset == self._log_min_cleaned:
             return
         searches: dict[ConsumeQueue, Callable[[], int]] = {}
-        await _in_slices(self._look_at_queues(log_min_offset, searches))
-        firsts = await self._aside(lambda: [search() for search in searches.values()])
+        await _in_slices(self._collect_searches(log_min_offset, searches))
+        firsts = await self._in_thread(lambda: [search() for search in searches.values()])
         await _in_slices(self._detach_queue_files(zip(searches, firsts, strict=True)))
         self.detached += self.index_files.detach_below(log_min_offset)
         self._log_min_cleaned = log_min_offset
 
-    def _look_at_queues(
+    def _collect_searches(
         self, log_min_offset: int, searches: dict[ConsumeQueue, Callable[[], int]]
     ) -> Iterator[None]:
-        """Note how a thread finds each queue's first unit that leads into the log."""
+        """Collect, per queue, the search for its first unit whose record is still in the log."""
         for queues in list(self._topics.values()):
             for queue in list(queues.values()):
                 consume_queue = queue.consume_queue
@@ -275,7 +281,7 @@ class Cleaner:
             yield
 
     async def _remove(self) -> None:
-        """Remove what was let go of, as far as no reader holds it."""
+        """Remove the detached files that no reader holds."""
         if self.detached:
             detached, self.detached = self.detached, []
             left = await trio.to_thread.run_sync(delete_files, detached)
@@ -285,61 +291,62 @@ class Cleaner:
     # --- limits of topics ------------------------------------------------------------------
 
     async def raise_floors(self) -> None:
-        """Give up what is beyond the limits of its topic. Raises OSError."""
+        """Expire messages beyond their topic's own limits. Raises OSError."""
         limits = self.topic_limits()
         if not limits:
             return
         if not self._clock_watch.is_trusted(trio.current_time()):
             limits = {topic: limit._replace(reserved_ms=None) for topic, limit in limits.items()}
-        await _in_slices(self.trimmer.look(limits, self._lowest_unconsumed()))
+        await _in_slices(self.trimmer.scan(limits, self._lowest_unconsumed()))
         now_ms = self.commit_log.clock.now_ms()
-        floors = await self._aside(lambda: self.trimmer.find(now_ms))
-        # What a power cut takes leaves its queue offset, and perhaps its place, to another record.
-        is_young = highest_place(floors) >= self.commit_log.flushed_offset
+        floors = await self._in_thread(lambda: self.trimmer.find(now_ms))
+        # A power cut could give the queue offset, and perhaps the physical offset, of an unflushed
+        # record to another one.
+        is_young = newest_physical_offset(floors) >= self.commit_log.flushed_offset
         if is_young and not await self._bring_to_disk():
             return
         self.trimmer.apply(floors)
-        await self._aside(self.trimmer.save)
+        await self._in_thread(self.trimmer.save)
 
     def _lowest_unconsumed(self) -> LowestUnconsumed:
-        return nothing_to_consume if self.retention.removes_unconsumed else self.look_at_groups()
+        return nothing_to_consume if self.retention.removes_unconsumed else self.unconsumed()
 
     # --- forecast --------------------------------------------------------------------------
 
     async def _forecast(self) -> None:
-        """See how what can't be removed grows, and warn while there is time."""
+        """Sample the growth of what can't be removed, and warn in time."""
         now_s = trio.current_time()
-        if not self._outlook.is_sample_due(now_s):
+        if not self._disk_forecast.is_sample_due(now_s):
             return
-        await self._search_unconsumed()
-        disk = await self._aside(self.disk_usage)
-        others_bytes = await self._aside(lambda: self._outlook.used_by_others(disk))
-        self._outlook.sample(now_s, disk, others_bytes, self.retention)
-        hours = self._outlook.take_alarm(now_s)
+        await self._find_unconsumed()
+        disk = await self._in_thread(self.disk_usage)
+        others_bytes = await self._in_thread(lambda: self._disk_forecast.used_by_others(disk))
+        self._disk_forecast.sample(now_s, disk, others_bytes, self.retention)
+        hours = self._disk_forecast.take_alarm(now_s)
         if hours is not None:
             log.warning(
-                "the disk will be full: make room, let the group consume or delete it",
+                "the disk will be full: make room, let the group consume, or delete the group",
                 full_in_hours=round(hours, 1),
-                bytes_per_second=round(self._outlook.growth.bytes_per_s),
-                waits_for=str(self._outlook.oldest or "nobody"),
+                bytes_per_second=round(self._disk_forecast.growth.bytes_per_s),
+                waits_for=str(self._disk_forecast.oldest or "nobody"),
             )
 
-    async def _search_unconsumed(self) -> None:
-        await _in_slices(self._outlook.look(self._lowest_unconsumed()))
-        self._outlook.oldest = await self._aside(self._outlook.find_oldest)
+    async def _find_unconsumed(self) -> None:
+        await _in_slices(self._disk_forecast.scan(self._lowest_unconsumed()))
+        self._disk_forecast.oldest = await self._in_thread(self._disk_forecast.find_oldest)
 
     def status(self) -> CleanerStatus:
-        """As of the last look."""
+        """The state as of the last round."""
         return CleanerStatus(
             removed_files=self._removed_files,
             waiting_files=len(self.detached),
-            oldest_unconsumed=str(self._outlook.oldest or ""),
-            full_in_hours=self._outlook.full_in_hours,
+            oldest_unconsumed=str(self._disk_forecast.oldest or ""),
+            full_in_hours=self._disk_forecast.full_in_hours,
         )
 
 
 async def _in_slices(work: Iterator[None]) -> None:
-    """Run to the end, with turns for others in between."""
+    """Run ``work`` to its end, giving other tasks a turn every ``_SLICE_S``."""
     end = perf_counter() + _SLICE_S
     for _ in work:
         if perf_counter() > end:
@@ -348,7 +355,7 @@ async def _in_slices(work: Iterator[None]) -> None:
 
 
 def _log_files(files: list[MappedFile], cold: ColdFiles, limit_ms: int) -> list[LogFile]:
-    """In a thread: when each was last written. Raises OSError."""
+    """The files with the time each was last written; for a thread. Raises OSError."""
     return [
         LogFile(file.start_offset, file.end_offset, _newest_ms(file, cold, limit_ms))
         for file in files
@@ -356,13 +363,14 @@ def _log_files(files: list[MappedFile], cold: ColdFiles, limit_ms: int) -> list[
 
 
 def _newest_ms(file: MappedFile, cold: ColdFiles, limit_ms: int) -> int:
-    """As the peer by modification time, unless that is older than the file's first record.
+    """When a file was last written: its modification time, as in the peer.
 
-    Then a copy has lost the times, and the next file's first record says when this one was full.
+    A modification time older than the file's first record was lost in a copy; then the first record
+    of the next file stands for it.
     """
     try:
         modified_ms = round(file.path.stat().st_mtime * 1000)
-    except FileNotFoundError:  # somebody else has removed it
+    except FileNotFoundError:  # removed by someone else
         return 0
     if modified_ms > limit_ms:
         return modified_ms
@@ -372,10 +380,10 @@ def _newest_ms(file: MappedFile, cold: ColdFiles, limit_ms: int) -> int:
 
 
 def delete_files(files: list[MappedFile]) -> list[MappedFile]:
-    """Remove files that the store has let go of, in any thread; returns those that are left.
+    """Remove detached files, in any thread; returns those that are left.
 
-    Left are those that a reader holds or the disk does not give up, and what follows them in their
-    folder: a gap would be left otherwise if the broker were killed now.
+    Left are files that a reader holds or that could not be removed, and all later ones in the same
+    folder: otherwise a broker killed now would leave a gap.
     """
     left: list[MappedFile] = []
     blocked: set[Path] = set()
@@ -397,12 +405,12 @@ def _delete(file: MappedFile) -> bool:
     try:
         file.delete()
         ends = range(file.file_bytes - _FREE_BYTES, 0, -_FREE_BYTES)
-        if ends:  # its name must not come back with a power cut: no start takes a shorter file
+        if ends:  # a power cut must not bring the name back: a start rejects a shorter file
             file.files.fsync_directory(file.path.parent)
         for end in ends:
             file.files.truncate(descriptor, end)
     except OSError as error:
-        log.error("file not removed, trying on", path=str(file.path), reason=str(error))
+        log.error("file not removed, retrying", path=str(file.path), reason=str(error))
         return False
     finally:
         file.files.close(descriptor)

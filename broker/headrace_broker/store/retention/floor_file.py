@@ -1,6 +1,6 @@
-"""config/topicFloors.json: what a topic's own limits gave up stays given up over a restart.
+"""config/topicFloors.json: what a topic's own limits have expired stays expired after a restart.
 
-The limits alone don't say it: one may have been lifted since, a group may have been set back.
+The limits alone don't suffice: one may have been lifted since, or a group's offset been reset.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Topics = dict[str, dict[int, "Floor"]]
 
 
 class Floor(NamedTuple):
-    """The first queue offset shown, and where the unit before it points.
+    """The first visible queue offset, and the target of the unit before it.
 
-    A topic that was deleted and made again has another unit there, or none.
+    The second tells a recreated topic from its predecessor: its unit there is another, or missing.
     """
 
     queue_offset: int
-    place_before: int
+    physical_offset_before: int
 
 
 class FloorFile:
-    """The floors of all queues that have one; read by ``load``, written by ``save``."""
+    """The floors of all queues that have one."""
 
     def __init__(self, root: Path, files: Files) -> None:
         self._file = ConfigFile(root / "config" / "topicFloors.json", files)
@@ -39,10 +39,10 @@ class FloorFile:
         self._is_saved = True
 
     def load(self, topics: Mapping[str, Mapping[int, StoreQueue]]) -> None:
-        """Raise the floors of these queues again. Raises StoreFormatError, OSError."""
+        """Restore the saved floors of these queues. Raises StoreFormatError, OSError."""
         self._floors = self._file.read(_parse) or {}
         for queue, floor in self._of(topics):
-            queue.consume_queue.restore_floor(floor.queue_offset, floor.place_before)
+            queue.consume_queue.restore_floor(floor.queue_offset, floor.physical_offset_before)
 
     def _of(self, topics: Mapping[str, Mapping[int, StoreQueue]]) -> list[tuple[StoreQueue, Floor]]:
         return [
@@ -53,12 +53,12 @@ class FloorFile:
         ]
 
     def note(self, queue: StoreQueue, floor: Floor) -> None:
-        """A floor has risen."""
+        """Record a floor that has risen."""
         self._floors.setdefault(queue.topic, {})[queue.queue_id] = floor
         self._is_saved = False
 
     def save(self, topics: Mapping[str, Mapping[int, StoreQueue]]) -> None:
-        """Write what has changed, without queues that are gone. Raises OSError."""
+        """Write the file if a floor has risen, without deleted queues. Raises OSError."""
         if self._is_saved:
             return
         kept: Topics = {}
@@ -69,7 +69,7 @@ class FloorFile:
 
 
 def _parse(text: bytes) -> Topics:
-    """Raises ValueError for another text."""
+    """The floors in a file's text. Raises ValueError if it holds none."""
     try:
         return {
             topic: {int(queue_id): Floor(*map(int, floor)) for queue_id, floor in floors.items()}

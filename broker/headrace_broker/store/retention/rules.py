@@ -1,6 +1,6 @@
-"""What to remove of the log, and whether to take more: decided from plain facts, for the cleaner.
+"""Decides, from plain facts, which log files to remove and whether to refuse writes.
 
-The peer's rules: docs/retention.md.
+The rules are the peer's: docs/retention.md.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from headrace_broker.store.files.filesystem import DiskUsage
     from headrace_broker.store.settings import Retention
 
-# A clock that is this far from where it should be has jumped; suspending a machine looks the same.
+# A clock that is off by this much has jumped; suspending the machine looks the same.
 JUMP_MS = 3_600_000
-# As long as this nothing is removed by age, so that somebody may look.
+# For this long after a jump nothing is removed by age, so an operator has time to react.
 TRUST_S = 3600.0
 
 Reason = Literal["age", "disk"]
 
 
 class LogFile(NamedTuple):
-    """newest_ms: when it was last written, or later."""
+    """A file of the log. newest_ms: when it was last written, or later."""
 
     start_offset: int
     end_offset: int
@@ -31,14 +31,14 @@ class LogFile(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What a plan is made from.
+    """The input of ``plan_clean``.
 
-    files: of the log, oldest first, all that may go at once and the one after them.
-    hour: of local time. keep_from: physical offset that must stay, with all that follows.
-    going_bytes: of removed files whose room is not free yet.
-    is_out_of_room: a message could not be stored, whatever the file system says of itself.
-    is_asked: an administrator wants old files gone now. is_clock_trusted: see ``ClockWatch``.
-    was_refusing: whether the last plan said so.
+    files: of the log, oldest first: all that may be removed at once, and the next one.
+    hour: local. keep_from: all records from this physical offset on must be kept.
+    pending_bytes: size of removed files whose space is not free yet.
+    is_out_of_room: a write failed for lack of space, whatever the file system reports.
+    is_requested: an administrator requested the clean-up. is_clock_trusted: see ``ClockWatch``.
+    was_refusing: whether the last plan refused writes.
     """
 
     files: Sequence[LogFile]
@@ -46,17 +46,18 @@ class Facts(NamedTuple):
     hour: int
     disk: DiskUsage
     keep_from: int
-    going_bytes: int = 0
+    pending_bytes: int = 0
     is_out_of_room: bool = False
-    is_asked: bool = False
+    is_requested: bool = False
     is_clock_trusted: bool = True
     was_refusing: bool = False
 
 
 class CleanPlan(NamedTuple):
-    """reasons: one for each file to remove, oldest first.
+    """What to do now.
 
-    held_back: files that would go, but hold what must stay.
+    reasons: one for each file to remove, oldest first. held_back: number of files that are due, but
+    hold records that must be kept.
     """
 
     reasons: list[Reason]
@@ -66,9 +67,9 @@ class CleanPlan(NamedTuple):
 
 
 def plan_clean(facts: Facts, retention: Retention) -> CleanPlan:
-    """What to remove now. The last file is never removed."""
+    """Decide what to remove now; never the last file."""
     disk = facts.disk
-    due = facts.is_asked or facts.hour in retention.delete_hours
+    due = facts.is_requested or facts.hour in retention.delete_hours
     due = (due or disk.ratio > retention.clean_ratio) and facts.is_clock_trusted
     excess_bytes = _excess_bytes(facts, retention)
     reasons: list[Reason] = []
@@ -86,13 +87,13 @@ def plan_clean(facts: Facts, retention: Retention) -> CleanPlan:
 
 
 def _excess_bytes(facts: Facts, retention: Retention) -> int:
-    """How much must go whatever its age."""
+    """How many bytes must be removed whatever their age."""
     if not retention.removes_young:
         return 0
     excess_bytes = facts.disk.excess_bytes(retention.force_ratio)
     if facts.is_out_of_room:
         excess_bytes = max(excess_bytes, 1)
-    return excess_bytes - facts.going_bytes
+    return excess_bytes - facts.pending_bytes
 
 
 def _refuses(facts: Facts, retention: Retention) -> bool:
@@ -102,18 +103,18 @@ def _refuses(facts: Facts, retention: Retention) -> bool:
 
 
 class ClockWatch:
-    """Whether the wall clock can be trusted with removing by age.
+    """Tells whether the wall clock can be trusted for removal by age.
 
-    A clock that jumps by days would empty the store. It is believed once it has kept the new time
-    for an hour.
+    A jump by days would empty the store, so nothing is removed by age until the clock has kept the
+    new time for an hour.
     """
 
     def __init__(self) -> None:
         self._seen: tuple[int, float] | None = None
         self._trusted_at = -math.inf
 
-    def look(self, wall_ms: int, steady_s: float) -> int:
-        """How far the clock has jumped since the last look, in ms; 0 for what is not worth it."""
+    def observe(self, wall_ms: int, steady_s: float) -> int:
+        """The clock's jump since the last call, in ms; 0 below ``JUMP_MS``."""
         seen, self._seen = self._seen, (wall_ms, steady_s)
         if seen is None:
             return 0
@@ -124,5 +125,5 @@ class ClockWatch:
         return jump_ms
 
     def is_trusted(self, steady_s: float) -> bool:
-        """Whether the last jump is long enough ago."""
+        """Whether the last jump was at least ``TRUST_S`` ago."""
         return steady_s >= self._trusted_at

@@ -1,7 +1,7 @@
-"""Retention of single topics: from which queue offset on a queue is still shown.
+"""Retention of single topics: finds the first queue offset of a queue that stays visible.
 
-Records of all topics share the log, so what a topic's own limits end stays there, out of reach of
-consumers, until its file goes. Plain functions over files, for a thread.
+Records of all topics share the log, so those beyond a topic's own limits stay there, invisible to
+consumers, until their file is removed. Plain functions over files, for a thread.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ BLOCK_UNITS: Final = 1 << 14
 
 
 class TopicLimit(NamedTuple):
-    """None for no limit of its own. reserved_bytes: of all queues' records together."""
+    """A topic's own limits, None without one. reserved_bytes: for the records of all its queues."""
 
     reserved_ms: int | None
     reserved_bytes: int | None
 
 
 class QueueView(NamedTuple):
-    """A queue as a thread may look at it.
+    """A queue's files and offsets for use in a thread.
 
-    first: the oldest queue offset shown. end: nothing from there on may go. max_offset: its end.
+    first: the oldest visible queue offset. end: everything from there on must be kept.
+    max_offset: the queue's end.
     """
 
     queue_id: int
@@ -42,7 +43,7 @@ class QueueView(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """Bytes of a queue's records between two queue offsets."""
+    """Total size of a queue's records between two queue offsets."""
 
     first: int
     end: int
@@ -56,10 +57,9 @@ def find_floors(
     now_ms: int,
     counted: dict[int, Counted],
 ) -> dict[int, int]:
-    """The first queue offset to show, by queue id.
+    """The first queue offset to keep visible, by queue id.
 
-    counted: by queue id; carried over from look to look, so that each unit is counted once.
-    Raises OSError.
+    counted: by queue id; kept from call to call, so each unit is counted once. Raises OSError.
     """
     floors = {queue.queue_id: queue.first for queue in queues}
     if limit.reserved_ms is not None:
@@ -76,9 +76,9 @@ def find_floors(
 
 
 def _first_since(queue: QueueView, log: ColdFiles, limit_ms: int) -> int:
-    """The first queue offset stored after ``limit_ms``; ``end`` if none before it is."""
+    """The first queue offset whose record was stored after ``limit_ms``; at most ``end``."""
     low, high = queue.first, queue.end
-    step = 1  # Gallops, for mostly nothing or little has expired since the last look.
+    step = 1  # gallop: usually little or nothing has expired since the last call
     while low < high:
         at = min(low + step, high) - 1
         if not _is_expired(queue, log, at, limit_ms):
@@ -97,7 +97,7 @@ def _first_since(queue: QueueView, log: ColdFiles, limit_ms: int) -> int:
 def _is_expired(queue: QueueView, log: ColdFiles, queue_offset: int, limit_ms: int) -> bool:
     units = queue.units.units(queue_offset, 1)
     if not len(units) or units["size"][0] == BLANK_SIZE:
-        return True  # what has no record belongs to the past
+        return True  # a unit without a record counts as expired
     store_ms = log.store_time_ms(int(units["physical_offset"][0]))
     return store_ms is None or store_ms <= limit_ms
 
@@ -106,10 +106,10 @@ def _is_expired(queue: QueueView, log: ColdFiles, queue_offset: int, limit_ms: i
 
 
 def _count(queues: Sequence[QueueView], counted: dict[int, Counted]) -> int:
-    """Bytes of all queues' records."""
+    """Total size of all queues' records; updates ``counted``."""
     for queue in queues:
         known = counted.get(queue.queue_id)
-        if known is None or not _goes_on(queue, known):
+        if known is None or not _can_continue(queue, known):
             known = Counted(queue.first, queue.first, 0)
         gone = _byte_count(queue, known.first, min(queue.first, known.end))
         more = _byte_count(queue, max(queue.first, known.end), queue.max_offset)
@@ -119,8 +119,8 @@ def _count(queues: Sequence[QueueView], counted: dict[int, Counted]) -> int:
     return sum(counted[queue.queue_id].byte_count for queue in queues)
 
 
-def _goes_on(queue: QueueView, known: Counted) -> bool:
-    """Whether what the queue has lost and got since it was counted can still be read."""
+def _can_continue(queue: QueueView, known: Counted) -> bool:
+    """Whether the units added and expired since the last count can still be read."""
     if queue.first < known.first or queue.max_offset < known.end:
         return False
     return queue.first == known.first or len(queue.units.units(known.first, 1)) > 0
@@ -145,7 +145,7 @@ def _sizes(units: Array) -> Array:
 
 
 def _drop(queues: Sequence[QueueView], excess_bytes: int) -> Mapping[int, int]:
-    """Floors that leave out the oldest records, whatever their queue, up to ``excess_bytes``."""
+    """Floors that drop the oldest records across all queues, ``excess_bytes`` in total."""
     floors = {queue.queue_id: queue.first for queue in queues}
     while excess_bytes > 0:
         blocks = [
@@ -165,8 +165,8 @@ def _drop(queues: Sequence[QueueView], excess_bytes: int) -> Mapping[int, int]:
 def _oldest(
     blocks: Sequence[tuple[int, Array]], excess_bytes: int
 ) -> Iterator[tuple[int, int, int]]:
-    """How many units of each block go, and their bytes; at least one unit of one block."""
-    # Past the first block to end, units not read yet may be older.
+    """How many units of each block to drop, and their bytes; at least one unit of one block."""
+    # Past the earliest end of a block, units that were not read yet may be older.
     horizon = min(int(units["physical_offset"][-1]) for _, units in blocks)
     numbers = np.repeat(np.arange(len(blocks)), [len(units) for _, units in blocks])
     units = np.concatenate([units for _, units in blocks])
@@ -174,7 +174,7 @@ def _oldest(
     order = order[units["physical_offset"][order] <= horizon]
     sizes = _sizes(units)
     count = int(np.searchsorted(np.cumsum(sizes[order]), excess_bytes)) + 1
-    going = order[:count]
+    dropped = order[:count]
     for number, (queue_id, _) in enumerate(blocks):
-        of_queue = going[numbers[going] == number]
+        of_queue = dropped[numbers[dropped] == number]
         yield queue_id, len(of_queue), int(sizes[of_queue].sum())

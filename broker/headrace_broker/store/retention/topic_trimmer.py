@@ -1,12 +1,12 @@
-"""Gives up what is beyond the limits of its topic: the loop's side of ``topic_floors``."""
+"""Expires messages beyond their topic's own limits: the loop's side of ``topic_floors``."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace_broker.store.files.cold_files import ColdFiles
+from headrace_broker.store.retention.disk_forecast import queue_blocks
 from headrace_broker.store.retention.floor_file import Floor, FloorFile
-from headrace_broker.store.retention.outlook import queue_blocks
 from headrace_broker.store.retention.topic_floors import Counted, QueueView, TopicLimit, find_floors
 
 if TYPE_CHECKING:
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace_broker.store.log.commit_log import CommitLog
-    from headrace_broker.store.retention.outlook import LowestUnconsumed
+    from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
     from headrace_broker.store.store_queue import StoreQueue
 
 
-class _TopicLook(NamedTuple):
-    """What a thread needs to find a topic's floors."""
+class _TopicScan(NamedTuple):
+    """The input that a thread needs to find a topic's floors."""
 
     queues: dict[int, StoreQueue]
     views: list[QueueView]
@@ -27,14 +27,14 @@ class _TopicLook(NamedTuple):
     counted: dict[int, Counted]
 
 
-def highest_place(floors_of_topics: list[dict[int, Floor]]) -> int:
-    """Physical offset of the newest record that is to be given up; -1 without any."""
+def newest_physical_offset(floors_of_topics: list[dict[int, Floor]]) -> int:
+    """Physical offset of the newest record below the floors; -1 without floors."""
     floors = [floor for floors in floors_of_topics for floor in floors.values()]
-    return max((floor.place_before for floor in floors), default=-1)
+    return max((floor.physical_offset_before for floor in floors), default=-1)
 
 
 class TopicTrimmer:
-    """``look`` on the loop, ``find`` in any thread, ``apply`` on the loop."""
+    """Raises floors: ``scan`` on the loop, ``find`` in any thread, ``apply`` on the loop."""
 
     def __init__(
         self,
@@ -46,20 +46,20 @@ class TopicTrimmer:
         self._commit_log = commit_log
         self._topics = topics
         self._counted: dict[str, dict[int, Counted]] = {}
-        self._looks: list[_TopicLook] = []
+        self._scans: list[_TopicScan] = []
         self._cold_log = ColdFiles(commit_log.files)
 
     def load(self) -> None:
-        """Give up again what was before the start. Raises StoreFormatError, OSError."""
+        """Restore the floors saved before the start. Raises StoreFormatError, OSError."""
         self._saved.load(self._topics)
 
-    def look(
+    def scan(
         self, limits: Mapping[str, TopicLimit], lowest_unconsumed: LowestUnconsumed
     ) -> Iterator[None]:
-        """See how the queues of topics stand; yields after some queues."""
+        """Collect the offsets of the topics' queues; yields after some queues."""
         self._counted = {topic: self._counted.get(topic, {}) for topic in limits}
         self._cold_log = ColdFiles(self._commit_log.files)
-        self._looks = []
+        self._scans = []
         for topic, limit in limits.items():
             queues = dict(self._topics.get(topic, {}))
             views: list[QueueView] = []
@@ -69,7 +69,7 @@ class TopicTrimmer:
                     self._view(queue, lowest.get(queue_id)) for queue_id, queue in some.items()
                 )
                 yield
-            self._looks.append(_TopicLook(queues, views, limit, self._counted[topic]))
+            self._scans.append(_TopicScan(queues, views, limit, self._counted[topic]))
 
     def _view(self, queue: StoreQueue, unconsumed: tuple[int, str] | None) -> QueueView:
         consume_queue = queue.consume_queue
@@ -78,26 +78,26 @@ class TopicTrimmer:
         return QueueView(queue.queue_id, ColdFiles(consume_queue.files), first, kept_from, end)
 
     def find(self, now_ms: int) -> list[dict[int, Floor]]:
-        """Floors that rise, by queue id, for each topic looked at. Raises OSError."""
-        return [self._risen(look, now_ms) for look in self._looks]
+        """The floors that rise, by queue id, one dict per topic scanned. Raises OSError."""
+        return [self._rising(scan, now_ms) for scan in self._scans]
 
-    def _risen(self, look: _TopicLook, now_ms: int) -> dict[int, Floor]:
-        floors = find_floors(look.views, self._cold_log, look.limit, now_ms, look.counted)
+    def _rising(self, scan: _TopicScan, now_ms: int) -> dict[int, Floor]:
+        floors = find_floors(scan.views, self._cold_log, scan.limit, now_ms, scan.counted)
         return {
             view.queue_id: Floor(floor, int(before["physical_offset"][0]))
-            for view in look.views
+            for view in scan.views
             if (floor := floors[view.queue_id]) > view.first
             and len(before := view.units.units(floor - 1, 1))
         }
 
     def apply(self, floors_of_topics: list[dict[int, Floor]]) -> None:
-        """Show nothing below the floors any more."""
-        for look, floors in zip(self._looks, floors_of_topics, strict=True):
+        """Hide all messages below the floors."""
+        for scan, floors in zip(self._scans, floors_of_topics, strict=True):
             for queue_id, floor in floors.items():
-                queue = look.queues[queue_id]
+                queue = scan.queues[queue_id]
                 queue.consume_queue.raise_floor(floor.queue_offset)
                 self._saved.note(queue, floor)
 
     def save(self) -> None:
-        """Keep the floors for the next start. Raises OSError."""
+        """Save the floors for the next start. Raises OSError."""
         self._saved.save(self._topics)

@@ -1,1 +1,1 @@
-"""The way of a message: write path, confirmation, flush, takers."""
+"""From append to publish: the write path, confirmation and flush."""

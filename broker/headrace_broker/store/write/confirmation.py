@@ -1,4 +1,4 @@
-"""Up to which physical offset messages may be seen and acknowledged."""
+"""The confirmed offset: messages before it may be read and acknowledged."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ OnConfirmed = Callable[[bool], None]
 
 
 class Gate(NamedTuple):
-    """Something that messages wait for, such as the disk.
+    """A condition for confirming messages, such as being on disk.
 
-    offset: up to where it lets messages through, the end of a record; it never goes back, and a
-    gate that is added later begins where the others stand, since what was seen stays visible.
-    ask: have it move on to the end of the log soon. when_passed: call back with True once it lets
-    messages through up to an offset, with False when it never will; at once when that is known.
+    offset: end of the last record that the gate lets through. It never decreases, and a gate added
+    later starts where the others stand, because messages that were readable stay readable.
+    advance: ask the gate to move to the end of the log soon.
+    when_passed: call back with True once the gate lets messages through up to an offset, or with
+    False if it never will; immediately if that is already known.
     """
 
     offset: Callable[[], int]
-    ask: Callable[[], None]
+    advance: Callable[[], None]
     when_passed: Callable[[int, OnConfirmed], None]
 
 
 class Confirmation:
-    """The least of its gates. Without a gate everything is confirmed as soon as it is written.
+    """The minimum of all gates' offsets; without gates, a written record is confirmed.
 
-    A gate that has moved, and has called back those that waited, calls ``moved``.
+    After a gate has moved and run its callbacks, it calls ``moved``.
     """
 
     def __init__(self) -> None:
@@ -41,36 +42,36 @@ class Confirmation:
         self._on_moved: list[Callable[[], None]] = []
 
     def add(self, gate: Gate) -> None:
-        """Have messages wait for one more."""
+        """Make confirmation depend on one more gate."""
         self._gates.append(gate)
         self.is_immediate = False
 
     def on_moved(self, callback: Callable[[], None]) -> None:
-        """Call back whenever a gate has moved."""
+        """Register a callback for each time a gate has moved."""
         self._on_moved.append(callback)
 
     def moved(self) -> None:
-        """A gate has moved."""
+        """Run the callbacks: a gate has moved."""
         for callback in self._on_moved:
             callback()
 
     @property
     def offset(self) -> int | None:
-        """Records that begin before it are confirmed; None: all are."""
+        """Records that begin before this offset are confirmed; None if all are."""
         return min((gate.offset() for gate in self._gates), default=None)
 
-    def ask(self, end_offset: int) -> None:
-        """Have the gates move on to the end of the log, where they are not there yet."""
+    def advance(self, end_offset: int) -> None:
+        """Ask every gate that is behind the end of the log to move there."""
         for gate in self._gates:
             if gate.offset() < end_offset:
-                gate.ask()
+                gate.advance()
 
     def when_confirmed(self, end_offset: int, callback: OnConfirmed) -> None:
-        """Call back with True once the log is confirmed up to there, with False if it never is."""
+        """Call back with True once the log is confirmed up to an offset, False if it never is."""
         self._pass_gates(0, end_offset, callback)
 
     def _pass_gates(self, number: int, end_offset: int, callback: OnConfirmed) -> None:
-        """Wait for one gate after the other: who passes the last has passed all."""
+        """Wait for the gates one after the other, from ``number`` on."""
         if number == len(self._gates):
             callback(True)
         elif number == len(self._gates) - 1:
@@ -87,18 +88,18 @@ class Confirmation:
 
 
 async def wait_for(when: Callable[[int, OnConfirmed], None], end_offset: int, root: Path) -> None:
-    """Wait until the log is confirmed, or on disk, up to an offset, as ``when`` says.
+    """Wait until ``when`` calls back for an offset: the log is confirmed, or on disk, up to there.
 
     Raises StoreNotWritable if it never will be.
     """
     called = trio.Event()
     outcomes: list[bool] = []
 
-    def note(is_confirmed: bool) -> None:
+    def finish(is_confirmed: bool) -> None:
         outcomes.append(is_confirmed)
         called.set()
 
-    when(end_offset, note)
+    when(end_offset, finish)
     await called.wait()
     if outcomes != [True]:
         raise StoreNotWritable("a flush failed", root)

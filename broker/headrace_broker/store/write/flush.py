@@ -1,4 +1,4 @@
-"""Waiting for the disk: flush loops, group commit and the checkpoint."""
+"""Durability: flush loops, group commit and the checkpoint."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("headrace.broker")
 
-# A crash start reads what the checkpoint does not speak of: some tenths of a second for so much.
+# A start after a crash reads the log past the checkpoint: some tenths of a second for 256 MiB.
 UNCHECKED_BYTES_MAX: Final = 256 << 20
 _DESCRIPTOR_S: Final = 1.0
 _RAISE_LIMIT: Final = "raise the limit of open files (LimitNOFILE, ulimit -n) and restart"
 
 
 class Flusher:
-    """Owns what is known to be on disk: ``flushed_offset`` of the log, and the checkpoint.
+    """Tracks what is on disk: the log's ``flushed_offset`` and the checkpoint.
 
-    A failed flush is not tried again (its pages may be gone): appends stop for good.
+    A failed flush is never retried, because its pages may be gone: appends stop until a restart.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Flusher:
         takers: Sequence[Taker],
         on_flushed: Callable[[], None],
     ) -> None:
-        """on_flushed: called after each group commit, once those that waited were called back."""
+        """on_flushed: called after each group commit, when its waiters have been called back."""
         self.settings = settings
         self.fs = fs
         self.ring = ring
@@ -60,26 +60,26 @@ class Flusher:
         self.checkpoint = Checkpoint()
         self.longest_flush_ms = 0.0
         self._on_flushed = on_flushed
-        # Around the answers of one flush.
+        # Entered around the callbacks of one group commit, so that their replies leave together.
         self.answering: Callable[[], AbstractContextManager[None]] = nullcontext
-        # Waits for what must be on disk, beside the log, before a flush is told.
-        self.others_saved: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+        # Waits until the tables that acknowledged messages depend on are on disk too.
+        self.wait_tables_saved: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
         self._waiters: deque[tuple[int, Callable[[bool], None]]] = deque()
-        self._asked = trio.Event()
-        self._all_waiters: deque[Callable[[], None]] = deque()
-        self._all_asked = trio.Event()
-        self._turn = trio.Lock()
-        self._thorough_turn = trio.Lock()
+        self._requested = trio.Event()
+        self._thorough_waiters: deque[Callable[[], None]] = deque()
+        self._thorough_requested = trio.Event()
+        self._log_lock = trio.Lock()
+        self._thorough_lock = trio.Lock()
         self._threads = trio.CapacityLimiter(2)
-        # Syncs that were begun, or cancelled: a stop must not leave them out.
-        self._owed: dict[Callable[[], None], None] = {}
+        # Syncs that are unfinished or were cancelled; the next thorough flush repeats them.
+        self._unfinished_syncs: dict[Callable[[], None], None] = {}
 
     # --- the log ---------------------------------------------------------------------------
 
     def when_flushed(self, end_offset: int, callback: Callable[[bool], None]) -> None:
-        """Call back with True once the log is on disk up to ``end_offset``, False if it fails.
+        """Call back with True once the log is on disk up to ``end_offset``, False if that fails.
 
-        At once when it is known already, else from the group commit.
+        The call comes immediately if the outcome is known, else from the group commit.
         """
         if not self.commit_log.life.is_writable:
             callback(False)
@@ -87,27 +87,28 @@ class Flusher:
             callback(True)
         else:
             self._waiters.append((end_offset, callback))
-            self.ask()
+            self.request_flush()
 
-    def ask(self) -> None:
-        """Have the log flushed as soon as the disk is free."""
-        self._asked.set()
+    def request_flush(self) -> None:
+        """Request a flush of the log, to start as soon as no other one is running."""
+        self._requested.set()
 
     async def run_group_commit(self) -> None:
-        """Flush when asked: one flush answers all that came before it began."""
+        """Flush on request: one flush serves every waiter that came before it began."""
         if self._waiters:  # left by a run that failed
-            self.ask()
+            self.request_flush()
         while True:
-            await self._asked.wait()
-            self._asked = trio.Event()
+            await self._requested.wait()
+            self._requested = trio.Event()
             await self.flush_log()
-            await self.others_saved()
-            self._answer()
-            if self.commit_log.life.is_writable:  # dispatch would ask again, and again
+            await self.wait_tables_saved()
+            self._call_waiters()
+            # After a failure, publishing would only request another flush, endlessly.
+            if self.commit_log.life.is_writable:
                 self._on_flushed()
 
-    def _answer(self) -> None:
-        # What was appended while the flush ran has asked anew.
+    def _call_waiters(self) -> None:
+        # Waiters for records appended during the flush have requested another one.
         is_failed = not self.commit_log.life.is_writable
         flushed_offset = self.commit_log.flushed_offset
         with self.answering():
@@ -115,7 +116,7 @@ class Flusher:
                 self._waiters.popleft()[1](not is_failed)
 
     async def run_log_flush(self) -> None:
-        """Flush at intervals what is worth it, and everything now and then."""
+        """Flush at each interval if enough is dirty, and in any case at each thorough interval."""
         settings = self.settings
         thorough_at = -math.inf
         while True:
@@ -128,24 +129,24 @@ class Flusher:
                 await self.flush_log()
 
     async def flush_log(self) -> None:
-        """Bring the log to disk in a thread."""
-        async with self._turn:
+        """Bring the log to disk, in a thread."""
+        async with self._log_lock:
             if not self.commit_log.life.is_writable:
                 return
             end_offset, flush = self.commit_log.start_flush()
             newest = self.ring.last_of(self.ring.written)
             if await self._in_thread(flush):
-                self._log_flushed(end_offset, newest)
+                self._note_log_flushed(end_offset, newest)
 
-    def _log_flushed(self, end_offset: int, newest: tuple[int, int] | None) -> None:
+    def _note_log_flushed(self, end_offset: int, newest: tuple[int, int] | None) -> None:
         self.commit_log.flushed_offset = max(self.commit_log.flushed_offset, end_offset)
         if newest is not None:
             self.checkpoint = self.checkpoint._replace(physic_msg_timestamp=newest[1])
 
     async def _in_thread(self, flush: Callable[[], None]) -> bool:
-        """Flush, and return whether that succeeded.
+        """Run a flush in a thread; returns whether it succeeded.
 
-        Without a free descriptor nothing is lost yet, so it is retried until there is one.
+        A flush that lacks a file descriptor has lost nothing yet, so it is retried.
         """
         started_at = trio.current_time()
         try:
@@ -164,17 +165,18 @@ class Flusher:
         self.stop_writing(f"a flush failed, so messages may be lost: {error.strerror or error}")
 
     def stop_writing(self, reason: str) -> None:
-        """Reject messages until the next start, and answer those that wait for the disk."""
+        """Refuse messages until the next start, and fail those that wait for a flush."""
         log.error("messages are refused until the next start", reason=reason)
         self.commit_log.refuse(reason, self.settings.root, is_final=True)
-        self.ask()
+        self.request_flush()
 
     # --- ConsumeQueues, index, checkpoint --------------------------------------------------
 
     async def run_queue_flush(self) -> None:
-        """Flush queues with enough new units at intervals, everything now and then.
+        """Flush queues with enough new units at each interval, and at times everything.
 
-        Everything also when a start after a crash would have much to read.
+        Everything is flushed at each thorough interval, and earlier when a start after a crash
+        would have much of the log to read.
         """
         settings = self.settings
         thorough_at = trio.current_time() + settings.queue_flush_thorough_interval_ms / 1000
@@ -190,40 +192,40 @@ class Flusher:
         return self.commit_log.max_offset - self.checkpoint.logics_physical_offset
 
     def when_all_flushed(self, callback: Callable[[], None]) -> None:
-        """Call back once everything up to now is on disk, or can't be brought there."""
-        self._all_waiters.append(callback)
-        self._all_asked.set()
+        """Call back once everything written so far is on disk, or its flush has failed."""
+        self._thorough_waiters.append(callback)
+        self._thorough_requested.set()
 
-    async def run_asked(self) -> None:
-        """Flush everything when asked."""
-        if self._all_waiters:  # left by a run that failed
-            self._all_asked.set()
+    async def run_thorough_flushes(self) -> None:
+        """Flush everything on request."""
+        if self._thorough_waiters:  # left by a run that failed
+            self._thorough_requested.set()
         while True:
-            await self._all_asked.wait()
-            self._all_asked = trio.Event()
-            count = len(self._all_waiters)
+            await self._thorough_requested.wait()
+            self._thorough_requested = trio.Event()
+            count = len(self._thorough_waiters)
             await self.flush_thoroughly()
             for _ in range(count):
-                self._all_waiters.popleft()()
+                self._thorough_waiters.popleft()()
 
     async def flush_thoroughly(self) -> None:
-        """Bring everything to disk, then say so in the checkpoint."""
-        # The queues that one flush has taken are not on disk while another would say so.
-        async with self._thorough_turn:
+        """Bring everything to disk, then save the checkpoint."""
+        # A concurrent flush would find no dirty queues and record them as flushed too early.
+        async with self._thorough_lock:
             if not self.commit_log.life.is_writable:
                 return
             work = self._start_thorough_flush()
             await self.flush_log()
-            # Units of records that are gone must not count as on disk.
+            # Units of records that a failed flush lost must not count as on disk.
             is_writable = self.commit_log.life.is_writable
             if is_writable and await self._sync_in_thread(work.syncs):
                 self.checkpoint = work.update(self.checkpoint)
-                # The old checkpoint stays true: all it costs is a longer recovery.
+                # The old checkpoint remains valid: recovery only takes longer.
                 with suppress(OSError):
                     await trio.to_thread.run_sync(self._save, work, limiter=self._threads)
 
     def flush_now(self) -> None:
-        """The same without threads, for start and stop. Raises OSError."""
+        """As ``flush_thoroughly`` but in this thread, for start and stop. Raises OSError."""
         self.flush_log_now()
         work = self._start_thorough_flush()
         try:
@@ -231,7 +233,7 @@ class Flusher:
         except OSError as error:
             self._fail(error)
             raise
-        self._owed.clear()
+        self._unfinished_syncs.clear()
         self.checkpoint = work.update(self.checkpoint)
         self._save(work)
 
@@ -251,32 +253,32 @@ class Flusher:
         self.checkpoint.save(self.checkpoint_path, self.fs)
 
     def flush_log_now(self) -> None:
-        """Bring the log to disk without a thread. Raises OSError."""
+        """Bring the log to disk in this thread. Raises OSError."""
         end_offset, flush = self.commit_log.start_flush()
         try:
             flush()
         except OSError as error:
             self._fail(error)
             raise
-        self._log_flushed(end_offset, self.ring.last_of(self.ring.written))
+        self._note_log_flushed(end_offset, self.ring.last_of(self.ring.written))
 
     def _start_thorough_flush(self) -> _ThoroughFlush:
         log_end = self.commit_log.max_offset
         flushes = [taker.start_flush(taken_offset(taker, log_end)) for taker in self.takers]
         syncs = [
-            *self._owed,
+            *self._unfinished_syncs,
             *(sync for flush in flushes for sync in flush.syncs),
             self.fs.sync_names,
         ]
-        self._owed = dict.fromkeys(syncs)
+        self._unfinished_syncs = dict.fromkeys(syncs)
         return _ThoroughFlush(syncs, flushes)
 
     async def _sync_in_thread(self, syncs: Sequence[Callable[[], None]]) -> bool:
-        self._owed.update(dict.fromkeys(syncs))
+        self._unfinished_syncs.update(dict.fromkeys(syncs))
         if not await self._in_thread(partial(_call_all, syncs)):
             return False
         for sync in syncs:
-            self._owed.pop(sync, None)
+            self._unfinished_syncs.pop(sync, None)
         return True
 
     async def _flush_due(self, least_bytes: int) -> None:
@@ -288,20 +290,20 @@ class Flusher:
 
 @dataclass(frozen=True, slots=True)
 class _ThoroughFlush:
-    """What was there when it began."""
+    """Everything that was dirty when the flush began."""
 
     syncs: list[Callable[[], None]]
     flushes: list[TakerFlush]
 
     def update(self, checkpoint: Checkpoint) -> Checkpoint:
-        """What the checkpoint may say after it."""
+        """The checkpoint after the flush has succeeded."""
         for flush in self.flushes:
             checkpoint = flush.flushed(checkpoint)
         return checkpoint
 
 
 def _lacks_descriptor(flush: Callable[[], None]) -> bool:
-    """Flush, in a thread; returns whether it lacked a free descriptor to open a file."""
+    """Flush, in a thread; returns True if no file descriptor was free to open a file."""
     try:
         flush()
     except OSError as error:

@@ -1,22 +1,25 @@
-"""The way of every message: appended, committed, answered, published to readers.
+"""The write path of every message: append, commit, answer, publish to readers.
 
-What holds at every moment, whoever writes:
+Invariants for every writer:
 
 1. One writer. All calls come from one thread, so assigning offsets and encoding a record is one
-   step that nothing interrupts, and queue offsets have no gaps.
-2. Written, then answered. Records are kept in memory until ``commit``; no answer that speaks of a
+   uninterrupted step, and queue offsets have no gaps.
+2. Written, then answered. Records stay in memory until ``commit``; no answer that mentions a
    record leaves before the commit that covers it has succeeded.
 3. Confirmed, then answered. Where there is a gate (the disk, with synchronous flush), the answer
    also waits until ``Confirmation`` lets the end of the record through.
 4. Written and confirmed, then visible. No taker gets the row of a record that is not in the file,
-   or begins at or past the confirmed offset: neither queue nor index leads to it, and a query by
-   its id does not find it. So what a consumer has seen survives whatever the gates promise.
-5. Answered, then published. ``publish`` runs between two batches, when the answers of the first
+   or that begins at or past the confirmed offset: neither queue nor index leads to it, and a query
+   by its id does not find it. So a message that a consumer has read survives every failure that
+   the gates protect against.
+5. Answered, then published. ``publish`` runs between two turns, when the answers of the first
    have been handed to the kernel and no request of the second has been served: an acknowledged
    message is readable for every request that comes after its answer. The exception is a large
-   block that needs room in the ring: what came before it is published then, written all the same.
-6. Published, then woken. Subscribers hear of queues whose units are there. They append nothing:
-   what they answer leaves before the next commit. A task does that, with ``append_block``.
+   block that needs room in the ring: the records before it are published first, written but not
+   yet answered.
+6. Published, then woken. Subscribers are notified of queues whose units are readable. They must
+   not append, because their answers leave before the next commit; a task appends, with
+   ``append_block``.
 7. Nothing is dropped. A row stays in the ring until every taker has it; when the disk has no room
    for a taker, appends are refused and the rows wait.
 """
@@ -48,13 +51,13 @@ if TYPE_CHECKING:
 
 OnPublished = Callable[[Collection["StoreQueue"]], None]
 
-# Some ten milliseconds of files for queues that get their first message.
+# ConsumeQueue files created in one step, for queues with a first message: about ten milliseconds.
 NEW_FILES_AT_ONCE = 16
-_ROOM_LOOK_S = 0.01
+_ROOM_POLL_S = 0.01
 
 
 class WritePath:
-    """Appends, commits and publishes; see the head of this file."""
+    """Appends, commits and publishes; see the invariants in the module docstring."""
 
     def __init__(
         self,
@@ -65,7 +68,7 @@ class WritePath:
         takers: Sequence[Taker],
         confirmation: Confirmation,
     ) -> None:
-        """takers: all of them; ``dispatcher`` is the one whose queues are published."""
+        """takers: all takers, among them ``dispatcher``, whose queues are published."""
         self.confirmation = confirmation
         self._root = root
         self._clock = clock
@@ -77,7 +80,7 @@ class WritePath:
         self._writer: int | None = None
         self._unfinished = trio.Event()
         confirmation.on_moved(self.publish)
-        # The hot path, without a call in between.
+        # Aliases spare the hot path one call.
         self.append = commit_log.append
         self.append_each = commit_log.append_each
         self.append_batch = commit_log.append_batch
@@ -85,17 +88,17 @@ class WritePath:
         self.pressure = self._ring.pressure
 
     def on_published(self, callback: OnPublished) -> None:
-        """Call back with the queues that got units, each time that some did."""
+        """Register a callback for the queues that got units, each time that any did."""
         self._subscribers.append(callback)
 
-    # --- one batch -------------------------------------------------------------------------
+    # --- one turn --------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Read the clock for the records of the batch that begins."""
+        """Begin a turn: read the clock once for all its records."""
         self._commit_log.now_ms = self._clock.now_ms()
 
     def append_records(self, records: EncodedRecords) -> tuple[int, int]:
-        """As ``CommitLog.append_records``; a block may need much of the ring."""
+        """As ``CommitLog.append_records``, but first makes room in the ring for a large block."""
         row_count = len(records.rows)
         if self._ring.written + row_count > self._ring.limit:
             self._make_room(row_count)
@@ -112,15 +115,15 @@ class WritePath:
                 self.refuse(error, taker)
 
     def publish(self) -> None:
-        """Have the takers take what was appended and is confirmed; tell the subscribers.
+        """Drain confirmed records into the takers and notify the subscribers.
 
-        While the store runs, the units of very many new queues at once are written a moment later.
-        A full disk refuses further appends; what is left over is taken by a later call.
+        While the store runs, the units of many new queues are spread over several calls. A full
+        disk refuses further appends, and a later call drains the remaining rows.
         Raises StoreNotWritable when the records themselves can't be written.
         """
         self.commit()
         confirmation = self.confirmation
-        confirmed_offset = None if confirmation.is_immediate else self._ask_and_look()
+        confirmed_offset = None if confirmation.is_immediate else self._advance_gates()
         for taker in self._takers:
             try:
                 taker.drain(confirmed_offset)
@@ -135,29 +138,30 @@ class WritePath:
                 callback(queues)
             assert self._ring.written == written, "a subscriber has appended"
 
-    def _ask_and_look(self) -> int | None:
-        """The confirmed offset; the gates are asked to move on to the end of the log."""
+    def _advance_gates(self) -> int | None:
+        """Ask the gates to move to the end of the log; returns the confirmed offset."""
         log_end = self._commit_log.max_offset
-        self.confirmation.ask(log_end)
+        self.confirmation.advance(log_end)
         confirmed_offset = self.confirmation.offset
         assert confirmed_offset is None or confirmed_offset <= log_end
-        assert confirmed_offset is None or self._is_visible_at_most(confirmed_offset)
+        assert confirmed_offset is None or self._is_hidden_from(confirmed_offset)
         return confirmed_offset
 
-    def _is_visible_at_most(self, confirmed_offset: int) -> bool:
+    def _is_hidden_from(self, confirmed_offset: int) -> bool:
+        """Whether no taker has a record at or past the confirmed offset."""
         lasts = [self._ring.last_of(taker.cursor.taken) for taker in self._takers]
         return all(last is None or last[0] < confirmed_offset for last in lasts)
 
     def drain_all(self) -> None:
-        """Have the takers take all that is confirmed, however long it takes.
+        """Drain all confirmed records into the takers, however long it takes.
 
-        Subscribers hear of it with the next ``publish``.
+        Subscribers are notified by the next ``publish``.
         """
         for taker in self._takers:
-            self.let_drain(taker, taker.drain_all)
+            self.drain_taker(taker, taker.drain_all)
 
-    def let_drain(self, taker: Taker, drain: Callable[[int | None], object]) -> None:
-        """Have a taker take what was appended and is confirmed, in its own way."""
+    def drain_taker(self, taker: Taker, drain: Callable[[int | None], object]) -> None:
+        """Commit, then call a taker's ``drain`` with the confirmed offset."""
         assert self._writer in {None, get_ident()}
         self.commit()
         try:
@@ -166,7 +170,7 @@ class WritePath:
             self.refuse(error, taker)
 
     def refuse(self, error: OSError, taker: Taker) -> None:
-        """Refuse appends, since a taker's disk failed."""
+        """Refuse appends because a taker could not write."""
         path = taker.directory(self._root)
         self._commit_log.refuse(error.strerror or str(error), path, error_number=error.errno)
 
@@ -175,20 +179,20 @@ class WritePath:
     async def append_block(
         self,
         make_records: Callable[[], EncodedRecords],
-        note: Callable[[int, int], None] = lambda _queue_offset, _physical_offset: None,
+        on_placed: Callable[[int, int], None] = lambda _queue_offset, _physical_offset: None,
     ) -> None:
-        """Append a block as soon as there is room for it, and publish it as far as confirmed.
+        """Append a block once there is room for it, and publish it as far as it is confirmed.
 
-        make_records: called before each try; while it waited, a queue may have been deleted.
-        note: called with the queue offset and physical offset of the first record as soon as they
-        are given. From then on a later commit writes the block even if this one fails, so a writer
-        that repeats itself must not append it again.
+        make_records: called before each attempt, because a queue may be deleted in the meantime.
+        on_placed: called with the first record's queue offset and physical offset once they are
+        assigned. From then on a later commit writes the block even if this one fails, so a writer
+        that retries must not append it again.
 
-        Between ``note`` and the return no other task runs. A writer that depends on the block
-        waits for ``confirmed`` next. Raises StoreNotWritable, RecordTooLarge.
+        No other task runs between ``on_placed`` and the return. A writer that depends on the block
+        then awaits ``wait_confirmed``. Raises StoreNotWritable, RecordTooLarge.
         """
         if self.pressure():
-            await self._relieve()
+            await self.wait_for_room()
         while True:
             records = make_records()
             assert len(records.rows) <= self._ring.row_count
@@ -198,27 +202,30 @@ class WritePath:
             except StoreBusy:
                 if self._commit_log.life.state is not State.OPEN:
                     raise self._commit_log.refused() from None
-                await self._relieve()
+                await self.wait_for_room()
             else:
-                note(*place)
+                on_placed(*place)
                 self.publish()
                 return
 
-    async def _relieve(self) -> None:
-        """Wait for what keeps rows in the ring: the gates, or a taker."""
-        await self.confirmed()
+    async def wait_for_room(self) -> None:
+        """Wait until the gates have passed all records; if the ring is still full, poll.
+
+        Raises StoreNotWritable.
+        """
+        await self.wait_confirmed()
         self.publish()
         if self.pressure():
-            await trio.sleep(_ROOM_LOOK_S)
+            await trio.sleep(_ROOM_POLL_S)
 
-    async def confirmed(self) -> None:
-        """Wait until what was appended so far may be acknowledged. Raises StoreNotWritable."""
+    async def wait_confirmed(self) -> None:
+        """Wait until all records so far may be acknowledged. Raises StoreNotWritable."""
         await wait_for(self.confirmation.when_confirmed, self._commit_log.max_offset, self._root)
 
     # --- the running store -----------------------------------------------------------------
 
     async def run(self) -> None:
-        """Give new queues their files by and by: a thousand at once would stop the loop."""
+        """Create the files of new queues in steps: a thousand at once would stall the loop."""
         self._writer = get_ident()
         self._dispatcher.new_files_max = NEW_FILES_AT_ONCE
         try:

@@ -6,12 +6,12 @@ import re
 import secrets
 import sys
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
+from headrace.admin import completion, options
 from headrace.admin.failures import CommandFailed
-from headrace.admin.options import Json, Nameserver
 from headrace.admin.output import print_rows
 from headrace.errors import BrokerError, ConfigurationError, HeadraceError
 from headrace.messages import BODY_BYTES_MAX
@@ -35,28 +35,81 @@ _DELETE_S = 5
 _TOPIC_INDEPENDENT_CODES = {ResponseCode.INVALID_PARAMETER, ResponseCode.REQUEST_CODE_NOT_SUPPORTED}
 
 
-def bench(
-    work: Annotated[
-        list[str] | None,
-        typer.Option(help=f"One of {', '.join(WORKS)}; may be repeated. Default: all."),
-    ] = None,
-    size: Annotated[str, typer.Option(help="Size of each body, e.g. 100, 1KiB or 1MiB.")] = "1KiB",
-    seconds: Annotated[float, typer.Option(min=0.01, help="Duration of each workload.")] = 10,
-    topic: Annotated[
-        str | None,
-        typer.Option(help="Topic to use and keep. By default a topic is created and deleted."),
-    ] = None,
-    queues: Annotated[int, typer.Option(min=1, help="Number of queues of a created topic.")] = 8,
-    in_flight: Annotated[
-        int, typer.Option(min=1, help="Most messages that pipeline keeps in flight.")
-    ] = 1000,
-    rate: Annotated[
-        float, typer.Option(min=1, help="Messages per second that latency sends.")
-    ] = 1000,
-    as_json: Json = False,
-    nameserver: Nameserver = None,
+@click.command(
+    "bench",
+    epilog=options.examples(
+        "headrace bench",
+        "headrace bench --work pipeline --work latency --size 100 --seconds 5 --rate 500",
+    ),
+)
+@click.option(
+    "--work",
+    "works",
+    type=click.Choice(WORKS),
+    multiple=True,
+    metavar="WORK",
+    help=f"One of {', '.join(WORKS)}; may be repeated. Default: all.",
+)
+@click.option(
+    "--size",
+    default="1KiB",
+    show_default=True,
+    metavar="BYTES",
+    help="Size of each body, e.g. 100, 1KiB or 1MiB.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.01),
+    default=10,
+    show_default=True,
+    metavar="SECONDS",
+    help="Duration of each workload.",
+)
+@click.option(
+    "--topic",
+    metavar="TOPIC",
+    shell_complete=completion.topics,
+    help="Topic to use and keep. By default a topic is created and deleted.",
+)
+@click.option(
+    "--queues",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    metavar="QUEUES",
+    help="Number of queues of a created topic.",
+)
+@click.option(
+    "--in-flight",
+    type=click.IntRange(min=1),
+    default=1000,
+    show_default=True,
+    metavar="MESSAGES",
+    help="Most messages that pipeline keeps in flight.",
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=1),
+    default=1000,
+    show_default=True,
+    metavar="MESSAGES",
+    help="Messages per second that latency sends.",
+)
+@options.as_json
+@options.nameserver
+def command(
+    works: tuple[str, ...],
+    size: str,
+    seconds: float,
+    topic: str | None,
+    queues: int,
+    in_flight: int,
+    rate: float,
+    nameserver: str | None,
+    *,
+    as_json: bool,
 ) -> None:
-    """Measure throughput and latency of sending and receiving messages.
+    """Measure throughput and latency of a cluster.
 
     send: one message after another, each waiting for its response. pipeline: many messages in
     flight. send-many: 1,000 messages per call; latency is per call. receive: reads the topic from
@@ -68,7 +121,7 @@ def bench(
 
     from headrace.admin.workloads import Setup
 
-    works = _works(work or list(WORKS))
+    works = tuple(name for name in WORKS if name in (works or WORKS))
     body_bytes = _body_bytes(size)
     name = topic or f"headrace_bench_{secrets.token_hex(4)}"
     setup = Setup(name, body_bytes, seconds, in_flight, rate, nameserver)
@@ -88,13 +141,6 @@ def bench(
         # Includes workloads measured before a failure or an interrupt.
         if rows:
             print_rows(rows, as_json=as_json, empty="")
-
-
-def _works(wanted: list[str]) -> list[str]:
-    for name in wanted:
-        if name not in WORKS:
-            raise ConfigurationError(f"--work {name}: choose from {', '.join(WORKS)}")
-    return [name for name in WORKS if name in wanted]
 
 
 def _body_bytes(size: str) -> int:

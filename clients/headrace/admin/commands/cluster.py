@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from headrace.admin.options import Json, Nameserver
+import click
+
+from headrace.admin import options
 from headrace.admin.output import print_rows
 
 if TYPE_CHECKING:
@@ -12,7 +14,10 @@ if TYPE_CHECKING:
     from headrace.errors import HeadraceError
 
 
-def cluster(as_json: Json = False, nameserver: Nameserver = None) -> None:
+@click.command("cluster", epilog=options.examples("headrace cluster", "headrace cluster --json"))
+@options.as_json
+@options.nameserver
+def command(*, as_json: bool, nameserver: str | None) -> None:
     """List the brokers with their rates."""
     import trio
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
-import typer
+import click
 
-from headrace.admin.options import Json, Nameserver
-from headrace.admin.places import HELP, Place, parse_place
+from headrace.admin import completion, options
+from headrace.admin.messages import FORMAT_HELP
+from headrace.admin.places import HELP, Place, milliseconds, parse_place, parse_time
 from headrace.errors import ConfigurationError, HeadraceError
 from headrace_daemon.command import warn
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     import trio
 
@@ -26,132 +28,267 @@ if TYPE_CHECKING:
 _CHECK_S = 0.25
 
 
-def consume(
-    topic: Annotated[str, typer.Argument(help="The topic to read.")],
-    follow: Annotated[
-        bool,
-        typer.Option(
-            "--follow", "-f", help="Wait for more messages instead of stopping at the end."
-        ),
-    ] = False,
-    group: Annotated[
-        str | None,
-        typer.Option(help="Join this group: share its queues with other members, and commit."),
-    ] = None,
-    start: Annotated[
-        str, typer.Option("--from", help=f"{HELP}. A group resumes from its committed offset.")
-    ] = "earliest",
-    queue: Annotated[
-        list[int] | None,
-        typer.Option(help="Read only this queue id; may be repeated; not with --group."),
-    ] = None,
-    tags: Annotated[
-        str, typer.Option(help="Only messages with these tags, e.g. 'paid || shipped'.")
-    ] = "*",
-    count: Annotated[
-        int | None, typer.Option("--max", min=1, help="Stop after this many messages.")
-    ] = None,
-    as_json: Json = False,
-    nameserver: Nameserver = None,
+@click.command(
+    "consume",
+    epilog=options.examples(
+        "headrace consume orders --from 15m --tag paid --tag shipped --json",
+        "headrace consume orders --tail 5 --follow",
+        r"headrace consume orders --key 4711 --format '%q\t%o\t%T\t%s\n'",
+        "headrace consume orders --group warehouse --max 10",
+    ),
+)
+@click.argument("topic", metavar="TOPIC", shell_complete=completion.topics)
+@click.option(
+    "--follow", "-f", is_flag=True, help="Wait for more messages instead of stopping at the end."
+)
+@click.option(
+    "--group",
+    metavar="GROUP",
+    shell_complete=completion.groups,
+    help="Join this group: share its queues with other members, and commit.",
+)
+@click.option(
+    "--from",
+    "start",
+    metavar="PLACE",
+    help=f"{HELP}. Default: earliest. A group resumes from its committed offset.",
+)
+@click.option(
+    "--until", metavar="TIME", help="Only messages stored until a time or an age: 2026-11-21, 2h."
+)
+@click.option(
+    "--tail",
+    type=click.IntRange(min=1),
+    metavar="MESSAGES",
+    help="Only the topic's last messages, by store time.",
+)
+@click.option(
+    "--queue",
+    type=int,
+    multiple=True,
+    metavar="QUEUE",
+    help="Read only this queue id; may be repeated; not with --group.",
+)
+@click.option(
+    "--tag",
+    "-t",
+    "tags",
+    multiple=True,
+    metavar="TAG",
+    help="Only messages with this tag; may be repeated, or be several: paid,shipped.",
+)
+@click.option("--key", "-k", metavar="KEY", help="Only messages with this key.")
+@click.option(
+    "--max",
+    "count",
+    type=click.IntRange(min=1),
+    metavar="MESSAGES",
+    help="Stop after this many messages.",
+)
+@click.option(
+    "--format",
+    "template",
+    metavar="FORMAT",
+    help=f"What to print of each message: {FORMAT_HELP}. Values are escaped.",
+)
+@options.as_json
+@options.nameserver
+def command(
+    topic: str,
+    group: str | None,
+    start: str | None,
+    until: str | None,
+    tail: int | None,
+    queue: tuple[int, ...],
+    tags: tuple[str, ...],
+    key: str | None,
+    count: int | None,
+    template: str | None,
+    nameserver: str | None,
+    *,
+    follow: bool,
+    as_json: bool,
 ) -> None:
-    """Print messages: one body per line, or all fields of each message with --json."""
+    """Print a topic's messages.
+
+    Prints one body per line, or with --json all fields of each message, or a --format.
+    """
     import trio
 
     from headrace.messages import check_topic
 
     check_topic(topic)
-    place = parse_place(start)
-    printer = _Printer(count, as_json=as_json)
+    place = parse_place(start or "earliest")
+    expression = _expression(tags)
+    printer = _Printer(count, _print_function(template, as_json=as_json))
     if group is None:
-        reader = _Reader(topic, place, queue or [], tags, printer, follow=follow)
-        trio.run(reader.run, nameserver)
+        if tail and start:
+            raise ConfigurationError("--tail cannot be combined with --from")
+        if until and follow:
+            raise ConfigurationError("--until cannot be combined with --follow")
+        until_ms = milliseconds(parse_time(until)) if until else None
+        wanted = _Wanted(topic, place, until_ms, tail, queue, expression, key, follow)
+        trio.run(_Reader(wanted, printer).run, nameserver)
         return
-    if queue or isinstance(place, int):
+    if queue or until or tail or key or isinstance(place, int):
         raise ConfigurationError(
-            "--queue and an offset cannot be combined with --group, whose members share the queues "
-            "and their progress; to move the group, see `headrace group reset`"
+            "--queue, --until, --tail, --key and an offset cannot be combined with --group, whose "
+            "members share the queues and their progress; to move the group, see `headrace group "
+            "reset`"
         )
-    member = _Member(topic, group, place, tags, printer, follow=follow)
+    member = _Member(topic, group, place, expression, printer, follow=follow)
     trio.run(member.run, nameserver)
+
+
+def _expression(tags: Sequence[str]) -> str:
+    """The subscription to any of ``tags``; all messages if there are none."""
+    from headrace.consumer.subscription import ALL
+
+    return " || ".join(tag for text in tags for tag in text.split(",")) or ALL
+
+
+def _print_function(template: str | None, *, as_json: bool) -> Callable[[ReceivedMessage], None]:
+    from headrace.admin.messages import Format, print_message
+
+    if template is None:
+        return partial(print_message, as_json=as_json)
+    if as_json:
+        raise ConfigurationError("--format cannot be combined with --json")
+    return Format(template).print
 
 
 class _Printer:
     """Prints messages up to a maximum count."""
 
-    def __init__(self, count_max: int | None, *, as_json: bool) -> None:
+    def __init__(
+        self, count_max: int | None, print_message: Callable[[ReceivedMessage], None]
+    ) -> None:
         self._left = count_max
-        self._as_json = as_json
+        self._print = print_message
 
     @property
     def is_done(self) -> bool:
         return self._left == 0
 
     def print(self, message: ReceivedMessage) -> None:
-        from headrace.admin.messages import print_message
-
-        print_message(message, as_json=self._as_json)
+        self._print(message)
         if self._left is not None:
             self._left -= 1
+
+
+class _Wanted(NamedTuple):
+    """The messages to read without a group; see the options of the same names."""
+
+    topic: str
+    place: Place
+    until_ms: int | None
+    tail: int | None
+    queue_ids: Sequence[int]
+    tags: str
+    key: str | None
+    follow: bool
 
 
 class _Reader:
     """Reads queues without a group, so nothing is committed."""
 
-    def __init__(
-        self,
-        topic: str,
-        place: Place,
-        queue_ids: Sequence[int],
-        tags: str,
-        printer: _Printer,
-        *,
-        follow: bool,
-    ) -> None:
-        self._topic = topic
-        self._place = place
-        self._queue_ids = queue_ids
-        self._tags = tags
+    def __init__(self, wanted: _Wanted, printer: _Printer) -> None:
+        self._wanted = wanted
         self._printer = printer
-        self._follow = follow
+        # Messages up to the ends, of which the last are printed; None if all are printed at once.
+        self._tail: list[ReceivedMessage] | None = [] if wanted.tail else None
 
     async def run(self, nameserver: str | None) -> None:
         """Print until the maximum count or the end of the queues is reached."""
         from headrace.consumer.pull import PullConsumer
 
-        place = self._place
-        start = "earliest" if isinstance(place, int) else place
+        wanted = self._wanted
+        start = "earliest" if isinstance(wanted.place, int) else wanted.place
         async with PullConsumer(nameserver=nameserver, start=start) as consumer:
-            queues = self._choose(await consumer.queues(self._topic))
-            ends = await _ends(consumer, queues)
-            await consumer.assign(ends, self._tags)
-            if isinstance(place, int):
-                for queue in ends:
-                    consumer.seek(queue, place)
-            while not self._printer.is_done and (self._follow or _is_open(consumer, ends)):
+            queues = self._choose(await consumer.queues(wanted.topic))
+            ends = await self._ends(consumer, queues)
+            await consumer.assign(ends, wanted.tags)
+            await self._seek(consumer, ends)
+            while not self._printer.is_done:
+                if not _is_open(consumer, ends):
+                    self._print_tail()
+                    if not wanted.follow:
+                        break
                 batch = await consumer.receive_many(timeout_ms=_CHECK_S * 1000)
                 if batch:
-                    self._print(batch, ends[batch.queue])
+                    self._take(batch, ends[batch.queue])
+
+    async def _seek(self, consumer: PullConsumer, ends: dict[MessageQueue, int]) -> None:
+        for queue, end in ends.items():
+            if self._wanted.tail:
+                first = await consumer.min_offset(queue)
+                consumer.seek(queue, max(first, end - self._wanted.tail))
+            elif isinstance(self._wanted.place, int):
+                consumer.seek(queue, self._wanted.place)
 
     def _choose(self, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
-        if not self._queue_ids:
-            return list(queues)
-        absent = set(self._queue_ids) - {queue.queue_id for queue in queues}
+        wanted = self._wanted
+        absent = set(wanted.queue_ids) - {queue.queue_id for queue in queues}
         if absent:
             raise ConfigurationError(
-                f"topic {self._topic} has no queue {min(absent)}; see `headrace topic describe`"
+                f"topic {wanted.topic} has no queue {min(absent)}; see `headrace topic describe`"
             )
-        return [queue for queue in queues if queue.queue_id in self._queue_ids]
+        ids = wanted.queue_ids or {queue.queue_id for queue in queues}
+        return [queue for queue in queues if queue.queue_id in ids]
 
-    def _print(self, batch: MessageBatch, end: int) -> None:
+    async def _ends(
+        self, consumer: PullConsumer, queues: Sequence[MessageQueue]
+    ) -> dict[MessageQueue, int]:
+        """Where to stop in each queue, without brokers that do not answer."""
+        until_ms = self._wanted.until_ms
+
+        async def end_of(queue: MessageQueue) -> int:
+            end = await consumer.max_offset(queue)
+            if until_ms is None:
+                return end
+            return min(end, await consumer.offset_at(queue, until_ms + 1))
+
+        return await _ends(end_of, queues)
+
+    def _take(self, batch: MessageBatch, end: int) -> None:
         for message in batch:
-            if self._printer.is_done or not (self._follow or message.queue_offset < end):
+            if not (self._wanted.follow or message.queue_offset < end):
                 break
-            self._printer.print(message)
+            if self._tail is not None:
+                self._tail.append(message)
+            else:
+                self._print(message)
         sys.stdout.flush()
 
+    def _print_tail(self) -> None:
+        if self._tail is None:
+            return
+        count = self._wanted.tail or 0
+        messages = sorted(self._tail, key=lambda message: message.store_timestamp_ms)[-count:]
+        self._tail = None
+        for message in messages:
+            self._print(message)
+        sys.stdout.flush()
 
-async def _ends(consumer: PullConsumer, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
-    """The current end of each queue. Brokers that don't answer are left out with a warning.
+    def _print(self, message: ReceivedMessage) -> None:
+        key = self._wanted.key
+        if not self._printer.is_done and (key is None or _has_key(message, key)):
+            self._printer.print(message)
+
+
+def _has_key(message: ReceivedMessage, key: str) -> bool:
+    from headrace.admin.messages import UNREADABLE
+
+    try:
+        return message.key == key or key in message.key.split(" ")
+    except UNREADABLE:
+        return False
+
+
+async def _ends(
+    end_of: Callable[[MessageQueue], Awaitable[int]], queues: Sequence[MessageQueue]
+) -> dict[MessageQueue, int]:
+    """The end of each queue. Brokers that don't answer are left out with a warning.
 
     Raises the first broker's error if none answers.
     """
@@ -159,7 +296,7 @@ async def _ends(consumer: PullConsumer, queues: Sequence[MessageQueue]) -> dict[
 
     async def ends_at(broker_name: str) -> dict[MessageQueue, int]:
         its_queues = [queue for queue in queues if queue.broker_name == broker_name]
-        return {queue: await consumer.max_offset(queue) for queue in its_queues}
+        return {queue: await end_of(queue) for queue in its_queues}
 
     names = sorted({queue.broker_name for queue in queues})
     outcomes = dict(zip(names, await gather(ends_at, names), strict=True))
@@ -204,8 +341,9 @@ class _Member:
         from headrace.consumer.pull import PullConsumer
         from headrace.consumer.push import Consumer
 
-        # From here on, a signal cannot prevent the commit of messages already printed.
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        # From here on, a signal cannot prevent the commit of messages already printed. SIGTERM
+        # arrives as SIGINT.
+        with trio.open_signal_receiver(signal.SIGINT) as signals:
             async with (
                 PullConsumer(self._group, nameserver=nameserver) as offsets,
                 Consumer(

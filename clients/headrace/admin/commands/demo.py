@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
+from headrace.admin import options
 from headrace.admin.commands.demo_views import flights_view, say, stream_view
 from headrace.admin.output import print_rows
 from headrace_daemon.command import FAILED
@@ -22,24 +24,21 @@ _STEPS = " ▁▂▃▄▅▆▇█"
 _MINUTES_A_STEP = 8
 
 
-def demo(
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Keep the broker and the nameserver running at the end.")
-    ] = False,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Directory to keep the messages in. Default: a temporary one, deleted at the end."
-        ),
-    ] = None,
-    spark: Annotated[
-        bool | None,
-        typer.Option(
-            help="Also stream the flights through Spark. Default: if PySpark is installed."
-        ),
-    ] = None,
-) -> None:
-    """Stream 336 776 flights through an embedded broker and check the result.
+@click.command("demo", epilog=options.examples("headrace demo", "headrace demo --keep --no-spark"))
+@click.option("--keep", is_flag=True, help="Keep broker and nameserver running at the end.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Directory to keep the messages in. Default: a temporary one, deleted at the end.",
+)
+@click.option(
+    "--spark/--no-spark",
+    default=None,
+    help="Also stream the flights through Spark. Default: if PySpark is installed.",
+)
+def command(data: Path | None, *, keep: bool, spark: bool | None) -> None:
+    """Stream 336 776 flights through a broker and check the result.
 
     The flights are keyed by tail number and tagged by carrier; a group of two consumers reads
     them. Then a Spark stream writes delays by carrier and week to a second topic; it is killed
@@ -55,7 +54,7 @@ def demo(
     configure_logs("warning")
     checks = trio.run(_run, data, keep, with_spark)
     if not all(check.holds for check in checks):
-        raise typer.Exit(FAILED)
+        sys.exit(FAILED)
 
 
 def _has_spark(*, wanted: bool | None) -> bool:
@@ -181,7 +180,7 @@ async def _wait_for_signal(mq: Embedded) -> None:
 
     say("still running; try from another terminal:")
     say(f"  export HEADRACE_NAMESERVER='{mq.nameserver}'")
-    say(f"  headrace consume {TOPIC} --tags HA --max 3 --json")
+    say(f"  headrace consume {TOPIC} --tag HA --max 3 --json")
     say(f"  headrace topic describe {TOPIC}")
     say("press Ctrl-C to stop")
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:

@@ -4,38 +4,58 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from headrace.admin.options import Level, LogLevel
+from headrace.admin import options
 
 if TYPE_CHECKING:
     from headrace_broker.store.recovery import LoadStage
 
-_Port = Annotated[
-    int, typer.Option(min=0, max=65535, help="Port to listen on; 0 selects any free port.")
-]
 
-
-def dev(
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Directory to keep the messages in. Default: a temporary one, deleted at the end."
-        ),
-    ] = None,
-    nameserver_port: _Port = 9876,
-    broker_port: _Port = 10911,
-    host: Annotated[
-        str,
-        typer.Option(
-            help="Address to listen on; 0.0.0.0 gives everyone on the network full access."
-        ),
-    ] = "127.0.0.1",
-    log_level: LogLevel = Level.WARNING,
+@click.command(
+    "dev",
+    epilog=options.examples(
+        "headrace dev", "headrace dev --data ./messages --nameserver-port 0 --broker-port 0"
+    ),
+)
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Directory to keep the messages in. Default: a temporary one, deleted at the end.",
+)
+@click.option(
+    "--nameserver-port",
+    type=options.port,
+    default=9876,
+    show_default=True,
+    metavar="PORT",
+    help="Port of the nameserver; 0 selects any free port.",
+)
+@click.option(
+    "--broker-port",
+    type=options.port,
+    default=10911,
+    show_default=True,
+    metavar="PORT",
+    help="Port of the broker; 0 selects any free port.",
+)
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="ADDRESS",
+    help="Address to listen on; 0.0.0.0 gives everyone on the network full access.",
+)
+@options.log_level("warning")
+def command(
+    data: Path | None, nameserver_port: int, broker_port: int, host: str, log_level: str
 ) -> None:
-    """Run a nameserver and a broker until SIGINT (Ctrl-C) or SIGTERM.
+    """Run a nameserver and a broker in one process.
+
+    They run until SIGINT (Ctrl-C) or SIGTERM.
 
     Prints one line once it accepts messages: ready nameserver=HOST:PORT broker=HOST:PORT data=DIR
     """

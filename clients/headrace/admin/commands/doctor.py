@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, NamedTuple
 
-import typer
+import click
 
-from headrace.admin.options import Json, Nameserver
+from headrace.admin import options
 from headrace.admin.output import print_rows
 from headrace_daemon.command import FAILED
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from headrace_protocol.bodies import BrokerData, ClusterInfo
 
 
@@ -25,8 +27,16 @@ class Check(NamedTuple):
     problem: str | None
 
 
-def doctor(as_json: Json = False, nameserver: Nameserver = None) -> None:
-    """Connect to each nameserver and each registered broker and report failures with reasons.
+@click.command(
+    "doctor",
+    epilog=options.examples("headrace doctor", "headrace doctor --json -n 'ns-1:9876;ns-2:9876'"),
+)
+@options.as_json
+@options.nameserver
+def command(*, as_json: bool, nameserver: str | None) -> None:
+    """Check that every server is up and is what it should be.
+
+    Connects to each nameserver and each registered broker, and reports failures with reasons.
 
     If a different server listens on a port, its protocol is named: HTTP, HTTP/2 or TLS. The exit
     code is 1 if there is any problem.
@@ -48,7 +58,7 @@ def doctor(as_json: Json = False, nameserver: Nameserver = None) -> None:
     ]
     print_rows(rows, as_json=as_json, empty="nothing to check")
     if any(check.problem for check in checks):
-        raise typer.Exit(FAILED)
+        sys.exit(FAILED)
 
 
 async def _check_all(nameservers: Sequence[str]) -> list[Check]:

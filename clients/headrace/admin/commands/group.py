@@ -1,32 +1,45 @@
-"""``headrace group``: lists consumer groups, shows their lag and moves them."""
+"""``headrace group``: lists, describes, moves and deletes consumer groups."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+import sys
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from headrace.admin.failures import NotFound
-from headrace.admin.options import Json, Nameserver
-from headrace.admin.output import print_rows, time_text, warned, with_problems
+from headrace.admin import completion, options
+from headrace.admin.failures import CommandFailed, NotFound
+from headrace.admin.output import (
+    print_json,
+    print_record,
+    print_rows,
+    time_text,
+    warned,
+    with_problems,
+)
 from headrace.admin.places import parse_place
 from headrace.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from headrace.admin.client import Admin, BrokerProblem, QueueLag
-    from headrace_protocol.bodies import MessageQueue
+    from headrace_protocol.bodies import ConsumerConnection, MessageQueue, SubscriptionGroupConfig
 
-app = typer.Typer(name="group", help="Inspect and move consumer groups.", no_args_is_help=True)
+_WATCH_S = 2.0
+_CLEAR = "\x1b[H\x1b[2J"
 
-Name = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
+
+@click.group("group", epilog=options.examples("headrace group lag warehouse"))
+def command() -> None:
+    """List, describe, move and delete consumer groups."""
 
 
-@app.command("list")
-def list_groups(
-    system: Annotated[bool, typer.Option(help="Include the brokers' own groups.")] = False,
-    as_json: Json = False,
-    nameserver: Nameserver = None,
-) -> None:
+@command.command(
+    "list", epilog=options.examples("headrace group list", "headrace group list --json")
+)
+@options.system
+@options.as_json
+@options.nameserver
+def list_groups(nameserver: str | None, *, system: bool, as_json: bool) -> None:
     """List the groups with their connected members and their lag over all topics."""
     import trio
 
@@ -54,37 +67,188 @@ async def _group_row(admin: Admin, group: str, problems: list[BrokerProblem]) ->
     }
 
 
-@app.command()
-def lag(
-    group: Name,
-    topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
-    as_json: Json = False,
-    nameserver: Nameserver = None,
-) -> None:
-    """Show a group's lag in each queue where it has a position."""
+@command.command(
+    "describe",
+    epilog=options.examples(
+        "headrace group describe warehouse", "headrace group describe warehouse --json"
+    ),
+)
+@click.argument("group", metavar="GROUP", shell_complete=completion.groups)
+@options.as_json
+@options.nameserver
+def describe(group: str, nameserver: str | None, *, as_json: bool) -> None:
+    """Show a group's settings, connected members, and subscription and lag by topic."""
     import trio
 
     from headrace.admin.client import Admin
 
-    async def run() -> list[QueueLag]:
+    async def run() -> dict[str, Any]:
         async with Admin(nameserver=nameserver) as admin:
-            lags = await admin.lag(group, topic, problems=problems)
-            if not lags:
-                await _check_known(admin, group, topic, problems)
-            return lags
+            config = await _config(admin, group, problems)
+            connections = await admin.members(group, problems=problems)
+            lags = await admin.lag(group, problems=problems)
+            return {
+                "group": group,
+                "settings": {
+                    "consume_enabled": config.consume_enable,
+                    "retries_max": config.retry_max_times,
+                    "retry_queues": config.retry_queue_nums,
+                },
+                "members": _member_rows(connections),
+                "topics": _topic_rows(connections, lags),
+            }
 
     with warned() as problems:
-        rows = with_problems([_lag_row(lag) for lag in trio.run(run)], problems)
+        description = trio.run(run)
+    if as_json:
+        print_json(description)
+        return
+    print_record({"group": group, **description["settings"]}, as_json=False)
+    print_rows(description["members"], as_json=False, empty="no members are connected")
+    print_rows(description["topics"], as_json=False, empty="it has read no topic")
+
+
+def _member_rows(connections: dict[str, ConsumerConnection]) -> list[dict[str, Any]]:
+    members = {
+        client.client_id: {
+            "member": client.client_id,
+            "address": client.client_addr,
+            "language": client.language,
+        }
+        for found in connections.values()
+        for client in found.connection_set
+    }
+    return [members[name] for name in sorted(members)]
+
+
+def _topic_rows(
+    connections: dict[str, ConsumerConnection], lags: list[QueueLag]
+) -> list[dict[str, Any]]:
+    subscriptions = {
+        topic: each.sub_string
+        for found in connections.values()
+        for topic, each in found.subscription_table.items()
+    }
+    by_topic: dict[str, list[QueueLag]] = {topic: [] for topic in subscriptions}
+    for lag in lags:
+        by_topic.setdefault(lag.queue.topic, []).append(lag)
+    return [
+        {
+            "topic": topic,
+            "tag": subscriptions.get(topic),
+            "queues": len(queues),
+            "lag": sum(lag.lag for lag in queues),
+            "last_consumed": time_text(max((lag.last_timestamp_ms for lag in queues), default=0)),
+        }
+        for topic, queues in sorted(by_topic.items())
+    ]
+
+
+async def _config(
+    admin: Admin, group: str, problems: list[BrokerProblem]
+) -> SubscriptionGroupConfig:
+    """A group's settings. Raises NotFound."""
+    for config in await admin.groups(system=True, problems=problems):
+        if config.group_name == group:
+            return config
+    raise NotFound(f"group {group} does not exist; see `headrace group list`")
+
+
+@command.command(
+    "delete",
+    epilog=options.examples(
+        "headrace group delete warehouse", "headrace group delete warehouse --yes"
+    ),
+)
+@click.argument("group", metavar="GROUP", shell_complete=completion.groups)
+@options.yes
+@options.nameserver
+def delete(group: str, nameserver: str | None, *, yes: bool) -> None:
+    """Delete a group and its offsets.
+
+    A group with connected members is not deleted: they would create it again.
+    """
+    import trio
+
+    from headrace.admin.client import Admin
+
+    if not yes:
+        options.confirm(f"delete group {group} and its offsets")
+
+    async def run() -> None:
+        async with Admin(nameserver=nameserver) as admin:
+            await _config(admin, group, [])
+            if members := _member_rows(await admin.members(group)):
+                raise CommandFailed(
+                    f"group {group} has connected members, which would create it again; stop "
+                    f"{members[0]['member']}" + (" and the others" if len(members) > 1 else "")
+                )
+            await admin.delete_group(group)
+
+    trio.run(run)
+
+
+@command.command(
+    "lag",
+    epilog=options.examples(
+        "headrace group lag warehouse",
+        "headrace group lag warehouse --watch",
+        "headrace group lag warehouse --topic orders --json",
+    ),
+)
+@click.argument("group", metavar="GROUP", shell_complete=completion.groups)
+@click.option("--topic", metavar="TOPIC", shell_complete=completion.topics, help="Only this topic.")
+@click.option("--watch", is_flag=True, help="Show it again every 2 s, until Ctrl-C.")
+@options.as_json
+@options.nameserver
+def lag(
+    group: str, topic: str | None, nameserver: str | None, *, watch: bool, as_json: bool
+) -> None:
+    """Show a group's lag in each queue where it has a position, and in total."""
+    import trio
+
+    from headrace.admin.client import Admin
+
+    async def run() -> None:
+        async with Admin(nameserver=nameserver) as admin:
+            while True:
+                with warned() as problems:
+                    lags = await admin.lag(group, topic, problems=problems)
+                    if not lags:
+                        await _check_known(admin, group, topic, problems)
+                    _print_lags(lags, problems, group, topic, as_json=as_json, clear=watch)
+                if not watch:
+                    break
+                await trio.sleep(_WATCH_S)
+
+    trio.run(run)
+
+
+def _print_lags(
+    lags: list[QueueLag],
+    problems: list[BrokerProblem],
+    group: str,
+    topic: str | None,
+    *,
+    as_json: bool,
+    clear: bool,
+) -> None:
+    if clear and sys.stdout.isatty():
+        sys.stdout.write(_CLEAR)
+    rows = with_problems([_lag_row(lag) for lag in lags], problems)
     where = f" in topic {topic}" if topic else ""
     print_rows(rows, as_json=as_json, empty=f"group {group} has committed nothing yet{where}")
+    sys.stdout.flush()
+    if lags and not as_json:
+        total = sum(lag.lag for lag in lags)
+        sys.stderr.write(f"total lag {total} in {len(lags)} queues\n")
 
 
 async def _check_known(
     admin: Admin, group: str, topic: str | None, problems: list[BrokerProblem]
 ) -> None:
     """Raise NotFound if the group does not exist, RouteNotFound if the topic does not."""
-    if group not in {known.group_name for known in await admin.groups(problems=problems)}:
-        raise NotFound(f"group {group} does not exist; see `headrace group list`")
+    await _config(admin, group, problems)
     if topic is not None:
         await admin.topic_stats(topic, problems=problems)
 
@@ -101,16 +265,25 @@ def _lag_row(lag: QueueLag) -> dict[str, Any]:
     }
 
 
-@app.command()
-def reset(
-    group: Name,
-    topic: Annotated[str, typer.Argument(help="The topic in which to move the group.")],
-    to: Annotated[
-        str, typer.Option(help="earliest, latest, a time (2026-11-21T06:00) or an age (15m).")
-    ],
-    as_json: Json = False,
-    nameserver: Nameserver = None,
-) -> None:
+@command.command(
+    "reset",
+    epilog=options.examples(
+        "headrace group reset warehouse orders --to earliest",
+        "headrace group reset warehouse orders --to 15m",
+        "headrace group reset warehouse orders --to 2026-11-21T06:00",
+    ),
+)
+@click.argument("group", metavar="GROUP", shell_complete=completion.groups)
+@click.argument("topic", metavar="TOPIC", shell_complete=completion.topics)
+@click.option(
+    "--to",
+    required=True,
+    metavar="PLACE",
+    help="earliest, latest, a time (2026-11-21T06:00) or an age (15m).",
+)
+@options.as_json
+@options.nameserver
+def reset(group: str, topic: str, to: str, nameserver: str | None, *, as_json: bool) -> None:
     """Move a group to another position in a topic; running members continue from there."""
     import trio
 

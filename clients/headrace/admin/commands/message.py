@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
+from headrace.admin import completion, options
 from headrace.admin.failures import NotFound
 from headrace.admin.messages import UNREADABLE, message_record
-from headrace.admin.options import Json, Nameserver
 from headrace.admin.output import print_record, print_rows, time_text, warned, with_problems
 from headrace.admin.places import milliseconds, parse_time
 from headrace.errors import ConfigurationError
@@ -16,24 +16,36 @@ from headrace.errors import ConfigurationError
 if TYPE_CHECKING:
     from headrace.messages import ReceivedMessage
 
-app = typer.Typer(name="message", help="Find messages by id or key.", no_args_is_help=True)
-
 _TIMESTAMP_MS_MAX = 2**63 - 1
 _PREVIEW_BYTES = 60
 
 
-@app.command()
-def get(
-    message_id: Annotated[
-        str, typer.Argument(help="The broker's id (offset_message_id) or the producer's id.")
-    ],
-    topic: Annotated[
-        str | None, typer.Option(help="The message's topic; required for a producer's id.")
-    ] = None,
-    as_json: Json = False,
-    nameserver: Nameserver = None,
-) -> None:
-    """Show one message."""
+@click.group("message", epilog=options.examples("headrace message query orders 4711 --since 2h"))
+def command() -> None:
+    """Find messages by id or key."""
+
+
+@command.command(
+    "get",
+    epilog=options.examples(
+        "headrace message get 7F00000100002A9F000000000000012C",
+        "headrace message get 7F0000010A2B18B4AAC2000000000000 --topic orders --json",
+    ),
+)
+@click.argument("message_id", metavar="ID")
+@click.option(
+    "--topic",
+    metavar="TOPIC",
+    shell_complete=completion.topics,
+    help="The message's topic; required for a producer's id.",
+)
+@options.as_json
+@options.nameserver
+def get(message_id: str, topic: str | None, nameserver: str | None, *, as_json: bool) -> None:
+    """Show one message.
+
+    ID is the broker's id of the message (offset_message_id) or the producer's (message_id).
+    """
     import trio
 
     from headrace.admin.client import Admin
@@ -49,22 +61,41 @@ def get(
     print_record(message_record(message), as_json=as_json)
 
 
-@app.command()
+@command.command(
+    "query",
+    epilog=options.examples(
+        "headrace message query orders 4711",
+        "headrace message query orders 4711 --since 2h --until 30m --json",
+    ),
+)
+@click.argument("topic", metavar="TOPIC", shell_complete=completion.topics)
+@click.argument("key", metavar="KEY")
+@click.option(
+    "--max",
+    "count",
+    type=click.IntRange(min=1),
+    default=32,
+    show_default=True,
+    metavar="MESSAGES",
+    help="Maximum number of messages per broker.",
+)
+@click.option(
+    "--since",
+    metavar="TIME",
+    help="Only messages stored since a time or an age: 2026-11-21, 2h.",
+)
+@click.option("--until", metavar="TIME", help="Only messages stored until a time or an age.")
+@options.as_json
+@options.nameserver
 def query(
-    topic: Annotated[str, typer.Argument(help="The topic to search.")],
-    key: Annotated[str, typer.Argument(help="The key of the messages.")],
-    count: Annotated[
-        int, typer.Option("--max", min=1, help="Maximum number of messages per broker.")
-    ] = 32,
-    since: Annotated[
-        str | None,
-        typer.Option(help="Only messages stored since a time or an age: 2026-11-21, 2h."),
-    ] = None,
-    until: Annotated[
-        str | None, typer.Option(help="Only messages stored until a time or an age.")
-    ] = None,
-    as_json: Json = False,
-    nameserver: Nameserver = None,
+    topic: str,
+    key: str,
+    count: int,
+    since: str | None,
+    until: str | None,
+    nameserver: str | None,
+    *,
+    as_json: bool,
 ) -> None:
     """List the messages with a key, oldest first."""
     import trio

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 
-from headrace.admin.options import Level, LogLevel
+from headrace.admin import options
 from headrace.errors import ConfigurationError
 
 
-def nameserver(
-    config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="File with lines key=value.")
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(min=0, max=65535, help="Port to listen on; overrides the file's listenPort."),
-    ] = None,
-    check_config: Annotated[
-        bool, typer.Option("--check-config", help="Check the file, report errors and exit.")
-    ] = False,
-    log_level: LogLevel = Level.INFO,
-) -> None:
-    """Run a nameserver until SIGINT (Ctrl-C) or SIGTERM."""
+@click.command(
+    "nameserver",
+    epilog=options.examples(
+        "headrace nameserver --port 9876",
+        "headrace nameserver -c conf/nameserver.conf --check-config",
+    ),
+)
+@click.option(
+    "--config",
+    "-c",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File with lines key=value.",
+)
+@click.option(
+    "--port",
+    type=options.port,
+    metavar="PORT",
+    help="Port to listen on; overrides the file's listenPort.",
+)
+@options.check_config
+@options.log_level("info")
+def command(config: Path | None, port: int | None, log_level: str, *, check_config: bool) -> None:
+    """Run a nameserver.
+
+    It tells clients which brokers have which topics, until SIGINT (Ctrl-C) or SIGTERM.
+    """
     from headrace_nameserver.config import ConfigError
     from headrace_nameserver.main import serve
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import select
 import sys
 import time
-from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import typer
+import click
 
-from headrace.admin.options import Json, Nameserver
+from headrace.admin import completion, options
 from headrace.admin.output import print_record
 from headrace.admin.rows import BadRow, Columns, RowFormat, format_of, read_messages
 from headrace.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from io import FileIO
 
     import trio
@@ -32,57 +32,111 @@ _IN_FLIGHT = 2000
 Chunk = list["Message"]
 
 
-def send(
-    topic: Annotated[str, typer.Argument(help="The topic to send to.")],
-    body: Annotated[
-        str | None,
-        typer.Argument(
-            help="Text of a single message. By default, messages are read, one per line."
-        ),
-    ] = None,
-    key: Annotated[
-        str, typer.Option(help="Key of the message in BODY; separate several keys by spaces.")
-    ] = "",
-    tag: Annotated[str, typer.Option(help="Tag of the message in BODY.")] = "",
-    file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="File to read; - means standard input.")
-    ] = None,
-    row_format: Annotated[
-        RowFormat | None,
-        typer.Option(
-            "--format",
-            help="Format of the input. Default: by file extension: .csv, .ndjson, .jsonl.",
-        ),
-    ] = None,
-    key_column: Annotated[
-        str | None, typer.Option(help="Column or field with the key; an empty value means no key.")
-    ] = None,
-    tag_column: Annotated[str | None, typer.Option(help="Column or field with the tag.")] = None,
-    body_column: Annotated[
-        str | None, typer.Option(help="Column or field with the body. Default: the row as JSON.")
-    ] = None,
-    as_json: Json = False,
-    nameserver: Nameserver = None,
+@click.command(
+    "send",
+    epilog=options.examples(
+        "headrace send orders 'two apples' -k 4711 -t paid -p source=shop",
+        "headrace send photos --body-file apple.jpg",
+        "headrace send orders --file orders.csv --key-column id --tag-column state",
+        "seq 1000 | headrace send numbers",
+    ),
+)
+@click.argument("topic", metavar="TOPIC", shell_complete=completion.topics)
+@click.argument("body", metavar="[BODY]", required=False)
+@click.option(
+    "--body-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Send the whole file as one message; - means standard input.",
+)
+@click.option(
+    "--key", "-k", default="", metavar="KEY", help="Key of the message; separate several by spaces."
+)
+@click.option("--tag", "-t", default="", metavar="TAG", help="Tag of the message.")
+@click.option(
+    "--property",
+    "-p",
+    "properties",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Property of the message; may be repeated.",
+)
+@click.option(
+    "--file",
+    "-f",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File with one message per line; - means standard input.",
+)
+@click.option(
+    "--format",
+    "format_name",
+    type=click.Choice([each.value for each in RowFormat]),
+    metavar="FORMAT",
+    help="Format of the input: lines, ndjson or csv. Default: by file extension: .csv, .ndjson, "
+    ".jsonl.",
+)
+@click.option(
+    "--key-column",
+    metavar="COLUMN",
+    help="Column or field with the key; an empty value means no key.",
+)
+@click.option("--tag-column", metavar="COLUMN", help="Column or field with the tag.")
+@click.option(
+    "--body-column",
+    metavar="COLUMN",
+    help="Column or field with the body. Default: the row as JSON.",
+)
+@options.as_json
+@options.nameserver
+def command(
+    topic: str,
+    body: str | None,
+    body_file: Path | None,
+    key: str,
+    tag: str,
+    properties: tuple[str, ...],
+    file: Path | None,
+    format_name: str | None,
+    key_column: str | None,
+    tag_column: str | None,
+    body_column: str | None,
+    nameserver: str | None,
+    *,
+    as_json: bool,
 ) -> None:
-    """Send one message, or each line or row of a file or of standard input."""
+    """Send one message, or each line or row of a file.
+
+    BODY is the text of a single message. Without it and --body-file, messages are read from
+    standard input or --file, one per line.
+    """
     import trio
 
-    from headrace.messages import check_topic
+    from headrace.messages import Message, check_topic
 
     check_topic(topic)
-    if body is not None:
-        if file or row_format or key_column or tag_column or body_column:
-            raise ConfigurationError("BODY cannot be combined with options for files")
-        result = trio.run(_send_one, nameserver, topic, body.encode(), key, tag)
-        print_record(_sent(result), as_json=as_json)
+    if body is not None or body_file:
+        if file or format_name or key_column or tag_column or body_column:
+            raise ConfigurationError("a single message cannot be combined with options for rows")
+        if body is not None and body_file:
+            raise ConfigurationError("BODY cannot be combined with --body-file")
+        message = Message(
+            topic,
+            body.encode() if body is not None else _whole(body_file),
+            key=key,
+            tag=tag,
+            properties=options.pairs(properties, "property"),
+        )
+        print_record(_sent(trio.run(_send_one, nameserver, message)), as_json=as_json)
         return
-    if key or tag:
+    if key or tag or properties:
         raise ConfigurationError(
-            "--key and --tag require BODY; for rows, use --key-column and --tag-column"
+            "--key, --tag and --property require BODY or --body-file; for rows, use --key-column "
+            "and --tag-column"
         )
     columns = Columns(key_column, tag_column, body_column)
     with _open(file) as source:
-        row_format = row_format or format_of(source.name)
+        row_format = RowFormat(format_name) if format_name else format_of(source.name)
         if row_format is RowFormat.LINES and columns.names():
             raise ConfigurationError("lines have no columns; use --format csv or --format ndjson")
         with _progress(source) as advance:
@@ -105,15 +159,18 @@ def send(
         )
 
 
-async def _send_one(
-    nameserver: str | None, topic: str, body: bytes, key: str, tag: str
-) -> SendResult:
-    from headrace.messages import Message
+def _whole(path: Path | None) -> bytes:
+    if path is None or path == Path("-"):
+        return sys.stdin.buffer.read()
+    return path.read_bytes()
+
+
+async def _send_one(nameserver: str | None, message: Message) -> SendResult:
     from headrace.producer.producer import Producer
 
     # A person waits for the answer.
     async with Producer(nameserver=nameserver, delivery_timeout_ms=1000) as producer:
-        return await producer.send(Message(topic, body, key=key, tag=tag))
+        return await producer.send(message)
 
 
 def _sent(result: SendResult) -> dict[str, Any]:

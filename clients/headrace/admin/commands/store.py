@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
+from headrace.admin import options
 from headrace.admin.failures import CommandFailed, NotFound
-from headrace.admin.options import Json
 from headrace.admin.output import (
     print_json,
     print_json_line,
@@ -20,46 +19,49 @@ from headrace.admin.output import (
     time_text,
 )
 from headrace.errors import ConfigurationError
-from headrace_daemon.command import clean, warn
+from headrace_daemon.command import FAILED, clean, warn
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from headrace_broker.store_tools.directory import StoreDirectory
     from headrace_broker.store_tools.findings import Finding
     from headrace_broker.store_tools.fsck import Report
     from headrace_broker.store_tools.log_reader import LogDamage
     from headrace_protocol.message import StoredMessage
 
-app = typer.Typer(
-    name="store", help="Check, print, count and copy a store directory.", no_args_is_help=True
+
+@click.group("store", epilog=options.examples("headrace store fsck /var/lib/headrace/store"))
+def command() -> None:
+    """Check, print, count and copy a store directory."""
+
+
+_directory = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+_config = click.option(
+    "--config",
+    "-c",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The broker's config file, for its file sizes. Default: the sizes of the files.",
 )
 
-Directory = Annotated[
-    Path, typer.Argument(metavar="DIR", help="The store directory; no broker may be using it.")
-]
-Config = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        "-c",
-        help="The broker's config file, for its file sizes. Default: the sizes of the files.",
-        show_default=False,
+
+@command.command(
+    "fsck",
+    epilog=options.examples(
+        "headrace store fsck /var/lib/headrace/store",
+        "headrace store fsck /var/lib/headrace/store --repair",
     ),
-]
-
-
-@app.command()
-def fsck(
-    directory: Directory,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Repair everything that can be repaired without loss.")
-    ] = False,
-    config: Config = None,
-    as_json: Json = False,
-) -> None:
+)
+@_directory
+@click.option("--repair", is_flag=True, help="Repair all that can be repaired without loss.")
+@_config
+@options.as_json
+def fsck(directory: Path, config: Path | None, *, repair: bool, as_json: bool) -> None:
     """Check every record, unit, index entry and small file of a store.
 
-    The exit code is 1 if damage remains. A repair saves everything it replaces in
-    DIR/headrace.fsck.
+    DIR is the store directory of a stopped broker. The exit code is 1 if damage remains. A repair
+    saves everything it replaces in DIR/headrace.fsck.
     """
     from headrace_broker.store_tools import fsck as tool
 
@@ -81,23 +83,47 @@ def fsck(
         text = ", ".join(f"{name} {value}" for name, value in _report_record(report, saved).items())
         sys.stderr.write(f"{text}\n")
     if report.damage:
-        raise typer.Exit(1)
+        sys.exit(FAILED)
 
 
-@app.command()
+@command.command(
+    "dump",
+    epilog=options.examples(
+        "headrace store dump /var/lib/headrace/store --topic orders --max 10",
+        "headrace store dump /var/lib/headrace/store --from 1073741824 --json",
+    ),
+)
+@_directory
+@click.option("--topic", metavar="TOPIC", help="Only records of this topic.")
+@click.option(
+    "--queue", type=click.IntRange(min=0), metavar="QUEUE", help="Only records of this queue id."
+)
+@click.option(
+    "--from",
+    "start",
+    type=int,
+    default=0,
+    metavar="OFFSET",
+    help="Physical offset to start from.",
+)
+@click.option(
+    "--max",
+    "count_max",
+    type=click.IntRange(min=1),
+    metavar="RECORDS",
+    help="Stop after this many records.",
+)
+@_config
+@options.as_json
 def dump(
-    directory: Directory,
-    topic: Annotated[str | None, typer.Option(help="Only records of this topic.")] = None,
-    queue: Annotated[int | None, typer.Option(min=0, help="Only records of this queue id.")] = None,
-    start: Annotated[
-        int, typer.Option("--from", metavar="OFFSET", help="Physical offset to start from.")
-    ] = 0,
-    count_max: Annotated[
-        int | None,
-        typer.Option("--max", min=1, help="Stop after this many records.", show_default=False),
-    ] = None,
-    config: Config = None,
-    as_json: Json = False,
+    directory: Path,
+    topic: str | None,
+    queue: int | None,
+    start: int,
+    count_max: int | None,
+    config: Path | None,
+    *,
+    as_json: bool,
 ) -> None:
     """Print the log's records in order, one per line, and damaged places to standard error."""
     from headrace_broker.store_tools.dump import Wanted
@@ -122,8 +148,13 @@ def dump(
                 break
 
 
-@app.command()
-def stat(directory: Directory, config: Config = None, as_json: Json = False) -> None:
+@command.command(
+    "stat", epilog=options.examples("headrace store stat /var/lib/headrace/store --json")
+)
+@_directory
+@_config
+@options.as_json
+def stat(directory: Path, config: Path | None, *, as_json: bool) -> None:
     """Count a store's contents by topic: messages that can still be read."""
     from headrace_broker.store_tools.stat import store_stat, topic_stats
 
@@ -151,13 +182,24 @@ def stat(directory: Directory, config: Config = None, as_json: Json = False) -> 
     print_rows(rows, as_json=False, empty="no topic has messages")
 
 
-@app.command()
+@command.command(
+    "copy",
+    epilog=options.examples("headrace store copy /var/lib/headrace/store ./copy --topic orders"),
+)
+@_directory
+@click.argument("target", metavar="TARGET", type=click.Path(path_type=Path))
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    required=True,
+    metavar="TOPIC",
+    help="Topic to copy; may be repeated.",
+)
+@_config
+@options.as_json
 def copy(
-    directory: Directory,
-    target: Annotated[Path, typer.Argument(metavar="TARGET", help="Directory to create.")],
-    topic: Annotated[list[str], typer.Option(help="Topic to copy; may be repeated.")],
-    config: Config = None,
-    as_json: Json = False,
+    directory: Path, target: Path, topics: tuple[str, ...], config: Path | None, *, as_json: bool
 ) -> None:
     """Copy topics into a new store: records, queues, index, settings and groups' offsets.
 
@@ -167,7 +209,7 @@ def copy(
     from headrace_broker.store_tools.copy import copy_topics
 
     with _opened(directory, config) as store, _progress("copying", store.log_bytes) as advance:
-        report = copy_topics(store, target, topic, advance)
+        report = copy_topics(store, target, list(topics), advance)
     for damage in report.damage:
         warn(f"skipped {_damage_text(damage)}")
     record = {

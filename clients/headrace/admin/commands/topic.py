@@ -1,14 +1,13 @@
-"""``headrace topic``: creates, lists, describes and deletes topics."""
+"""``headrace topic``: creates, lists, describes, alters, purges and deletes topics."""
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
+from headrace.admin import completion, options
 from headrace.admin.failures import NotFound
-from headrace.admin.options import Json, Nameserver
 from headrace.admin.output import (
     print_json,
     print_record,
@@ -21,76 +20,244 @@ from headrace.errors import ConfigurationError
 from headrace_daemon.command import warn
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace.admin.client import Admin, TopicTotals
     from headrace_protocol.bodies import MessageQueue, TopicConfigAndQueueMapping, TopicOffset
 
-app = typer.Typer(
-    name="topic", help="Create, list, describe and delete topics.", no_args_is_help=True
-)
-
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The topic.")]
-
+_CHECK_S = 1.0
 _PERMS = {"r": 4, "w": 2, "rw": 6}
 
+_attribute = click.option(
+    "--attribute",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Attribute to set, e.g. message.type=FIFO; may be repeated.",
+)
+_broker = click.option("--broker", metavar="BROKER", help="Only on the broker with this name.")
 
-@app.command()
+
+def _perm(default: str | None) -> Callable[[options.Decorated], options.Decorated]:
+    return click.option(
+        "--perm",
+        type=click.Choice(list(_PERMS)),
+        default=default,
+        show_default=True,
+        metavar="PERM",
+        help="Permission: rw, r or w.",
+    )
+
+
+@click.group("topic", epilog=options.examples("headrace topic create orders --queues 8"))
+def command() -> None:
+    """Create, list, describe, alter, purge and delete topics."""
+
+
+@command.command(
+    "create",
+    epilog=options.examples(
+        "headrace topic create orders --queues 8",
+        "headrace topic create steps --attribute message.type=FIFO --if-not-exists",
+    ),
+)
+@click.argument("name", metavar="TOPIC")
+@click.option(
+    "--queues",
+    type=click.IntRange(min=1),
+    default=4,
+    show_default=True,
+    metavar="QUEUES",
+    help="Number of queues on each broker.",
+)
+@_perm("rw")
+@_attribute
+@_broker
+@click.option(
+    "--if-not-exists", is_flag=True, help="Succeed if the topic already exists with these settings."
+)
+@options.as_json
+@options.nameserver
 def create(
-    name: Name,
-    queues: Annotated[int, typer.Option(min=1, help="Number of queues on each broker.")] = 4,
-    perm: Annotated[str, typer.Option(help="Permission: rw, r or w.")] = "rw",
-    attribute: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE", help="Attribute to set, e.g. message.type=FIFO; may be repeated."
-        ),
-    ] = None,
-    broker: Annotated[
-        str | None, typer.Option(help="Create the topic only on the broker with this name.")
-    ] = None,
-    as_json: Json = False,
-    nameserver: Nameserver = None,
+    name: str,
+    queues: int,
+    perm: str,
+    attribute: tuple[str, ...],
+    broker: str | None,
+    nameserver: str | None,
+    *,
+    if_not_exists: bool,
+    as_json: bool,
 ) -> None:
-    """Create a topic, or change an existing one."""
+    """Create a topic."""
     import trio
 
     from headrace.admin.client import Admin
 
-    if perm not in _PERMS:
-        raise ConfigurationError(f"permission {perm!r}: write rw, r or w")
-    attributes = _attributes(attribute or [])
+    attributes = options.pairs(attribute, "attribute")
 
     async def run() -> None:
         async with Admin(nameserver=nameserver) as admin:
             await admin.create_topic(
-                name, queues=queues, perm=_PERMS[perm], attributes=attributes, broker=broker
+                name,
+                queues=queues,
+                perm=_PERMS[perm],
+                attributes=attributes,
+                broker=broker,
+                if_not_exists=if_not_exists,
             )
 
     trio.run(run)
     print_record({"topic": name, "queues": queues, "perm": perm}, as_json=as_json)
 
 
-@app.command("list")
-def list_topics(
-    system: Annotated[bool, typer.Option(help="Include the brokers' own topics.")] = False,
-    as_json: Json = False,
-    nameserver: Nameserver = None,
+@command.command(
+    "alter",
+    epilog=options.examples(
+        "headrace topic alter orders --queues 16",
+        "headrace topic alter orders --queues 4 --shrink",
+        "headrace topic alter orders --perm r",
+    ),
+)
+@click.argument("name", metavar="TOPIC", shell_complete=completion.topics)
+@click.option(
+    "--queues",
+    type=click.IntRange(min=1),
+    metavar="QUEUES",
+    help="Number of queues on each broker.",
+)
+@click.option(
+    "--shrink",
+    is_flag=True,
+    help="Stop writing to the queues that are to go, wait until they are consumed, then remove "
+    "them.",
+)
+@_perm(None)
+@_attribute
+@_broker
+@options.as_json
+@options.nameserver
+def alter(
+    name: str,
+    queues: int | None,
+    perm: str | None,
+    attribute: tuple[str, ...],
+    broker: str | None,
+    nameserver: str | None,
+    *,
+    shrink: bool,
+    as_json: bool,
 ) -> None:
-    """List the topics that the nameserver knows."""
+    """Change a topic; what is not named stays as it is.
+
+    Fewer queues: the command refuses to remove queues with messages that a group has not consumed.
+    With --shrink it waits for the groups; if interrupted, it continues when run again.
+    """
     import trio
 
     from headrace.admin.client import Admin
 
-    async def run() -> list[str]:
-        async with Admin(nameserver=nameserver) as admin:
-            return await admin.topics(system=system)
+    attributes = options.pairs(attribute, "attribute")
+    if queues is None and perm is None and not attributes:
+        raise ConfigurationError("nothing to change: name --queues, --perm or --attribute")
+    if shrink and queues is None:
+        raise ConfigurationError("--shrink requires --queues")
 
-    rows = [{"topic": name} for name in trio.run(run)]
+    async def run() -> list[dict[str, Any]]:
+        async with Admin(nameserver=nameserver) as admin:
+            if perm or attributes:
+                await admin.alter_topic(
+                    name,
+                    perm=_PERMS[perm] if perm else None,
+                    attributes=attributes,
+                    broker=broker,
+                )
+            if queues is not None:
+                await _set_queues(admin, name, queues, broker, shrink=shrink)
+            configs = await admin.topic(name)
+            return [_broker_row(broker, config) for broker, config in configs.items()]
+
+    print_rows(trio.run(run), as_json=as_json, empty="on no broker")
+
+
+async def _set_queues(
+    admin: Admin, topic: str, queues: int, broker: str | None, *, shrink: bool
+) -> None:
+    """Set the number of queues; the read queues last, if they become fewer."""
+    import trio
+
+    from headrace.admin.shrink import UnreadMessages, unread_from
+
+    configs = await admin.topic(topic)
+    changed = {name: each for name, each in configs.items() if broker in {None, name}}
+    is_smaller = any(config.read_queue_nums > queues for config in changed.values())
+    if is_smaller and not shrink and (unread := await unread_from(admin, topic, queues, broker)):
+        remedy = (
+            "add --shrink to stop writing to these queues and remove them once they are consumed, "
+            f"or discard the messages with `headrace topic purge {topic}`"
+        )
+        raise UnreadMessages(topic, unread, remedy)
+    if any(config.write_queue_nums != queues for config in changed.values()):
+        warn(
+            "from now on keys go to other queues: a key's messages from before and after this "
+            "change may be consumed in any order"
+        )
+    for name, config in changed.items():
+        reads = max(queues, config.read_queue_nums)
+        await admin.alter_topic(topic, queues=queues, read_queues=reads, broker=name)
+    if not is_smaller:
+        return
+    told = ""
+    while unread := await unread_from(admin, topic, queues, broker):
+        if str(unread[0]) != told:
+            told = str(unread[0])
+            warn(f"waiting: {told}")
+        await trio.sleep(_CHECK_S)
+    for warning in await admin.alter_topic(topic, read_queues=queues, broker=broker):
+        warn(warning)
+
+
+@command.command(
+    "list", epilog=options.examples("headrace topic list", "headrace topic list --json")
+)
+@options.system
+@options.as_json
+@options.nameserver
+def list_topics(nameserver: str | None, *, system: bool, as_json: bool) -> None:
+    """List the topics with their queues, messages and last time."""
+    import trio
+
+    from headrace.admin.client import Admin
+
+    async def run() -> list[TopicTotals]:
+        async with Admin(nameserver=nameserver) as admin:
+            return await admin.topic_totals(system=system, problems=problems)
+
+    with warned() as problems:
+        rows = [_totals_row(totals) for totals in trio.run(run)]
     print_rows(
-        rows, as_json=as_json, empty="no topics yet; create one with `headrace topic create NAME`"
+        rows, as_json=as_json, empty="no topics yet; create one with `headrace topic create TOPIC`"
     )
 
 
-@app.command()
-def describe(name: Name, as_json: Json = False, nameserver: Nameserver = None) -> None:
+def _totals_row(totals: TopicTotals) -> dict[str, Any]:
+    return {
+        "topic": totals.topic,
+        "queues": totals.queues,
+        "messages": totals.messages,
+        "last_message": time_text(totals.last_timestamp_ms),
+    }
+
+
+@command.command(
+    "describe",
+    epilog=options.examples(
+        "headrace topic describe orders", "headrace topic describe orders --json"
+    ),
+)
+@click.argument("name", metavar="TOPIC", shell_complete=completion.topics)
+@options.as_json
+@options.nameserver
+def describe(name: str, nameserver: str | None, *, as_json: bool) -> None:
     """Show a topic's brokers, the offsets of its queues and the groups that read it."""
     import trio
 
@@ -129,19 +296,21 @@ def describe(name: Name, as_json: Json = False, nameserver: Nameserver = None) -
             )
 
 
-@app.command()
-def delete(
-    name: Name,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
-    nameserver: Nameserver = None,
-) -> None:
+@command.command(
+    "delete",
+    epilog=options.examples("headrace topic delete orders", "headrace topic delete orders --yes"),
+)
+@click.argument("name", metavar="TOPIC", shell_complete=completion.topics)
+@options.yes
+@options.nameserver
+def delete(name: str, nameserver: str | None, *, yes: bool) -> None:
     """Delete a topic and all its messages."""
     import trio
 
     from headrace.admin.client import Admin
 
-    if not yes and sys.stdin.isatty():
-        typer.confirm(f"Delete topic {name} and all its messages?", abort=True)
+    if not yes:
+        options.confirm(f"delete topic {name} and all its messages")
 
     async def run() -> None:
         async with Admin(nameserver=nameserver) as admin:
@@ -152,22 +321,40 @@ def delete(
     trio.run(run)
 
 
-def _attributes(pairs: list[str]) -> dict[str, str]:
-    attributes = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not (key and equals and value):
-            raise ConfigurationError(f"attribute {pair!r}: write KEY=VALUE")
-        attributes[key] = value
-    return attributes
+@command.command(
+    "purge",
+    epilog=options.examples("headrace topic purge orders", "headrace topic purge orders --yes"),
+)
+@click.argument("name", metavar="TOPIC", shell_complete=completion.topics)
+@options.yes
+@options.nameserver
+def purge(name: str, nameserver: str | None, *, yes: bool) -> None:
+    """Delete a topic's messages, and keep the topic.
+
+    The offsets of its groups are deleted too: they start with the next message.
+    """
+    import trio
+
+    from headrace.admin.client import Admin
+
+    if not yes:
+        options.confirm(f"delete all messages of topic {name}")
+
+    async def run() -> None:
+        async with Admin(nameserver=nameserver) as admin:
+            await admin.purge_topic(name)
+
+    trio.run(run)
 
 
 def _broker_row(broker: str, config: TopicConfigAndQueueMapping) -> dict[str, Any]:
+    from headrace.admin.client import perm_text
+
     return {
         "broker": broker,
         "write_queues": config.write_queue_nums,
         "read_queues": config.read_queue_nums,
-        "perm": "".join(letter for letter in "rw" if config.perm & _PERMS[letter]) or "none",
+        "perm": perm_text(config.perm),
         "attributes": config.attributes,
     }
 

@@ -1,4 +1,4 @@
-"""What can't be removed, for whose sake, and when the disk will be full because of it."""
+"""Finds the oldest unconsumed record and forecasts when the disk will be full."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from headrace_broker.store.settings import Retention
     from headrace_broker.store.store_queue import StoreQueue
 
-    # Of some queues of a topic: the lowest queue offset that a group has yet to consume, and which.
+    # Given a topic and queue ids, returns by queue id the lowest queue offset that some group has
+    # yet to consume, and that group's name.
     LowestUnconsumed = Callable[[str, Iterable[int]], Mapping[int, tuple[int, str]]]
 
 ALARM_HOURS: Final = 24.0
@@ -28,19 +29,19 @@ _QUEUES_AT_ONCE: Final = 128
 
 
 def queue_blocks(queues: Mapping[int, StoreQueue]) -> Iterator[dict[int, StoreQueue]]:
-    """A topic's queues in blocks, each examined in less than a millisecond."""
+    """A topic's queues in portions, each small enough to scan in less than a millisecond."""
     remaining = iter(list(queues.items()))
     while some := dict(islice(remaining, _QUEUES_AT_ONCE)):
         yield some
 
 
 def nothing_to_consume(_topic: str, _queue_ids: Iterable[int]) -> dict[int, tuple[int, str]]:
-    """No group has anything to consume."""
+    """A ``LowestUnconsumed`` by which no group has anything left to consume."""
     return {}
 
 
-class Unconsumed(NamedTuple):
-    """A record that some group has yet to consume."""
+class UnconsumedRecord(NamedTuple):
+    """The oldest record of a queue that some group has yet to consume."""
 
     physical_offset: int
     topic: str
@@ -51,64 +52,64 @@ class Unconsumed(NamedTuple):
         return f"group {self.group}, topic {self.topic}, queue {self.queue_id}"
 
 
-class Outlook:
-    """``look`` on the loop, ``find_oldest`` in any thread.
+class DiskForecast:
+    """Forecasts a full disk: ``scan`` runs on the loop, ``find_oldest`` in any thread.
 
-    ``oldest`` is the oldest record not consumed, as of the last look.
+    oldest: the oldest unconsumed record, set by the caller from ``find_oldest``.
     """
 
     def __init__(
         self, commit_log: CommitLog, topics: Mapping[str, Mapping[int, StoreQueue]]
     ) -> None:
-        self.oldest: Unconsumed | None = None
+        self.oldest: UnconsumedRecord | None = None
         self.growth = Growth()
         self._commit_log = commit_log
         self._topics = topics
-        self._places: list[tuple[ColdFiles, int, str, int, str]] = []
+        self._candidates: list[tuple[ColdFiles, int, str, int, str]] = []
         self._limit_bytes = 0
         self._sampled_s = self._alarm_s = -math.inf
 
-    def look(self, lowest_unconsumed: LowestUnconsumed) -> Iterator[None]:
-        """See what groups have yet to consume; yields after some queues."""
-        self._places = []
+    def scan(self, lowest_unconsumed: LowestUnconsumed) -> Iterator[None]:
+        """Collect the first unconsumed unit of each queue; yields after some queues."""
+        self._candidates = []
         for topic, queues in list(self._topics.items()):
             for some in queue_blocks(queues):
                 for queue_id, (queue_offset, group) in lowest_unconsumed(topic, some).items():
                     consume_queue = some[queue_id].consume_queue
-                    first = self._first_shown(consume_queue, queue_offset)
+                    first = self._first_visible(consume_queue, queue_offset)
                     if first < consume_queue.max_offset:
                         units = ColdFiles(consume_queue.files)
-                        self._places.append((units, first, topic, queue_id, group))
+                        self._candidates.append((units, first, topic, queue_id, group))
                 yield
 
-    def _first_shown(self, consume_queue: ConsumeQueue, queue_offset: int) -> int:
-        """The first unit from ``queue_offset`` on that is still shown."""
+    def _first_visible(self, consume_queue: ConsumeQueue, queue_offset: int) -> int:
+        """The first unit from ``queue_offset`` on that consumers can still read."""
         if queue_offset >= consume_queue.max_offset:
             return queue_offset
         return max(queue_offset, consume_queue.min_offset(self._commit_log.min_offset))
 
-    def find_oldest(self) -> Unconsumed | None:
-        """Of what the last look saw, in any thread. Raises OSError."""
+    def find_oldest(self) -> UnconsumedRecord | None:
+        """The oldest unconsumed record of the last scan, from any thread. Raises OSError."""
         found = (
-            Unconsumed(units.place(first), topic, queue_id, group)
-            for units, first, topic, queue_id, group in self._places
+            UnconsumedRecord(units.place(first), topic, queue_id, group)
+            for units, first, topic, queue_id, group in self._candidates
         )
-        # Of a queue that is gone meanwhile nothing is left to consume.
+        # -1: the queue was deleted since the scan, so nothing is left to consume.
         return min((each for each in found if each.physical_offset >= 0), default=None)
 
     @property
     def keep_from(self) -> int:
-        """Physical offset of ``oldest``, else the log's end."""
+        """Physical offset of ``oldest``; the log's end without one."""
         return self.oldest.physical_offset if self.oldest else self._commit_log.max_offset
 
-    # --- when the disk is full ---------------------------------------------------------------
+    # --- forecast --------------------------------------------------------------------------
 
     def is_sample_due(self, now_s: float) -> bool:
-        """Whether ``sample`` wants to be called; look before."""
+        """Whether it is time to ``scan`` and then ``sample``."""
         return now_s >= self._sampled_s + SAMPLE_EVERY_S
 
     def used_by_others(self, disk: DiskUsage) -> int:
-        """In any thread: bytes on the disk without those of the log. Raises OSError."""
+        """Used bytes of the disk, less those of the log; from any thread. Raises OSError."""
         log_files = self._commit_log.files
         file_count = sum(1 for _ in log_files.directory.glob("*"))
         return disk.used_bytes - file_count * log_files.file_bytes
@@ -116,10 +117,10 @@ class Outlook:
     def sample(
         self, now_s: float, disk: DiskUsage, others_bytes: int, retention: Retention
     ) -> None:
-        """Note how much is in use that no clean-up would free."""
+        """Record how many used bytes no clean-up would free."""
         self._sampled_s = now_s
         self._limit_bytes = disk.used_bytes - disk.excess_bytes(retention.refuse_ratio)
-        # By the byte, for files come and go in large steps.
+        # Counted in bytes, since whole files come and go in large steps.
         commit_log = self._commit_log
         first = self.keep_from if retention.removes_young else commit_log.min_offset
         kept_bytes = max(commit_log.max_offset - first, commit_log.file_bytes)
@@ -127,11 +128,11 @@ class Outlook:
 
     @property
     def full_in_hours(self) -> float | None:
-        """Until messages are refused; None when that is not to be expected."""
+        """Hours until messages are refused; None if that is not to be expected."""
         return self.growth.full_in_hours(self._limit_bytes)
 
     def take_alarm(self, now_s: float) -> float | None:
-        """``full_in_hours`` when that is soon; told once an hour."""
+        """``full_in_hours`` up to ``ALARM_HOURS``, at most once an hour; otherwise None."""
         hours = self.full_in_hours
         if hours is None or hours > ALARM_HOURS or now_s < self._alarm_s + ALARM_EVERY_S:
             return None

@@ -1,0 +1,1 @@
+"""What services share that write messages because of other messages."""

@@ -1,0 +1,133 @@
+"""Appends messages that the broker writes itself, as many in one turn as are due."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from time import perf_counter
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import structlog
+import trio
+
+from headrace_broker.store.errors import RecordTooLarge, StoreBusy, StoreNotWritable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_protocol.columns import Buffer
+
+log = structlog.get_logger("headrace.broker")
+
+_SLICE_S: Final = 0.002
+# Between two tries while the store refuses appends; it looks for room as often.
+RETRY_S: Final = 1.0
+
+
+class InnerMessage(NamedTuple):
+    """One record to append; the fields are those of ``CommitLog.append``.
+
+    topic, queue_id: where it goes; the queue is looked up when it is appended.
+    """
+
+    topic: str
+    queue_id: int
+    body: Buffer
+    properties: bytes
+    tags_code: int
+    flag: int
+    sys_flag: int
+    born_timestamp: int
+    born_host: bytes
+    reconsume_times: int
+    prepared_transaction_offset: int = 0
+
+
+class InnerWriter:
+    """The one way into the log for services; it waits where a client would be refused.
+
+    on_stored: called for each record with its topic, 1, and the bytes of its body.
+    too_large: how many messages could not be stored for good.
+    """
+
+    def __init__(self, store: MessageStore, on_stored: Callable[[str, int, int], None]) -> None:
+        self._store = store
+        self._write_path = store.write_path
+        self._on_stored = on_stored
+        self.too_large = 0
+
+    async def append(
+        self, messages: Sequence[InnerMessage], note: Callable[[int, int], None]
+    ) -> None:
+        """Append all messages in order, in slices of 2 ms, and publish them.
+
+        note: called with the number of each message and its physical offset as soon as it is
+        appended. From then on the record reaches the log even if this call is cancelled, so a
+        caller that repeats itself leaves it out. The offset is -1 for a message that is too large
+        to be stored, which is logged and counted.
+
+        While the disk is full or a taker is behind, this waits and retries.
+        """
+        done = 0
+        while done < len(messages):
+            try:
+                if self._write_path.pressure():
+                    await self._write_path.wait_for_room()
+                done = self._append_slice(messages, done, note)
+            except (StoreBusy, StoreNotWritable):
+                await trio.sleep(RETRY_S)
+            else:
+                await trio.lowlevel.checkpoint()
+
+    def _append_slice(
+        self,
+        messages: Sequence[InnerMessage],
+        start: int,
+        note: Callable[[int, int], None],
+    ) -> int:
+        """Append from number ``start`` on for 2 ms; returns the number of the next message.
+
+        Raises StoreBusy, StoreNotWritable when not even the first can be appended.
+        """
+        self._write_path.begin()
+        end_s = perf_counter() + _SLICE_S
+        done = start
+        try:
+            while done < len(messages) and (done == start or perf_counter() < end_s):
+                physical_offset = self._append_one(messages[done])
+                done += 1
+                note(done - 1, physical_offset)
+        except (StoreBusy, StoreNotWritable):
+            if done == start:
+                raise
+        finally:
+            # What can't be written now stays pending, and a later commit writes it.
+            with suppress(StoreNotWritable):
+                self._write_path.publish()
+        return done
+
+    def _append_one(self, message: InnerMessage) -> int:
+        """Append a message; its physical offset, -1 if it is too large."""
+        try:
+            physical_offset = self._write_path.append(
+                self._store.queue(message.topic, message.queue_id),
+                message.body,
+                message.properties,
+                message.tags_code,
+                message.flag,
+                message.sys_flag,
+                message.born_timestamp,
+                message.born_host,
+                message.reconsume_times,
+                message.prepared_transaction_offset,
+            )
+        except RecordTooLarge as error:
+            self.too_large += 1
+            log.error("message can't be stored", topic=message.topic, reason=str(error))
+            return -1
+        self._on_stored(message.topic, 1, len(message.body))
+        return physical_offset
+
+    async def confirmed(self) -> None:
+        """Wait until what was appended so far may be acknowledged. Raises StoreNotWritable."""
+        await self._write_path.wait_confirmed()

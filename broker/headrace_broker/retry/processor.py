@@ -1,0 +1,173 @@
+"""CONSUMER_SEND_MSG_BACK (36): a consumer wants a message again later, or gives it up.
+
+Source: docs/protocol.md "Retries"; tests/broker/test_retry.py.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from headrace_broker.message_demands import SentMessage
+from headrace_broker.retry.dead_letters import unknown_group
+from headrace_broker.store.errors import StoreError
+from headrace_broker.store.log.record_checksum import without_checksum
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.errors import RequestError
+from headrace_protocol.headers import ConsumerSendMsgBackHeader
+from headrace_protocol.message import decode_record, tags_code_of
+from headrace_protocol.serving import Reply
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace_broker.consumer.subscriptions import SubscriptionGroups
+    from headrace_broker.retry.dead_letters import DeadLetters
+    from headrace_broker.statistics import BrokerStatistics
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.topics.table import TopicTable
+    from headrace_protocol.bodies import SubscriptionGroupConfig
+    from headrace_protocol.message import StoredMessage
+    from headrace_protocol.serving import Registry, Request
+
+log = structlog.get_logger("headrace.broker")
+
+# Of a client's frames: V3_4_9. Older ones say nothing about how often a message is tried.
+_SAYS_TIMES: Final = 121
+_FIRST_LEVEL: Final = 3
+_TIMES_MAX: Final = 2**31 - 1
+
+
+class SendBackProcessor:
+    """Stores messages that are sent back, in the retry topic of their group."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        topics: TopicTable,
+        groups: SubscriptionGroups,
+        statistics: BrokerStatistics,
+        dead_letters: DeadLetters,
+        delay: Callable[[SentMessage], None],
+        reply_confirmed: Callable[[Request, Reply], Reply | None],
+        rejection: Callable[[StoreError, str], RequestError],
+    ) -> None:
+        """delay: has a message wait for its DELAY.
+
+        reply_confirmed: replies once all that was appended is confirmed.
+        rejection: the answer for a message that the store does not take.
+        """
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._statistics = statistics
+        self._dead_letters = dead_letters
+        self._delay = delay
+        self._reply_confirmed = reply_confirmed
+        self._rejection = rejection
+
+    def register(self, registry: Registry) -> None:
+        """Serve the code."""
+        registry.route(RequestCode.CONSUMER_SEND_MSG_BACK, self.send_back)
+
+    def send_back(self, request: Request) -> Reply | None:
+        """CONSUMER_SEND_MSG_BACK: store the message again; the one that was consumed stays."""
+        header = request.header(ConsumerSendMsgBackHeader)
+        group = self._groups.get(header.group)
+        if group is None:
+            raise unknown_group(header.group)
+        self._topics.check_broker_writable()
+        if group.retry_queue_nums <= 0:
+            self._dead_letters.lost_count += 1
+            log.warning("message sent back to a group without retry queues", group=header.group)
+            return Reply()
+        retry_topic = self._topics.create_retry_topic(header.group, group.retry_queue_nums)
+        self._topics.check_deliverable(retry_topic)
+        stored = self._find(header)
+        message = self._again(stored, retry_topic.topic_name, group)
+        if header.delay_level < 0 or stored.reconsume_times >= _times_max(request, header, group):
+            self._dead_letters.bury(message, header.group)
+        else:
+            level = header.delay_level or _FIRST_LEVEL + stored.reconsume_times
+            _put(message, "DELAY", str(level))
+            self._delay(message)
+        try:
+            self._append(stored, message)
+        except StoreError as error:
+            raise self._rejection(error, message.topic) from None
+        return self._reply_confirmed(request, Reply())
+
+    def _find(self, header: ConsumerSendMsgBackHeader) -> StoredMessage:
+        """The message at an offset in the log. Raises RequestError, NotReady.
+
+        A consumer names the topic that the message was first sent to, without its namespace.
+        """
+        record = self._store.message_at(header.offset)
+        stored = decode_record(record) if record is not None else None
+        if stored is not None:
+            wanted = header.origin_topic
+            names = (stored.topic, stored.properties.get("RETRY_TOPIC", stored.topic))
+            if not wanted or any(_is_topic(name, wanted) for name in names):
+                return stored
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR,
+            f"look message by offset failed, {header.offset}: no message of "
+            f"{header.origin_topic or 'any topic'} begins there; it is kept where it was consumed",
+        )
+
+    def _again(
+        self, stored: StoredMessage, retry_topic: str, group: SubscriptionGroupConfig
+    ) -> SentMessage:
+        """The message as the retry topic gets it."""
+        raw = without_checksum(stored.raw_properties).decode(errors="surrogateescape")
+        items = [item for item in raw.split("\x02") if item]
+        message = SentMessage(
+            retry_topic,
+            random.randrange(group.retry_queue_nums),
+            [*items, ""],
+            tags_code_of(stored.raw_properties),
+            stored.sys_flag,
+            min(stored.reconsume_times + 1, _TIMES_MAX),
+        )
+        if not stored.properties.get("RETRY_TOPIC"):
+            _put(message, "RETRY_TOPIC", stored.topic)
+        if not stored.properties.get("ORIGIN_MESSAGE_ID"):
+            _put(message, "ORIGIN_MESSAGE_ID", stored.offset_message_id)
+        _put(message, "WAIT", "false")
+        return message
+
+    def _append(self, stored: StoredMessage, message: SentMessage) -> None:
+        self._store.write_path.append(
+            self._store.queue(message.topic, message.queue_id),
+            stored.stored_body,
+            "\x02".join(message.properties).encode(errors="surrogateescape"),
+            message.tags_code,
+            stored.flag,
+            message.sys_flag,
+            stored.born_timestamp,
+            stored.born_host,
+            message.reconsume_times,
+        )
+        self._statistics.put(message.topic, 1, len(stored.stored_body))
+
+
+def _times_max(
+    request: Request, header: ConsumerSendMsgBackHeader, group: SubscriptionGroupConfig
+) -> int:
+    said = header.max_reconsume_times
+    if said is not None and request.command.version >= _SAYS_TIMES:
+        return said
+    return group.retry_max_times
+
+
+def _is_topic(name: str, wanted: str) -> bool:
+    return name == wanted or name.endswith(f"%{wanted}")
+
+
+def _put(message: SentMessage, name: str, value: str) -> None:
+    """Set a property, in place of one of this name."""
+    mark = f"{name}\x01"
+    kept = [item for item in message.properties[:-1] if not item.startswith(mark)]
+    message.properties = [*kept, f"{mark}{value}", ""]

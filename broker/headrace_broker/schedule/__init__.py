@@ -1,0 +1,1 @@
+"""Delayed messages: they wait in a queue for each level until they are due."""

@@ -1,0 +1,351 @@
+"""Delivers delayed messages to their topics when they are due, once each across every crash.
+
+What always holds:
+
+1. The log is the truth. ``delayOffset.json`` may lag behind what was delivered, never run ahead of
+   what is on disk; a start reads the deliveries behind it from the log and leaves those out.
+2. A level is delivered in the order of its queue, and no message stops it: what can't go to its
+   topic goes to the topic of undelivered ones, what can't be read is logged and counted.
+3. Nothing is delivered early. After a clock went back, what is there waits its level once more at
+   most.
+
+Source: docs/protocol.md "Delayed messages"; tests/broker/test_schedule.py.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from headrace_broker.inner.delivered import Delivered, source_of, stored_since
+from headrace_broker.inner.waiting import RECORDS_AT_ONCE, Unreadable, Waiting, WaitingQueue
+from headrace_broker.inner.writer import RETRY_S, InnerMessage
+from headrace_broker.schedule.levels import DelayDemand
+from headrace_broker.store.errors import StoreNotWritable
+from headrace_broker.store.write.confirmation import wait_for
+from headrace_protocol.message import property_value, tags_code_of
+from headrace_protocol.system_topics import HALF_TOPIC, SCHEDULE_TOPIC
+
+if TYPE_CHECKING:
+    from headrace_broker.inner.undelivered import Delivery, Undelivered
+    from headrace_broker.inner.writer import InnerWriter
+    from headrace_broker.schedule.offsets import DelayOffsets
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_protocol.columns import Array
+
+log = structlog.get_logger("headrace.broker")
+
+# The wall clock may jump; a sleep does not notice.
+_CLOCK_LOOK_S: Final = 1.0
+_PUBLISH_LOOK_S: Final = 0.01
+# Apache's broker stores a delivery after it is due by its own clock.
+_CLOCK_MARGIN_MS: Final = 60_000
+
+
+class _Level:
+    """One level: its queue, and the units from ``offset`` on as far as they were read.
+
+    offset: queue offset of the next message. known_end: where the queue ended at the start, until
+    ``offset`` is past it. clock_end, clock_due_ms: since the clock went back,
+    messages before ``clock_end`` are due at ``clock_due_ms`` at the latest.
+    """
+
+    def __init__(self, queue: WaitingQueue, delay_ms: int) -> None:
+        self.queue = queue
+        self.delay_ms = delay_ms
+        self.offset = self.known_end = 0
+        self.clock_end = self.clock_due_ms = 0
+        self._first = 0
+        self._dues_ms: Array | None = None
+
+    async def load(self) -> int:
+        """Read the units of the next messages unless they are there. Raises OSError.
+
+        Returns how many messages are gone because the log no longer has them; they are skipped.
+        """
+        if self._dues_ms is not None and self.offset < self._first + len(self._dues_ms):
+            return 0
+        offset = self.offset
+        units = await self.queue.units(offset)
+        self.offset += self.queue.gone_count(units)
+        if not len(units):
+            self.offset = max(offset, await trio.to_thread.run_sync(self.queue.min_offset))
+        self._first = offset
+        self._dues_ms = units["tags_code"].astype("i8")
+        return self.offset - offset
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits."""
+        return self.offset >= self.queue.end
+
+    def due_ms(self, now_ms: int) -> int:
+        """When the next message is due, which was loaded."""
+        assert self._dues_ms is not None
+        due_ms = int(self._dues_ms[self.offset - self._first])
+        if self.offset < self.clock_end:
+            return min(due_ms, self.clock_due_ms)
+        if due_ms > now_ms + self.delay_ms:
+            self.clock_end, self.clock_due_ms = self.queue.end, now_ms + self.delay_ms
+            return self.clock_due_ms
+        return due_ms
+
+    def due_end(self, now_ms: int) -> int:
+        """Queue offset before which the loaded messages are due."""
+        assert self._dues_ms is not None
+        dues_ms = self._dues_ms[self.offset - self._first :]
+        is_due = dues_ms <= now_ms
+        if self.clock_due_ms <= now_ms:
+            is_due[: max(self.clock_end - self.offset, 0)] = True
+        return self.offset + (len(is_due) if is_due.all() else int(is_due.argmin()))
+
+
+class Schedule:
+    """All levels.
+
+    dropped: messages for the half topic, which no producer could have delayed.
+    unreadable: messages whose record was damaged or gone when they were due.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        writer: InnerWriter,
+        delivery: Delivery,
+        undelivered: Undelivered,
+        offsets: DelayOffsets,
+        save_s: float,
+    ) -> None:
+        """Reads nothing yet. save_s: between two saves of the offsets."""
+        self._store = store
+        self._writer = writer
+        self._delivery = delivery
+        self._undelivered = undelivered
+        self._offsets = offsets
+        self._save_s = save_s
+        self._asked = trio.Event()
+        delays_ms = store.settings.delay_levels_ms
+        self.demand = DelayDemand(delays_ms, store.clock.now_ms, self._wake)
+        self._levels = {
+            level: _Level(WaitingQueue(store, SCHEDULE_TOPIC, level - 1), delay_ms)
+            for level, delay_ms in enumerate(delays_ms, 1)
+        }
+        self._delivered = Delivered(SCHEDULE_TOPIC, b"DELAY")
+        self._scanned_from = 0
+        self._threads = trio.CapacityLimiter(1)
+        self.dropped = self.unreadable = 0
+
+    def _wake(self) -> None:
+        self._asked.set()
+
+    # -- start and stop ----------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Take up each level where it was, and find what was delivered since. Raises OSError."""
+        for number, level in self._levels.items():
+            saved = self._offsets.saved.get(number, 0)
+            level.offset = min(max(saved, level.queue.min_offset()), level.queue.end)
+        self._scanned_from = self._first_uncounted()
+        self._delivered.scan(self._store, self._scanned_from)
+        for number, level in self._levels.items():
+            level.known_end = level.queue.end
+            for unit in level.queue.units_now(level.offset, 1):
+                self._delivered.forget_before(b"%d" % number, int(unit["physical_offset"]))
+            self._forget_passed(number, level)
+        if len(self._delivered):
+            log.info("delayed messages found delivered", count=len(self._delivered))
+
+    def _first_uncounted(self) -> int:
+        """Where the log begins that can hold deliveries which the offsets do not count."""
+        if self._offsets.log_offset is not None:
+            return self._offsets.log_offset
+        if self._store.was_clean:  # another broker stopped in order: its offsets are exact
+            return self._store.commit_log.max_offset
+        return self._first_delivery()
+
+    def _forget_passed(self, number: int, level: _Level) -> None:
+        """Forget what the start found of a level once all that it found waiting was looked at."""
+        if level.known_end and level.offset >= level.known_end:
+            level.known_end = 0
+            self._delivered.forget(b"%d" % number)
+
+    def _first_delivery(self) -> int:
+        """Where the log begins that can hold deliveries of what the offsets call waiting."""
+        dues_ms = []
+        for level in self._levels.values():
+            if not level.is_idle:
+                units = level.queue.units_now(level.offset, 1)
+                dues_ms += units["tags_code"].tolist()
+        if not dues_ms:
+            return self._store.commit_log.max_offset
+        return stored_since(self._store, min(dues_ms) - _CLOCK_MARGIN_MS)
+
+    async def run(self) -> None:
+        """Deliver what is due until cancelled."""
+        while True:
+            self._asked = trio.Event()
+            try:
+                wait_s = await self.deliver_due()
+            except OSError as error:
+                log.error("delayed messages can't be read, retrying", reason=str(error))
+                wait_s = RETRY_S
+            with trio.move_on_after(wait_s):
+                await self._asked.wait()
+
+    async def run_saving(self) -> None:
+        """Save the offsets at intervals until cancelled."""
+        while True:
+            await trio.sleep(self._save_s)
+            try:
+                await self.save()
+            except (OSError, StoreNotWritable) as error:
+                log.error("delay offsets not saved, retrying", reason=str(error))
+
+    async def save(self) -> None:
+        """Bring the offsets to disk, behind the deliveries that they count.
+
+        Raises OSError, StoreNotWritable.
+        """
+        offsets = self._progress()
+        if self._offsets.saved == offsets:
+            return
+        store, counted_to = self._store, self._counted_to()
+        await wait_for(store.flusher.when_flushed, store.commit_log.max_offset, store.root)
+        await trio.to_thread.run_sync(
+            self._offsets.save, offsets, counted_to, limiter=self._threads
+        )
+
+    def finish(self) -> None:
+        """Save the offsets when no task runs any more. Raises OSError."""
+        store, offsets, counted_to = self._store, self._progress(), self._counted_to()
+        is_saved = (self._offsets.saved, self._offsets.log_offset) == (offsets, counted_to)
+        if not is_saved and store.commit_log.life.is_writable:
+            store.flusher.flush_log_now()
+            self._offsets.save(offsets, counted_to)
+
+    def _counted_to(self) -> int:
+        """All that was delivered before this physical offset is counted in the offsets.
+
+        What the start found delivered is not, until the level gets there.
+        """
+        return self._scanned_from if len(self._delivered) else self._store.commit_log.max_offset
+
+    def _progress(self) -> dict[int, int]:
+        return {number: level.offset for number, level in self._levels.items() if level.offset}
+
+    # -- delivery ----------------------------------------------------------------------------------
+
+    async def deliver_due(self) -> float:
+        """Deliver a block of each level that is due. Raises OSError.
+
+        Returns how many seconds to wait for more, unless a message arrives: 0 if more is due.
+        """
+        await self._published()
+        now_ms = self._store.clock.now_ms()
+        next_ms: list[int] = []
+        for number, level in self._levels.items():
+            if level.is_idle:
+                continue
+            if gone := await level.load():
+                self._note_gone(number, gone)
+            elif (due_ms := level.due_ms(now_ms)) <= now_ms:
+                await self._deliver(number, level, level.due_end(now_ms))
+            else:
+                next_ms.append(due_ms)
+                continue
+            next_ms.append(now_ms)
+        if not next_ms:
+            return math.inf
+        wait_s = (min(next_ms) - self._store.clock.now_ms()) / 1000
+        return min(max(wait_s, 0.0), _CLOCK_LOOK_S)
+
+    async def _published(self) -> None:
+        """Wait until each message that was delayed so far is in its queue."""
+        while not all(level.queue.is_published for level in self._levels.values()):
+            try:
+                await self._writer.confirmed()
+                self._store.write_path.publish()
+            except StoreNotWritable:
+                await trio.sleep(RETRY_S)
+            else:
+                await trio.sleep(_PUBLISH_LOOK_S)
+
+    def _note_gone(self, number: int, count: int) -> None:
+        self.unreadable += count
+        log.error("delayed messages lost with their log files", level=number, count=count)
+
+    async def _deliver(self, number: int, level: _Level, end: int) -> None:
+        """Deliver the messages before ``end``, or the first of them if there are many."""
+        end = min(end, level.offset + RECORDS_AT_ONCE)
+        queue = b"%d" % number
+        items = await level.queue.read(level.offset, end)
+        waiting = [item for item in items if isinstance(item, Waiting)]
+        delivered = self._delivered.among(queue, waiting)
+        fresh = [item for item in waiting if item.queue_offset not in delivered]
+        pairs = [(item, self._message(item)) for item in fresh]
+        ends = [item.queue_offset + 1 for item, message in pairs if message is not None]
+
+        def note(index: int, _physical_offset: int) -> None:
+            level.offset = ends[index]
+
+        # A delivery that is cancelled or fails begins again behind what it has noted.
+        try:
+            await self._writer.append([message for _, message in pairs if message], note)
+            level.offset = end
+        finally:
+            passed = [item for item in waiting if item.queue_offset < level.offset]
+            self._delivered.forget_each(
+                queue, [item for item in passed if item.queue_offset in delivered]
+            )
+        self._note_unreadable([item for item in items if isinstance(item, Unreadable)])
+        self._forget_passed(number, level)
+
+    def _note_unreadable(self, items: list[Unreadable]) -> None:
+        self.unreadable += len(items)
+        for item in items:
+            log.error("delayed message can't be read", reason=item.reason)
+
+    def _message(self, waiting: Waiting) -> InnerMessage | None:
+        """The message as its topic gets it; None for one that nobody may deliver."""
+        topic = property_value(waiting.properties, b"REAL_TOPIC").decode(errors="replace")
+        queue_id = property_value(waiting.properties, b"REAL_QID")
+        if topic == HALF_TOPIC:
+            self.dropped += 1
+            log.warning("delayed message for the half topic dropped", offset=waiting.queue_offset)
+            return None
+        message = InnerMessage(
+            topic,
+            int(queue_id) if queue_id.isdigit() else -1,
+            waiting.body,
+            waiting.properties,
+            tags_code_of(waiting.properties),
+            waiting.flag,
+            waiting.sys_flag,
+            waiting.born_timestamp,
+            waiting.born_host,
+            waiting.reconsume_times,
+            source_of(waiting),
+        )
+        reason = self._delivery.why_not(topic, message.queue_id, waiting.physical_offset)
+        return self._undelivered.redirect(message, reason) if reason else message
+
+    # -- for others --------------------------------------------------------------------------------
+
+    def offsets_body(self) -> bytes:
+        """The offsets as GET_ALL_DELAY_OFFSET answers them."""
+        return self._offsets.body(self._progress())
+
+    def runtime_info(self) -> dict[str, str]:
+        """Where each level stands, for GET_BROKER_RUNTIME_INFO."""
+        return {
+            f"scheduleMessageOffset_{number}": f"{level.offset},{level.queue.end}"
+            for number, level in self._levels.items()
+        }
+
+    def next_offset(self, queue_id: int) -> int | None:
+        """Queue offset of the next message of a level's queue; None if there is no such level."""
+        level = self._levels.get(queue_id + 1)
+        return level.offset if level else None

@@ -1,0 +1,70 @@
+"""``headrace context``: names for clusters, kept in the user's config file."""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+from headrace.admin import completion, options
+from headrace.admin.failures import NotFound
+from headrace.admin.output import print_rows
+from headrace.config import Settings, config_file, resolve_nameservers
+from headrace.errors import ConfigurationError
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+@click.group("context", epilog=options.examples("headrace context use staging"))
+def command() -> None:
+    """Name clusters, and choose the one that commands and clients use.
+
+    A --nameserver or HEADRACE_NAMESERVER has precedence over the context in use.
+    """
+
+
+@command.command(
+    "add",
+    epilog=options.examples(
+        "headrace context add local 127.0.0.1:9876",
+        "headrace context add staging 'ns-1:9876;ns-2:9876'",
+    ),
+)
+@click.argument("name", metavar="NAME")
+@click.argument("nameserver", metavar="HOST:PORT[;...]")
+def add(name: str, nameserver: str) -> None:
+    """Name a cluster by its nameservers, or change them."""
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"{name!r} is not a name for a context: use letters, digits, '.', '_' and '-'"
+        )
+    addresses = ";".join(resolve_nameservers(nameserver))
+    settings = Settings.load()
+    settings.contexts[name] = addresses
+    settings.save()
+
+
+@command.command("use", epilog=options.examples("headrace context use staging"))
+@click.argument("name", metavar="NAME", shell_complete=completion.contexts)
+def use(name: str) -> None:
+    """Choose the cluster that commands and clients use from now on."""
+    settings = Settings.load()
+    if name not in settings.contexts:
+        raise NotFound(f"{config_file()} has no context {name}; see `headrace context list`")
+    settings.context = name
+    settings.save()
+
+
+@command.command(
+    "list", epilog=options.examples("headrace context list", "headrace context list --json")
+)
+@options.as_json
+def list_contexts(*, as_json: bool) -> None:
+    """List the contexts, and the one in use."""
+    settings = Settings.load()
+    rows = [
+        {"context": name, "in_use": name == settings.context, "nameserver": addresses}
+        for name, addresses in sorted(settings.contexts.items())
+    ]
+    empty = f"no contexts in {config_file()}; add one with `headrace context add NAME HOST:PORT`"
+    print_rows(rows, as_json=as_json, empty=empty)
