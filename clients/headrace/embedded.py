@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
     from types import TracebackType
 
     from headrace.admin.client import Admin
@@ -51,11 +51,12 @@ class Embedded(NamedTuple):
 
         return Producer(nameserver=self.nameserver, connect=self.connect, **options)
 
-    def consumer(self, group: str, topics: str | dict[str, str], **options: Any) -> Consumer:
-        """A Consumer of this broker; unlike ``Consumer`` itself, it starts at the first message."""
+    def consumer(
+        self, group: str, topics: str | Iterable[str] | Mapping[str, str], **options: Any
+    ) -> Consumer:
+        """A Consumer for this broker; options are those of ``Consumer``."""
         from headrace.consumer.push import Consumer
 
-        options.setdefault("start", "first")
         return Consumer(group, topics, nameserver=self.nameserver, connect=self.connect, **options)
 
     def admin(self, **options: Any) -> Admin:

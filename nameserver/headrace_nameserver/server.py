@@ -74,6 +74,7 @@ class NameServer:
             turn_s=TURN_S,
         )
         processor.register(self._registry)
+        self._begin = processor.begin
         restrict(self._registry, config.anonymous_access)
         self._watchdog = Watchdog()
         self._scrapes: Scrapes | None = None
@@ -85,6 +86,7 @@ class NameServer:
         self.address = listener.address
         # Not in the constructor: the daemon first raises its limit of open files.
         self._server.limits = ServerLimits()
+        self._begin()
         try:
             async with trio.open_nursery() as nursery:
                 await self._start_monitor(nursery)

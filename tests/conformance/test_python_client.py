@@ -183,10 +183,10 @@ async def consume_in_a_group(nameserver: str, topic: str) -> None:
     sent = messages(topic, 200)
     async with Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer:
         await producer.send_many(sent)
-        async with Consumer(group, topic, nameserver=nameserver, start="first") as consumer:
+        async with Consumer(group, topic, nameserver=nameserver, start="earliest") as consumer:
             assert bodies(await take(consumer, 200)) == bodies(sent)
         await producer.send(Message(topic, b"later"))
-        async with Consumer(group, topic, nameserver=nameserver, start="first") as consumer:
+        async with Consumer(group, topic, nameserver=nameserver, start="earliest") as consumer:
             assert bodies(await take(consumer, 1)) == [b"later"]
     async with Admin(nameserver=nameserver) as admin:
         lags = [queue for queue in await admin.lag(group) if queue.queue.topic == topic]
@@ -200,7 +200,7 @@ async def consume_in_order(nameserver: str, topic: str) -> None:
         await producer.send_many(messages(topic, 100))
     group = f"G_{topic}"
     async with Consumer(
-        group, topic, nameserver=nameserver, start="first", ordered=True
+        group, topic, nameserver=nameserver, start="earliest", ordered=True
     ) as consumer:
         found = await take(consumer, 100)
     for queue in {message.queue for message in found}:
@@ -227,7 +227,7 @@ async def send_back(nameserver: str, topic: str) -> None:
     await make_topic(nameserver, topic, queues=1)
     async with (
         Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer,
-        Consumer(f"G_{topic}", topic, nameserver=nameserver, start="first") as consumer,
+        Consumer(f"G_{topic}", topic, nameserver=nameserver, start="earliest") as consumer,
     ):
         await producer.send(Message(topic, b"again"))
         (first,) = await take(consumer, 1)
@@ -287,10 +287,10 @@ async def reset_a_group(nameserver: str, topic: str) -> None:
     group = f"G_{topic}"
     async with Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer:
         await producer.send_many(messages(topic, 10))
-    async with Consumer(group, topic, nameserver=nameserver, start="first") as consumer:
+    async with Consumer(group, topic, nameserver=nameserver, start="earliest") as consumer:
         await take(consumer, 10)
     async with Admin(nameserver=nameserver) as admin:
-        assert set((await admin.reset_offsets(group, topic, "first")).values()) == {0}
+        assert set((await admin.reset_offsets(group, topic, "earliest")).values()) == {0}
     async with Consumer(group, topic, nameserver=nameserver) as consumer:
         assert len(await take(consumer, 10)) == 10
 
@@ -336,7 +336,7 @@ def test_blocking_client(nameserver: str) -> None:
     with (
         headrace.blocking.Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer,
         headrace.blocking.Consumer(
-            "G_PY_blocking", topic, nameserver=nameserver, start="first"
+            "G_PY_blocking", topic, nameserver=nameserver, start="earliest"
         ) as consumer,
     ):
         producer.send_many(sent)
