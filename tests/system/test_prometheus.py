@@ -131,7 +131,9 @@ async def test_prometheus_reads_a_cluster(tmp_path: Path) -> None:
         prometheus.running(tmp_path, config(nameserver.monitor, broker.monitor)) as server,
     ):
         await send(nameserver.address, 10)
-        async with Consumer("g", "orders", nameserver=nameserver.address, start="first") as first:
+        async with Consumer(
+            "g", "orders", nameserver=nameserver.address, start="earliest"
+        ) as first:
             for _ in range(10):
                 await anext(aiter(first))
         await wait_for(server, 'sum(rocketmq_messages_out_total{consumer_group="g"})', 10)

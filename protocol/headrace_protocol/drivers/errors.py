@@ -49,7 +49,7 @@ class WrongServer(HeadraceError):
     """The server at an address is of another kind than the one that belongs there."""
 
     def __init__(self, address: str, reason: str) -> None:
-        super().__init__(f"{address} {reason}")
+        super().__init__(f"{address}: {reason}")
         self.address = address
 
 
