@@ -11,6 +11,7 @@ import click
 from headrace.admin import options
 
 if TYPE_CHECKING:
+    from headrace.embedded import Embedded
     from headrace_broker.store.recovery import LoadStage
 
 
@@ -100,9 +101,25 @@ async def _run(data: Path | None, host: str, nameserver_port: int, broker_port: 
                 f"data={running.data}\n"
             )
             sys.stdout.flush()
+            if sys.stdout.isatty():
+                _suggest(running)
             async for _ in signals:
                 break
             nursery.cancel_scope.cancel()
+
+
+def _suggest(running: Embedded) -> None:
+    from headrace.admin.suggestions import suggest
+    from headrace.config import resolve_nameservers
+
+    is_default = resolve_nameservers() == (running.nameserver,)
+    option = "" if is_default else f" -n {running.nameserver}"
+    suggest(
+        {
+            f"consume orders -f{option}": "in a second terminal",
+            f'send orders "first order"{option}': "in a third one",
+        }
+    )
 
 
 def _show_progress(stage: LoadStage, done: int, most: int) -> None:
