@@ -28,6 +28,14 @@ if TYPE_CHECKING:
     help="Directory to keep the messages in. Default: a temporary one, deleted at the end.",
 )
 @click.option(
+    "--log-file-mib",
+    type=click.IntRange(16, 1024),
+    default=64,
+    show_default=True,
+    metavar="MIB",
+    help="Size of the log's files; a store keeps the size of its first start.",
+)
+@click.option(
     "--nameserver-port",
     type=options.port,
     default=9876,
@@ -52,7 +60,12 @@ if TYPE_CHECKING:
 )
 @options.log_level("warning")
 def command(
-    data: Path | None, nameserver_port: int, broker_port: int, host: str, log_level: str
+    data: Path | None,
+    log_file_mib: int,
+    nameserver_port: int,
+    broker_port: int,
+    host: str,
+    log_level: str,
 ) -> None:
     """Run a nameserver and a broker in one process.
 
@@ -67,10 +80,12 @@ def command(
 
     configure_logs(log_level)
     prepare()
-    trio.run(_run, data, host, nameserver_port, broker_port)
+    trio.run(_run, data, log_file_mib << 20, host, nameserver_port, broker_port)
 
 
-async def _run(data: Path | None, host: str, nameserver_port: int, broker_port: int) -> None:
+async def _run(
+    data: Path | None, log_file_bytes: int, host: str, nameserver_port: int, broker_port: int
+) -> None:
     import signal
 
     import trio
@@ -90,6 +105,7 @@ async def _run(data: Path | None, host: str, nameserver_port: int, broker_port: 
                 nameserver_port=nameserver_port,
                 broker_port=broker_port,
                 owns_loop=True,
+                log_file_bytes=log_file_bytes,
                 on_progress=_show_progress if sys.stderr.isatty() else None,
             ) as running,
             trio.open_nursery() as nursery,
