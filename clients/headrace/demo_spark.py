@@ -162,7 +162,7 @@ class Stream:
         self._received = bytearray()
 
     async def start(self) -> None:
-        """Start the program; it makes Spark's session and then waits to be told to read."""
+        """Start the program; it starts a Spark session, then waits for a line before it reads."""
         with self._log.open("wb") as log:
             self._process = await trio.lowlevel.open_process(
                 self._command,
