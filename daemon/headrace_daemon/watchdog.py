@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger("headrace.watchdog")
 
 STALL_MS = 20.0
+# Shorter stalls are counted, but nobody has to act on them.
+WARNING_MS = 500.0
 _REPORT_S = 1.0
 _NAMED_PARTS = 5
 _SCHEDULED_PATH = "/proc/thread-self/schedstat"
@@ -84,9 +86,8 @@ class Watchdog(trio.abc.Instrument):
     def _report(self) -> None:
         worst, self._worst = self._worst, _NO_STALL
         if worst.ms:
-            log.warning(
-                "the loop stalled", ms=round(worst.ms), cpu_ms=round(worst.cpu_ms), ran=worst.ran
-            )
+            say = log.warning if worst.ms >= WARNING_MS else log.debug
+            say("the loop stalled", ms=round(worst.ms), cpu_ms=round(worst.cpu_ms), ran=worst.ran)
 
     # -- called by trio and gc ---------------------------------------------------------------------
 

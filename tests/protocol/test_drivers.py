@@ -189,7 +189,7 @@ def test_a_server_of_another_protocol_is_named(face: AsyncFace | BlockingFace) -
         (error,) = face.ask(address, (CODE, HEADER, b""))
         thread.join()
     assert isinstance(error, WrongServer)
-    assert str(error).startswith(f"{address} speaks HTTP")
+    assert str(error).startswith(f"{address}: speaks HTTP")
 
 
 def free_address() -> str:

@@ -438,7 +438,10 @@ class MessageStore:
             self.flusher.flush_now()
             self.followers.finish()
             if self.commit_log.life.state is State.OPEN:
-                self._seal()
+                used = self._used()
+                for file, used_bytes in used:
+                    file.give_back(used_bytes)
+                self._seal(used)
                 if not self.index_files.lost_from:
                     (self.root / "abort").unlink()
         finally:
@@ -457,14 +460,18 @@ class MessageStore:
             file.unmap()
         self.lock.release()
 
-    def _seal(self) -> None:
-        sizes = [*self.commit_log.used, *self.index_files.used]
+    def _used(self) -> list[tuple[MappedFile, int]]:
+        """Each file of log, index and queues, and the bytes of it in use."""
+        used = [*self.commit_log.used, *self.index_files.used]
         for queue in self.queues:
-            sizes += queue.consume_queue.used
-        used = [Used(file, used_bytes, file.seal) for file, used_bytes in sizes]
+            used += queue.consume_queue.used
+        return used
+
+    def _seal(self, used: list[tuple[MappedFile, int]]) -> None:
+        files = [Used(file, used_bytes, file.seal) for file, used_bytes in used]
         # Without a seal damage goes unnoticed, but the stop is clean all the same.
         with suppress(OSError):
-            self.seals.save(self.flusher.checkpoint, used)
+            self.seals.save(self.flusher.checkpoint, files)
 
     # --- queues ----------------------------------------------------------------------------
 
