@@ -267,12 +267,12 @@ class ClientInstance:
     def _awaits_broker(self, topic: str, response: Response) -> bool:
         """Whether a broker may yet register ``topic``, which the nameserver does not know.
 
-        headrace's nameserver tells. Apache's does not; there, a topic that was known is expected
+        headrace's nameserver says so. Apache's does not; there, a topic that was known is expected
         back, and any topic until the nameserver has been seen up for a whole registration period.
         """
-        told = response.header(GetRouteInfoResponseHeader).awaits_broker
-        if told is not None:
-            return told
+        reported = response.header(GetRouteInfoResponseHeader).awaits_broker
+        if reported is not None:
+            return reported
         seen_up_s = anyio.current_time() - self._opened_at[response.address]
         return topic in self._routes or seen_up_s * 1000 < REGISTRATION_PERIOD_MS
 

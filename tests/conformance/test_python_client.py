@@ -11,6 +11,7 @@ import pytest
 
 import headrace
 from headrace import Admin, Consumer, Message, Producer, PullConsumer, ReceivedMessage
+from headrace.admin.client import TopicExists
 from headrace.errors import BrokerError, RouteNotFound
 from tests.conformance.peer import TIMEOUT_MS
 
@@ -84,7 +85,7 @@ async def send_every_field(nameserver: str, topic: str) -> None:
     (found,) = await read(nameserver, topic, 1)
     assert (found.body, found.key, found.tag) == (sent.body, sent.key, sent.tag)
     assert found.properties["город"] == "東京 🚀"
-    assert found.properties["CLUSTER"] == "DefaultCluster"
+    assert found.system_properties["CLUSTER"] == "DefaultCluster"
 
 
 async def send_big_bodies(nameserver: str, topic: str) -> None:
@@ -139,8 +140,10 @@ async def be_refused(nameserver: str, topic: str) -> None:
     async with Admin(nameserver=nameserver) as admin:
         with pytest.raises(RouteNotFound):
             await admin.topic_stats(topic)
-        with pytest.raises(BrokerError):
+        with pytest.raises(TopicExists):
             await admin.create_topic("SELF_TEST_TOPIC")
+        with pytest.raises(BrokerError):
+            await admin.alter_topic("SELF_TEST_TOPIC", queues=9)
 
 
 async def pull_by_tag(nameserver: str, topic: str) -> None:

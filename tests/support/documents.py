@@ -53,6 +53,7 @@ def _command(language: str, file: Path, python: Path) -> list[str]:
     if language == "sh":
         return ["bash", "-euo", "pipefail", str(file)]
     if "def test_" in file.read_text():
-        options = ["-p", "no:cacheprovider", "-o", "trio_mode=true", "-W", "error"]
+        options = ["-p", "no:cacheprovider", "-p", "no:asyncio", "-o", "trio_mode=true"]
+        options += ["-W", "error"]
         return [str(python), "-m", "pytest", "-q", *options, str(file)]
     return [str(python), "-W", "error", str(file)]

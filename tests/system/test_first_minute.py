@@ -117,5 +117,8 @@ def test_a_wheel_in_an_empty_environment_runs_the_quickstart(tmp_path: Path) -> 
 def install(python: Path, wheel: Path) -> None:
     """Install a wheel and its dependencies, as the Makefile does: by uv or by pip."""
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    command = [uv, "pip", "install", "--python"] if uv else [str(python), "-m", "pip", "install"]
+    if uv:
+        command = [uv, "pip", "install", "--python", str(python)]
+    else:
+        command = [str(python), "-m", "pip", "install"]
     subprocess.run([*command, "--quiet", wheel], check=True)

@@ -40,7 +40,7 @@ class Inbox:
         self._is_open = True
 
     def close(self) -> None:
-        """Stop handing out messages: who asks for more gets ClientClosed."""
+        """Stop handing out messages; further requests raise ClientClosed."""
         self._is_open = False
         for delivery in self._handed_out:
             delivery.put_back()
