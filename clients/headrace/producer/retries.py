@@ -25,6 +25,8 @@ LONGEST_PAUSE_S = 1.0
 # A first failure is often over with the next attempt, on another broker.
 _QUIET_ATTEMPTS = 2
 _WARN_INTERVAL_S = 30.0
+# Another broker may accept what one forbids; when several forbid it, time does not help.
+_DENIALS_MAX = 3
 
 
 def is_retryable(error: HeadraceError) -> bool:
@@ -70,7 +72,7 @@ class Retries:
         self._topic = topic
         self._deadline = anyio.current_time() + remaining_s
         self._pause_s = FIRST_PAUSE_S
-        self._failures = 0
+        self._failures = self._denials = 0
 
     async def run(self, attempt: Callable[[], Awaitable[Result]]) -> Result:
         """Make attempts until one succeeds. Raises the error of the last one."""
@@ -86,7 +88,9 @@ class Retries:
         # Clients that lost the same broker at the same time come back at different ones.
         pause_s = self._pause_s * random.uniform(0.5, 1)
         remaining_s = self._deadline - anyio.current_time()
-        if not is_retryable(error) or pause_s > remaining_s:
+        self._denials += isinstance(error, BrokerError) and error.code == ResponseCode.NO_PERMISSION
+        is_denied = self._denials >= _DENIALS_MAX
+        if not is_retryable(error) or is_denied or pause_s > remaining_s:
             raise error
         self._failures += 1
         if self._failures > _QUIET_ATTEMPTS:
