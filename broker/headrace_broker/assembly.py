@@ -54,7 +54,7 @@ from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.topics.attributes import topic_limits
 from headrace_broker.topics.table import TopicTable
-from headrace_broker.upkeep import ClientExpiry, persist_offsets
+from headrace_broker.upkeep import ClientExpiry, expire_locks, persist_offsets
 from headrace_daemon.host_log import HostLog
 from headrace_daemon.metrics.daemon_metrics import DaemonMetrics
 from headrace_daemon.metrics.scrapes import Scrapes
@@ -185,7 +185,7 @@ def assemble(
     topics, groups, offsets = _tables(config, store, budget)
     long_polling, client_requests = LongPolling(run_long), ClientRequests()
     locks = QueueLocks(budget)
-    consumers, producers = ConsumerManager(groups, run_long), ProducerManager(run_long)
+    consumers, producers = ConsumerManager(groups, locks, run_long), ProducerManager(run_long)
     of_clients = (long_polling, consumers, producers, client_requests)
     frames = _new_frame_loop(config, store, [each.channel_closed for each in of_clients])
     server = RemotingServer(frames, owns_loop=owns_loop)
@@ -536,10 +536,8 @@ def _new_frame_loop(
 
 def services(parts: Parts) -> tuple[Service, ...]:
     """The services in starting order; see ``Service`` for the order in which they finish."""
-    clock, run_long = parts.store.clock, parts.pace.sliced_work.start
-    expiry = ClientExpiry(
-        parts.consumers, parts.producers, parts.locks, parts.changes, clock, run_long
-    )
+    clock = parts.store.clock
+    expiry = ClientExpiry(parts.consumers, parts.producers, parts.changes, clock)
     return (
         Service(parts.watchdog.run, is_awaited=True, needs_process=True),
         *_saved_files(parts),
@@ -559,6 +557,7 @@ def services(parts: Parts) -> tuple[Service, ...]:
         Service(parts.frames.relieve_pressure),
         Service(parts.consumers.run),
         Service(expiry.run),
+        Service(partial(expire_locks, parts.consumers, clock)),
         Service(
             partial(persist_offsets, parts.config, parts.offsets), finish=parts.offsets.persist
         ),

@@ -12,6 +12,7 @@ from headrace_broker.consumer.groups import (
     Member,
     ProducerManager,
 )
+from headrace_broker.consumer.locks import QueueLocks
 from headrace_broker.consumer.subscriptions import SubscriptionGroups
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_protocol.bodies import ConsumerData, SubscriptionData, SubscriptionGroupConfig
@@ -32,7 +33,7 @@ def groups(tmp_path: Path) -> SubscriptionGroups:
 
 @pytest.fixture
 def consumers(groups: SubscriptionGroups) -> ConsumerManager:
-    return ConsumerManager(groups)
+    return ConsumerManager(groups, QueueLocks())
 
 
 def wants(*topics: str, version: int = 1, group: str = "g") -> ConsumerData:

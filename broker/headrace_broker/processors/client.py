@@ -194,7 +194,8 @@ class ClientProcessor:
         """UNLOCK_BATCH_MQ: release locks. Not in slices: clients usually disconnect right after."""
         body = LockBatchRequestBody.decode(request.body)
         check_items("queues to unlock", body.mq_set)
-        self._locks.unlock(body.consumer_group, body.client_id, body.mq_set)
+        if self._locks.unlock(body.consumer_group, body.client_id, body.mq_set):
+            self._consumers.notify(body.consumer_group)
         return Reply()
 
     # -- progress ----------------------------------------------------------------------------------
