@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from headrace.consumer.process_queue import Delivery, ProcessQueue
     from headrace.messages import MessageBatch, ReceivedMessage
+    from headrace_protocol.bodies import MessageQueue
 
 
 class Inbox:
@@ -107,7 +109,10 @@ class Inbox:
 
     def is_handed_out(self, process_queue: ProcessQueue) -> bool:
         """Whether a batch of this queue is handed out and not processed."""
-        return any(delivery.process_queue is process_queue for delivery in self._handed_out)
+        # A queue that was lost and taken again has a new ProcessQueue.
+        return any(
+            delivery.process_queue.queue == process_queue.queue for delivery in self._handed_out
+        )
 
     async def wait_until_idle(self, process_queue: ProcessQueue) -> None:
         """Wait until no batch of this queue is handed out; for ordered inboxes."""
@@ -123,19 +128,53 @@ class Inbox:
             if self._single_user or (holder.is_this_task() and holder.is_in_time()):
                 delivery.mark_handed_out_processed()
 
+    def retry(self, queue: MessageQueue, offset: int, delay_s: float) -> bool:
+        """Hand a queue out again after ``delay_s``, from the message at ``offset`` on.
+
+        Returns False if that message is not handed out.
+        """
+        for delivery in list(self._handed_out):
+            process_queue = delivery.process_queue
+            is_current = delivery.processed_offset <= offset < delivery.handed_out_offset
+            if process_queue.queue == queue and is_current:
+                del self._handed_out[delivery]
+                if delivery.is_valid:
+                    self._waiting.appendleft(process_queue.retry(delivery, offset))
+                    process_queue.suspended_until = anyio.current_time() + delay_s
+                self._signal()
+                return True
+        return False
+
     def _next(self) -> Delivery | None:
-        for _ in range(len(self._waiting)):
+        blocked: list[Delivery] = []
+        found = None
+        while self._waiting and found is None:
             delivery = self._waiting.popleft()
-            if not delivery.is_valid:
-                continue
-            if not (self._ordered and self.is_handed_out(delivery.process_queue)):
-                return delivery
-            self._waiting.append(delivery)
-        return None
+            if delivery.is_valid and self._is_blocked(delivery.process_queue):
+                blocked.append(delivery)
+            elif delivery.is_valid:
+                found = delivery
+        self._waiting.extendleft(reversed(blocked))
+        return found
+
+    def _is_blocked(self, process_queue: ProcessQueue) -> bool:
+        """Whether a queue has to wait, for its current batch or until its retry."""
+        if not self._ordered:
+            return False
+        if process_queue.suspended_until > anyio.current_time():
+            return True
+        return self.is_handed_out(process_queue)
 
     async def _wait_for_change(self) -> None:
         self._changed = self._changed or anyio.Event()
-        await self._changed.wait()
+        with anyio.CancelScope(deadline=self._next_retry()):
+            await self._changed.wait()
+
+    def _next_retry(self) -> float:
+        """Loop time at which the first suspended queue may be handed out."""
+        now = anyio.current_time()
+        times = (each.process_queue.suspended_until for each in self._waiting)
+        return min((time for time in times if time > now), default=math.inf)
 
     def _signal(self) -> None:
         if self._changed:
