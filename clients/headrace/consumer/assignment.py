@@ -11,7 +11,7 @@ from headrace.consumer.fetcher import Fetcher
 from headrace.consumer.locks import QueueLockClient
 from headrace.consumer.offset_store import OffsetStore
 from headrace.consumer.process_queue import Limits, ProcessQueue
-from headrace.consumer.rebalance import allocate_averagely
+from headrace.consumer.rebalance import allocate
 from headrace.consumer.start import Start, start_offset
 from headrace.errors import HeadraceError, NoQueue, RouteNotFound
 from headrace.pacing import Pacer
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from headrace.consumer.inbox import Inbox
+    from headrace.consumer.strategies import Strategy
     from headrace.consumer.subscription import Subscription
     from headrace.instance import ClientInstance
     from headrace.messages import BodyLimits
@@ -61,6 +62,7 @@ class Assignment:
         *,
         start: Start,
         ordered: bool,
+        strategy: Strategy,
         limits: Limits,
         body_limits: BodyLimits,
     ) -> None:
@@ -72,6 +74,7 @@ class Assignment:
         self._inbox = inbox
         self._start = start
         self._ordered = ordered
+        self._strategy = strategy
         self._limits = limits
         self._offsets = OffsetStore(instance)
         self._locks = QueueLockClient(instance, group)
@@ -141,7 +144,7 @@ class Assignment:
         # By broker name, the error that makes the broker's queues unavailable for now.
         failures = await self._join(route)
         members = await self._members(route, failures)
-        mine = set(allocate_averagely(route.read_queues, members, self._instance.client_id))
+        mine = allocate(self._strategy, route.read_queues, members, self._instance.client_id)
         self._drop_lost_queues()
         held = {queue for queue in self.process_queues if queue.topic == subscription.topic}
         await self._hand_over(sorted(held - mine))

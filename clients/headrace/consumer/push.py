@@ -13,6 +13,7 @@ from headrace.consumer.inbox import BatchIterator, Inbox, MessageIterator
 from headrace.consumer.process_queue import Limits
 from headrace.consumer.running_info import running_info
 from headrace.consumer.start import DEFAULT_START, Start, check_start, consume_from_where
+from headrace.consumer.strategies import Strategy, averagely
 from headrace.consumer.subscription import ALL, Subscription
 from headrace.errors import ConfigurationError
 from headrace.instance import ClientInstance
@@ -52,6 +53,8 @@ class Consumer(Startable):
     ordered: lock each queue at its broker, so that two members never process it at the same time,
         not even while queues move between members, and hand out one message, or batch, per queue
         at a time.
+    strategy: how the members share queues, from ``headrace.consumer.strategies`` or a function
+        like those; all members must use the same.
     max_attempts: after so many calls of ``retry``, a message goes to the dead letters.
     queue_messages_max, queue_bytes_max: how much of each queue is fetched ahead.
     body_bytes_max: reading a compressed body that is larger when decompressed raises an error.
@@ -76,6 +79,7 @@ class Consumer(Startable):
         nameserver: str | Sequence[str] | None = None,
         start: Start = DEFAULT_START,
         ordered: bool = False,
+        strategy: Strategy = averagely,
         max_attempts: int | None = None,
         queue_messages_max: int = 100_000,
         queue_bytes_max: int = 16 * 1024 * 1024,
@@ -106,6 +110,7 @@ class Consumer(Startable):
             self._inbox,
             start=start,
             ordered=ordered,
+            strategy=strategy,
             limits=Limits(queue_messages_max, queue_bytes_max),
             body_limits=BodyLimits(body_bytes_max, batch_bytes_max),
         )
