@@ -68,8 +68,14 @@ def process_queue(queue_id: int) -> ProcessQueue:
     return ProcessQueue(MessageQueue("T", "b", queue_id), Limits(100, 1 << 20), 0)
 
 
+def opened_inbox() -> Inbox:
+    inbox = Inbox("Consumer", ordered=True)
+    inbox.open()
+    return inbox
+
+
 async def test_deliveries_of_a_queue_keep_their_order_while_others_overtake_them() -> None:
-    inbox, one, two = Inbox(ordered=True), process_queue(1), process_queue(2)
+    inbox, one, two = opened_inbox(), process_queue(1), process_queue(2)
     inbox.put(one.add(batch(one.queue, 0)))
     first = inbox.take_ready()
     assert first is not None
@@ -91,7 +97,7 @@ async def test_deliveries_of_a_queue_keep_their_order_while_others_overtake_them
 
 
 async def test_no_message_is_handed_out_without_the_lock(autojump_clock: MockClock) -> None:
-    inbox, queue = Inbox(ordered=True), process_queue(1)
+    inbox, queue = opened_inbox(), process_queue(1)
     queue.locked_until = trio.current_time() + LOCK_TRUST_S
     inbox.put(queue.add(batch(queue.queue, 0, 10)))
     delivery = inbox.take_ready()
@@ -123,7 +129,9 @@ async def test_a_message_is_retried_before_the_next_one(
     assert times[4] - times[3] == pytest.approx(7, abs=0.1)
 
 
-async def test_other_queues_go_on_during_a_retry(mq: Embedded, autojump_clock: MockClock) -> None:
+async def test_other_queues_continue_during_a_retry(
+    mq: Embedded, autojump_clock: MockClock
+) -> None:
     await produce(mq, 40, queues=4)
     seen: list[tuple[int, bytes]] = []
     retried = None
@@ -264,7 +272,7 @@ async def live(handlers: Handlers, member: int, machine: Machine) -> None:
                 "g",
                 "T",
                 nameserver=NAMESERVER,
-                start="first",
+                start="earliest",
                 ordered=True,
                 connect=machine.connect,
             ) as consumer:
