@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
+from headrace_broker.consumer.conflicts import SubscriptionConflicts
 from headrace_broker.consumer.groups import ConsumerManager, ProducerManager
 from headrace_broker.consumer.locks import QueueLocks
 from headrace_broker.consumer.long_polling import LongPolling
@@ -184,8 +185,10 @@ def assemble(
     budget, statistics, watchdog = HostBudget(), BrokerStatistics(), Watchdog()
     topics, groups, offsets = _tables(config, store, budget)
     long_polling, client_requests = LongPolling(run_long), ClientRequests()
-    locks = QueueLocks(budget)
-    consumers, producers = ConsumerManager(groups, locks, run_long), ProducerManager(run_long)
+    locks, changes = QueueLocks(budget), HostLog(log)
+    conflicts = SubscriptionConflicts(config, changes)
+    consumers = ConsumerManager(groups, locks, conflicts, run_long)
+    producers = ProducerManager(run_long)
     of_clients = (long_polling, consumers, producers, client_requests)
     frames = _new_frame_loop(config, store, [each.channel_closed for each in of_clients])
     server = RemotingServer(frames, owns_loop=owns_loop)
@@ -202,7 +205,7 @@ def assemble(
         pace=pace,
         watchdog=watchdog,
         statistics=statistics,
-        changes=HostLog(log),
+        changes=changes,
         budget=budget,
         topics=topics,
         directory=directory,

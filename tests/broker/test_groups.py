@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+import structlog
 
+from headrace_broker.config import BrokerConfig
+from headrace_broker.consumer.conflicts import SubscriptionConflicts
 from headrace_broker.consumer.groups import (
     MEMBER_LIFE_MS,
     ConsumerManager,
@@ -15,6 +18,7 @@ from headrace_broker.consumer.groups import (
 from headrace_broker.consumer.locks import QueueLocks
 from headrace_broker.consumer.subscriptions import SubscriptionGroups
 from headrace_broker.store.files.config_file import ConfigFile
+from headrace_daemon.host_log import HostLog
 from headrace_protocol.bodies import ConsumerData, SubscriptionData, SubscriptionGroupConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
@@ -33,7 +37,8 @@ def groups(tmp_path: Path) -> SubscriptionGroups:
 
 @pytest.fixture
 def consumers(groups: SubscriptionGroups) -> ConsumerManager:
-    return ConsumerManager(groups, QueueLocks())
+    conflicts = SubscriptionConflicts(BrokerConfig(), HostLog(structlog.get_logger()))
+    return ConsumerManager(groups, QueueLocks(), conflicts)
 
 
 def wants(*topics: str, version: int = 1, group: str = "g") -> ConsumerData:

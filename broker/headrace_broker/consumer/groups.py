@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
+from headrace_broker.consumer.conflicts import Declarations
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import ConsumerGroupHeader
@@ -22,6 +23,7 @@ from headrace_protocol.serving import notice, run_at_once
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from headrace_broker.consumer.conflicts import SubscriptionConflicts
     from headrace_broker.consumer.locks import QueueLocks
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
     from headrace_protocol.bodies import ConsumerData, SubscriptionData
@@ -120,25 +122,29 @@ class ConsumerGroup:
     """Settings and subscriptions of a group, on which all its members should agree.
 
     subscriptions: by topic. payer: the member that is charged for them.
+    declarations: what each member subscribes to.
     """
 
     def __init__(self, data: ConsumerData, payer: Channel) -> None:
         self.data = data
         self.payer = payer
         self.subscriptions: dict[str, SubscriptionData] = {}
+        self.declarations = Declarations()
 
     def update(self, data: ConsumerData) -> tuple[bool, bool]:
-        """Adopt the data of a heartbeat; return whether any subscription, and any topic, changed.
+        """Adopt a heartbeat's data; return whether what pulls depend on, and any topic, changed.
 
         Of two subscriptions to a topic, the newer version wins.
         """
         before = dict(self.subscriptions)
+        has_other_model = data.message_model != self.data.message_model
         wanted = {item.topic: item for item in data.subscription_data_set}
         self.subscriptions = {
             topic: _newer(before.get(topic), item) for topic, item in wanted.items()
         }
         self.data = data
-        return before != self.subscriptions, before.keys() != self.subscriptions.keys()
+        has_other_topics = before.keys() != self.subscriptions.keys()
+        return has_other_model or before != self.subscriptions, has_other_topics
 
 
 def _newer(known: SubscriptionData | None, other: SubscriptionData) -> SubscriptionData:
@@ -162,11 +168,16 @@ class ConsumerManager:
     """
 
     def __init__(
-        self, groups: SubscriptionGroups, locks: QueueLocks, run_long: RunLong = run_at_once
+        self,
+        groups: SubscriptionGroups,
+        locks: QueueLocks,
+        conflicts: SubscriptionConflicts,
+        run_long: RunLong = run_at_once,
     ) -> None:
         self.change_count = 0
         self.run_long = run_long
         self._locks = locks
+        self._conflicts = conflicts
         # Notices per group in this period.
         self._notice_counts: Counter[str] = Counter()
         # Groups whose members are notified at the end of the period.
@@ -182,6 +193,8 @@ class ConsumerManager:
         """Register or renew a member; notify its group of a new member or changed topics.
 
         with_subscriptions: False for a heartbeat that omits them because they are unchanged.
+        Raises RequestError for subscriptions that conflict with another member's, if the broker
+        refuses those.
         """
         if not with_subscriptions:
             data = msgspec.structs.replace(data, subscription_data_set=[])
@@ -191,6 +204,8 @@ class ConsumerManager:
         must_notify = False
         held_bytes: int | None = None
         if with_subscriptions:
+            self._conflicts.check(group.declarations, member.channel, member.client_id, data)
+            group.declarations.put(member.channel, member.client_id, data)
             held_bytes = _held_bytes(data.subscription_data_set)
             before = group.subscriptions
             has_changed, must_notify = group.update(data)
@@ -212,6 +227,7 @@ class ConsumerManager:
         member = self._members.remove(group, channel)
         if member is None:
             return
+        self._groups[group].declarations.remove(channel)
         if self._locks.is_holder(group, member.client_id) and not self._is_connected(group, member):
             end_locks(group, member.client_id)
         if group in self._members.groups:

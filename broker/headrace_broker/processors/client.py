@@ -130,12 +130,11 @@ class ClientProcessor:
         for consumer in data.consumer_data_set:
             try:
                 self._prepare_group(consumer, channel)
-            except RequestError as error:
-                rejection = error
-            else:
                 self._consumers.heartbeat(
                     member, consumer, now_ms, with_subscriptions=not data.without_sub
                 )
+            except RequestError as error:
+                rejection = error
             yield None
             if not channel.is_open:
                 return None

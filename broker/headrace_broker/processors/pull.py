@@ -12,12 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from headrace_broker.consumer.filters import wanted_tags
+from headrace_broker.consumer.groups import BROADCASTING
 from headrace_broker.consumer.long_polling import HeldRequest
 from headrace_broker.host_budget import Host
 from headrace_broker.queue_directory import Use
 from headrace_broker.store.store_source import GetResult, GetStatus
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.errors import NotReady
+from headrace_protocol.errors import NotReady, RequestError
 from headrace_protocol.frame import frame_prefix
 from headrace_protocol.header_codecs import SerializeType
 from headrace_protocol.headers import (
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.topics.table import TopicTable
+    from headrace_protocol.bodies import SubscriptionGroupConfig
     from headrace_protocol.serving import Registry, Request
 
 _COMMIT_OFFSET = 0x1
@@ -303,11 +305,24 @@ class PullProcessor:
         self, request: Request, header: PullHeader, wanted: str | int | None
     ) -> PullTarget:
         host = Host.of(request.channel)
-        self._groups.check_consumable(header.consumer_group, host)
+        settings = self._groups.check_consumable(header.consumer_group, host)
+        self._check_message_model(settings)
         make_room = partial(self._make_room, header, host)
         place = self._directory.serve(header.topic, header.queue_id, Use.PULL, make_room)
         assert place.queue is not None
         return PullTarget(place.queue, place.source, self._wanted_tags(header, wanted))
+
+    def _check_message_model(self, settings: SubscriptionGroupConfig) -> None:
+        """Raise RequestError for a broadcasting group that must not be one."""
+        name = settings.group_name
+        group = self._consumers.group(name)
+        is_broadcasting = group is not None and group.data.message_model == BROADCASTING
+        if is_broadcasting and not settings.consume_broadcast_enable:
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                f"the consumer group[{name}] can not consume by broadcast way: "
+                "consumeBroadcastEnable is false; mqadmin updateSubGroup -d true allows it",
+            )
 
     def _make_room(self, header: PullHeader, host: Host, is_new: bool) -> None:
         self._offsets.make_room(header.consumer_group, header.topic, header.queue_id, host)
