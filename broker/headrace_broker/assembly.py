@@ -20,6 +20,7 @@ from headrace_broker.consumer.groups import ConsumerManager, ProducerManager
 from headrace_broker.consumer.locks import QueueLocks
 from headrace_broker.consumer.long_polling import LongPolling
 from headrace_broker.consumer.offsets import ConsumerOffsets
+from headrace_broker.consumer.pull_watch import PullWatch
 from headrace_broker.consumer.subscriptions import SubscriptionGroups
 from headrace_broker.consumer.unconsumed import InnerConsumer, UnconsumedOffsets
 from headrace_broker.frame_loop import FrameLoop
@@ -129,6 +130,7 @@ class Parts:
     offsets: ConsumerOffsets
     consumers: ConsumerManager
     producers: ProducerManager
+    pull_watch: PullWatch
     locks: QueueLocks
     long_polling: LongPolling
     client_requests: ClientRequests
@@ -213,6 +215,7 @@ def assemble(
         offsets=offsets,
         consumers=consumers,
         producers=producers,
+        pull_watch=PullWatch(consumers, topics.readable_queues, run_long),
         locks=locks,
         long_polling=long_polling,
         client_requests=client_requests,
@@ -399,6 +402,7 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
         parts.offsets,
         parts.long_polling,
         statistics,
+        parts.pull_watch,
     )
     bulk = BulkProcessor(store, sends, pulls, table, statistics)
     return (
@@ -476,6 +480,7 @@ def runtime_info(parts: Parts) -> tuple[Callable[[], Mapping[str, str]], ...]:
         parts.store.followers.runtime_info,
         parts.schedule.runtime_info,
         parts.dead_letters.runtime_info,
+        parts.pull_watch.runtime_info,
     )
 
 
@@ -559,6 +564,7 @@ def services(parts: Parts) -> tuple[Service, ...]:
         ),
         Service(parts.frames.relieve_pressure),
         Service(parts.consumers.run),
+        Service(parts.pull_watch.run),
         Service(expiry.run),
         Service(partial(expire_locks, parts.consumers, clock)),
         Service(

@@ -276,6 +276,10 @@ class ConsumerManager:
         """A group; None if no member is connected."""
         return self._groups.get(group)
 
+    def names(self) -> list[str]:
+        """The groups that have members."""
+        return list(self._groups)
+
     def members(self, group: str) -> list[Member]:
         """The members of a group."""
         return list(self._members.groups.get(group, {}).values())

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from headrace_broker.consumer.groups import ConsumerManager
     from headrace_broker.consumer.long_polling import LongPolling
     from headrace_broker.consumer.offsets import ConsumerOffsets
+    from headrace_broker.consumer.pull_watch import LastPull, PullWatch
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
     from headrace_broker.queue_directory import QueueDirectory, Source
     from headrace_broker.statistics import BrokerStatistics
@@ -86,12 +87,13 @@ AnswerResult = Callable[["Request", ResponseCode, GetResult], Reply | None]
 class PullTarget(NamedTuple):
     """A queue that a group may read, and the tags that it wants.
 
-    queue: where pulls wait. source: where they read.
+    queue: where pulls wait. source: where they read. last_pull: noted for ``PullWatch``.
     """
 
     queue: StoreQueue
     source: Source
     tags: frozenset[int] | None
+    last_pull: LastPull
 
     @property
     def tags_bytes(self) -> int:
@@ -164,6 +166,7 @@ class PullProcessor:
         offsets: ConsumerOffsets,
         long_polling: LongPolling,
         statistics: BrokerStatistics,
+        watch: PullWatch,
     ) -> None:
         self._config = config
         self._topics = topics
@@ -173,6 +176,7 @@ class PullProcessor:
         self._offsets = offsets
         self._long_polling = long_polling
         self._statistics = statistics
+        self._watch = watch
         self.registry: Registry
         self._targets: dict[tuple[object, ...], PullTarget] = {}
         self._targets_bytes = 0
@@ -223,6 +227,7 @@ class PullProcessor:
                 header.queue_id,
                 header.commit_offset,
             )
+        target.last_pull.look = self._watch.look
         position = header.queue_offset
         result = self._take_reset(header, target.source) or get(header, target, position)
         if header.sys_flag & _SUSPEND and _is_held(result.status, position):
@@ -251,6 +256,7 @@ class PullProcessor:
             if self._config.long_polling_enable
             else _SHORT_POLL_MS
         )
+        self._watch.held(target.last_pull, timeout_ms / 1000)
         # A pull needs no body; a client's would only hold memory.
         request.body = b""
         held = _HeldPull(self, request, header, target, get, answer)
@@ -310,7 +316,12 @@ class PullProcessor:
         make_room = partial(self._make_room, header, host)
         place = self._directory.serve(header.topic, header.queue_id, Use.PULL, make_room)
         assert place.queue is not None
-        return PullTarget(place.queue, place.source, self._wanted_tags(header, wanted))
+        return PullTarget(
+            place.queue,
+            place.source,
+            self._wanted_tags(header, wanted),
+            self._watch.last_pull(header.consumer_group, header.topic, header.queue_id),
+        )
 
     def _check_message_model(self, settings: SubscriptionGroupConfig) -> None:
         """Raise RequestError for a broadcasting group that must not be one."""
