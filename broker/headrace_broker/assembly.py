@@ -189,7 +189,7 @@ def assemble(
     long_polling, client_requests = LongPolling(run_long), ClientRequests()
     locks, changes = QueueLocks(budget), HostLog(log)
     conflicts = SubscriptionConflicts(config, changes)
-    consumers = ConsumerManager(groups, locks, conflicts, run_long)
+    consumers = ConsumerManager(groups, locks, conflicts, config, run_long)
     producers = ProducerManager(run_long)
     of_clients = (long_polling, consumers, producers, client_requests)
     frames = _new_frame_loop(config, store, [each.channel_closed for each in of_clients])
@@ -464,6 +464,7 @@ def _admin_processors(parts: Parts) -> tuple[Processor, ...]:
             parts.consumers,
             parts.producers,
             offsets,
+            parts.long_polling,
             statistics,
             now_ms,
             changes,

@@ -37,8 +37,9 @@ def groups(tmp_path: Path) -> SubscriptionGroups:
 
 @pytest.fixture
 def consumers(groups: SubscriptionGroups) -> ConsumerManager:
-    conflicts = SubscriptionConflicts(BrokerConfig(), HostLog(structlog.get_logger()))
-    return ConsumerManager(groups, QueueLocks(), conflicts)
+    config = BrokerConfig()
+    conflicts = SubscriptionConflicts(config, HostLog(structlog.get_logger()))
+    return ConsumerManager(groups, QueueLocks(), conflicts, config)
 
 
 def wants(*topics: str, version: int = 1, group: str = "g") -> ConsumerData:
@@ -162,6 +163,18 @@ def test_a_group_that_does_not_want_to_be_told(
     one = MemoryChannel()
     consumers.heartbeat(member(one), wants("t"), 0)
     assert notices(one) == []
+
+
+def test_a_broker_that_does_not_notify(groups: SubscriptionGroups) -> None:
+    config = BrokerConfig(notify_consumer_ids_changed_enable=False)
+    conflicts = SubscriptionConflicts(config, HostLog(structlog.get_logger()))
+    one = MemoryChannel()
+    manager = ConsumerManager(groups, QueueLocks(), conflicts, config)
+    manager.heartbeat(member(one), wants("t"), 0)
+    assert notices(one) == []
+    config.notify_consumer_ids_changed_enable = True
+    manager.heartbeat(member(one), wants("u"), 1)
+    assert notices(one) == ["g"]
 
 
 def test_a_broadcasting_group_shares_nothing_to_tell_of(consumers: ConsumerManager) -> None:

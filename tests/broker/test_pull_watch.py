@@ -53,7 +53,7 @@ def look(broker: BrokerUnderTest, *pulled: int, times: int = 1) -> dict[str, lis
             for queue_id in pulled:
                 pull(broker, queue_id)
             watch.look += 1
-            run_at_once(watch.look_at_groups())
+            run_at_once(watch.find_idle_queues())
     return {line["topic"]: line["queues"] for line in logs if "without pulls" in line["event"]}
 
 

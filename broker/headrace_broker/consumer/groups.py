@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import trio
@@ -160,6 +160,12 @@ def _held_bytes(subscriptions: Iterable[SubscriptionData]) -> int:
     )
 
 
+class NoticePolicy(Protocol):
+    """Settings of the broker about notices; they may change while it runs."""
+
+    notify_consumer_ids_changed_enable: bool
+
+
 class ConsumerManager:
     """Consumer groups that have members.
 
@@ -172,12 +178,14 @@ class ConsumerManager:
         groups: SubscriptionGroups,
         locks: QueueLocks,
         conflicts: SubscriptionConflicts,
+        policy: NoticePolicy,
         run_long: RunLong = run_at_once,
     ) -> None:
         self.change_count = 0
         self.run_long = run_long
         self._locks = locks
         self._conflicts = conflicts
+        self._policy = policy
         # Notices per group in this period.
         self._notice_counts: Counter[str] = Counter()
         # Groups whose members are notified at the end of the period.
@@ -353,6 +361,8 @@ class ConsumerManager:
         group = self._groups.get(name)
         if group is None or group.data.message_model == BROADCASTING:
             return  # broadcasting members read all queues anyway
+        if not self._policy.notify_consumer_ids_changed_enable:
+            return
         settings = self._settings.get(name)
         if settings is None or settings.notify_consumer_ids_changed_enable:
             message = notice(

@@ -76,9 +76,9 @@ class PullWatch:
         while True:
             await trio.sleep(_LOOK_S)
             self.look += 1
-            self._run_long(self.look_at_groups())
+            self._run_long(self.find_idle_queues())
 
-    def look_at_groups(self) -> Iterator[None]:
+    def find_idle_queues(self) -> Iterator[None]:
         """Report queues that were not pulled since they were reported last."""
         idle_count = 0
         for name in self._consumers.names():

@@ -68,6 +68,9 @@ _CODES = {
     GetStatus.OFFSET_RESET: ResponseCode.PULL_OFFSET_MOVED,
 }
 
+# What ends a wait at the end of a queue.
+_ANSWERED_AT_END = (GetStatus.FOUND, GetStatus.OFFSET_RESET)
+
 _FOUND = (
     b'{"code":0,"extFields":{"suggestWhichBrokerId":"0","groupSysFlag":"0",'
     b'"nextBeginOffset":"%d","maxOffset":"%d","minOffset":"%d","topicSysFlag":"0"},"flag":1,'
@@ -133,21 +136,23 @@ class _HeldPull(HeldRequest, Generic[Header]):
             return True
 
     def _try_answer(self, may_wait: bool) -> bool:
-        position = self.position
+        position, header, target = self.position, self._header, self._target
         try:
-            result = self._get(self._header, self._target, position)
+            result = self._processor.take_reset(header, target.source) or self._get(
+                header, target, position
+            )
         except NotReady:
             # The messages have left memory meanwhile; the client's next pull waits for the disk.
-            result = _no_match(self._target.source, position)
+            result = _no_match(target.source, position)
             may_wait = False
         is_at_end = result.next_offset >= result.max_offset
-        if may_wait and is_at_end and result.status is not GetStatus.FOUND:
+        if may_wait and is_at_end and result.status not in _ANSWERED_AT_END:
             # The next attempt starts after the messages that the filter rejected.
             if result.status is GetStatus.NO_MATCHED_MESSAGE:
                 self.position = result.next_offset
             return False
         request, answer = self.request, self._answer
-        reply = self._processor.answer(request, self._header, position, result, answer)
+        reply = self._processor.answer(request, header, position, result, answer)
         if reply is not None:
             request.reply(reply)
         return True
@@ -229,13 +234,13 @@ class PullProcessor:
             )
         target.last_pull.look = self._watch.look
         position = header.queue_offset
-        result = self._take_reset(header, target.source) or get(header, target, position)
+        result = self.take_reset(header, target.source) or get(header, target, position)
         if header.sys_flag & _SUSPEND and _is_held(result.status, position):
             self._hold(request, header, target, get, answer)
             return None
         return self.answer(request, header, position, result, answer)
 
-    def _take_reset(self, header: PullHeader, source: Source) -> GetResult | None:
+    def take_reset(self, header: PullHeader, source: Source) -> GetResult | None:
         """The result that sends a group to the offset of a reset; None without a reset."""
         offset = self._offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
         if offset is None:
