@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import secrets
 from collections import Counter
@@ -14,7 +15,7 @@ import trio
 import headrace
 from headrace import Consumer, Message
 from headrace.consumer.assignment import LOCK_TRUST_S
-from headrace.consumer.inbox import Inbox
+from headrace.consumer.inbox import Inbox, MessageIterator
 from headrace.consumer.process_queue import Limits, ProcessQueue
 from headrace.errors import ConfigurationError, HeadraceError
 from headrace.messages import MessageBatch, ReceivedMessage
@@ -107,6 +108,21 @@ async def test_no_message_is_handed_out_without_the_lock(autojump_clock: MockClo
     await trio.sleep(LOCK_TRUST_S)
     assert not delivery.has_more
     assert inbox.take_ready() is None
+
+
+async def test_a_queue_yields_to_others_after_a_minute(autojump_clock: MockClock) -> None:
+    inbox, one, two = opened_inbox(), process_queue(1), process_queue(2)
+    for queue, offset, count in ((one, 0, 5), (one, 5, 1), (two, 0, 1)):
+        queue.locked_until = math.inf
+        inbox.put(queue.add(batch(queue.queue, offset, count)))
+    taken = []
+    async for message in MessageIterator(inbox):
+        taken.append((message.queue.queue_id, message.queue_offset))
+        await trio.sleep(25)
+        if len(taken) == 7:
+            break
+    assert taken == [(1, 0), (1, 1), (1, 2), (2, 0), (1, 3), (1, 4), (1, 5)]
+    assert (one.processed_offset, two.processed_offset) == (5, 1)
 
 
 # -- retries ---------------------------------------------------------------------------------------

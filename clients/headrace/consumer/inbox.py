@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from headrace_protocol.bodies import MessageQueue
 
 
+# How long a task processes an ordered queue in a row while other queues wait.
+_TURN_S = 60.0
+
+
 class Inbox:
     """Deliveries from all queues, in order of arrival.
 
@@ -145,6 +149,17 @@ class Inbox:
                 return True
         return False
 
+    def yield_turn(self, delivery: Delivery) -> None:
+        """Let other queues be handed out before the rest of a handed-out delivery."""
+        process_queue = delivery.process_queue
+        rest = process_queue.retry(delivery, delivery.handed_out_offset)
+        del self._handed_out[delivery]
+        waiting = list(self._waiting)
+        same_queue = [each for each in waiting if each.process_queue is process_queue]
+        others = [each for each in waiting if each.process_queue is not process_queue]
+        self._waiting = deque([*others, rest, *same_queue])
+        self._signal()
+
     def _next(self) -> Delivery | None:
         blocked: list[Delivery] = []
         found = None
@@ -204,16 +219,24 @@ class Receiver:
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
+        self._taken_at = 0.0
         self.delivery: Delivery | None = None
 
     async def receive(self) -> Delivery:
         """The current delivery if it has more messages, otherwise the next one."""
         if self.delivery and self.delivery.has_more:
             await anyio.lowlevel.checkpoint()
+            if self._is_turn_over(self.delivery):
+                self._inbox.yield_turn(self.delivery)
         self._finish_if_exhausted()
         if self.delivery is None:
             self.delivery = await self._inbox.take()
+            self._taken_at = anyio.current_time()
         return self.delivery
+
+    def _is_turn_over(self, delivery: Delivery) -> bool:
+        is_ordered = delivery.process_queue.is_locked and delivery.has_more
+        return is_ordered and anyio.current_time() - self._taken_at >= _TURN_S
 
     def receive_ready(self) -> Delivery | None:
         """Like ``receive``, but None instead of waiting."""
