@@ -38,8 +38,6 @@ EXPECTED_VALUES = {
     "recallMessageEnable": "false",
     "fetchNamesrvAddrByAddressServer": "false",
     "fetchNameSrvAddrByDnsLookup": "false",
-    "useServerSideResetOffset": "true",
-    "notifyConsumerIdsChangedEnable": "true",
     "defaultMessageRequestMode": "PULL",
 }
 

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
+from headrace_broker.consumer.conflicts import SubscriptionConflicts
 from headrace_broker.consumer.groups import ConsumerManager, ProducerManager
 from headrace_broker.consumer.locks import QueueLocks
 from headrace_broker.consumer.long_polling import LongPolling
 from headrace_broker.consumer.offsets import ConsumerOffsets
+from headrace_broker.consumer.pull_watch import PullWatch
 from headrace_broker.consumer.subscriptions import SubscriptionGroups
 from headrace_broker.consumer.unconsumed import InnerConsumer, UnconsumedOffsets
 from headrace_broker.frame_loop import FrameLoop
@@ -57,7 +59,7 @@ from headrace_broker.topics.table import TopicTable
 from headrace_broker.transaction.metrics import METRICS_FILE, TransactionMetrics
 from headrace_broker.transaction.processor import TransactionProcessor
 from headrace_broker.transaction.service import Transactions
-from headrace_broker.upkeep import ClientExpiry, persist_offsets
+from headrace_broker.upkeep import ClientExpiry, expire_locks, persist_offsets
 from headrace_daemon.host_log import HostLog
 from headrace_daemon.metrics.daemon_metrics import DaemonMetrics
 from headrace_daemon.metrics.scrapes import Scrapes
@@ -131,6 +133,7 @@ class Parts:
     offsets: ConsumerOffsets
     consumers: ConsumerManager
     producers: ProducerManager
+    pull_watch: PullWatch
     locks: QueueLocks
     long_polling: LongPolling
     client_requests: ClientRequests
@@ -190,8 +193,10 @@ def assemble(
     budget, statistics, watchdog = HostBudget(), BrokerStatistics(), Watchdog()
     topics, groups, offsets = _tables(config, store, budget)
     long_polling, client_requests = LongPolling(run_long), ClientRequests()
-    locks = QueueLocks(budget)
-    consumers, producers = ConsumerManager(groups, run_long), ProducerManager(run_long)
+    locks, changes = QueueLocks(budget), HostLog(log)
+    conflicts = SubscriptionConflicts(config, changes)
+    consumers = ConsumerManager(groups, locks, conflicts, config, run_long)
+    producers = ProducerManager(run_long)
     of_clients = (long_polling, consumers, producers, client_requests)
     frames = _new_frame_loop(config, store, [each.channel_closed for each in of_clients])
     server = RemotingServer(frames, owns_loop=owns_loop)
@@ -212,7 +217,7 @@ def assemble(
         pace=pace,
         watchdog=watchdog,
         statistics=statistics,
-        changes=HostLog(log),
+        changes=changes,
         budget=budget,
         topics=topics,
         directory=directory,
@@ -220,6 +225,7 @@ def assemble(
         offsets=offsets,
         consumers=consumers,
         producers=producers,
+        pull_watch=PullWatch(consumers, topics.readable_queues, run_long),
         locks=locks,
         long_polling=long_polling,
         client_requests=client_requests,
@@ -421,6 +427,7 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
         parts.offsets,
         parts.long_polling,
         statistics,
+        parts.pull_watch,
     )
     bulk = BulkProcessor(store, sends, pulls, table, statistics)
     return (
@@ -492,6 +499,7 @@ def _admin_processors(parts: Parts) -> tuple[Processor, ...]:
             parts.consumers,
             parts.producers,
             offsets,
+            parts.long_polling,
             statistics,
             now_ms,
             changes,
@@ -509,6 +517,7 @@ def runtime_info(parts: Parts) -> tuple[Callable[[], Mapping[str, str]], ...]:
         parts.schedule.runtime_info,
         parts.transactions.runtime_info,
         parts.dead_letters.runtime_info,
+        parts.pull_watch.runtime_info,
     )
 
 
@@ -572,10 +581,8 @@ def _new_frame_loop(
 
 def services(parts: Parts) -> tuple[Service, ...]:
     """The services in starting order; see ``Service`` for the order in which they finish."""
-    clock, run_long = parts.store.clock, parts.pace.sliced_work.start
-    expiry = ClientExpiry(
-        parts.consumers, parts.producers, parts.locks, parts.changes, clock, run_long
-    )
+    clock = parts.store.clock
+    expiry = ClientExpiry(parts.consumers, parts.producers, parts.changes, clock)
     return (
         Service(parts.watchdog.run, is_awaited=True, needs_process=True),
         *_saved_files(parts),
@@ -597,7 +604,9 @@ def services(parts: Parts) -> tuple[Service, ...]:
         ),
         Service(parts.frames.relieve_pressure),
         Service(parts.consumers.run),
+        Service(parts.pull_watch.run),
         Service(expiry.run),
+        Service(partial(expire_locks, parts.consumers, clock)),
         Service(
             partial(persist_offsets, parts.config, parts.offsets), finish=parts.offsets.persist
         ),

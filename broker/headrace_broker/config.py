@@ -148,6 +148,21 @@ class BrokerConfig(BaseModel):
     auto_create_subscription_group: bool = _setting(
         True, "Create a missing consumer group at its first request.", reloadable=True
     )
+    use_server_side_reset_offset: bool = _setting(
+        True,
+        "Members learn of a reset of offsets by their pulls; else they are requested to seek.",
+        reloadable=True,
+    )
+    notify_consumer_ids_changed_enable: bool = _setting(
+        True,
+        "Notify the members of a group when it changes, so that they rebalance.",
+        reloadable=True,
+    )
+    subscription_conflict: Literal["warn", "refuse"] = _setting(
+        "warn",
+        "Log members of a group with different subscriptions, or refuse the newcomer's heartbeats.",
+        reloadable=True,
+    )
     long_polling_enable: bool = _setting(
         True,
         "Hold pulls at the end of a queue for as long as they request; otherwise for 1 s.",

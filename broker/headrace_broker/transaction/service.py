@@ -164,11 +164,14 @@ class Transactions:
             await trio.sleep(_SAVE_S)
             try:
                 await self.save()
-            except OSError as error:
+            except (OSError, StoreNotWritable) as error:
                 log.error("progress of transactions not saved, retrying", reason=str(error))
 
     async def save(self) -> None:
-        """Note the progress for the next save of consumer offsets. Raises OSError."""
+        """Note the progress for the next save of consumer offsets.
+
+        Raises OSError, StoreNotWritable.
+        """
         await self._look()
         await trio.to_thread.run_sync(self._metrics.save, self._counts(), limiter=self._threads)
         if not self.table.is_settled:
