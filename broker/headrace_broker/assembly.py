@@ -54,6 +54,14 @@ from headrace_broker.staging.service import Staging
 from headrace_broker.statistics import BrokerStatistics
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.message_store import MessageStore
+from headrace_broker.timer.arrivals import Topics
+from headrace_broker.timer.checkpoint import TIMER_CHECK_FILE, TimerCheckFile
+from headrace_broker.timer.demand import TimerDemand
+from headrace_broker.timer.metrics import TIMER_METRICS_FILE, TimerMetrics
+from headrace_broker.timer.processor import TimerProcessor
+from headrace_broker.timer.service import Timers, TimerSwitches
+from headrace_broker.timer.waiting_timers import RollWindow, WaitingTimers
+from headrace_broker.timer.wheel import TimerWheel
 from headrace_broker.topics.attributes import topic_limits
 from headrace_broker.topics.table import TopicTable
 from headrace_broker.transaction.metrics import METRICS_FILE, TransactionMetrics
@@ -71,7 +79,7 @@ from headrace_daemon.watchdog import Watchdog
 from headrace_protocol.access import restrict
 from headrace_protocol.message import INNER_BATCH, TRANSACTION_MASK, UniqKeyGenerator
 from headrace_protocol.serving import TURN_S, Registry
-from headrace_protocol.system_topics import HALF_TOPIC, SCHEDULE_TOPIC
+from headrace_protocol.system_topics import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -141,6 +149,8 @@ class Parts:
     delivery: Delivery
     undelivered: Undelivered
     schedule: Schedule
+    timers: Timers
+    timer_demand: TimerDemand
     transactions: Transactions
     dead_letters: DeadLetters
     registration: Registration
@@ -208,6 +218,7 @@ def assemble(
     undelivered = Undelivered(topics)
     folder, now_ms = config.store_path_root_dir / "config", store.clock.now_ms
     marks = Marks(ConfigFile(folder / MARKS_FILE, store.fs))
+    timers = _timers(config, store, writer, delivery, undelivered, marks)
     parts = Parts(
         config=config,
         store=store,
@@ -233,14 +244,7 @@ def assemble(
         dead_letters=DeadLetters(topics, groups, locks, now_ms),
         delivery=delivery,
         undelivered=undelivered,
-        schedule=Schedule(
-            store,
-            writer,
-            delivery,
-            undelivered,
-            DelayOffsets(ConfigFile(folder / DELAY_OFFSETS_FILE, store.fs), marks, now_ms),
-            config.flush_delay_offset_interval / 1000,
-        ),
+        schedule=_schedule(config, store, writer, delivery, undelivered, marks),
         transactions=Transactions(
             config,
             store,
@@ -251,6 +255,8 @@ def assemble(
             TransactionMetrics(ConfigFile(folder / METRICS_FILE, store.fs), now_ms),
             lambda group: [member.channel for member in producers.members(group)],
         ),
+        timers=timers,
+        timer_demand=_timer_demand(config, store, timers),
         registration=Registration(
             config, config.nameservers, network, topics, listener.address, ha_address=""
         ),
@@ -264,6 +270,60 @@ def assemble(
         processor.register(registry)
     add_guards(parts)
     return parts
+
+
+def _schedule(
+    config: BrokerConfig,
+    store: MessageStore,
+    writer: InnerWriter,
+    delivery: Delivery,
+    undelivered: Undelivered,
+    marks: Marks,
+) -> Schedule:
+    file = ConfigFile(config.store_path_root_dir / "config" / DELAY_OFFSETS_FILE, store.fs)
+    return Schedule(
+        store,
+        writer,
+        delivery,
+        undelivered,
+        DelayOffsets(file, marks, store.clock.now_ms),
+        config.flush_delay_offset_interval / 1000,
+    )
+
+
+def _timers(
+    config: BrokerConfig,
+    store: MessageStore,
+    writer: InnerWriter,
+    delivery: Delivery,
+    undelivered: Undelivered,
+    marks: Marks,
+) -> Timers:
+    root, fs, waits = config.store_path_root_dir, store.fs, Topics()
+    return Timers(
+        store,
+        writer,
+        delivery,
+        undelivered,
+        WaitingTimers(waits, RollWindow(config.timer_roll_window_slot)),
+        TimerWheel(root, fs, config.mapped_file_size_timer_log, waits),
+        TimerMetrics(ConfigFile(root / "config" / TIMER_METRICS_FILE, fs), store.clock.now_ms),
+        TimerCheckFile(root / "config" / TIMER_CHECK_FILE, fs, marks),
+        TimerSwitches(
+            lambda: config.timer_stop_enqueue,
+            lambda: config.timer_stop_dequeue,
+            lambda: config.timer_flush_interval_ms / 1000,
+        ),
+    )
+
+
+def _timer_demand(config: BrokerConfig, store: MessageStore, timers: Timers) -> TimerDemand:
+    return TimerDemand(
+        lambda: config.timer_max_delay_sec,
+        lambda: config.timer_wheel_enable,
+        lambda: store.commit_log.now_ms,
+        timers.wake,
+    )
 
 
 def _tables(
@@ -356,6 +416,7 @@ def inner_consumers(parts: Parts) -> dict[str, InnerConsumer]:
     """By topic, the services that messages wait for; their log files stay until then."""
     return {
         SCHEDULE_TOPIC: InnerConsumer("delayed messages", parts.schedule.next_offset),
+        TIMER_TOPIC: InnerConsumer("timers", parts.timers.next_offset),
         HALF_TOPIC: InnerConsumer("undecided transactions", parts.transactions.next_offset),
     }
 
@@ -392,6 +453,7 @@ def delays(parts: Parts) -> tuple[Demand, ...]:
         Demand(
             "messages with a delivery time",
             ("TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"),
+            apply=parts.timer_demand.serve,
         ),
     )
 
@@ -446,6 +508,15 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
             rejection,
         ),
         ScheduleProcessor(parts.schedule),
+        TimerProcessor(
+            store,
+            topics,
+            parts.timers,
+            config.broker_name,
+            lambda: config.recall_message_enable,
+            sends.reply_confirmed,
+            rejection,
+        ),
         TransactionProcessor(
             store,
             parts.transactions,
@@ -515,6 +586,7 @@ def runtime_info(parts: Parts) -> tuple[Callable[[], Mapping[str, str]], ...]:
     return (
         parts.store.followers.runtime_info,
         parts.schedule.runtime_info,
+        parts.timers.runtime_info,
         parts.transactions.runtime_info,
         parts.dead_letters.runtime_info,
         parts.pull_watch.runtime_info,
@@ -592,6 +664,8 @@ def services(parts: Parts) -> tuple[Service, ...]:
         Service(parts.staging.run, parts.staging.load, is_awaited=True, is_supervised=False),
         Service(parts.schedule.run, parts.schedule.load, finish=parts.schedule.finish),
         Service(parts.schedule.run_saving),
+        Service(parts.timers.run, parts.timers.load, finish=parts.timers.finish),
+        Service(parts.timers.run_saving),
         Service(parts.transactions.run, parts.transactions.load, finish=parts.transactions.finish),
         Service(parts.transactions.run_naming),
         Service(parts.transactions.run_saving),
