@@ -266,6 +266,42 @@ class BrokerConfig(BaseModel):
         le=_INT_MAX,
     )
 
+    # -- transactions
+    reject_transaction_message: bool = _setting(
+        False, "Reject transactional messages.", reloadable=True
+    )
+    transaction_time_out: int = _setting(
+        6000,
+        "Time until the producer of an undecided transaction is asked.",
+        unit="ms",
+        reloadable=True,
+        ge=1,
+        le=_INT_MAX,
+    )
+    transaction_check_interval: int = _setting(
+        30_000,
+        "Interval of checks of undecided transactions.",
+        unit="ms",
+        reloadable=True,
+        ge=100,
+        le=_INT_MAX,
+    )
+    transaction_check_max: int = _setting(
+        15,
+        "Checks of an undecided transaction before it is discarded.",
+        reloadable=True,
+        ge=1,
+        le=_INT_MAX,
+    )
+    transaction_op_msg_max_size: int = _setting(
+        4096,
+        "Largest body of a record that names decided transactions.",
+        unit="bytes",
+        reloadable=True,
+        ge=100,
+        le=_INT_MAX,
+    )
+
     # -- retention
     file_reserved_time: int = _setting(
         72,
