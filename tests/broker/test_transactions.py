@@ -536,6 +536,9 @@ async def test_a_producer_that_never_answers_ends_in_a_topic_and_may_resume(
         header = ResumeCheckHalfMessageHeader(msg_id=kept.offset_message_id)
         answer = ledger.broker.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, header)
         assert answer.code == ResponseCode.SUCCESS, answer.remark
+        answer = ledger.broker.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, header)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert "was resumed before" in answer.remark
         await ledger.check_later()
         (check,) = checks(channel)
         assert check.message.properties["TRANSACTION_CHECK_TIMES"] == "1"
@@ -581,6 +584,7 @@ async def test_a_half_that_nobody_is_asked_about_holds_up_no_start(
     ledger: Ledger, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "_BEHIND_MAX", 10)
+    monkeypatch.setattr(service, "_BEHIND_FACTOR", 1)
     async with ledger.running():
         stuck = ledger.send(b"stuck")
         for number in range(12):

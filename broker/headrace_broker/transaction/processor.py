@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from headrace_protocol.serving import Registry, Request
 
 _UNKNOWN: Final = 0
+# A half has a copy for each check.
+_INDEXED_MAX: Final = 64
+_FOREVER_MS: Final = 1 << 62
 _DECISIONS: Final = {
     TRANSACTION_COMMIT: Decision.COMMIT,
     TRANSACTION_ROLLBACK: Decision.ROLLBACK,
@@ -170,8 +173,20 @@ class TransactionProcessor:
         """RESUME_CHECK_HALF_MESSAGE: a discarded half is checked again from the start."""
         header = request.header(ResumeCheckHalfMessageHeader)
         record = self._find_discarded(header.msg_id or "")
+        if self._was_resumed(record):
+            raise _failed(f"msgId {header.msg_id}: was resumed before, and is checked or decided")
         self._append(resumed(record, without_checksum(record.raw_properties)))
         return self._reply_confirmed(request, Reply())
+
+    def _was_resumed(self, record: StoredMessage) -> bool:
+        """Whether a half was made of a discarded one. Raises NotReady."""
+        key = record.properties.get("UNIQ_KEY", "")
+        query = self._store.query_index(HALF_TOPIC, key, _INDEXED_MAX, 0, _FOREVER_MS, "U")
+        while query.step():
+            pass
+        found = map(self._store.commit_log.record_at, query.found)
+        sources = (decode_record(half).prepared_transaction_offset for half in found if half)
+        return record.physical_offset in sources
 
     def _find_discarded(self, message_id: str) -> StoredMessage:
         """Raises RequestError, NotReady."""

@@ -58,6 +58,7 @@ _HALVES_AT_ONCE: Final = 32
 # A half that nobody can be asked about is stored again when so many came after it: a start reads
 # all from the oldest open one on.
 _BEHIND_MAX: Final = 10_000
+_BEHIND_FACTOR: Final = 10
 _MARK_NAME = "transaction"
 _HOUR_MS: Final = 3_600_000
 
@@ -267,14 +268,18 @@ class Transactions:
         for half in due:
             is_discarded = self._is_given_up(half, now_ms)
             channel = None if is_discarded else self._channel(half)
-            is_behind = self._halves.end - half.newest > _BEHIND_MAX
-            if is_discarded or channel is not None or is_behind:
+            if is_discarded or channel is not None or self._is_behind(half):
                 records = await self._read([half.newest])
                 asked += [_Asked(half, record, channel, is_discarded) for record in records]
         # Reading took a while.
         asked = [one for one in asked if self.table.open.get(one.half.first) is one.half]
         await self._discard([one for one in asked if one.is_discarded])
         await self._copy([one for one in asked if not one.is_discarded])
+
+    def _is_behind(self, half: OpenHalf) -> bool:
+        """Whether a half makes starts read many that are decided."""
+        behind_max = max(_BEHIND_MAX, _BEHIND_FACTOR * len(self.table.open))
+        return self._halves.end - half.newest > behind_max
 
     def _is_given_up(self, half: OpenHalf, now_ms: int) -> bool:
         is_asked_enough = half.times >= self._config.transaction_check_max
@@ -311,7 +316,7 @@ class Transactions:
 
     async def _copy(self, asked: list[_Asked]) -> None:
         """Store halves again with one check more, and ask about them."""
-        to_store = [one for one in asked if not one.half.is_check_owed]
+        to_store = [one for one in asked if one.channel is None or not one.half.is_check_owed]
         messages = [
             halves.copy(one.record, one.half.first, one.half.times + (one.channel is not None))
             for one in to_store
@@ -320,8 +325,9 @@ class Transactions:
 
         def note(number: int, physical_offset: int) -> None:
             one = to_store[number]
-            one.half.times += one.channel is not None
-            one.half.is_check_owed = one.channel is not None
+            if one.channel is not None:
+                one.half.times += 1
+                one.half.is_check_owed = True
             if physical_offset >= 0:  # else it is too large to be stored again
                 queue_offset = self._store.queue(HALF_TOPIC, 0).next_offset - 1
                 self._note_copy(one.half, queue_offset, physical_offset)
