@@ -173,8 +173,9 @@ class Ledger:
         return [message.body for message in self.stored(topic, queue_id)]
 
     def named(self) -> list[int]:
-        """The halves that op records name."""
-        names = b"".join(self.bodies(OP_HALF_TOPIC, 0)).split(b",")
+        """The halves that op records call decided."""
+        ops = [op for op in self.stored(OP_HALF_TOPIC, 0) if "COPIED" not in op.properties]
+        names = b"".join(op.body for op in ops).split(b",")
         return [int(name) for name in names if name]
 
 
@@ -440,6 +441,8 @@ async def test_a_producer_that_says_nothing_is_asked(
         assert checks(channel) == []
         await ledger.check_later(1)
         (check,) = checks(channel)
+        (op,) = ledger.stored(OP_HALF_TOPIC, 0)
+        assert (op.body, op.properties) == (b"0,", {"TAGS": "d", "COPIED": "true"})
         assert (check.message.topic, check.message.queue_id) == ("T", 1)
         assert (check.message.body, check.message.flag) == (b"paid", 5)
         assert check.message.properties["TRANSACTION_CHECK_TIMES"] == "1"

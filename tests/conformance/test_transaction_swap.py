@@ -131,7 +131,7 @@ async def bodies(nameserver: str) -> list[bytes]:
         messages: list[Any] = []
         with move_on_after(3):
             while True:
-                messages += await consumer.receive_many()
+                messages += await consumer.receive_many() or []
     return sorted(message.body for message in messages)
 
 
