@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from headrace_daemon.network import Listener, Network
     from headrace_daemon.services import Services
     from headrace_daemon.serving.server_channel import ServerChannel
+    from headrace_protocol.serving import Channel
 
 log = structlog.get_logger("headrace.broker")
 
@@ -201,8 +202,7 @@ def assemble(
     )
     writer, delivery = InnerWriter(store, statistics.put), Delivery(topics, directory)
     undelivered = Undelivered(topics)
-    folder, now_ms = config.store_path_root_dir / "config", store.clock.now_ms
-    marks = Marks(ConfigFile(folder / MARKS_FILE, store.fs))
+    marks = Marks(_file(config, store, MARKS_FILE))
     parts = Parts(
         config=config,
         store=store,
@@ -224,27 +224,11 @@ def assemble(
         long_polling=long_polling,
         client_requests=client_requests,
         staging=_staging(config, store, statistics, budget, supervisor),
-        dead_letters=DeadLetters(topics, groups, locks, now_ms),
+        dead_letters=DeadLetters(topics, groups, locks, store.clock.now_ms),
         delivery=delivery,
         undelivered=undelivered,
-        schedule=Schedule(
-            store,
-            writer,
-            delivery,
-            undelivered,
-            DelayOffsets(ConfigFile(folder / DELAY_OFFSETS_FILE, store.fs), marks, now_ms),
-            config.flush_delay_offset_interval / 1000,
-        ),
-        transactions=Transactions(
-            config,
-            store,
-            writer,
-            topics,
-            offsets,
-            marks,
-            TransactionMetrics(ConfigFile(folder / METRICS_FILE, store.fs), now_ms),
-            lambda group: [member.channel for member in producers.members(group)],
-        ),
+        schedule=_schedule(config, store, writer, delivery, undelivered, marks),
+        transactions=_transactions(config, store, writer, topics, offsets, marks, producers),
         registration=Registration(
             config, config.nameservers, network, topics, listener.address, ha_address=""
         ),
@@ -258,6 +242,41 @@ def assemble(
         processor.register(registry)
     add_guards(parts)
     return parts
+
+
+def _file(config: BrokerConfig, store: MessageStore, name: str) -> ConfigFile:
+    return ConfigFile(config.store_path_root_dir / "config" / name, store.fs)
+
+
+def _schedule(
+    config: BrokerConfig,
+    store: MessageStore,
+    writer: InnerWriter,
+    delivery: Delivery,
+    undelivered: Undelivered,
+    marks: Marks,
+) -> Schedule:
+    file = _file(config, store, DELAY_OFFSETS_FILE)
+    offsets = DelayOffsets(file, marks, store.clock.now_ms)
+    save_s = config.flush_delay_offset_interval / 1000
+    return Schedule(store, writer, delivery, undelivered, offsets, save_s)
+
+
+def _transactions(
+    config: BrokerConfig,
+    store: MessageStore,
+    writer: InnerWriter,
+    topics: TopicTable,
+    offsets: ConsumerOffsets,
+    marks: Marks,
+    producers: ProducerManager,
+) -> Transactions:
+    metrics = TransactionMetrics(_file(config, store, METRICS_FILE), store.clock.now_ms)
+
+    def channels(group: str) -> list[Channel]:
+        return [member.channel for member in producers.members(group)]
+
+    return Transactions(config, store, writer, topics, offsets, marks, metrics, channels)
 
 
 def _tables(
