@@ -229,9 +229,7 @@ def assemble(
         undelivered=undelivered,
         schedule=_schedule(config, store, writer, delivery, undelivered, marks),
         transactions=_transactions(config, store, writer, topics, offsets, marks, producers),
-        registration=Registration(
-            config, config.nameservers, network, topics, listener.address, ha_address=""
-        ),
+        registration=_registration(config, network, topics, listener),
         frames=frames,
         server=server,
         registry=registry,
@@ -242,6 +240,14 @@ def assemble(
         processor.register(registry)
     add_guards(parts)
     return parts
+
+
+def _registration(
+    config: BrokerConfig, network: Network, topics: TopicTable, listener: Listener
+) -> Registration:
+    return Registration(
+        config, config.nameservers, network, topics, listener.address, ha_address=""
+    )
 
 
 def _file(config: BrokerConfig, store: MessageStore, name: str) -> ConfigFile:
