@@ -300,9 +300,8 @@ def _staging(
 def _connect(parts: Parts) -> None:
     """Connect parts that depend on each other."""
     topics, store = parts.topics, parts.store
-    parts.frames.connect(
-        parts.registry, parts.server.hold_back, parts.waiting.transactions.write_ops
-    )
+    end_turn = parts.waiting.transactions.write_ops
+    parts.frames.connect(parts.registry, parts.server.hold_back, end_turn)
     topics.subscribe(lambda _topic: parts.registration.topics_changed())
     store.write_path.on_published(parts.long_polling.arrived)
     for follower in followers(parts):
@@ -571,19 +570,7 @@ def services(parts: Parts) -> tuple[Service, ...]:
         # These two supervise their own tasks.
         Service(parts.store.run, is_awaited=True, is_supervised=False),
         Service(parts.staging.run, parts.staging.load, is_awaited=True, is_supervised=False),
-        Service(
-            parts.waiting.schedule.run,
-            parts.waiting.schedule.load,
-            finish=parts.waiting.schedule.finish,
-        ),
-        Service(parts.waiting.schedule.run_saving),
-        Service(
-            parts.waiting.transactions.run,
-            parts.waiting.transactions.load,
-            finish=parts.waiting.transactions.finish,
-        ),
-        Service(parts.waiting.transactions.run_naming),
-        Service(parts.waiting.transactions.run_saving),
+        *_waiting_services(parts),
         Service(parts.pace.sliced_work.run),
         Service(parts.pace.fetches.run),
         Service(parts.client_requests.run),
@@ -611,6 +598,17 @@ def services(parts: Parts) -> tuple[Service, ...]:
             stage=StopStage.DEPART,
             is_awaited=True,
         ),
+    )
+
+
+def _waiting_services(parts: Parts) -> tuple[Service, ...]:
+    schedule, transactions = parts.waiting.schedule, parts.waiting.transactions
+    return (
+        Service(schedule.run, schedule.load, finish=schedule.finish),
+        Service(schedule.run_saving),
+        Service(transactions.run, transactions.load, finish=transactions.finish),
+        Service(transactions.run_naming),
+        Service(transactions.run_saving),
     )
 
 
