@@ -48,7 +48,7 @@ class Clockwork:
     ) -> None:
         self.broker = BrokerUnderTest(folder, broker_config(folder, **settings), **sizes)
         self.broker.clock.ms = ms
-        self.timers = self.broker.parts.timers
+        self.timers = self.broker.parts.waiting.timers
 
     @property
     def clock(self) -> Any:
