@@ -118,6 +118,7 @@ MAY_IMPORT = {
     },
     "headrace_broker.schedule": INNER
     | {"headrace_broker.inner", "headrace_broker.message_demands"},
+    "headrace_broker.timer": INNER | {"headrace_broker.inner", "headrace_broker.message_demands"},
     "headrace_broker.transaction": INNER
     | {
         "headrace_broker.config",

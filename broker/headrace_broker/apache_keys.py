@@ -35,7 +35,6 @@ EXPECTED_VALUES = {
     "messageIndexEnable": "true",
     "enablePropertyFilter": "false",
     "traceTopicEnable": "false",
-    "recallMessageEnable": "false",
     "fetchNamesrvAddrByAddressServer": "false",
     "fetchNameSrvAddrByDnsLookup": "false",
     "defaultMessageRequestMode": "PULL",
@@ -111,7 +110,7 @@ _WITHOUT_EFFECT = """
     loadBalancePollNameServerInterval loadBalanceProcessorThreadPoolNums
     loadBalanceThreadPoolQueueCapacity lockInStrictMode logicQueueForceSwapMapInterval
     logicQueueSwapMapInterval logicQueueSwapMapReserveFileNum
-    logicalDiskSpaceCleanForciblyThreshold mappedFileSizeConsumeQueueExt mappedFileSizeTimerLog
+    logicalDiskSpaceCleanForciblyThreshold mappedFileSizeConsumeQueueExt
     mappedFileSwapEnable mapperFileSizeBatchConsumeQueue maxAsyncPutMessageRequests
     maxBatchDeleteFilesNum maxChecksumRange maxClientEventCount maxConsumeQueueScan
     maxErrorRateOfBloomFilter maxFilterMessageSize maxHaTransferByteInSecond
@@ -161,14 +160,14 @@ _WITHOUT_EFFECT = """
     syncControllerMetadataPeriod syncFlushTimeout syncFromLastFile
     syncMasterFlushOffsetWhenStartup timerCheckMetricsWhen timerColdDataCheckIntervalMs
     timerCongestNumEachSlot timerEnableCheckMetrics timerEnableDisruptor
-    timerEnableRetryUntilSuccess timerFlushIntervalMs timerGetMessageThreadNum
-    timerInterceptDelayLevel timerMaxDelaySec timerMetricSmallThreshold timerPrecisionMs
+    timerEnableRetryUntilSuccess timerGetMessageThreadNum
+    timerInterceptDelayLevel timerMetricSmallThreshold
     timerProgressLogIntervalMs timerPutMessageThreadNum timerRecallToTimeWheelEnable
     timerRecallToTimelineEnable timerReputServiceCorePoolSize timerReputServiceMaxPoolSize
     timerReputServiceQueueCapacity timerRocksDBPrecisionMs timerRocksDBRollIntervalHours
     timerRocksDBRollMaxTps timerRocksDBRollRangeHours timerRocksDBStopScan
-    timerRocksDBTimeExpiredMaxTps timerRollWindowSlot timerSkipUnknownError timerStopDequeue
-    timerStopEnqueue timerWarmEnable timerWheelEnable timerWheelSnapshotFlush
+    timerRocksDBTimeExpiredMaxTps timerSkipUnknownError
+    timerWarmEnable timerWheelSnapshotFlush
     timerWheelSnapshotIntervalMs topicQueueLockNum traceOn transWriteOriginTransHalfEnable
     transactionCheckRocksdbCoreThreads
     transactionCheckRocksdbMaxThreads transactionCheckRocksdbQueueCapacity

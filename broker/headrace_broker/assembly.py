@@ -49,6 +49,7 @@ from headrace_broker.staging.service import Staging
 from headrace_broker.statistics import BrokerStatistics
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.message_store import MessageStore
+from headrace_broker.timer.processor import TimerProcessor
 from headrace_broker.topics.attributes import topic_limits
 from headrace_broker.topics.table import TopicTable
 from headrace_broker.transaction.processor import TransactionProcessor
@@ -65,7 +66,7 @@ from headrace_daemon.watchdog import Watchdog
 from headrace_protocol.access import restrict
 from headrace_protocol.message import INNER_BATCH, TRANSACTION_MASK, UniqKeyGenerator
 from headrace_protocol.serving import TURN_S, Registry
-from headrace_protocol.system_topics import HALF_TOPIC, SCHEDULE_TOPIC
+from headrace_protocol.system_topics import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -336,6 +337,7 @@ def inner_consumers(parts: Parts) -> dict[str, InnerConsumer]:
     """By topic, the services that messages wait for; their log files stay until then."""
     return {
         SCHEDULE_TOPIC: InnerConsumer("delayed messages", parts.waiting.schedule.next_offset),
+        TIMER_TOPIC: InnerConsumer("timers", parts.waiting.timers.next_offset),
         HALF_TOPIC: InnerConsumer("undecided transactions", parts.waiting.transactions.next_offset),
     }
 
@@ -372,6 +374,7 @@ def delays(parts: Parts) -> tuple[Demand, ...]:
         Demand(
             "messages with a delivery time",
             ("TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"),
+            apply=parts.waiting.timer_demand.serve,
         ),
     )
 
@@ -426,6 +429,15 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
             rejection,
         ),
         ScheduleProcessor(parts.waiting.schedule),
+        TimerProcessor(
+            store,
+            topics,
+            parts.waiting.timers,
+            config.broker_name,
+            lambda: config.recall_message_enable,
+            sends.reply_confirmed,
+            rejection,
+        ),
         TransactionProcessor(
             store,
             parts.waiting.transactions,
@@ -495,6 +507,7 @@ def runtime_info(parts: Parts) -> tuple[Callable[[], Mapping[str, str]], ...]:
     return (
         parts.store.followers.runtime_info,
         parts.waiting.schedule.runtime_info,
+        parts.waiting.timers.runtime_info,
         parts.waiting.transactions.runtime_info,
         parts.dead_letters.runtime_info,
         parts.pull_watch.runtime_info,
@@ -602,10 +615,13 @@ def services(parts: Parts) -> tuple[Service, ...]:
 
 
 def _waiting_services(parts: Parts) -> tuple[Service, ...]:
-    schedule, transactions = parts.waiting.schedule, parts.waiting.transactions
+    waiting = parts.waiting
+    schedule, timers, transactions = waiting.schedule, waiting.timers, waiting.transactions
     return (
         Service(schedule.run, schedule.load, finish=schedule.finish),
         Service(schedule.run_saving),
+        Service(timers.run, timers.load, finish=timers.finish),
+        Service(timers.run_saving),
         Service(transactions.run, transactions.load, finish=transactions.finish),
         Service(transactions.run_naming),
         Service(transactions.run_saving),

@@ -281,6 +281,34 @@ class BrokerConfig(BaseModel):
         le=_INT_MAX,
     )
 
+    timer_wheel_enable: bool = _setting(True, "Messages may have a delivery time.", reloadable=True)
+    timer_precision_ms: int = _setting(
+        1000, "Length of a slot of the timer wheel.", unit="ms", ge=1000, le=1000
+    )
+    timer_roll_window_slot: int = _setting(
+        172_800,
+        "Timers that wait longer are stored again on the way.",
+        unit="s",
+        ge=0,
+        le=_INT_MAX,
+    )
+    timer_max_delay_sec: int = _setting(
+        259_200, "Longest delay of a timer.", unit="s", reloadable=True, ge=0, le=_INT_MAX
+    )
+    timer_flush_interval_ms: int = _setting(
+        1000, "Time between saves of the timers.", unit="ms", reloadable=True, ge=1, le=_INT_MAX
+    )
+    mapped_file_size_timer_log: int = _setting(
+        104_857_600, "Size of a timer log file.", unit="bytes", ge=4096, le=_INT_MAX
+    )
+    timer_stop_enqueue: bool = _setting(
+        False, "New timers stay in their queue until this is off again.", reloadable=True
+    )
+    timer_stop_dequeue: bool = _setting(
+        False, "No timer is delivered until this is off again.", reloadable=True
+    )
+    recall_message_enable: bool = _setting(True, "Producers may recall timers.", reloadable=True)
+
     # -- transactions
     reject_transaction_message: bool = _setting(
         False, "Reject transactional messages.", reloadable=True

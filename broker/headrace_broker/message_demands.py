@@ -29,6 +29,7 @@ class SentMessage(msgspec.Struct):
     topic, queue_id: the queue that it will be stored in. sys_flag: of its record.
     tags_code: of its unit. properties: each as ``name\x01value``, with "" at the end.
     reconsume_times, max_reconsume_times: as the producer sent them.
+    recall_ms: of a timer, what a handle to recall it names; 0 of any other message.
     """
 
     topic: str
@@ -38,6 +39,7 @@ class SentMessage(msgspec.Struct):
     sys_flag: int = 0
     reconsume_times: int = 0
     max_reconsume_times: int | None = None
+    recall_ms: int = 0
 
 
 class Demand(NamedTuple):

@@ -11,6 +11,13 @@ from headrace_broker.inner.writer import InnerWriter
 from headrace_broker.schedule.offsets import DELAY_OFFSETS_FILE, DelayOffsets
 from headrace_broker.schedule.service import Schedule
 from headrace_broker.store.files.config_file import ConfigFile
+from headrace_broker.timer.arrivals import Topics
+from headrace_broker.timer.checkpoint import TIMER_CHECK_FILE, TimerCheckFile
+from headrace_broker.timer.demand import TimerDemand
+from headrace_broker.timer.metrics import TIMER_METRICS_FILE, TimerMetrics
+from headrace_broker.timer.service import Timers, TimerSwitches
+from headrace_broker.timer.waiting_timers import RollWindow, WaitingTimers
+from headrace_broker.timer.wheel import TimerWheel
 from headrace_broker.transaction.metrics import METRICS_FILE, TransactionMetrics
 from headrace_broker.transaction.service import Transactions
 
@@ -27,11 +34,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingServices:
-    """Delayed messages and transactions, and where messages go that can't be delivered."""
+    """Delayed messages, timers and transactions, and where messages go that can't be delivered."""
 
     delivery: Delivery
     undelivered: Undelivered
     schedule: Schedule
+    timers: Timers
+    timer_demand: TimerDemand
     transactions: Transactions
 
 
@@ -58,9 +67,40 @@ def waiting_services(
     delays = DelayOffsets(file(DELAY_OFFSETS_FILE), marks, now_ms)
     save_s = config.flush_delay_offset_interval / 1000
     metrics = TransactionMetrics(file(METRICS_FILE), now_ms)
+    waits = Topics()
+    timers = Timers(
+        store,
+        writer,
+        delivery,
+        undelivered,
+        WaitingTimers(waits, RollWindow(config.timer_roll_window_slot)),
+        TimerWheel(config.store_path_root_dir, store.fs, config.mapped_file_size_timer_log, waits),
+        TimerMetrics(file(TIMER_METRICS_FILE), now_ms),
+        TimerCheckFile(file(TIMER_CHECK_FILE).path, store.fs, marks),
+        _timer_switches(config),
+    )
     return WaitingServices(
         delivery=delivery,
         undelivered=undelivered,
         schedule=Schedule(store, writer, delivery, undelivered, delays, save_s),
+        timers=timers,
+        timer_demand=_timer_demand(config, store, timers),
         transactions=Transactions(config, store, writer, topics, offsets, marks, metrics, channels),
+    )
+
+
+def _timer_switches(config: BrokerConfig) -> TimerSwitches:
+    return TimerSwitches(
+        lambda: config.timer_stop_enqueue,
+        lambda: config.timer_stop_dequeue,
+        lambda: config.timer_flush_interval_ms / 1000,
+    )
+
+
+def _timer_demand(config: BrokerConfig, store: MessageStore, timers: Timers) -> TimerDemand:
+    return TimerDemand(
+        lambda: config.timer_max_delay_sec,
+        lambda: config.timer_wheel_enable,
+        lambda: store.commit_log.now_ms,
+        timers.wake,
     )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from headrace_broker.inner.waiting import Waiting
     from headrace_broker.store.log.log_blocks import LogBlock
     from headrace_broker.store.message_store import MessageStore
+    from headrace_protocol.columns import Array
 
 _MARK = b"REAL_TOPIC\x01"  # every delivered record has it
 _TELLING = (b"UNIQ_KEY", b"REAL_TOPIC", b"REAL_QID")
@@ -45,12 +46,15 @@ class Delivered:
 
     Ours names the physical offset of the record that waited, or the half's when a transaction was
     committed to wait. Apache's names nothing, so its properties tell.
+
+    newest_ms: the latest store time of all records that were scanned.
     """
 
     def __init__(self, system_topic: str, queue_key: bytes) -> None:
         """system_topic: where they waited. queue_key: property that says in which queue."""
         self._system_topic = system_topic.encode()
         self._queue_key = queue_key
+        self.newest_ms = 0
         self._left: defaultdict[bytes, _Left] = defaultdict(lambda: _Left(set(), set(), Counter()))
 
     def __len__(self) -> int:
@@ -59,6 +63,15 @@ class Delivered:
             for left in self._left.values()
         )
 
+    def take_sources(self) -> Array:
+        """The sources that deliveries name: records that waited, and halves. Forgets them."""
+        sources: set[int] = set()
+        for left in self._left.values():
+            sources |= left.offsets | left.halves
+            left.offsets.clear()
+            left.halves.clear()
+        return np.fromiter(sources, np.int64, len(sources))
+
     def scan(self, store: MessageStore, from_offset: int) -> None:
         """Read the log from ``from_offset`` to its end. Raises OSError."""
         for block in scan_from(store.commit_log.files, from_offset):
@@ -66,6 +79,7 @@ class Delivered:
 
     def _note(self, block: LogBlock) -> None:
         columns = block.columns
+        self.newest_ms = max(self.newest_ms, int(columns.store_timestamp.max()))
         properties = columns.properties()
         if _MARK not in b"".join(properties):
             return

@@ -42,9 +42,13 @@ class Marks:
         self._lock = Lock()
         self._marks = load_table(file, msgspec.json.Decoder(dict[str, Mark]).decode) or {}
 
+    def find(self, name: str) -> Mark | None:
+        """One mark."""
+        return self._marks.get(name)
+
     def log_offset(self, name: str, progress: dict[str, int]) -> int | None:
         """Where to read the log from; None when the mark is not about this progress."""
-        mark = self._marks.get(name)
+        mark = self.find(name)
         return mark.log_offset if mark and mark.progress == progress else None
 
     def save(self, name: str, mark: Mark) -> None:

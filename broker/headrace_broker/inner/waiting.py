@@ -9,14 +9,19 @@ import trio
 
 from headrace_broker.store.files.cold_files import ColdFiles
 from headrace_broker.store.log.record_checksum import without_checksum
-from headrace_broker.store.queues.queue_blocks import QueueDamaged, QueueView, read_block
+from headrace_broker.store.queues.queue_blocks import (
+    QueueDamaged,
+    QueueView,
+    read_block,
+    read_records,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.queues.queue_blocks import QueueBlock
-    from headrace_protocol.columns import Array
+    from headrace_protocol.columns import Array, RecordColumns
 
 # A thread that builds more objects than this keeps the interpreter from the loop.
 RECORDS_AT_ONCE: Final = 256
@@ -119,6 +124,26 @@ class WaitingQueue:
         cold_log = ColdFiles(log.files)
         return lambda: list(_read(view, first, cold_log, log.max_offset))
 
+    def block_now(self, first: int, count: int) -> QueueBlock | None:
+        """The messages from ``first`` on, at most ``count``; None at the end.
+
+        For a thread. Raises OSError, QueueDamaged.
+        """
+        log, view = self._store.commit_log, self._view()
+        view = view._replace(end=min(view.end, first + count))
+        return read_block(view, first, ColdFiles(log.files), log.max_offset)
+
+    async def read_each(self, units: Array, queue_offsets: Array) -> list[Waiting | Unreadable]:
+        """The messages of units, which may lie anywhere in the queue. Raises OSError.
+
+        units: at most RECORDS_AT_ONCE, in ascending order.
+        """
+        view, log = self._view(), self._store.commit_log
+        cold_log = ColdFiles(log.files)
+        return await trio.to_thread.run_sync(
+            lambda: list(_read_each(view, units, queue_offsets, cold_log))
+        )
+
     def _view(self) -> QueueView:
         queue = self._store.queue(self.topic, self.queue_id)
         units = ColdFiles(queue.consume_queue.files)
@@ -142,12 +167,27 @@ def _read(
             return
         if block is None:
             return
-        yield from _waiting(block)
+        yield from _waiting(block.records)
         first = block.end
 
 
-def _waiting(block: QueueBlock) -> Iterator[Waiting]:
-    records = block.records
+def _read_each(
+    view: QueueView, units: Array, queue_offsets: Array, log: ColdFiles
+) -> Iterator[Waiting | Unreadable]:
+    try:
+        records = read_records(view, units, queue_offsets, log)
+    except QueueDamaged as error:
+        if len(units) > 1:  # so that only what is damaged is left out
+            for number in range(len(units)):
+                one = slice(number, number + 1)
+                yield from _read_each(view, units[one], queue_offsets[one], log)
+        else:
+            yield Unreadable(int(queue_offsets[0]), error.physical_offset, str(error))
+    else:
+        yield from _waiting(records)
+
+
+def _waiting(records: RecordColumns) -> Iterator[Waiting]:
     data = bytes(records.data)
     hosts = [
         data[start : start + size]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _SECOND_MS = 1000
 # Lines in one change of settings; there are about 200 settings.
 _CHANGES_MAX = 1000
-# Thread pools and timers of the peer, which its tools show; this broker has none.
+# Thread pools of the peer, which its tools show; this broker has none.
 _NO_QUEUES = dict.fromkeys(
     (
         "sendThreadPoolQueueSize",
@@ -44,11 +44,6 @@ _NO_QUEUES = dict.fromkeys(
         "queryThreadPoolQueueHeadWaitTimeMills",
         "ackThreadPoolQueueHeadWaitTimeMills",
         "pageCacheLockTimeMills",
-        "timerReadBehind",
-        "timerOffsetBehind",
-        "timerCongestNum",
-        "timerEnqueueTps",
-        "timerDequeueTps",
     ),
     "0",
 )

@@ -40,6 +40,7 @@ from headrace_protocol.message import (
     CorruptRecord,
     tags_code,
 )
+from headrace_protocol.recall_handle import RecallHandle
 from headrace_protocol.serving import Reply
 from headrace_protocol.system_topics import RETRY_PREFIX
 
@@ -147,6 +148,7 @@ class SendProcessor:
         demands: MessageDemands,
         statistics: BrokerStatistics,
     ) -> None:
+        self._broker_name = config.broker_name
         self._store_host_hex = store.settings.store_host.hex().upper()
         self._store = store
         self._write_path = store.write_path
@@ -292,13 +294,14 @@ class SendProcessor:
         properties, code, uniq_key, has_demand, waits = self._parse_properties(
             header.properties or ""
         )
-        queue = target.queue
+        queue, recall_ms = target.queue, 0
         sys_flag = header.sys_flag & _CLIENT_FLAGS | target.sys_flag
         if has_demand or sys_flag & self._demand_flags or target.makes_demand:
             message = _sent_message(header, queue, properties, code, sys_flag)
             self._demands.apply(message)
             queue = self._store.queue(message.topic, message.queue_id)
             properties, code, sys_flag = message.properties, message.tags_code, message.sys_flag
+            recall_ms = message.recall_ms
         queue_offset = queue.next_offset
         physical_offset = self._write_path.append(
             queue,
@@ -314,7 +317,16 @@ class SendProcessor:
         self._statistics.put(queue.topic, 1, len(request.body))
         # The same as message.encode_offset_message_id.
         message_id = f"{self._store_host_hex}{physical_offset:016X}"
-        return self._answer(request, target.queue, queue_offset, message_id, uniq_key, waits)
+        handle = self._recall_handle(header.topic, recall_ms, uniq_key)
+        return self._answer(
+            request, target.queue, queue_offset, message_id, uniq_key, waits, handle
+        )
+
+    def _recall_handle(self, topic: str, recall_ms: int, uniq_key: str) -> str | None:
+        """What a timer is recalled with; None for other messages."""
+        if not recall_ms or topic.startswith(RETRY_PREFIX):
+            return None
+        return RecallHandle(topic, self._broker_name, recall_ms, uniq_key).encode()
 
     def _store_batch(
         self, request: Request, header: _SendHeader, target: _SendTarget
@@ -355,6 +367,7 @@ class SendProcessor:
         message_id: str,
         uniq_key: str,
         waits: bool,
+        recall_handle: str | None = None,
     ) -> Reply | None:
         reply = Reply(
             SendMessageResponseHeader(
@@ -362,6 +375,7 @@ class SendProcessor:
                 queue_id=queue.queue_id,
                 queue_offset=queue_offset,
                 transaction_id=uniq_key,
+                recall_handle=recall_handle,
             )
         )
         return self.reply_confirmed(request, reply) if waits else reply

@@ -77,6 +77,7 @@ _NOT_FOR_CLIENTS = frozenset(
         CHECK_MAX_TIME_TOPIC,
         SELF_TEST_TOPIC,
         OFFSET_MOVED_TOPIC,
+        TIMER_TOPIC,
         UNDELIVERED_TOPIC,
     }
 )

@@ -76,13 +76,24 @@ def read_block(
         return None
     numbers = np.flatnonzero(units["size"] != BLANK_SIZE)
     kept = units[numbers]
-    first_record = int(kept["physical_offset"][0]) if len(kept) else -1
+    records = read_records(queue, kept, numbers + first, log)
+    return QueueBlock(queue.topic, queue.queue_id, first, first + len(units), kept, records)
+
+
+def read_records(
+    queue: QueueView, units: Array, queue_offsets: Array, log: ColdFiles
+) -> RecordColumns:
+    """The checked records of units, which may lie apart. Raises OSError, QueueDamaged.
+
+    units: in ascending order, none blank.
+    """
+    first_record = int(units["physical_offset"][0]) if len(units) else -1
     try:
-        records = _gather(kept, log)
-        _check(records, queue, kept, numbers + first)
+        records = _gather(units, log)
+        _check(records, queue, units, queue_offsets)
     except CorruptRecord as error:
         raise QueueDamaged(queue.topic, queue.queue_id, first_record, error.reason) from error
-    return QueueBlock(queue.topic, queue.queue_id, first, first + len(units), kept, records)
+    return records
 
 
 def _readable_count(units: Array, flushed_offset: int) -> int:

@@ -1,0 +1,1 @@
+"""Timers: messages that are delivered at a time that their producer names."""

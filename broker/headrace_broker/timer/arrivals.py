@@ -1,0 +1,268 @@
+"""Timers as rows of a table, made of the records of their queue by columns.
+
+Most records of a block have properties of one layout, so that a value is a column of bytes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from headrace_broker.timer.demand import SLOT_MS
+from headrace_protocol.columns import split
+from headrace_protocol.message import TRANSACTION_MASK, property_value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from headrace_broker.store.queues.queue_blocks import QueueBlock
+    from headrace_protocol.columns import Array
+
+# A timer that waits. due_ms: to the millisecond. source: what its delivery names, the physical
+# offset of this record or of the half that was committed to wait. key: hash of the UNIQ_KEY.
+# topic: number of the real topic; of a recall, its complement.
+TIMER: Final = np.dtype(
+    [
+        ("due_ms", "i8"),
+        ("queue_offset", "i8"),
+        ("physical_offset", "i8"),
+        ("source", "i8"),
+        ("key", "u8"),
+        ("size", "i4"),
+        ("topic", "i4"),
+    ]
+)
+
+_OUT, _SEC, _MS, _DELIVER, _UNIQ, _TOPIC, _RECALLED, _ROLLS = NAMES = (
+    b"TIMER_OUT_MS",
+    b"TIMER_DELAY_SEC",
+    b"TIMER_DELAY_MS",
+    b"TIMER_DELIVER_MS",
+    b"UNIQ_KEY",
+    b"REAL_TOPIC",
+    b"TIMER_DEL_UNIQKEY",
+    b"TIMER_ROLL_TIMES",
+)
+# With fewer records a table costs more than it saves.
+_TABLE_ROWS_MIN: Final = 16
+_LAYOUTS_MAX: Final = 8
+_DIGITS_MAX: Final = 18
+_NO_NUMBER: Final = -1
+_FACTOR: Final = 0x9E3779B97F4A7C15  # odd, so that no byte is lost
+_KEY_BYTES_MAX: Final = 256
+_POWERS: Final = np.cumprod(np.full(_KEY_BYTES_MAX, _FACTOR, np.uint64))
+
+
+class Arrivals(NamedTuple):
+    """The timers of a block of the queue.
+
+    rows: shape (n,), TIMER. write_ms: since when each waits, in whole seconds.
+    replaces: of a copy that was stored by rolling, the source of the timer that it replaces, 0 if
+    an Apache broker rolled; -1 of all others.
+    """
+
+    rows: Array
+    write_ms: Array
+    replaces: Array
+
+    @property
+    def slot(self) -> Array:
+        """TIMER_OUT_MS in seconds."""
+        return slots_of(self.rows)
+
+    def take(self, where: Array) -> Arrivals:
+        """Some of them."""
+        return Arrivals(self.rows[where], self.write_ms[where], self.replaces[where])
+
+
+def joined(parts: Sequence[Arrivals]) -> Arrivals:
+    """Those of several blocks, one or more."""
+    return Arrivals(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def slots_of(rows: Array) -> Array:
+    """The slot of each row, in seconds."""
+    slots: Array = (rows["due_ms"] - 1) // SLOT_MS
+    return slots
+
+
+class Topics:
+    """Numbers of topics, so that a row needs four bytes for one."""
+
+    def __init__(self) -> None:
+        self.names: list[bytes] = []
+        self._numbers: dict[bytes, int] = {}
+
+    def number(self, name: bytes) -> int:
+        """The number of a topic, new for a new one."""
+        number = self._numbers.setdefault(name, len(self.names))
+        if number == len(self.names):
+            self.names.append(name)
+        return number
+
+    def find(self, name: bytes) -> int | None:
+        """The number of a topic that has one."""
+        return self._numbers.get(name)
+
+
+def key_hash(key: bytes) -> int:
+    """The hash of a UNIQ_KEY, as in a row."""
+    return int(_hashes(np.frombuffer(key[:_KEY_BYTES_MAX], np.uint8)[None])[0])
+
+
+def _hashes(cells: Array) -> Array:
+    width = min(cells.shape[1], _KEY_BYTES_MAX)
+    hashes: Array = (cells[:, :width] * _POWERS[:width]).sum(1, dtype=np.uint64)
+    return hashes
+
+
+def arrivals(block: QueueBlock, topics: Topics) -> Arrivals:
+    """The timers of a block, in the order of the queue."""
+    records = block.records
+    values = _Values(len(records))
+    for numbers, texts in _pieces(block):
+        if isinstance(texts, np.ndarray):
+            values.put_cells(numbers, texts, topics)
+        else:
+            values.put_each(numbers, texts, topics)
+    rows = np.empty(len(records), TIMER)
+    prepared = records.prepared_transaction_offset
+    is_committed = (records.sys_flag & TRANSACTION_MASK != 0) & (prepared != 0)
+    rows["due_ms"] = values.due_ms(records.store_timestamp)
+    rows["queue_offset"] = records.queue_offset
+    rows["physical_offset"] = records.physical_offset
+    rows["source"] = np.where(is_committed, prepared, records.physical_offset)
+    rows["key"] = values.key
+    rows["size"] = records.size
+    rows["topic"] = values.topic
+    write_ms = records.store_timestamp // SLOT_MS * SLOT_MS
+    return Arrivals(rows, write_ms, np.where(values.is_copy, prepared, -1))
+
+
+def _pieces(block: QueueBlock) -> Iterator[tuple[Array, Array | list[bytes]]]:
+    """Record numbers with their properties: as a table of bytes if of one layout."""
+    records = block.records
+    starts = records.start + records.size - records.properties_bytes
+    sizes = records.properties_bytes.astype(np.int64)
+    text = np.frombuffer(records.data, np.uint8)
+    rest: list[Array] = []
+    for size in np.unique(sizes).tolist():
+        numbers = np.flatnonzero(sizes == size)
+        for _ in range(_LAYOUTS_MAX):
+            if len(numbers) < _TABLE_ROWS_MIN or not size:
+                break
+            pieces = np.ndarray(len(text) - size + 1, f"V{size}", text, strides=(1,))
+            cells = pieces[starts[numbers]].view(np.uint8).reshape(len(numbers), size)
+            is_alike = _is_alike(cells)
+            yield numbers[is_alike], cells[is_alike]
+            numbers = numbers[~is_alike]
+        rest.append(numbers)
+    others = np.concatenate(rest) if rest else np.zeros(0, np.int64)
+    yield others, split(records.data, starts[others], sizes[others])
+
+
+def _is_alike(cells: Array) -> Array:
+    """Which rows have the names of the first, at the same places."""
+    first = cells[0]
+    is_fixed = first <= 2
+    is_mark_alike = ((cells <= 2) == is_fixed).all(1)
+    start = 0
+    for item in bytes(first).split(b"\x02"):
+        is_fixed[start : start + len(item.partition(b"\x01")[0])] = True
+        start += len(item) + 1
+    is_alike: Array = is_mark_alike & (cells[:, is_fixed] == first[is_fixed]).all(1)
+    return is_alike
+
+
+def _spans(raw: bytes) -> dict[bytes, tuple[int, int]]:
+    """Where the values of properties are; the last one of a name counts."""
+    spans: dict[bytes, tuple[int, int]] = {}
+    start = 0
+    for item in raw.split(b"\x02"):
+        name, mark, value = item.partition(b"\x01")
+        if mark and value:
+            end = start + len(item)
+            spans[name] = (end - len(value), end)
+        start += len(item) + 1
+    return spans
+
+
+class _Values:
+    """What the properties of records say, by columns."""
+
+    def __init__(self, count: int) -> None:
+        self.key = np.zeros(count, np.uint64)
+        self.topic = np.zeros(count, np.int32)
+        self.is_copy = np.zeros(count, bool)
+        self._numbers = {name: np.full(count, _NO_NUMBER) for name in (_OUT, _SEC, _MS, _DELIVER)}
+
+    def put_cells(self, numbers: Array, cells: Array, topics: Topics) -> None:
+        """Records whose properties are laid out alike, one row of bytes each."""
+        spans = _spans(bytes(cells[0]))
+        if _RECALLED in spans:
+            self.put_each(numbers, [bytes(row) for row in cells], topics)
+            return
+        for name, column in self._numbers.items():
+            if name in spans:
+                column[numbers] = _integers(cells[:, slice(*spans[name])])
+        if _UNIQ in spans:
+            self.key[numbers] = _hashes(cells[:, slice(*spans[_UNIQ])])
+        self.is_copy[numbers] = _ROLLS in spans
+        start, end = spans.get(_TOPIC, (0, 0))
+        names, where = _unique_rows(cells[:, start:end])
+        self.topic[numbers] = np.array([topics.number(name) for name in names], np.int32)[where]
+
+    def put_each(self, numbers: Array, texts: Sequence[bytes], topics: Topics) -> None:
+        """Records one by one."""
+        for number, raw in zip(numbers.tolist(), texts, strict=True):
+            for name, column in self._numbers.items():
+                column[number] = _integer(property_value(raw, name))
+            topic = property_value(raw, _TOPIC)
+            key, recalled = property_value(raw, _UNIQ), property_value(raw, _RECALLED)
+            self.key[number] = key_hash(recalled.removeprefix(topic + b"+") if recalled else key)
+            topic_number = topics.number(topic)
+            self.topic[number] = ~topic_number if recalled else topic_number
+            self.is_copy[number] = bool(property_value(raw, _ROLLS))
+
+    def due_ms(self, stored_ms: Array) -> Array:
+        """When each timer is due: as asked if that fits its slot, else at the slot's end.
+
+        A record that was stored again by rolling, or whose broker's clock jumped, does not fit.
+        """
+        out_ms = self._numbers[_OUT]
+        out_ms = np.where(out_ms < 0, stored_ms - SLOT_MS, out_ms) // SLOT_MS * SLOT_MS
+        due_ms = out_ms + SLOT_MS
+        for name in (_DELIVER, _MS, _SEC):  # the last that fits wins
+            value = self._numbers[name]
+            asked_ms = (
+                value if name == _DELIVER else stored_ms + value * (SLOT_MS if name == _SEC else 1)
+            )
+            fits = (value >= 0) & (asked_ms > out_ms) & (asked_ms <= out_ms + SLOT_MS)
+            due_ms = np.where(fits, asked_ms, due_ms)
+        return due_ms
+
+
+def _integers(cells: Array) -> Array:
+    """Numbers of equally many digits; _NO_NUMBER where there is something else."""
+    width = cells.shape[1]
+    if width > _DIGITS_MAX:
+        return np.full(len(cells), _NO_NUMBER)
+    digits = cells.astype(np.int64) - ord("0")
+    is_number = ((digits >= 0) & (digits <= 9)).all(1)
+    values = digits @ 10 ** np.arange(width - 1, -1, -1)
+    return np.where(is_number, values, _NO_NUMBER)
+
+
+def _integer(value: bytes) -> int:
+    is_number = value.isdigit() and len(value) <= _DIGITS_MAX
+    return int(value) if is_number else _NO_NUMBER
+
+
+def _unique_rows(cells: Array) -> tuple[list[bytes], Array]:
+    """The distinct rows, and for each row which of them it is."""
+    if not cells.shape[1] or (cells == cells[0]).all():
+        return [bytes(cells[0])], np.zeros(len(cells), np.int64)
+    texts = np.ascontiguousarray(cells).view(f"V{cells.shape[1]}").ravel()
+    distinct, where = np.unique(texts.view(f"S{cells.shape[1]}"), return_inverse=True)
+    return distinct.tolist(), where

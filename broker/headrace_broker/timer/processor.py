@@ -1,0 +1,148 @@
+"""RECALL_MESSAGE (370), GET_TIMER_METRICS (61) and GET_TIMER_CHECK_POINT (60).
+
+Source: docs/protocol.md "Timers"; tests/broker/test_timers.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from headrace_broker.store.errors import StoreError
+from headrace_broker.timer.arrivals import key_hash
+from headrace_broker.timer.demand import SLOT_MS
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.errors import RequestError
+from headrace_protocol.headers import RecallMessageHeader, RecallMessageResponseHeader
+from headrace_protocol.message import encode_properties, tags_code
+from headrace_protocol.recall_handle import RecallHandle, decode_recall_handle
+from headrace_protocol.serving import Reply
+from headrace_protocol.system_topics import TIMER_TOPIC
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.timer.service import Timers
+    from headrace_broker.topics.table import TopicTable
+    from headrace_protocol.serving import Registry, Request
+
+_RECALL_TAG: Final = "_RECALL_TAG_"
+
+
+class TimerProcessor:
+    """Serves requests about timers."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        topics: TopicTable,
+        timers: Timers,
+        broker_name: str,
+        may_recall: Callable[[], bool],
+        reply_confirmed: Callable[[Request, Reply], Reply | None],
+        rejection: Callable[[StoreError, str], RequestError],
+    ) -> None:
+        """reply_confirmed: replies once all that was appended is confirmed.
+
+        rejection: the answer for a message that the store does not take.
+        """
+        self._store = store
+        self._topics = topics
+        self._timers = timers
+        self._broker_name = broker_name
+        self._may_recall = may_recall
+        self._reply_confirmed = reply_confirmed
+        self._rejection = rejection
+
+    def register(self, registry: Registry) -> None:
+        """Serve the codes."""
+        registry.route(RequestCode.RECALL_MESSAGE, self.recall)
+        registry.route(RequestCode.GET_TIMER_METRICS, self.metrics)
+        registry.route(RequestCode.GET_TIMER_CHECK_POINT, self.checkpoint)
+
+    def metrics(self, _request: Request) -> Reply:
+        """GET_TIMER_METRICS: how many timers wait, by topic."""
+        return Reply(body=(self._timers.metrics_body(),))
+
+    def checkpoint(self, _request: Request) -> Reply:
+        """GET_TIMER_CHECK_POINT: as config/timercheck would be saved now."""
+        return Reply(body=(self._timers.checkpoint().encode(),))
+
+    def recall(self, request: Request) -> Reply | None:
+        """RECALL_MESSAGE: the timer of a handle is not delivered."""
+        header = request.header(RecallMessageHeader)
+        if not self._may_recall():
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                "recall failed, operation is forbidden: recallMessageEnable=false",
+            )
+        self._topics.check_broker_writable()
+        self._topics.expect(header.topic)
+        handle = self._handle(header)
+        self._check_waiting(handle)
+        try:
+            self._append(request, header, handle)
+        except StoreError as error:
+            raise self._rejection(error, TIMER_TOPIC) from None
+        self._timers.recall(*_place(handle))
+        return self._reply_confirmed(
+            request, Reply(RecallMessageResponseHeader(msg_id=handle.uniq_key))
+        )
+
+    def _handle(self, header: RecallMessageHeader) -> RecallHandle:
+        handle = decode_recall_handle(header.recall_handle)
+        if handle is None:
+            raise _refused("recall handle is invalid")
+        if handle.topic != header.topic:
+            raise _refused(f"topic not match: the handle is of a message to {handle.topic}")
+        if handle.broker_name != self._broker_name:
+            raise _refused(
+                f"the message was sent to broker {handle.broker_name}, this is {self._broker_name}"
+            )
+        return handle
+
+    def _check_waiting(self, handle: RecallHandle) -> None:
+        """Raise RequestError if it is known that no such timer waits."""
+        if self._timers.has(*_place(handle)):
+            return
+        now_ms = self._store.clock.now_ms()
+        if self._timers.is_caught_up or handle.time_ms <= now_ms:
+            raise _refused(
+                "no such message waits: it was delivered or recalled, or the handle is forged"
+            )
+
+    def _append(self, request: Request, header: RecallMessageHeader, handle: RecallHandle) -> None:
+        now_ms = self._store.commit_log.now_ms
+        properties = {
+            "UNIQ_KEY": handle.uniq_key,
+            "TAGS": _RECALL_TAG,
+            "TIMER_DEL_UNIQKEY": handle.uniq_key,
+            "TIMER_DELIVER_MS": str(handle.time_ms),
+            "TIMER_OUT_MS": str((handle.time_ms - 1) // SLOT_MS * SLOT_MS),
+            "REAL_TOPIC": handle.topic,
+            "REAL_QID": "0",
+            "BORN_TIMESTAMP": str(now_ms),
+            "PGROUP": header.producer_group or "",
+        }
+        self._store.write_path.append(
+            self._store.queue(TIMER_TOPIC, 0),
+            b"0",
+            encode_properties({name: value for name, value in properties.items() if value}),
+            tags_code(_RECALL_TAG),
+            0,
+            0,
+            now_ms,
+            request.channel.host_bytes,
+            0,
+        )
+        self._timers.wake()
+
+
+def _place(handle: RecallHandle) -> tuple[int, bytes, int]:
+    """Where the timer of a handle waits: its slot, topic and key."""
+    slot = (handle.time_ms - 1) // SLOT_MS
+    return slot, handle.topic.encode(), key_hash(handle.uniq_key.encode())
+
+
+def _refused(reason: str) -> RequestError:
+    return RequestError(ResponseCode.ILLEGAL_OPERATION, f"recall failed, {reason}")

@@ -1,0 +1,569 @@
+"""Delivers timers to their topics at the millisecond asked for, once each across every crash.
+
+What always holds:
+
+1. The log is the truth. All that waits is read from the queue of timers at the start; what was
+   delivered since the last save is read from the log, and what is saved is never ahead of it.
+2. Equal times are delivered in the order of arrival, and no message stops another: what can't go
+   to its topic goes to the topic of undelivered ones, what can't be read is logged and counted.
+3. Nothing is delivered early by the clock of the moment, and nothing twice when it goes back.
+4. A timer that was recalled before it is in `waiting` for delivery is not delivered.
+
+Source: docs/protocol.md "Timers"; tests/broker/test_timers.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable  # noqa: TC003 - a NamedTuple reads it
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+import structlog
+import trio
+
+from headrace_broker.inner.delivered import Delivered, source_of, stored_since
+from headrace_broker.inner.waiting import RECORDS_AT_ONCE, Unreadable, Waiting, WaitingQueue
+from headrace_broker.inner.writer import RETRY_S, InnerMessage
+from headrace_broker.store.errors import StoreNotWritable
+from headrace_broker.store.queues.queue_blocks import BLOCK_UNITS, QueueDamaged
+from headrace_broker.store.write.confirmation import wait_for
+from headrace_broker.timer.arrivals import arrivals, joined, slots_of
+from headrace_broker.timer.checkpoint import Settled, TimerCheck
+from headrace_broker.timer.demand import OUT_MS, SLOT_MS
+from headrace_broker.timer.metrics import Rate
+from headrace_broker.timer.wheel import WheelChanges  # noqa: TC001 - a NamedTuple reads it
+from headrace_protocol.columns import UNIT_DTYPE
+from headrace_protocol.message import PROPERTIES_BYTES_MAX, property_value, tags_code_of
+from headrace_protocol.system_topics import TIMER_TOPIC
+
+if TYPE_CHECKING:
+    from headrace_broker.inner.undelivered import Delivery, Undelivered
+    from headrace_broker.inner.writer import InnerWriter
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.timer.arrivals import Arrivals
+    from headrace_broker.timer.checkpoint import TimerCheckFile
+    from headrace_broker.timer.metrics import TimerMetrics
+    from headrace_broker.timer.waiting_timers import WaitingTimers
+    from headrace_broker.timer.wheel import TimerWheel
+    from headrace_protocol.columns import Array
+
+log = structlog.get_logger("headrace.broker")
+
+# The wall clock may jump; a sleep does not notice.
+_CLOCK_LOOK_S: Final = 1.0
+_PUBLISH_LOOK_S: Final = 0.01
+# Apache's broker stores a delivery after it is due by its own clock.
+_CLOCK_MARGIN_MS: Final = 60_000
+# While the log grows without timers, so that a start after a crash reads little of it.
+_IDLE_SAVE_S: Final = 10.0
+_ADDED_AT_ONCE: Final = 1 << 18
+# What Apache's broker says of a timer that was due when it arrived.
+_NEVER_QUEUED_MS: Final = 2**63 - 1
+# A record may get a checksum of its own.
+_CHECKSUM_ROOM: Final = 32
+
+
+class TimerSwitches(NamedTuple):
+    """What an administrator may change while the broker runs."""
+
+    stops_enqueue: Callable[[], bool]
+    stops_dequeue: Callable[[], bool]
+    save_s: Callable[[], float]
+
+
+class _Saving(NamedTuple):
+    """What is written at once."""
+
+    settled: Settled
+    check: TimerCheck
+    changes: WheelChanges
+    metrics: bytes
+
+
+class Timers:
+    """All timers of the broker.
+
+    waiting: what waits, in memory. wheel: the files that an Apache broker reads.
+    unreadable: messages whose record was damaged or gone when they were due.
+    enqueued, delivered: how many timers came and went since the start.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        writer: InnerWriter,
+        delivery: Delivery,
+        undelivered: Undelivered,
+        waiting: WaitingTimers,
+        wheel: TimerWheel,
+        metrics: TimerMetrics,
+        file: TimerCheckFile,
+        switches: TimerSwitches,
+    ) -> None:
+        """Reads nothing yet."""
+        self._store = store
+        self._writer = writer
+        self._delivery = delivery
+        self._undelivered = undelivered
+        self.wheel = wheel
+        self._metrics = metrics
+        self._file = file
+        self._switches = switches
+        self._asked = trio.Event()
+        self._queue = WaitingQueue(store, TIMER_TOPIC, 0)
+        self.waiting = waiting
+        self._offset = 0  # of the queue: all before it is in `waiting`
+        self._delivered = Delivered(TIMER_TOPIC, OUT_MS.encode())
+        self._settled = Settled()
+        # No timer was delivered that is due later, or is behind this offset of the queue.
+        self._clock_ms = self._clock_offset = 0
+        self._threads = trio.CapacityLimiter(1)
+        self._last: np.void | None = None  # the row of the newest message of the queue
+        self._saved_counts = (0, 0)
+        self._saved_s = -math.inf
+        self.unreadable = 0
+        self.enqueued, self.delivered = Rate(), Rate()
+
+    def wake(self) -> None:
+        """Look at the queue: a timer is about to be stored."""
+        self._asked.set()
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether every timer that was stored is known here."""
+        return self._queue.is_published and self._offset >= self._queue.end
+
+    @property
+    def settled_ms(self) -> int:
+        """All that was due at this time is delivered."""
+        return self._settled.due_ms
+
+    # -- start and stop ----------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Read all timers that wait, and find what was delivered since. Raises OSError."""
+        file, store = self._file, self._store
+        check = file.saved or TimerCheck()
+        self._settled = file.settled or Settled(
+            self._bounded(check.read_ms), check.queue_offset, store.commit_log.max_offset
+        )
+        self._offset = max(self._settled.oldest, self._queue.min_offset())
+        self._read_all()
+        # Another broker that stopped in order has delivered what its file says.
+        if file.settled is None and not (file.saved and store.was_clean) and self.waiting.count:
+            since = stored_since(store, self.waiting.first_ms() - _CLOCK_MARGIN_MS)
+            self._settled = self._settled._replace(log_offset=since)
+        self._find_delivered()
+        self._fill_wheel()
+
+    def _read_all(self) -> None:
+        """Read the queue to its end. Many timers are added at once: most share a table then."""
+        found: list[Arrivals] = []
+        while (read := self._read_now(self._offset)) is not None:
+            arrived, self._offset = read
+            if len(arrived.rows):
+                self._last = arrived.rows[-1]
+            found.append(self._unsettled(arrived))
+            if sum(len(each.rows) for each in found) >= _ADDED_AT_ONCE:
+                self.waiting.add(joined(found))
+                found = []
+        if found:
+            self.waiting.add(joined(found))
+
+    def _fill_wheel(self) -> None:
+        rows, slots = self.waiting.all_with_slots()
+        self.wheel.add(rows, slots, self._store.clock.now_ms() // SLOT_MS * SLOT_MS)
+        if not len(rows) or rows["queue_offset"][-1] < self._offset - 1:
+            self._end_wheel()
+
+    def _bounded(self, read_ms: int) -> int:
+        """The time, but not after the newest record: since then nothing was delivered."""
+        if not read_ms:
+            return 0
+        newest = Delivered(TIMER_TOPIC, OUT_MS.encode())
+        newest.scan(self._store, stored_since(self._store, read_ms))
+        return min(read_ms, newest.newest_ms)
+
+    def _unsettled(self, arrived: Arrivals) -> Arrivals:
+        rows, settled = arrived.rows, self._settled
+        is_settled = rows["queue_offset"] < settled.queue_offset
+        is_settled &= rows["due_ms"] <= settled.due_ms
+        return arrived.take(~is_settled)
+
+    def _find_delivered(self) -> None:
+        self._delivered.scan(self._store, self._settled.log_offset)
+        found = self.waiting.drop_sources(self._delivered.take_sources())
+        self._clock_offset = self._offset
+        latest_ms = int(found["due_ms"].max(initial=0))
+        self._clock_ms = max(self._settled.due_ms, self._delivered.newest_ms, latest_ms)
+        if len(found):
+            log.info("timers found delivered", count=len(found))
+
+    async def run(self) -> None:
+        """Deliver what is due until cancelled."""
+        while True:
+            try:
+                await self._turn()
+            except OSError as error:
+                log.error("timers can't be read, retrying", reason=str(error))
+                await trio.sleep(RETRY_S)
+
+    async def run_saving(self) -> None:
+        """Save at intervals until cancelled."""
+        while True:
+            await trio.sleep(self._switches.save_s())
+            self.enqueued.sample()
+            self.delivered.sample()
+            try:
+                await self.save()
+            except OSError as error:
+                log.error("timers not saved, retrying", reason=str(error))
+
+    async def save(self) -> None:
+        """Bring to disk how far timers are delivered, behind the deliveries. Raises OSError."""
+        counts, now_s = (self.enqueued.count, self.delivered.count), trio.current_time()
+        is_idle = counts == self._saved_counts and now_s < self._saved_s + _IDLE_SAVE_S
+        if is_idle or not self._is_unsaved():
+            return
+        self._saved_counts, self._saved_s = counts, now_s
+        saving, store = self._snapshot(), self._store
+        await wait_for(store.flusher.when_flushed, store.commit_log.max_offset, store.root)
+        await trio.to_thread.run_sync(self._write, saving, limiter=self._threads)
+        self._saved(saving)
+
+    def finish(self) -> None:
+        """Save when no task runs any more. Raises OSError."""
+        if self._offset and self._store.commit_log.life.is_writable:
+            self._store.flusher.flush_log_now()
+            self._close_slot()
+            saving = self._snapshot()
+            self._write(saving)
+            self._saved(saving)
+
+    def _is_unsaved(self) -> bool:
+        """Whether there is more to save than the time."""
+        if not self._offset:  # there never was a timer
+            return False
+        saved = self._file.settled or Settled(-1)
+        is_same = self._settled_now()._replace(due_ms=saved.due_ms) == saved
+        return self.wheel.is_changed or not is_same
+
+    def _close_slot(self) -> None:
+        """Leave in the slot of the moment only what waits, for an Apache broker reads all of it."""
+        slot = self._settled.due_ms // SLOT_MS
+        self.wheel.empty_slot(slot)
+        rows = self.waiting.of_slot(slot)
+        if len(rows):
+            self.wheel.add(rows, slots_of(rows), slot * SLOT_MS)
+            self._end_wheel()
+
+    def _end_wheel(self) -> None:
+        if self._last is not None:
+            self.wheel.end_with(self._last, self._settled.due_ms // SLOT_MS - 1)
+
+    def _snapshot(self) -> _Saving:
+        settled, changes = self._settled_now(), self.wheel.changes()
+        check = self._check(settled)._replace(log_position=changes.log_position)
+        return _Saving(settled, check, changes, self.metrics_body())
+
+    def _write(self, saving: _Saving) -> None:
+        """Write the files, the one that says how far they go last. For a thread."""
+        if saving.changes.is_anew:  # an Apache broker that finds half of it begins at the oldest
+            begun = saving.check._replace(
+                log_position=0,
+                queue_offset=saving.settled.oldest,
+                master_queue_offset=saving.settled.oldest,
+            )
+            self._file.save(begun, saving.settled)
+        self.wheel.write(saving.changes)
+        self._metrics.save(saving.metrics)
+        self._file.save(saving.check, saving.settled)
+
+    def _saved(self, saving: _Saving) -> None:
+        self.wheel.written(saving.changes, saving.check.read_ms // SLOT_MS)
+
+    def _settled_now(self) -> Settled:
+        return self._settled._replace(oldest=self.oldest)
+
+    def _check(self, settled: Settled) -> TimerCheck:
+        before = self._file.saved or TimerCheck()
+        read_slot = min(settled.due_ms // SLOT_MS, (self.waiting.due_ms() - 1) // SLOT_MS)
+        return before._replace(
+            read_ms=int(read_slot) * SLOT_MS,
+            queue_offset=self._offset,
+            master_queue_offset=self._offset,
+            timestamp=self._store.clock.now_ms(),
+            counter=before.counter + 1,
+        )
+
+    @property
+    def oldest(self) -> int:
+        """Queue offset before which nothing waits."""
+        lowest = self.waiting.lowest_queue_offset()
+        return self._offset if lowest is None else min(lowest, self._offset)
+
+    # -- arrivals ----------------------------------------------------------------------------------
+
+    async def _turn(self) -> None:
+        """Adopt what arrived and deliver what is due, or wait until something is.
+
+        Raises OSError.
+        """
+        self._asked = trio.Event()
+        await self._published()
+        if not self._switches.stops_enqueue():
+            await self._adopt_all()
+        # From here to where rows are taken no other task runs: what was recalled is known.
+        now_ms = self._store.clock.now_ms()
+        if not self._switches.stops_dequeue():
+            if len(rolled := self.waiting.take_rolled(now_ms, RECORDS_AT_ONCE)):
+                await self._roll(rolled)
+                return
+            if len(due := self.waiting.take_due(now_ms, RECORDS_AT_ONCE)):
+                self._clock_ms = max(self._clock_ms, now_ms)
+                self._clock_offset = self._offset
+                await self._deliver(due)
+                return
+            self._settle(now_ms)
+        await self._sleep(now_ms)
+
+    async def _sleep(self, now_ms: int) -> None:
+        """Wait for an arrival, the next timer, or the next look at the clock and the switches."""
+        wait_s = (self.waiting.due_ms() - now_ms) / 1000
+        if self._switches.stops_enqueue() or self._switches.stops_dequeue():
+            wait_s = _CLOCK_LOOK_S
+        if wait_s < math.inf:
+            wait_s = min(max(wait_s, 0), _CLOCK_LOOK_S)
+        with trio.move_on_after(wait_s):
+            await self._asked.wait()
+
+    async def _published(self) -> None:
+        """Wait until each timer that was stored so far is in its queue."""
+        while not self._queue.is_published:
+            try:
+                await self._writer.confirmed()
+                self._store.write_path.publish()
+            except StoreNotWritable:
+                await trio.sleep(RETRY_S)
+            else:
+                await trio.sleep(_PUBLISH_LOOK_S)
+
+    async def _adopt_all(self) -> None:
+        while self._offset < self._queue.end:
+            read = await trio.to_thread.run_sync(self._read_now, self._offset)
+            if read is None:
+                return
+            self._adopt(*read)
+
+    def _read_now(self, first: int) -> tuple[Arrivals, int] | None:
+        """Timers of the queue from ``first`` on, and where they end. For a thread."""
+        if first >= self._queue.end:
+            return None
+        count = BLOCK_UNITS
+        while True:
+            try:
+                block = self._queue.block_now(first, count)
+            except QueueDamaged as error:
+                if count > 1:  # so that only what is damaged is left out
+                    count //= 2
+                    continue
+                self.unreadable += 1
+                log.error("timer can't be read", reason=str(error))
+                first += 1
+                continue
+            if block is not None:
+                return arrivals(block, self.waiting.topics), block.end
+            oldest = self._queue.min_offset()
+            if oldest <= first:
+                return None
+            self.unreadable += oldest - first
+            log.error("timers went with their log files", count=oldest - first)
+            first = oldest
+
+    def _adopt(self, arrived: Arrivals, end: int) -> None:
+        slots = self.waiting.add(arrived)
+        self.wheel.add(arrived.rows, slots, arrived.write_ms)
+        self._last = arrived.rows[-1] if len(arrived.rows) else self._last
+        self.enqueued.count += len(arrived.rows)
+        self._offset = end
+
+    def _settle(self, now_ms: int) -> None:
+        """All that was due is delivered.
+
+        When the clock has gone back, timers were delivered that this time does not tell from
+        those that wait: what was known stays known, until it is true again.
+        """
+        if now_ms < self._clock_ms and self.oldest < self._clock_offset:
+            return
+        self._clock_ms = now_ms
+        self._delivered = Delivered(TIMER_TOPIC, OUT_MS.encode())  # all looked at
+        log_end = self._store.commit_log.max_offset
+        self._settled = Settled(now_ms, self._offset, log_end)
+
+    # -- delivery ----------------------------------------------------------------------------------
+
+    async def _deliver(self, rows: Array) -> None:
+        """Deliver timers; those that were not appended when this fails wait again."""
+        rows = rows[rows["topic"] >= 0]  # recalls have done their work
+        is_done = np.zeros(len(rows), bool)
+        try:
+            await self._append(rows, is_done, self._message)
+        finally:
+            self.waiting.put_back(rows[~is_done])
+            self.delivered.count += int(is_done.sum())
+
+    async def _roll(self, rows: Array) -> None:
+        """Store timers again that wait for long yet; they are taken up again from the queue."""
+        is_done = np.zeros(len(rows), bool)
+        full: list[int] = []  # those that no property can be added to: they wait where they are
+
+        def copy(waiting: Waiting, due_ms: int) -> InnerMessage | None:
+            copy = self._copy(waiting, due_ms)
+            if copy is None:
+                full.append(waiting.queue_offset)
+            return copy
+
+        try:
+            await self._append(rows, is_done, copy)
+        finally:
+            self.waiting.forget(rows[is_done & ~np.isin(rows["queue_offset"], full)])
+            self.waiting.roll_again(rows[~is_done], self._store.clock.now_ms())
+
+    async def _append(
+        self,
+        rows: Array,
+        is_done: Array,
+        make: Callable[[Waiting, int], InnerMessage | None],
+    ) -> None:
+        """Append what is made of the records of rows, in order. Raises OSError.
+
+        is_done: set for each row as soon as nothing is left to do for it.
+        """
+        records = await self._records(rows)
+        messages: list[InnerMessage] = []
+        numbers: list[int] = []
+        for number, record in enumerate(records):
+            if isinstance(record, Unreadable):
+                self.unreadable += 1
+                log.error("timer can't be read", reason=record.reason)
+                is_done[number] = True
+            elif (message := make(record, int(rows["due_ms"][number]))) is None:
+                is_done[number] = True
+            else:
+                messages.append(message)
+                numbers.append(number)
+
+        def note(index: int, _physical_offset: int) -> None:
+            is_done[numbers[index]] = True
+
+        await self._writer.append(messages, note)
+
+    async def _records(self, rows: Array) -> list[Waiting | Unreadable]:
+        """The records of rows, in their order. Raises OSError."""
+        if not len(rows):
+            return []
+        order = np.argsort(rows["physical_offset"])
+        units = np.zeros(len(rows), UNIT_DTYPE)
+        units["physical_offset"] = rows["physical_offset"][order]
+        units["size"] = rows["size"][order]
+        offsets = rows["queue_offset"][order]
+        by_offset = {
+            record.queue_offset: record for record in await self._queue.read_each(units, offsets)
+        }
+        return [by_offset[offset] for offset in rows["queue_offset"].tolist()]
+
+    def _message(self, waiting: Waiting, due_ms: int) -> InnerMessage | None:
+        """The message as its topic gets it; None if an Apache broker delivered it."""
+        out_ms = property_value(waiting.properties, OUT_MS.encode())
+        if self._delivered.among(out_ms, [waiting]):
+            self._delivered.forget_each(out_ms, [waiting])
+            return None
+        topic = property_value(waiting.properties, b"REAL_TOPIC").decode(errors="replace")
+        queue_id = property_value(waiting.properties, b"REAL_QID")
+        properties = _with(waiting.properties, self._times(waiting, due_ms)) or waiting.properties
+        message = _again(waiting, topic, int(queue_id) if queue_id.isdigit() else -1, properties)
+        reason = self._delivery.why_not(topic, message.queue_id, waiting.physical_offset)
+        return self._undelivered.redirect(message, reason) if reason else message
+
+    def _copy(self, waiting: Waiting, due_ms: int) -> InnerMessage | None:
+        """The message as the queue of timers gets it again; None if it has no room for that."""
+        times = property_value(waiting.properties, b"TIMER_ROLL_TIMES")
+        properties = _with(
+            waiting.properties,
+            {
+                **self._times(waiting, due_ms),
+                b"TIMER_ROLL_TIMES": b"%d" % (int(times) + 1 if times.isdigit() else 1),
+                # Its delay counts from its first arrival, which the copy no longer knows.
+                b"TIMER_DELIVER_MS": b"%d" % due_ms,
+            },
+        )
+        return _again(waiting, TIMER_TOPIC, 0, properties) if properties else None
+
+    def _times(self, waiting: Waiting, due_ms: int) -> dict[bytes, bytes]:
+        queued_ms = waiting.store_timestamp // SLOT_MS * SLOT_MS
+        if (due_ms - 1) // SLOT_MS * SLOT_MS < queued_ms:
+            queued_ms = _NEVER_QUEUED_MS
+        return {
+            b"TIMER_ENQUEUE_MS": b"%d" % queued_ms,
+            b"TIMER_DEQUEUE_MS": b"%d" % self._store.clock.now_ms(),
+        }
+
+    # -- for others --------------------------------------------------------------------------------
+
+    def has(self, slot: int, topic: bytes, key: int) -> bool:
+        """Whether a timer is known to wait."""
+        return self.waiting.has(slot, topic, key)
+
+    def recall(self, slot: int, topic: bytes, key: int) -> None:
+        """Drop a timer whose recall was just appended; one that is not known yet goes by that."""
+        self.waiting.recall(slot, topic, key)
+
+    def checkpoint(self) -> TimerCheck:
+        """How far timers are delivered."""
+        return self._check(self._settled)
+
+    def metrics_body(self) -> bytes:
+        """How many timers wait for each topic, as config/timermetrics has it."""
+        return self._metrics.body(self.waiting.counts())
+
+    def runtime_info(self) -> dict[str, str]:
+        """Figures for GET_BROKER_RUNTIME_INFO."""
+        behind_ms = max(self._store.clock.now_ms() - self._settled.due_ms, 0)
+        return {
+            "timerReadBehind": str(behind_ms // 1000),
+            "timerOffsetBehind": str(self._queue.end - self._offset),
+            "timerCongestNum": str(self.waiting.count),
+            "timerEnqueueTps": f"{self.enqueued.rate:.2f}",
+            "timerDequeueTps": f"{self.delivered.rate:.2f}",
+        }
+
+    def next_offset(self, queue_id: int) -> int | None:
+        """Queue offset of the oldest timer that waits; None for a queue that is not of timers."""
+        return self.oldest if queue_id == 0 else None
+
+
+def _with(raw: bytes, properties: dict[bytes, bytes]) -> bytes | None:
+    """Properties with some set; None if there is no room."""
+    items = [
+        item for item in raw.split(b"\x02") if item and item.partition(b"\x01")[0] not in properties
+    ]
+    items += [b"%s\x01%s" % item for item in properties.items()]
+    text = b"\x02".join([*items, b""])
+    return text if len(text) <= PROPERTIES_BYTES_MAX - _CHECKSUM_ROOM else None
+
+
+def _again(waiting: Waiting, topic: str, queue_id: int, properties: bytes) -> InnerMessage:
+    return InnerMessage(
+        topic,
+        queue_id,
+        waiting.body,
+        properties,
+        tags_code_of(properties),
+        waiting.flag,
+        waiting.sys_flag,
+        waiting.born_timestamp,
+        waiting.born_host,
+        waiting.reconsume_times,
+        source_of(waiting),
+    )

@@ -1,0 +1,415 @@
+"""Timers in memory, by the second in which they are due: a numpy table for each.
+
+Far seconds share a table, so that many timers cost little more than their rows. Nothing is done
+for a timer between its arrival, the division of its far table, and its second.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from headrace_broker.timer.arrivals import TIMER, slots_of
+from headrace_broker.timer.demand import SLOT_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from headrace_broker.timer.arrivals import Arrivals, Topics
+    from headrace_protocol.columns import Array
+
+# Seven days; Apache's wheel has twice as many slots, so that old ones tell themselves apart.
+WHEEL_SECONDS: Final = 7 * 86_400
+_BLANK_SLOTS: Final = 60
+ROLL_SLOTS_MIN: Final = 2
+_FAR_SLOTS: Final = 64
+_GROWTH: Final = 5 / 4
+
+
+class _Table:
+    """Rows in order of arrival."""
+
+    def __init__(self, rows: Array) -> None:
+        self._rows = rows.copy()
+        self._count = len(rows)
+
+    @property
+    def rows(self) -> Array:
+        """All rows; not to be kept."""
+        return self._rows[: self._count]
+
+    def add(self, rows: Array) -> None:
+        count = self._count + len(rows)
+        if count > len(self._rows):
+            grown = np.empty(int(count * _GROWTH), self._rows.dtype)
+            grown[: self._count] = self.rows
+            self._rows = grown
+        self._rows[self._count : count] = rows
+        self._count = count
+
+    def keep(self, is_kept: Array) -> None:
+        self._rows = self.rows[is_kept]
+        self._count = len(self._rows)
+
+
+class SlotTables:
+    """Rows with due_ms and queue_offset, taken out in the order of these two.
+
+    count: how many rows there are.
+    """
+
+    def __init__(self, dtype: np.dtype[np.void]) -> None:
+        self.count = 0
+        self._dtype = dtype
+        self._near: dict[int, _Table] = {}  # by slot
+        self._far: dict[int, _Table] = {}  # by slot // _FAR_SLOTS
+        self._far_first: float = math.inf
+        self._near_end = 0  # rows of this slot and later ones are in far tables
+        # The earliest slot, sorted.
+        self._open = np.empty(0, dtype)
+        self._open_slot = -1
+
+    def add(self, rows: Array) -> None:
+        """Add rows in order of arrival."""
+        self.count += len(rows)
+        slots = slots_of(rows)
+        is_far = slots >= self._near_end
+        far, near = rows[is_far], rows[~is_far]
+        for number, where in groups(slots[is_far] // _FAR_SLOTS):
+            _add(self._far, number, far[where])
+            self._far_first = min(self._far_first, number)
+        for slot, where in groups(slots[~is_far]):
+            if slot == self._open_slot and len(self._open):
+                self._open = _sorted(np.concatenate([self._open, near[where]]))
+            else:
+                _add(self._near, slot, near[where])
+
+    def due_ms(self) -> float:
+        """When the first row is due, or its far table is to be divided; infinite without rows."""
+        self._open_first()
+        if len(self._open):
+            return int(self._open["due_ms"][0])
+        return self._far_first * _FAR_SLOTS * SLOT_MS
+
+    def take_due(self, now_ms: int, count: int) -> Array:
+        """Take out the first rows that are due, at most ``count``, all of one slot."""
+        while self._far_first * _FAR_SLOTS * SLOT_MS <= now_ms:
+            self._divide_first()
+        self._open_first()
+        end = min(int(np.searchsorted(self._open["due_ms"], now_ms, "right")), count)
+        taken, self._open = self._open[:end], self._open[end:]
+        self.count -= len(taken)
+        return taken
+
+    def _divide_first(self) -> None:
+        """Divide the earliest far table into one for each slot."""
+        first = int(self._far_first)
+        self._near_end = (first + 1) * _FAR_SLOTS
+        rows = self._far.pop(first).rows
+        self._far_first = min(self._far, default=math.inf)
+        for slot, numbers in groups(slots_of(rows)):
+            _add(self._near, slot, rows[numbers])
+
+    def _open_first(self) -> None:
+        """Sort the earliest near slot, unless that is done."""
+        first = min(self._near, default=None)
+        if first is None or (len(self._open) and first > self._open_slot):
+            return
+        if len(self._open):
+            _add(self._near, self._open_slot, self._open)
+        self._open, self._open_slot = _sorted(self._near.pop(first).rows), first
+
+    def of_slot(self, slot: int) -> Array:
+        """A copy of the rows of a slot."""
+        table = self._table(slot)
+        rows = table.rows[slots_of(table.rows) == slot] if table else self._open[:0]
+        return np.concatenate([self._open, rows]) if slot == self._open_slot else rows
+
+    def drop(self, slot: int, choose: Callable[[Array], Array]) -> Array:
+        """Take rows out of a slot; returns them.
+
+        choose: which of the rows, as a mask.
+        """
+        dropped = []
+        if slot == self._open_slot and len(self._open):
+            where = choose(self._open)
+            dropped.append(self._open[where])
+            self._open = self._open[~where]
+        if (table := self._table(slot)) is not None:
+            rows = table.rows
+            where = (slots_of(rows) == slot) & choose(rows)
+            if where.any():
+                dropped.append(rows[where])
+                table.keep(~where)
+                self._forget_empty(slot)
+        taken = np.concatenate(dropped) if dropped else np.empty(0, self._dtype)
+        self.count -= len(taken)
+        return taken
+
+    def _table(self, slot: int) -> _Table | None:
+        if slot < self._near_end:
+            return self._near.get(slot)
+        return self._far.get(slot // _FAR_SLOTS)
+
+    def _forget_empty(self, slot: int) -> None:
+        if slot < self._near_end:
+            if not len(self._near[slot].rows):
+                del self._near[slot]
+        elif not len(self._far[slot // _FAR_SLOTS].rows):
+            del self._far[slot // _FAR_SLOTS]
+            self._far_first = min(self._far, default=math.inf)
+
+    def lowest_queue_offset(self) -> int | None:
+        """The lowest queue offset of any row; None without rows.
+
+        Cost: one look for each table of 64 s, which is in order of arrival.
+        """
+        lowest = [int(table.rows["queue_offset"][0]) for table in self._far.values()]
+        lowest += [int(table.rows["queue_offset"].min()) for table in self._near.values()]
+        if len(self._open):
+            lowest.append(int(self._open["queue_offset"].min()))
+        return min(lowest, default=None)
+
+    def all_rows(self) -> Array:
+        """A copy of all rows, in no order."""
+        tables = (*self._near.values(), *self._far.values())
+        return np.concatenate([self._open, *(table.rows for table in tables)])
+
+
+def _add(tables: dict[int, _Table], slot: int, rows: Array) -> None:
+    if (table := tables.get(slot)) is not None:
+        table.add(rows)
+    else:
+        tables[slot] = _Table(rows)
+
+
+def _sorted(rows: Array) -> Array:
+    """Rows by the time when they are due, then by arrival."""
+    order = np.lexsort((rows["queue_offset"], rows["due_ms"]))
+    return rows[order]
+
+
+def groups(values: Array) -> Iterator[tuple[int, Array]]:
+    """Each distinct value with the numbers of its rows, in order."""
+    if not len(values):
+        return
+    if (values == values[0]).all():
+        yield int(values[0]), np.arange(len(values))
+        return
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+    parts = np.split(order, starts[1:])
+    yield from zip(ordered[starts].tolist(), parts, strict=True)
+
+
+# A timer that is to be stored again, in the place of its own due_ms; slot: of the timer.
+_ROLL: Final = np.dtype([("due_ms", "i8"), ("queue_offset", "i8"), ("slot", "i8")])
+
+
+class RollWindow:
+    """When a timer that is far ahead is stored again, so that its log files can go."""
+
+    def __init__(self, slots: int) -> None:
+        """slots: those of timerRollWindowSlot; a number that the wheel can't hold counts as all."""
+        fits = ROLL_SLOTS_MIN <= slots <= WHEEL_SECONDS - _BLANK_SLOTS
+        self.slots = slots if fits else WHEEL_SECONDS - _BLANK_SLOTS
+
+    def roll_slots(self, arrived: Arrivals) -> Array:
+        """The slot in which each timer is stored again; -1 for those that wait for their own."""
+        write = arrived.write_ms // SLOT_MS
+        rest = slots_of(arrived.rows) - write - self.slots
+        is_near = rest < self.slots // 3  # leaves time enough for the next roll
+        slots = write + np.where(is_near, self.slots // 2, self.slots)
+        return np.where(rest >= 0, slots, -1)
+
+
+class WaitingTimers:
+    """All timers that wait, the recalls of timers, and when timers are rolled.
+
+    A recall is a row of the slot of its timer: until then it keeps out what is stored there with
+    the same key, such as the copy of a timer that was just rolled.
+    """
+
+    def __init__(self, topics: Topics, window: RollWindow) -> None:
+        self.topics = topics
+        self._window = window
+        self._timers = SlotTables(TIMER)
+        self._rolls = SlotTables(_ROLL)
+        self._counts = np.zeros(0, np.int64)  # by number of the topic
+        self._recalls_of: Counter[int] = Counter()  # by slot
+
+    @property
+    def count(self) -> int:
+        """How many timers wait; recalls don't count."""
+        return int(self._counts.sum())
+
+    def counts(self) -> dict[bytes, int]:
+        """How many timers wait, by topic."""
+        return dict(zip(self.topics.names, self._counts.tolist(), strict=False))
+
+    def add(self, arrived: Arrivals) -> Array:
+        """Add timers and recalls, in order of arrival; copies replace what they are of.
+
+        Returns the slot in which something is to be done for each.
+        """
+        self._put(arrived.rows)
+        rolls = self._window.roll_slots(arrived)
+        if (is_rolled := (rolls >= 0) & (arrived.rows["topic"] >= 0)).any():
+            self._add_rolls(arrived.rows[is_rolled], rolls[is_rolled])
+        copies = arrived.take(arrived.replaces >= 0)
+        for slot, numbers in groups(copies.slot):
+            self._replace(slot, copies.take(numbers))
+        recalls = arrived.rows[arrived.rows["topic"] < 0]
+        for slot, numbers in groups(slots_of(recalls)):
+            self._recalls_of[slot] += len(numbers)
+            for row in recalls[numbers]:
+                self._drop(slot, _is_of(~int(row["topic"]), int(row["key"])))
+        self._drop_recalled(arrived.rows)
+        return np.where(is_rolled, rolls, slots_of(arrived.rows))
+
+    def of_slot(self, slot: int) -> Array:
+        """Timers and recalls of a slot, in the order of the queue."""
+        rows = self._timers.of_slot(slot)
+        return rows[np.argsort(rows["queue_offset"])]
+
+    def all_with_slots(self) -> tuple[Array, Array]:
+        """All that waits, in the order of the queue, and the slot that matters next for each."""
+        rows, rolls = self._timers.all_rows(), self._rolls.all_rows()
+        rows = rows[np.argsort(rows["queue_offset"])]
+        slots = slots_of(rows)
+        _, of_rows, of_rolls = np.intersect1d(
+            rows["queue_offset"], rolls["queue_offset"], return_indices=True
+        )
+        slots[of_rows] = slots_of(rolls)[of_rolls]
+        return rows, slots
+
+    def put_back(self, rows: Array) -> None:
+        """Add timers again that were taken out."""
+        self._put(rows)
+
+    def _put(self, rows: Array) -> None:
+        self._timers.add(rows)
+        self._count(rows, 1)
+
+    def _count(self, rows: Array, sign: int) -> None:
+        topics = rows["topic"][rows["topic"] >= 0]
+        more = np.bincount(topics, minlength=len(self.topics.names))
+        self._counts = np.pad(self._counts, (0, len(more) - len(self._counts))) + sign * more
+
+    def _add_rolls(self, rows: Array, slots: Array) -> None:
+        rolls = np.empty(len(rows), _ROLL)
+        # As an Apache broker, at the end of the slot.
+        rolls["due_ms"] = (slots + 1) * SLOT_MS
+        rolls["queue_offset"], rolls["slot"] = rows["queue_offset"], slots_of(rows)
+        self._rolls.add(rolls)
+
+    def _replace(self, slot: int, copies: Arrivals) -> None:
+        """Drop the timers of a slot of which copies were stored."""
+        named = copies.take(copies.replaces > 0)
+        by_source = dict(
+            zip(named.replaces.tolist(), named.rows["queue_offset"].tolist(), strict=True)
+        )
+        if by_source:
+            sources = np.array(list(by_source))
+
+            def is_replaced(rows: Array) -> Array:
+                where = np.isin(rows["source"], sources)
+                for number in np.flatnonzero(where).tolist():
+                    newest = by_source[int(rows["source"][number])]
+                    where[number] = rows["queue_offset"][number] < newest
+                return where
+
+            self._drop(slot, is_replaced)
+        for copy in copies.rows[copies.replaces == 0]:
+            self._drop(slot, partial(_oldest_before, copy))
+
+    def _drop_recalled(self, rows: Array) -> None:
+        """Drop timers whose recall came before them."""
+        if not self._recalls_of:
+            return
+        for slot in set(slots_of(rows).tolist()) & self._recalls_of.keys():
+            waiting = self._timers.of_slot(slot)
+            for recall in waiting[waiting["topic"] < 0]:
+                self._drop(slot, _is_of(~int(recall["topic"]), int(recall["key"])))
+
+    def _drop(self, slot: int, choose: Callable[[Array], Array]) -> int:
+        dropped = self._timers.drop(slot, choose)
+        self._count(dropped, -1)
+        return len(dropped)
+
+    def recall(self, slot: int, topic: bytes, key: int) -> None:
+        """Drop the timers of a key."""
+        if (number := self.topics.find(topic)) is not None:
+            self._drop(slot, _is_of(number, key))
+
+    def has(self, slot: int, topic: bytes, key: int) -> bool:
+        """Whether a timer of a key waits."""
+        number = self.topics.find(topic)
+        return number is not None and bool(_is_of(number, key)(self._timers.of_slot(slot)).any())
+
+    def due_ms(self) -> float:
+        """When there is something to do at the latest."""
+        return min(self._timers.due_ms(), self._rolls.due_ms())
+
+    def take_due(self, now_ms: int, count: int) -> Array:
+        """Take out timers and recalls that are due, at most ``count``, in order."""
+        rows = self._timers.take_due(now_ms, count)
+        self._count(rows, -1)
+        if self._recalls_of:
+            for slot, numbers in groups(slots_of(rows)):
+                self._recalls_of[slot] -= int((rows["topic"][numbers] < 0).sum())
+                self._recalls_of += Counter()  # forgets what is zero
+        return rows
+
+    def take_rolled(self, now_ms: int, count: int) -> Array:
+        """Timers that are to be stored again, at most ``count``; they wait until that is done."""
+        rolls = self._rolls.take_due(now_ms, count)
+        found = [self._timers.of_slot(slot) for slot in set(rolls["slot"].tolist())]
+        rows = np.concatenate([*found, np.empty(0, TIMER)])
+        return rows[np.isin(rows["queue_offset"], rolls["queue_offset"])]
+
+    def roll_again(self, rows: Array, now_ms: int) -> None:
+        """Have timers be rolled as soon as possible that were to be."""
+        self._add_rolls(rows, np.full(len(rows), now_ms // SLOT_MS - 1))
+
+    def forget(self, rows: Array) -> None:
+        """Drop timers of which copies were stored."""
+        for slot, numbers in groups(slots_of(rows)):
+            self._drop(slot, partial(_are_at, rows["queue_offset"][numbers]))
+
+    def drop_sources(self, sources: Array) -> Array:
+        """Drop the timers that deliveries name; returns them."""
+        rows = self._timers.all_rows()
+        found = rows[np.isin(rows["source"], sources)]
+        self.forget(found)
+        return found
+
+    def first_ms(self) -> int:
+        """When the first timer is due; there must be one."""
+        return int(self._timers.all_rows()["due_ms"].min())
+
+    def lowest_queue_offset(self) -> int | None:
+        """Of what waits; None if nothing does."""
+        return self._timers.lowest_queue_offset()
+
+
+def _are_at(queue_offsets: Array, rows: Array) -> Array:
+    where: Array = np.isin(rows["queue_offset"], queue_offsets)
+    return where
+
+
+def _is_of(topic: int, key: int) -> Callable[[Array], Array]:
+    return lambda rows: (rows["key"] == np.uint64(key)) & (rows["topic"] == topic)
+
+
+def _oldest_before(copy: np.void, rows: Array) -> Array:
+    """The oldest timer of the copy's key before it."""
+    where = _is_of(int(copy["topic"]), int(copy["key"]))(rows)
+    where &= rows["queue_offset"] < copy["queue_offset"]
+    where &= rows["queue_offset"] == rows["queue_offset"][where].min(initial=np.iinfo(np.int64).max)
+    return where

@@ -1,0 +1,241 @@
+"""The timer wheel and the timer log, as an Apache broker reads them; this one only writes them.
+
+Both are made anew at each start, of what waits then. The wheel has a slot for each second: where
+in the log its first and last unit are; units of a slot are chained from the newest to the oldest.
+
+Source: docs/store-format.md "Timers"; tests/broker/test_timer_files.py.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from headrace_broker.timer.arrivals import slots_of
+from headrace_broker.timer.demand import SLOT_MS
+from headrace_broker.timer.waiting_timers import WHEEL_SECONDS, groups
+from headrace_protocol.message import java_hash
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headrace_broker.store.files.filesystem import Files
+    from headrace_broker.timer.arrivals import Topics
+    from headrace_protocol.columns import Array
+
+SLOT: Final = np.dtype(
+    [("time", ">i8"), ("first", ">i8"), ("last", ">i8"), ("count", ">i4"), ("magic", ">i4")]
+)
+UNIT: Final = np.dtype(
+    [
+        ("size", ">i4"),
+        ("previous", ">i8"),
+        ("magic", ">i4"),
+        ("write_ms", ">i8"),
+        ("delay_ms", ">i4"),
+        ("physical_offset", ">i8"),
+        ("record_bytes", ">i4"),
+        ("topic_hash", ">i4"),
+        ("reserved", ">i8"),
+    ]
+)
+WHEEL_SLOTS: Final = 2 * WHEEL_SECONDS
+PLAIN, ROLLED, RECALL = 1, 2, 4
+_NO_UNIT: Final = -1
+_BLANK: Final = struct.Struct(">iqI")
+_BLANK_MAGIC: Final = 0xCBD43194
+
+
+class WheelChanges(NamedTuple):
+    """What is to be written; for a thread.
+
+    units: from number ``first`` on. slots: of the wheel, at ``places``.
+    is_anew: whether the files are to be made anew. log_position: where the log ends then.
+    """
+
+    first: int
+    units: Array
+    places: Array
+    slots: Array
+    is_anew: bool
+    log_position: int
+
+
+class TimerWheel:
+    """Both files. The wheel is in memory, as far as it was used."""
+
+    def __init__(self, root: Path, fs: Files, file_bytes: int, topics: Topics) -> None:
+        self._wheel_path = root / "timerwheel"
+        self._log_folder = root / "timerlog"
+        self._fs = fs
+        self._file_bytes = file_bytes
+        self._file_units = (file_bytes - _BLANK.size) // UNIT.itemsize
+        self._topics = topics
+        self._hashes: list[int] = []
+        self._is_anew = True
+        self._slots = np.zeros(WHEEL_SLOTS, SLOT)
+        self._count = 0  # of units in the log
+        self._written = 0
+        self._pending: list[Array] = []
+        self._changed: list[Array] = []
+        self._last_slots: dict[int, int] = {}  # by number of the log file, of its units
+
+    def add(self, rows: Array, slots: Array, write_ms: Array | int) -> None:
+        """Add timers and recalls; what waits in another slot than its own is rolled there.
+
+        rows: in the order of the queue.
+        """
+        if not len(rows):
+            return
+        units = np.zeros(len(rows), UNIT)
+        is_rolled = (slots != slots_of(rows)) & (rows["topic"] >= 0)
+        units["size"] = UNIT.itemsize
+        units["magic"] = PLAIN + is_rolled * ROLLED + (rows["topic"] < 0) * RECALL
+        units["write_ms"] = write_ms
+        units["delay_ms"] = slots * SLOT_MS - units["write_ms"].astype(np.int64)
+        units["physical_offset"], units["record_bytes"] = rows["physical_offset"], rows["size"]
+        topics = np.where(rows["topic"] < 0, ~rows["topic"], rows["topic"])
+        units["topic_hash"] = self._topic_hashes()[topics]
+        self._chain(units, slots, np.where(rows["topic"] < 0, -1, 1))
+        self._append(units, slots)
+
+    def end_with(self, row: np.void, slot: int) -> None:
+        """Add a unit of the queue's last message, which doesn't wait: a broker reads on behind it.
+
+        slot: one that was delivered.
+        """
+        units = np.zeros(1, UNIT)
+        units["size"], units["previous"], units["magic"] = UNIT.itemsize, _NO_UNIT, PLAIN
+        units["write_ms"] = slot * SLOT_MS
+        units["physical_offset"], units["record_bytes"] = row["physical_offset"], row["size"]
+        self._append(units, np.array([slot]))
+
+    def empty_slot(self, slot: int) -> None:
+        """Let a slot lead to no unit."""
+        place = slot % WHEEL_SLOTS
+        self._slots[place] = np.zeros((), SLOT)
+        self._changed.append(np.array([place]))
+
+    def _topic_hashes(self) -> Array:
+        names = self._topics.names
+        self._hashes += [java_hash(name.decode()) for name in names[len(self._hashes) :]]
+        return np.array(self._hashes)
+
+    def _position(self, number: Array | int) -> Array:
+        """Where units are in the log."""
+        file, place = np.divmod(number, self._file_units)
+        position: Array = file * self._file_bytes + place * UNIT.itemsize
+        return position
+
+    def _chain(self, units: Array, slots: Array, signs: Array) -> None:
+        """Chain units that are about to be appended to those of their slots."""
+        positions = self._position(self._count + np.arange(len(units)))
+        order = np.argsort(slots, kind="stable")
+        ordered, placed = slots[order], positions[order]
+        is_first = np.append(True, ordered[1:] != ordered[:-1])
+        starts = np.flatnonzero(is_first)
+        ends = np.append(starts[1:], len(order)) - 1
+        distinct = ordered[starts]
+        places = distinct % WHEEL_SLOTS
+        before = self._slots[places]
+        is_used = (before["time"] == distinct) & (before["first"] != _NO_UNIT)
+        is_used &= before["count"] != 0
+        previous = np.append(_NO_UNIT, placed[:-1])
+        previous[starts] = np.where(is_used, before["last"], _NO_UNIT)
+        units["previous"][order] = previous
+        after = np.zeros(len(places), SLOT)
+        after["time"], after["last"] = distinct, placed[ends]
+        after["first"] = np.where(is_used, before["first"], placed[starts])
+        after["count"] = np.add.reduceat(signs[order], starts) + np.where(
+            is_used, before["count"], 0
+        )
+        self._slots[places] = after
+        self._changed.append(places)
+
+    def _append(self, units: Array, slots: Array) -> None:
+        numbers = self._count + np.arange(len(units))
+        for file, where in groups(numbers // self._file_units):
+            last = int(slots[where].max())
+            self._last_slots[file] = max(self._last_slots.get(file, 0), last)
+        self._count += len(units)
+        self._pending.append(units)
+
+    # -- to disk -----------------------------------------------------------------------------------
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether there is something to write."""
+        return any(map(len, (*self._pending, *self._changed)))
+
+    def changes(self) -> WheelChanges:
+        """What has changed since the last call of ``written``."""
+        units = np.concatenate([np.empty(0, UNIT), *self._pending], dtype=UNIT)
+        places = np.unique(np.concatenate([np.empty(0, np.int64), *self._changed]))
+        self._pending, self._changed = [units], [places]
+        position = int(self._position(self._count))
+        return WheelChanges(
+            self._written, units, places, self._slots[places], self._is_anew, position
+        )
+
+    def written(self, changes: WheelChanges, read_slot: int) -> None:
+        """Forget changes that are on disk, and log files that only lead to slots before one."""
+        self._is_anew = False
+        self._written += len(changes.units)
+        # What ``changes`` joined is the first.
+        self._pending, self._changed = self._pending[1:], self._changed[1:]
+        newest = max(self._last_slots, default=0)
+        for file, last in list(self._last_slots.items()):
+            if file < newest and last < read_slot and file < self._written // self._file_units:
+                self._log_path(file).unlink(missing_ok=True)
+                del self._last_slots[file]
+
+    def write(self, changes: WheelChanges) -> None:
+        """Bring changes to disk: units before the slots that lead to them. Raises OSError."""
+        fs = self._fs
+        if changes.is_anew:
+            self._wheel_path.unlink(missing_ok=True)
+            shutil.rmtree(self._log_folder, ignore_errors=True)
+        if not self._log_folder.exists():
+            fs.make_directories(self._log_folder)
+        numbers = changes.first + np.arange(len(changes.units))
+        for file, where in groups(numbers // self._file_units):
+            self._write_units(file, int(numbers[where[0]] % self._file_units), changes.units[where])
+        self._write_slots(changes)
+        fs.fsync_directory(self._log_folder)
+        fs.fsync_directory(self._log_folder.parent)
+
+    def _write_units(self, file: int, place: int, units: Array) -> None:
+        fs = self._fs
+        descriptor = fs.open(self._log_path(file), os.O_RDWR | os.O_CREAT)
+        try:
+            fs.truncate(descriptor, self._file_bytes)
+            fs.write(descriptor, units.tobytes(), place * UNIT.itemsize)
+            if place + len(units) == self._file_units:
+                end = self._file_units * UNIT.itemsize
+                blank = _BLANK.pack(self._file_bytes - end, 0, _BLANK_MAGIC)
+                fs.write(descriptor, blank, end)
+            fs.fdatasync(descriptor)
+        finally:
+            fs.close(descriptor)
+
+    def _write_slots(self, changes: WheelChanges) -> None:
+        fs = self._fs
+        descriptor = fs.open(self._wheel_path, os.O_RDWR | os.O_CREAT)
+        try:
+            fs.truncate(descriptor, WHEEL_SLOTS * SLOT.itemsize)
+            places = changes.places
+            breaks = np.flatnonzero(np.diff(places) != 1) + 1
+            for run in np.split(np.arange(len(places)), breaks):
+                if len(run):
+                    data = changes.slots[run].tobytes()
+                    fs.write(descriptor, data, int(places[run[0]]) * SLOT.itemsize)
+            fs.fdatasync(descriptor)
+        finally:
+            fs.close(descriptor)
+
+    def _log_path(self, file: int) -> Path:
+        return self._log_folder / f"{file * self._file_bytes:020d}"

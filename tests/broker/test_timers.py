@@ -1,0 +1,517 @@
+"""Timers: due to the millisecond, kept when they can't be delivered, and once across kills."""
+
+from __future__ import annotations
+
+import random
+import struct
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+
+from headrace_broker.inner import undelivered
+from headrace_protocol import fastjson
+from headrace_protocol.bodies import KVTable
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.header_codecs import SerializeType, encode_frame
+from headrace_protocol.headers import RecallMessageHeader
+from headrace_protocol.message import encode_batch, encode_properties
+from headrace_protocol.recall_handle import RecallHandle, decode_recall_handle
+from headrace_protocol.system_topics import SCHEDULE_TOPIC, TIMER_TOPIC, UNDELIVERED_TOPIC
+from tests.support.broker import BrokerUnderTest, broker_config
+from tests.support.channel import MemoryChannel
+from tests.support.stores import crash, read_all
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+    from pathlib import Path
+
+    from headrace_protocol.message import StoredMessage
+
+_SIZES: dict[str, Any] = {"commit_log_file_bytes": 1 << 18, "consume_queue_file_bytes": 4000}
+NOW_MS = 1_700_000_000_123
+_DAY_MS = 86_400_000
+
+
+class Clockwork:
+    """A broker whose timers run, and what a client of it does."""
+
+    def __init__(
+        self,
+        folder: Path,
+        ms: int = NOW_MS,
+        sizes: Mapping[str, Any] = _SIZES,
+        **settings: Any,
+    ) -> None:
+        self.broker = BrokerUnderTest(folder, broker_config(folder, **settings), **sizes)
+        self.broker.clock.ms = ms
+        self.timers = self.broker.parts.waiting.timers
+
+    @property
+    def clock(self) -> Any:
+        return self.broker.clock
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        await trio.to_thread.run_sync(self.timers.load)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.broker.store.run)
+            nursery.start_soon(self.timers.run)
+            yield
+            nursery.cancel_scope.cancel()
+
+    def send(
+        self, body: bytes, topic: str = "T", queue_id: int = 1, **properties: Any
+    ) -> tuple[int, str]:
+        """Code and remark of the answer to one message."""
+        code, remark, _ = self.ask(body, properties, topic, queue_id)
+        return code, remark
+
+    def ask(
+        self,
+        body: bytes,
+        properties: Mapping[str, object],
+        topic: str = "T",
+        queue_id: int = 1,
+        **fields: Any,
+    ) -> tuple[int, str, dict[str, str]]:
+        text = encode_properties({name: str(value) for name, value in properties.items()})
+        ext = {"a": "g", "b": topic, "c": "TBW102", "d": 4, "e": queue_id, "f": 0, "g": 17}
+        frame = encode_frame(
+            SerializeType.JSON,
+            RequestCode.SEND_MESSAGE_V2,
+            7,
+            fields={**ext, "h": 5, "i": text.decode(), **fields},
+            body_bytes=len(body),
+        )
+        channel = MemoryChannel()
+        channel.is_greeted = True
+        self.broker.take(frame + body, channel)
+        ((reply, _),) = channel.replies()
+        return reply.code, reply.remark or "", msgspec.json.decode(reply.ext_fields or b"{}")
+
+    def stored(self, topic: str = "T", queue_id: int = 1) -> list[StoredMessage]:
+        return read_all(self.broker.store, self.broker.store.queue(topic, queue_id))
+
+    def bodies(self, topic: str = "T", queue_id: int = 1) -> list[bytes]:
+        return [message.body for message in self.stored(topic, queue_id)]
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """Let the timers look at the clock, which the test has moved, until something is so."""
+        with trio.fail_after(60):
+            while not is_so():  # noqa: ASYNC110 - the mock clock jumps
+                await trio.sleep(0.01)
+
+    async def until_ms(self, ms: int) -> None:
+        """Move the clock, and wait until all that is due then is delivered."""
+        self.clock.ms = ms
+        await self.until(lambda: self.timers.settled_ms >= ms)
+
+
+@pytest.fixture
+def clockwork(tmp_path: Path) -> Clockwork:
+    clockwork = Clockwork(tmp_path)
+    clockwork.broker.create_topic("T")
+    return clockwork
+
+
+# --- what is delivered ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wait_ms"),
+    [
+        ("TIMER_DELAY_SEC", 2, 2000),
+        ("TIMER_DELAY_MS", 1377, 1377),
+        ("TIMER_DELIVER_MS", NOW_MS + 2500, 2500),
+        ("TIMER_DELIVER_MS", 1_700_000_003_000, 2877),
+        ("TIMER_DELAY_MS", 1, 1),
+    ],
+)
+async def test_a_timer_comes_at_its_millisecond_as_it_was_sent(
+    clockwork: Clockwork,
+    autojump_clock: trio.testing.MockClock,
+    name: str,
+    value: int,
+    wait_ms: int,
+) -> None:
+    async with clockwork.running():
+        sent: dict[str, Any] = {"TAGS": "a", "KEYS": "k", "own": "x", name: value}
+        assert clockwork.send(b"late", **sent) == (0, "")
+        await clockwork.until_ms(NOW_MS + wait_ms - 1)
+        assert clockwork.bodies() == []
+        await clockwork.until_ms(NOW_MS + wait_ms)
+    (message,) = clockwork.stored()
+    (waited,) = clockwork.stored(TIMER_TOPIC, 0)
+    assert (message.body, message.flag, message.born_timestamp) == (b"late", 5, 17)
+    out_ms = (NOW_MS + wait_ms - 1) // 1000 * 1000
+    expected = {
+        **{key: str(item) for key, item in sent.items()},
+        "REAL_TOPIC": "T",
+        "REAL_QID": "1",
+        "TIMER_OUT_MS": str(out_ms),
+    }
+    assert expected.items() <= waited.properties.items()
+    expected |= {
+        "TIMER_ENQUEUE_MS": str(NOW_MS // 1000 * 1000),
+        "TIMER_DEQUEUE_MS": str(NOW_MS + wait_ms),
+    }
+    assert expected.items() <= message.properties.items()
+    assert message.store_timestamp == NOW_MS + wait_ms
+    assert message.prepared_transaction_offset == waited.physical_offset
+
+
+async def test_timers_come_in_the_order_of_their_times_then_of_their_arrival(
+    clockwork: Clockwork, autojump_clock: trio.testing.MockClock
+) -> None:
+    chance = random.Random(1)
+    sent = [(chance.choice([0, 1, 700, 1900, 90_000, 300_000]), number) for number in range(900)]
+    async with clockwork.running():
+        for delay_ms, number in sent:
+            clockwork.send(b"%d" % number, TIMER_DELIVER_MS=NOW_MS + 1000 + delay_ms)
+            if not number % 300:
+                await clockwork.until(lambda: clockwork.timers.is_caught_up)
+        await clockwork.until_ms(NOW_MS + 1500)
+        assert len(clockwork.bodies()) == sum(delay_ms < 2 for delay_ms, _ in sent)
+        await clockwork.until_ms(NOW_MS + 400_000)
+    assert clockwork.bodies() == [b"%d" % number for _, number in sorted(sent)]
+
+
+@pytest.mark.parametrize("name", ["TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
+@pytest.mark.parametrize("value", ["-1", "x", "1.5", "0x1", "1 ", "\u0661", "9" * 30])
+def test_a_time_that_is_no_number_or_negative_is_refused(
+    clockwork: Clockwork, name: str, value: Any
+) -> None:
+    properties: dict[str, Any] = {name: value}
+    code, remark = clockwork.send(b"late", **properties)
+    assert code == ResponseCode.MESSAGE_ILLEGAL
+    assert f"{name}={value}" in remark
+    assert clockwork.broker.store.commit_log.max_offset == 0
+
+
+@pytest.mark.parametrize(
+    ("properties", "is_taken"),
+    [
+        ({"TIMER_DELAY_SEC": 3 * 86_400}, True),
+        ({"TIMER_DELAY_SEC": 3 * 86_400 + 1}, False),
+        ({"TIMER_DELAY_MS": 3 * _DAY_MS + 1}, False),
+        ({"TIMER_DELAY_MS": "9" * 18}, False),
+    ],
+)
+def test_a_delay_has_a_limit(
+    clockwork: Clockwork, properties: dict[str, Any], is_taken: bool
+) -> None:
+    code, remark = clockwork.send(b"late", **properties)
+    if is_taken:
+        assert (code, remark) == (0, "")
+    else:
+        assert code == ResponseCode.MESSAGE_ILLEGAL
+        assert "the delay time should not be bigger than the max delay 259200000ms" in remark
+    assert len(clockwork.stored(TIMER_TOPIC, 0)) == is_taken
+
+
+@pytest.mark.parametrize("properties", [{"TIMER_DELIVER_MS": 17}, {"TIMER_DELAY_SEC": 0}])
+def test_a_time_that_is_past_is_at_once(clockwork: Clockwork, properties: dict[str, Any]) -> None:
+    assert clockwork.send(b"now", **properties) == (0, "")
+    (message,) = clockwork.stored()
+    assert "TIMER_OUT_MS" not in message.properties
+
+
+def test_the_first_of_the_three_names_counts(clockwork: Clockwork) -> None:
+    clockwork.send(b"late", TIMER_DELIVER_MS=1, TIMER_DELAY_MS=50_000, TIMER_DELAY_SEC=10)
+    (message,) = clockwork.stored(TIMER_TOPIC, 0)
+    assert message.properties["TIMER_OUT_MS"] == "1700000010000"
+
+
+def test_a_delay_level_wins_over_a_time(clockwork: Clockwork) -> None:
+    assert clockwork.send(b"late", DELAY=1, TIMER_DELAY_SEC=9) == (0, "")
+    assert clockwork.stored(TIMER_TOPIC, 0) == []
+    (message,) = clockwork.stored(SCHEDULE_TOPIC, 0)
+    assert "TIMER_DELAY_SEC" not in message.properties
+
+
+def test_a_batch_with_a_timer_is_refused_whole(clockwork: Clockwork) -> None:
+    late = encode_properties({"UNIQ_KEY": "A2", "TIMER_DELAY_SEC": "9"})
+    items = [(0, b"now", encode_properties({"UNIQ_KEY": "A1"})), (0, b"late", late)]
+    code, remark, _ = clockwork.ask(encode_batch(items), {}, m="true")
+    assert code == ResponseCode.MESSAGE_ILLEGAL
+    assert "item 2" in remark
+    assert clockwork.broker.store.commit_log.max_offset == 0
+
+
+def test_clients_can_not_send_to_the_queue_of_timers(clockwork: Clockwork) -> None:
+    code, remark = clockwork.send(b"mine", TIMER_TOPIC, 0)
+    assert (code, TIMER_TOPIC in remark) == (ResponseCode.NO_PERMISSION, True)
+
+
+def test_timers_can_be_switched_off(tmp_path: Path) -> None:
+    clockwork = Clockwork(tmp_path, timer_wheel_enable=False)
+    clockwork.broker.create_topic("T")
+    code, remark = clockwork.send(b"late", TIMER_DELAY_SEC=1)
+    assert (code, "timerWheelEnable" in remark) == (ResponseCode.MESSAGE_ILLEGAL, True)
+
+
+async def test_enqueuing_and_delivery_can_be_stopped_meanwhile(
+    clockwork: Clockwork, autojump_clock: trio.testing.MockClock
+) -> None:
+    config = clockwork.broker.config
+    async with clockwork.running():
+        config.timer_stop_enqueue = True
+        clockwork.send(b"1", TIMER_DELAY_MS=5)
+        clockwork.clock.ms += 10
+        await trio.sleep(3)
+        assert clockwork.bodies() == []
+        config.timer_stop_dequeue, config.timer_stop_enqueue = True, False
+        await clockwork.until(lambda: clockwork.timers.is_caught_up)
+        await trio.sleep(3)
+        assert clockwork.bodies() == []
+        config.timer_stop_dequeue = False
+        await clockwork.until(lambda: clockwork.bodies() == [b"1"])
+
+
+# --- what can't be delivered ---------------------------------------------------------------
+
+
+async def test_what_can_not_go_to_its_topic_is_kept_with_the_reason(
+    clockwork: Clockwork, autojump_clock: trio.testing.MockClock
+) -> None:
+    clockwork.broker.create_topic("U")
+    async with clockwork.running():
+        clockwork.send(b"lost", TIMER_DELAY_SEC=1)
+        clockwork.send(b"next", "U", TIMER_DELAY_SEC=1)
+        clockwork.broker.topics.delete("T")
+        await clockwork.until_ms(NOW_MS + 1000)
+    (message,) = clockwork.stored(UNDELIVERED_TOPIC, 0)
+    assert message.body == b"lost"
+    assert "topic[T] not exist" in message.properties[undelivered.REASON]
+    assert clockwork.bodies("U") == [b"next"]
+
+
+async def test_a_damaged_record_stops_no_other(
+    clockwork: Clockwork, autojump_clock: trio.testing.MockClock
+) -> None:
+    (clockwork.broker.config.store_path_root_dir / "commitlog").mkdir(exist_ok=True)
+    async with clockwork.running():
+        for body in (b"first", b"torn", b"last"):
+            clockwork.send(body, TIMER_DELAY_SEC=1)
+        await clockwork.until(lambda: clockwork.timers.is_caught_up)
+        _, torn, _ = clockwork.stored(TIMER_TOPIC, 0)
+        (path,) = (clockwork.broker.config.store_path_root_dir / "commitlog").iterdir()
+        with path.open("r+b") as file:
+            file.seek(torn.physical_offset + 88)
+            file.write(b"\xff" * 4)
+        await clockwork.until_ms(NOW_MS + 1000)
+    assert clockwork.bodies() == [b"first", b"last"]
+    assert clockwork.timers.unreadable == 1
+
+
+# --- recalls -------------------------------------------------------------------------------
+
+
+def _recall(clockwork: Clockwork, handle: str, topic: str = "T") -> tuple[int, str]:
+    header = RecallMessageHeader(topic=topic, recall_handle=handle, producer_group="g")
+    answer = clockwork.broker.ask(RequestCode.RECALL_MESSAGE, header)
+    return answer.code, answer.remark
+
+
+def _send_for_handle(clockwork: Clockwork, body: bytes, key: str, **properties: Any) -> str:
+    code, _, fields = clockwork.ask(body, {"UNIQ_KEY": key, **properties})
+    assert code == 0
+    return fields["recallHandle"]
+
+
+async def test_a_recalled_timer_is_not_delivered(
+    clockwork: Clockwork, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with clockwork.running():
+        handle = _send_for_handle(clockwork, b"gone", "A1", TIMER_DELAY_MS=2000)
+        _send_for_handle(clockwork, b"kept", "A2", TIMER_DELAY_MS=2000)
+        parts = RecallHandle("T", "broker-a", 1_700_000_002_001, "A1")
+        assert decode_recall_handle(handle) == parts
+        await clockwork.until(lambda: clockwork.timers.is_caught_up)
+        assert _recall(clockwork, handle) == (0, "")
+        await clockwork.until(lambda: clockwork.timers.is_caught_up)
+        code, remark = _recall(clockwork, handle)  # twice
+        assert (code, "no such message waits" in remark) == (604, True)
+        await clockwork.until_ms(NOW_MS + 2000)
+    assert clockwork.bodies() == [b"kept"]
+    *_, recall = clockwork.stored(TIMER_TOPIC, 0)
+    expected = {
+        "TAGS": "_RECALL_TAG_",
+        "TIMER_DEL_UNIQKEY": "A1",
+        "UNIQ_KEY": "A1",
+        "TIMER_DELIVER_MS": "1700000002001",
+        "TIMER_OUT_MS": "1700000002000",
+        "REAL_TOPIC": "T",
+    }
+    assert recall.body == b"0"
+    assert expected.items() <= recall.properties.items()
+    assert clockwork.timers.waiting.count == 0
+
+
+async def test_a_recall_holds_across_kills_and_before_its_timer_is_known(
+    clockwork: Clockwork, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    handle = _send_for_handle(clockwork, b"gone", "A1", TIMER_DELAY_MS=2000)
+    assert _recall(clockwork, handle) == (0, "")
+    crash(clockwork.broker.store)
+    again = Clockwork(tmp_path)
+    async with again.running():
+        assert _recall(again, handle)[0] == ResponseCode.ILLEGAL_OPERATION
+        await again.until_ms(NOW_MS + 2000)
+    assert again.bodies() == []
+    again.broker.close()
+
+
+async def test_a_timer_that_is_rolled_can_be_recalled(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    clockwork = Clockwork(tmp_path, timer_roll_window_slot=4)
+    clockwork.broker.create_topic("T")
+    async with clockwork.running():
+        handle = _send_for_handle(clockwork, b"gone", "A1", TIMER_DELAY_MS=20_000)
+        _send_for_handle(clockwork, b"kept", "A2", TIMER_DELAY_MS=20_000)
+        await clockwork.until_ms(NOW_MS + 6000)
+        await clockwork.until(lambda: clockwork.timers.is_caught_up)
+        rolled = [message.properties for message in clockwork.stored(TIMER_TOPIC, 0)[2:]]
+        assert [properties["TIMER_ROLL_TIMES"] for properties in rolled[:2]] == ["1", "1"]
+        assert _recall(clockwork, handle) == (0, "")
+        await clockwork.until_ms(NOW_MS + 20_000)
+    assert clockwork.bodies() == [b"kept"]
+    (message,) = clockwork.stored()
+    assert message.store_timestamp == NOW_MS + 20_000
+
+
+async def test_what_can_not_be_recalled(
+    clockwork: Clockwork, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with clockwork.running():
+        handle = _send_for_handle(clockwork, b"late", "A1", TIMER_DELAY_MS=2000)
+        await clockwork.until_ms(NOW_MS + 2000)
+        forged = RecallHandle("T", "broker-a", NOW_MS + 9000, "A9")
+        for wrong, topic, reason in (
+            (handle, "T", "no such message waits"),
+            (forged.encode(), "T", "no such message waits"),
+            (forged._replace(broker_name="b").encode(), "T", "this is broker-a"),
+            (forged.encode(), "TBW102", "topic not match"),
+            ("!", "T", "recall handle is invalid"),
+            ("djEgVA==", "T", "recall handle is invalid"),
+        ):
+            code, remark = _recall(clockwork, wrong, topic)
+            assert (code, reason in remark) == (ResponseCode.ILLEGAL_OPERATION, True), remark
+        clockwork.broker.config.recall_message_enable = False
+        code, remark = _recall(clockwork, handle)
+    assert code == ResponseCode.NO_PERMISSION
+    assert "recall failed, operation is forbidden" in remark
+    assert len(clockwork.stored(TIMER_TOPIC, 0)) == 1
+
+
+@pytest.mark.parametrize("prefix", ["", "T+"])
+async def test_a_message_can_recall_a_timer_before_or_behind_it(
+    clockwork: Clockwork, autojump_clock: trio.testing.MockClock, prefix: str
+) -> None:
+    async with clockwork.running():
+        for key in ("A1", "A2"):
+            clockwork.send(b"gone", UNIQ_KEY=key, TIMER_DELAY_MS=1500)
+            recall: dict[str, Any] = {"TIMER_DEL_UNIQKEY": f"{prefix}{key}", "TIMER_DELAY_MS": 1600}
+            clockwork.send(b"0", **recall)
+            clockwork.send(b"gone", UNIQ_KEY=key, TIMER_DELAY_MS=1700)
+        clockwork.send(b"kept", UNIQ_KEY="A3", TIMER_DELAY_MS=1500)
+        await clockwork.until_ms(NOW_MS + 2000)
+        code, _ = clockwork.send(b"0", TIMER_DEL_UNIQKEY="A3", TIMER_DELIVER_MS=NOW_MS)
+    assert code == ResponseCode.MESSAGE_ILLEGAL
+    assert clockwork.bodies() == [b"kept"]
+
+
+def test_only_timers_have_a_handle(clockwork: Clockwork) -> None:
+    for properties in ({}, {"TIMER_DELIVER_MS": 1}, {"DELAY": 1}):
+        assert "recallHandle" not in clockwork.ask(b"x", properties)[2]
+
+
+# --- figures -------------------------------------------------------------------------------
+
+
+async def test_figures_count_what_waits(
+    clockwork: Clockwork, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    clockwork.broker.create_topic("U")
+    async with clockwork.running():
+        for topic, delay_s in (("T", 1), ("T", 9), ("U", 9)):
+            clockwork.send(b"x", topic, TIMER_DELAY_SEC=delay_s)
+        await clockwork.until(lambda: clockwork.timers.is_caught_up)
+        assert _counts(clockwork) == {"T": 2, "U": 1}
+        await clockwork.until_ms(NOW_MS + 1000)
+        assert _counts(clockwork) == {"T": 1, "U": 1}
+        await clockwork.timers.save()
+        await clockwork.until_ms(NOW_MS + 9000)
+    crash(clockwork.broker.store)
+    again = Clockwork(tmp_path, NOW_MS + 9000)
+    async with again.running():
+        assert _counts(again) == {"T": 0, "U": 0}
+        table = KVTable.decode(again.broker.ask(RequestCode.GET_BROKER_RUNTIME_INFO).body).table
+        assert (table["timerOffsetBehind"], table["timerCongestNum"]) == ("0", "0")
+        body = again.broker.ask(RequestCode.GET_TIMER_CHECK_POINT).body
+        assert struct.unpack(">7q", body)[2:4] == (3, 3)
+    again.broker.close()
+
+
+def _counts(clockwork: Clockwork) -> dict[str, int]:
+    body = clockwork.broker.ask(RequestCode.GET_TIMER_METRICS).body
+    counts = fastjson.loads(body)["timingCount"]
+    return {topic: metric["count"] for topic, metric in counts.items()}
+
+
+async def test_what_waits_keeps_its_log_files(
+    clockwork: Clockwork, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with clockwork.running():
+        unconsumed = clockwork.broker.store.cleaner.unconsumed
+        for delay_s in (1, 9):
+            clockwork.send(b"x", TIMER_DELAY_SEC=delay_s)
+        await clockwork.until(lambda: clockwork.timers.is_caught_up)
+        assert unconsumed()(TIMER_TOPIC, [0]) == {0: (0, "timers")}
+        await clockwork.until_ms(NOW_MS + 1000)
+        assert unconsumed()(TIMER_TOPIC, [0]) == {0: (1, "timers")}
+
+
+# --- starts --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(16))
+async def test_once_across_kills(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, seed: int
+) -> None:
+    print(f"seed {seed}")  # noqa: T201
+    chance = random.Random(seed)
+    ms, sent = NOW_MS, 0
+    window = chance.choice([172_800, 4])
+    for _ in range(6):
+        clockwork = Clockwork(tmp_path, ms, timer_roll_window_slot=window)
+        if not sent:
+            clockwork.broker.create_topic("T")
+        async with clockwork.running():
+            for _ in range(chance.randrange(40)):
+                clockwork.send(b"%d" % sent, TIMER_DELAY_MS=chance.randrange(1, 12_000))
+                sent += 1
+                clockwork.clock.ms += chance.randrange(400)
+                if chance.random() < 0.1:
+                    clockwork.clock.ms += chance.choice([-3_000, 3_000])
+                if chance.random() < 0.3:
+                    await trio.sleep(chance.random() * 2)
+                if chance.random() < 0.1:
+                    await clockwork.timers.save()
+        ms = clockwork.clock.ms
+        if chance.random() < 0.7:
+            crash(clockwork.broker.store)
+        else:
+            clockwork.timers.finish()
+            clockwork.broker.close()
+    clockwork = Clockwork(tmp_path, ms, timer_roll_window_slot=window)
+    async with clockwork.running():
+        await clockwork.until_ms(ms + 30_000)
+    assert sorted(clockwork.bodies(), key=int) == [b"%d" % number for number in range(sent)]
+    assert clockwork.timers.waiting.count == 0
+    clockwork.broker.close()
