@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from itertools import count, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, overload
 
 import msgspec
 
@@ -16,6 +16,8 @@ from headrace_protocol.codes import ResponseCode
 from headrace_protocol.system_topics import GROUP_PREFIXES
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from pyarrow import RecordBatch
 
     from headrace_protocol.columns import RecordColumns
@@ -195,6 +197,18 @@ class OffsetMessageIds(Sequence[str]):
         return record.encode_offset_message_id(self._store_host, int(self._offsets[index]))
 
 
+class Returns(Protocol):
+    """A consumer to which messages can be returned; a blocking one has returned them at once."""
+
+    def retry(self, message: ReceivedMessage, after: float | None) -> Awaitable[None]:
+        """See ``ReceivedMessage.retry``."""
+        ...
+
+    def reject(self, message: ReceivedMessage) -> Awaitable[None]:
+        """See ``ReceivedMessage.reject``."""
+        ...
+
+
 class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
     """A message read from a queue.
 
@@ -259,6 +273,35 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
         system = record.SYSTEM_PROPERTIES
         return {name: value for name, value in self.stored.properties.items() if name in system}
 
+    def retry(self, *, after: float | None = None) -> Awaitable[None]:
+        """Have the message delivered to its group again later; await it, unless blocking.
+
+        after: seconds, at most 7200, rounded up to the broker's next delay level: 1 s, 5 s, 10 s,
+            30 s, ... By default the consumer's ``retry_delay``; without that, the delay grows
+            from 10 s to 2 h.
+        After ``max_attempts`` the message goes to the group's dead letters instead.
+
+        An ordered consumer gets the message itself, after 0.01 to 30 s (by default 1 s), and its
+        queue waits until then; the message must be its current one. Later messages of a batch
+        come again, too.
+
+        Raises ConfigurationError if no Consumer read the message.
+        """
+        return self._returns().retry(self, after)
+
+    def reject(self) -> Awaitable[None]:
+        """Store the message in its group's dead letters; await it, unless blocking.
+
+        Raises ConfigurationError if no Consumer read the message.
+        """
+        return self._returns().reject(self)
+
+    def _returns(self) -> Returns:
+        returns = self._batch and self._batch.returns
+        if not returns:
+            raise ConfigurationError(f"{self} was not read by a Consumer, so it has no group")
+        return returns
+
     def copy_to(self, topic: str) -> Message:
         """A message to send to ``topic``: the same body, key, tag and properties."""
         return Message(topic, self.body, self.key, self.tag, self.properties)
@@ -314,12 +357,13 @@ class MessageBatch(Sequence[ReceivedMessage]):
 
     queue_offset: offset at which the batch begins. next_offset: offset at which the next batch
     begins; with a tag filter there may be gaps. columns: all fields as numpy arrays, see
-    ``headrace_protocol.columns``. limits: larger bodies are not decompressed.
+    ``headrace_protocol.columns``. limits: larger bodies are not decompressed. returns: the group's
+    consumer that read the batch, if one did.
 
     Iteration and indexing build message objects from the records; the batch does not keep them.
     """
 
-    __slots__ = ("columns", "limits", "next_offset", "queue", "queue_offset")
+    __slots__ = ("columns", "limits", "next_offset", "queue", "queue_offset", "returns")
 
     def __init__(
         self,
@@ -334,6 +378,7 @@ class MessageBatch(Sequence[ReceivedMessage]):
         self.next_offset = next_offset
         self.columns = columns
         self.limits = limits
+        self.returns: Returns | None = None
 
     def __repr__(self) -> str:
         queue = self.queue
@@ -388,13 +433,15 @@ class MessageBatch(Sequence[ReceivedMessage]):
         """The messages from index ``start`` up to ``end``; the batch itself if that is all."""
         if start <= 0 and end >= len(self):
             return self
-        return MessageBatch(
+        part = MessageBatch(
             self.queue,
             self.offset_at(start),
             self.offset_at(end),
             self.columns.select(slice(start, end)),
             self.limits,
         )
+        part.returns = self.returns
+        return part
 
     def before(self, offset: int) -> MessageBatch:
         """The messages before a queue offset; the batch itself if that is all."""
