@@ -187,6 +187,7 @@ class Producer(_Blocking[AsyncProducer]):
     send = _blocking(AsyncProducer.send)
     send_many = _blocking(AsyncProducer.send_many)
     send_oneway = _blocking(AsyncProducer.send_oneway)
+    recall = _blocking(AsyncProducer.recall)
     queues = _blocking(AsyncProducer.queues)
     _pipeline = _on_loop(AsyncProducer.pipeline)
     _transaction = _on_loop(AsyncProducer.transaction)

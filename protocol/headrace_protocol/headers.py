@@ -79,12 +79,14 @@ class SendMessageResponseHeader(RequestHeader, kw_only=True, gc=False):
     """The place where a message was stored.
 
     msg_id: offset message id; for a batch, all ids joined by commas.
+    recall_handle: of a timer, what recalls it; see ``recall_handle``.
     """
 
     msg_id: str
     queue_id: Int32
     queue_offset: Int64
     transaction_id: str | None = None
+    recall_handle: str | None = None
     # The Java client reads both without checking for their presence.
     region: str = msgspec.field(name="MSG_REGION", default="DefaultRegion")
     trace_on: bool = msgspec.field(name="TRACE_ON", default=True)
@@ -377,6 +379,21 @@ class CheckTransactionStateHeader(RequestHeader, kw_only=True, gc=False):
     transaction_id: str | None = None
     offset_msg_id: str | None = None
     bname: str | None = None
+
+
+class RecallMessageHeader(RequestHeader, kw_only=True, gc=False):
+    """RECALL_MESSAGE (370)."""
+
+    topic: str
+    recall_handle: str
+    producer_group: str | None = None
+
+
+class RecallMessageResponseHeader(RequestHeader, kw_only=True, gc=False):
+    """The message that is recalled; msg_id is its UNIQ_KEY."""
+
+    msg_id: str
+    region: str = msgspec.field(name="MSG_REGION", default="DefaultRegion")
 
 
 # -- admin -> broker -------------------------------------------------------------------------------
