@@ -365,4 +365,5 @@ class Admin(_Blocking[AsyncAdmin]):
     reset_offsets = _blocking(AsyncAdmin.reset_offsets)
     members = _blocking(AsyncAdmin.members)
     query_by_key = _blocking(AsyncAdmin.query_by_key)
+    query_by_id = _blocking(AsyncAdmin.query_by_id)
     message = _blocking(AsyncAdmin.message)

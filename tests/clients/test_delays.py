@@ -87,10 +87,11 @@ async def test_a_pipeline_sends_delayed_messages_singly(
     async with (
         scripted_cluster(headrace=ours) as (nameserver, (broker,), network),
         producer(nameserver, network) as p,
+        p.pipeline(on_result=lambda _, result: results.append(result)) as pipeline,
     ):
-        async with p.pipeline(on_result=lambda _, result: results.append(result)) as pipeline:
-            for n in range(6):
-                await pipeline.send(Message("T", b"%d" % n, **(options if n in {2, 3} else {})))
+        for n in range(6):
+            await pipeline.send(Message("T", b"%d" % n, **(options if n in {2, 3} else {})))
+        await pipeline.flush()
     assert [len(sent_bodies(asked)) for asked in broker.sends] == [2, 1, 1, 2]
     assert len(results) == 6
 

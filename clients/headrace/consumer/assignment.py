@@ -154,7 +154,7 @@ class Assignment:
         return complete
 
     async def _seek_retry_topic(self) -> None:
-        """Brokers create it at the group's first heartbeat, and register it a moment later."""
+        """Brokers create it at the group's first heartbeat, and register it soon after."""
         pause_s = _SEEK_PAUSE_S
         with anyio.move_on_after(_SEEK_S):
             while self._brokers_without_retries():
