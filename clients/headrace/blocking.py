@@ -28,11 +28,11 @@ from headrace.producer.producer import Producer as AsyncProducer
 from headrace.producer.transaction import Transaction as AsyncTransaction
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
     from types import TracebackType
 
     from headrace.consumer.inbox import MessageIterator
-    from headrace.messages import Message, MessageBatch, ReceivedMessage
+    from headrace.messages import Message, MessageBatch, ReceivedMessage, Returns
     from headrace.producer.producer import OnResult
     from headrace_protocol.bodies import MessageQueue
 
@@ -187,6 +187,7 @@ class Producer(_Blocking[AsyncProducer]):
     send = _blocking(AsyncProducer.send)
     send_many = _blocking(AsyncProducer.send_many)
     send_oneway = _blocking(AsyncProducer.send_oneway)
+    recall = _blocking(AsyncProducer.recall)
     queues = _blocking(AsyncProducer.queues)
     _pipeline = _on_loop(AsyncProducer.pipeline)
     _transaction = _on_loop(AsyncProducer.transaction)
@@ -239,12 +240,38 @@ class _Consumer(AsyncConsumer):
     _single_user = True
 
 
+class _Done:
+    """The outcome of a call that has blocked until it was done; nobody needs to await it."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield from ()
+
+
+class _BlockingReturns:
+    """Returns messages by calls that block."""
+
+    def __init__(self, returns: Returns, client: Consumer) -> None:
+        self._returns = returns
+        self._client = client
+
+    def retry(self, message: ReceivedMessage, after: float | None) -> _Done:
+        self._client._call(self._returns.retry, message, after)
+        return _Done()
+
+    def reject(self, message: ReceivedMessage) -> _Done:
+        self._client._call(self._returns.reject, message)
+        return _Done()
+
+
 class Consumer(_Blocking[AsyncConsumer]):
     """See ``headrace.Consumer``; iterate over it with ``for``."""
 
     @_like(AsyncConsumer)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(_Consumer(*args, **kwargs))
+        client = _Consumer(*args, **kwargs)
+        super().__init__(client)
+        assert client._inbox.returns is not None
+        client._inbox.returns = _BlockingReturns(client._inbox.returns, self)
 
     @property
     def group(self) -> str:
@@ -257,8 +284,6 @@ class Consumer(_Blocking[AsyncConsumer]):
         return self._client.assignment
 
     commit = _blocking(AsyncConsumer.commit)
-    send_back = _blocking(AsyncConsumer.send_back)
-    retry = _blocking(AsyncConsumer.retry)
     _messages = _on_loop(AsyncConsumer.__aiter__)
     _batches = _on_loop(AsyncConsumer.batches)
 
@@ -340,4 +365,5 @@ class Admin(_Blocking[AsyncAdmin]):
     reset_offsets = _blocking(AsyncAdmin.reset_offsets)
     members = _blocking(AsyncAdmin.members)
     query_by_key = _blocking(AsyncAdmin.query_by_key)
+    query_by_id = _blocking(AsyncAdmin.query_by_id)
     message = _blocking(AsyncAdmin.message)

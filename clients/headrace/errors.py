@@ -25,6 +25,7 @@ __all__ = [
     "ConfigurationError",
     "ConnectFailed",
     "ConnectionLost",
+    "DelayRejected",
     "HeadraceError",
     "InvalidMessage",
     "MalformedAnswer",
@@ -33,6 +34,7 @@ __all__ = [
     "OffsetNotFound",
     "OutcomeUnknown",
     "PipelineError",
+    "RecallRejected",
     "RequestTimeout",
     "RouteNotFound",
     "WrongServer",
@@ -45,6 +47,24 @@ class ConfigurationError(HeadraceError, ValueError):
 
 class InvalidMessage(HeadraceError, ValueError):
     """A message that every broker would reject."""
+
+
+class DelayRejected(HeadraceError):
+    """A broker does not deliver a message after its ``delay`` or at its ``deliver_at``."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(
+            f"the broker at {address} rejects the message's time of delivery: {reason}. Choose an "
+            "earlier time or a delay_level="
+        )
+        self.address = address
+
+
+class RecallRejected(BrokerError):
+    """A message is not recalled: it was delivered already, or its broker recalls none."""
+
+    retryable = False
+    refresh_route = False
 
 
 class ClientClosed(HeadraceError):

@@ -226,6 +226,10 @@ class ClientInstance:
                 return route
             return await self._refresh(topic)
 
+    def known_route(self, topic: str) -> TopicRoute | None:
+        """The topic's last known route, which may be out of date."""
+        return self._routes.get(topic)
+
     def invalidate_route(self, topic: str) -> None:
         """Make the next use of the topic's route ask the nameserver first."""
         route = self._routes.get(topic)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from itertools import count, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, overload
 
 import msgspec
 
+from headrace.delays import LEVEL_MAX
 from headrace.errors import ConfigurationError, InvalidMessage
 from headrace_protocol import message as record
 from headrace_protocol.bodies import MessageQueue
@@ -16,13 +18,16 @@ from headrace_protocol.codes import ResponseCode
 from headrace_protocol.system_topics import GROUP_PREFIXES
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from pyarrow import RecordBatch
 
     from headrace_protocol.columns import RecordColumns
     from headrace_protocol.message import StoredMessage
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
-DELAY_LEVEL_MAX = 18
+# Past this no clock can count in milliseconds.
+_DELAY_S_END = 2**53 / 1000
 # The rest is left for the client's message id.
 PROPERTIES_BYTES_MAX = record.PROPERTIES_BYTES_MAX - len(f"{record.UNIQ_KEY}  ") - 32
 # Length in characters of a key and tag that fit, however many bytes each character takes.
@@ -41,6 +46,11 @@ class Message(msgspec.Struct, gc=False):
     tag: label that consumers can filter by.
     properties: names and values of your own; none may be empty.
     delay_level: 1 to 18 for 1s 5s 10s 30s 1m .. 10m 20m 30m 1h 2h; 0 delivers at once.
+    delay: seconds from now until the message is delivered, in milliseconds' precision.
+    deliver_at: time of delivery: a datetime with a time zone, or milliseconds since 1970. A time
+        in the past delivers at once.
+
+    At most one of the last three; brokers accept up to three days ahead by default.
     """
 
     topic: str
@@ -49,6 +59,8 @@ class Message(msgspec.Struct, gc=False):
     tag: str = ""
     properties: dict[str, str] = {}
     delay_level: int = 0
+    delay: float = 0
+    deliver_at: datetime | int | None = None
 
     def check(self) -> None:
         """Raise InvalidMessage for anything that every broker would reject."""
@@ -61,12 +73,45 @@ class Message(msgspec.Struct, gc=False):
                 f"a body of {len(self.body)} bytes for {self.topic}: brokers accept 1 to "
                 f"{BODY_BYTES_MAX} bytes; store larger data elsewhere and send a reference to it"
             )
-        if not 0 <= self.delay_level <= DELAY_LEVEL_MAX:
-            raise InvalidMessage(f"delay_level {self.delay_level}: must be 0 to {DELAY_LEVEL_MAX}")
+        if self.delay_level or self.delay or self.deliver_at:
+            self._check_delay()
         if self.key or self.tag or self.properties:
             text = self._key_and_tag()
             if self.properties or "\x01" in text or "\x02" in text or len(text) > _SURELY_FIT:
                 self._check_properties()
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether it is not for delivery at once."""
+        return bool(self.delay_level or self.delay or self.deliver_at)
+
+    def _check_delay(self) -> None:
+        if bool(self.delay_level) + bool(self.delay) + bool(self.deliver_at) > 1:
+            raise InvalidMessage(
+                f"delay_level={self.delay_level}, delay={self.delay}, deliver_at={self.deliver_at} "
+                f"for {self.topic}: set only one of them"
+            )
+        if not 0 <= self.delay_level <= LEVEL_MAX:
+            raise InvalidMessage(f"delay_level {self.delay_level}: must be 0 to {LEVEL_MAX}")
+        delay: object = self.delay
+        if not (isinstance(delay, int | float) and 0 <= delay < _DELAY_S_END):
+            raise InvalidMessage(f"delay={delay!r} for {self.topic}: must be seconds from now")
+        at = self.deliver_at
+        if isinstance(at, datetime) and at.tzinfo is None:
+            raise InvalidMessage(f"deliver_at={at} for {self.topic}: a datetime needs a time zone")
+        if not isinstance(at, datetime | int | None) or (isinstance(at, int) and at < 0):
+            raise InvalidMessage(
+                f"deliver_at={at!r} for {self.topic}: must be a datetime or milliseconds since 1970"
+            )
+
+    def _delay_property(self) -> str:
+        if self.delay_level:
+            return f"{record.DELAY}\x01{self.delay_level}\x02"
+        if self.delay:
+            return f"{record.TIMER_DELAY_MS}\x01{round(self.delay * 1000)}\x02"
+        at = self.deliver_at
+        at_ms = round(at.timestamp() * 1000) if isinstance(at, datetime) else at
+        return f"{record.TIMER_DELIVER_MS}\x01{at_ms}\x02"
 
     def _key_and_tag(self) -> str:
         try:
@@ -81,8 +126,8 @@ class Message(msgspec.Struct, gc=False):
         text = f"{record.KEYS}\x01{self.key}\x02" if self.key else ""
         if self.tag:
             text += f"{record.TAGS}\x01{self.tag}\x02"
-        if self.delay_level:
-            text += f"{record.DELAY}\x01{self.delay_level}\x02"
+        if self.delay_level or self.delay or self.deliver_at:
+            text += self._delay_property()
         if self.properties:
             properties = self.properties.items()
             text += "".join([f"{name}\x01{value}\x02" for name, value in properties])
@@ -92,7 +137,7 @@ class Message(msgspec.Struct, gc=False):
         if self.properties:
             self._check_user_properties()
         text = self.properties_text()
-        count = bool(self.key) + bool(self.tag) + bool(self.delay_level) + len(self.properties)
+        count = bool(self.key) + bool(self.tag) + self.is_delayed + len(self.properties)
         if text.count("\x01") != count or text.count("\x02") != count:
             raise InvalidMessage(
                 f"the key, tag or a property of a message for {self.topic} contains byte 1 or 2, "
@@ -111,7 +156,7 @@ class Message(msgspec.Struct, gc=False):
         if reserved:
             raise InvalidMessage(
                 f"property {min(reserved)} is reserved for clients and brokers: rename it, or use "
-                "key=, tag= or delay_level="
+                "key=, tag=, delay= or delay_level="
             )
         for name, value in self.properties.items():
             if not isinstance(value, str):
@@ -128,6 +173,7 @@ class SendResult(msgspec.Struct, frozen=True):
     queue_offset: offset of the first message.
     message_ids: the client's id (UNIQ_KEY) of each message, or the broker's id if it has none.
     offset_message_ids: the broker's id of each message, which encodes the record's position.
+    recall_handle: for ``Producer.recall``, of a message with ``delay`` or ``deliver_at``.
     status: SUCCESS, or what durability is still missing: FLUSH_DISK_TIMEOUT,
         FLUSH_SLAVE_TIMEOUT, SLAVE_NOT_AVAILABLE.
     """
@@ -137,6 +183,7 @@ class SendResult(msgspec.Struct, frozen=True):
     message_ids: Sequence[str]
     offset_message_ids: Sequence[str]
     status: int = ResponseCode.SUCCESS
+    recall_handle: str | None = None
 
     @property
     def message_count(self) -> int:
@@ -156,6 +203,9 @@ class SendResult(msgspec.Struct, frozen=True):
     def of_each(self) -> Iterator[SendResult]:
         """One result per message."""
         ids, offset_ids = self.message_ids, self.offset_message_ids
+        if len(ids) == 1:
+            yield self
+            return
         for index in range(len(ids)):
             own_offset_ids = offset_ids[index : index + 1]
             own_ids = own_offset_ids if ids is offset_ids else ids[index : index + 1]
@@ -193,6 +243,18 @@ class OffsetMessageIds(Sequence[str]):
             part._store_host, part._offsets = self._store_host, self._offsets[index]
             return part
         return record.encode_offset_message_id(self._store_host, int(self._offsets[index]))
+
+
+class Returns(Protocol):
+    """A consumer to which messages can be returned; a blocking one has returned them at once."""
+
+    def retry(self, message: ReceivedMessage, after: float | None) -> Awaitable[None]:
+        """See ``ReceivedMessage.retry``."""
+        ...
+
+    def reject(self, message: ReceivedMessage) -> Awaitable[None]:
+        """See ``ReceivedMessage.reject``."""
+        ...
 
 
 class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
@@ -259,6 +321,35 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
         system = record.SYSTEM_PROPERTIES
         return {name: value for name, value in self.stored.properties.items() if name in system}
 
+    def retry(self, *, after: float | None = None) -> Awaitable[None]:
+        """Have the message delivered to its group again later; await it, unless blocking.
+
+        after: seconds, at most 7200, rounded up to the broker's next delay level: 1 s, 5 s, 10 s,
+            30 s, ... By default the consumer's ``retry_delay``; without that, the delay grows
+            from 10 s to 2 h.
+        After ``max_attempts`` the message goes to the group's dead letters instead.
+
+        An ordered consumer gets the message itself, after 0.01 to 30 s (by default 1 s), and its
+        queue waits until then; the message must be its current one. Later messages of a batch
+        come again, too.
+
+        Raises ConfigurationError if no Consumer read the message.
+        """
+        return self._returns().retry(self, after)
+
+    def reject(self) -> Awaitable[None]:
+        """Store the message in its group's dead letters; await it, unless blocking.
+
+        Raises ConfigurationError if no Consumer read the message.
+        """
+        return self._returns().reject(self)
+
+    def _returns(self) -> Returns:
+        returns = self._batch and self._batch.returns
+        if not returns:
+            raise ConfigurationError(f"{self} was not read by a Consumer, so it has no group")
+        return returns
+
     def copy_to(self, topic: str) -> Message:
         """A message to send to ``topic``: the same body, key, tag and properties."""
         return Message(topic, self.body, self.key, self.tag, self.properties)
@@ -314,12 +405,13 @@ class MessageBatch(Sequence[ReceivedMessage]):
 
     queue_offset: offset at which the batch begins. next_offset: offset at which the next batch
     begins; with a tag filter there may be gaps. columns: all fields as numpy arrays, see
-    ``headrace_protocol.columns``. limits: larger bodies are not decompressed.
+    ``headrace_protocol.columns``. limits: larger bodies are not decompressed. returns: the group's
+    consumer that read the batch, if one did.
 
     Iteration and indexing build message objects from the records; the batch does not keep them.
     """
 
-    __slots__ = ("columns", "limits", "next_offset", "queue", "queue_offset")
+    __slots__ = ("columns", "limits", "next_offset", "queue", "queue_offset", "returns")
 
     def __init__(
         self,
@@ -334,6 +426,7 @@ class MessageBatch(Sequence[ReceivedMessage]):
         self.next_offset = next_offset
         self.columns = columns
         self.limits = limits
+        self.returns: Returns | None = None
 
     def __repr__(self) -> str:
         queue = self.queue
@@ -388,13 +481,15 @@ class MessageBatch(Sequence[ReceivedMessage]):
         """The messages from index ``start`` up to ``end``; the batch itself if that is all."""
         if start <= 0 and end >= len(self):
             return self
-        return MessageBatch(
+        part = MessageBatch(
             self.queue,
             self.offset_at(start),
             self.offset_at(end),
             self.columns.select(slice(start, end)),
             self.limits,
         )
+        part.returns = self.returns
+        return part
 
     def before(self, offset: int) -> MessageBatch:
         """The messages before a queue offset; the batch itself if that is all."""

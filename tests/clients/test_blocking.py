@@ -92,6 +92,26 @@ def test_batches_and_commits(mq: Embedded) -> None:
         assert sum(queue.lag for queue in admin.lag("g", "Batches")) == 0
 
 
+def test_messages_are_returned_without_await(mq: Embedded) -> None:
+    with blocking.Producer(**options(mq)) as producer:
+        producer.send_many([b"retried", b"rejected"], topic="returns")
+    with blocking.Consumer("g-returns", "returns", **options(mq), retry_delay=1) as consumer:
+        seen = []
+        for message in consumer:
+            seen.append((message.body, message.reconsume_times))
+            if message.body == b"rejected":
+                message.reject()
+            elif not message.reconsume_times:
+                message.retry()
+            if len(seen) == 3:
+                break
+    assert sorted(seen) == [(b"rejected", 0), (b"retried", 0), (b"retried", 1)]
+    with blocking.Consumer("undertaker", "%DLQ%g-returns", **options(mq)) as consumer:
+        batch = consumer.receive(timeout_ms=5000)
+        assert batch
+        assert batch.values() == [b"rejected"]
+
+
 def test_queues_by_hand(mq: Embedded) -> None:
     produce(mq, "Pull", 20)
     with blocking.PullConsumer(**options(mq)) as consumer:

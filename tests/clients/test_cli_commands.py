@@ -14,8 +14,12 @@ import pytest
 
 import headrace as library
 from headrace import Message, blocking
+from headrace_protocol.codes import RequestCode
+from headrace_protocol.headers import SendMessageResponseHeader
+from headrace_protocol.serving import Reply
 from tests.support.cli import Outcome, headrace
 from tests.support.processes import HEADRACE, TIMEOUT_S
+from tests.support.scripted import route, scripted_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,6 +90,46 @@ def test_short_options_and_properties_of_a_message(topic: str) -> None:
     (message,) = succeed("consume", topic, "--json").json_lines()
     assert (message["key"], message["tag"]) == ("4711", "new")
     assert message["properties"].items() >= {"a": "1", "b": "x=y"}.items()
+
+
+def test_a_message_is_delivered_later(topic: str) -> None:
+    succeed("send", topic, "later", "--delay-level", "1")
+    succeed("send", topic, "now")
+    late = ("consume", topic, "--max", "2", "--follow", "--json")
+    messages = succeed(*late).json_lines()
+    assert [message["body"] for message in messages] == ["now", "later"]
+    assert messages[1]["system_properties"]["DELAY"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "reason"),
+    [
+        ("--delay", "5", "'5' is not a duration: write 500ms"),
+        ("--delay", "9" * 30 + "d", "is not a duration"),
+        ("--at", "noon", "'noon' is not a time"),
+        ("--delay-level", "19", "19 is not in the range"),
+    ],
+)
+def test_delays_that_cannot_be(topic: str, option: str, text: str, reason: str) -> None:
+    assert reason in fail(2, "send", topic, "later", option, text)
+    assert "require BODY" in fail(2, "send", topic, "--delay", "5s")
+    two = ("--delay", "5s", "--at", "2026-11-21")
+    assert "set only one of them" in fail(2, "send", topic, "later", *two)
+
+
+def test_delays_are_properties_of_the_message() -> None:
+    with scripted_in_thread(2) as (nameserver, broker):
+        nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, route(broker))
+        header = SendMessageResponseHeader(
+            msg_id="0" * 32, queue_id=0, queue_offset=0, recall_handle="handle"
+        )
+        broker.answer_sends(Reply(header))
+        server = ("--nameserver", nameserver.address, "--json")
+        assert succeed("send", "T", "x", "--delay", "1500ms", *server).json()["recall_handle"]
+        succeed("send", "T", "x", "--at", "2026-11-21T06:00:00.5+01:00", *server)
+        texts = [asked.ext["i"] for asked in broker.sends]
+    assert "TIMER_DELAY_MS\x011500\x02" in texts[0]
+    assert "TIMER_DELIVER_MS\x011795237200500\x02" in texts[1]
 
 
 def test_a_whole_file_is_a_body(topic: str, tmp_path: Path) -> None:

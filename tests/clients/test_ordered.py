@@ -17,7 +17,7 @@ from headrace import Consumer, Message
 from headrace.consumer.assignment import LOCK_TRUST_S
 from headrace.consumer.inbox import Inbox, MessageIterator
 from headrace.consumer.process_queue import Limits, ProcessQueue
-from headrace.errors import ConfigurationError, HeadraceError
+from headrace.errors import ClientClosed, ConfigurationError, HeadraceError
 from headrace.messages import MessageBatch, ReceivedMessage
 from headrace.producer.producer import Producer
 from headrace_broker.config import BrokerConfig
@@ -138,7 +138,7 @@ async def test_a_message_is_retried_before_the_next_one(
             seen.append(int(message.body))
             times.append(trio.current_time())
             if message.body == b"3" and seen.count(3) < 3:
-                await consumer.retry(message, after=7)
+                await message.retry(after=7)
             if seen[-1] == 9:
                 break
     assert seen == [0, 1, 2, 3, 3, 3, *range(4, 10)]
@@ -156,7 +156,7 @@ async def test_other_queues_continue_during_a_retry(
             seen.append((message.queue.queue_id, message.body))
             if retried is None:
                 retried = seen[0]
-                await consumer.retry(message, after=30)
+                await message.retry(after=30)
             if len(seen) == 41:
                 break
     assert retried is not None
@@ -175,7 +175,7 @@ async def test_a_batch_is_retried_from_a_message_on(
             messages = list(part)
             seen.append([int(message.body) for message in messages])
             if len(seen) == 1:
-                await consumer.retry(messages[1])
+                await messages[1].retry()
             if seen[-1][-1] == 9:
                 break
     assert seen == [[0, 1, 2, 3], [1, 2, 3, 4], [5, 6, 7, 8], [9]]
@@ -190,7 +190,7 @@ async def test_the_last_attempt_makes_a_dead_letter(
         async for message in consumer:
             seen.append(int(message.body))
             if message.body == b"1":
-                await consumer.retry(message)
+                await message.retry()
             if message.body == b"2":
                 break
     assert seen == [0, 1, 1, 1, 2]
@@ -204,12 +204,11 @@ async def test_retries_that_cannot_be(mq: Embedded) -> None:
     async with mq.consumer("g", "T", ordered=True) as consumer:
         messages = [message async for message in take_two(consumer)]
         with pytest.raises(ConfigurationError, match="retry the current message"):
-            await consumer.retry(messages[0])
-        with pytest.raises(ConfigurationError, match=r"after=31: must be 0.01 to 30.0 seconds"):
-            await consumer.retry(messages[1], after=31)
-    async with mq.consumer("h", "T") as consumer:
-        with pytest.raises(ConfigurationError, match="use send_back"):
-            await consumer.retry(messages[1])
+            await messages[0].retry()
+        with pytest.raises(ConfigurationError, match=r"after=31: must be 0.01 to 30 seconds"):
+            await messages[1].retry(after=31)
+    with pytest.raises(ClientClosed):
+        await messages[1].retry()
     with pytest.raises(ConfigurationError, match="max_attempts=0"):
         mq.consumer("g", "T", ordered=True, max_attempts=0)
 

@@ -234,7 +234,7 @@ async def send_back(nameserver: str, topic: str) -> None:
     ):
         await producer.send(Message(topic, b"again"))
         (first,) = await take(consumer, 1)
-        await consumer.send_back(first, delay_level=1)
+        await first.retry(after=1)
         (second,) = await take(consumer, 1)
         assert (second.body, second.reconsume_times, second.topic) == (b"again", 1, topic)
 

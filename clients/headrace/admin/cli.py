@@ -36,7 +36,7 @@ PANELS = {
     },
     "Manage": {
         "topic": "Create, list, describe, alter, purge and delete topics.",
-        "group": "List, describe, move and delete consumer groups.",
+        "group": "List, describe, move and delete consumer groups, and replay dead letters.",
         "cluster": "List the brokers with their rates.",
         "context": "Name clusters, and choose the one that commands and clients use.",
         "completion": "Print the completion of a shell: bash, zsh or fish.",

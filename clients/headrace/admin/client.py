@@ -552,18 +552,32 @@ class Admin(Startable):
                 f"{message_id} is not an offset message id of any broker of this nameserver; to "
                 "look up a producer's message id, name its topic"
             )
+        found = await self.query_by_id(message_id, topic, problems=problems)
+        return found[0] if found else None
+
+    async def query_by_id(
+        self,
+        message_id: str,
+        topic: str,
+        *,
+        begin_ms: int = 0,
+        problems: list[BrokerProblem] | None = None,
+    ) -> list[ReceivedMessage]:
+        """Messages with a producer's id, oldest first: a retry can store a message twice.
+
+        begin_ms: earliest store time, in milliseconds since 1970.
+        """
         header = QueryMessageHeader(
             topic=topic,
             key=message_id,
             max_num=32,
-            begin_timestamp=0,
+            begin_timestamp=begin_ms,
             end_timestamp=_TIMESTAMP_MAX,
             unique_key_query=True,
         )
-        found = await self._query(
+        return await self._query(
             header, lambda stored: stored.properties.get(UNIQ_KEY) == message_id, problems
         )
-        return found[0] if found else None
 
     async def _query(
         self,

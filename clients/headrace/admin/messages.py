@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # Errors raised by reading a damaged or malicious message.
 UNREADABLE = (BodyTooLarge, CodecMissing, CorruptRecord)
+_PREVIEW_BYTES = 60
 
 
 def message_record(message: ReceivedMessage) -> dict[str, Any]:
@@ -58,6 +59,14 @@ def _properties(message: ReceivedMessage) -> dict[str, Any]:
         "properties": message.properties,
         "system_properties": message.system_properties,
     }
+
+
+def preview(message: ReceivedMessage) -> str:
+    """The beginning of a message's body, or why it cannot be read."""
+    try:
+        return message.body[:_PREVIEW_BYTES].decode(errors="backslashreplace")
+    except UNREADABLE as error:
+        return f"({error})"
 
 
 def print_message(message: ReceivedMessage, *, as_json: bool) -> None:

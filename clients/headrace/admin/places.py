@@ -15,7 +15,8 @@ _TIME_HELP = "a time (2026-11-21T06:00) or an age (90s, 15m, 2h, 1d)"
 HELP = f"earliest, latest, a queue offset, {_TIME_HELP}"
 
 _AGE = re.compile(r"(\d+)(s|m|h|d)")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_DURATION = re.compile(r"(\d+)(ms|s|m|h|d)")
+_UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def parse_place(text: str) -> Place:
@@ -32,6 +33,28 @@ def parse_place(text: str) -> Place:
 def parse_time(text: str) -> datetime:
     """Parse a time or an age; a time without a zone is local. Raises ConfigurationError."""
     return _time(text, f"not a time: write {_TIME_HELP}")
+
+
+def parse_duration(text: str) -> timedelta:
+    """Parse a duration. Raises ConfigurationError."""
+    match = _DURATION.fullmatch(text)
+    try:
+        if match:
+            return timedelta(**{_UNITS[match[2]]: int(match[1])})
+    except OverflowError:
+        pass
+    raise ConfigurationError(f"{text!r} is not a duration: write 500ms, 90s, 15m, 2h or 1d")
+
+
+def parse_moment(text: str) -> datetime:
+    """Parse a time that may be in the future; without a zone it is local.
+
+    Raises ConfigurationError.
+    """
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise ConfigurationError(f"{text!r} is not a time: write 2026-11-21T06:00") from None
 
 
 def _time(text: str, problem: str) -> datetime:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
@@ -43,6 +44,9 @@ LOCK_INTERVAL_S = 10.0
 # closed.
 LOCK_TRUST_S = 30.0
 _RETRY_PAUSE_S = 1.0
+# Some groups never get a retry topic.
+_SEEK_S = 30.0
+_SEEK_PAUSE_S = 0.01
 _HANDOVER_S = 20.0
 
 
@@ -70,6 +74,7 @@ class Assignment:
         self.group_changed = anyio.Event()
         self._instance = instance
         self._group = group
+        self._retry_topic = f"{RETRY_PREFIX}{group}"
         self._subscriptions = subscriptions
         self._inbox = inbox
         self._start = start
@@ -83,12 +88,14 @@ class Assignment:
         self._leaving: set[MessageQueue] = set()
         # Queues that a renewal locked again although they were released meanwhile.
         self._strays: set[MessageQueue] = set()
+        self._seeks_retry_topic = False
         self._tasks: TaskGroup | None = None
 
     async def start(self, tasks: TaskGroup) -> None:
         """Take this member's first share, then keep it up to date in ``tasks``."""
         self._tasks = tasks
         complete = await self._rebalance()
+        self.expect_retries()
         tasks.start_soon(self._rebalance_regularly, complete)
         tasks.start_soon(self._commit_regularly)
         if self._ordered:
@@ -106,6 +113,13 @@ class Assignment:
             await self._release(released)
         except HeadraceError as error:
             _log.warning("group %s: the last messages will be redelivered: %s", self._group, error)
+
+    def expect_retries(self) -> None:
+        """Look at once for queues of the retry topic that are not known yet."""
+        assert self._tasks is not None
+        if not self._seeks_retry_topic and self._brokers_without_retries():
+            self._seeks_retry_topic = True
+            self._tasks.start_soon(self._seek_retry_topic)
 
     # -- rebalancing -------------------------------------------------------------------------------
 
@@ -133,12 +147,33 @@ class Assignment:
             try:
                 route = await self._instance.route(subscription.topic)
             except RouteNotFound:
-                # Brokers create the retry topic at the group's first heartbeat.
                 if not _is_retry(subscription.topic):
                     raise
             else:
                 complete &= await self._share_topic(subscription, route)
         return complete
+
+    async def _seek_retry_topic(self) -> None:
+        """Brokers create it at the group's first heartbeat, and register it soon after."""
+        pause_s = _SEEK_PAUSE_S
+        with anyio.move_on_after(_SEEK_S):
+            while self._brokers_without_retries():
+                await anyio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _RETRY_PAUSE_S)
+                self._instance.invalidate_route(self._retry_topic)
+                with suppress(HeadraceError):
+                    await self._instance.route(self._retry_topic)
+            self.group_changed.set()
+        self._seeks_retry_topic = False
+
+    def _brokers_without_retries(self) -> set[str]:
+        """Brokers of the group's topics that the route of its retry topic lacks."""
+        brokers: dict[str, set[str]] = {}
+        for subscription in self._subscriptions:
+            route = self._instance.known_route(subscription.topic)
+            brokers[subscription.topic] = set(route.brokers) if route else set()
+        with_retries = brokers.pop(self._retry_topic)
+        return set().union(*brokers.values()) - with_retries
 
     async def _share_topic(self, subscription: Subscription, route: TopicRoute) -> bool:
         # By broker name, the error that makes the broker's queues unavailable for now.

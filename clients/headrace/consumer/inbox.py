@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from headrace.consumer.process_queue import Delivery, ProcessQueue
-    from headrace.messages import MessageBatch, ReceivedMessage
+    from headrace.messages import MessageBatch, ReceivedMessage, Returns
     from headrace_protocol.bodies import MessageQueue
 
 
@@ -30,10 +30,12 @@ class Inbox:
     client: name of the consumer's class, for errors.
     ordered: hand out a batch of a queue only after the previous batch of that queue is processed.
     single_user: all tasks act for the same user (a thread that calls into the event loop).
+    returns: the group's consumer, to which messages can be returned.
     """
 
     def __init__(self, client: str, *, ordered: bool = False, single_user: bool = False) -> None:
         self._client = client
+        self.returns: Returns | None = None
         self._is_open = False
         self._ordered = ordered
         self._single_user = single_user
@@ -54,6 +56,7 @@ class Inbox:
 
     def put(self, delivery: Delivery) -> None:
         """Add a fetched delivery."""
+        delivery.batch.returns = self.returns
         self._waiting.append(delivery)
         self._signal()
 

@@ -11,6 +11,7 @@ from headrace.config import check_limits
 from headrace.consumer.assignment import Assignment
 from headrace.consumer.inbox import BatchIterator, Inbox, MessageIterator
 from headrace.consumer.process_queue import Limits
+from headrace.consumer.returns import Returns
 from headrace.consumer.running_info import running_info
 from headrace.consumer.start import DEFAULT_START, Start, check_start, consume_from_where
 from headrace.consumer.strategies import Strategy, averagely
@@ -22,21 +23,16 @@ from headrace.messages import BodyLimits, check_group
 from headrace_protocol.bodies import ConsumerData, ResetOffsetBody
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.aio import AsyncConnection, Connect, connect_tcp
-from headrace_protocol.headers import ConsumerSendMsgBackHeader
 from headrace_protocol.message import BATCH_BYTES_MAX, BODY_BYTES_MAX
 from headrace_protocol.system_topics import RETRY_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace.messages import ReceivedMessage
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.connection import RequestReceived
 
 _LEAVE_S = 5.0
-_RECONSUME_TIMES_MAX = 16
-_RETRY_S_MIN = 0.01
-_RETRY_S_MAX = 30.0
 
 
 class Consumer(Startable):
@@ -55,7 +51,9 @@ class Consumer(Startable):
         at a time.
     strategy: how the members share queues, from ``headrace.consumer.strategies`` or a function
         like those; all members must use the same.
-    max_attempts: after so many calls of ``retry``, a message goes to the dead letters.
+    max_attempts: after so many deliveries, ``message.retry`` sends a message to the group's dead
+        letters; 17 by default, unlimited in an ordered consumer.
+    retry_delay: seconds after which ``message.retry`` delivers a message again; see there.
     queue_messages_max, queue_bytes_max: how much of each queue is fetched ahead.
     body_bytes_max: reading a compressed body that is larger when decompressed raises an error.
     batch_bytes_max: the same limit for all bodies of a batch, when they are read together.
@@ -81,6 +79,7 @@ class Consumer(Startable):
         ordered: bool = False,
         strategy: Strategy = averagely,
         max_attempts: int | None = None,
+        retry_delay: float | None = None,
         queue_messages_max: int = 100_000,
         queue_bytes_max: int = 16 * 1024 * 1024,
         body_bytes_max: int = BODY_BYTES_MAX,
@@ -99,7 +98,6 @@ class Consumer(Startable):
         self.group = group
         self._start = start
         self._ordered = ordered
-        self._max_attempts = max_attempts
         self._subscriptions = _subscriptions(group, topics)
         self._instance = ClientInstance(nameserver, connect=connect)
         self._inbox = Inbox("Consumer", ordered=ordered, single_user=self._single_user)
@@ -113,6 +111,15 @@ class Consumer(Startable):
             strategy=strategy,
             limits=Limits(queue_messages_max, queue_bytes_max),
             body_limits=BodyLimits(body_bytes_max, batch_bytes_max),
+        )
+        self._inbox.returns = Returns(
+            self._instance,
+            group,
+            self._inbox,
+            self._assignment,
+            ordered=ordered,
+            max_attempts=max_attempts,
+            retry_delay=retry_delay,
         )
 
     # -- for users ---------------------------------------------------------------------------------
@@ -175,48 +182,6 @@ class Consumer(Startable):
         self._instance.check_open("Consumer")
         self._inbox.mark_current_processed()
         await self._assignment.commit()
-
-    async def send_back(self, message: ReceivedMessage, *, delay_level: int = 0) -> None:
-        """Have a message redelivered later, to any member of the group.
-
-        delay_level: as in ``Message``; 0 increases the delay each time, -1 sends the message to
-        the group's dead-letter topic at once. After 16 redeliveries it goes there in any case.
-        """
-        self._instance.check_open("Consumer")
-        queue = message.queue
-        header = ConsumerSendMsgBackHeader(
-            offset=message.stored.physical_offset,
-            group=self.group,
-            delay_level=delay_level,
-            origin_msg_id=message.message_id,
-            origin_topic=message.topic,
-            max_reconsume_times=_RECONSUME_TIMES_MAX,
-        )
-        address = await self._instance.broker_address(queue.topic, queue.broker_name)
-        response = await self._instance.request(address, RequestCode.CONSUMER_SEND_MSG_BACK, header)
-        response.expect()
-
-    async def retry(self, message: ReceivedMessage, *, after: float = 1.0) -> None:
-        """Get the current message of an ordered consumer again; its queue waits until then.
-
-        after: seconds, 0.01 to 30. Later messages of a batch come again, too. After
-        ``max_attempts`` the message goes to the group's dead letters instead.
-        """
-        self._instance.check_open("Consumer")
-        if not self._ordered:
-            raise ConfigurationError("retry is for ordered consumers; use send_back")
-        if not _RETRY_S_MIN <= after <= _RETRY_S_MAX:
-            raise ConfigurationError(
-                f"after={after}: must be {_RETRY_S_MIN} to {_RETRY_S_MAX} seconds"
-            )
-        if self._max_attempts is not None and self._count_attempt(message) >= self._max_attempts:
-            await self.send_back(message, delay_level=-1)
-        elif not self._inbox.retry(message.queue, message.queue_offset, after):
-            raise ConfigurationError(f"{message} is processed already; retry the current message")
-
-    def _count_attempt(self, message: ReceivedMessage) -> int:
-        process_queue = self._assignment.process_queues.get(message.queue)
-        return process_queue.count_attempt(message.queue_offset) if process_queue else 0
 
     # -- requests of brokers -----------------------------------------------------------------------
 

@@ -118,7 +118,9 @@ class Backlog:
         messages = self.messages
         sizes = [len(message.body) for message in messages]
         end = next(ends_of_requests(sizes))
-        delays = [message.delay_level for message in messages]
+        delays = [
+            message.delay_level or message.delay or message.deliver_at for message in messages
+        ]
         if any(delays) or max(sizes) >= single_from_bytes:
             kinds = zip(range(end), sizes, delays, strict=False)
             single = (at for at, size, delay in kinds if delay or size >= single_from_bytes)

@@ -133,7 +133,12 @@ def properties_of(messages: Sequence[Message]) -> Sequence[bytes] | bytes:
     with_properties = [
         True
         for message in messages
-        if message.key or message.tag or message.properties or message.delay_level
+        if message.key
+        or message.tag
+        or message.properties
+        or message.delay_level
+        or message.delay
+        or message.deliver_at
     ]
     if not with_properties:
         return b""

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 import msgspec
 from zlib_ng.zlib_ng import crc32
 
+from headrace.errors import DelayRejected
 from headrace.messages import OffsetMessageIds, SendResult
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.command import FLAG_ONEWAY, VERSION
 from headrace_protocol.drivers.errors import MalformedAnswer
 from headrace_protocol.frame import LENGTH_BYTES
 from headrace_protocol.headers import SendMessageResponseHeader
+from headrace_protocol.message import TIMER_DELAY_MS, TIMER_DELIVER_MS
 from headrace_protocol.system_topics import DEFAULT_TOPIC
 
 if TYPE_CHECKING:
@@ -40,6 +42,10 @@ STORED = frozenset(
         ResponseCode.SLAVE_NOT_AVAILABLE,
     }
 )
+
+# Of frames: RocketMQ 5.0.0.
+_TIMERS_VERSION = 413
+_REJECTIONS = frozenset({ResponseCode.MESSAGE_ILLEGAL, ResponseCode.SYSTEM_ERROR})
 
 _json = msgspec.json.Encoder().encode
 # Serialize type 0 (JSON) leaves the second word's high byte 0, so the word is the header length.
@@ -180,12 +186,14 @@ class Target:
 class Outgoing:
     """An encoded message or batch for any broker, independent of the queue.
 
-    message_ids: the client's message ids.
+    message_ids: the client's message ids. has_timer: whether it is a message with a time of
+    delivery.
     """
 
     __slots__ = (
         "body",
         "born_timestamp_ms",
+        "has_timer",
         "is_batch",
         "message_ids",
         "properties_json",
@@ -208,6 +216,9 @@ class Outgoing:
         self.properties_json = _json(properties)
         self.message_ids = message_ids
         self.is_batch = is_batch
+        self.has_timer = f"{TIMER_DELAY_MS}\x01" in properties or (
+            f"{TIMER_DELIVER_MS}\x01" in properties
+        )
 
     def code(self, target: Target) -> int:
         """The request code."""
@@ -221,7 +232,9 @@ class Outgoing:
         return target.batch if self.is_batch else target.single
 
     def result(self, target: Target, response: Response) -> SendResult:
-        """Decode the response. Raises BrokerError unless stored, MalformedAnswer."""
+        """Decode the response. Raises BrokerError unless stored, DelayRejected, MalformedAnswer."""
+        if self.has_timer:
+            check_timer(response)
         header = response.expect(*STORED).header(SendMessageResponseHeader)
         return SendResult(
             queue=target.queue,
@@ -229,7 +242,22 @@ class Outgoing:
             message_ids=self.message_ids,
             offset_message_ids=header.msg_id.split(","),
             status=ResponseCode(response.command.code),
+            recall_handle=header.recall_handle,
         )
+
+
+def check_timer(response: Response) -> None:
+    """Raise DelayRejected if a broker does not deliver a message at its time."""
+    code, remark = response.command.code, response.command.remark or ""
+    if code in STORED and response.command.version < _TIMERS_VERSION:
+        raise DelayRejected(
+            response.address,
+            "RocketMQ before 5.0 knows only delay levels, and has delivered the message at once",
+        )
+    if code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED or (
+        code in _REJECTIONS and "timer" in remark
+    ):
+        raise DelayRejected(response.address, remark)
 
 
 class BulkOutgoing:

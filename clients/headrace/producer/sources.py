@@ -73,7 +73,8 @@ def _plain_bodies(messages: list[Message]) -> tuple[str, list[bytes]]:
             message.body
             for message in messages
             if message.topic == topic
-            and not (message.key or message.tag or message.properties or message.delay_level)
+            and not (message.key or message.tag or message.properties)
+            and not (message.delay_level or message.delay or message.deliver_at)
         ]
     except AttributeError:
         _refuse_kinds(messages)
@@ -85,7 +86,11 @@ def _are_columns(messages: list[Message], topic: str) -> bool:
     return not [
         True
         for message in messages
-        if message.topic != topic or message.properties or message.delay_level
+        if message.topic != topic
+        or message.properties
+        or message.delay_level
+        or message.delay
+        or message.deliver_at
     ]
 
 
@@ -113,7 +118,7 @@ def _chunk_of_topic(messages: list[Message]) -> Chunk:
     check_batch_topic(topic)
     for message in messages:
         message.check()
-        if message.delay_level:
+        if message.is_delayed:
             raise InvalidMessage(f"a delayed message for {topic}: send it singly")
     keys = [message.key.encode() for message in messages]
     return Chunk(Block.of(messages), keys if any(keys) else None)

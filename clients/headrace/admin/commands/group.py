@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.admin import completion, options
+from headrace.admin.commands import dlq
 from headrace.admin.failures import CommandFailed, NotFound
 from headrace.admin.output import (
     print_json,
@@ -30,7 +31,10 @@ _CLEAR = "\x1b[H\x1b[2J"
 
 @click.group("group", epilog=options.examples("headrace group lag warehouse"))
 def command() -> None:
-    """List, describe, move and delete consumer groups."""
+    """List, describe, move and delete consumer groups, and replay dead letters."""
+
+
+command.add_command(dlq.command)
 
 
 @command.command(

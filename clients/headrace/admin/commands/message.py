@@ -8,7 +8,7 @@ import click
 
 from headrace.admin import completion, options
 from headrace.admin.failures import NotFound
-from headrace.admin.messages import UNREADABLE, message_record
+from headrace.admin.messages import message_record, preview
 from headrace.admin.output import print_record, print_rows, time_text, warned, with_problems
 from headrace.admin.places import milliseconds, parse_time
 from headrace.errors import ConfigurationError
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from headrace.messages import ReceivedMessage
 
 _TIMESTAMP_MS_MAX = 2**63 - 1
-_PREVIEW_BYTES = 60
 
 
 @click.group("message", epilog=options.examples("headrace message query orders 4711 --since 2h"))
@@ -135,12 +134,5 @@ def _short(message: ReceivedMessage) -> dict[str, object]:
         "store_time": time_text(message.store_timestamp_ms),
         "tag": message.tag or None,
         "offset_message_id": message.offset_message_id,
-        "body": _preview(message),
+        "body": preview(message),
     }
-
-
-def _preview(message: ReceivedMessage) -> str:
-    try:
-        return message.body[:_PREVIEW_BYTES].decode(errors="backslashreplace")
-    except UNREADABLE as error:
-        return f"({error})"

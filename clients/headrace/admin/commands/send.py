@@ -13,7 +13,9 @@ import click
 
 from headrace.admin import completion, options
 from headrace.admin.output import print_record
+from headrace.admin.places import parse_duration, parse_moment
 from headrace.admin.rows import BadRow, Columns, RowFormat, format_of, read_messages
+from headrace.delays import LEVEL_MAX
 from headrace.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ Chunk = list["Message"]
     epilog=options.examples(
         "headrace send orders 'two apples' -k 4711 -t paid -p source=shop",
         "headrace send photos --body-file apple.jpg",
+        "headrace send reminders 'tea is ready' --delay 3m",
         "headrace send orders --file orders.csv --key-column id --tag-column state",
         "seq 1000 | headrace send numbers",
     ),
@@ -60,6 +63,18 @@ Chunk = list["Message"]
     multiple=True,
     metavar="NAME=VALUE",
     help="Property of the message; may be repeated.",
+)
+@click.option("--delay", metavar="AGE", help="Deliver the message later: 500ms, 5s, 15m, 2h, 1d.")
+@click.option(
+    "--at",
+    metavar="TIME",
+    help="Deliver the message at a time: 2026-11-21T06:00, local or with zone.",
+)
+@click.option(
+    "--delay-level",
+    type=click.IntRange(1, LEVEL_MAX),
+    metavar="LEVEL",
+    help="Deliver the message after the broker's delay of this level: 1 to 18.",
 )
 @click.option(
     "--file",
@@ -96,6 +111,9 @@ def command(
     key: str,
     tag: str,
     properties: tuple[str, ...],
+    delay: str | None,
+    at: str | None,
+    delay_level: int | None,
     file: Path | None,
     format_name: str | None,
     key_column: str | None,
@@ -115,6 +133,7 @@ def command(
     from headrace.messages import Message, check_topic
 
     check_topic(topic)
+    delays = _delays(delay, at, delay_level)
     if body is not None or body_file:
         if file or format_name or key_column or tag_column or body_column:
             raise ConfigurationError("a single message cannot be combined with options for rows")
@@ -126,15 +145,30 @@ def command(
             key=key,
             tag=tag,
             properties=options.pairs(properties, "property"),
+            **delays,
         )
         print_record(_sent(trio.run(_send_one, nameserver, message)), as_json=as_json)
         return
-    if key or tag or properties:
+    if key or tag or properties or delays:
         raise ConfigurationError(
-            "--key, --tag and --property require BODY or --body-file; for rows, use --key-column "
-            "and --tag-column"
+            "--key, --tag, --property and delays require BODY or --body-file; for rows, use "
+            "--key-column and --tag-column"
         )
     columns = Columns(key_column, tag_column, body_column)
+    _send_rows(topic, file, format_name, columns, nameserver, as_json=as_json)
+
+
+def _send_rows(
+    topic: str,
+    file: Path | None,
+    format_name: str | None,
+    columns: Columns,
+    nameserver: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    import trio
+
     with _open(file) as source:
         row_format = RowFormat(format_name) if format_name else format_of(source.name)
         if row_format is RowFormat.LINES and columns.names():
@@ -159,6 +193,16 @@ def command(
         )
 
 
+def _delays(delay: str | None, at: str | None, delay_level: int | None) -> dict[str, Any]:
+    """Arguments of a message. Raises ConfigurationError."""
+    given = {
+        "delay": parse_duration(delay).total_seconds() if delay else None,
+        "deliver_at": parse_moment(at) if at else None,
+        "delay_level": delay_level,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def _whole(path: Path | None) -> bytes:
     if path is None or path == Path("-"):
         return sys.stdin.buffer.read()
@@ -181,6 +225,7 @@ def _sent(result: SendResult) -> dict[str, Any]:
         "queue_offset": result.queue_offset,
         "message_id": result.message_id,
         "offset_message_id": result.offset_message_id,
+        **({"recall_handle": result.recall_handle} if result.recall_handle else {}),
     }
 
 

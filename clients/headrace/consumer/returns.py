@@ -1,0 +1,101 @@
+"""What a member does with messages that it cannot process: retries and dead letters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.delays import LONGEST_S, level_of
+from headrace.errors import ConfigurationError
+from headrace_protocol.codes import RequestCode
+from headrace_protocol.headers import ConsumerSendMsgBackHeader
+
+if TYPE_CHECKING:
+    from headrace.consumer.assignment import Assignment
+    from headrace.consumer.inbox import Inbox
+    from headrace.instance import ClientInstance
+    from headrace.messages import ReceivedMessage
+
+# RocketMQ's default: 16 retries.
+_ATTEMPTS_MAX = 17
+_DEAD_LETTERS = -1
+_LONGER_EACH_TIME = 0
+# Delays of an ordered queue, in seconds.
+_ORDERED_S_MIN = 0.01
+_ORDERED_S_MAX = 30.0
+_ORDERED_S = 1.0
+
+
+class Returns:
+    """Returns messages to the group of a consumer.
+
+    Its settings are Consumer's.
+    """
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        group: str,
+        inbox: Inbox,
+        assignment: Assignment,
+        *,
+        ordered: bool,
+        max_attempts: int | None,
+        retry_delay: float | None,
+    ) -> None:
+        self._instance = instance
+        self._group = group
+        self._inbox = inbox
+        self._assignment = assignment
+        self._ordered = ordered
+        self._max_attempts = max_attempts
+        self._retry_delay = retry_delay
+        if retry_delay is not None:
+            self._check_delay("retry_delay", retry_delay)
+
+    async def retry(self, message: ReceivedMessage, after: float | None) -> None:
+        """See ``ReceivedMessage.retry``."""
+        self._instance.check_open("Consumer")
+        if after is None:
+            after = self._retry_delay
+        else:
+            self._check_delay("after", after)
+        if not self._ordered:
+            await self._send_back(message, level_of(after) if after else _LONGER_EACH_TIME)
+        elif self._max_attempts is not None and self._count(message) >= self._max_attempts:
+            await self.reject(message)
+        elif not self._inbox.retry(message.queue, message.queue_offset, after or _ORDERED_S):
+            raise ConfigurationError(f"{message} is processed already; retry the current message")
+
+    async def reject(self, message: ReceivedMessage) -> None:
+        """See ``ReceivedMessage.reject``."""
+        self._instance.check_open("Consumer")
+        await self._send_back(message, _DEAD_LETTERS)
+
+    def _check_delay(self, name: str, delay_s: float) -> None:
+        shortest, longest = (_ORDERED_S_MIN, _ORDERED_S_MAX) if self._ordered else (0, LONGEST_S)
+        if not shortest <= delay_s <= longest or not delay_s:
+            above = "" if shortest else "more than "
+            kind = "an ordered consumer" if self._ordered else "a consumer"
+            raise ConfigurationError(
+                f"{name}={delay_s}: must be {above}{shortest:g} to {longest:g} seconds for {kind}"
+            )
+
+    def _count(self, message: ReceivedMessage) -> int:
+        process_queue = self._assignment.process_queues.get(message.queue)
+        return process_queue.count_attempt(message.queue_offset) if process_queue else 0
+
+    async def _send_back(self, message: ReceivedMessage, delay_level: int) -> None:
+        queue = message.queue
+        header = ConsumerSendMsgBackHeader(
+            offset=message.stored.physical_offset,
+            group=self._group,
+            delay_level=delay_level,
+            origin_msg_id=message.message_id,
+            origin_topic=message.topic,
+            max_reconsume_times=(self._max_attempts or _ATTEMPTS_MAX) - 1,
+        )
+        address = await self._instance.broker_address(queue.topic, queue.broker_name)
+        response = await self._instance.request(address, RequestCode.CONSUMER_SEND_MSG_BACK, header)
+        response.expect()
+        if delay_level != _DEAD_LETTERS:
+            self._assignment.expect_retries()
