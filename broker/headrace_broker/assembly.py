@@ -2,7 +2,7 @@
 
 A feature adds its own modules, and a line here in each list that it joins: ``takers``,
 ``followers``, ``places``, ``sources``, ``demands``, ``processors``, ``services``, ``add_guards``,
-``inner_consumers``, ``runtime_info``.
+``inner_consumers``, ``runtime_info``, ``collectors``.
 tests/broker/test_seams.py adds one of each.
 """
 
@@ -28,6 +28,9 @@ from headrace_broker.inner.marks import MARKS_FILE, Marks
 from headrace_broker.inner.undelivered import Delivery, Undelivered
 from headrace_broker.inner.writer import InnerWriter
 from headrace_broker.message_demands import Demand, MessageDemands
+from headrace_broker.metrics.broker_metrics import ServingMetrics, StoreMetrics, TrafficMetrics
+from headrace_broker.metrics.lag import GroupMetrics
+from headrace_broker.metrics.timed_frames import TimedFrameLoop
 from headrace_broker.peer_places import peer_place, peer_source
 from headrace_broker.processors.admin_broker import AdminBrokerProcessor
 from headrace_broker.processors.admin_groups import AdminGroupsProcessor
@@ -53,6 +56,8 @@ from headrace_broker.topics.attributes import topic_limits
 from headrace_broker.topics.table import TopicTable
 from headrace_broker.upkeep import ClientExpiry, persist_offsets
 from headrace_daemon.host_log import HostLog
+from headrace_daemon.metrics.daemon_metrics import DaemonMetrics
+from headrace_daemon.metrics.scrapes import Scrapes
 from headrace_daemon.services import Service, StopStage
 from headrace_daemon.serving.client_requests import ClientRequests
 from headrace_daemon.serving.server import RemotingServer
@@ -64,7 +69,7 @@ from headrace_protocol.serving import TURN_S, Registry
 from headrace_protocol.system_topics import SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from headrace_broker.clock import Clock
     from headrace_broker.config import BrokerConfig
@@ -73,8 +78,10 @@ if TYPE_CHECKING:
     from headrace_broker.store.followers.follower_work import Follower
     from headrace_broker.store.log.takers import Taker
     from headrace_broker.store.recovery import OnProgress
+    from headrace_daemon.metrics.samples import Collect
     from headrace_daemon.network import Listener, Network
     from headrace_daemon.services import Services
+    from headrace_daemon.serving.server_channel import ServerChannel
 
 log = structlog.get_logger("headrace.broker")
 
@@ -102,7 +109,7 @@ class Pace:
 class Parts:
     """The parts of a broker, except its processors.
 
-    changes: logs the changes that clients make.
+    changes: logs the changes that clients make. scrapes: None without a monitor.
     """
 
     config: BrokerConfig
@@ -131,6 +138,7 @@ class Parts:
     frames: FrameLoop
     server: RemotingServer
     registry: Registry
+    scrapes: Scrapes | None
 
 
 def new_store(
@@ -179,7 +187,7 @@ def assemble(
     locks = QueueLocks(budget)
     consumers, producers = ConsumerManager(groups, run_long), ProducerManager(run_long)
     of_clients = (long_polling, consumers, producers, client_requests)
-    frames = FrameLoop(store, tuple(each.channel_closed for each in of_clients))
+    frames = _new_frame_loop(config, store, [each.channel_closed for each in of_clients])
     server = RemotingServer(frames, owns_loop=owns_loop)
     registry = _registry(server, frames, client_requests, pace, watchdog)
     directory = QueueDirectory(
@@ -214,6 +222,7 @@ def assemble(
         frames=frames,
         server=server,
         registry=registry,
+        scrapes=_new_scrapes(config),
     )
     _connect(parts)
     for processor in processors(parts):
@@ -301,6 +310,8 @@ def _connect(parts: Parts) -> None:
     store.write_path.on_published(parts.long_polling.arrived)
     for follower in followers(parts):
         store.followers.add(follower)
+    if parts.scrapes is not None:
+        parts.scrapes.collectors = collectors(parts)
     store.connect(
         unconsumed=lambda: UnconsumedOffsets(
             parts.offsets, parts.groups, parts.consumers, inner_consumers(parts)
@@ -478,6 +489,48 @@ def _health(parts: Parts) -> Health:
     )
 
 
+# -- metrics ---------------------------------------------------------------------------------------
+
+
+def collectors(parts: Parts) -> tuple[Collect, ...]:
+    """Collectors of metrics, in the order of the page; see ``Collect``."""
+    store, topics, offsets, consumers = parts.store, parts.topics, parts.offsets, parts.consumers
+    return (
+        DaemonMetrics(
+            parts.server, parts.registry, parts.watchdog, _health(parts).unexpected_errors
+        ),
+        ServingMetrics(
+            parts.config, topics, parts.groups, parts.producers, parts.long_polling, parts.frames
+        ),
+        StoreMetrics(store),
+        TrafficMetrics(parts.statistics, topics),
+        GroupMetrics(
+            store, topics, offsets, consumers, UnconsumedOffsets(offsets, parts.groups, consumers)
+        ),
+    )
+
+
+def _new_scrapes(config: BrokerConfig) -> Scrapes | None:
+    if config.monitor_port < 0:
+        return None
+    return Scrapes(
+        {
+            "cluster": config.broker_cluster_name,
+            "node_id": config.broker_name,
+            "node_type": "broker",
+        }
+    )
+
+
+def _new_frame_loop(
+    config: BrokerConfig,
+    store: MessageStore,
+    on_closed: Iterable[Callable[[ServerChannel], None]],
+) -> FrameLoop:
+    """Without a monitor nothing reads the times of turns, so they are not measured."""
+    return (FrameLoop if config.monitor_port < 0 else TimedFrameLoop)(store, on_closed)
+
+
 # -- services --------------------------------------------------------------------------------------
 
 
@@ -490,6 +543,7 @@ def services(parts: Parts) -> tuple[Service, ...]:
     return (
         Service(parts.watchdog.run, is_awaited=True, needs_process=True),
         *_saved_files(parts),
+        *((Service(parts.scrapes.run),) if parts.scrapes is not None else ()),
         # These two supervise their own tasks.
         Service(parts.store.run, is_awaited=True, is_supervised=False),
         Service(parts.staging.run, parts.staging.load, is_awaited=True, is_supervised=False),

@@ -115,7 +115,7 @@ class BrokerConfig(BaseModel):
     )
     monitor_port: int = _setting(
         -1,
-        "Port for health checks over HTTP; 0 picks a free port, -1 disables them.",
+        "Port for health checks and metrics over HTTP; 0 picks a free port, -1 disables them.",
         ge=-1,
         le=65535,
     )

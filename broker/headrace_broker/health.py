@@ -56,10 +56,11 @@ class Health:
             "longestGarbageCollectionMs": f"{self._watchdog.longest_collection_ms:.1f}",
             "droppedLogLines": str(dropped_log_lines()),
             **{name: value for info in self._features for name, value in info().items()},
-            "unexpectedErrors": str(self._unexpected_errors()),
+            "unexpectedErrors": str(self.unexpected_errors()),
         }
 
-    def _unexpected_errors(self) -> int:
+    def unexpected_errors(self) -> int:
+        """The number of unexpected errors in services, requests and writes of tables."""
         return (
             self._supervisor.unexpected_errors
             + self._server.unexpected_errors

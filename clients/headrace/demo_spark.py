@@ -119,84 +119,94 @@ def _differing(ours: Mapping[str, CarrierDelays], theirs: Mapping[str, CarrierDe
     return [name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)]
 
 
-async def stream_delays(mq: Embedded, view: StreamView) -> Streamed:
+@asynccontextmanager
+async def starting_spark(mq: Embedded) -> AsyncIterator[Stream]:
+    """Start Spark, which takes seconds, while the block does other work; killed at its end."""
+    with TemporaryDirectory(prefix="headrace-demo-") as folder:
+        stream = Stream(mq.nameserver, Path(folder))
+        try:
+            await stream.start()
+            yield stream
+        finally:
+            with trio.CancelScope(shield=True):
+                await stream.kill()
+
+
+async def stream_delays(mq: Embedded, stream: Stream, view: StreamView) -> Streamed:
     """Have Spark read all flights and write delays by carrier and week; kill it once midway.
 
     Raises StreamFailed.
     """
     async with mq.admin() as admin:
         await admin.create_topic(DELAYS, queues=_QUEUES)
-    with TemporaryDirectory(prefix="headrace-demo-") as folder:
-        stream = _Stream(mq.nameserver, Path(folder), view)
-        view.note("starting Spark")
-        async with stream.running():
-            killed_at = await stream.read_until(FLIGHT_COUNT // 2)
-        view.note(f"killed Spark after {killed_at} flights, restarting it")
-        async with stream.running():
-            await stream.catch_up()
-            view.note("sending a flight of the next year to complete the last weeks")
-            await _send_next_year(mq)
-            await stream.catch_up()
+    killed_at = await stream.read_until(FLIGHT_COUNT // 2, view)
+    await stream.kill()
+    view.note(f"killed Spark after {killed_at} flights, restarting it")
+    await stream.start()
+    await stream.catch_up(view)
+    view.note("sending a flight of the next year to complete the last weeks")
+    await _send_next_year(mq)
+    await stream.catch_up(view)
     return Streamed(stream.rows_by_batch, killed_at, await _read_results(mq))
 
 
-class _Stream:
+class Stream:
     """The stream's program; every start uses the same checkpoint."""
 
-    def __init__(self, nameserver: str, folder: Path, view: StreamView) -> None:
+    def __init__(self, nameserver: str, folder: Path) -> None:
         self.rows_by_batch: dict[int, int] = {}
         self._command = [sys.executable, "-m", "headrace.demo_delays", nameserver]
         self._command.append(str(folder / "checkpoint"))
         self._log = folder / "log"
-        self._view = view
-        self._process: trio.Process
+        self._process: trio.Process | None = None
         self._received = bytearray()
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Start the program; at the end of the block, kill it and its Java process."""
+    async def start(self) -> None:
+        """Start the program; it starts a Spark session, then waits for a line before it reads."""
         with self._log.open("wb") as log:
-            process = await trio.lowlevel.open_process(
+            self._process = await trio.lowlevel.open_process(
                 self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
             )
-        self._process = process
         self._received.clear()
-        try:
-            yield
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-            with trio.CancelScope(shield=True):
-                await process.wait()
 
-    async def read_until(self, rows: int) -> int:
+    async def kill(self) -> None:
+        """Kill the program, if it was started, and its Java process."""
+        process, self._process = self._process, None
+        if process is not None:
+            os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+    async def read_until(self, rows: int, view: StreamView) -> int:
         """Make it read everything; return once ``rows`` are in committed micro-batches."""
         await self._start_reading()
         while sum(self.rows_by_batch.values()) < rows:
-            await self._next_progress()
+            await self._next_progress(view)
         return sum(self.rows_by_batch.values())
 
-    async def catch_up(self) -> None:
+    async def catch_up(self, view: StreamView) -> None:
         """Make it read everything, and wait until it has."""
         await self._start_reading()
-        while (await self._next_progress()).rows is not None:
+        while (await self._next_progress(view)).rows is not None:
             pass
 
     async def _start_reading(self) -> None:
+        assert self._process is not None
         assert self._process.stdin is not None
         await self._process.stdin.send_all(b"\n")
 
-    async def _next_progress(self) -> Progress:
+    async def _next_progress(self, view: StreamView) -> Progress:
         progress = msgspec.json.decode(await self._read_line(), type=Progress)
         if progress.rows is not None:
             self.rows_by_batch[progress.batch_id] = progress.rows
-            self._view.rows(sum(self.rows_by_batch.values()), len(self.rows_by_batch))
+            view.rows(sum(self.rows_by_batch.values()), len(self.rows_by_batch))
         return progress
 
     async def _read_line(self) -> bytes:
+        assert self._process is not None
         assert self._process.stdout is not None
         while b"\n" not in self._received:
             with trio.move_on_after(_STALL_S) as limit:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
     from types import TracebackType
 
     from headrace.admin.client import Admin
@@ -51,11 +51,12 @@ class Embedded(NamedTuple):
 
         return Producer(nameserver=self.nameserver, connect=self.connect, **options)
 
-    def consumer(self, group: str, topics: str | dict[str, str], **options: Any) -> Consumer:
-        """A Consumer of this broker; unlike ``Consumer`` itself, it starts at the first message."""
+    def consumer(
+        self, group: str, topics: str | Iterable[str] | Mapping[str, str], **options: Any
+    ) -> Consumer:
+        """A Consumer for this broker; options are those of ``Consumer``."""
         from headrace.consumer.push import Consumer
 
-        options.setdefault("start", "first")
         return Consumer(group, topics, nameserver=self.nameserver, connect=self.connect, **options)
 
     def admin(self, **options: Any) -> Admin:
@@ -146,6 +147,7 @@ async def run_daemons(
     nameserver_port: int = 0,
     broker_port: int = 0,
     owns_loop: bool = False,
+    log_file_bytes: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> AsyncIterator[Embedded]:
     """Run both daemons as tasks of the block, under trio; see ``embedded``.
@@ -153,6 +155,7 @@ async def run_daemons(
     host: address to listen on; anyone who can reach it has full access.
     nameserver_port, broker_port: 0 selects any free port.
     owns_loop: whether the process does nothing else; see ``RemotingServer``.
+    log_file_bytes: size of the log's files in a new store; if None, RocketMQ's.
     on_progress: see ``Broker``; if None, progress is logged.
     Raises OSError (address), StoreError (directory), ConfigurationError (``data`` is a file).
     """
@@ -181,7 +184,7 @@ async def run_daemons(
                 listen_port=broker_port,
                 namesrv_addr=nameserver.address,
                 store_path_root_dir=folder,
-                **(_SMALL_FILES if data is None else {}),
+                **(_SMALL_FILES if data is None else _file_sizes(data, log_file_bytes)),
             ),
             network,
             owns_loop=owns_loop,
@@ -189,6 +192,15 @@ async def run_daemons(
         )
         await _start(stack, broker.run)
         yield Embedded(nameserver.address, broker.address, folder, network.connect)
+
+
+def _file_sizes(data: Path, log_file_bytes: int | None) -> dict[str, int]:
+    """The log's file size: a store keeps that of its first start."""
+    from headrace_broker.config import BrokerConfig
+    from headrace_broker.store_tools.directory import log_file_bytes as found
+
+    default = log_file_bytes or BrokerConfig().mapped_file_size_commit_log
+    return {"mapped_file_size_commit_log": found(data, default)}
 
 
 def _make_directory(folder: Path) -> None:

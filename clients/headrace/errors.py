@@ -11,6 +11,7 @@ from headrace_protocol.drivers.errors import (
     HeadraceError,
     MalformedAnswer,
     RequestTimeout,
+    WrongServer,
 )
 
 if TYPE_CHECKING:
@@ -30,9 +31,11 @@ __all__ = [
     "NameserverUnavailable",
     "NoQueue",
     "OffsetNotFound",
+    "OutcomeUnknown",
     "PipelineError",
     "RequestTimeout",
     "RouteNotFound",
+    "WrongServer",
 ]
 
 
@@ -55,28 +58,38 @@ class NameserverUnavailable(HeadraceError):
     """None of the nameservers answered.
 
     failures: the error of each nameserver, by address.
+    retryable: one of them may answer later; not if all are servers of another kind.
     """
-
-    retryable = True
 
     def __init__(self, failures: Mapping[str, Exception]) -> None:
         reasons = "; ".join(str(error) for error in failures.values())
         super().__init__(f"no nameserver answered: {reasons}")
         self.failures = dict(failures)
+        self.retryable = not all(isinstance(error, WrongServer) for error in failures.values())
 
 
 class RouteNotFound(HeadraceError):
-    """No broker that the nameserver knows has this topic."""
+    """No broker that the nameserver knows has this topic.
+
+    retryable: a broker may yet register it: the nameserver has just started, or the broker is away.
+    """
 
     refresh_route = True
 
-    def __init__(self, topic: str, remark: str | None = None) -> None:
+    def __init__(
+        self, topic: str, remark: str | None = None, *, awaits_broker: bool = False
+    ) -> None:
         super().__init__(
             f"no broker that the nameserver knows has topic {topic}"
             + (f" ({remark})" if remark else "")
-            + f"; create it with `headrace topic create {topic}`"
+            + (
+                "; a broker may yet register it: retry later, or start its broker"
+                if awaits_broker
+                else f"; create it with `headrace topic create {topic}`"
+            )
         )
         self.topic = topic
+        self.retryable = awaits_broker
 
 
 class NoQueue(HeadraceError):
@@ -109,6 +122,15 @@ class OffsetNotFound(HeadraceError):
         self.queue_offset = queue_offset
         self.min_offset = min_offset
         self.max_offset = max_offset
+
+
+class OutcomeUnknown(HeadraceError):
+    """A pipeline was left by an exception before it knew whether the message is stored."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the pipeline was left by an exception before the outcome of this message was known"
+        )
 
 
 class PipelineError(HeadraceError):

@@ -27,6 +27,7 @@ from headrace.errors import (
     NoQueue,
     RequestTimeout,
     RouteNotFound,
+    WrongServer,
 )
 from headrace.route import TopicRoute
 from headrace.tasks import Background
@@ -34,7 +35,12 @@ from headrace_protocol.bodies import ConsumerData, HeartbeatData, ProducerData
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.connection import RequestReceived
 from headrace_protocol.drivers.aio import AsyncConnection, Connect, connect_tcp, open_stream
-from headrace_protocol.headers import GetRouteInfoHeader, UnregisterClientHeader
+from headrace_protocol.headers import (
+    REGISTRATION_PERIOD_MS,
+    GetRouteInfoHeader,
+    GetRouteInfoResponseHeader,
+    UnregisterClientHeader,
+)
 
 if TYPE_CHECKING:
     import msgspec
@@ -49,7 +55,12 @@ REQUEST_TIMEOUT_MS = 5000
 HEARTBEAT_INTERVAL_S = 30.0
 ROUTE_INTERVAL_S = 30.0
 _GOODBYE_S = 3.0
+# Longer than any restart of a broker: until then, a topic that was known is expected back.
+_FORGET_ROUTE_S = 600.0
 _NEW_ROUTE_S = 2.0
+_EVERY_NAMESERVER_SERVES = frozenset(
+    {RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO}
+)
 _NEW_ROUTE_PAUSE_S = 0.01
 
 RequestHandler = Callable[[AsyncConnection, RequestReceived], None]
@@ -88,6 +99,7 @@ class ClientInstance:
         self.handlers: dict[int, RequestHandler] = {}
         self._connect = connect
         self._connections: dict[str, AsyncConnection] = {}
+        self._opened_at: dict[str, float] = {}
         self._connecting: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         self._routes: dict[str, TopicRoute] = {}
         self._fetching: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
@@ -155,6 +167,7 @@ class ClientInstance:
         stream = await open_stream(self._connect, address)
         connection = AsyncConnection(stream, address, self._on_request)
         self._connections[address] = connection
+        self._opened_at[address] = anyio.current_time()
         self._tasks.start_soon(connection.run)
         if address not in self.nameservers:
             # A broker tracks the members of a group by the connections that sent a heartbeat.
@@ -186,7 +199,8 @@ class ClientInstance:
         for address in self.nameservers:
             try:
                 response = await self.request(address, code, header, body)
-            except (ConnectFailed, ConnectionLost, RequestTimeout) as error:
+                _check_nameserver(response)
+            except (ConnectFailed, ConnectionLost, RequestTimeout, WrongServer) as error:
                 failures[address] = error
             else:
                 self._prefer(address)
@@ -245,8 +259,22 @@ class ClientInstance:
         header = GetRouteInfoHeader(topic=topic, accept_standard_json_only=True)
         response = await self.ask_nameserver(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
         if response.command.code == ResponseCode.TOPIC_NOT_EXIST:
-            raise RouteNotFound(topic, response.command.remark)
+            raise RouteNotFound(
+                topic, response.command.remark, awaits_broker=self._awaits_broker(topic, response)
+            )
         return TopicRoute.of(topic, response, anyio.current_time())
+
+    def _awaits_broker(self, topic: str, response: Response) -> bool:
+        """Whether a broker may yet register ``topic``, which the nameserver does not know.
+
+        headrace's nameserver says so. Apache's does not; there, a topic that was known is expected
+        back, and any topic until the nameserver has been seen up for a whole registration period.
+        """
+        reported = response.header(GetRouteInfoResponseHeader).awaits_broker
+        if reported is not None:
+            return reported
+        seen_up_s = anyio.current_time() - self._opened_at[response.address]
+        return topic in self._routes or seen_up_s * 1000 < REGISTRATION_PERIOD_MS
 
     async def wait_for_route(self, topic: str) -> None:
         """Wait a short time until the nameservers know a topic that was just created.
@@ -279,9 +307,15 @@ class ClientInstance:
                 try:
                     await self._refresh(topic)
                 except RouteNotFound:
-                    self._routes.pop(topic).is_current = False
+                    self._mark_missing(self._routes[topic])
                 except HeadraceError:
                     break  # retried when a client needs a route, or in the next round
+
+    def _mark_missing(self, route: TopicRoute) -> None:
+        """Invalidate a route that the nameserver no longer knows; forget it after a while."""
+        route.is_current = False
+        if anyio.current_time() - route.fetched_at > _FORGET_ROUTE_S:
+            del self._routes[route.topic]
 
     # -- heartbeats --------------------------------------------------------------------------------
 
@@ -335,6 +369,19 @@ class ClientInstance:
                     )
                 except HeadraceError:
                     break  # the broker notices by itself when the connection closes
+
+
+def _check_nameserver(response: Response) -> None:
+    """Raise WrongServer if the server rejects what every nameserver serves."""
+    if (
+        response.command.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        and response.request_code in _EVERY_NAMESERVER_SERVES
+    ):
+        reason = (
+            "is not a nameserver, but perhaps a broker: give the nameserver's address, whose port "
+            "is usually 9876"
+        )
+        raise WrongServer(response.address, reason)
 
 
 def _ignore(*_: object) -> None:

@@ -30,9 +30,6 @@ _SURELY_FIT = PROPERTIES_BYTES_MAX // 5
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 _RETRY_TOPIC = re.compile(r"%(RETRY|DLQ)%[%|a-zA-Z0-9_-]{1,248}")
 _GROUP = re.compile(r"[%|a-zA-Z0-9_-]{1,120}")
-RESERVED_PROPERTIES = frozenset(
-    {record.KEYS, record.TAGS, record.DELAY, record.UNIQ_KEY, record.WAIT, record.CLUSTER}
-)
 
 
 class Message(msgspec.Struct, gc=False):
@@ -110,10 +107,11 @@ class Message(msgspec.Struct, gc=False):
                 )
 
     def _check_user_properties(self) -> None:
-        reserved = RESERVED_PROPERTIES & self.properties.keys()
+        reserved = record.SYSTEM_PROPERTIES & self.properties.keys()
         if reserved:
             raise InvalidMessage(
-                f"property {min(reserved)} is reserved; use key=, tag= or delay_level="
+                f"property {min(reserved)} is reserved for clients and brokers: rename it, or use "
+                "key=, tag= or delay_level="
             )
         for name, value in self.properties.items():
             if not isinstance(value, str):
@@ -247,22 +245,33 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
     @property
     def topic(self) -> str:
         """The topic the message was sent to, even if it is redelivered through a retry topic."""
-        return self.properties.get(record.RETRY_TOPIC) or self.queue.topic
+        return self.stored.properties.get(record.RETRY_TOPIC) or self.queue.topic
 
     @property
     def properties(self) -> dict[str, str]:
-        """All properties, including the broker's own."""
-        return self.stored.properties
+        """The properties that the sender gave it, as in ``Message.properties``."""
+        system = record.SYSTEM_PROPERTIES
+        return {name: value for name, value in self.stored.properties.items() if name not in system}
+
+    @property
+    def system_properties(self) -> dict[str, str]:
+        """The properties set by clients and brokers, such as KEYS, TAGS and UNIQ_KEY."""
+        system = record.SYSTEM_PROPERTIES
+        return {name: value for name, value in self.stored.properties.items() if name in system}
+
+    def copy_to(self, topic: str) -> Message:
+        """A message to send to ``topic``: the same body, key, tag and properties."""
+        return Message(topic, self.body, self.key, self.tag, self.properties)
 
     @property
     def key(self) -> str:
         """The key the message was sent with."""
-        return self.properties.get(record.KEYS, "")
+        return self.stored.properties.get(record.KEYS, "")
 
     @property
     def tag(self) -> str:
         """The tag the message was sent with."""
-        return self.properties.get(record.TAGS, "")
+        return self.stored.properties.get(record.TAGS, "")
 
     @property
     def message_id(self) -> str:
@@ -452,6 +461,8 @@ def takes_batches(topic: str) -> bool:
 def check_group(group: str) -> None:
     """Raise ConfigurationError unless ``group`` is a valid group name."""
     if not _GROUP.fullmatch(group):
+        hint = f" (the first argument is the group: write nameserver={group!r})"
         raise ConfigurationError(
             f"{group!r} is not a valid group name: use 1 to 120 letters, digits, and any of % | _ -"
+            + (hint if ":" in group else "")
         )

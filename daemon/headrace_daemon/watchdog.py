@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger("headrace.watchdog")
 
 STALL_MS = 20.0
+# Shorter stalls are counted, but nobody has to act on them.
+WARNING_MS = 500.0
 _REPORT_S = 1.0
 _NAMED_PARTS = 5
 _SCHEDULED_PATH = "/proc/thread-self/schedstat"
@@ -44,13 +46,15 @@ class Watchdog(trio.abc.Instrument):
 
     A step of the server's task handles many requests, so this costs a microsecond or two for each
     millisecond.
-    longest: the longest step since the start. stall_count: number of steps over STALL_MS.
+    longest: the longest step since the start. stall_count, stalled_ms: number of steps over
+    STALL_MS, and their sum.
     longest_collection_ms: the longest garbage collection.
     """
 
     def __init__(self) -> None:
         self.longest = _NO_STALL
         self.stall_count = 0
+        self.stalled_ms = 0.0
         self.longest_collection_ms = 0.0
         self._began = self._collection_began = 0.0
         self._parts: list[tuple[float, str]] = []
@@ -82,9 +86,8 @@ class Watchdog(trio.abc.Instrument):
     def _report(self) -> None:
         worst, self._worst = self._worst, _NO_STALL
         if worst.ms:
-            log.warning(
-                "the loop stalled", ms=round(worst.ms), cpu_ms=round(worst.cpu_ms), ran=worst.ran
-            )
+            say = log.warning if worst.ms >= WARNING_MS else log.debug
+            say("the loop stalled", ms=round(worst.ms), cpu_ms=round(worst.cpu_ms), ran=worst.ran)
 
     # -- called by trio and gc ---------------------------------------------------------------------
 
@@ -113,6 +116,7 @@ class Watchdog(trio.abc.Instrument):
         self.longest = max(self.longest, stall)
         if stall.ms > STALL_MS:
             self.stall_count += 1
+            self.stalled_ms += stall.ms
             self._worst = max(self._worst, stall)
 
     def _slowest_parts(self) -> list[str]:

@@ -22,6 +22,8 @@ class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True
 
     bind_address: Address to listen on; any address but loopback requires anonymousAccess.
     listen_port: Port to listen on; 0 picks a free port.
+    monitor_port: Port for health checks and metrics over HTTP; 0 picks a free port, -1 disables
+        them.
     anonymous_access: Access without authentication: deny serves only loopback; read serves anyone,
         but not administration; allow serves anyone everything.
     kv_config_path: File that keeps key-value settings across restarts; if unset, they are lost.
@@ -37,6 +39,7 @@ class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True
 
     bind_address: str = "127.0.0.1"
     listen_port: Port = 9876
+    monitor_port: Annotated[int, msgspec.Meta(ge=-1, le=65535)] = -1
     anonymous_access: AnonymousAccess = "deny"
     kv_config_path: str | None = None
     broker_timeout_ms: Annotated[int, msgspec.Meta(ge=1)] = BROKER_TIMEOUT_MS

@@ -25,6 +25,7 @@ from headrace_protocol.bounds import NAME_CHARS_MAX, check_name, check_text
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import Lane, NotReady, RequestError
 from headrace_protocol.headers import (
+    REGISTRATION_PERIOD_MS,
     AddWritePermOfBrokerResponseHeader,
     BrokerHeartbeatHeader,
     GetBrokerMemberGroupHeader,
@@ -88,10 +89,15 @@ class NameServerProcessor:
         self._table = table
         self._kv_config = kv_config
         self._now_ms = now_ms
+        self._started_ms = 0
         self._wall_ms = wall_ms
         self._order_message_enable = order_message_enable
         self._register_from_own_address = register_from_own_address
         self.log = HostLog(log)
+
+    def begin(self) -> None:
+        """Note that the nameserver starts to serve: brokers register within a period from now."""
+        self._started_ms = self._now_ms()
 
     def register(self, registry: Registry) -> None:
         """Register the handlers of all nameserver codes."""
@@ -230,7 +236,9 @@ class NameServerProcessor:
     def get_route(self, request: Request) -> Reply | None:
         """GET_ROUTEINFO_BY_TOPIC (105)."""
         header = request.header(GetRouteInfoHeader)
-        route = self._find_route(header.topic)
+        route = self._table.route(header.topic)
+        if route is None:
+            return self._no_route_reply(header.topic)
         if len(route.queue_datas) > _BROKERS_AT_ONCE:
             self._begin_long(functools.partial(self._route_later, header), request)
             return None
@@ -238,13 +246,10 @@ class NameServerProcessor:
 
     def _route_later(self, header: GetRouteInfoHeader, request: Request) -> LongWork:
         yield None
-        return self._route_reply(header, request, self._find_route(header.topic))
-
-    def _find_route(self, topic: str) -> TopicRouteData:
-        route = self._table.route(topic)
+        route = self._table.route(header.topic)
         if route is None:
-            raise RequestError(ResponseCode.TOPIC_NOT_EXIST, self._why_no_route(topic))
-        return route
+            return self._no_route_reply(header.topic)
+        return self._route_reply(header, request, route)
 
     def _route_reply(
         self, header: GetRouteInfoHeader, request: Request, route: TopicRouteData
@@ -260,14 +265,30 @@ class NameServerProcessor:
             GetRouteInfoResponseHeader(route_age_millis=age_ms), (route.encode(strict=strict),)
         )
 
-    def _why_no_route(self, topic: str) -> str:
+    def _no_route_reply(self, topic: str) -> Reply:
+        age_ms = self._now_ms() - self._started_ms
         lost = self._table.lost_brokers(topic)
-        if not lost:
-            return f"no route for topic {topic}: no broker has registered it"
+        awaits_broker = bool(lost) or age_ms < REGISTRATION_PERIOD_MS
+        if lost:
+            reason = self._describe_all(lost)
+        elif awaits_broker:
+            reason = (
+                f"no broker has registered it in the {age_ms // 1000} s since this nameserver "
+                f"started; brokers register every {REGISTRATION_PERIOD_MS // 1000} s"
+            )
+        else:
+            reason = "no broker has registered it"
+        return Reply(
+            GetRouteInfoResponseHeader(awaits_broker=awaits_broker),
+            code=ResponseCode.TOPIC_NOT_EXIST,
+            remark=f"no route for topic {topic}: {reason}",
+        )
+
+    def _describe_all(self, lost: list[LostBroker]) -> str:
         named = [self._describe(broker) for broker in lost[:_LOST_NAMED_MAX]]
         if len(lost) > _LOST_NAMED_MAX:
             named.append(f"and {len(lost) - _LOST_NAMED_MAX} more")
-        return f"no route for topic {topic}: {'; '.join(named)}"
+        return "; ".join(named)
 
     def _describe(self, lost: LostBroker) -> str:
         age_ms = self._now_ms() - lost.since_ms

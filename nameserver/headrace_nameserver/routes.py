@@ -108,6 +108,7 @@ class RouteTable:
     broker_timeout_ms: silence after which a broker expires, unless it requests its own limit.
     support_acting_master: present the slave with the smallest id as master of a broker without
         one, if that broker permits it.
+    lost_count: how many addresses were lost or unregistered so far.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class RouteTable:
         self._brokers: dict[str, _Broker] = {}
         self._live: dict[str, LiveBroker] = {}
         self._lost: list[LostBroker] = []
+        self.lost_count = 0
 
     # -- registration ------------------------------------------------------------------------------
 
@@ -327,6 +329,7 @@ class RouteTable:
 
     def _remove(self, live: LiveBroker, cause: str, since_ms: int) -> None:
         del self._live[live.address]
+        self.lost_count += 1
         broker = self._brokers[live.name]
         addresses = broker.data.broker_addrs = _without(broker.data.broker_addrs, live.address)
         topics: set[str] = set()
@@ -461,6 +464,15 @@ class RouteTable:
         """The topics named after each cluster and each broker."""
         info = self.cluster_info()
         return [*info.cluster_addr_table, *info.broker_addr_table]
+
+    def live(self) -> list[LiveBroker]:
+        """All registered addresses, ``BROKERS_MAX`` at most."""
+        return list(self._live.values())
+
+    @property
+    def topic_count(self) -> int:
+        """The number of topics, counted once for each broker that has them."""
+        return sum(len(broker.queues) for broker in self._brokers.values())
 
     def any_address(self) -> str | None:
         """The address of any one broker; None if there are none."""

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import trio
 
+from headrace_daemon.metrics.daemon_metrics import DaemonMetrics
+from headrace_daemon.metrics.scrapes import NotServing, Scrapes
+from headrace_daemon.monitor import Monitor
 from headrace_daemon.network import TcpNetwork
 from headrace_daemon.services import Service, Services
 from headrace_daemon.serving.server import RemotingServer, ServerLimits
 from headrace_daemon.serving.server_channel import ServerChannel
 from headrace_daemon.slices import Fetches, SlicedWork
+from headrace_daemon.watchdog import Watchdog
 from headrace_nameserver.kv_config import KVConfig
+from headrace_nameserver.metrics import NameServerMetrics
 from headrace_nameserver.processors import NameServerProcessor
 from headrace_nameserver.routes import RouteTable
 from headrace_protocol.access import restrict
@@ -37,14 +42,14 @@ class NameServer:
     """A nameserver. Routes are kept in memory only.
 
     network: the network to listen on.
-    address: the host:port that it serves, once it runs.
+    address: the host:port that it serves, once it runs; monitor_address: that of its monitor.
 
     Raises ConfigError for an unreadable key-value file.
     """
 
     def __init__(self, config: NameServerConfig, network: Network | None = None) -> None:
         self.config = config
-        self.address = ""
+        self.address = self.monitor_address = ""
         self._network = network or TcpNetwork()
         self._supervisor = Services()
         self._table = RouteTable(
@@ -69,7 +74,11 @@ class NameServer:
             turn_s=TURN_S,
         )
         processor.register(self._registry)
+        self._begin = processor.begin
         restrict(self._registry, config.anonymous_access)
+        self._watchdog = Watchdog()
+        self._scrapes: Scrapes | None = None
+        self._is_serving = False
 
     async def run(self, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; reports its address once started. Raises OSError."""
@@ -77,19 +86,60 @@ class NameServer:
         self.address = listener.address
         # Not in the constructor: the daemon first raises its limit of open files.
         self._server.limits = ServerLimits()
+        self._begin()
         try:
             async with trio.open_nursery() as nursery:
+                await self._start_monitor(nursery)
                 await self._supervisor.start_all(
                     nursery, self._services(listener), owns_process=True
                 )
                 log.info("serving", address=self.address)
+                self._is_serving = True
                 task_status.started(self.address)
         finally:
+            self._is_serving = False
             listener.close()
+
+    async def _start_monitor(self, nursery: trio.Nursery) -> None:
+        host, port = self.config.bind_address, self.config.monitor_port
+        if port < 0:
+            return
+        self._scrapes = Scrapes({"node_id": self.address, "node_type": "nameserver"})
+        self._scrapes.collectors = (
+            DaemonMetrics(
+                self._server, self._registry, self._watchdog, self._unexpected_error_count
+            ),
+            NameServerMetrics(self._table, _now_ms),
+        )
+        port = await self._supervisor.start(nursery, Monitor(self, host, port).run)
+        self.monitor_address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        log.info("monitor listening", address=self.monitor_address)
+
+    def _unexpected_error_count(self) -> int:
+        return self._supervisor.unexpected_errors + self._server.unexpected_errors
+
+    def report(self) -> tuple[bool, dict[str, Any]]:
+        """See Monitored."""
+        return self._is_serving, {"state": "serving" if self._is_serving else "stopping"}
+
+    def metrics(self) -> bytes:
+        """See Monitored."""
+        if self._scrapes is None:
+            raise NotServing("the nameserver is starting")
+        return self._scrapes.page()
 
     def _services(self, listener: Listener) -> tuple[Service, ...]:
         """The services, in starting order."""
+        watched = (
+            ()
+            if self._scrapes is None
+            else (
+                Service(self._watchdog.run, is_awaited=True),
+                Service(self._scrapes.run),
+            )
+        )
         return (
+            *watched,
             Service(self._expire),
             Service(self._report),
             Service(self._sliced_work.run),

@@ -23,6 +23,14 @@ class RemoteProtocolError(ProtocolError):
     """
 
 
+class ForeignProtocol(RemoteProtocolError):
+    """The other side speaks another protocol: it is not RocketMQ at all."""
+
+    def __init__(self, protocol: str, start: bytes) -> None:
+        super().__init__(f"this is {protocol}, not the remoting protocol: {start!r}")
+        self.protocol = protocol
+
+
 class Lane:
     """A kind of waiting with threads of its own, defined once where the wait is raised.
 

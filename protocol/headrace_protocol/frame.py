@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-from headrace_protocol.errors import LocalProtocolError, RemoteProtocolError
+from headrace_protocol.errors import ForeignProtocol, LocalProtocolError, RemoteProtocolError
 
 # Limit of the peer's netty decoder, including the four bytes of the length.
 FRAME_BYTES_MAX = 16 * 1024 * 1024
@@ -32,6 +32,7 @@ _FOREIGN = (
     (b"OPTI", "HTTP"),
     (b"DELE", "HTTP"),
     (b"HTTP", "HTTP"),
+    (b"<!DO", "HTTP"),
     (b"PROX", "the PROXY protocol"),
     (b"SSH-", "SSH"),
     (b"\x16\x03", "TLS (this port speaks plain text)"),
@@ -223,7 +224,7 @@ class FrameReader:
     def _refuse(self, start: bytes) -> None:
         foreign = foreign_protocol(start)
         if foreign:
-            raise RemoteProtocolError(f"this is {foreign}, not the remoting protocol: {start!r}")
+            raise ForeignProtocol(foreign, start)
         length = _LENGTH.unpack_from(start)[0]
         if length + LENGTH_BYTES > self._frame_bytes_max:
             raise RemoteProtocolError(

@@ -556,10 +556,18 @@ class GetRouteInfoHeader(TopicHeader, kw_only=True, gc=False):
     accept_standard_json_only: bool | None = None
 
 
+# RocketMQ's default. A nameserver that has been up for longer knows every topic of running brokers.
+REGISTRATION_PERIOD_MS = 30_000
+
+
 class GetRouteInfoResponseHeader(RequestHeader, kw_only=True, gc=False):
-    """route_age_millis: longest time that a broker of the route has been silent."""
+    """route_age_millis: longest time that a broker of the route has been silent.
+
+    awaits_broker: with TOPIC_NOT_EXIST, whether a broker may yet register the topic.
+    """
 
     route_age_millis: Int64 | None = None
+    awaits_broker: bool | None = None
 
 
 class GetBrokerMemberGroupHeader(RequestHeader, kw_only=True, gc=False):

@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -152,6 +152,8 @@ ReadyFunction = Callable[["Channel", "list[Frame]"], None]
 # Runs work in slices.
 RunLong = Callable[[Iterator[None]], None]
 # Handles a client's answer to a request of the daemon; False if the daemon sent no such request.
+# Where a request is refused: by a guard, for its body, or while it is served.
+Stage = Literal["guard", "body", "request"]
 Answered = Callable[["Channel", Command, "Buffer"], bool]
 
 
@@ -187,6 +189,7 @@ class Registry:
     on_slow: called after a slow request with the name of its code and its seconds.
     turn_s: longest time for one client in ``handle``.
     answered: handles clients' answers to requests of the daemon.
+    refusals: number of refused requests by stage and response code.
     """
 
     def __init__(
@@ -202,6 +205,7 @@ class Registry:
     ) -> None:
         self._functions: dict[int, RequestFunction] = {}
         self._unexpected = unexpected
+        self.refusals: Counter[tuple[Stage, int]] = Counter()
         self.run_long = run_long
         self.run_fetch = run_fetch
         self._serve_again = serve_again
@@ -302,7 +306,10 @@ class Registry:
                 if (reply := guard(request)) is not None:
                     break
         except Exception as error:  # noqa: BLE001 - as in _serve
-            reply = self._failed(request, error)
+            reply = self._refuse("guard", request, error)
+        else:
+            if reply is not None:
+                self.refusals["guard", reply.code] += 1
         if reply is not None:
             self._send(request, reply)
         return reply is not None
@@ -312,13 +319,13 @@ class Registry:
         try:
             _check_body(request)
         except (OutOfBounds, fastjson.MalformedJson) as error:
-            self._send(request, self._failed(request, error))
+            self._send(request, self._refuse("body", request, error))
             return False
         return True
 
     def fail(self, request: Request, error: Exception) -> None:
         """Answer a held request with an error."""
-        self._send(request, self._failed(request, error))
+        self._send(request, self._refuse("request", request, error))
 
     def _serve(self, request: Request) -> float:
         began = perf_counter()
@@ -332,7 +339,7 @@ class Registry:
             self.run_fetch(request.channel, wait, then)
             return perf_counter()
         except Exception as error:  # noqa: BLE001 - one bad request must not end the daemon
-            reply = self._failed(request, error)
+            reply = self._refuse("request", request, error)
         if reply is not None:
             self._send(request, reply)
         now = perf_counter()
@@ -346,7 +353,7 @@ class Registry:
             request.is_retry = True
             self._serve_again(request.channel, functools.partial(self._serve, request))
         else:
-            self._send(request, self._failed(request, problem))
+            self._send(request, self._refuse("request", request, problem))
 
     def begin_long(self, function: LongFunction, request: Request) -> None:
         """Serve a request with ``function`` in slices, after the client's other long requests."""
@@ -394,7 +401,7 @@ class Registry:
         except StopIteration as end:
             reply = end.value
         except Exception as error:  # noqa: BLE001 - as in _serve
-            reply = self._failed(request, error)
+            reply = self._refuse("request", request, error)
         else:
             return wait
         if reply is not None:
@@ -412,6 +419,12 @@ class Registry:
         except Exception as error:  # noqa: BLE001 - a held request has no other handler
             self._unexpected(request, error)
             request.reply(Reply(code=ResponseCode.SYSTEM_ERROR, remark=_UNENCODABLE))
+
+    def _refuse(self, stage: Stage, request: Request, error: Exception) -> Reply:
+        """The reply for an error, which is counted."""
+        reply = self._failed(request, error)
+        self.refusals[stage, reply.code] += 1
+        return reply
 
     def _failed(self, request: Request, error: Exception) -> Reply:
         if isinstance(error, RequestError):
@@ -501,10 +514,9 @@ def _greet(channel: Channel, command: Command) -> None:
 
 
 def _unknown(request: Request) -> Reply:
-    code = request.command.code
-    return Reply(
-        code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-        remark=f" request type {code} not supported",
+    raise RequestError(
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+        f" request type {request.command.code} not supported",
     )
 
 

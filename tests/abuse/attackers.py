@@ -315,7 +315,7 @@ def _administer(nameserver: str) -> None:
 
 
 def _produce(nameserver: str) -> None:
-    with Producer(nameserver=nameserver, timeout_ms=300, retries=1) as producer:
+    with Producer(nameserver=nameserver, timeout_ms=300, delivery_timeout_ms=100) as producer:
         producer.send(Message("Alive", b"body"))
 
 

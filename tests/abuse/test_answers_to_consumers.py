@@ -333,7 +333,7 @@ async def test_a_failing_broker_does_not_affect_the_others(
     good_answers = brokers[bad].answers[code].copy()
     brokers[bad].answer(code, answer)
     connect: dict[str, Any] = {"nameserver": nameserver.address, "connect": network.connect}
-    async with Consumer("g", "T", start="first", ordered=True, **connect) as consumer:
+    async with Consumer("g", "T", start="earliest", ordered=True, **connect) as consumer:
         assert consumer.assignment == [queues[1 - bad]]
         assert f"group g continues without broker broker-{bad}: " in caplog.text
         await trio.sleep(MINUTE_S)
@@ -351,7 +351,7 @@ async def test_a_broker_that_fails_later_keeps_its_queues(
 ) -> None:
     nameserver, brokers, network = two_brokers
     connect: dict[str, Any] = {"nameserver": nameserver.address, "connect": network.connect}
-    async with Consumer("g", "T", start="first", ordered=True, **connect) as consumer:
+    async with Consumer("g", "T", start="earliest", ordered=True, **connect) as consumer:
         both = consumer.assignment
         assert len(both) == 2
         brokers[1].answer(LOCK, Reply(code=ResponseCode.SYSTEM_BUSY))

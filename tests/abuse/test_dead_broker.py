@@ -56,7 +56,7 @@ def mq() -> Iterator[Embedded]:
             admin.create_topic("T", queues=1)
         with (
             blocking.Producer(nameserver=mq.nameserver) as producer,
-            blocking.Consumer("g", "T", nameserver=mq.nameserver, start="first") as consumer,
+            blocking.Consumer("g", "T", nameserver=mq.nameserver, start="earliest") as consumer,
         ):
             producer.send(Message("T", b"one", key="k"))
             assert next(iter(consumer)).body == b"one"

@@ -90,7 +90,7 @@ async def test_consumers_take_the_bound_as_a_setting() -> None:
     async with headrace.embedded(memory=True) as mq:
         async with mq.producer() as producer:
             await producer.send(Message("T", bytes(SIZE)))
-        async with mq.consumer("g", "T", start="first", batch_bytes_max=SIZE - 1) as consumer:
+        async with mq.consumer("g", "T", start="earliest", batch_bytes_max=SIZE - 1) as consumer:
             async for received in consumer.batches():
                 with pytest.raises(BatchTooLarge, match="more than 262143 bytes"):
                     received.values()

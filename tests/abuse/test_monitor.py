@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import http.client
 import socket
-from contextlib import ExitStack, asynccontextmanager
+import threading
+import time
+from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
 
-from headrace_broker.monitor import Monitor, Readiness
+from headrace_broker.readiness import Readiness
+from headrace_daemon.monitor import Monitor
 from headrace_daemon.serving.listen import listen
 
 if TYPE_CHECKING:
@@ -51,7 +54,7 @@ async def test_it_says_that_the_loop_does_not_turn() -> None:
         monitor._turned_at -= 60
         status, body = ask(port, "/live")
         assert status == 503
-        assert b"the broker's loop has been stalled for 60 s" in body
+        assert b"the loop has been stalled for 60 s" in body
 
 
 async def test_the_oldest_silent_client_makes_room() -> None:
@@ -76,6 +79,96 @@ async def test_half_a_request_has_a_second(autojump_clock: object) -> None:
                 assert await stream.receive_some() == b""
             assert trio.current_time() - began == pytest.approx(1)
             nursery.cancel_scope.cancel()
+
+
+class LargePage(Readiness):
+    """A broker whose page fills more than a socket holds."""
+
+    page_bytes = 8 << 20
+    made = 0
+
+    def metrics(self) -> bytes:
+        self.made += 1
+        return b"x" * self.page_bytes
+
+
+async def test_who_does_not_read_a_page_has_eleven_seconds(autojump_clock: object) -> None:
+    with listen(HOST, 0) as bound:
+        port = bound.getsockname()[1]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Monitor(LargePage(), HOST, port).serve, bound)
+            async with await trio.open_tcp_stream(HOST, port) as stream:
+                await stream.send_all(b"GET /metrics HTTP/1.1\r\n\r\n")
+                await trio.sleep(12)
+                received = 0
+                with suppress(trio.BrokenResourceError):
+                    async for data in stream:
+                        received += len(data)
+            assert received < LargePage.page_bytes
+            nursery.cancel_scope.cancel()
+
+
+async def test_slow_readers_of_pages_make_room_and_do_not_stop_health_checks() -> None:
+    readiness = LargePage()
+    async with running(Monitor(readiness, HOST, 0)) as port:
+        with ExitStack() as stack:
+            slow = []
+            for _ in range(64):
+                client = stack.enter_context(socket.create_connection((HOST, port), timeout=10))
+                client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+                slow.append(client)
+            for client in slow:
+                assert client.recv(1) == b"H"
+            assert ask(port, "/live") == (200, b"{}\n")
+            assert readiness.made <= 64
+            # The oldest has made room: its page ends early.
+            assert _drained(slow[0]) < LargePage.page_bytes
+
+
+async def test_a_page_is_not_made_for_two_at_a_time() -> None:
+    at_once, most = 0, 0
+    lock = threading.Lock()
+
+    class Counting(Readiness):
+        def metrics(self) -> bytes:
+            nonlocal at_once, most
+            with lock:
+                at_once += 1
+                most = max(most, at_once)
+            time.sleep(0.002)
+            with lock:
+                at_once -= 1
+            return b""
+
+    async with running(Monitor(Counting(), HOST, 0)) as port, trio.open_nursery() as nursery:
+        for _ in range(20):
+            nursery.start_soon(trio.to_thread.run_sync, ask, port, "/metrics")
+    assert most == 1
+
+
+async def test_health_checks_do_not_wait_for_metrics() -> None:
+    goes_on = threading.Event()
+
+    class Hanging(Readiness):
+        def metrics(self) -> bytes:
+            goes_on.wait(10)
+            return b""
+
+    async with running(Monitor(Hanging(), HOST, 0)) as port:
+        with socket.create_connection((HOST, port), timeout=10) as waiting:
+            waiting.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            assert ask(port, "/live") == (200, b"{}\n")
+            goes_on.set()
+            assert waiting.recv(12) == b"HTTP/1.1 200"
+
+
+def _drained(client: socket.socket) -> int:
+    """Bytes until the end."""
+    count = 0
+    with suppress(ConnectionResetError):
+        while data := client.recv(1 << 20):
+            count += len(data)
+    return count
 
 
 async def test_its_port_is_free_when_it_has_stopped() -> None:

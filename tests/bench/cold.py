@@ -92,7 +92,7 @@ def _read(nameserver: str, body_bytes: Any) -> None:
     os.nice(19)
     with blocking.PullConsumer(nameserver=nameserver) as consumer:
         consumer.assign(consumer.queues(TOPIC))
-        consumer.seek_to("first")
+        consumer.seek_to("earliest")
         while (batch := consumer.receive_many(timeout_ms=PATIENCE_MS)) is not None:
             body_bytes.value += len(batch) * BODY_BYTES
 

@@ -10,8 +10,9 @@ import pytest
 import trio
 
 from headrace_broker.config import BrokerConfig
-from headrace_broker.monitor import Monitor, Readiness, State
+from headrace_broker.readiness import Readiness, State
 from headrace_broker.server import Broker
+from headrace_daemon.monitor import Monitor
 from headrace_daemon.network import MemoryNetwork
 from tests.broker.test_send import frame
 from tests.support.stores import FaultyFiles
@@ -69,7 +70,10 @@ async def test_ready_says_how_far_a_start_is(served: Served) -> None:
 
 
 async def test_other_requests_are_told_what_there_is(served: Served) -> None:
-    assert await get(served.port, "/") == (404, {"problem": "not found: use /live or /ready"})
+    assert await get(served.port, "/") == (
+        404,
+        {"problem": "not found: use /live, /ready or /metrics"},
+    )
     status, _ = await get(served.port, "/ready", "POST")
     assert status == 405
     for text in (b"hello\n", b"GET /ready HTTP/1.1\r\n", b"", b"x" * 8192):

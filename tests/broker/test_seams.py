@@ -24,6 +24,7 @@ from headrace_nameserver.config import NameServerConfig
 from headrace_nameserver.server import NameServer
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.address import split_address
+from tests.broker.seams.collector import TopicLetters
 from tests.broker.seams.demand import PROPERTY, ParkingTopic
 from tests.broker.seams.follower import Copy
 from tests.broker.seams.guard import REMARK, Ban
@@ -40,6 +41,7 @@ from tests.broker.test_bad_input import (
     topic_fields,
 )
 from tests.support.features import add_guard, add_line
+from tests.support.metrics import parse, value
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from anyio.abc import ByteStream
 
     from headrace_broker.assembly import Parts
+    from headrace_daemon.metrics.samples import Collect
     from headrace_daemon.network import Network
 
 TOPIC = "Orders"
@@ -294,6 +297,22 @@ async def test_a_message_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         await send(mq, TOPIC, *plain)
         assert await pull(mq, OTHER, len(parked)) == parked
         assert await pull(mq, TOPIC, len(plain)) == plain
+
+
+async def test_a_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[TopicLetters] = []
+
+    def new_letters(parts: Parts) -> Collect:
+        made.append(TopicLetters(parts))
+        return made[-1].collect
+
+    add_line(monkeypatch, "collectors", new_letters)
+    async with running(tmp_path, monitor_port=0) as mq:
+        await create(mq, TOPIC)
+        scrapes = made[0].parts.scrapes
+        assert scrapes is not None
+        page = parse(await trio.to_thread.run_sync(scrapes.page))
+        assert value(page, "feature_letters", topic=TOPIC, node_id="broker-a") == len(TOPIC)
 
 
 @pytest.mark.slow

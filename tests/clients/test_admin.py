@@ -198,8 +198,8 @@ async def test_a_group_is_reset_to_first_last_and_a_time(mq: Embedded, admin: Ad
     stored = await admin.message(late.offset_message_id)
     assert stored is not None
     assert await admin.reset_offsets("g", "T", stored.store_timestamp_ms) == {queue: 1}
-    assert await admin.reset_offsets("g", "T", "last") == {queue: 2}
-    assert await admin.reset_offsets("g", "T", "first") == {queue: 0}
+    assert await admin.reset_offsets("g", "T", "latest") == {queue: 2}
+    assert await admin.reset_offsets("g", "T", "earliest") == {queue: 0}
     with pytest.raises(ConfigurationError):
         await admin.reset_offsets("g", "T", "middle")  # type: ignore[arg-type]
 

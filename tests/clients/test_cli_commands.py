@@ -467,7 +467,7 @@ def test_contexts(mq: Embedded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     ("arguments", "exit_code", "words"),
     [
         (("consume", "nowhere"), 3, "knows has topic nowhere"),
-        (("topic", "describe", "nowhere"), 3, "headrace topic create nowhere"),
+        (("topic", "describe", "nowhere"), 3, "knows has topic nowhere"),
         (("group", "lag", "nobody"), 3, "group nobody does not exist"),
         (("message", "query", "nowhere", "k"), 3, "topic nowhere"),
         (("consume", "a b"), 2, "'a b' is not a valid topic name"),

@@ -12,8 +12,8 @@ from headrace.errors import ConfigurationError
 
 
 def test_ends_and_offsets() -> None:
-    assert parse_place("earliest") == "first"
-    assert parse_place("latest") == "last"
+    assert parse_place("earliest") == "earliest"
+    assert parse_place("latest") == "latest"
     for text in ("first", "last"):
         with pytest.raises(ConfigurationError, match="write earliest, latest"):
             parse_place(text)

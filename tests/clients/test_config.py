@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import trio
 
+import headrace
 from headrace.config import NAMESERVER_VARIABLE, Settings, resolve_nameservers
-from headrace.errors import ConfigurationError
+from headrace.errors import ConfigurationError, NameserverUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,20 +106,28 @@ def test_a_wrong_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         resolve_nameservers()
 
 
-@pytest.mark.parametrize(
-    ("address", "way_out"),
-    [
-        ("http://ns:9876/", "write ns:9876, without http://"),
-        ("a:1,b:2", "separate addresses by semicolons: 'a:1;b:2'"),
-        ("ns:9876:1", r"\[IPV6\]:PORT"),
-    ],
-)
-def test_what_is_no_address_gets_a_way_out(address: str, way_out: str) -> None:
-    with pytest.raises(ConfigurationError, match=way_out):
-        resolve_nameservers(address)
-    assert resolve_nameservers("[::1]:9876") == ("[::1]:9876",)
+async def test_a_brokers_address_is_told_from_a_nameservers() -> None:
+    async with headrace.embedded(memory=True) as mq:
+        wrong: Any = {"nameserver": mq.broker, "connect": mq.connect}
+        async with headrace.Producer(**wrong) as producer, headrace.Admin(**wrong) as admin:
+            with pytest.raises(NameserverUnavailable, match="perhaps a broker") as caught:
+                await producer.send(headrace.Message("T", b"x"))
+            assert not caught.value.retryable
+            with pytest.raises(NameserverUnavailable, match="perhaps a broker"):
+                await admin.cluster()
 
 
-def test_a_wrong_argument_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="argument"):
-        resolve_nameservers("")
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"<!DOCTYPE HTML>\n"])
+async def test_an_http_server_is_no_nameserver(answer: bytes) -> None:
+    async def serve(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+        await stream.send_all(answer)
+        await stream.aclose()
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
+        port = listener.socket.getsockname()[1]
+        async with headrace.Producer(nameserver=f"127.0.0.1:{port}") as producer:
+            with pytest.raises(NameserverUnavailable, match="speaks HTTP, not RocketMQ"):
+                await producer.send(headrace.Message("T", b"x"))
+        nursery.cancel_scope.cancel()

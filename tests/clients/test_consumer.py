@@ -304,9 +304,23 @@ async def test_an_ordered_group_hands_queues_over_without_doubles(mq: Embedded) 
 # -- where to begin --------------------------------------------------------------------------------
 
 
-async def test_last_means_only_what_comes_from_now_on(mq: Embedded) -> None:
+async def test_a_new_group_misses_nothing(mq: Embedded) -> None:
     await produce(mq, 10)
-    async with mq.consumer("g", "T", start="last") as consumer, mq.producer() as producer:
+    async with Consumer("g", "T", nameserver=mq.nameserver, connect=mq.connect) as consumer:
+        assert sorted(await take(consumer, 10)) == list(range(10))
+
+
+async def test_several_topics_may_be_a_list(mq: Embedded) -> None:
+    async with mq.producer() as producer:
+        await producer.send(Message("One", b"1"))
+        await producer.send(Message("Two", b"2"))
+    async with mq.consumer("g", ["One", "Two"]) as consumer:
+        assert sorted(await take(consumer, 2)) == [1, 2]
+
+
+async def test_latest_means_only_what_comes_from_now_on(mq: Embedded) -> None:
+    await produce(mq, 10)
+    async with mq.consumer("g", "T", start="latest") as consumer, mq.producer() as producer:
         await producer.send(Message("T", b"99"))
         assert await take(consumer, 1) == [99]
 
@@ -355,7 +369,7 @@ async def test_resetting_a_group_reaches_its_running_members(mq: Embedded) -> No
         assert await take(consumer, 20) == list(range(20))
         await consumer.commit()
         async with mq.admin() as admin:
-            assert set((await admin.reset_offsets("g", "T", "first")).values()) == {0}
+            assert set((await admin.reset_offsets("g", "T", "earliest")).values()) == {0}
         # Members hear of it with their next pull, so end the one that waits.
         await producer.send(Message("T", b"20"))
         with trio.fail_after(5):
@@ -418,16 +432,16 @@ async def test_seeking_goes_back_and_forth(reader: PullConsumer) -> None:
     reader.seek(queue, 7)
     assert reader.position(queue) == 7
     assert await receive(reader, len(whole) - 7) == whole[7:]
-    await reader.seek_to("first")
+    await reader.seek_to("earliest")
     assert await receive(reader, len(whole)) == whole
-    await reader.seek_to("last")
+    await reader.seek_to("latest")
     assert await reader.receive_many(timeout_ms=20) is None
 
 
 async def test_seeking_interrupts_a_pull_that_waits(reader: PullConsumer) -> None:
     queue = (await reader.queues("T"))[0]
     await reader.assign([queue])
-    await reader.seek_to("last")
+    await reader.seek_to("latest")
     assert await reader.receive_many(timeout_ms=50) is None
     reader.seek(queue, 0)
     batch = await reader.receive_many(timeout_ms=1000)
@@ -622,6 +636,20 @@ async def test_compressed_bodies_are_as_they_were_sent_but_no_larger_than_allowe
             read()
 
 
+async def test_a_received_message_can_be_sent_on(mq: Embedded) -> None:
+    first = Message("From", b"x" * 5000, key="k1 k2", tag="t", properties={"x": "ü"})
+    async with mq.producer() as producer:
+        await producer.send(first)
+        async with mq.consumer("g", "From") as consumer:
+            received = await anext(aiter(consumer))
+        assert received.copy_to("From") == first
+        copied = await producer.send(received.copy_to("To"))
+    async with mq.consumer("g", "To") as consumer:
+        again = await anext(aiter(consumer))
+    assert again.copy_to("From") == first
+    assert again.message_id == copied.message_id != received.message_id
+
+
 async def test_a_received_message_tells_all_about_itself(mq: Embedded) -> None:
     body = b"headrace " * 1000
     async with mq.producer() as producer:
@@ -632,7 +660,10 @@ async def test_a_received_message_tells_all_about_itself(mq: Embedded) -> None:
         message = await anext(aiter(consumer))
     assert message.body == body
     assert (message.topic, message.key, message.tag) == ("T", "k1 k2", "t")
-    assert (message.properties["x"], message.properties["y"]) == ("ü", "2")
+    assert message.properties == {"x": "ü", "y": "2"}
+    system = message.system_properties
+    assert system.keys() >= {"KEYS", "TAGS", "UNIQ_KEY"}
+    assert {**message.properties, **system} == message.stored.properties
     assert (message.queue, message.queue_offset) == (sent.queue, sent.queue_offset)
     assert message.message_id == sent.message_id
     assert message.offset_message_id == sent.offset_message_id
@@ -660,7 +691,9 @@ async def test_a_missing_topic_is_an_error_on_entering(mq: Embedded) -> None:
         {"group": "g", "topics": "T", "start": dt.datetime(2026, 1, 1)},  # noqa: DTZ001
         {"group": "g", "topics": "T", "queue_messages_max": 0},
         {"group": "g", "topics": "T", "body_bytes_max": 0},
-        {"group": "g", "topics": ["T"]},
+        {"group": "g", "topics": 7},
+        {"group": "g", "topics": ["T", 7]},
+        {"group": "g", "topics": []},
         {"group": "g", "topics": {"T": None}},
         {"group": "g", "topics": {"T": "a > 5 and TAGS in ('x')"}},
     ],

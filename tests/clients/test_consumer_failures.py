@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -96,7 +97,36 @@ async def test_a_failed_pull_is_tried_again_and_nothing_is_lost(
         with caplog.at_level(logging.WARNING):
             async with member.consumer:
                 assert await member.take(10) == list(range(10))
-    assert "pull of T/broker-0/0 failed and will be retried" in caplog.text
+    assert caplog.messages[0].startswith(
+        ("pull of T/broker-0/0 failed and will be retried", "broker broker-0 does not answer")
+    )
+
+
+async def test_an_absent_broker_is_one_line_when_it_goes_and_one_when_it_is_back(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    peer = Apache()
+    async with Member(peer) as member:
+        member.broker.answer(peer.pull_code, *[close] * 3, member.log.pull)
+        with caplog.at_level(logging.WARNING):
+            async with member.consumer:
+                assert await member.take(10) == list(range(10))
+    assert [text.partition(":")[0] for text in caplog.messages] == [
+        "broker broker-0 does not answer, retrying",
+        "broker broker-0 answers again",
+    ]
+
+
+async def test_a_move_within_the_queue_is_no_warning(
+    peer: Apache | Headrace, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Member(peer) as member:
+        reset = Reply(peer.pulled(0, 10), code=ResponseCode.PULL_OFFSET_MOVED)
+        member.broker.answer(peer.pull_code, reset, member.log.pull)
+        with caplog.at_level(logging.WARNING):
+            async with member.consumer:
+                assert await member.take(10) == list(range(10))
+    assert caplog.messages == []
 
 
 async def test_a_damaged_body_is_an_error_of_its_message_only(peer: Apache) -> None:
@@ -131,7 +161,8 @@ async def test_an_offset_that_does_not_exist_is_corrected(
     peer: Apache | Headrace, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Member(peer) as member:
-        moved = Reply(peer.pulled(4, 10), code=ResponseCode.PULL_OFFSET_MOVED)
+        answer = msgspec.structs.replace(peer.pulled(4, 10), min_offset=4)
+        moved = Reply(answer, code=ResponseCode.PULL_OFFSET_MOVED)
         member.broker.answer(peer.pull_code, moved, member.log.pull)
         with caplog.at_level(logging.WARNING):
             async with member.consumer:

@@ -169,5 +169,5 @@ def test_the_fixture_serves_plain_and_trio_tests(pytester: pytest.Pytester) -> N
         """
     )
     pytester.makeini("[pytest]\ntrio_mode = true\nfilterwarnings = error\n")
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:asyncio")
     result.assert_outcomes(passed=2)

@@ -15,16 +15,16 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace import Message, MessageQueue, Producer
+from headrace import Message, MessageQueue, Producer, SendResult
 from headrace.errors import (
     BrokerError,
     ClientClosed,
     ConfigurationError,
-    ConnectFailed,
     HeadraceError,
     InvalidMessage,
     NameserverUnavailable,
     NoQueue,
+    OutcomeUnknown,
     PipelineError,
     RequestTimeout,
     RouteNotFound,
@@ -36,7 +36,7 @@ from headrace.producer.selector import QueueSelector, queue_index
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import decode_header
-from headrace_protocol.headers import SendMessageHeaderV2
+from headrace_protocol.headers import GetRouteInfoResponseHeader, SendMessageHeaderV2
 from headrace_protocol.message import (
     decode_offset_message_id,
     decode_properties,
@@ -276,10 +276,12 @@ async def test_a_key_stays_on_its_queue_also_in_retries(autojump_clock: MockCloc
 async def test_the_last_error_is_raised_when_retries_do_not_help(autojump_clock: MockClock) -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         broker.answer(SEND, BUSY)
-        async with producer(nameserver, network) as p:
+        async with producer(nameserver, network, delivery_timeout_ms=5000) as p:
+            started = trio.current_time()
             with pytest.raises(BrokerError, match="dispatch is behind") as caught:
                 await p.send(Message("T", b"x"))
-        assert broker.count(SEND) == 3
+            assert 4 <= trio.current_time() - started <= 5
+        assert 8 <= broker.count(SEND) <= 15, "the pauses double up to a second"
         assert caught.value.code == ResponseCode.SYSTEM_BUSY
 
 
@@ -295,11 +297,11 @@ async def test_what_no_broker_would_take_is_not_tried_again() -> None:
 async def test_no_answer_is_a_timeout_per_attempt(autojump_clock: MockClock) -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         broker.answer(SEND, None)
-        async with producer(nameserver, network, timeout_ms=2000, retries=1) as p:
+        async with producer(nameserver, network, timeout_ms=2000, delivery_timeout_ms=0) as p:
             started = trio.current_time()
             with pytest.raises(RequestTimeout):
                 await p.send(Message("T", b"x"))
-            assert 4 <= trio.current_time() - started < 5
+            assert trio.current_time() - started == pytest.approx(2)
 
 
 @pytest.mark.parametrize("code", [10, 11, 12])
@@ -367,12 +369,67 @@ async def test_a_sender_waits_until_the_topic_that_it_made_has_a_route(
         assert len(broker.sent) == 3
 
 
+def no_topic(*, awaits_broker: bool) -> Reply:
+    """The answer of a headrace nameserver."""
+    header = GetRouteInfoResponseHeader(awaits_broker=awaits_broker)
+    return Reply(header, code=ResponseCode.TOPIC_NOT_EXIST)
+
+
 async def test_a_topic_that_nobody_would_make_is_an_error_with_the_way_out() -> None:
     async with scripted_cluster() as (nameserver, _, network):
-        nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, NO_TOPIC)
+        nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, no_topic(awaits_broker=False))
         async with producer(nameserver, network) as p:
-            with pytest.raises(RouteNotFound, match="headrace topic create Missing"):
+            with pytest.raises(RouteNotFound, match="headrace topic create Missing") as caught:
                 await p.send(Message("Missing", b"x"))
+        assert not caught.value.retryable
+
+
+@pytest.mark.parametrize("answer", [no_topic(awaits_broker=True), NO_TOPIC], ids=["ours", "apache"])
+async def test_a_route_that_is_not_there_yet_is_waited_for(
+    answer: Reply, autojump_clock: MockClock
+) -> None:
+    async with scripted_cluster() as (nameserver, (broker,), network):
+
+        def after_20_s(_asked: Asked) -> Reply:
+            return route(broker) if trio.current_time() - started > 20 else answer
+
+        nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, after_20_s)
+        async with producer(nameserver, network) as p:
+            started = trio.current_time()
+            await p.send(Message("T", b"x"))
+
+
+async def test_no_topic_is_to_be_created_while_its_broker_is_expected(
+    autojump_clock: MockClock,
+) -> None:
+    async with scripted_cluster() as (nameserver, _, network):
+        nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, no_topic(awaits_broker=True))
+        async with producer(nameserver, network) as p:
+            with pytest.raises(RouteNotFound, match="may yet register it") as caught:
+                await p.send(Message("T", b"x"))
+        assert "create" not in str(caught.value)
+        assert caught.value.retryable
+
+
+async def test_a_nameserver_that_tells_nothing_is_believed_once_it_was_up_for_a_period(
+    autojump_clock: MockClock,
+) -> None:
+    async with (
+        scripted_cluster() as (nameserver, _, network),
+        producer(nameserver, network) as p,
+    ):
+        await p.send(Message("Known", b"x"))
+        nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, NO_TOPIC)
+        with pytest.raises(RouteNotFound, match="may yet register it"):
+            await p.queues("Missing")
+        await trio.sleep(31)
+        with pytest.raises(RouteNotFound, match="headrace topic create Missing"):
+            await p.send(Message("Missing", b"x"))
+        with pytest.raises(RouteNotFound, match="may yet register it"):
+            await p.queues("Known")
+        await trio.sleep(700)
+        with pytest.raises(RouteNotFound, match="headrace topic create Known"):
+            await p.queues("Known")
 
 
 async def test_a_topic_without_write_permission_has_no_queue(autojump_clock: MockClock) -> None:
@@ -457,7 +514,7 @@ def test_bad_nameservers_are_refused_at_once(nameserver: str, reason: str) -> No
 
 
 @pytest.mark.parametrize(
-    "options", [{"timeout_ms": 0}, {"retries": -1}, {"compress_from_bytes": -1}]
+    "options", [{"timeout_ms": 0}, {"delivery_timeout_ms": -1}, {"compress_from_bytes": -1}]
 )
 def test_limits_that_cannot_work_are_refused_at_once(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=f"{next(iter(options))}=.*: must be at least"):
@@ -491,6 +548,8 @@ async def test_a_pipeline_outside_its_block_is_an_error() -> None:
 def test_bad_groups_are_refused_at_once() -> None:
     with pytest.raises(ConfigurationError, match="not a valid group name"):
         Producer("my group")
+    with pytest.raises(ConfigurationError, match="first argument is the group: write nameserver="):
+        Producer("localhost:9876")
 
 
 async def test_a_producer_outside_its_block_is_an_error() -> None:
@@ -734,11 +793,15 @@ async def test_a_batch_that_is_lost_for_good_is_an_error(
 ) -> None:
     async with scripted_cluster(queues=2, headrace=ours) as (nameserver, (broker,), network):
         broker.answer_sends(BUSY)
-        async with producer(nameserver, network) as p:
+        async with producer(nameserver, network, delivery_timeout_ms=100) as p:
             with pytest.raises(BrokerError, match="dispatch is behind"):
-                await p.send_many([bytes(100_000)] * 50, topic="T", keys=["k"] * 50)
+                bodies = [bytes([n]) * 100_000 for n in range(50)]
+                await p.send_many(bodies, topic="T", keys=["k"] * 50)
         home = queue_index("k", 2)
-        assert [sent_queue(asked) for asked in broker.sends] == [home] * 3, "later ones stay here"
+        assert {sent_queue(asked) for asked in broker.sends} == {home}
+        assert {sent_bodies(asked)[0] for asked in broker.sends} == {bodies[0]}, (
+            "later ones stay here"
+        )
 
 
 async def test_a_cancelled_batch_leaves_a_producer_that_works(autojump_clock: MockClock) -> None:
@@ -848,7 +911,7 @@ async def test_keys_of_a_pipeline_stay_in_order_also_in_retries(
             broker.answer_sends(BUSY, now_and_then)
         messages = [Message("T", b"%d" % n * (n % 5 + 1), key=f"k{n % 7}") for n in range(300)]
         lost = []
-        async with producer(nameserver, network, retries=1) as p:
+        async with producer(nameserver, network, delivery_timeout_ms=100) as p:
             pipeline = p.pipeline(
                 max_in_flight=40,
                 on_result=lambda m, r: (
@@ -998,14 +1061,94 @@ async def test_losses_go_to_on_result_when_there_is_one(
     async with scripted_cluster(headrace=ours) as (nameserver, (broker,), network):
         broker.answer_sends(ILLEGAL, BUSY)
         outcomes = []
-        async with producer(nameserver, network) as p:
+        async with producer(nameserver, network, delivery_timeout_ms=100) as p:
             pipeline = p.pipeline(
                 max_in_flight=1, on_result=lambda *outcome: outcomes.append(outcome)
             )
             async with pipeline:
                 await pipeline.send_all(Message("T", b"%d" % n) for n in range(2))
         assert [(m.body, e.code) for m, e in outcomes] == [(b"0", 13), (b"1", 2)]
-        assert len(broker.sent) == 4, "one refused, one tried three times"
+        assert broker.sent[0] == b"0"
+        assert broker.sent[1:] == [b"1"] * (len(broker.sent) - 1)
+        assert len(broker.sent) > 2, "the first was refused, the other retried"
+
+
+class Outcomes:
+    """What a pipeline's ``on_result`` was called with, by body."""
+
+    def __init__(self) -> None:
+        self.of: dict[bytes, list[SendResult | HeadraceError]] = {}
+
+    def __call__(self, message: Message, result: SendResult | HeadraceError) -> None:
+        self.of.setdefault(message.body, []).append(result)
+
+    def kinds(self) -> dict[bytes, type]:
+        """The type of each message's outcome; each must have exactly one."""
+        assert all(len(outcomes) == 1 for outcomes in self.of.values())
+        return {body: type(outcomes[0]) for body, outcomes in self.of.items()}
+
+
+async def test_on_result_gets_what_could_not_even_be_accepted(autojump_clock: MockClock) -> None:
+    async with scripted_cluster() as (nameserver, (broker,), network):
+        broker.address = "127.0.0.1:65001"
+        nameserver.answer(
+            RequestCode.GET_ROUTEINFO_BY_TOPIC, route(broker), no_topic(awaits_broker=False)
+        )
+        outcomes = Outcomes()
+        async with producer(nameserver, network) as p, p.pipeline(on_result=outcomes) as pipeline:
+            await pipeline.send(Message("T", b"gone"))
+            await pipeline.send(Message("T", b"gone too"))
+            await pipeline.send(Message("Missing", b"no topic"))
+            await pipeline.send(Message("T", b""))
+        assert outcomes.kinds() == {
+            b"": InvalidMessage,
+            b"no topic": RouteNotFound,
+            b"gone": RouteNotFound,
+            b"gone too": RouteNotFound,
+        }
+
+
+@both_kinds
+async def test_messages_of_a_pipeline_share_the_time_of_an_outage(
+    ours: bool, autojump_clock: MockClock
+) -> None:
+    async with scripted_cluster(headrace=ours) as (nameserver, (broker,), network):
+        broker.answer_sends(BUSY)
+        waited: list[float] = []
+
+        def note(message: Message, result: SendResult | HeadraceError) -> None:
+            assert isinstance(result, HeadraceError)
+            waited.append(trio.current_time() - float(message.body))
+
+        async with producer(nameserver, network) as p, p.pipeline(on_result=note) as pipeline:
+            for _ in range(20):
+                body = str(trio.current_time()).encode()
+                await pipeline.send(Message("T", body, key="k"))
+                await trio.sleep(1)
+        assert len(waited) == 20
+        assert min(waited) >= 28, "each has its time"
+        assert max(waited) <= 30 + 20 + 1, "not one delivery timeout after the other"
+
+
+@both_kinds
+async def test_on_result_hears_of_all_when_an_exception_ends_the_block(
+    ours: bool, autojump_clock: MockClock
+) -> None:
+    async with scripted_cluster(2, queues=2, headrace=ours) as (nameserver, brokers, network):
+        brokers[0].answer_sends(stored(), BUSY)
+        brokers[1].answer_sends(stored(), None)
+        outcomes = Outcomes()
+        async with producer(nameserver, network) as p:
+            with pytest.raises(KeyError):
+                async with p.pipeline(on_result=outcomes) as pipeline:
+                    for n in range(200):
+                        await pipeline.send(Message("T", b"%d" % n, key=f"k{n}"))
+                        if n % 20 == 0:
+                            await trio.testing.wait_all_tasks_blocked()
+                    raise KeyError
+        kinds = outcomes.kinds()
+        assert kinds.keys() == {b"%d" % n for n in range(200)}
+        assert set(kinds.values()) == {SendResult, OutcomeUnknown}
 
 
 @both_kinds
@@ -1042,15 +1185,18 @@ async def test_leaving_a_pipeline_by_an_exception_waits_for_nothing(
             assert trio.current_time() - started < 1
 
 
-async def test_a_pipeline_to_nobody_raises_at_the_first_message() -> None:
+async def test_a_pipeline_to_nobody_fails_after_the_delivery_timeout(
+    autojump_clock: MockClock,
+) -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         broker.address = "127.0.0.1:65001"
         nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, route(broker))
         async with producer(nameserver, network) as p:
-            with pytest.raises(HeadraceError) as caught:
+            started = trio.current_time()
+            with pytest.raises(PipelineError, match="cannot connect"):
                 async with p.pipeline() as pipeline:
                     await pipeline.send(Message("T", b"x"))
-        assert isinstance(caught.value, ConnectFailed)
+            assert 29 <= trio.current_time() - started <= 30
 
 
 def test_the_frame_prefix_is_the_peers() -> None:

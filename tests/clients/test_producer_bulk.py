@@ -137,7 +137,7 @@ def test_blocking_code_sends_the_same_way(mq: Embedded) -> None:
         consumer.seek(first.queue, 0)
         bodies: list[bytes] = []
         while len(bodies) < consumer.max_offset(first.queue):
-            bodies += [message.body for message in consumer.receive_many(timeout_ms=5000)]
+            bodies += [message.body for message in consumer.receive_many() or ()]
     assert bodies[-3000:] == [b"%d" % n for n in range(3000)]
 
 
@@ -313,7 +313,9 @@ async def test_a_pipeline_over_a_breaking_connection_loses_nothing_silently(
     topic = f"CutPipeline{keyed}"
     await make_topic(mq, topic)
     cut, outcomes = Cut(every_bytes=150_000), []
-    async with Producer(nameserver=mq.nameserver, connect=cut.connect, retries=5) as producer:
+    # No request larger than what a connection carries gets through, so some are finally lost.
+    options: dict[str, Any] = {"connect": cut.connect, "delivery_timeout_ms": 500}
+    async with Producer(nameserver=mq.nameserver, **options) as producer:
         pipeline = producer.pipeline(on_result=lambda *outcome: outcomes.append(outcome))
         async with pipeline:
             for n in range(20_000):
@@ -331,7 +333,7 @@ async def test_a_pipeline_over_a_breaking_connection_loses_nothing_silently(
 async def test_a_batch_over_a_breaking_connection_is_stored(mq: Embedded) -> None:
     await make_topic(mq, "CutMany")
     cut = Cut(every_bytes=2_000_000)
-    async with Producer(nameserver=mq.nameserver, connect=cut.connect, retries=5) as producer:
+    async with Producer(nameserver=mq.nameserver, connect=cut.connect) as producer:
         await producer.queues("CutMany")
         cut.is_on = True
         bodies = [b"%05d" % n for n in range(50_000)]

@@ -11,6 +11,7 @@ import pytest
 
 import headrace
 from headrace import Admin, Consumer, Message, Producer, PullConsumer, ReceivedMessage
+from headrace.admin.client import TopicExists
 from headrace.errors import BrokerError, RouteNotFound
 from tests.conformance.peer import TIMEOUT_MS
 
@@ -84,7 +85,7 @@ async def send_every_field(nameserver: str, topic: str) -> None:
     (found,) = await read(nameserver, topic, 1)
     assert (found.body, found.key, found.tag) == (sent.body, sent.key, sent.tag)
     assert found.properties["город"] == "東京 🚀"
-    assert found.properties["CLUSTER"] == "DefaultCluster"
+    assert found.system_properties["CLUSTER"] == "DefaultCluster"
 
 
 async def send_big_bodies(nameserver: str, topic: str) -> None:
@@ -139,8 +140,10 @@ async def be_refused(nameserver: str, topic: str) -> None:
     async with Admin(nameserver=nameserver) as admin:
         with pytest.raises(RouteNotFound):
             await admin.topic_stats(topic)
-        with pytest.raises(BrokerError):
+        with pytest.raises(TopicExists):
             await admin.create_topic("SELF_TEST_TOPIC")
+        with pytest.raises(BrokerError):
+            await admin.alter_topic("SELF_TEST_TOPIC", queues=9)
 
 
 async def pull_by_tag(nameserver: str, topic: str) -> None:
@@ -183,10 +186,10 @@ async def consume_in_a_group(nameserver: str, topic: str) -> None:
     sent = messages(topic, 200)
     async with Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer:
         await producer.send_many(sent)
-        async with Consumer(group, topic, nameserver=nameserver, start="first") as consumer:
+        async with Consumer(group, topic, nameserver=nameserver, start="earliest") as consumer:
             assert bodies(await take(consumer, 200)) == bodies(sent)
         await producer.send(Message(topic, b"later"))
-        async with Consumer(group, topic, nameserver=nameserver, start="first") as consumer:
+        async with Consumer(group, topic, nameserver=nameserver, start="earliest") as consumer:
             assert bodies(await take(consumer, 1)) == [b"later"]
     async with Admin(nameserver=nameserver) as admin:
         lags = [queue for queue in await admin.lag(group) if queue.queue.topic == topic]
@@ -200,7 +203,7 @@ async def consume_in_order(nameserver: str, topic: str) -> None:
         await producer.send_many(messages(topic, 100))
     group = f"G_{topic}"
     async with Consumer(
-        group, topic, nameserver=nameserver, start="first", ordered=True
+        group, topic, nameserver=nameserver, start="earliest", ordered=True
     ) as consumer:
         found = await take(consumer, 100)
     for queue in {message.queue for message in found}:
@@ -227,7 +230,7 @@ async def send_back(nameserver: str, topic: str) -> None:
     await make_topic(nameserver, topic, queues=1)
     async with (
         Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer,
-        Consumer(f"G_{topic}", topic, nameserver=nameserver, start="first") as consumer,
+        Consumer(f"G_{topic}", topic, nameserver=nameserver, start="earliest") as consumer,
     ):
         await producer.send(Message(topic, b"again"))
         (first,) = await take(consumer, 1)
@@ -287,10 +290,10 @@ async def reset_a_group(nameserver: str, topic: str) -> None:
     group = f"G_{topic}"
     async with Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer:
         await producer.send_many(messages(topic, 10))
-    async with Consumer(group, topic, nameserver=nameserver, start="first") as consumer:
+    async with Consumer(group, topic, nameserver=nameserver, start="earliest") as consumer:
         await take(consumer, 10)
     async with Admin(nameserver=nameserver) as admin:
-        assert set((await admin.reset_offsets(group, topic, "first")).values()) == {0}
+        assert set((await admin.reset_offsets(group, topic, "earliest")).values()) == {0}
     async with Consumer(group, topic, nameserver=nameserver) as consumer:
         assert len(await take(consumer, 10)) == 10
 
@@ -336,7 +339,7 @@ def test_blocking_client(nameserver: str) -> None:
     with (
         headrace.blocking.Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer,
         headrace.blocking.Consumer(
-            "G_PY_blocking", topic, nameserver=nameserver, start="first"
+            "G_PY_blocking", topic, nameserver=nameserver, start="earliest"
         ) as consumer,
     ):
         producer.send_many(sent)

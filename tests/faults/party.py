@@ -97,7 +97,7 @@ async def produce(
 async def consume(number: int, nameserver: str, path: Path) -> None:
     """A member of the group that takes queues in order."""
     recorder = Recorder(path, number)
-    consumer = Consumer(GROUP, TOPIC, nameserver=nameserver, start="first", ordered=True)
+    consumer = Consumer(GROUP, TOPIC, nameserver=nameserver, start="earliest", ordered=True)
 
     async def receive() -> None:
         async for batch in consumer.batches(max_messages=MESSAGES_PER_BATCH):

@@ -24,6 +24,7 @@ from headrace_protocol.drivers.errors import (
     HeadraceError,
     MalformedAnswer,
     RequestTimeout,
+    WrongServer,
 )
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import GetMinOffsetHeader, OffsetResponseHeader
@@ -187,8 +188,8 @@ def test_a_server_of_another_protocol_is_named(face: AsyncFace | BlockingFace) -
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         (error,) = face.ask(address, (CODE, HEADER, b""))
         thread.join()
-    assert isinstance(error, ConnectionLost)
-    assert "HTTP" in str(error)
+    assert isinstance(error, WrongServer)
+    assert str(error).startswith(f"{address}: speaks HTTP")
 
 
 def free_address() -> str:

@@ -128,7 +128,7 @@ class Workload:
             group,
             TOPIC,
             nameserver=NAMESERVER,
-            start="first",
+            start="earliest",
             ordered=group.startswith("ordered"),
             connect=network.connect,
         )

@@ -82,7 +82,7 @@ async def pulls(nameserver: str, _broker: str) -> AsyncIterator[Once]:
     """A reader without a group that takes what comes."""
     async with PullConsumer(nameserver=nameserver) as consumer:
         await consumer.assign(await consumer.queues(BULK))
-        await consumer.seek_to("last")
+        await consumer.seek_to("latest")
 
         async def once() -> int:
             batch = await consumer.receive_many(timeout_ms=1000)
@@ -95,7 +95,7 @@ async def pulls(nameserver: str, _broker: str) -> AsyncIterator[Once]:
 async def push(nameserver: str, _broker: str) -> AsyncIterator[Once]:
     """A member of a group that is always there."""
     topics = dict.fromkeys((SINGLES, BATCHES, BULK), "*")
-    async with Consumer(GROUP, topics, nameserver=nameserver, start="first") as consumer:
+    async with Consumer(GROUP, topics, nameserver=nameserver, start="earliest") as consumer:
         taken = consumer.batches()
 
         async def once() -> int:
@@ -110,7 +110,9 @@ async def guests(nameserver: str, _broker: str) -> AsyncIterator[Once]:
 
     async def once() -> int:
         done = 0
-        consumer = Consumer("soak_guests", SINGLES, nameserver=nameserver, ordered=True)
+        consumer = Consumer(
+            "soak_guests", SINGLES, nameserver=nameserver, start="latest", ordered=True
+        )
         async with consumer:
             with trio.move_on_after(MEMBER_S):
                 async for batch in consumer.batches():

@@ -13,7 +13,8 @@ from headrace.producer.block import BLOCK_BYTES
 from headrace.producer.selector import queue_index
 from headrace.spark.body.ddl import parse_ddl
 from headrace.spark.errors import SchemaError
-from headrace.spark.write.row_encoding import RowBuffer, check_schema, message_rows
+from headrace.spark.read.schema import source_schema
+from headrace.spark.write.row_encoding import RowBuffer, arrow_schema, check_schema, message_rows
 from headrace_protocol.columns import RecordColumns
 from headrace_protocol.message import decode_properties
 from tests.support.stores import HOST
@@ -144,6 +145,8 @@ def test_properties_that_only_some_batches_have() -> None:
         ({"value": [b"a"], "properties": [[("a", None)]]}, "null value"),
         ({"value": [b"a"], "properties": [[("a", "\x01")]]}, "property of a row"),
         ({"value": [b"a"], "properties": [[("DELAY", "3")]]}, "property DELAY"),
+        ({"value": [b"a"], "properties": [[("KEYS", "k")]]}, "property KEYS.*columns key"),
+        ({"value": [b"a"], "properties": [[("TAGS", "t")]], "key": ["k"]}, "property TAGS"),
         ({"value": [b"a"], "topic": [None]}, "topic is null"),
         ({"value": [b"a"], "topic": ["a b"]}, "a b"),
     ],
@@ -159,17 +162,51 @@ def test_rows_that_no_broker_would_take(columns: dict[Any, Any], reason: str) ->
     [
         ("key STRING", "T", "no column value"),
         ("value STRING", None, "no topic"),
-        ("topic STRING, value STRING", "T", "drop one"),
+        ("value STRING, key STRING, keys STRING", "T", "both columns key and keys"),
+        ("value STRING, tag STRING, tags STRING", "T", "both columns tag and tags"),
         ("value INT", "T", "value is int: expected binary or string"),
         ("value STRING, tags BINARY", "T", "tags is binary: expected string"),
         ("value STRING, properties MAP<STRING, INT>", "T", "map<string,string>; cast"),
-        ("value STRING, tag STRING", "T", "did you mean tags"),
+        ("value STRING, tag INT", "T", "tag is int: expected string"),
+        ("value STRING, kye STRING", "T", "did you mean key"),
         ("value STRING, deliver_at TIMESTAMP", "T", "does not support delayed messages yet"),
     ],
 )
 def test_schemas_that_do_not_fit(schema: str, topic: str | None, reason: str) -> None:
     with pytest.raises(SchemaError, match=reason):
         check_schema(parse_ddl(schema), topic)
+
+
+def test_a_frame_of_the_source_can_be_written_as_it_is() -> None:
+    schema = source_schema()
+    check_schema(schema, "T")
+    check_schema(schema, None)
+    own = [("UNIQ_KEY", "id"), ("KEYS", "k"), ("TAGS", "t"), ("DELAY", "1"), ("a", "1"), ("b", "2")]
+    given = batch(
+        keys=["k", None], tags=["t", None], properties=[own, [("WAIT", "true")]], value=[b"1", b"2"]
+    ).append_column("queue_offset", pa.array([7, 8]))
+    columns = decoded(message_rows("T", given))
+    assert columns.properties() == [b"KEYS\x01k\x02TAGS\x01t\x02a\x011\x02b\x012\x02", b""]
+    expected = {queue_index("k", 4), None}
+    assert {rows.number for rows in slices(given)} == expected
+
+
+@pytest.mark.parametrize("name", ["key", "keys"])
+def test_a_key_chooses_the_queue_under_both_names(name: str) -> None:
+    given = batch(**{name: ["a", "b"]}, value=[b"1", b"2"])
+    found = {rows.number for rows in slices(given)}
+    assert found == {queue_index("a", 4), queue_index("b", 4)}
+
+
+def test_the_option_topic_comes_before_the_column() -> None:
+    given = batch(topic=["A", "B"], value=[b"1", b"2"])
+    assert {rows.topic for rows in slices(given, "T")} == {"T"}
+
+
+def test_columns_that_are_not_written_need_no_values() -> None:
+    schema = arrow_schema(source_schema())
+    assert schema.field("store_timestamp").type == pa.null()
+    assert schema.field("properties").type == MAP
 
 
 def test_a_schema_that_fits() -> None:

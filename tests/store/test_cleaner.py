@@ -519,6 +519,23 @@ async def test_the_alarm_comes_before_the_disk_is_full(
     store.close()
 
 
+async def test_the_alarm_blames_no_group_for_files_of_other_programs(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    store, files = small_disk(tmp_path, 60)
+    store.cleaner.unconsumed = lambda: unconsumed({"T": {0: 0}})
+    assert try_put(store) == ""
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(30):
+            files.others_bytes += 1000
+            await clean(store)
+            await trio.sleep(60)
+    (alarm,) = [entry for entry in logs if "full_in_hours" in entry]
+    assert alarm["event"] == "the disk will be full of files outside the log: make room"
+    assert "waits_for" not in alarm
+    store.close()
+
+
 async def test_no_alarm_when_consumers_keep_up(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:

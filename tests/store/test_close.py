@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 from traceback import walk_tb
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from headrace_broker.store.errors import StoreError
+from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.log.ring import ROW
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.retention.cleaner import delete_files
@@ -69,6 +70,25 @@ def test_a_reader_keeps_what_it_has_a_view_of(
     assert {"/consumequeue/T/0/" in name for name in held(tmp_path)} == {True}
     del units
     assert held(tmp_path) == []
+
+
+def test_a_clean_stop_frees_what_was_allocated_ahead(tmp_path: Path) -> None:
+    files = Files()
+    sizes: dict[str, Any] = {"commit_log_file_bytes": 1 << 20, "consume_queue_file_bytes": 20 << 12}
+    store = open_store(tmp_path, files=files, **sizes)
+    put(store, store.queue("T", 0), b"x" * 5000, KEYS="key")
+    paths = [file.path for file, _ in (*store.commit_log.used, *store.index_files.used)]
+    before = [path.stat() for path in paths]
+    assert before[0].st_blocks * 512 >= 1 << 20
+    store.close()
+    after = [path.stat() for path in paths]
+    assert after[0].st_blocks * 512 <= 16384
+    assert [status.st_size for status in after] == [status.st_size for status in before]
+    assert after[0].st_mtime_ns == before[0].st_mtime_ns
+    again = open_store(tmp_path, files=files, **sizes)
+    put(again, again.queue("T", 0), b"y")
+    assert len(read_all(again, again.queue("T", 0))) == 2
+    again.close()
 
 
 def test_a_file_that_waits_for_its_reader_goes_with_it(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from headrace_broker.store.errors import StoreFormatError, StoreLocked
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.followers.position_file import Position, PositionFile
-from headrace_broker.store_tools.directory import StoreDirectory, open_directory
+from headrace_broker.store_tools.directory import StoreDirectory, disk_bytes, open_directory
 from headrace_broker.store_tools.fsck import check, repair
 from headrace_protocol.columns import encode_records
 from headrace_protocol.staging import Decision, StagedAttempt
@@ -66,6 +66,24 @@ def test_a_store_of_ours_is_sound(opened: StoreDirectory) -> None:
     report = check(opened, quiet)
     assert report.findings == []
     assert report.record_count == 60
+
+
+def test_progress_ends_at_the_length_of_all_files(opened: StoreDirectory) -> None:
+    advances: list[int] = []
+    check(opened, advances.append)
+    queue_files = (path for folder in opened.queue_paths for path in folder.iterdir())
+    assert min(advances) >= 0
+    assert sum(advances) == opened.log_bytes + sum(path.stat().st_size for path in queue_files)
+
+
+def test_disk_bytes_are_those_of_the_blocks_before_and_after_a_check(root: Path) -> None:
+    path = root / "commitlog" / "ahead"
+    with path.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 1 << 20)
+    before = disk_bytes(path)
+    assert before >= 1 << 20
+    path.read_bytes()
+    assert disk_bytes(path) == before
 
 
 @pytest.mark.parametrize("name", STORES)

@@ -135,7 +135,7 @@ class Member:
             "T",
             nameserver=self.nameserver,
             connect=self.connect,
-            start="first",
+            start="earliest",
             **self.options,
         )
         return self

@@ -47,14 +47,16 @@ class NameServerUnderTest:
 
     def __post_init__(self) -> None:
         self.registry = Registry(lambda _, error: self.unexpected.append(error))
-        NameServerProcessor(
+        processor = NameServerProcessor(
             self.table,
             KVConfig(self.kv_config_path),
             lambda: self.now_ms,
             order_message_enable=self.order_message_enable,
             register_from_own_address=self.register_from_own_address,
             wall_ms=lambda: self.wall_ms,
-        ).register(self.registry)
+        )
+        processor.register(self.registry)
+        processor.begin()
 
     def take(
         self, data: bytes, channel: MemoryChannel | None = None

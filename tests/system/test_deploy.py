@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -65,14 +66,36 @@ def test_the_local_cluster_comes_up_and_goes_down(tmp_path: Path) -> None:
         assert run("send", "t", stdin="1\n2\n3\n4\n", nameserver=nameserver).returncode == 0
         printed = run("consume", "t", nameserver=nameserver).stdout
         assert sorted(printed.split()) == ["1", "2", "3", "4"]
+        assert listens_on(nameserver_port) == {"0100007F"}
+        kill_broker(tmp_path / "broker-1.conf")
+        assert cluster.stderr is not None
+        assert cluster.stderr.readline() == (
+            "local-cluster: ended with 137; to start it again: headrace broker -c "
+            f"{tmp_path}/broker-1.conf\n"
+        )
+        assert run("consume", "t", nameserver=nameserver).returncode == 0
     finally:
         cluster.send_signal(signal.SIGTERM)
         _, err = cluster.communicate(timeout=TIMEOUT_S)
     assert (cluster.returncode, without_stalls(err)) == (0, "")
-    for index in (0, 1):
-        # A clean stop takes the mark away.
-        assert (tmp_path / f"broker-{index}" / "checkpoint").exists()
-        assert not (tmp_path / f"broker-{index}" / "abort").exists()
+    # A clean stop takes the mark away.
+    assert not (tmp_path / "broker-0" / "abort").exists()
+    assert (tmp_path / "broker-1" / "abort").exists()
+
+
+def listens_on(port: int) -> set[str]:
+    """The addresses, as the kernel writes them, on which somebody listens on a port."""
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    places = [fields[1].split(":") for fields in lines if fields[3] == "0A"]
+    return {address for address, number in places if int(number, 16) == port}
+
+
+def kill_broker(config: Path) -> None:
+    """Kill the process that runs with a configuration file."""
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if os.fsencode(config) in process.read_bytes().split(b"\0"):
+                os.kill(int(process.parent.name), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)

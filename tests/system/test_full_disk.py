@@ -45,7 +45,7 @@ class FullBroker:
 
     def fill(self) -> str:
         """Send until a message is refused; why it was."""
-        with Producer(nameserver=self.nameserver, retries=0) as producer:
+        with Producer(nameserver=self.nameserver, delivery_timeout_ms=0) as producer:
             while True:
                 try:
                     producer.send(Message(TOPIC, BODY))
@@ -57,7 +57,7 @@ class FullBroker:
 
     def send_when_there_is_room(self) -> None:
         until = time.monotonic() + PATIENCE_S
-        with Producer(nameserver=self.nameserver, retries=0) as producer:
+        with Producer(nameserver=self.nameserver, delivery_timeout_ms=0) as producer:
             while True:
                 try:
                     producer.send(Message(TOPIC, BODY))
@@ -75,12 +75,13 @@ class FullBroker:
             read = 0
             while read < self.sent:
                 batch = consumer.receive_many(timeout_ms=PATIENCE_S * 1000)
+                assert batch
                 assert set(batch.values()) == {BODY}
                 read += len(batch)
 
     def consume(self, count: int) -> None:
         """By the group, which has to have all."""
-        with Consumer(GROUP, TOPIC, nameserver=self.nameserver, start="first") as consumer:
+        with Consumer(GROUP, TOPIC, nameserver=self.nameserver, start="earliest") as consumer:
             for message in islice(consumer, count):
                 assert message.body == BODY
             consumer.commit()

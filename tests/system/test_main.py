@@ -91,6 +91,9 @@ def test_settings_are_checked_without_a_start(
     good.write_text(f"brokerName=b\nstorePathRootDir={tmp_path}/store\nenableMultiDispatch=false\n")
     bad.write_text("listenPort=9876\nlisten=1\n")
     assert broker_main.main(["-c", str(good), "--check-config"]) == 0
+    said = capsys.readouterr().err
+    assert "no client will find this broker" in said
+    assert f"{good} is valid: broker " in said
     assert nameserver_main.main(["--check-config", "--log-level", "INFO"]) == 0
     assert "Traceback" not in capsys.readouterr().err
     for main in (broker_main.main, nameserver_main.main):

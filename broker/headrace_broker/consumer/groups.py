@@ -7,6 +7,7 @@ member whose heartbeats stop is removed, and the rest of its group is notified t
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -58,6 +59,9 @@ class _Members:
         self._heartbeat_ms: OrderedDict[tuple[str, Channel], int] = OrderedDict()
         # channel -> group -> bytes charged for the membership.
         self._charges: dict[Channel, dict[str, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._heartbeat_ms)
 
     def heartbeat(
         self, group: str, member: Member, now_ms: int, held_bytes: int | None = None
@@ -233,6 +237,17 @@ class ConsumerManager:
         """The members of a group."""
         return list(self._members.groups.get(group, {}).values())
 
+    def member_counts(self, count_max: int) -> list[tuple[str, int]]:
+        """The first connected groups with the number of their members."""
+        groups = self._members.groups.items()
+        return [(group, len(members)) for group, members in islice(groups, count_max)]
+
+    def pairs(self, count_max: int) -> list[tuple[str, str]]:
+        """The first topics with their connected groups."""
+        groups = self._groups.items()
+        pairs = ((topic, name) for name, group in groups for topic in group.subscriptions)
+        return list(islice(pairs, count_max))
+
     def groups_of_topic(self, topic: str) -> set[str]:
         """Groups with members that are subscribed to a topic."""
         return set(self._groups_of.get(topic, ()))
@@ -307,6 +322,11 @@ class ProducerManager:
     def __init__(self, run_long: RunLong = run_at_once) -> None:
         self.run_long = run_long
         self._members = _Members()
+
+    @property
+    def member_count(self) -> int:
+        """Connected producers, counted once in each of their groups."""
+        return len(self._members)
 
     def heartbeat(self, member: Member, group: str, now_ms: int) -> None:
         """Register or renew a member."""

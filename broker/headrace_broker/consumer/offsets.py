@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from headrace_broker.host_budget import HostBudget
@@ -179,6 +179,10 @@ class ConsumerOffsets:
     def groups_of(self, topic: str) -> set[str]:
         """Groups that have committed offsets in ``topic``."""
         return set(self._groups_of.get(topic, ()))
+
+    def pairs(self, count_max: int) -> list[Key]:
+        """The first topics and groups in the table that have committed something."""
+        return list(islice(self._committed.offsets, count_max))
 
     # -- resets ------------------------------------------------------------------------------------
 

@@ -71,15 +71,16 @@ class UnconsumedOffsets:
     def _load_topic(self, topic: str) -> None:
         self._topic = topic
         connected = self._consumers.groups_of_topic(topic)
-        self._connected = sorted(group for group in connected if self._counts(group, topic))
+        self._connected = sorted(group for group in connected if self.counts(group, topic))
         self._offline_lowest = {}
         for group in self._offsets.groups_of(topic) - connected:
-            if self._counts(group, topic):
+            if self.counts(group, topic):
                 for queue_id, offset in self._offsets.offsets_of(group, topic).items():
                     lowest = self._offline_lowest.get(queue_id, (offset, group))
                     self._offline_lowest[queue_id] = min(lowest, (offset, group))
 
-    def _counts(self, group: str, topic: str) -> bool:
+    def counts(self, group: str, topic: str) -> bool:
+        """Whether messages of a topic are kept until a group has consumed them."""
         if self._groups.get(group) is None:
             return False
         members = self._consumers.group(group)

@@ -275,7 +275,7 @@ class Schedule:
 
     def _note_gone(self, number: int, count: int) -> None:
         self.unreadable += count
-        log.error("delayed messages went with their log files", level=number, count=count)
+        log.error("delayed messages lost with their log files", level=number, count=count)
 
     async def _deliver(self, number: int, level: _Level, end: int) -> None:
         """Deliver the messages before ``end``, or the first of them if there are many."""

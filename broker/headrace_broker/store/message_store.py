@@ -15,7 +15,7 @@ import trio
 from headrace_broker.clock import SystemClock
 from headrace_broker.store.errors import StoreError, StoreFormatError, StoreNotWritable
 from headrace_broker.store.files.file_seal import FileSeal
-from headrace_broker.store.files.filesystem import Files, make_private
+from headrace_broker.store.files.filesystem import DiskUsage, Files, make_private
 from headrace_broker.store.files.warmup import newest_files, warm
 from headrace_broker.store.followers.followers import Followers
 from headrace_broker.store.index.index_file import HEADER_BYTES, IndexFiles
@@ -90,6 +90,7 @@ class StoreStatistics:
     slow_taker: str | None
     longest_flush_ms: float
     disk_ratio: float
+    disk_used_bytes: int
     refusal: str | None
     queue_count: int
     cleaner: CleanerStatus
@@ -437,7 +438,10 @@ class MessageStore:
             self.flusher.flush_now()
             self.followers.finish()
             if self.commit_log.life.state is State.OPEN:
-                self._seal()
+                used = self._used()
+                for file, used_bytes in used:
+                    file.give_back(used_bytes)
+                self._seal(used)
                 if not self.index_files.lost_from:
                     (self.root / "abort").unlink()
         finally:
@@ -456,14 +460,18 @@ class MessageStore:
             file.unmap()
         self.lock.release()
 
-    def _seal(self) -> None:
-        sizes = [*self.commit_log.used, *self.index_files.used]
+    def _used(self) -> list[tuple[MappedFile, int]]:
+        """Each file of log, index and queues, and the bytes of it in use."""
+        used = [*self.commit_log.used, *self.index_files.used]
         for queue in self.queues:
-            sizes += queue.consume_queue.used
-        used = [Used(file, used_bytes, file.seal) for file, used_bytes in sizes]
+            used += queue.consume_queue.used
+        return used
+
+    def _seal(self, used: list[tuple[MappedFile, int]]) -> None:
+        files = [Used(file, used_bytes, file.seal) for file, used_bytes in used]
         # Without a seal damage goes unnoticed, but the stop is clean all the same.
         with suppress(OSError):
-            self.seals.save(self.flusher.checkpoint, used)
+            self.seals.save(self.flusher.checkpoint, files)
 
     # --- queues ----------------------------------------------------------------------------
 
@@ -698,7 +706,7 @@ class MessageStore:
 
     def statistics(self) -> StoreStatistics:
         """A snapshot for the monitor."""
-        refusal = self.commit_log.life.refusal
+        refusal, disk = self.commit_log.life.refusal, self._disk_usage()
         return StoreStatistics(
             min_offset=self.commit_log.min_offset,
             max_offset=self.commit_log.max_offset,
@@ -710,19 +718,20 @@ class MessageStore:
             ring_fill=self.ring.fill,
             slow_taker=self.ring.pressure(),
             longest_flush_ms=self.flusher.longest_flush_ms,
-            disk_ratio=self._disk_ratio(),
+            disk_ratio=disk.ratio,
+            disk_used_bytes=disk.used_bytes,
             refusal=str(refusal) if refusal else None,
             queue_count=len(self._names),
             cleaner=self.cleaner.status(),
             followers=self.followers.statistics(),
         )
 
-    def _disk_ratio(self) -> float:
-        """Disk usage, 0 to 1; a disk that can't be queried (store removed) counts as full."""
+    def _disk_usage(self) -> DiskUsage:
+        """Disk usage; a disk that can't be queried (store removed) counts as full."""
         try:
-            return self.cleaner.disk_usage().ratio
+            return self.cleaner.disk_usage()
         except OSError:
-            return 1.0
+            return DiskUsage(used_bytes=1, usable_bytes=0)
 
     def _dispatched_offset(self) -> int:
         """End of the log's records that are in the ConsumeQueues."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # Progress: called with the number of bytes processed since the last call.
 Advance = Callable[[int], None]
 
+_BLOCK_BYTES: Final = 512  # what st_blocks counts
 _NAMES: Final = frozenset(("commitlog", "consumequeue", "config", "checkpoint", "index"))
 
 
@@ -54,8 +55,8 @@ class StoreDirectory:
 
     @property
     def log_bytes(self) -> int:
-        """Bytes of the log's files outside holes, which determine the cost of reading them."""
-        return sum(used_bytes(path) for path in self.log_paths)
+        """Length of the log's files, holes included."""
+        return sum(path.stat().st_size for path in self.log_paths)
 
     @property
     def queue_paths(self) -> list[Path]:
@@ -113,9 +114,9 @@ def is_numbered(path: Path) -> bool:
     return path.is_file() and len(path.name) == 20 and path.name.isascii() and path.name.isdigit()
 
 
-def used_bytes(path: Path) -> int:
-    """Bytes of a file outside holes, as reported by the file system."""
-    return sum(end - start for start, end in data_ranges(path))
+def disk_bytes(path: Path) -> int:
+    """Bytes of the blocks that a file has on disk, used or allocated ahead."""
+    return path.stat().st_blocks * _BLOCK_BYTES
 
 
 def data_ranges(path: Path) -> list[tuple[int, int]]:
@@ -133,10 +134,15 @@ def data_ranges(path: Path) -> list[tuple[int, int]]:
     return ranges
 
 
+def log_file_bytes(root: Path, default: int) -> int:
+    """Length of a store's log files; ``default`` if there are none yet."""
+    return _usual_length(numbered_files(root / "commitlog"), default)
+
+
 def _sizes_found(root: Path) -> StoreSettings:
     default = StoreSettings(root=root)
     queue_files = (path for path in (root / "consumequeue").glob("*/*/*") if is_numbered(path))
-    log_bytes = _usual_length(numbered_files(root / "commitlog"), default.commit_log_file_bytes)
+    log_bytes = log_file_bytes(root, default.commit_log_file_bytes)
     queue_bytes = _usual_length(queue_files, default.consume_queue_file_bytes)
     _check_index_size(default)
     return replace(

@@ -78,6 +78,7 @@ class _LogFile:
         self._end = min(file_bytes, path.stat().st_size)
         self._path = path
         self._advance = advance
+        self._advanced = 0
 
     def __enter__(self) -> Self:
         self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -88,6 +89,17 @@ class _LogFile:
         os.close(self._descriptor)
 
     def read(self) -> Iterator[LogBlock | LogDamage]:
+        """Blocks and damage; ``advance`` gets the file's whole length, with what is not in use."""
+        for found in self._read():
+            yield found
+            self._advance_to(found.end_offset if isinstance(found, LogBlock) else found.end)
+        self._advance_to(self._start + self._end)
+
+    def _advance_to(self, offset: int) -> None:
+        self._advance(offset - self._start - self._advanced)
+        self._advanced = offset - self._start
+
+    def _read(self) -> Iterator[LogBlock | LogDamage]:
         position, block_bytes = 0, BLOCK_BYTES
         while position < self._end:
             data = os.pread(self._descriptor, min(block_bytes, self._end - position), position)
@@ -101,7 +113,6 @@ class _LogFile:
                     yield self._damage(position + end, position + bad_end, reason)
                     end = bad_end
                 position, block_bytes = position + end, BLOCK_BYTES
-                self._advance(end)
                 continue
             size, magic = place_of(data)
             remaining = self._end - position
@@ -115,7 +126,6 @@ class _LogFile:
                 return
             following = self._next_record(position) or data_end
             yield self._damage(position, following, _reason(size, magic, remaining))
-            self._advance(following - position)
             position = following
 
     def _damage(self, start: int, end: int, reason: str) -> LogDamage:

@@ -229,6 +229,8 @@ class QueueChecks:
         yield from self.findings
         for check in self._checks.values():
             yield from check.findings(log_min, log_end, advance)
+            file_bytes = sum(file.file_bytes for file in check.queue.files.files)
+            advance(file_bytes - (check.end - check.first) * UNIT_BYTES)
             check.queue.unmap()
         for (topic, queue_id), count in sorted(self._without_queue.items()):
             path = self._root / "consumequeue" / topic / str(queue_id)

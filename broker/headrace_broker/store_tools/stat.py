@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from headrace_broker.store.queues.consume_queue import BLANK_SIZE
-from headrace_broker.store_tools.directory import used_bytes
+from headrace_broker.store_tools.directory import disk_bytes
 from headrace_broker.store_tools.queue_check import open_queue
 from headrace_protocol.columns import UNIT_DTYPE
 from headrace_protocol.message import BORN_HOST_V6, RECORD_HEADS
@@ -59,7 +59,7 @@ def store_stat(directory: StoreDirectory) -> StoreStat:
         log_file_bytes=directory.settings.commit_log_file_bytes,
         queue_file_bytes=directory.settings.consume_queue_file_bytes,
         index_files=len(directory.index_paths),
-        disk_bytes=sum(used_bytes(path) for path in files),
+        disk_bytes=sum(map(disk_bytes, files)),
     )
 
 

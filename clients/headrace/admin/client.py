@@ -10,6 +10,7 @@ import msgspec
 from headrace.consumer.start import Start, check_start, timestamp_ms
 from headrace.errors import BrokerError, ConfigurationError, HeadraceError, RouteNotFound
 from headrace.instance import ClientInstance
+from headrace.lifecycle import Startable
 from headrace.messages import ReceivedMessage, check_group, check_topic
 from headrace.tasks import gather
 from headrace_protocol.bodies import (
@@ -136,7 +137,7 @@ class TopicExists(HeadraceError):
         self.configs = configs
 
 
-class Admin:
+class Admin(Startable):
     """Inspects and changes topics, groups and brokers; use it in an ``async with`` block.
 
     Changes go to the masters of all brokers that the nameserver knows, or only to that of the given
@@ -462,12 +463,12 @@ class Admin:
         )
 
     async def reset_offsets(self, group: str, topic: str, to: Start) -> dict[MessageQueue, int]:
-        """Move a group to "first", "last", a datetime or milliseconds since 1970.
+        """Move a group to "earliest", "latest", a datetime or milliseconds since 1970.
 
         Running members continue from there with their next pull. Returns the new offsets.
         """
         check_start(to)
-        points = {"first": 0, "last": -1}
+        points = {"earliest": 0, "latest": -1}
         timestamp = points[to] if isinstance(to, str) else timestamp_ms(to)
         header = ResetOffsetHeader(topic=topic, group=group, timestamp=timestamp, is_force=True)
         masters = await self._topic_masters(topic)

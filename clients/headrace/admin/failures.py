@@ -14,6 +14,7 @@ from headrace.errors import (
     NameserverUnavailable,
     RequestTimeout,
     RouteNotFound,
+    WrongServer,
 )
 from headrace_daemon import command
 from headrace_daemon.command import FAILED, NOT_FOUND, USAGE
@@ -43,10 +44,6 @@ class CommandFailed(HeadraceError):
 
 class NotFound(CommandFailed):
     """The requested object does not exist."""
-
-
-class WrongServer(CommandFailed):
-    """Another kind of server listens at an address."""
 
 
 _NOT_FOUND = (
@@ -81,12 +78,10 @@ def _explained(error: BaseException) -> BaseException:
         suspects = {error.address: error.request_code}
     else:
         return error
-    problems = [
-        f"{address}: {problem}"
-        for address, code in suspects.items()
-        if (problem := _problem_of(address, code))
-    ]
-    return WrongServer("; ".join(problems)) if problems else error
+    for address, code in suspects.items():
+        if problem := _problem_of(address, code):
+            return WrongServer(address, problem)
+    return error
 
 
 def _problem_of(address: str, request_code: int) -> str | None:

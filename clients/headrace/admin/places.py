@@ -9,20 +9,21 @@ from typing import Literal
 from headrace.errors import ConfigurationError
 
 # A parsed position: either end, a queue offset or a point in time.
-Place = Literal["first", "last"] | int | datetime
+Place = Literal["earliest", "latest"] | int | datetime
 
 _TIME_HELP = "a time (2026-11-21T06:00) or an age (90s, 15m, 2h, 1d)"
 HELP = f"earliest, latest, a queue offset, {_TIME_HELP}"
 
-_ENDS: dict[str, Literal["first", "last"]] = {"earliest": "first", "latest": "last"}
 _AGE = re.compile(r"(\d+)(s|m|h|d)")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def parse_place(text: str) -> Place:
     """Parse a position; a time without a zone is local. Raises ConfigurationError."""
-    if text in _ENDS:
-        return _ENDS[text]
+    if text == "earliest":
+        return "earliest"
+    if text == "latest":
+        return "latest"
     if text.isascii() and text.isdigit():
         return int(text)
     return _time(text, f"not a position in a queue: write {HELP}")

@@ -170,7 +170,7 @@ async def latency(setup: Setup) -> Outcome:
     """Measure, at a steady rate, from a message's due time to its arrival at a consumer."""
     run, total = os.urandom(8), max(1, int(setup.rate * setup.seconds))
     async with (
-        PullConsumer(nameserver=setup.nameserver, start="last") as consumer,
+        PullConsumer(nameserver=setup.nameserver, start="latest") as consumer,
         setup.producer() as producer,
         trio.open_nursery() as nursery,
     ):

@@ -208,7 +208,7 @@ class Assignment:
         committed = await self._offsets.committed(self._group, queue)
         offset = committed
         if offset is None:
-            start = "first" if _is_retry(queue.topic) else self._start
+            start = "earliest" if _is_retry(queue.topic) else self._start
             offset = await start_offset(start, queue, self._offsets)
         process_queue = ProcessQueue(queue, self._limits, offset, committed)
         self.process_queues[queue] = process_queue

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 import anyio
 
 from headrace.consumer.pulls import SLICE_BYTES, Wanted
-from headrace.errors import BrokerError, HeadraceError
+from headrace.errors import (
+    BrokerError,
+    ConnectFailed,
+    ConnectionLost,
+    HeadraceError,
+    RequestTimeout,
+)
 from headrace.pacing import Pacer
 from headrace_protocol.codes import ResponseCode
 
@@ -42,6 +48,8 @@ class Fetcher:
         self._group = group
         self._inbox = inbox
         self._body_limits = body_limits
+        # Brokers that don't answer: reported when they go and when they are back.
+        self._absent: set[str] = set()
 
     async def run(self, process_queue: ProcessQueue, subscription: Subscription) -> None:
         """Pull until the queue is dropped."""
@@ -71,6 +79,7 @@ class Fetcher:
                 process_queue.reset(0)
             await self._pause(process_queue, error)
             return False
+        self._note_present(process_queue.queue.broker_name)
         # The response may have arrived just before a seek.
         if offset == process_queue.pull_offset:
             self._accept(process_queue, result)
@@ -102,16 +111,18 @@ class Fetcher:
         process_queue.replica_id = result.suggested_replica_id
         if result.is_offset_illegal:
             queue = process_queue.queue
-            _log.warning(
-                "%s/%s/%d has no offset %d (it has %d to %d): continuing at %d",
-                queue.topic,
-                queue.broker_name,
-                queue.queue_id,
-                process_queue.pull_offset,
-                result.min_offset,
-                result.max_offset,
-                result.next_offset,
-            )
+            # After a reset of the group the broker moves members although their offset exists.
+            if not result.min_offset <= process_queue.pull_offset <= result.max_offset:
+                _log.warning(
+                    "%s/%s/%d has no offset %d (it has %d to %d): continuing at %d",
+                    queue.topic,
+                    queue.broker_name,
+                    queue.queue_id,
+                    process_queue.pull_offset,
+                    result.min_offset,
+                    result.max_offset,
+                    result.next_offset,
+                )
             process_queue.reset(result.next_offset)
             return
         if result.batch:
@@ -121,14 +132,27 @@ class Fetcher:
 
     async def _pause(self, process_queue: ProcessQueue, error: HeadraceError) -> None:
         queue = process_queue.queue
-        _log.warning(
-            "pull of %s/%s/%d failed and will be retried: %s",
-            queue.topic,
-            queue.broker_name,
-            queue.queue_id,
-            error,
-        )
+        if isinstance(error, ConnectFailed | ConnectionLost | RequestTimeout):
+            self._note_absent(queue.broker_name, error)
+        else:
+            _log.warning(
+                "pull of %s/%s/%d failed and will be retried: %s",
+                queue.topic,
+                queue.broker_name,
+                queue.queue_id,
+                error,
+            )
         process_queue.replica_id = 0
         if error.refresh_route:
             self._instance.invalidate_route(queue.topic)
         await anyio.sleep(_PAUSE_S)
+
+    def _note_absent(self, broker_name: str, error: HeadraceError) -> None:
+        if broker_name not in self._absent:
+            self._absent.add(broker_name)
+            _log.warning("broker %s does not answer, retrying: %s", broker_name, error)
+
+    def _note_present(self, broker_name: str) -> None:
+        if broker_name in self._absent:
+            self._absent.remove(broker_name)
+            _log.warning("broker %s answers again", broker_name)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.lowlevel
 
+from headrace.errors import ClientClosed
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -19,16 +21,30 @@ if TYPE_CHECKING:
 class Inbox:
     """Deliveries from all queues, in order of arrival.
 
+    client: name of the consumer's class, for errors.
     ordered: hand out a batch of a queue only after the previous batch of that queue is processed.
     single_user: all tasks act for the same user (a thread that calls into the event loop).
     """
 
-    def __init__(self, *, ordered: bool = False, single_user: bool = False) -> None:
+    def __init__(self, client: str, *, ordered: bool = False, single_user: bool = False) -> None:
+        self._client = client
+        self._is_open = False
         self._ordered = ordered
         self._single_user = single_user
         self._waiting: deque[Delivery] = deque()
         self._handed_out: dict[Delivery, _Holder] = {}
         self._changed: anyio.Event | None = None
+
+    def open(self) -> None:
+        """Start to hand out deliveries."""
+        self._is_open = True
+
+    def close(self) -> None:
+        """Stop handing out messages; further requests raise ClientClosed."""
+        self._is_open = False
+        for delivery in self._handed_out:
+            delivery.put_back()
+        self._signal()
 
     def put(self, delivery: Delivery) -> None:
         """Add a fetched delivery."""
@@ -39,9 +55,12 @@ class Inbox:
         """The next delivery, which belongs to this task until ``finish``.
 
         A delivery that this task left unfinished, by breaking out of a loop, comes first.
+        Raises ClientClosed, now or while it waits, once the inbox is closed.
         """
         await anyio.lowlevel.checkpoint()
         while True:
+            if not self._is_open:
+                raise ClientClosed(self._client)
             delivery = self.take_ready()
             if delivery:
                 return delivery
@@ -61,8 +80,22 @@ class Inbox:
             delivery.mark_all_processed()
         else:
             delivery.mark_handed_out_processed()
-        if self._ordered:
+        if self._ordered or not self._is_open:
             self._signal()
+
+    def finish_if_closed(self, delivery: Delivery) -> bool:
+        """Mark what was handed out as processed, because its task asked for more in vain."""
+        if self._is_open:
+            return False
+        self._handed_out.pop(delivery, None)
+        delivery.mark_handed_out_processed()
+        self._signal()
+        return True
+
+    async def wait_until_others_are_done(self) -> None:
+        """Wait until no other task holds a delivery."""
+        while not all(holder.is_this_task() for holder in self._handed_out.values()):
+            await self._wait_for_change()
 
     def _unfinished_of_this_task(self) -> Delivery | None:
         for delivery, holder in list(self._handed_out.items()):
@@ -151,9 +184,19 @@ class Receiver:
         return self.delivery
 
     def _finish_if_exhausted(self) -> None:
-        if self.delivery and not self.delivery.has_more:
+        if self.delivery and self._inbox.finish_if_closed(self.delivery):
+            self.delivery = None
+        elif self.delivery and not self.delivery.has_more:
             self._inbox.finish(self.delivery)
             self.delivery = None
+
+
+async def _next_delivery(receiver: Receiver) -> Delivery:
+    """The next delivery; the end of the iteration if the consumer is closed."""
+    try:
+        return await receiver.receive()
+    except ClientClosed:
+        raise StopAsyncIteration from None
 
 
 class BatchIterator:
@@ -170,7 +213,7 @@ class BatchIterator:
         return self
 
     async def __anext__(self) -> MessageBatch:
-        return (await self._receiver.receive()).next_part(self._max_messages)
+        return (await _next_delivery(self._receiver)).next_part(self._max_messages)
 
 
 class MessageIterator:
@@ -191,9 +234,9 @@ class MessageIterator:
         return self._ready.popleft()
 
     async def wait_for_some(self) -> None:
-        """Wait until messages are ready."""
+        """Wait until messages are ready. Raises StopAsyncIteration once the consumer is closed."""
         while not self._ready:
-            self._ready = (await self._receiver.receive()).make_ready()
+            self._ready = (await _next_delivery(self._receiver)).make_ready()
 
     def take_ready(self) -> Iterator[ReceivedMessage]:
         """Yield the ready messages without waiting; callable from another thread."""

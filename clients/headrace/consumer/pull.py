@@ -12,10 +12,11 @@ from headrace.consumer.inbox import Inbox, Receiver
 from headrace.consumer.offset_store import OffsetStore
 from headrace.consumer.process_queue import Limits, ProcessQueue
 from headrace.consumer.pulls import READER_GROUP
-from headrace.consumer.start import Start, check_start, start_offset
+from headrace.consumer.start import DEFAULT_START, Start, check_start, start_offset
 from headrace.consumer.subscription import ALL, Subscription
 from headrace.errors import ConfigurationError
 from headrace.instance import ClientInstance
+from headrace.lifecycle import Startable
 from headrace.messages import BodyLimits, check_group
 from headrace_protocol.drivers.aio import Connect, connect_tcp
 from headrace_protocol.message import BATCH_BYTES_MAX, BODY_BYTES_MAX
@@ -29,12 +30,14 @@ if TYPE_CHECKING:
     from headrace_protocol.bodies import MessageQueue
 
 
-class PullConsumer:
-    """Reads the queues you assign, from the offsets you choose; use it in ``async with``.
+class PullConsumer(Startable):
+    """Reads the queues you assign, from the offsets you choose.
+
+    Use it in ``async with``, or ``start`` and ``stop`` it.
 
     group: the group whose progress ``committed`` reads and ``commit`` stores; both require it.
     start: where to start in an assigned queue unless the group has committed or you ``seek``:
-        "first", "last", a datetime or milliseconds since 1970.
+        "earliest", "latest", a datetime or milliseconds since 1970.
     queue_messages_max, queue_bytes_max: how much of each queue is fetched ahead.
     body_bytes_max: reading a compressed body that is larger when decompressed raises an error.
     batch_bytes_max: the same limit for all bodies of a batch, when they are read together.
@@ -47,7 +50,7 @@ class PullConsumer:
         group: str | None = None,
         *,
         nameserver: str | Sequence[str] | None = None,
-        start: Start = "first",
+        start: Start = DEFAULT_START,
         queue_messages_max: int = 100_000,
         queue_bytes_max: int = 16 * 1024 * 1024,
         body_bytes_max: int = BODY_BYTES_MAX,
@@ -67,7 +70,7 @@ class PullConsumer:
         self._limits = Limits(queue_messages_max, queue_bytes_max)
         self._instance = ClientInstance(nameserver, connect=connect)
         self._offsets = OffsetStore(self._instance)
-        self._inbox = Inbox()
+        self._inbox = Inbox("PullConsumer")
         self._fetcher = Fetcher(
             self._instance,
             group or READER_GROUP,
@@ -80,9 +83,11 @@ class PullConsumer:
 
     async def __aenter__(self) -> Self:
         self._tasks = await self._instance.start()
+        self._inbox.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._inbox.close()
         await self._instance.stop()
 
     # -- queues and positions ----------------------------------------------------------------------
@@ -120,7 +125,7 @@ class PullConsumer:
         self._process_queue(queue).reset(offset)
 
     async def seek_to(self, start: Start) -> None:
-        """Move to "first", "last" or a point in time in all assigned queues."""
+        """Move to "earliest", "latest" or a point in time in all assigned queues."""
         check_start(start)
         for queue in self._process_queues:
             self.seek(queue, await start_offset(start, queue, self._offsets))

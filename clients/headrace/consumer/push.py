@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Self
 
 import anyio
@@ -12,10 +12,11 @@ from headrace.consumer.assignment import Assignment
 from headrace.consumer.inbox import BatchIterator, Inbox, MessageIterator
 from headrace.consumer.process_queue import Limits
 from headrace.consumer.running_info import running_info
-from headrace.consumer.start import Start, check_start, consume_from_where
+from headrace.consumer.start import DEFAULT_START, Start, check_start, consume_from_where
 from headrace.consumer.subscription import ALL, Subscription
 from headrace.errors import ConfigurationError
 from headrace.instance import ClientInstance
+from headrace.lifecycle import Startable
 from headrace.messages import BodyLimits, check_group
 from headrace_protocol.bodies import ConsumerData, ResetOffsetBody
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -35,14 +36,16 @@ _LEAVE_S = 5.0
 _RECONSUME_TIMES_MAX = 16
 
 
-class Consumer:
-    """Reads topics together with the other members of a group; use it in ``async with``.
+class Consumer(Startable):
+    """Reads topics together with the other members of a group.
+
+    Use it in ``async with``, or ``start`` and ``stop`` it.
 
     group: members of the same group share queues and progress. All members must subscribe to the
         same topics and tags.
-    topics: a topic, or topics with tag expressions: ``{"orders": "created || paid"}``, ``"*"``
-        for all tags. The topics must exist.
-    start: where a group starts that has committed nothing yet: "first", "last", a datetime or
+    topics: a topic, several topics, or topics with tag expressions:
+        ``{"orders": "created || paid"}``, ``"*"`` for all tags. The topics must exist.
+    start: where a group starts that has committed nothing yet: "earliest", "latest", a datetime or
         milliseconds since 1970.
     ordered: lock each queue at its broker, so that two members never process it at the same time,
         not even while queues move between members, and hand out one batch per queue at a time.
@@ -64,10 +67,10 @@ class Consumer:
     def __init__(
         self,
         group: str,
-        topics: str | Mapping[str, str],
+        topics: str | Iterable[str] | Mapping[str, str],
         *,
         nameserver: str | Sequence[str] | None = None,
-        start: Start = "last",
+        start: Start = DEFAULT_START,
         ordered: bool = False,
         queue_messages_max: int = 100_000,
         queue_bytes_max: int = 16 * 1024 * 1024,
@@ -88,7 +91,7 @@ class Consumer:
         self._ordered = ordered
         self._subscriptions = _subscriptions(group, topics)
         self._instance = ClientInstance(nameserver, connect=connect)
-        self._inbox = Inbox(ordered=ordered, single_user=self._single_user)
+        self._inbox = Inbox("Consumer", ordered=ordered, single_user=self._single_user)
         self._assignment = Assignment(
             self._instance,
             group,
@@ -104,6 +107,7 @@ class Consumer:
 
     async def __aenter__(self) -> Self:
         self._register()
+        self._inbox.open()
         tasks = await self._instance.start()
         try:
             await self._assignment.start(tasks)
@@ -112,7 +116,8 @@ class Consumer:
             raise
         return self
 
-    async def __aexit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+    async def __aexit__(self, error_type: type[BaseException] | None = None, *_: object) -> None:
+        self._inbox.close()
         try:
             if error_type is None:
                 self._inbox.mark_current_processed()
@@ -120,6 +125,20 @@ class Consumer:
                 await self._assignment.release_all()
         finally:
             await self._instance.stop()
+
+    async def stop(self) -> None:
+        """End the loops over the messages, and close a consumer that was opened by ``start``.
+
+        A loop in another task ends when it asks for the next message, which counts its current one
+        as processed; this waits up to 5 s for that. The current message of this task counts as
+        processed.
+        """
+        if self._host is not None:
+            self._inbox.close()
+            self._inbox.mark_current_processed()
+            with anyio.move_on_after(_LEAVE_S):
+                await self._inbox.wait_until_others_are_done()
+        await super().stop()
 
     def __aiter__(self) -> MessageIterator:
         self._instance.check_open("Consumer")
@@ -197,14 +216,25 @@ class Consumer:
         connection.respond(request, ResponseCode.SUCCESS, body=info)
 
 
-def _subscriptions(group: str, topics: str | Mapping[str, str]) -> list[Subscription]:
+def _subscriptions(
+    group: str, topics: str | Iterable[str] | Mapping[str, str]
+) -> list[Subscription]:
     """Subscriptions to the group's topics and its retry topic. Raises ConfigurationError."""
-    expressions = {topics: ALL} if isinstance(topics, str) else topics
-    if not isinstance(expressions, Mapping):
-        raise ConfigurationError(
-            f"topics={topics!r}: must be a topic, or a mapping {{topic: tags}}"
-        )
+    expressions = _expressions(topics)
     if not expressions:
         raise ConfigurationError(f"group {group} subscribes to no topic")
     retry = Subscription(f"{RETRY_PREFIX}{group}")
     return [*(Subscription(topic, text) for topic, text in expressions.items()), retry]
+
+
+def _expressions(topics: str | Iterable[str] | Mapping[str, str]) -> Mapping[str, str]:
+    """The tag expression of each topic."""
+    if isinstance(topics, Mapping):
+        return topics
+    if isinstance(topics, str):
+        return {topics: ALL}
+    if isinstance(topics, Iterable):
+        return dict.fromkeys(topics, ALL)
+    raise ConfigurationError(
+        f"topics={topics!r}: must be a topic, several topics, or a mapping {{topic: tags}}"
+    )

@@ -11,24 +11,28 @@ if TYPE_CHECKING:
     from headrace.consumer.offset_store import OffsetStore
     from headrace_protocol.bodies import MessageQueue
 
-Start = Literal["first", "last"] | dt.datetime | int
+Start = Literal["earliest", "latest"] | dt.datetime | int
+
+# A group that has committed nothing yet misses no message.
+DEFAULT_START: Start = "earliest"
+_NAMES_OF_ROCKETMQ = {"earliest": "CONSUME_FROM_FIRST_OFFSET", "latest": "CONSUME_FROM_LAST_OFFSET"}
 
 
 def check_start(start: Start) -> None:
     """Raise ConfigurationError unless ``start`` is a valid start position."""
     if isinstance(start, dt.datetime) and start.tzinfo is None:
         raise ConfigurationError(f"start={start}: a datetime needs a time zone")
-    if not (start in {"first", "last"} or isinstance(start, dt.datetime | int)):
+    if not (start in _NAMES_OF_ROCKETMQ or isinstance(start, dt.datetime | int)):
         raise ConfigurationError(
-            f"start={start!r}: must be 'first', 'last', a datetime or milliseconds since 1970"
+            f"start={start!r}: must be 'earliest', 'latest', a datetime or milliseconds since 1970"
         )
 
 
 async def start_offset(start: Start, queue: MessageQueue, offsets: OffsetStore) -> int:
     """The offset in ``queue`` that corresponds to ``start``."""
-    if start == "first":
+    if start == "earliest":
         return await offsets.min_offset(queue)
-    if start == "last":
+    if start == "latest":
         return await offsets.max_offset(queue)
     return await offsets.offset_at(queue, timestamp_ms(start))
 
@@ -44,5 +48,5 @@ def timestamp_ms(start: Start) -> int:
 def consume_from_where(start: Start) -> str:
     """RocketMQ's name for ``start``, as used in heartbeats."""
     if isinstance(start, str):
-        return f"CONSUME_FROM_{start.upper()}_OFFSET"
+        return _NAMES_OF_ROCKETMQ[start]
     return "CONSUME_FROM_TIMESTAMP"

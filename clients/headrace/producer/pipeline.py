@@ -14,14 +14,17 @@ from headrace.errors import (
     ConnectFailed,
     ConnectionLost,
     HeadraceError,
+    InvalidMessage,
+    OutcomeUnknown,
     PipelineError,
     RequestTimeout,
 )
+from headrace.lifecycle import Startable
 from headrace.messages import BODY_BYTES_MAX, takes_batches
 from headrace.producer.backlogs import Backlog, Outlet, TopicBacklogs
 from headrace.producer.block import Block
+from headrace.producer.retries import is_retryable
 from headrace.producer.selector import queue_index
-from headrace.producer.sender import is_retryable
 from headrace.tasks import Background
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.drivers.response import Response
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from headrace.messages import Message, SendResult
     from headrace.producer.encoding import Target
     from headrace.producer.publication import Publication
+    from headrace.producer.retries import Retries
     from headrace.producer.sender import AnyOutgoing, Sender
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.command import Command
@@ -46,20 +50,24 @@ _YIELD_BYTES = 128 * 1024
 _YIELDS_PER_FULL = 4
 
 
-class Pipeline:
-    """Sends without waiting for each response; use it in an ``async with`` block.
+class Pipeline(Startable):
+    """Sends without waiting for each response.
+
+    Use it in ``async with``, or ``start`` and ``stop`` it.
 
     ``await send(message)`` accepts a message, and waits only while ``max_in_flight`` messages or
     ``max_bytes`` of bodies are in flight. Once a broker can take a request, all messages waiting
     for a queue are sent to it in one request; no message waits for others to arrive. Each queue
     has one request in flight, so the messages of a key stay in order, even in retries, which
-    follow the rules of ``Producer.send``. Messages without a key collect for one queue until they
-    are sent, then for the next. Leaving the block waits for all responses; leaving it with an
-    exception does not, and discards messages that were not sent yet.
+    follow the rules of ``Producer.send``; the delivery timeout of messages that are sent together
+    runs from the newest one. Messages without a key collect for one queue until they are sent, then
+    for the next. Leaving the block waits for all responses; leaving it with an exception does not,
+    and discards messages that were not sent yet.
 
-    on_result(message, result or error) is called with the outcome of each message. Without it,
-    the first message that finally fails ends the pipeline: ``send`` and leaving the block raise
-    PipelineError.
+    on_result(message, result or error) is called once with the outcome of each message given to
+    ``send``, which then raises no error of a message; if the block is left with an exception, the
+    remaining messages get OutcomeUnknown. Without it, the first message that finally fails ends the
+    pipeline: ``send`` raises its error, or PipelineError, as does leaving the block.
     """
 
     def __init__(
@@ -78,7 +86,9 @@ class Pipeline:
         self._outlets: dict[str, Outlet] = {}
         # In the order of sending, which is the order of their deadlines.
         self._in_flight: dict[_Request, None] = {}
+        self._retrying: dict[_Request, None] = {}
         self._tick = 0
+        self._tick_s = sender.timeout_ms / 1000 / _TICKS_PER_TIMEOUT
         # Totals of messages accepted and done; ``send`` pauses once the first reach the third.
         self._put_count = self._put_bytes = 0
         self._done_count = self._done_bytes = 0
@@ -93,28 +103,33 @@ class Pipeline:
         self._tasks.start_soon(self._watch_deadlines)
         return self
 
-    async def __aexit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+    async def __aexit__(self, error_type: type[BaseException] | None = None, *_: object) -> None:
         try:
             if error_type is None:
                 await self.flush()
         finally:
-            self._forget_all()
             self._tasks = None
+            unsent = self._forget_all()
             await self._background.stop()
+            self._report_unknown(unsent)
 
     async def send(self, message: Message) -> None:
         """Accept a message for sending; if this call is cancelled, the message is not sent.
 
-        Raises InvalidMessage, RouteNotFound, ConnectFailed, ..., and PipelineError if an earlier
-        message has failed.
+        Without ``on_result``, raises InvalidMessage, RouteNotFound, ..., and PipelineError if an
+        earlier message has failed.
         """
-        message.check()
+        try:
+            message.check()
+        except InvalidMessage as error:
+            self._refuse(message, error)
+            return
         if self._put_count >= self._pause_count or self._put_bytes >= self._pause_bytes:
             await self._pause()
         topic = self._topics.get(message.topic)
         if topic and topic.publication.route.is_current:
             backlog = topic.backlog_of(message)
-            if backlog.messages or backlog.outlet.is_open:
+            if backlog.messages or backlog.outlet.is_open or backlog.is_busy:
                 self._put(backlog, message)
                 return
         await self._put_first(message)
@@ -171,9 +186,21 @@ class Pipeline:
 
     async def _put_first(self, message: Message) -> None:
         """Accept a message whose topic has no route or whose queue has no connection yet."""
+        try:
+            await self._find_backlog(message)
+        except HeadraceError as error:
+            self._refuse(message, error)
+
+    def _refuse(self, message: Message, error: HeadraceError) -> None:
+        """Report a message that was not accepted. Raises its error if there is no ``on_result``."""
+        if not self._on_result:
+            raise error
+        self._on_result(message, error)
+
+    async def _find_backlog(self, message: Message) -> None:
         sender = self._sender
         while True:
-            publication = await sender.publication(message.topic)
+            publication = await sender.lasting_publication(message.topic)
             if not publication.route.is_current:
                 await self._send_first(message)
                 return
@@ -184,12 +211,11 @@ class Pipeline:
             except ConnectFailed as error:
                 sender.note_failure(backlog.target, error)
                 avoid = sender.faults.current()
-                if message.key or not publication.has_broker_besides(avoid):
-                    raise
-                topic.advance(avoid)
-            else:
-                self._put(backlog, message)
-                return
+                if not message.key and publication.has_broker_besides(avoid):
+                    topic.advance(avoid)
+                    continue
+            self._put(backlog, message)  # without a connection, its request is retried
+            return
 
     def _topic_backlogs(self, publication: Publication) -> TopicBacklogs:
         name = publication.route.topic
@@ -216,7 +242,7 @@ class Pipeline:
         self._put_bytes += len(message.body)
         try:
             block = self._block([message])
-            outcome = await self._outcome(message.key, block, self._sender.retries + 1)
+            outcome = await self._outcome(message.key, block)
         finally:
             self._make_room([message])
         self._report([message], outcome)
@@ -229,6 +255,7 @@ class Pipeline:
             topic.advance(sender.faults.current())
         address = backlog.target.address
         connection = sender.instance.open_connection(address)
+        backlog.note_tick(self._tick)
         messages = backlog.take(self._single_from_bytes(backlog.target, connection))
         request = _Request(self, outlet, backlog, messages, self._block(messages), self._tick)
         self._in_flight[request] = None
@@ -269,9 +296,11 @@ class Pipeline:
     def _failed(self, request: _Request, error: HeadraceError) -> None:
         self._remove(request)
         assert self._tasks is not None
-        if is_retryable(error) and self._sender.retries:
+        if is_retryable(error):
+            self._retrying[request] = None
             self._tasks.start_soon(self._retry, request, error)
         elif _may_concern_one_message(error) and len(request.messages) > 1:
+            self._retrying[request] = None
             self._tasks.start_soon(self._retry_singly, request)
         else:
             request.backlog.request_done()
@@ -284,19 +313,28 @@ class Pipeline:
     async def _retry(self, request: _Request, error: HeadraceError) -> None:
         """Retry a request ahead of the messages waiting in its backlog."""
         self._sender.note_failure(request.backlog.target, error)
-        parts = await self._by_queue(request.messages)
+        retries = self._sender.retries(
+            request.backlog.target.queue.topic, age_s=self._age_s(request)
+        )
+        try:
+            await retries.pause_after(error)
+            parts = await retries.run(partial(self._by_queue, request.messages))
+            request.messages = [message for part in parts for message in part]
+        except HeadraceError as last_error:
+            self._finish_part(request, request.messages, last_error)
+            parts = []
         for messages in parts:
             block = request.block if len(parts) == 1 else self._block(messages)
-            outcome = await self._outcome(messages[0].key, block, self._sender.retries)
-            self._finish(messages, outcome)
-        request.backlog.request_done()
+            outcome = await self._outcome(messages[0].key, block, retries)
+            self._finish_part(request, messages, outcome)
+        self._end_retry(request)
+
+    def _age_s(self, request: _Request) -> float:
+        return (self._tick - request.newest_tick) * self._tick_s
 
     async def _by_queue(self, messages: list[Message]) -> list[list[Message]]:
         """Group messages by queue under the current route; those without a key stay together."""
-        try:
-            publication = await self._sender.publication(messages[0].topic)
-        except HeadraceError:
-            return [messages]  # sending them raises the error
+        publication = await self._sender.publication(messages[0].topic)
         queue_count = len(publication.targets)
         parts: dict[int, list[Message]] = {}
         for message in messages:
@@ -307,15 +345,27 @@ class Pipeline:
     async def _retry_singly(self, request: _Request) -> None:
         """Send the messages one by one, to find the one that the broker refuses."""
         for message in request.messages:
-            attempts = self._sender.retries + 1
-            outcome = await self._outcome(message.key, self._block([message]), attempts)
-            self._finish([message], outcome)
+            outcome = await self._outcome(message.key, self._block([message]))
+            self._finish_part(request, [message], outcome)
+        self._end_retry(request)
+
+    def _finish_part(
+        self, request: _Request, messages: Sequence[Message], outcome: SendResult | HeadraceError
+    ) -> None:
+        request.done_count += len(messages)
+        self._finish(messages, outcome)
+
+    def _end_retry(self, request: _Request) -> None:
+        del self._retrying[request]
         request.backlog.request_done()
 
-    async def _outcome(self, key: str, block: Block, attempts: int) -> SendResult | HeadraceError:
+    async def _outcome(
+        self, key: str, block: Block, retries: Retries | None = None
+    ) -> SendResult | HeadraceError:
         sender = self._sender
+        send = partial(sender.attempt, block.topic, sender.by_key(key), block)
         try:
-            return await sender.send(block.topic, sender.by_key(key), block, attempts=attempts)
+            return await (retries or sender.retries(block.topic)).run(send)
         except HeadraceError as error:
             return error
 
@@ -351,8 +401,10 @@ class Pipeline:
         """Fail overdue requests; checks once per tick instead of keeping a timer per request."""
         timeout_ms = self._sender.timeout_ms
         while True:
-            await anyio.sleep(timeout_ms / 1000 / _TICKS_PER_TIMEOUT)
+            await anyio.sleep(self._tick_s)
             self._tick += 1
+            for backlog in self._backlogs.values():
+                backlog.note_tick(self._tick)
             for request in self._overdue():
                 request.forget()
                 self._failed(request, request.timeout(timeout_ms))
@@ -365,18 +417,35 @@ class Pipeline:
             overdue.append(request)
         return overdue
 
-    def _forget_all(self) -> None:
+    def _forget_all(self) -> list[Message]:
+        """Abandon all requests and messages; return the messages, except those being retried."""
+        messages: list[Message] = []
         for request in self._in_flight:
             request.forget()
+            messages += request.messages
         self._in_flight.clear()
         for backlog in self._backlogs.values():
-            backlog.messages.clear()
+            messages += backlog.messages
+            backlog.messages = []
         # Makes a ``send`` after the block pause first, which raises ClientClosed.
         self._pause_count = 0
+        return messages
+
+    def _report_unknown(self, messages: list[Message]) -> None:
+        """Report messages without an outcome, also those of the retries that have just ended."""
+        for request in self._retrying:
+            messages += request.messages[request.done_count :]
+        self._retrying.clear()
+        if messages and self._on_result:
+            self._report_failure(messages, OutcomeUnknown())
 
 
 class _Request:
-    """A request in flight; the connection calls it with the response."""
+    """A request in flight; the connection calls it with the response.
+
+    tick: when it was sent. newest_tick: when its newest message was accepted, at the latest.
+    done_count: how many of the messages, from the first, have their outcome.
+    """
 
     __slots__ = (
         "_connection",
@@ -384,7 +453,9 @@ class _Request:
         "_pipeline",
         "backlog",
         "block",
+        "done_count",
         "messages",
+        "newest_tick",
         "outgoing",
         "outlet",
         "tick",
@@ -407,6 +478,8 @@ class _Request:
         self.messages = messages
         self.block = block
         self.tick = tick
+        self.newest_tick = backlog.newest_tick
+        self.done_count = 0
         self.outgoing: AnyOutgoing
 
     @property

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 from headrace.config import check_limits
 from headrace.errors import HeadraceError
 from headrace.instance import ClientInstance
+from headrace.lifecycle import Startable
 from headrace.messages import Message, SendResult, check_group
 from headrace.producer.pipeline import Pipeline
 from headrace.producer.sender import Sender
@@ -18,17 +19,21 @@ from headrace_protocol.drivers.aio import Connect, connect_tcp
 if TYPE_CHECKING:
     from headrace_protocol.bodies import MessageQueue
 
+# As long as the restart of a broker with a large store may take.
+DELIVERY_TIMEOUT_MS = 30_000
+
 OnResult = Callable[[Message, SendResult | HeadraceError], None]
 
 
-class Producer:
-    """Sends messages; use it in an ``async with`` block, under trio or asyncio.
+class Producer(Startable):
+    """Sends messages; use it in an ``async with`` block, or ``start`` and ``stop`` it.
 
     group: name under which brokers know this kind of producer.
     nameserver: see ``config.resolve_nameservers``.
     timeout_ms: time limit of one attempt.
-    retries: attempts after the first one, made if the error is retryable. A retry after a timeout
-        can store a message twice: brokers do not detect duplicates.
+    delivery_timeout_ms: how long retryable errors are retried, with pauses that grow up to a
+        second; 0 makes a single attempt. A retry after a timeout can store a message twice: brokers
+        do not detect duplicates.
     compress_from_bytes: compress bodies of this size and more (zlib); None disables compression.
 
     Messages with a key stay on the key's queue, even in retries; others go to the queues in turn,
@@ -42,20 +47,22 @@ class Producer:
         *,
         nameserver: str | Sequence[str] | None = None,
         timeout_ms: float = 3000,
-        retries: int = 2,
+        delivery_timeout_ms: float = DELIVERY_TIMEOUT_MS,
         compress_from_bytes: int | None = 4096,
         connect: Connect = connect_tcp,
     ) -> None:
         check_group(group)
         check_limits(timeout_ms=timeout_ms)
-        check_limits(0, retries=retries, compress_from_bytes=compress_from_bytes)
+        check_limits(
+            0, delivery_timeout_ms=delivery_timeout_ms, compress_from_bytes=compress_from_bytes
+        )
         self.group = group
         self._instance = ClientInstance(nameserver, connect=connect, producer_group=group)
         self._sender = Sender(
             self._instance,
             group,
             timeout_ms=timeout_ms,
-            retries=retries,
+            delivery_timeout_ms=delivery_timeout_ms,
             compress_from_bytes=compress_from_bytes,
         )
 
@@ -111,7 +118,7 @@ class Producer:
         """Send without waiting for confirmation: fast, but the message may be lost."""
         self._instance.check_open("Producer")
         outgoing = self._sender.encode(message)
-        publication = await self._sender.publication(message.topic)
+        publication = await self._sender.lasting_publication(message.topic)
         target = self._sender.by_key(message.key)(publication)
         connection = await self._instance.connection(target.address)
         connection.send_soon(*target.single.oneway_frame(outgoing))

@@ -1,4 +1,4 @@
-"""Sends a message to a queue: encode, choose a queue, try, retry elsewhere."""
+"""Sends a message to a queue: encode, choose a queue, try, retry until the delivery timeout."""
 
 from __future__ import annotations
 
@@ -10,26 +10,23 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-import anyio
 import msgspec
 
-from headrace.errors import BrokerError, HeadraceError, RouteNotFound
+from headrace.errors import HeadraceError, RouteNotFound
 from headrace.instance import ClientInstance, local_ip
 from headrace.messages import Message, SendResult, check_topic
 from headrace.producer.block import Block
 from headrace.producer.encoding import DEFAULT_TOPIC_QUEUES, BulkOutgoing, Outgoing, Target
 from headrace.producer.faults import BrokerFaults
 from headrace.producer.publication import Publication
+from headrace.producer.retries import Retries, RetryLog, refuses_blocks
 from headrace.route import TopicRoute
-from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.message import UniqKeyGenerator, encode_host
 from headrace_protocol.system_topics import DEFAULT_TOPIC
 
 if TYPE_CHECKING:
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.drivers.aio import AsyncConnection
-
-_RETRY_PAUSE_S = 0.05
 
 Choose = Callable[[Publication], Target]
 AnyOutgoing = Outgoing | BulkOutgoing
@@ -44,12 +41,13 @@ class Sender:
         group: str,
         *,
         timeout_ms: float,
-        retries: int,
+        delivery_timeout_ms: float,
         compress_from_bytes: int | None,
     ) -> None:
         self.instance = instance
         self.timeout_ms = timeout_ms
-        self.retries = retries
+        self._delivery_timeout_s = delivery_timeout_ms / 1000
+        self._retry_log = RetryLog()
         self.faults = BrokerFaults()
         self._group = group
         self.compress_from_bytes = compress_from_bytes
@@ -122,28 +120,40 @@ class Sender:
                 return await self.instance.route(topic)
             return _route_of_new_topic(topic, default)
 
-    async def send(
-        self,
-        topic: str,
-        choose: Choose,
-        what: Outgoing | Block,
-        *,
-        attempts: int | None = None,
-    ) -> SendResult:
+    async def send(self, topic: str, choose: Choose, what: Outgoing | Block) -> SendResult:
         """Try until the broker has stored it. Raises the error of the last attempt."""
-        attempts = self.retries + 1 if attempts is None else attempts
-        for attempt in range(1, attempts + 1):
-            try:
-                return await self._attempt(topic, choose, what)
-            except HeadraceError as error:
-                if attempt == attempts or not is_retryable(error):
-                    raise
-                if error.refresh_route:
-                    self.instance.invalidate_route(topic)
-            await anyio.sleep(_RETRY_PAUSE_S * attempt)
-        raise AssertionError("there is at least one attempt")
+        try:
+            return await self.attempt(topic, choose, what)
+        except HeadraceError as failure:
+            error = failure
+        return await self.retry(topic, choose, what, error)
 
-    async def _attempt(self, topic: str, choose: Choose, what: Outgoing | Block) -> SendResult:
+    async def retry(
+        self, topic: str, choose: Choose, what: Outgoing | Block, error: HeadraceError
+    ) -> SendResult:
+        """Make the attempts after the first one, which failed with ``error``."""
+        retries = self.retries(topic)
+        await retries.pause_after(error)
+        return await retries.run(partial(self.attempt, topic, choose, what))
+
+    def retries(self, topic: str, *, age_s: float = 0.0) -> Retries:
+        """The retries of a request whose newest message was accepted ``age_s`` ago."""
+        return Retries(self.instance, self._retry_log, topic, self._delivery_timeout_s - age_s)
+
+    async def lasting_publication(self, topic: str) -> Publication:
+        """The topic's publication, with retries. Raises the errors of ``publication``."""
+        return await self.retries(topic).run(partial(self.publication, topic))
+
+    async def target(self, topic: str, choose: Choose) -> Target:
+        """The target to send to, with retries. Raises the errors of ``publication``."""
+
+        async def find() -> Target:
+            return choose(await self.publication(topic))
+
+        return await self.retries(topic).run(find)
+
+    async def attempt(self, topic: str, choose: Choose, what: Outgoing | Block) -> SendResult:
+        """Try once. Raises HeadraceError."""
         publication = await self.publication(topic)
         target = choose(publication)
         try:
@@ -175,26 +185,12 @@ class Sender:
 
     def note_failure(self, target: Target, error: HeadraceError) -> None:
         """React to an error: avoid the broker, invalidate the route or stop sending it blocks."""
-        if _refuses_blocks(error):
+        if refuses_blocks(error):
             self._without_blocks.add(target.address)
         if error.retryable:
             self.faults.failed(target.queue.broker_name)
         if error.refresh_route:
             self.instance.invalidate_route(target.queue.topic)
-
-
-def is_retryable(error: HeadraceError) -> bool:
-    """Whether another attempt may succeed after ``note_failure``."""
-    return error.retryable or _refuses_blocks(error)
-
-
-def _refuses_blocks(error: HeadraceError) -> bool:
-    """Whether a headrace broker accepts messages, but not as complete records."""
-    return (
-        isinstance(error, BrokerError)
-        and error.request_code == RequestCode.BULK_SEND
-        and error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
-    )
 
 
 def now_ms() -> int:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import anyio.lowlevel
 
-from headrace.errors import ConnectionLost, HeadraceError
-from headrace.producer.sender import is_retryable
+from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
     from headrace.messages import SendResult
@@ -61,12 +60,12 @@ class Window:
         if queue:
             await self._send_block(chunk.block, sender.to_queue(queue))
             return
-        publication = await sender.publication(chunk.block.topic)
+        publication = await sender.lasting_publication(chunk.block.topic)
         if not publication.route.is_current:
             rest = await self._send_first(chunk)
             if rest is None:
                 return
-            chunk, publication = rest, await sender.publication(chunk.block.topic)
+            chunk, publication = rest, await sender.lasting_publication(chunk.block.topic)
         for number, block in chunk.by_queue(len(publication.targets)).items():
             if number is None:
                 await self._send_block(block, sender.by_key(""))
@@ -86,7 +85,7 @@ class Window:
             await self._send_part(part, choose)
 
     async def _send_part(self, block: Block, choose: Choose) -> None:
-        target = choose(await self._sender.publication(block.topic))
+        target = await self._sender.target(block.topic, choose)
         attempt = await self._attempt(block, target)
         self._in_flight.append(_InFlight(block, choose, target, attempt))
         # The connection's writer sends this block while the next one is encoded.
@@ -106,7 +105,7 @@ class Window:
         try:
             encode = partial(outgoing.frame, target)
             return outgoing, connection.begin_encoded(outgoing.code(target), encode)
-        except ConnectionLost as error:
+        except HeadraceError as error:
             return error
 
     async def finish(self) -> None:
@@ -136,6 +135,4 @@ class Window:
         """Make the attempts after the first one."""
         sender = self._sender
         sender.note_failure(target, error)
-        if not (is_retryable(error) and sender.retries):
-            raise error
-        return await sender.send(block.topic, choose, block, attempts=sender.retries)
+        return await sender.retry(block.topic, choose, block, error)

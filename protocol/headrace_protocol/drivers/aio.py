@@ -15,9 +15,9 @@ from headrace_protocol.connection import Connection, Event, RequestReceived
 from headrace_protocol.drivers.address import split_address
 from headrace_protocol.drivers.errors import (
     ConnectFailed,
-    ConnectionLost,
     HeadraceError,
     RequestTimeout,
+    connection_ended,
 )
 from headrace_protocol.drivers.response import Response
 from headrace_protocol.drivers.socket_stream import SocketStream
@@ -212,7 +212,7 @@ class AsyncConnection:
 
     def _check_open(self) -> None:
         if not self.is_open:
-            raise ConnectionLost(self.address, self._end)
+            raise connection_ended(self.address, self._end)
 
     async def _write(self, scope: anyio.CancelScope) -> None:
         try:
@@ -262,7 +262,7 @@ class AsyncConnection:
     def _fail(self, end: object) -> None:
         self._end = self._end or end
         for callback in self._connection.abandon():
-            callback(None, None, ConnectionLost(self.address, self._end))
+            callback(None, None, connection_ended(self.address, self._end))
         self._fill()
         self._greeted.set()
 

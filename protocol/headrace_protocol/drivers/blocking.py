@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Self
 
 from headrace_protocol.connection import Connection, Event, RequestReceived
 from headrace_protocol.drivers.address import split_address
-from headrace_protocol.drivers.errors import ConnectFailed, ConnectionLost, RequestTimeout
+from headrace_protocol.drivers.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    RequestTimeout,
+    connection_ended,
+)
 from headrace_protocol.drivers.response import Response
 from headrace_protocol.errors import RemoteProtocolError
 
@@ -133,7 +138,7 @@ class BlockingConnection:
             events = self._receive() if ready & ~select.POLLOUT else []
         except (OSError, RemoteProtocolError) as error:
             self.close()
-            raise ConnectionLost(self.address, error) from error
+            raise connection_ended(self.address, error) from error
         for event in events:
             if not isinstance(event, RequestReceived):
                 code, callback = event.waiter

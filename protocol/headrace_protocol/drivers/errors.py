@@ -6,6 +6,7 @@ Clients build on these: a retry loop reads only ``retryable`` and ``refresh_rout
 from __future__ import annotations
 
 from headrace_protocol.codes import ResponseCode, code_name
+from headrace_protocol.errors import ForeignProtocol
 
 
 class HeadraceError(Exception):
@@ -42,6 +43,23 @@ class ConnectionLost(HeadraceError):
     def __init__(self, address: str, reason: object) -> None:
         super().__init__(f"the connection to {address} is closed: {reason}")
         self.address = address
+
+
+class WrongServer(HeadraceError):
+    """The server at an address is of another kind than the one that belongs there."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(f"{address}: {reason}")
+        self.address = address
+
+
+def connection_ended(address: str, reason: object) -> HeadraceError:
+    """The error for a connection that ended: WrongServer if the peer's bytes tell what it is."""
+    if isinstance(reason, ForeignProtocol):
+        return WrongServer(
+            address, f"speaks {reason.protocol}, not RocketMQ's remoting protocol: fix the address"
+        )
+    return ConnectionLost(address, reason)
 
 
 class RequestTimeout(HeadraceError):

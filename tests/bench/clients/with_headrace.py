@@ -115,7 +115,7 @@ def read_each(job: Job) -> Report:
 
 async def _read_each(job: Job, group: str, count: int) -> Report:
     window = Window(job)
-    consumer = Consumer(f"{group}-{job.topic}", job.topic, nameserver=job.address, start="first")
+    consumer = Consumer(f"{group}-{job.topic}", job.topic, nameserver=job.address, start="earliest")
     async with consumer:
         messages = aiter(consumer)
         body_bytes = len((await anext(messages)).body)

@@ -90,6 +90,15 @@ class Files:
                 raise OSError(number, os.strerror(number))
             self._overwrite(descriptor, position, byte_count)
 
+    def give_back(self, descriptor: int, position: int, byte_count: int) -> None:
+        """Free the blocks of a range of zeros; length and modification time stay.
+
+        Where the file system has no holes the blocks stay too.
+        """
+        status = os.fstat(descriptor)
+        _fallocate(descriptor, _KEEP_SIZE_AND_PUNCH_HOLE, position, byte_count)
+        os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
+
     def _overwrite(self, descriptor: int, position: int, byte_count: int) -> None:
         zeros = bytes(min(byte_count, 1 << 20))
         for start in range(position, position + byte_count, len(zeros)):

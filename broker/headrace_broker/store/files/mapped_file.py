@@ -160,6 +160,14 @@ class MappedFile:
                 self.files.allocate(descriptor, self.allocated_bytes, target - self.allocated_bytes)
             self.allocated_bytes = target
 
+    def give_back(self, used_bytes: int) -> None:
+        """Free the blocks allocated ahead of use, from the next page on. Raises OSError."""
+        start = -(-used_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        if start < self.allocated_bytes:
+            with self._descriptor() as descriptor:
+                self.files.give_back(descriptor, start, self.file_bytes - start)
+            self.allocated_bytes = start
+
     def clear_from(self, position: int) -> None:
         """Zero everything from ``position`` on.
 

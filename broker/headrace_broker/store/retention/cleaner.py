@@ -324,12 +324,22 @@ class Cleaner:
         self._disk_forecast.sample(now_s, disk, others_bytes, self.retention)
         hours = self._disk_forecast.take_alarm(now_s)
         if hours is not None:
-            log.warning(
-                "the disk will be full: make room, let the group consume, or delete the group",
-                full_in_hours=round(hours, 1),
-                bytes_per_second=round(self._disk_forecast.growth.bytes_per_s),
-                waits_for=str(self._disk_forecast.oldest or "nobody"),
-            )
+            self._warn_of_full_disk(hours)
+
+    def _warn_of_full_disk(self, hours: float) -> None:
+        forecast = self._disk_forecast
+        figures = {
+            "full_in_hours": round(hours, 1),
+            "bytes_per_second": round(forecast.growth.bytes_per_s),
+        }
+        if forecast.is_filled_by_others:
+            log.warning("the disk will be full of files outside the log: make room", **figures)
+            return
+        log.warning(
+            "the disk will be full: make room, let the group consume, or delete the group",
+            waits_for=str(forecast.oldest or "nobody"),
+            **figures,
+        )
 
     async def _find_unconsumed(self) -> None:
         await _in_slices(self._disk_forecast.scan(self._lowest_unconsumed()))

@@ -63,6 +63,7 @@ class DiskForecast:
     ) -> None:
         self.oldest: UnconsumedRecord | None = None
         self.growth = Growth()
+        self._others_growth = Growth()
         self._commit_log = commit_log
         self._topics = topics
         self._candidates: list[tuple[ColdFiles, int, str, int, str]] = []
@@ -125,11 +126,17 @@ class DiskForecast:
         first = self.keep_from if retention.removes_young else commit_log.min_offset
         kept_bytes = max(commit_log.max_offset - first, commit_log.file_bytes)
         self.growth.add(now_s, others_bytes + kept_bytes)
+        self._others_growth.add(now_s, others_bytes)
 
     @property
     def full_in_hours(self) -> float | None:
         """Hours until messages are refused; None if that is not to be expected."""
         return self.growth.full_in_hours(self._limit_bytes)
+
+    @property
+    def is_filled_by_others(self) -> bool:
+        """Whether files outside the log account for most of the growth."""
+        return self._others_growth.bytes_per_s > self.growth.bytes_per_s / 2
 
     def take_alarm(self, now_s: float) -> float | None:
         """``full_in_hours`` up to ``ALARM_HOURS``, at most once an hour; otherwise None."""

@@ -8,6 +8,7 @@ from collections import deque
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -59,6 +60,8 @@ class Flusher:
         self.checkpoint_path = settings.root / "checkpoint"
         self.checkpoint = Checkpoint()
         self.longest_flush_ms = 0.0
+        # Called with the duration of each flush of the log, in seconds.
+        self.on_log_flush: Callable[[float], None] = lambda _seconds: None
         self._on_flushed = on_flushed
         # Entered around the callbacks of one group commit, so that their replies leave together.
         self.answering: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -135,7 +138,9 @@ class Flusher:
                 return
             end_offset, flush = self.commit_log.start_flush()
             newest = self.ring.last_of(self.ring.written)
+            began = perf_counter()
             if await self._in_thread(flush):
+                self.on_log_flush(perf_counter() - began)
                 self._note_log_flushed(end_offset, newest)
 
     def _note_log_flushed(self, end_offset: int, newest: tuple[int, int] | None) -> None:

@@ -203,7 +203,7 @@ class _Reader:
         from headrace.consumer.pull import PullConsumer
 
         wanted = self._wanted
-        start = "first" if isinstance(wanted.place, int) else wanted.place
+        start = "earliest" if isinstance(wanted.place, int) else wanted.place
         async with PullConsumer(nameserver=nameserver, start=start) as consumer:
             queues = self._choose(await consumer.queues(wanted.topic))
             ends = await self._ends(consumer, queues)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,12 @@ import click
 from headrace.admin import options
 from headrace.admin.commands.demo_views import flights_view, say, stream_view
 from headrace.admin.output import print_rows
+from headrace.admin.suggestions import suggest
 from headrace_daemon.command import FAILED
 
 if TYPE_CHECKING:
     from headrace.demo import Check, Ledger
-    from headrace.demo_spark import WeekDelays
+    from headrace.demo_spark import Stream, WeekDelays
     from headrace.embedded import Embedded
 
 _STEPS = " ▁▂▃▄▅▆▇█"
@@ -55,6 +57,18 @@ def command(data: Path | None, *, keep: bool, spark: bool | None) -> None:
     checks = trio.run(_run, data, keep, with_spark)
     if not all(check.holds for check in checks):
         sys.exit(FAILED)
+    _say_next()
+
+
+def _say_next() -> None:
+    say("\nTry next:")
+    suggest(
+        {
+            "demo --no-spark --keep": "the flights again, and a broker to look into",
+            "dev": "an empty broker for messages of your own",
+            "--help": "all commands",
+        }
+    )
 
 
 def _has_spark(*, wanted: bool | None) -> bool:
@@ -75,15 +89,21 @@ def _has_spark(*, wanted: bool | None) -> bool:
 
 
 async def _run(data: Path | None, keep: bool, with_spark: bool) -> list[Check]:
+    from headrace.demo_spark import starting_spark
     from headrace.embedded import run_daemons
     from headrace_daemon.network import TcpNetwork
 
-    async with run_daemons(data, network=TcpNetwork()) as mq:
+    async with run_daemons(data, network=TcpNetwork()) as mq, AsyncExitStack() as stack:
         say(f"nameserver {mq.nameserver}, broker {mq.broker}, data in {mq.data}")
-        ledger, checks = await _run_flights(mq)
+        stream = None
         if with_spark:
-            checks += await _run_stream(mq, ledger)
+            say("starting Spark in the background")
+            stream = await stack.enter_async_context(starting_spark(mq))
+        ledger, checks = await _run_flights(mq)
+        if stream:
+            checks += await _run_stream(mq, stream, ledger)
         if keep:
+            await stack.aclose()
             await _wait_for_signal(mq)
     return checks
 
@@ -105,16 +125,16 @@ async def _run_flights(mq: Embedded) -> tuple[Ledger, list[Check]]:
     return ledger, checks
 
 
-async def _run_stream(mq: Embedded, ledger: Ledger) -> list[Check]:
+async def _run_stream(mq: Embedded, stream: Stream, ledger: Ledger) -> list[Check]:
     from headrace.demo_spark import stream_delays
 
     started = time.monotonic()
     with stream_view() as view:
-        streamed = await stream_delays(mq, view)
+        streamed = await stream_delays(mq, stream, view)
     seconds = time.monotonic() - started
     print_rows(_week_rows(streamed.weeks), as_json=False, empty="Spark wrote nothing")
     _print_checks(checks := streamed.checks(ledger.carriers))
-    say(f"{len(streamed.weeks)} results from Spark in {seconds:.1f} s, including two Spark starts")
+    say(f"{len(streamed.weeks)} results from Spark in {seconds:.1f} s, including a restart")
     return checks
 
 

@@ -11,6 +11,7 @@ import click
 from headrace.admin import options
 
 if TYPE_CHECKING:
+    from headrace.embedded import Embedded
     from headrace_broker.store.recovery import LoadStage
 
 
@@ -25,6 +26,14 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     metavar="DIR",
     help="Directory to keep the messages in. Default: a temporary one, deleted at the end.",
+)
+@click.option(
+    "--log-file-mib",
+    type=click.IntRange(16, 1024),
+    default=64,
+    show_default=True,
+    metavar="MIB",
+    help="Size of the log's files; a store keeps the size of its first start.",
 )
 @click.option(
     "--nameserver-port",
@@ -51,7 +60,12 @@ if TYPE_CHECKING:
 )
 @options.log_level("warning")
 def command(
-    data: Path | None, nameserver_port: int, broker_port: int, host: str, log_level: str
+    data: Path | None,
+    log_file_mib: int,
+    nameserver_port: int,
+    broker_port: int,
+    host: str,
+    log_level: str,
 ) -> None:
     """Run a nameserver and a broker in one process.
 
@@ -66,10 +80,12 @@ def command(
 
     configure_logs(log_level)
     prepare()
-    trio.run(_run, data, host, nameserver_port, broker_port)
+    trio.run(_run, data, log_file_mib << 20, host, nameserver_port, broker_port)
 
 
-async def _run(data: Path | None, host: str, nameserver_port: int, broker_port: int) -> None:
+async def _run(
+    data: Path | None, log_file_bytes: int, host: str, nameserver_port: int, broker_port: int
+) -> None:
     import signal
 
     import trio
@@ -89,6 +105,7 @@ async def _run(data: Path | None, host: str, nameserver_port: int, broker_port: 
                 nameserver_port=nameserver_port,
                 broker_port=broker_port,
                 owns_loop=True,
+                log_file_bytes=log_file_bytes,
                 on_progress=_show_progress if sys.stderr.isatty() else None,
             ) as running,
             trio.open_nursery() as nursery,
@@ -100,9 +117,25 @@ async def _run(data: Path | None, host: str, nameserver_port: int, broker_port: 
                 f"data={running.data}\n"
             )
             sys.stdout.flush()
+            if sys.stdout.isatty():
+                _suggest(running)
             async for _ in signals:
                 break
             nursery.cancel_scope.cancel()
+
+
+def _suggest(running: Embedded) -> None:
+    from headrace.admin.suggestions import suggest
+    from headrace.config import resolve_nameservers
+
+    is_default = resolve_nameservers() == (running.nameserver,)
+    option = "" if is_default else f" -n {running.nameserver}"
+    suggest(
+        {
+            f"consume orders -f{option}": "in a second terminal",
+            f'send orders "first order"{option}': "in a third one",
+        }
+    )
 
 
 def _show_progress(stage: LoadStage, done: int, most: int) -> None:

@@ -168,7 +168,8 @@ def _whole(path: Path | None) -> bytes:
 async def _send_one(nameserver: str | None, message: Message) -> SendResult:
     from headrace.producer.producer import Producer
 
-    async with Producer(nameserver=nameserver) as producer:
+    # A person waits for the answer.
+    async with Producer(nameserver=nameserver, delivery_timeout_ms=1000) as producer:
         return await producer.send(message)
 
 

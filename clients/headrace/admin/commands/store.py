@@ -270,10 +270,8 @@ def _progress(what: str, total: int, *, is_bytes: bool = True) -> Iterator[Calla
 
 
 def _bytes(store: StoreDirectory) -> int:
-    from headrace_broker.store_tools.directory import used_bytes
-
     files = (path for folder in store.queue_paths for path in folder.iterdir())
-    return store.log_bytes + sum(map(used_bytes, files))
+    return store.log_bytes + sum(path.stat().st_size for path in files)
 
 
 def _finding_row(finding: Finding, root: Path) -> dict[str, Any]:

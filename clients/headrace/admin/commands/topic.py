@@ -206,11 +206,11 @@ async def _set_queues(
         await admin.alter_topic(topic, queues=queues, read_queues=reads, broker=name)
     if not is_smaller:
         return
-    told = ""
+    reported = ""
     while unread := await unread_from(admin, topic, queues, broker):
-        if str(unread[0]) != told:
-            told = str(unread[0])
-            warn(f"waiting: {told}")
+        if str(unread[0]) != reported:
+            reported = str(unread[0])
+            warn(f"waiting: {reported}")
         await trio.sleep(_CHECK_S)
     for warning in await admin.alter_topic(topic, read_queues=queues, broker=broker):
         warn(warning)

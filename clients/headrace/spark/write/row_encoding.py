@@ -14,13 +14,13 @@ import pyarrow.compute as pc
 from pyspark.sql.types import BinaryType, MapType, StringType
 
 from headrace.errors import InvalidMessage
-from headrace.messages import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX, RESERVED_PROPERTIES
+from headrace.messages import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX
 from headrace.producer.block import BLOCK_BYTES, RECORD_OVERHEAD_BYTES, Block
 from headrace.producer.chunks import check_batch_topic
 from headrace.producer.selector import queue_indices
 from headrace.spark.errors import SchemaError
 from headrace_protocol.columns import encode_arrow, encode_uniform, split
-from headrace_protocol.message import KEYS, TAGS
+from headrace_protocol.message import DELAY, KEYS, SYSTEM_PROPERTIES, TAGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,17 +33,37 @@ _TEXT = (StringType, BinaryType)
 _COLUMNS = {
     "topic": (StringType,),
     "key": _TEXT,
+    "keys": _TEXT,
+    "tag": (StringType,),
     "tags": (StringType,),
     "properties": (MapType,),
     "deliver_at": (),
     "value": _TEXT,
 }
+# Two names of one column: as in the clients, and as in the frames that the source gives.
+_KEY = ("key", "keys")
+_TAG = ("tag", "tags")
+# The source's columns that tell where a row came from; a copy gets its own.
+_ORIGIN = frozenset(
+    {
+        "broker",
+        "queue",
+        "queue_offset",
+        "physical_offset",
+        "message_id",
+        "born_timestamp",
+        "store_timestamp",
+        "born_host",
+        "reconsume_times",
+    }
+)
 # Limit for buffered rows, which wait for others of their queue to fill a request.
 _WAITING_BYTES_MAX = 32 * 1024 * 1024
 _BINARY = pa.binary()
 _EMPTY = pa.scalar(b"", _BINARY)
 _NAME_END = pa.scalar(b"\x01", _BINARY)
 _VALUE_END = pa.scalar(b"\x02", _BINARY)
+_SYSTEM_NAMES = pa.array([name.encode() for name in sorted(SYSTEM_PROPERTIES)], _BINARY)
 
 
 # -- at plan time ----------------------------------------------------------------------------------
@@ -55,7 +75,13 @@ def check_schema(schema: StructType, topic: str | None) -> None:
     topic: of all rows; if None, the rows need a column ``topic``.
     """
     for column in schema.fields:
-        _check_column(column.name, column.dataType)
+        if column.name not in _ORIGIN:
+            _check_column(column.name, column.dataType)
+    for one, other in (_KEY, _TAG):
+        if one in schema.names and other in schema.names:
+            raise SchemaError(
+                f"the rows have both columns {one} and {other}, which mean the same: drop one"
+            )
     if "value" not in schema.names:
         raise SchemaError(
             f"the rows have the columns {', '.join(schema.names)}, but no column value for the "
@@ -63,8 +89,6 @@ def check_schema(schema: StructType, topic: str | None) -> None:
         )
     if topic is None and "topic" not in schema.names:
         raise SchemaError("no topic: set option topic or add a column named topic")
-    if topic is not None and "topic" in schema.names:
-        raise SchemaError("both option topic and a column named topic are given: drop one of them")
 
 
 def _check_column(name: str, kind: DataType) -> None:
@@ -82,7 +106,8 @@ def _check_column(name: str, kind: DataType) -> None:
     if isinstance(kind, MapType):
         is_right &= isinstance(kind.keyType, StringType) and isinstance(kind.valueType, StringType)
     if not is_right:
-        expected = {"properties": "map<string,string>", "topic": "string", "tags": "string"}
+        expected = {"properties": "map<string,string>"}
+        expected |= dict.fromkeys(("topic", *_TAG), "string")
         raise SchemaError(
             f"column {name} is {kind.simpleString()}: expected "
             f"{expected.get(name, 'binary or string')}; cast it"
@@ -90,8 +115,19 @@ def _check_column(name: str, kind: DataType) -> None:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The Arrow schema of rows with this schema, which must have passed ``check_schema``."""
-    return pa.schema([(column.name, _arrow_type(column.dataType)) for column in schema.fields])
+    """The Arrow schema of rows with this schema, which must have passed ``check_schema``.
+
+    Columns that are not written have the type null.
+    """
+    return pa.schema(
+        [
+            (
+                column.name,
+                pa.null() if column.name in _ORIGIN else _arrow_type(column.dataType),
+            )
+            for column in schema.fields
+        ]
+    )
 
 
 def _arrow_type(kind: DataType) -> pa.DataType:
@@ -226,7 +262,7 @@ class RowBuffer:
     def _by_queue(
         self, topic: str, batch: pa.RecordBatch, rows: Rows
     ) -> Iterator[tuple[int | None, Rows]]:
-        keys = _column(batch, "key")
+        keys = _column(batch, *_KEY)
         if keys is None:
             yield None, rows
             return
@@ -304,9 +340,10 @@ def _values(topic: str, batch: pa.RecordBatch) -> Any:
     return values
 
 
-def _column(batch: pa.RecordBatch, name: str) -> Any | None:
-    """A column as binary without nulls; None if it is missing or entirely empty."""
-    if name not in batch.schema.names:
+def _column(batch: pa.RecordBatch, *names: str) -> Any | None:
+    """The column with one of these names, binary without nulls; None if it is missing or empty."""
+    name = next((name for name in names if name in batch.schema.names), None)
+    if name is None:
         return None
     column = batch.column(name)
     if column.null_count == len(column):
@@ -320,8 +357,8 @@ def _properties(topic: str, batch: pa.RecordBatch) -> Any | None:
     texts = [
         text
         for text in (
-            _named(topic, KEYS, _column(batch, "key")),
-            _named(topic, TAGS, _column(batch, "tags")),
+            _named(topic, KEYS, _column(batch, *_KEY)),
+            _named(topic, TAGS, _column(batch, *_TAG)),
             _mapped(topic, batch),
         )
         if text is not None
@@ -362,6 +399,10 @@ def _mapped(topic: str, batch: pa.RecordBatch) -> Any | None:
     values = values.slice(first, last - first).cast(_BINARY)
     _check_map(topic, names, values)
     entries = pc.binary_join_element_wise(names, _NAME_END, values, _VALUE_END, _EMPTY)
+    is_system = pc.is_in(names, _SYSTEM_NAMES)
+    if pc.any(is_system).as_py():
+        _check_system_names(topic, names, batch.schema.names)
+        entries = pc.if_else(is_system, _EMPTY, entries)
     offsets = pc.subtract(offsets, pa.scalar(first, pa.int32()))
     return pc.binary_join(pa.ListArray.from_arrays(offsets, entries), _EMPTY)
 
@@ -374,14 +415,20 @@ def _check_map(topic: str, names: Any, values: Any) -> None:
         )
     _check_separators(topic, "property", names)
     _check_separators(topic, "property", values)
-    reserved = pa.array([name.encode() for name in sorted(RESERVED_PROPERTIES)], _BINARY)
-    is_reserved = pc.is_in(names, reserved)
-    if pc.any(is_reserved).as_py():
-        name = names.filter(is_reserved)[0].as_py().decode()
-        raise InvalidMessage(
-            f"property {name} of a row for {topic} is reserved for the broker: use the columns key "
-            "and tags"
-        )
+
+
+def _check_system_names(topic: str, names: Any, columns: list[str]) -> None:
+    """Raise InvalidMessage if leaving out a property would lose what the user means by it.
+
+    Not lost are a key or tag that a column has, and the delay of a message that was delivered.
+    """
+    for name, places in ((KEYS, _KEY), (TAGS, _TAG), (DELAY, _ORIGIN)):
+        is_lost = not set(places) & set(columns)
+        if is_lost and pc.any(pc.equal(names, name.encode())).as_py():
+            raise InvalidMessage(
+                f"property {name} of a row for {topic} is reserved for the broker: use the columns "
+                "key and tag"
+            )
 
 
 def _shortest(column: Any) -> int:

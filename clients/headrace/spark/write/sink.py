@@ -371,6 +371,8 @@ def _batches_of(rows: Iterator[Row], schema: pa.Schema) -> Iterator[pa.RecordBat
 
 
 def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_null(kind):
+        return pa.nulls(len(values))
     if pa.types.is_map(kind):
         values = [value and list(value.items()) for value in values]
     return pa.array(values, kind)

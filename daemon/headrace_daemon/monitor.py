@@ -1,20 +1,20 @@
-"""Health checks over HTTP, for systems that start, watch and restart a broker.
+"""Health checks and metrics over HTTP, for systems that start, watch and restart a daemon.
 
-Served even before the store is open. Source: deploy/README.md "Health checks".
+A broker serves them even before its store is open. Source: deploy/README.md "Health checks",
+docs/metrics.md.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
-from enum import StrEnum
 from http import HTTPStatus
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import trio
 
+from headrace_daemon.metrics.scrapes import NotServing
 from headrace_daemon.serving.listen import listen
 
 if TYPE_CHECKING:
@@ -22,70 +22,39 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _HEAD_BYTES_MAX = 8192
-_TIMEOUT_S = 1.0
+_REQUEST_S = 1.0
+# Prometheus waits for 10 s by default.
+_METRICS_S = 10.0
 _CLIENTS_MAX = 64
 _TURN_S = 1.0
+# Of Prometheus' text format.
+_TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Far above the longest step that any request may cause.
 _STALL_S_MAX = 10.0
 
 
-class State(StrEnum):
-    """State of a broker, in the order of its life."""
-
-    LOADING = "loading"
-    SERVING = "serving"
-    STOPPING = "stopping"
-
-
-@dataclass(slots=True)
-class Readiness:
-    """Progress and health of a broker; written by its loop and threads, read by the monitor's.
-
-    done_queues, queue_count: ConsumeQueues that the start has checked, and their total.
-    done_bytes, bytes_max: bytes of the log that it has read again after that, and the maximum.
-    failure: while serving, returns why sends are rejected until the next start, or None.
-    followers: while serving, returns how far behind each follower of the store is.
-    """
-
-    state: State = State.LOADING
-    done_queues: int = 0
-    queue_count: int = 0
-    done_bytes: int = 0
-    bytes_max: int = 0
-    failure: Callable[[], str | None] = lambda: None
-    followers: Callable[[], dict[str, dict[str, Any]]] = dict
+class Monitored(Protocol):
+    """The daemon as its monitor sees it; called in the monitor's threads."""
 
     def report(self) -> tuple[bool, dict[str, Any]]:
-        """Whether the broker accepts messages, and the details for the answer."""
-        report: dict[str, Any] = {"state": self.state}
-        if self.state is State.LOADING:
-            report |= {
-                "doneQueues": self.done_queues,
-                "queues": self.queue_count,
-                "doneBytes": self.done_bytes,
-                "atMostBytes": self.bytes_max,
-            }
-        failure = self.failure() if self.state is State.SERVING else None
-        if failure:
-            report["failure"] = failure
-        followers = self.followers() if self.state is State.SERVING else {}
-        if followers:
-            report["followers"] = followers
-        return self.state is State.SERVING and not failure, report
+        """Whether the daemon is ready, and the details for the answer."""
+
+    def metrics(self) -> bytes:
+        """Metrics in Prometheus' text format. Raises NotServing."""
 
 
 class Monitor:
-    """Answers GET and HEAD of /live and /ready, one request for each connection.
+    """Answers GET and HEAD of /live, /ready and /metrics, one request for each connection.
 
-    Runs in a thread with its own loop, so that answers don't wait for the broker's loop; /live
-    reports whether that loop is stalled. Each client has a second for its request; if there are
-    too many clients, the oldest is disconnected.
+    Runs in a thread with its own loop, so that only /metrics waits for the daemon's loop; /live
+    reports whether that loop is stalled. Each client has a second for its request, and ten more for
+    metrics; if there are too many clients, the oldest is disconnected.
 
     host, port: to listen on; port 0 takes any free port.
     """
 
-    def __init__(self, readiness: Readiness, host: str, port: int) -> None:
-        self._readiness = readiness
+    def __init__(self, monitored: Monitored, host: str, port: int) -> None:
+        self._monitored = monitored
         self._host = host
         self._port = port
         self._turned_at = monotonic()
@@ -94,6 +63,7 @@ class Monitor:
         self._is_stopping = False
         self._stop: Callable[[], None] = lambda: None
         self._thread = trio.CapacityLimiter(1)
+        self._metrics_turn = trio.Lock()
 
     async def run(self, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; reports started with the port. Raises OSError for the address."""
@@ -129,22 +99,27 @@ class Monitor:
         await trio.serve_listeners(self._serve_client, [listener])
 
     async def _serve_client(self, stream: trio.SocketStream) -> None:
-        with trio.move_on_after(_TIMEOUT_S) as scope:
+        with trio.move_on_after(_REQUEST_S) as scope:
             if len(self._clients) >= _CLIENTS_MAX:
                 next(iter(self._clients)).cancel()
             self._clients[scope] = None
             try:
                 async with stream:
                     head = await _receive_head(stream)
-                    await stream.send_all(self._answer(head))
+                    if _path(head) == b"/metrics":
+                        scope.deadline += _METRICS_S
+                    # Not joined: clients that read the same page share its bytes.
+                    for part in await self._answer(head):
+                        await stream.send_all(part)
             except trio.BrokenResourceError:
                 pass
             finally:
                 del self._clients[scope]
 
-    def _answer(self, head: bytes) -> bytes:
-        method, _, rest = head.partition(b" ")
-        path = rest.partition(b" ")[0].partition(b"?")[0]
+    async def _answer(self, head: bytes) -> tuple[bytes, bytes]:
+        """Head and body of the answer."""
+        method, path = head.partition(b" ")[0], _path(head)
+        answer: tuple[HTTPStatus, dict[str, Any] | bytes]
         if not head.endswith(b"\r\n\r\n"):
             answer = HTTPStatus.BAD_REQUEST, {"problem": "not an HTTP request"}
         elif method not in {b"GET", b"HEAD"}:
@@ -152,17 +127,27 @@ class Monitor:
         elif path == b"/live":
             answer = self._live()
         elif path == b"/ready":
-            is_ready, report = self._readiness.report()
+            is_ready, report = self._monitored.report()
             answer = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE, report
+        elif path == b"/metrics":
+            answer = await self._metrics()
         else:
-            answer = HTTPStatus.NOT_FOUND, {"problem": "not found: use /live or /ready"}
+            answer = HTTPStatus.NOT_FOUND, {"problem": "not found: use /live, /ready or /metrics"}
         return _encode(*answer, has_body=method != b"HEAD")
+
+    async def _metrics(self) -> tuple[HTTPStatus, dict[str, Any] | bytes]:
+        """Fetch a page in a thread, since it waits for the daemon's loop; one page at a time."""
+        try:
+            async with self._metrics_turn:
+                return HTTPStatus.OK, await trio.to_thread.run_sync(self._monitored.metrics)
+        except NotServing as reason:
+            return HTTPStatus.SERVICE_UNAVAILABLE, {"problem": str(reason)}
 
     def _live(self) -> tuple[HTTPStatus, dict[str, Any]]:
         stalled_s = monotonic() - self._turned_at
         if stalled_s < _STALL_S_MAX:
             return HTTPStatus.OK, {}
-        problem = f"the broker's loop has been stalled for {stalled_s:.0f} s"
+        problem = f"the loop has been stalled for {stalled_s:.0f} s"
         return HTTPStatus.SERVICE_UNAVAILABLE, {"problem": problem}
 
 
@@ -182,13 +167,21 @@ async def _receive_head(stream: trio.SocketStream) -> bytes:
     return head
 
 
-def _encode(status: HTTPStatus, content: dict[str, Any], *, has_body: bool) -> bytes:
-    body = msgspec.json.encode(content) + b"\n"
+def _path(head: bytes) -> bytes:
+    """The path of a request, without its query."""
+    return head.partition(b" ")[2].partition(b" ")[0].partition(b"?")[0]
+
+
+def _encode(
+    status: HTTPStatus, content: dict[str, Any] | bytes, *, has_body: bool
+) -> tuple[bytes, bytes]:
+    is_text = isinstance(content, bytes)
+    body = content if isinstance(content, bytes) else msgspec.json.encode(content) + b"\n"
     head = (
         f"HTTP/1.1 {status} {status.phrase}\r\n"
-        "Content-Type: application/json\r\n"
+        f"Content-Type: {_TEXT_TYPE if is_text else 'application/json'}\r\n"
         f"Content-Length: {len(body)}\r\n"
         "Cache-Control: no-store\r\n"
         "Connection: close\r\n\r\n"
     )
-    return head.encode() + (body if has_body else b"")
+    return head.encode(), body if has_body else b""

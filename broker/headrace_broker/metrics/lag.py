@@ -1,0 +1,183 @@
+"""How far groups are behind, in messages and time."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+from headrace_broker.metrics.table import (
+    CONSUMERS,
+    LAG_LATENCY,
+    LAG_MESSAGES,
+    OMITTED,
+    PAIRS_MAX,
+)
+from headrace_protocol.errors import NotReady
+from headrace_protocol.system_topics import RETRY_PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from headrace_broker.consumer.groups import ConsumerManager
+    from headrace_broker.consumer.offsets import ConsumerOffsets
+    from headrace_broker.consumer.unconsumed import UnconsumedOffsets
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.store.store_queue import StoreQueue
+    from headrace_broker.topics.table import TopicTable
+    from headrace_daemon.metrics.samples import Samples
+
+# Pairs of topic and group that are looked at for those that count, and queues of those.
+_LOOKED_AT_MAX: Final = 20_000
+_QUEUES_MAX: Final = 100_000
+# Some 50 µs of work.
+_AT_ONCE: Final = 32
+_NOTHING: Final = -1
+_UNKNOWN: Final = -2
+
+
+class GroupMetrics:
+    """Collects the lag of the groups that the clean-up waits for; see ``UnconsumedOffsets``.
+
+    A message that was stored earlier lies further ahead in the log, so of all queues of a pair only
+    the first place is read. The places found are kept until the group commits: without that a
+    scrape would read old units from the disk again for each queue of an abandoned group.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        topics: TopicTable,
+        offsets: ConsumerOffsets,
+        consumers: ConsumerManager,
+        unconsumed: UnconsumedOffsets,
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._offsets = offsets
+        self._consumers = consumers
+        self._unconsumed = unconsumed
+        # By queue and group, queue offset and place of the first unconsumed message: as of the
+        # last scrape, and of this one.
+        self._known: dict[tuple[StoreQueue, str], tuple[int, int]] = {}
+        self._found: dict[tuple[StoreQueue, str], tuple[int, int]] = {}
+
+    def __call__(self, samples: Samples) -> Iterator[NotReady | None]:
+        """See ``Collect``."""
+        for group, count in self._consumers.member_counts(PAIRS_MAX):
+            samples.add(CONSUMERS, count, group)
+        yield None
+        pairs, omitted_count = yield from self._pairs()
+        unknown_count = 0
+        self._known, self._found = self._found, {}
+        for topic, group in pairs:
+            is_known = yield from self._add(samples, topic, group)
+            unknown_count += not is_known
+        samples.add(OMITTED, omitted_count, "groups")
+        samples.add(OMITTED, unknown_count, "lag_ages")
+
+    def _pairs(self) -> Generator[None, None, tuple[list[tuple[str, str]], int]]:
+        """Topics with their groups, and how many more there are."""
+        committed = self._offsets.pairs(_LOOKED_AT_MAX)
+        connected = self._consumers.pairs(_LOOKED_AT_MAX)
+        pairs: list[tuple[str, str]] = []
+        omitted_count = queue_count = 0
+        for number, (topic, group) in enumerate(dict.fromkeys(chain(committed, connected))):
+            if not number % _AT_ONCE:
+                yield None
+            config = self._topics.get(topic)
+            if config is None or not self._unconsumed.counts(group, topic):
+                continue
+            if len(pairs) < PAIRS_MAX and queue_count + config.read_queue_nums <= _QUEUES_MAX:
+                pairs.append((topic, group))
+                queue_count += config.read_queue_nums
+            else:
+                omitted_count += 1
+        return pairs, omitted_count
+
+    def _add(
+        self, samples: Samples, topic: str, group: str
+    ) -> Generator[NotReady | None, None, bool]:
+        """Add what one group has yet to consume of a topic; returns whether its age is known."""
+        config = self._topics.get(topic)
+        lag, first_place, is_known = 0, _NOTHING, True
+        for queue_id in range(config.read_queue_nums if config else 0):
+            if not queue_id % _AT_ONCE:
+                yield None
+            count, place = yield from self._look(samples, topic, group, queue_id)
+            lag += count
+            is_known &= place != _UNKNOWN
+            if place >= 0:
+                first_place = min(place, first_place) if first_place >= 0 else place
+        stored_ms = yield from self._stored_ms(samples, first_place)
+        labels = group, topic, *_flags(self._topics, topic)
+        samples.add(LAG_MESSAGES, lag, *labels)
+        if not is_known or stored_ms == _UNKNOWN:
+            return False
+        age_ms = self._store.clock.now_ms() - stored_ms if stored_ms >= 0 else 0
+        samples.add(LAG_LATENCY, max(age_ms, 0), *labels)
+        return True
+
+    def _look(
+        self, samples: Samples, topic: str, group: str, queue_id: int
+    ) -> Generator[NotReady, None, tuple[int, int]]:
+        """How many messages of a queue the group has yet to consume, and the first one's place."""
+        while True:
+            # Anew each time: while it waited the topic may have been deleted.
+            queue = self._store.find_queue(topic, queue_id)
+            if queue is None:
+                return 0, _NOTHING
+            low, end = self._store.source(queue).known_range()
+            start = self._offsets.query(group, topic, queue_id)
+            if start is None:
+                start = self._offsets.query_pull(group, topic, queue_id)
+            if start is None:
+                start = low
+            if start >= end:
+                return 0, _NOTHING
+            try:
+                return end - start, self._place(queue, group, start)
+            except NotReady as wait:
+                if not samples.may_wait:
+                    return end - start, _UNKNOWN
+                yield wait
+
+    def _place(self, queue: StoreQueue, group: str, start: int) -> int:
+        """Where the first message from ``start`` on lies that is still there. Raises NotReady."""
+        log_min_offset = self._store.commit_log.min_offset
+        known = self._known.get((queue, group))
+        if known is not None and known[0] == start and known[1] >= log_min_offset:
+            place = known[1]
+        else:
+            place = self._read_place(queue, start, log_min_offset)
+        self._found[queue, group] = start, place
+        return place
+
+    def _read_place(self, queue: StoreQueue, start: int, log_min_offset: int) -> int:
+        source = self._store.source(queue)
+        if source.has_unit(start):
+            place = source.unit(start)[0]
+            if place >= log_min_offset:
+                return place
+        start = max(start, source.min_offset())
+        return source.unit(start)[0] if source.has_unit(start) else _NOTHING
+
+    def _stored_ms(self, samples: Samples, place: int) -> Generator[NotReady, None, int]:
+        while place >= 0:
+            try:
+                stored_ms = self._store.commit_log.store_timestamp_at(place)
+            except NotReady as wait:
+                if not samples.may_wait:
+                    return _UNKNOWN
+                yield wait
+            else:
+                return _NOTHING if stored_ms is None else stored_ms
+        return _NOTHING
+
+
+def _flags(topics: TopicTable, topic: str) -> tuple[str, str]:
+    """Values of is_retry and is_system."""
+    return _text(topic.startswith(RETRY_PREFIX)), _text(topics.is_system(topic))
+
+
+def _text(flag: bool) -> str:
+    return "true" if flag else "false"

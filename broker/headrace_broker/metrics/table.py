@@ -1,0 +1,127 @@
+"""The broker's metrics, besides those of both daemons.
+
+Those named rocketmq_ have the names, labels and units of Apache RocketMQ 5's exporter; its labels
+message_type, language and version are left out: clients choose their values.
+"""
+
+from __future__ import annotations
+
+from headrace_daemon.metrics.samples import Metric
+
+_TOPIC = ("topic", "is_system")
+_GROUP = ("consumer_group", "topic", "is_retry", "is_system")
+_STORAGE = ("storage_type", "storage_medium")
+
+MESSAGES_IN = Metric("rocketmq_messages_in_total", "counter", "Messages stored", _TOPIC)
+BYTES_IN = Metric("rocketmq_throughput_in_total", "counter", "Bytes of bodies stored", _TOPIC)
+MESSAGES_OUT = Metric("rocketmq_messages_out_total", "counter", "Messages delivered", _GROUP)
+BYTES_OUT = Metric("rocketmq_throughput_out_total", "counter", "Bytes of records delivered", _GROUP)
+LAG_MESSAGES = Metric(
+    "rocketmq_consumer_lag_messages", "gauge", "Messages that the group has yet to consume", _GROUP
+)
+LAG_LATENCY = Metric(
+    "rocketmq_consumer_lag_latency",
+    "gauge",
+    "Age in ms of the oldest message that the group has yet to consume",
+    _GROUP,
+)
+CONSUMERS = Metric(
+    "rocketmq_consumer_connections", "gauge", "Connected members", ("consumer_group",)
+)
+PRODUCERS = Metric("rocketmq_producer_connections", "gauge", "Connected producers")
+TOPICS = Metric("rocketmq_topic_number", "gauge", "Topics")
+GROUPS = Metric("rocketmq_consumer_group_number", "gauge", "Consumer groups")
+PERMISSION = Metric("rocketmq_broker_permission", "gauge", "2 write, 4 read, 6 both")
+STORAGE_SIZE = Metric("rocketmq_storage_size", "gauge", "Bytes used of the store's disk", _STORAGE)
+FLUSH_BEHIND = Metric(
+    "rocketmq_storage_flush_behind_bytes",
+    "gauge",
+    "Bytes of the log that are not flushed",
+    _STORAGE,
+)
+DISPATCH_BEHIND = Metric(
+    "rocketmq_storage_dispatch_behind_bytes",
+    "gauge",
+    "Bytes of the log that are not in the queues",
+    _STORAGE,
+)
+RESERVE_TIME = Metric(
+    "rocketmq_storage_message_reserve_time", "gauge", "Age in ms of the oldest message", _STORAGE
+)
+
+STORED_MESSAGES = Metric("headrace_stored_messages_total", "counter", "Messages of all topics")
+STORED_BYTES = Metric("headrace_stored_bytes_total", "counter", "Bytes of bodies of all topics")
+DELIVERED_MESSAGES = Metric(
+    "headrace_delivered_messages_total", "counter", "Messages delivered to all groups"
+)
+DELIVERED_BYTES = Metric(
+    "headrace_delivered_bytes_total", "counter", "Bytes of records delivered to all groups"
+)
+SEND_SECONDS = Metric(
+    "headrace_send_seconds",
+    "histogram",
+    "Time from reading the sends of a turn to their replies, counted once a message",
+)
+FLUSH_SECONDS = Metric("headrace_flush_seconds", "histogram", "Time of a flush of the log")
+WRITABLE = Metric("headrace_writable", "gauge", "1 while messages are accepted, else 0")
+DISK_RATIO = Metric("headrace_disk_used_ratio", "gauge", "Used part of the store's disk, 0 to 1")
+DISK_FULL = Metric(
+    "headrace_disk_full_seconds",
+    "gauge",
+    "Time until the disk is full if what cannot be removed grows as before; +Inf if it does not",
+)
+LOG_BYTES = Metric("headrace_log_bytes", "gauge", "Bytes of the log that are kept")
+QUEUES = Metric("headrace_queues", "gauge", "Queues of all topics")
+RING_FILL = Metric(
+    "headrace_ring_fill_ratio", "gauge", "Used part of the dispatch ring; from 0.8 on sends wait"
+)
+TAKER_BEHIND = Metric(
+    "headrace_taker_behind_messages", "gauge", "Messages that a taker has yet to take", ("taker",)
+)
+REMOVED_FILES = Metric("headrace_removed_files_total", "counter", "Files removed by the clean-up")
+HELD_PULLS = Metric("headrace_held_pulls", "gauge", "Pulls that wait for a message")
+OMITTED = Metric(
+    "headrace_omitted",
+    "gauge",
+    "Topics, groups and ages of lag that this page leaves out: it is bounded",
+    ("kind",),
+)
+
+BROKER_METRICS = (
+    MESSAGES_IN,
+    BYTES_IN,
+    MESSAGES_OUT,
+    BYTES_OUT,
+    LAG_MESSAGES,
+    LAG_LATENCY,
+    CONSUMERS,
+    PRODUCERS,
+    TOPICS,
+    GROUPS,
+    PERMISSION,
+    STORAGE_SIZE,
+    FLUSH_BEHIND,
+    DISPATCH_BEHIND,
+    RESERVE_TIME,
+    STORED_MESSAGES,
+    STORED_BYTES,
+    DELIVERED_MESSAGES,
+    DELIVERED_BYTES,
+    SEND_SECONDS,
+    FLUSH_SECONDS,
+    WRITABLE,
+    DISK_RATIO,
+    DISK_FULL,
+    LOG_BYTES,
+    QUEUES,
+    RING_FILL,
+    TAKER_BEHIND,
+    REMOVED_FILES,
+    HELD_PULLS,
+    OMITTED,
+)
+
+# Clients create topics and groups, so a page has the first of them: the oldest in the table, or
+# since the start the first with traffic.
+TOPICS_MAX = 1000
+PAIRS_MAX = 1000

@@ -1,0 +1,27 @@
+"""A metric of a feature."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace_daemon.metrics.samples import Metric
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from headrace_broker.assembly import Parts
+    from headrace_daemon.metrics.samples import Samples
+
+LETTERS = Metric("feature_letters", "gauge", "Letters of the name of a topic", ("topic",))
+
+
+class TopicLetters:
+    """Measures all topics."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+
+    def collect(self, samples: Samples) -> Iterator[None]:
+        for topic in list(self.parts.topics.all()):
+            samples.add(LETTERS, len(topic.topic_name), topic.topic_name)
+            yield

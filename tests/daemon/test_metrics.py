@@ -1,0 +1,199 @@
+"""Pages of metrics: collected in slices, encoded with breaks, and made for few."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+import trio.testing
+
+from headrace_daemon.metrics.exposition import Encoder
+from headrace_daemon.metrics.histogram import Histogram
+from headrace_daemon.metrics.samples import Metric, Samples
+from headrace_daemon.metrics.scrapes import NotServing, Scrapes
+from headrace_protocol.errors import Lane, NotReady
+from tests.support.metrics import parse, value
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from headrace_daemon.metrics.samples import Collect
+
+COUNTED = Metric("h_counted_total", "counter", "Counted", ("what",))
+MEASURED = Metric("h_measured", "gauge", "Measured")
+TIMES = Metric("h_seconds", "histogram", "Times")
+LANE = Lane("a test", 1)
+
+
+@asynccontextmanager
+async def running(*collectors: Collect) -> AsyncIterator[Scrapes]:
+    scrapes = Scrapes({"node_id": "b"})
+    scrapes.collectors = collectors
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scrapes.run)
+        await trio.testing.wait_all_tasks_blocked()
+        yield scrapes
+        nursery.cancel_scope.cancel()
+
+
+async def page(scrapes: Scrapes) -> bytes:
+    return await trio.to_thread.run_sync(scrapes.page)
+
+
+def test_a_histogram_counts_up_to_and_with_each_bound() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for seconds in (0.5, 1.0, 1.5, 2.5):
+        histogram.add(seconds)
+    histogram.add(2.0, 3)
+    assert (histogram.counts, histogram.total) == ([2, 4, 1], 11.5)
+
+
+def test_a_page_is_read_by_prometheus_parser() -> None:
+    samples, histogram = Samples(), Histogram((0.1, 1.0))
+    histogram.add(0.1, 2)
+    histogram.add(5)
+    samples.add(COUNTED, 3, 'a"\\\n')
+    samples.add(COUNTED, 4, "b")
+    samples.add(MEASURED, float("inf"))
+    samples.add_histogram(TIMES, histogram)
+    text = Encoder({"node_id": "b"}).encode(samples)
+    assert b"# HELP h_counted_total Counted\n# TYPE h_counted_total counter\n" in text
+    assert b"process_cpu_seconds_total " in text
+    found = parse(text)
+    assert value(found, "h_counted_total", what='a"\\\n', node_id="b") == 3
+    assert value(found, "h_measured") == float("inf")
+    buckets = {le: value(found, "h_seconds_bucket", le=le) for le in ("0.1", "1.0", "+Inf")}
+    assert buckets == {"0.1": 2, "1.0": 2, "+Inf": 3}
+    assert (value(found, "h_seconds_count"), value(found, "h_seconds_sum")) == (3, 5.2)
+
+
+async def test_others_have_their_turns_while_a_page_is_collected() -> None:
+    def collect(samples: Samples) -> Iterator[None]:
+        for _ in range(300):
+            end = time.perf_counter() + 0.0002
+            while time.perf_counter() < end:
+                pass
+            yield
+        samples.add(MEASURED, 1)
+
+    turns = 0
+    async with running(collect) as scrapes, trio.open_nursery() as nursery:
+        done = trio.Event()
+
+        async def scrape() -> None:
+            assert value(parse(await page(scrapes)), "h_measured") == 1
+            done.set()
+
+        nursery.start_soon(scrape)
+        while not done.is_set():
+            turns += 1
+            await trio.lowlevel.checkpoint()
+    assert turns >= 30  # 60 ms of work
+
+
+async def test_many_scrapes_share_a_page() -> None:
+    calls: list[int] = []
+
+    def collect(samples: Samples) -> Iterator[None]:
+        calls.append(1)
+        samples.add(MEASURED, len(calls))
+        yield
+
+    now = 1000.0
+    async with running(collect) as scrapes:
+        scrapes._clock = lambda: now
+        pages = {await page(scrapes) for _ in range(50)}
+        assert (len(calls), len(pages)) == (1, 1)
+        now += 1
+        assert value(parse(await page(scrapes)), "h_measured") == 2
+
+
+async def test_a_page_that_takes_long_is_kept_for_longer() -> None:
+    calls: list[int] = []
+    now = 1000.0
+
+    def collect(samples: Samples) -> Iterator[None]:
+        nonlocal now
+        calls.append(1)
+        now += 0.5
+        yield
+
+    async with running(collect) as scrapes:
+        scrapes._clock = lambda: now
+        await page(scrapes)
+        now += 9
+        await page(scrapes)
+        assert len(calls) == 1
+        now += 1
+        await page(scrapes)
+        assert len(calls) == 2
+
+
+async def test_what_waits_for_the_disk_is_read_in_a_thread() -> None:
+    fetched: list[int] = []
+
+    def collect(samples: Samples) -> Iterator[NotReady]:
+        while not fetched:
+            yield NotReady(partial(fetched.append, 1), LANE)
+        samples.add(MEASURED, 1)
+
+    async with running(collect) as scrapes:
+        assert value(parse(await page(scrapes)), "h_measured") == 1
+
+
+async def test_a_disk_that_fails_costs_only_what_needs_it() -> None:
+    def fail() -> None:
+        raise OSError("broken")
+
+    def collect(samples: Samples) -> Iterator[NotReady]:
+        while samples.may_wait:
+            yield NotReady(fail, LANE)
+        samples.add(MEASURED, 2)
+
+    async with running(collect) as scrapes:
+        assert value(parse(await page(scrapes)), "h_measured") == 2
+
+
+async def test_there_is_no_page_before_and_after() -> None:
+    async with running() as scrapes:
+        pass
+    with pytest.raises(NotServing, match="starting or stopping"):
+        await page(scrapes)
+
+
+async def test_a_stop_leaves_nobody_waiting() -> None:
+    begun = trio.Event()
+
+    def collect(_samples: Samples) -> Iterator[None]:
+        while True:
+            begun.set()
+            yield
+
+    scrapes = Scrapes({})
+    scrapes.collectors = (collect,)
+    async with trio.open_nursery() as nursery:
+
+        async def scrape() -> None:
+            with pytest.raises(NotServing, match="stopping"):
+                await page(scrapes)
+
+        async with trio.open_nursery() as service:
+            service.start_soon(scrapes.run)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(scrape)
+            await begun.wait()
+            service.cancel_scope.cancel()
+
+
+def test_a_daemon_without_a_monitor_does_not_load_the_client() -> None:
+    program = (
+        "import sys, headrace_broker.main, headrace_nameserver.main\n"
+        "assert not [name for name in sys.modules if 'prometheus' in name]"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
