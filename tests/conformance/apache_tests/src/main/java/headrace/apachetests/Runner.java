@@ -73,13 +73,6 @@ public final class Runner {
         }
 
         @Override
-        public void testIgnored(Description test) {
-            testStarted(test);
-            failures.put(test, new Failure(test, new AssertionError("ignored by its authors")));
-            testFinished(test);
-        }
-
-        @Override
         public void testFinished(Description test) {
             Failure failure = failures.get(test);
             Map<String, Object> result = new LinkedHashMap<>();
@@ -90,7 +83,7 @@ public final class Runner {
             results.println(JSON.toJSONString(result));
         }
 
-        /** Class and method; the class alone when its set-up failed or all of it is ignored. */
+        /** Class and method; the class alone when its set-up failed. */
         private static String name(Description test) {
             String tests = test.getClassName().substring(PACKAGE.length());
             return test.getMethodName() == null ? tests : tests + "." + test.getMethodName();
