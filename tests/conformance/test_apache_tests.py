@@ -71,7 +71,7 @@ CLASSES = (
     "client.producer.querymsg.QueryMsgByIdIT",
     "client.producer.querymsg.QueryMsgByKeyIT",
 )
-CLASSES_AT_A_TIME = 4
+CLASSES_AT_A_TIME = 6
 # As BaseConf.java has them.
 BROKERS = ("broker-a", "broker-b", "broker-c")
 LIST = Path(__file__).with_name("apache_tests.txt")
