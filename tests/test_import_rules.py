@@ -118,6 +118,14 @@ MAY_IMPORT = {
     },
     "headrace_broker.schedule": INNER
     | {"headrace_broker.inner", "headrace_broker.message_demands"},
+    "headrace_broker.transaction": INNER
+    | {
+        "headrace_broker.config",
+        "headrace_broker.consumer",
+        "headrace_broker.inner",
+        "headrace_broker.message_demands",
+        "headrace_broker.statistics",
+    },
     STORE: {
         STORE,
         "headrace_broker.clock",

@@ -38,8 +38,6 @@ EXPECTED_VALUES = {
     "recallMessageEnable": "false",
     "fetchNamesrvAddrByAddressServer": "false",
     "fetchNameSrvAddrByDnsLookup": "false",
-    "useServerSideResetOffset": "true",
-    "notifyConsumerIdsChangedEnable": "true",
     "defaultMessageRequestMode": "PULL",
 }
 
@@ -142,7 +140,7 @@ _WITHOUT_EFFECT = """
     queryThreadPoolQueueCapacity readUnCommitted realTimeNotifyConsumerChange
     realTimePersistRocksDBConfig recheckReputOffsetFromCq recoverConcurrently
     recoverThreadPoolNums redeleteHangedFileInterval regionId registerBrokerTimeoutMills
-    rejectPullConsumerEnable rejectTransactionMessage replicasPerDiskPartition
+    rejectPullConsumerEnable replicasPerDiskPartition
     replyThreadPoolQueueCapacity retrieveMessageFromPopRetryTopicV1 reviveAckWaitMs reviveInterval
     reviveMaxSlow reviveQueueNum reviveScanTime rocketmqHome rocksdbCQDoubleWriteEnable
     rocksdbCompressionType rocksdbFlushWalFrequency rocksdbWalFileRollingThreshold
@@ -172,10 +170,10 @@ _WITHOUT_EFFECT = """
     timerRocksDBTimeExpiredMaxTps timerRollWindowSlot timerSkipUnknownError timerStopDequeue
     timerStopEnqueue timerWarmEnable timerWheelEnable timerWheelSnapshotFlush
     timerWheelSnapshotIntervalMs topicQueueLockNum traceOn transWriteOriginTransHalfEnable
-    transactionCheckInterval transactionCheckMax transactionCheckRocksdbCoreThreads
+    transactionCheckRocksdbCoreThreads
     transactionCheckRocksdbMaxThreads transactionCheckRocksdbQueueCapacity
-    transactionMetricFlushInterval transactionOpBatchInterval transactionOpMsgMaxSize
-    transactionTimeOut transferMsgByHeap transientStorePoolEnable transientStorePoolSize
+    transactionMetricFlushInterval transactionOpBatchInterval
+    transferMsgByHeap transientStorePoolEnable transientStorePoolSize
     travelCqFileNumWhenGetMessage updateNameServerAddrPeriod useABSLock useEpollNativeSelector
     useMessageFilterForNotification usePIDColdCtrStrategy useReentrantLockWhenPutMessage
     useSeparateRetryQueue useSeparateStorePathForRocksdbCQ useSingleRocksDBForAllConfigs

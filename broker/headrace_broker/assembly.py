@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
+from headrace_broker.consumer.conflicts import SubscriptionConflicts
 from headrace_broker.consumer.groups import ConsumerManager, ProducerManager
 from headrace_broker.consumer.locks import QueueLocks
 from headrace_broker.consumer.long_polling import LongPolling
 from headrace_broker.consumer.offsets import ConsumerOffsets
+from headrace_broker.consumer.pull_watch import PullWatch
 from headrace_broker.consumer.subscriptions import SubscriptionGroups
 from headrace_broker.consumer.unconsumed import InnerConsumer, UnconsumedOffsets
 from headrace_broker.frame_loop import FrameLoop
@@ -54,7 +56,10 @@ from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.topics.attributes import topic_limits
 from headrace_broker.topics.table import TopicTable
-from headrace_broker.upkeep import ClientExpiry, persist_offsets
+from headrace_broker.transaction.metrics import METRICS_FILE, TransactionMetrics
+from headrace_broker.transaction.processor import TransactionProcessor
+from headrace_broker.transaction.service import Transactions
+from headrace_broker.upkeep import ClientExpiry, expire_locks, persist_offsets
 from headrace_daemon.host_log import HostLog
 from headrace_daemon.metrics.daemon_metrics import DaemonMetrics
 from headrace_daemon.metrics.scrapes import Scrapes
@@ -66,7 +71,7 @@ from headrace_daemon.watchdog import Watchdog
 from headrace_protocol.access import restrict
 from headrace_protocol.message import INNER_BATCH, TRANSACTION_MASK, UniqKeyGenerator
 from headrace_protocol.serving import TURN_S, Registry
-from headrace_protocol.system_topics import SCHEDULE_TOPIC
+from headrace_protocol.system_topics import HALF_TOPIC, SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -128,11 +133,15 @@ class Parts:
     offsets: ConsumerOffsets
     consumers: ConsumerManager
     producers: ProducerManager
+    pull_watch: PullWatch
     locks: QueueLocks
     long_polling: LongPolling
     client_requests: ClientRequests
     staging: Staging
+    delivery: Delivery
+    undelivered: Undelivered
     schedule: Schedule
+    transactions: Transactions
     dead_letters: DeadLetters
     registration: Registration
     frames: FrameLoop
@@ -184,8 +193,10 @@ def assemble(
     budget, statistics, watchdog = HostBudget(), BrokerStatistics(), Watchdog()
     topics, groups, offsets = _tables(config, store, budget)
     long_polling, client_requests = LongPolling(run_long), ClientRequests()
-    locks = QueueLocks(budget)
-    consumers, producers = ConsumerManager(groups, run_long), ProducerManager(run_long)
+    locks, changes = QueueLocks(budget), HostLog(log)
+    conflicts = SubscriptionConflicts(config, changes)
+    consumers = ConsumerManager(groups, locks, conflicts, config, run_long)
+    producers = ProducerManager(run_long)
     of_clients = (long_polling, consumers, producers, client_requests)
     frames = _new_frame_loop(config, store, [each.channel_closed for each in of_clients])
     server = RemotingServer(frames, owns_loop=owns_loop)
@@ -193,6 +204,10 @@ def assemble(
     directory = QueueDirectory(
         config.broker_name, store, topics, places(topics), sources(topics, store)
     )
+    writer, delivery = InnerWriter(store, statistics.put), Delivery(topics, directory)
+    undelivered = Undelivered(topics)
+    folder, now_ms = config.store_path_root_dir / "config", store.clock.now_ms
+    marks = Marks(ConfigFile(folder / MARKS_FILE, store.fs))
     parts = Parts(
         config=config,
         store=store,
@@ -202,7 +217,7 @@ def assemble(
         pace=pace,
         watchdog=watchdog,
         statistics=statistics,
-        changes=HostLog(log),
+        changes=changes,
         budget=budget,
         topics=topics,
         directory=directory,
@@ -210,12 +225,32 @@ def assemble(
         offsets=offsets,
         consumers=consumers,
         producers=producers,
+        pull_watch=PullWatch(consumers, topics.readable_queues, run_long),
         locks=locks,
         long_polling=long_polling,
         client_requests=client_requests,
         staging=_staging(config, store, statistics, budget, supervisor),
-        dead_letters=DeadLetters(topics, groups, locks, store.clock.now_ms),
-        schedule=_schedule(config, store, topics, directory, statistics),
+        dead_letters=DeadLetters(topics, groups, locks, now_ms),
+        delivery=delivery,
+        undelivered=undelivered,
+        schedule=Schedule(
+            store,
+            writer,
+            delivery,
+            undelivered,
+            DelayOffsets(ConfigFile(folder / DELAY_OFFSETS_FILE, store.fs), marks, now_ms),
+            config.flush_delay_offset_interval / 1000,
+        ),
+        transactions=Transactions(
+            config,
+            store,
+            writer,
+            topics,
+            offsets,
+            marks,
+            TransactionMetrics(ConfigFile(folder / METRICS_FILE, store.fs), now_ms),
+            lambda group: [member.channel for member in producers.members(group)],
+        ),
         registration=Registration(
             config, config.nameservers, network, topics, listener.address, ha_address=""
         ),
@@ -229,25 +264,6 @@ def assemble(
         processor.register(registry)
     add_guards(parts)
     return parts
-
-
-def _schedule(
-    config: BrokerConfig,
-    store: MessageStore,
-    topics: TopicTable,
-    directory: QueueDirectory,
-    statistics: BrokerStatistics,
-) -> Schedule:
-    folder, now_ms = config.store_path_root_dir / "config", store.clock.now_ms
-    marks = Marks(ConfigFile(folder / MARKS_FILE, store.fs))
-    return Schedule(
-        store,
-        InnerWriter(store, statistics.put),
-        Delivery(topics, directory),
-        Undelivered(topics),
-        DelayOffsets(ConfigFile(folder / DELAY_OFFSETS_FILE, store.fs), marks, now_ms),
-        config.flush_delay_offset_interval / 1000,
-    )
 
 
 def _tables(
@@ -305,7 +321,7 @@ def _staging(
 def _connect(parts: Parts) -> None:
     """Connect parts that depend on each other."""
     topics, store = parts.topics, parts.store
-    parts.frames.connect(parts.registry, parts.server.hold_back)
+    parts.frames.connect(parts.registry, parts.server.hold_back, parts.transactions.write_ops)
     topics.subscribe(lambda _topic: parts.registration.topics_changed())
     store.write_path.on_published(parts.long_polling.arrived)
     for follower in followers(parts):
@@ -338,7 +354,10 @@ def followers(parts: Parts) -> tuple[Follower, ...]:  # noqa: ARG001 - for featu
 
 def inner_consumers(parts: Parts) -> dict[str, InnerConsumer]:
     """By topic, the services that messages wait for; their log files stay until then."""
-    return {SCHEDULE_TOPIC: InnerConsumer("delayed messages", parts.schedule.next_offset)}
+    return {
+        SCHEDULE_TOPIC: InnerConsumer("delayed messages", parts.schedule.next_offset),
+        HALF_TOPIC: InnerConsumer("undecided transactions", parts.transactions.next_offset),
+    }
 
 
 def places(topics: TopicTable) -> tuple[FindPlace, ...]:
@@ -356,7 +375,19 @@ def demands(parts: Parts) -> tuple[Demand, ...]:
     return (
         Demand("retries", matches_topic=is_retry_topic, apply=parts.dead_letters.serve),
         Demand("inner batches", sys_flags=INNER_BATCH),
-        Demand("transactional messages", ("TRAN_MSG",), TRANSACTION_MASK),
+        Demand(
+            "transactional messages",
+            ("TRAN_MSG",),
+            TRANSACTION_MASK,
+            apply=parts.transactions.demand.serve,
+        ),
+        *delays(parts),
+    )
+
+
+def delays(parts: Parts) -> tuple[Demand, ...]:
+    """The demands to wait; a message of a transaction waits once it is committed."""
+    return (
         Demand("delayed messages", ("DELAY",), apply=parts.schedule.demand.serve),
         Demand(
             "messages with a delivery time",
@@ -396,6 +427,7 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
         parts.offsets,
         parts.long_polling,
         statistics,
+        parts.pull_watch,
     )
     bulk = BulkProcessor(store, sends, pulls, table, statistics)
     return (
@@ -414,6 +446,16 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
             rejection,
         ),
         ScheduleProcessor(parts.schedule),
+        TransactionProcessor(
+            store,
+            parts.transactions,
+            statistics,
+            parts.delivery,
+            parts.undelivered,
+            MessageDemands(delays(parts)).apply,
+            sends.reply_confirmed,
+            rejection,
+        ),
         QueryProcessor(store, parts.directory),
     )
 
@@ -457,6 +499,7 @@ def _admin_processors(parts: Parts) -> tuple[Processor, ...]:
             parts.consumers,
             parts.producers,
             offsets,
+            parts.long_polling,
             statistics,
             now_ms,
             changes,
@@ -472,7 +515,9 @@ def runtime_info(parts: Parts) -> tuple[Callable[[], Mapping[str, str]], ...]:
     return (
         parts.store.followers.runtime_info,
         parts.schedule.runtime_info,
+        parts.transactions.runtime_info,
         parts.dead_letters.runtime_info,
+        parts.pull_watch.runtime_info,
     )
 
 
@@ -536,10 +581,8 @@ def _new_frame_loop(
 
 def services(parts: Parts) -> tuple[Service, ...]:
     """The services in starting order; see ``Service`` for the order in which they finish."""
-    clock, run_long = parts.store.clock, parts.pace.sliced_work.start
-    expiry = ClientExpiry(
-        parts.consumers, parts.producers, parts.locks, parts.changes, clock, run_long
-    )
+    clock = parts.store.clock
+    expiry = ClientExpiry(parts.consumers, parts.producers, parts.changes, clock)
     return (
         Service(parts.watchdog.run, is_awaited=True, needs_process=True),
         *_saved_files(parts),
@@ -549,6 +592,9 @@ def services(parts: Parts) -> tuple[Service, ...]:
         Service(parts.staging.run, parts.staging.load, is_awaited=True, is_supervised=False),
         Service(parts.schedule.run, parts.schedule.load, finish=parts.schedule.finish),
         Service(parts.schedule.run_saving),
+        Service(parts.transactions.run, parts.transactions.load, finish=parts.transactions.finish),
+        Service(parts.transactions.run_naming),
+        Service(parts.transactions.run_saving),
         Service(parts.pace.sliced_work.run),
         Service(parts.pace.fetches.run),
         Service(parts.client_requests.run),
@@ -558,7 +604,9 @@ def services(parts: Parts) -> tuple[Service, ...]:
         ),
         Service(parts.frames.relieve_pressure),
         Service(parts.consumers.run),
+        Service(parts.pull_watch.run),
         Service(expiry.run),
+        Service(partial(expire_locks, parts.consumers, clock)),
         Service(
             partial(persist_offsets, parts.config, parts.offsets), finish=parts.offsets.persist
         ),

@@ -148,6 +148,21 @@ class BrokerConfig(BaseModel):
     auto_create_subscription_group: bool = _setting(
         True, "Create a missing consumer group at its first request.", reloadable=True
     )
+    use_server_side_reset_offset: bool = _setting(
+        True,
+        "Members learn of a reset of offsets by their pulls; else they are requested to seek.",
+        reloadable=True,
+    )
+    notify_consumer_ids_changed_enable: bool = _setting(
+        True,
+        "Notify the members of a group when it changes, so that they rebalance.",
+        reloadable=True,
+    )
+    subscription_conflict: Literal["warn", "refuse"] = _setting(
+        "warn",
+        "Log members of a group with different subscriptions, or refuse the newcomer's heartbeats.",
+        reloadable=True,
+    )
     long_polling_enable: bool = _setting(
         True,
         "Hold pulls at the end of a queue for as long as they request; otherwise for 1 s.",
@@ -263,6 +278,42 @@ class BrokerConfig(BaseModel):
         unit="ms",
         reloadable=True,
         ge=1,
+        le=_INT_MAX,
+    )
+
+    # -- transactions
+    reject_transaction_message: bool = _setting(
+        False, "Reject transactional messages.", reloadable=True
+    )
+    transaction_time_out: int = _setting(
+        6000,
+        "Time until the producer of an undecided transaction is asked.",
+        unit="ms",
+        reloadable=True,
+        ge=1,
+        le=_INT_MAX,
+    )
+    transaction_check_interval: int = _setting(
+        30_000,
+        "Interval of checks of undecided transactions.",
+        unit="ms",
+        reloadable=True,
+        ge=100,
+        le=_INT_MAX,
+    )
+    transaction_check_max: int = _setting(
+        15,
+        "Checks of an undecided transaction before it is discarded.",
+        reloadable=True,
+        ge=1,
+        le=_INT_MAX,
+    )
+    transaction_op_msg_max_size: int = _setting(
+        4096,
+        "Largest body of a record that names decided transactions.",
+        unit="bytes",
+        reloadable=True,
+        ge=100,
         le=_INT_MAX,
     )
 

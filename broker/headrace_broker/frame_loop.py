@@ -41,6 +41,7 @@ class FrameLoop:
 
     _registry: Registry
     _hold_back: HoldBack
+    _end_turn: Callable[[], bool]
 
     def __init__(
         self,
@@ -52,16 +53,22 @@ class FrameLoop:
         self._on_closed = tuple(on_closed)
         self._producers_of_turn: list[ServerChannel] = []
         self._held_back: list[ServerChannel] = []
+        self._is_stored = False
         self._under_pressure = trio.Event()
 
-    def connect(self, registry: Registry, hold_back: HoldBack) -> None:
+    def connect(
+        self, registry: Registry, hold_back: HoldBack, end_turn: Callable[[], bool]
+    ) -> None:
         """Set the registry that serves frames, and the function that pauses a client.
+
+        end_turn: appends what belongs to the messages of the turn, and returns whether it did.
 
         Must be called before the first frame. These are not arguments of the constructor, because
         the server needs its FrameHandler, and the registry needs the server to report errors.
         """
         self._registry = registry
         self._hold_back = hold_back
+        self._end_turn = end_turn
 
     def handle(self, channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
         """See FrameHandler."""
@@ -93,13 +100,15 @@ class FrameLoop:
 
     def finish_turn(self) -> None:
         """Write the messages of the turn to the log."""
-        if self._producers_of_turn:
+        self._is_stored = self._end_turn() or bool(self._producers_of_turn)
+        if self._is_stored:
             self._write_path.commit()
 
     def replied(self) -> None:
         """Publish the messages of the turn, which wakes the requests that wait for them."""
         producers, self._producers_of_turn = self._producers_of_turn, []
-        if producers:
+        if self._is_stored:
+            self._is_stored = False
             self._write_path.publish()
             if self._write_path.pressure():
                 self._hold_all_back(producers)

@@ -11,18 +11,17 @@ if TYPE_CHECKING:
     from headrace_broker.clock import Clock
     from headrace_broker.config import BrokerConfig
     from headrace_broker.consumer.groups import ConsumerManager, ProducerManager
-    from headrace_broker.consumer.locks import QueueLocks
     from headrace_broker.consumer.offsets import ConsumerOffsets
     from headrace_daemon.host_log import HostLog
-    from headrace_protocol.serving import RunLong
 
 log = structlog.get_logger("headrace.broker")
 
 _EXPIRE_S = 10.0
+_EXPIRE_LOCKS_S = 1.0
 
 
 class ClientExpiry:
-    """Removes clients whose heartbeats have stopped, and locks that were not renewed.
+    """Removes clients whose heartbeats have stopped.
 
     changes: the log of changes by clients; its suppressed lines are reported at the same interval.
     """
@@ -31,17 +30,13 @@ class ClientExpiry:
         self,
         consumers: ConsumerManager,
         producers: ProducerManager,
-        locks: QueueLocks,
         changes: HostLog,
         clock: Clock,
-        run_long: RunLong,
     ) -> None:
         self._consumers = consumers
         self._producers = producers
-        self._locks = locks
         self._changes = changes
         self._clock = clock
-        self._run_long = run_long
 
     async def run(self) -> None:
         """Run at intervals until cancelled."""
@@ -49,8 +44,14 @@ class ClientExpiry:
             await trio.sleep(_EXPIRE_S)
             self._consumers.expire(self._clock.now_ms())
             self._producers.expire(self._clock.now_ms())
-            self._run_long(self._locks.expire(self._clock.now_ms()))
             self._changes.report()
+
+
+async def expire_locks(consumers: ConsumerManager, clock: Clock) -> None:
+    """Remove locks that were not renewed, until cancelled; other members wait for them."""
+    while True:
+        await trio.sleep(_EXPIRE_LOCKS_S)
+        consumers.expire_locks(clock.now_ms())
 
 
 async def persist_offsets(config: BrokerConfig, offsets: ConsumerOffsets) -> None:

@@ -242,6 +242,7 @@ class Consumer(_Blocking[AsyncConsumer]):
 
     commit = _blocking(AsyncConsumer.commit)
     send_back = _blocking(AsyncConsumer.send_back)
+    retry = _blocking(AsyncConsumer.retry)
     _messages = _on_loop(AsyncConsumer.__aiter__)
     _batches = _on_loop(AsyncConsumer.batches)
 

@@ -349,6 +349,36 @@ class ConsumerSendMsgBackHeader(RequestHeader, kw_only=True, gc=False):
     max_reconsume_times: Int32 | None = None
 
 
+class EndTransactionHeader(RequestHeader, kw_only=True, gc=False):
+    """END_TRANSACTION (37).
+
+    tran_state_table_offset, commit_log_offset: queue offset and physical offset of the half.
+    commit_or_rollback: 8, 12, or 0 for unknown. transaction_id: the UNIQ_KEY, as msg_id.
+    """
+
+    producer_group: str
+    tran_state_table_offset: Int64
+    commit_log_offset: Int64
+    commit_or_rollback: Int32
+    msg_id: str
+    topic: str | None = None
+    from_transaction_check: bool | None = None
+    transaction_id: str | None = None
+    bname: str | None = None
+
+
+class CheckTransactionStateHeader(RequestHeader, kw_only=True, gc=False):
+    """CHECK_TRANSACTION_STATE (39); offsets as in END_TRANSACTION, the body is a record."""
+
+    tran_state_table_offset: Int64
+    commit_log_offset: Int64
+    topic: str | None = None
+    msg_id: str | None = None
+    transaction_id: str | None = None
+    offset_msg_id: str | None = None
+    bname: str | None = None
+
+
 # -- admin -> broker -------------------------------------------------------------------------------
 
 
@@ -447,6 +477,13 @@ class ResetOffsetHeader(RequestHeader, kw_only=True, gc=False):
     is_force: bool = False
     queue_id: Int32 = -1
     offset: Int64 | None = None
+
+
+class ResumeCheckHalfMessageHeader(RequestHeader, kw_only=True, gc=False):
+    """RESUME_CHECK_HALF_MESSAGE (323). msg_id: offset message id of a discarded half."""
+
+    topic: str | None = None
+    msg_id: str | None = None
 
 
 class GetBrokerConfigResponseHeader(RequestHeader, kw_only=True, gc=False):

@@ -500,9 +500,13 @@ def _try_to(read: Callable[[], Result], results: list[Result]) -> NotReady | Non
     return None
 
 
-def notice(code: RequestCode, header: msgspec.Struct | None = None) -> bytes:
+def notice(code: RequestCode, header: msgspec.Struct | None = None, body: bytes = b"") -> bytes:
     """Encode a one-way request from a daemon to its client, in JSON, which every client reads."""
-    return encode_frame(SerializeType.JSON, code, 0, flag=FLAG_ONEWAY, fields=header_fields(header))
+    fields = header_fields(header)
+    frame = encode_frame(
+        SerializeType.JSON, code, 0, flag=FLAG_ONEWAY, fields=fields, body_bytes=len(body)
+    )
+    return frame + body
 
 
 def _greet(channel: Channel, command: Command) -> None:

@@ -42,6 +42,7 @@ from headrace_protocol.headers import (
     ResetOffsetHeader,
 )
 from headrace_protocol.message import decode_record, tags_code
+from tests.support.channel import MemoryChannel
 
 if TYPE_CHECKING:
     from tests.support.broker import Answer, BrokerUnderTest
@@ -247,6 +248,80 @@ def test_the_next_pull_is_told_of_a_reset(broker: BrokerUnderTest, start_ms: int
     assert answer.code == ResponseCode.PULL_OFFSET_MOVED
     assert answer.command.header(PullMessageResponseHeader).next_begin_offset == 1
     assert pull(1).code == ResponseCode.SUCCESS
+
+
+def hold_pull(broker: BrokerUnderTest, group: str = "g") -> MemoryChannel:
+    """A pull that waits at the end of queue 0."""
+    channel = MemoryChannel()
+    header = PullMessageHeader(
+        consumer_group=group,
+        topic="t",
+        queue_id=0,
+        queue_offset=4,
+        max_msg_nums=32,
+        sys_flag=2 | 4,
+        commit_offset=0,
+        suspend_timeout_millis=15_000,
+        sub_version=0,
+        subscription="*",
+    )
+    broker.send(RequestCode.PULL_MESSAGE, header, channel=channel)
+    assert channel.replies() == []
+    return channel
+
+
+def sent_to(channel: MemoryChannel) -> int:
+    """The offset that a held pull was answered with."""
+    ((command, _),) = channel.replies()
+    assert command.code == ResponseCode.PULL_OFFSET_MOVED
+    return command.header(PullMessageResponseHeader).next_begin_offset
+
+
+async def test_a_held_pull_is_answered_by_a_reset(broker: BrokerUnderTest, start_ms: int) -> None:
+    channel, other = hold_pull(broker), hold_pull(broker, "other")
+    reset(broker, queue_id=0, offset=1)
+    assert sent_to(channel) == 1
+    assert other.replies() == []
+    again = hold_pull(broker)
+    reset(broker, queue_id=0, offset=4)
+    assert sent_to(again) == 4
+
+
+async def test_a_clone_moves_running_members(broker: BrokerUnderTest, start_ms: int) -> None:
+    broker.offsets.commit("source", "t", 0, 2)
+    broker.join("g", "c", "t")
+    channel = hold_pull(broker)
+    header = CloneGroupOffsetHeader(src_group="source", dest_group="g")
+    assert broker.ask(RequestCode.CLONE_GROUP_OFFSET, header).code == ResponseCode.SUCCESS
+    assert sent_to(channel) == 2
+
+
+@pytest.mark.parametrize("clones", [False, True])
+def test_members_are_requested_to_seek(
+    broker: BrokerUnderTest, start_ms: int, clones: bool
+) -> None:
+    broker.config.use_server_side_reset_offset = False
+    java, cpp = broker.join("g", "c1", "t"), broker.join("g", "c2", "t")
+    member = next(each for each in broker.consumers.members("g") if each.client_id == "c2")
+    member.language = "CPP"
+    java.replies(), cpp.replies()
+    if clones:
+        broker.offsets.commit("source", "t", 0, 3)
+        clone = CloneGroupOffsetHeader(src_group="source", dest_group="g")
+        broker.ask(RequestCode.CLONE_GROUP_OFFSET, clone)
+    else:
+        reset(broker, queue_id=0, offset=3)
+    ((request, body),) = java.replies()
+    assert (request.code, request.is_oneway) == (RequestCode.RESET_CONSUMER_CLIENT_OFFSET, True)
+    header = request.header(ResetOffsetHeader)
+    assert (header.topic, header.group) == ("t", "g")
+    assert fastjson.decode(body, ResetOffsetBody).offset_table == {queue(0): 3}
+    ((_, body),) = cpp.replies()
+    row = {"brokerName": "broker-a", "offset": 3, "queueId": 0, "topic": "t"}
+    assert fastjson.loads(body) == {"offsetTable": [row]}
+    # For members that start now; others may commit until they have the request.
+    assert broker.offsets.query("g", "t", 0) == 3
+    assert broker.offsets.commit("g", "t", 0, 4)
 
 
 def test_a_group_goes_on_where_another_is(broker: BrokerUnderTest) -> None:

@@ -193,7 +193,7 @@ UNSUPPORTED = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         ({}, plain(topic="U"), ILLEGAL, "of topic T"),
         ({}, plain(sys_flag=TRANSACTION_PREPARED), ILLEGAL, "sysFlag"),
         ({}, plain(properties=b"DELAY\x013\x02"), ILLEGAL, "delayed messages"),
-        ({}, plain(properties=b"x\x01y\x02TRAN_MSG\x01true\x02"), UNSUPPORTED, "transactional"),
+        ({}, plain(properties=b"TRAN_MSG\x01true\x02PGROUP\x01g\x02"), ILLEGAL, "transactional"),
         ({}, plain(body=bytes(5 << 20)), ILLEGAL, "more than 4194304"),
         ({}, plain(body=bytes(1 << 18)), ILLEGAL, "record has"),
     ],

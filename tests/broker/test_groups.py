@@ -5,15 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+import structlog
 
+from headrace_broker.config import BrokerConfig
+from headrace_broker.consumer.conflicts import SubscriptionConflicts
 from headrace_broker.consumer.groups import (
     MEMBER_LIFE_MS,
     ConsumerManager,
     Member,
     ProducerManager,
 )
+from headrace_broker.consumer.locks import QueueLocks
 from headrace_broker.consumer.subscriptions import SubscriptionGroups
 from headrace_broker.store.files.config_file import ConfigFile
+from headrace_daemon.host_log import HostLog
 from headrace_protocol.bodies import ConsumerData, SubscriptionData, SubscriptionGroupConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
@@ -32,7 +37,9 @@ def groups(tmp_path: Path) -> SubscriptionGroups:
 
 @pytest.fixture
 def consumers(groups: SubscriptionGroups) -> ConsumerManager:
-    return ConsumerManager(groups)
+    config = BrokerConfig()
+    conflicts = SubscriptionConflicts(config, HostLog(structlog.get_logger()))
+    return ConsumerManager(groups, QueueLocks(), conflicts, config)
 
 
 def wants(*topics: str, version: int = 1, group: str = "g") -> ConsumerData:
@@ -156,6 +163,18 @@ def test_a_group_that_does_not_want_to_be_told(
     one = MemoryChannel()
     consumers.heartbeat(member(one), wants("t"), 0)
     assert notices(one) == []
+
+
+def test_a_broker_that_does_not_notify(groups: SubscriptionGroups) -> None:
+    config = BrokerConfig(notify_consumer_ids_changed_enable=False)
+    conflicts = SubscriptionConflicts(config, HostLog(structlog.get_logger()))
+    one = MemoryChannel()
+    manager = ConsumerManager(groups, QueueLocks(), conflicts, config)
+    manager.heartbeat(member(one), wants("t"), 0)
+    assert notices(one) == []
+    config.notify_consumer_ids_changed_enable = True
+    manager.heartbeat(member(one), wants("u"), 1)
+    assert notices(one) == ["g"]
 
 
 def test_a_broadcasting_group_shares_nothing_to_tell_of(consumers: ConsumerManager) -> None:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.consumer.rebalance import allocate_averagely, java_order
+from headrace.consumer.rebalance import allocate, java_order
+from headrace.consumer.strategies import averagely
 from headrace_protocol.bodies import MessageQueue
 
 
@@ -19,7 +20,7 @@ def queues(count: int) -> list[MessageQueue]:
 def shares(queue_count: int, member_count: int) -> list[list[int]]:
     members = [f"c{number:03}" for number in range(member_count)]
     return [
-        [queue.queue_id for queue in allocate_averagely(queues(queue_count), members, member)]
+        sorted(q.queue_id for q in allocate(averagely, queues(queue_count), members, member))
         for member in members
     ]
 
@@ -52,15 +53,15 @@ def test_every_queue_has_exactly_one_member(queue_count: int, member_count: int)
 def test_the_order_in_which_members_see_things_does_not_matter(
     some_queues: list[MessageQueue], members: list[str]
 ) -> None:
-    assert allocate_averagely(some_queues, members, "b") == queues(7)[3:5]
+    assert allocate(averagely, some_queues, members, "b") == set(queues(7)[3:5])
 
 
 def test_who_is_not_a_member_gets_nothing() -> None:
-    assert allocate_averagely(queues(4), ["a"], "b") == []
+    assert allocate(averagely, queues(4), ["a"], "b") == set()
 
 
 def test_members_are_in_the_order_of_java_strings() -> None:
     # Java compares UTF-16 units: U+1F600 (D83D DE00) comes before U+FF5E.
     astral, wide = "\U0001f600", "～"
     assert sorted([wide, astral], key=java_order) == [astral, wide]
-    assert allocate_averagely(queues(2), [wide, astral], astral) == queues(2)[:1]
+    assert allocate(averagely, queues(2), [wide, astral], astral) == set(queues(2)[:1])

@@ -62,6 +62,8 @@ SCENARIOS = (
     "view_by_offset_id",
     "view_by_unique_id",
 )
+# Undecided transactions are checked soon.
+SETTINGS = {"transactionCheckInterval": "1000", "transactionTimeOut": "1000"}
 SUITE_TIMEOUT_S = 300
 ALLOW = Path(__file__).with_name("allow.txt")
 
@@ -88,7 +90,7 @@ def suite(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     codec: str = request.param
     home = tmp_path_factory.mktemp(codec)
     command = driver_command("conformance.Suite", home=home, codec=codec, options=QUICK_JVM)
-    with quick_peer(PEER) as peer, (home / "stderr").open("w") as errors:
+    with quick_peer(PEER, settings=SETTINGS) as peer, (home / "stderr").open("w") as errors:
         run = subprocess.Popen(
             [*command, peer.nameserver], stdout=subprocess.PIPE, stderr=errors, text=True
         )

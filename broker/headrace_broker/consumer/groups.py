@@ -1,26 +1,30 @@
 """Connected members of consumer groups, with their subscriptions, and of producer groups.
 
 A client is identified by its channel, which is charged for the memory that its heartbeats take. A
-member whose heartbeats stop is removed, and the rest of its group is notified to rebalance.
+member whose heartbeats stop is removed, and the rest of its group is notified to rebalance, now and
+when its queue locks end.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import trio
 
+from headrace_broker.consumer.conflicts import Declarations
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import ConsumerGroupHeader
 from headrace_protocol.serving import notice, run_at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
+    from headrace_broker.consumer.conflicts import SubscriptionConflicts
+    from headrace_broker.consumer.locks import QueueLocks
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
     from headrace_protocol.bodies import ConsumerData, SubscriptionData
     from headrace_protocol.serving import Channel, RunLong
@@ -88,19 +92,19 @@ class _Members:
         self._charges[channel][group] += added_bytes
         channel.charge(added_bytes)
 
-    def remove(self, group: str, channel: Channel) -> bool:
-        """Remove a member; return whether it was one."""
+    def remove(self, group: str, channel: Channel) -> Member | None:
+        """Remove and return a member; None if it was none."""
         if self._heartbeat_ms.pop((group, channel), None) is None:
-            return False
+            return None
         charges = self._charges[channel]
         channel.charge(-charges.pop(group))
         if not charges:
             del self._charges[channel]
         members = self.groups[group]
-        del members[channel]
+        member = members.pop(channel)
         if not members:
             del self.groups[group]
-        return True
+        return member
 
     def groups_of(self, channel: Channel) -> list[str]:
         return list(self._charges.get(channel, ()))
@@ -118,25 +122,29 @@ class ConsumerGroup:
     """Settings and subscriptions of a group, on which all its members should agree.
 
     subscriptions: by topic. payer: the member that is charged for them.
+    declarations: what each member subscribes to.
     """
 
     def __init__(self, data: ConsumerData, payer: Channel) -> None:
         self.data = data
         self.payer = payer
         self.subscriptions: dict[str, SubscriptionData] = {}
+        self.declarations = Declarations()
 
     def update(self, data: ConsumerData) -> tuple[bool, bool]:
-        """Adopt the data of a heartbeat; return whether any subscription, and any topic, changed.
+        """Adopt a heartbeat's data; return whether what pulls depend on, and any topic, changed.
 
         Of two subscriptions to a topic, the newer version wins.
         """
         before = dict(self.subscriptions)
+        has_other_model = data.message_model != self.data.message_model
         wanted = {item.topic: item for item in data.subscription_data_set}
         self.subscriptions = {
             topic: _newer(before.get(topic), item) for topic, item in wanted.items()
         }
         self.data = data
-        return before != self.subscriptions, before.keys() != self.subscriptions.keys()
+        has_other_topics = before.keys() != self.subscriptions.keys()
+        return has_other_model or before != self.subscriptions, has_other_topics
 
 
 def _newer(known: SubscriptionData | None, other: SubscriptionData) -> SubscriptionData:
@@ -152,6 +160,12 @@ def _held_bytes(subscriptions: Iterable[SubscriptionData]) -> int:
     )
 
 
+class NoticePolicy(Protocol):
+    """Settings of the broker about notices; they may change while it runs."""
+
+    notify_consumer_ids_changed_enable: bool
+
+
 class ConsumerManager:
     """Consumer groups that have members.
 
@@ -159,9 +173,19 @@ class ConsumerManager:
     run_long: runs work in slices.
     """
 
-    def __init__(self, groups: SubscriptionGroups, run_long: RunLong = run_at_once) -> None:
+    def __init__(
+        self,
+        groups: SubscriptionGroups,
+        locks: QueueLocks,
+        conflicts: SubscriptionConflicts,
+        policy: NoticePolicy,
+        run_long: RunLong = run_at_once,
+    ) -> None:
         self.change_count = 0
         self.run_long = run_long
+        self._locks = locks
+        self._conflicts = conflicts
+        self._policy = policy
         # Notices per group in this period.
         self._notice_counts: Counter[str] = Counter()
         # Groups whose members are notified at the end of the period.
@@ -177,6 +201,8 @@ class ConsumerManager:
         """Register or renew a member; notify its group of a new member or changed topics.
 
         with_subscriptions: False for a heartbeat that omits them because they are unchanged.
+        Raises RequestError for subscriptions that conflict with another member's, if the broker
+        refuses those.
         """
         if not with_subscriptions:
             data = msgspec.structs.replace(data, subscription_data_set=[])
@@ -186,6 +212,8 @@ class ConsumerManager:
         must_notify = False
         held_bytes: int | None = None
         if with_subscriptions:
+            self._conflicts.check(group.declarations, member.channel, member.client_id, data)
+            group.declarations.put(member.channel, member.client_id, data)
             held_bytes = _held_bytes(data.subscription_data_set)
             before = group.subscriptions
             has_changed, must_notify = group.update(data)
@@ -193,20 +221,33 @@ class ConsumerManager:
             self.change_count += has_changed
             if must_notify:
                 self._update_index(data.group_name, before, group.subscriptions)
-        must_notify |= self._members.heartbeat(data.group_name, member, now_ms, held_bytes)
+        if self._members.heartbeat(data.group_name, member, now_ms, held_bytes):
+            self._locks.returned(data.group_name, member.client_id)
+            must_notify = True
         if must_notify:
-            self._notify(data.group_name)
+            self.notify(data.group_name)
 
     def unregister(self, group: str, channel: Channel) -> None:
-        """Remove a member, and notify the others."""
-        if not self._members.remove(group, channel):
+        """Remove a member that has stopped reading, release its locks and notify the others."""
+        self._leave(group, channel, self._locks.release)
+
+    def _leave(self, group: str, channel: Channel, end_locks: Callable[[str, str], None]) -> None:
+        member = self._members.remove(group, channel)
+        if member is None:
             return
+        self._groups[group].declarations.remove(channel)
+        if self._locks.is_holder(group, member.client_id) and not self._is_connected(group, member):
+            end_locks(group, member.client_id)
         if group in self._members.groups:
             self._pass_charge(group, channel)
-            self._notify(group)
+            self.notify(group)
         else:
             self._update_index(group, self._groups.pop(group).subscriptions, ())
             self.change_count += 1
+
+    def _is_connected(self, group: str, member: Member) -> bool:
+        """Whether a client is still a member, by another connection."""
+        return any(other.client_id == member.client_id for other in self.members(group))
 
     def _pass_charge(self, name: str, channel: Channel) -> None:
         """Charge another member for the subscriptions if the one that leaves paid for them."""
@@ -226,12 +267,26 @@ class ConsumerManager:
 
     def _leave_each(self, members: Iterable[tuple[str, Channel]]) -> Iterator[None]:
         for group, channel in members:
-            self.unregister(group, channel)
+            self._leave(group, channel, self._locks.left)
+            yield
+
+    def expire_locks(self, now_ms: int) -> None:
+        """Remove locks that were not renewed, and notify their groups."""
+        self.run_long(self._notify_each(self._locks.expire(now_ms)))
+
+    def _notify_each(self, groups: Iterable[str | None]) -> Iterator[None]:
+        for group in groups:
+            if group is not None:
+                self.notify(group)
             yield
 
     def group(self, group: str) -> ConsumerGroup | None:
         """A group; None if no member is connected."""
         return self._groups.get(group)
+
+    def names(self) -> list[str]:
+        """The groups that have members."""
+        return list(self._groups)
 
     def members(self, group: str) -> list[Member]:
         """The members of a group."""
@@ -294,7 +349,7 @@ class ConsumerManager:
             for group in waiting:
                 self.run_long(self._send_notices(group))
 
-    def _notify(self, group: str) -> None:
+    def notify(self, group: str) -> None:
         """Notify the members of a group of a change, at once or at the end of the period."""
         self._notice_counts[group] += 1
         if self._notice_counts[group] <= _NOTICES_MAX:
@@ -306,6 +361,8 @@ class ConsumerManager:
         group = self._groups.get(name)
         if group is None or group.data.message_model == BROADCASTING:
             return  # broadcasting members read all queues anyway
+        if not self._policy.notify_consumer_ids_changed_enable:
+            return
         settings = self._settings.get(name)
         if settings is None or settings.notify_consumer_ids_changed_enable:
             message = notice(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace_broker.host_budget import HostBudget
@@ -15,8 +15,12 @@ if TYPE_CHECKING:
     from headrace_protocol.bodies import MessageQueue
 
 LOCK_LIFE_MS = 60_000
+# For a client whose connection is closed: it trusts a lock for 30 s after requesting it.
+LEFT_LIFE_MS = 35_000
 # Memory of a lock without its texts, measured by tests/abuse/test_kept_memory.py.
 _LOCK_BYTES = 1024
+
+_Key = tuple[str, "MessageQueue"]  # group, queue
 
 
 class _Lock(NamedTuple):
@@ -32,10 +36,12 @@ class QueueLocks:
 
     def __init__(self, budget: HostBudget | None = None) -> None:
         self._budget = budget or HostBudget()
-        # By group and queue, least recently renewed first.
-        self._locks: OrderedDict[tuple[str, MessageQueue], _Lock] = OrderedDict()
-        # By group, the queues with a lock.
-        self._of: dict[str, set[MessageQueue]] = {}
+        # Least recently renewed first.
+        self._locks: OrderedDict[_Key, _Lock] = OrderedDict()
+        # By group and client, the locked queues.
+        self._of: defaultdict[str, dict[str, set[MessageQueue]]] = defaultdict(dict)
+        # Group and id of clients that hold locks without a connection.
+        self._left: set[tuple[str, str]] = set()
 
     def __len__(self) -> int:
         return len(self._locks)
@@ -52,60 +58,101 @@ class QueueLocks:
 
         Queues for which ``host`` has no budget left stay unlocked.
         """
-        locks = self._locks
         held = []
         for queue in queues:
             key = group, queue
-            known = locks.get(key)
+            known = self._locks.get(key)
             is_mine = known is not None and known.client_id == client_id
-            if known is None or is_mine or _is_expired(known, now_ms):
-                if not is_mine and not self._has_budget(host, key, client_id):
+            if known is None or is_mine or self._is_expired(group, known, now_ms):
+                if not is_mine and not self._take(host, key, client_id):
                     break
-                locks[key] = _Lock(client_id, now_ms)
-                self._of.setdefault(group, set()).add(queue)
-                locks.move_to_end(key)
+                self._locks[key] = _Lock(client_id, now_ms)
+                self._locks.move_to_end(key)
                 held.append(queue)
+        self.returned(group, client_id)
         return held
 
-    def _has_budget(self, host: Host, key: tuple[str, MessageQueue], client_id: str) -> bool:
+    def _take(self, host: Host, key: _Key, client_id: str) -> bool:
+        """Enter a lock in the indexes, in place of an expired one; False without budget."""
         group, queue = key
         chars = len(group) + len(client_id) + len(queue.topic) + len(queue.broker_name)
+        if key in self._locks:
+            self._remove(key)
         try:
             self._budget.keep(host, key, _LOCK_BYTES + 4 * chars)
         except RequestError:
             return False
+        self._of[group].setdefault(client_id, set()).add(queue)
         return True
 
-    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Release locks; those of other clients stay."""
+    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> bool:
+        """Release locks; those of other clients stay. Returns whether there were any."""
+        before = len(self._locks)
         for queue in queues:
             known = self._locks.get((group, queue))
             if known and known.client_id == client_id:
                 self._remove((group, queue))
+        return len(self._locks) < before
+
+    # -- clients that come and go ------------------------------------------------------------------
+
+    def is_holder(self, group: str, client_id: str) -> bool:
+        """Whether a client has locks."""
+        return group in self._of and client_id in self._of[group]
+
+    def release(self, group: str, client_id: str) -> None:
+        """Release all locks of a client, which reads no longer."""
+        if self.is_holder(group, client_id):
+            self.unlock(group, client_id, list(self._of[group][client_id]))
+
+    def left(self, group: str, client_id: str) -> None:
+        """Shorten the locks of a client without a connection, which may still be reading."""
+        if self.is_holder(group, client_id):
+            self._left.add((group, client_id))
+
+    def returned(self, group: str, client_id: str) -> None:
+        """Undo ``left``."""
+        self._left.discard((group, client_id))
+
+    # -- expiry ------------------------------------------------------------------------------------
 
     def is_any_held(self, group: str, now_ms: int) -> bool:
         """Whether a client holds a queue of a group now."""
-        held = self._locks
-        return any(not _is_expired(held[group, queue], now_ms) for queue in self._of.get(group, ()))
+        return group in self._of and any(
+            not self._is_expired(group, self._locks[group, queue], now_ms)
+            for queues in self._of[group].values()
+            for queue in queues
+        )
 
-    def expire(self, now_ms: int) -> Iterator[None]:
-        """Remove expired locks; yields after each."""
+    def expire(self, now_ms: int) -> Iterator[str | None]:
+        """Remove expired locks; yields the group of each, and None for a lock that stays."""
         while self._locks:
             key, lock = next(iter(self._locks.items()))
-            if not _is_expired(lock, now_ms):
-                return
+            if not self._is_expired(key[0], lock, now_ms):
+                break
             self._remove(key)
-            yield
+            yield key[0]
+        for group, client_id in list(self._left):
+            for queue in list(self._of.get(group, {}).get(client_id, ())):
+                known = self._locks.get((group, queue))
+                if known and self._is_expired(group, known, now_ms):
+                    self._remove((group, queue))
+                    yield group
+                else:
+                    yield None
 
-    def _remove(self, key: tuple[str, MessageQueue]) -> None:
+    def _is_expired(self, group: str, lock: _Lock, now_ms: int) -> bool:
+        has_left = (group, lock.client_id) in self._left
+        return now_ms - lock.locked_ms > (LEFT_LIFE_MS if has_left else LOCK_LIFE_MS)
+
+    def _remove(self, key: _Key) -> None:
         group, queue = key
-        del self._locks[key]
-        queues = self._of[group]
-        queues.discard(queue)
-        if not queues:
+        client_id = self._locks.pop(key).client_id
+        clients = self._of[group]
+        clients[client_id].discard(queue)
+        if not clients[client_id]:
+            del clients[client_id]
+            self._left.discard((group, client_id))
+        if not clients:
             del self._of[group]
         self._budget.drop(key)
-
-
-def _is_expired(lock: _Lock, now_ms: int) -> bool:
-    return now_ms - lock.locked_ms > LOCK_LIFE_MS

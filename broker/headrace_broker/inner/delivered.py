@@ -79,6 +79,9 @@ class Delivered:
                 continue
             left, source = self._left[queue], sources[number]
             if not source:
+                # A half waits for its commit first, and has the same names.
+                if topic != property_value(raw, b"REAL_TOPIC"):
+                    continue
                 left.names[_name(raw, times[number])] += 1
             elif is_commit[number]:
                 left.halves.add(source)

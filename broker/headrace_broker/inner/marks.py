@@ -9,6 +9,7 @@ Source: docs/store-format.md "secondOrder.json"; tests/broker/test_schedule.py.
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -38,6 +39,7 @@ class Marks:
     def __init__(self, file: ConfigFile) -> None:
         """Raises StoreFormatError when what is there can't be read."""
         self._file = file
+        self._lock = Lock()
         self._marks = load_table(file, msgspec.json.Decoder(dict[str, Mark]).decode) or {}
 
     def log_offset(self, name: str, progress: dict[str, int]) -> int | None:
@@ -46,7 +48,8 @@ class Marks:
         return mark.log_offset if mark and mark.progress == progress else None
 
     def save(self, name: str, mark: Mark) -> None:
-        """Replace one mark, on disk when this returns; for one thread at a time. Raises OSError."""
-        marks = {**self._marks, name: mark}
-        self._file.save(msgspec.json.encode(marks))
-        self._marks = marks
+        """Replace one mark, on disk when this returns. Raises OSError."""
+        with self._lock:
+            marks = {**self._marks, name: mark}
+            self._file.save(msgspec.json.encode(marks))
+            self._marks = marks

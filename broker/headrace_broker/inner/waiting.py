@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
@@ -11,7 +12,7 @@ from headrace_broker.store.log.record_checksum import without_checksum
 from headrace_broker.store.queues.queue_blocks import QueueDamaged, QueueView, read_block
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.queues.queue_blocks import QueueBlock
@@ -72,10 +73,16 @@ class WaitingQueue:
 
     def min_offset(self) -> int:
         """Queue offset of the oldest message that is still in the log. Reads the disk."""
+        return self.first_after(self._store.commit_log.min_offset)
+
+    def unit_reader(self, queue_offset: int) -> Callable[[], int]:
+        """A function for any thread: where a message is in the log, -1 if it is gone."""
+        return partial(self._view().units.place, queue_offset)
+
+    def first_after(self, physical_offset: int) -> int:
+        """Queue offset of the first message at or behind a place in the log. Reads the disk."""
         queue = self._store.find_queue(self.topic, self.queue_id)
-        if queue is None:
-            return 0
-        return queue.consume_queue.search_cold(self._store.commit_log.min_offset)()
+        return queue.consume_queue.search_cold(physical_offset)() if queue else 0
 
     async def units(self, first: int) -> Array:
         """Units from ``first`` on, at most UNITS_AT_ONCE: shape (n,), UNIT_DTYPE.
@@ -100,12 +107,17 @@ class WaitingQueue:
         Units without a record, at the start of a queue that begins late, are left out. Raises
         OSError.
         """
+        return await trio.to_thread.run_sync(self._reader(first, end))
+
+    def read_now(self, first: int, end: int) -> list[Waiting | Unreadable]:
+        """``read``, in the caller's thread."""
+        return self._reader(first, end)()
+
+    def _reader(self, first: int, end: int) -> Callable[[], list[Waiting | Unreadable]]:
         view = self._view()._replace(end=min(end, first + RECORDS_AT_ONCE))
         log = self._store.commit_log
         cold_log = ColdFiles(log.files)
-        return await trio.to_thread.run_sync(
-            lambda: list(_read(view, first, cold_log, log.max_offset))
-        )
+        return lambda: list(_read(view, first, cold_log, log.max_offset))
 
     def _view(self) -> QueueView:
         queue = self._store.queue(self.topic, self.queue_id)

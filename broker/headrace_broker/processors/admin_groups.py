@@ -8,6 +8,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from headrace_broker.host_budget import Host
 from headrace_broker.processors.not_saved import not_saved
 from headrace_broker.queue_directory import Here, Use
@@ -35,13 +37,14 @@ from headrace_protocol.headers import (
     QueryTopicConsumeByWhoHeader,
     ResetOffsetHeader,
 )
-from headrace_protocol.serving import Reply, all_ready
+from headrace_protocol.serving import Reply, all_ready, notice
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from headrace_broker.config import BrokerConfig
     from headrace_broker.consumer.groups import ConsumerManager, Member, ProducerManager
+    from headrace_broker.consumer.long_polling import LongPolling
     from headrace_broker.consumer.offsets import ConsumerOffsets
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
     from headrace_broker.persistence import NowMs
@@ -72,11 +75,13 @@ class AdminGroupsProcessor:
         consumers: ConsumerManager,
         producers: ProducerManager,
         offsets: ConsumerOffsets,
+        long_polling: LongPolling,
         statistics: BrokerStatistics,
         now_ms: NowMs,
         changes: HostLog,
     ) -> None:
         self._changes = changes
+        self._long_polling = long_polling
         self._config = config
         self._topics = topics
         self._directory = directory
@@ -258,9 +263,10 @@ class AdminGroupsProcessor:
     # -- resets ------------------------------------------------------------------------------------
 
     def reset_offset(self, request: Request) -> Generator[NotReady | None, None, Reply]:
-        """INVOKE_BROKER_TO_RESET_OFFSET: takes effect at the next pull of each queue.
+        """INVOKE_BROKER_TO_RESET_OFFSET: takes effect at the next or held pull of each queue.
 
-        Resets one queue or all to a time (-1: the end), or one queue to an offset.
+        Resets one queue or all to a time (-1: the end), or one queue to an offset. Without
+        useServerSideResetOffset, the members are requested to seek instead.
         """
         header = request.header(ResetOffsetHeader)
         topic = self._topics.expect(header.topic)
@@ -280,10 +286,12 @@ class AdminGroupsProcessor:
             )
         table = []
         for number, (queue_id, offset) in enumerate(zip(queue_ids, offsets, strict=True), 1):
-            self._offsets.reset(header.group, header.topic, queue_id, offset)
+            self._reset(header.group, header.topic, queue_id, offset)
             table.append((self._queue_key(topic, queue_id), offset))
             if not number % _QUEUES_AT_ONCE:
                 yield None
+        if not self._config.use_server_side_reset_offset:
+            yield from self._request_seek(header, table)
         self._changes.info(
             request.channel.address,
             "offsets reset",
@@ -294,6 +302,30 @@ class AdminGroupsProcessor:
         )
         written = yield from fastjson.dumps_sliced(table)
         return Reply(body=(fastjson.dumps({"offsetTable": written}),))
+
+    def _reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        if not self._config.use_server_side_reset_offset:
+            self._offsets.commit(group, topic, queue_id, offset)
+            return
+        self._offsets.reset(group, topic, queue_id, offset)
+        place = self._directory.find(topic, queue_id, Use.INSPECT)
+        if place is not None and place.queue is not None:
+            self._long_polling.arrived((place.queue,))
+
+    def _request_seek(
+        self, header: ResetOffsetHeader, table: list[tuple[MessageQueue, int]]
+    ) -> Generator[None, None, None]:
+        """Send RESET_CONSUMER_CLIENT_OFFSET to all members."""
+        written = yield from fastjson.dumps_sliced(table)
+        body = fastjson.dumps({"offsetTable": written})
+        rows = [{**msgspec.to_builtins(queue), "offset": offset} for queue, offset in table]
+        cpp_body = fastjson.dumps({"offsetTable": rows})
+        for member in self._consumers.members(header.group):
+            member_body = cpp_body if member.language == "CPP" else body
+            member.channel.write(
+                notice(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, member_body)
+            )
+            yield
 
     def _reset_target(self, header: ResetOffsetHeader) -> int:
         if header.offset is None or header.offset < 0:
@@ -314,13 +346,19 @@ class AdminGroupsProcessor:
         return self._directory.serve(topic, queue_id, Use.BEGIN).source.offset_by_time(timestamp_ms)
 
     def clone_offset(self, request: Request) -> Generator[None, None, Reply]:
-        """CLONE_GROUP_OFFSET: copy the progress of one group to another."""
+        """CLONE_GROUP_OFFSET: copy the progress of one group to another.
+
+        If that has members, it is reset to it.
+        """
         header = request.header(CloneGroupOffsetHeader)
         source, target = header.src_group, header.dest_group
         self._groups.get_or_create(target, Host.of(request.channel))
         topics = {header.topic} if header.topic else self._offsets.topics_of(source)
         for topic in topics:
-            yield from self._offsets.clone(source, target, topic)
+            if self._consumers.group(target) is None:
+                yield from self._offsets.clone(source, target, topic)
+            else:
+                yield from self._move_members(source, target, topic)
             yield
         self._changes.info(
             request.channel.address,
@@ -330,6 +368,16 @@ class AdminGroupsProcessor:
             topics=len(topics),
         )
         return Reply()
+
+    def _move_members(self, source: str, target: str, topic: str) -> Generator[None, None, None]:
+        table = []
+        for queue_id, offset in self._offsets.offsets_of(source, topic).items():
+            self._reset(target, topic, queue_id, offset)
+            table.append((MessageQueue(topic, self._config.broker_name, queue_id), offset))
+            yield
+        if not self._config.use_server_side_reset_offset:
+            header = ResetOffsetHeader(topic=topic, group=target, timestamp=-1, is_force=True)
+            yield from self._request_seek(header, table)
 
     # -- queues ------------------------------------------------------------------------------------
 

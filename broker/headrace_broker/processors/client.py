@@ -130,12 +130,11 @@ class ClientProcessor:
         for consumer in data.consumer_data_set:
             try:
                 self._prepare_group(consumer, channel)
-            except RequestError as error:
-                rejection = error
-            else:
                 self._consumers.heartbeat(
                     member, consumer, now_ms, with_subscriptions=not data.without_sub
                 )
+            except RequestError as error:
+                rejection = error
             yield None
             if not channel.is_open:
                 return None
@@ -194,7 +193,8 @@ class ClientProcessor:
         """UNLOCK_BATCH_MQ: release locks. Not in slices: clients usually disconnect right after."""
         body = LockBatchRequestBody.decode(request.body)
         check_items("queues to unlock", body.mq_set)
-        self._locks.unlock(body.consumer_group, body.client_id, body.mq_set)
+        if self._locks.unlock(body.consumer_group, body.client_id, body.mq_set):
+            self._consumers.notify(body.consumer_group)
         return Reply()
 
     # -- progress ----------------------------------------------------------------------------------

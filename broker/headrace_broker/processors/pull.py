@@ -12,12 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from headrace_broker.consumer.filters import wanted_tags
+from headrace_broker.consumer.groups import BROADCASTING
 from headrace_broker.consumer.long_polling import HeldRequest
 from headrace_broker.host_budget import Host
 from headrace_broker.queue_directory import Use
 from headrace_broker.store.store_source import GetResult, GetStatus
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.errors import NotReady
+from headrace_protocol.errors import NotReady, RequestError
 from headrace_protocol.frame import frame_prefix
 from headrace_protocol.header_codecs import SerializeType
 from headrace_protocol.headers import (
@@ -32,11 +33,13 @@ if TYPE_CHECKING:
     from headrace_broker.consumer.groups import ConsumerManager
     from headrace_broker.consumer.long_polling import LongPolling
     from headrace_broker.consumer.offsets import ConsumerOffsets
+    from headrace_broker.consumer.pull_watch import LastPull, PullWatch
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
     from headrace_broker.queue_directory import QueueDirectory, Source
     from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.topics.table import TopicTable
+    from headrace_protocol.bodies import SubscriptionGroupConfig
     from headrace_protocol.serving import Registry, Request
 
 _COMMIT_OFFSET = 0x1
@@ -65,6 +68,9 @@ _CODES = {
     GetStatus.OFFSET_RESET: ResponseCode.PULL_OFFSET_MOVED,
 }
 
+# What ends a wait at the end of a queue.
+_ANSWERED_AT_END = (GetStatus.FOUND, GetStatus.OFFSET_RESET)
+
 _FOUND = (
     b'{"code":0,"extFields":{"suggestWhichBrokerId":"0","groupSysFlag":"0",'
     b'"nextBeginOffset":"%d","maxOffset":"%d","minOffset":"%d","topicSysFlag":"0"},"flag":1,'
@@ -84,12 +90,13 @@ AnswerResult = Callable[["Request", ResponseCode, GetResult], Reply | None]
 class PullTarget(NamedTuple):
     """A queue that a group may read, and the tags that it wants.
 
-    queue: where pulls wait. source: where they read.
+    queue: where pulls wait. source: where they read. last_pull: noted for ``PullWatch``.
     """
 
     queue: StoreQueue
     source: Source
     tags: frozenset[int] | None
+    last_pull: LastPull
 
     @property
     def tags_bytes(self) -> int:
@@ -129,21 +136,23 @@ class _HeldPull(HeldRequest, Generic[Header]):
             return True
 
     def _try_answer(self, may_wait: bool) -> bool:
-        position = self.position
+        position, header, target = self.position, self._header, self._target
         try:
-            result = self._get(self._header, self._target, position)
+            result = self._processor.take_reset(header, target.source) or self._get(
+                header, target, position
+            )
         except NotReady:
             # The messages have left memory meanwhile; the client's next pull waits for the disk.
-            result = _no_match(self._target.source, position)
+            result = _no_match(target.source, position)
             may_wait = False
         is_at_end = result.next_offset >= result.max_offset
-        if may_wait and is_at_end and result.status is not GetStatus.FOUND:
+        if may_wait and is_at_end and result.status not in _ANSWERED_AT_END:
             # The next attempt starts after the messages that the filter rejected.
             if result.status is GetStatus.NO_MATCHED_MESSAGE:
                 self.position = result.next_offset
             return False
         request, answer = self.request, self._answer
-        reply = self._processor.answer(request, self._header, position, result, answer)
+        reply = self._processor.answer(request, header, position, result, answer)
         if reply is not None:
             request.reply(reply)
         return True
@@ -162,6 +171,7 @@ class PullProcessor:
         offsets: ConsumerOffsets,
         long_polling: LongPolling,
         statistics: BrokerStatistics,
+        watch: PullWatch,
     ) -> None:
         self._config = config
         self._topics = topics
@@ -171,6 +181,7 @@ class PullProcessor:
         self._offsets = offsets
         self._long_polling = long_polling
         self._statistics = statistics
+        self._watch = watch
         self.registry: Registry
         self._targets: dict[tuple[object, ...], PullTarget] = {}
         self._targets_bytes = 0
@@ -221,14 +232,15 @@ class PullProcessor:
                 header.queue_id,
                 header.commit_offset,
             )
+        target.last_pull.look = self._watch.look
         position = header.queue_offset
-        result = self._take_reset(header, target.source) or get(header, target, position)
+        result = self.take_reset(header, target.source) or get(header, target, position)
         if header.sys_flag & _SUSPEND and _is_held(result.status, position):
             self._hold(request, header, target, get, answer)
             return None
         return self.answer(request, header, position, result, answer)
 
-    def _take_reset(self, header: PullHeader, source: Source) -> GetResult | None:
+    def take_reset(self, header: PullHeader, source: Source) -> GetResult | None:
         """The result that sends a group to the offset of a reset; None without a reset."""
         offset = self._offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
         if offset is None:
@@ -249,6 +261,7 @@ class PullProcessor:
             if self._config.long_polling_enable
             else _SHORT_POLL_MS
         )
+        self._watch.held(target.last_pull, timeout_ms / 1000)
         # A pull needs no body; a client's would only hold memory.
         request.body = b""
         held = _HeldPull(self, request, header, target, get, answer)
@@ -303,11 +316,29 @@ class PullProcessor:
         self, request: Request, header: PullHeader, wanted: str | int | None
     ) -> PullTarget:
         host = Host.of(request.channel)
-        self._groups.check_consumable(header.consumer_group, host)
+        settings = self._groups.check_consumable(header.consumer_group, host)
+        self._check_message_model(settings)
         make_room = partial(self._make_room, header, host)
         place = self._directory.serve(header.topic, header.queue_id, Use.PULL, make_room)
         assert place.queue is not None
-        return PullTarget(place.queue, place.source, self._wanted_tags(header, wanted))
+        return PullTarget(
+            place.queue,
+            place.source,
+            self._wanted_tags(header, wanted),
+            self._watch.last_pull(header.consumer_group, header.topic, header.queue_id),
+        )
+
+    def _check_message_model(self, settings: SubscriptionGroupConfig) -> None:
+        """Raise RequestError for a broadcasting group that must not be one."""
+        name = settings.group_name
+        group = self._consumers.group(name)
+        is_broadcasting = group is not None and group.data.message_model == BROADCASTING
+        if is_broadcasting and not settings.consume_broadcast_enable:
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                f"the consumer group[{name}] can not consume by broadcast way: "
+                "consumeBroadcastEnable is false; mqadmin updateSubGroup -d true allows it",
+            )
 
     def _make_room(self, header: PullHeader, host: Host, is_new: bool) -> None:
         self._offsets.make_room(header.consumer_group, header.topic, header.queue_id, host)

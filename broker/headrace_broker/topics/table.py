@@ -170,6 +170,11 @@ class TopicTable:
         """A topic, or None if it does not exist."""
         return self._topics.get(topic)
 
+    def readable_queues(self, topic: str) -> int:
+        """Number of queues that consumers may read; 0 if the topic does not exist."""
+        config = self._topics.get(topic)
+        return config.read_queue_nums if config and config.perm & PERM_READ else 0
+
     def all(self) -> Iterable[TopicConfig]:
         """Every topic."""
         return self._topics.values()

@@ -55,7 +55,8 @@ def _properties(message: ReceivedMessage) -> dict[str, Any]:
         "born_time": time_text(message.born_timestamp_ms),
         "store_time": time_text(message.store_timestamp_ms),
         "reconsume_times": message.reconsume_times,
-        "properties": message.stored.properties,
+        "properties": message.properties,
+        "system_properties": message.system_properties,
     }
 
 

@@ -11,7 +11,7 @@ from headrace.consumer.fetcher import Fetcher
 from headrace.consumer.locks import QueueLockClient
 from headrace.consumer.offset_store import OffsetStore
 from headrace.consumer.process_queue import Limits, ProcessQueue
-from headrace.consumer.rebalance import allocate_averagely
+from headrace.consumer.rebalance import allocate
 from headrace.consumer.start import Start, start_offset
 from headrace.errors import HeadraceError, NoQueue, RouteNotFound
 from headrace.pacing import Pacer
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from headrace.consumer.inbox import Inbox
+    from headrace.consumer.strategies import Strategy
     from headrace.consumer.subscription import Subscription
     from headrace.instance import ClientInstance
     from headrace.messages import BodyLimits
@@ -37,6 +38,10 @@ _log = logging.getLogger("headrace.consumer")
 
 REBALANCE_INTERVAL_S = 20.0
 COMMIT_INTERVAL_S = 5.0
+LOCK_INTERVAL_S = 10.0
+# Brokers give a queue away 60 s after the last request for its lock, or 35 s if the connection is
+# closed.
+LOCK_TRUST_S = 30.0
 _RETRY_PAUSE_S = 1.0
 _HANDOVER_S = 20.0
 
@@ -57,6 +62,7 @@ class Assignment:
         *,
         start: Start,
         ordered: bool,
+        strategy: Strategy,
         limits: Limits,
         body_limits: BodyLimits,
     ) -> None:
@@ -68,10 +74,15 @@ class Assignment:
         self._inbox = inbox
         self._start = start
         self._ordered = ordered
+        self._strategy = strategy
         self._limits = limits
         self._offsets = OffsetStore(instance)
         self._locks = QueueLockClient(instance, group)
         self._fetcher = Fetcher(instance, group, inbox, body_limits)
+        # Released queues whose last messages are still being processed, under the lock.
+        self._leaving: set[MessageQueue] = set()
+        # Queues that a renewal locked again although they were released meanwhile.
+        self._strays: set[MessageQueue] = set()
         self._tasks: TaskGroup | None = None
 
     async def start(self, tasks: TaskGroup) -> None:
@@ -80,6 +91,8 @@ class Assignment:
         complete = await self._rebalance()
         tasks.start_soon(self._rebalance_regularly, complete)
         tasks.start_soon(self._commit_regularly)
+        if self._ordered:
+            tasks.start_soon(self._renew_locks_regularly)
 
     async def commit(self) -> None:
         """Commit all processed messages, and wait until the brokers confirm."""
@@ -115,6 +128,7 @@ class Assignment:
     async def _rebalance(self) -> bool:
         """Bring the assignment up to date; return False if it is incomplete."""
         complete = True
+        await self._unlock_strays()
         for subscription in self._subscriptions:
             try:
                 route = await self._instance.route(subscription.topic)
@@ -130,18 +144,20 @@ class Assignment:
         # By broker name, the error that makes the broker's queues unavailable for now.
         failures = await self._join(route)
         members = await self._members(route, failures)
-        mine = set(allocate_averagely(route.read_queues, members, self._instance.client_id))
+        mine = allocate(self._strategy, route.read_queues, members, self._instance.client_id)
+        self._drop_lost_queues()
         held = {queue for queue in self.process_queues if queue.topic == subscription.topic}
         await self._hand_over(sorted(held - mine))
-        asked = {queue for queue in mine if queue.broker_name not in failures}
-        locked = await self._locks.lock(sorted(asked), failures) if self._ordered else asked
+        asked = {queue for queue in mine - self._leaving if queue.broker_name not in failures}
+        locked_at = anyio.current_time()
+        locked = await self._lock(sorted(asked), failures) if self._ordered else asked
         for queue in sorted(held & asked - locked):
             if queue.broker_name not in failures:
                 # Another member already holds the queue, so there is nothing to commit.
                 self.process_queues.pop(queue).drop()
         for queue in sorted(locked - held):
             if queue.broker_name not in failures:
-                await self._try_to_take_over(queue, subscription, failures)
+                await self._try_to_take_over(queue, subscription, failures, locked_at)
         self._report_failures(mine, failures)
         return not failures and mine <= self.process_queues.keys()
 
@@ -197,20 +213,25 @@ class Assignment:
         queue: MessageQueue,
         subscription: Subscription,
         failures: dict[str, HeadraceError],
+        locked_at: float,
     ) -> None:
         """Take over a queue; record an error of its broker in ``failures``."""
         try:
-            await self._take_over(queue, subscription)
+            await self._take_over(queue, subscription, locked_at)
         except HeadraceError as error:
             failures[queue.broker_name] = error
 
-    async def _take_over(self, queue: MessageQueue, subscription: Subscription) -> None:
+    async def _take_over(
+        self, queue: MessageQueue, subscription: Subscription, locked_at: float
+    ) -> None:
         committed = await self._offsets.committed(self._group, queue)
         offset = committed
         if offset is None:
             start = "earliest" if _is_retry(queue.topic) else self._start
             offset = await start_offset(start, queue, self._offsets)
         process_queue = ProcessQueue(queue, self._limits, offset, committed)
+        if self._ordered:
+            process_queue.locked_until = locked_at + LOCK_TRUST_S
         self.process_queues[queue] = process_queue
         assert self._tasks is not None
         self._tasks.start_soon(self._fetcher.run, process_queue, subscription)
@@ -223,6 +244,7 @@ class Assignment:
         assert self._tasks is not None
         for process_queue in released:
             process_queue.drop()
+            self._leaving.add(process_queue.queue)
             self._tasks.start_soon(self._hand_over_ordered, process_queue)
 
     async def _hand_over_ordered(self, process_queue: ProcessQueue) -> None:
@@ -233,6 +255,8 @@ class Assignment:
             await self._release([process_queue])
         except HeadraceError as error:
             _log.warning("group %s: messages will be redelivered: %s", self._group, error)
+        finally:
+            self._leaving.discard(process_queue.queue)
 
     async def _release(self, process_queues: list[ProcessQueue]) -> None:
         for process_queue in process_queues:
@@ -240,6 +264,58 @@ class Assignment:
         await self._commit(process_queues)
         if self._ordered:
             await self._locks.unlock([process_queue.queue for process_queue in process_queues])
+
+    # -- locks -------------------------------------------------------------------------------------
+
+    async def _lock(
+        self, queues: list[MessageQueue], failures: dict[str, HeadraceError]
+    ) -> set[MessageQueue]:
+        """Take or renew locks; see ``QueueLockClient.lock``."""
+        asked_at = anyio.current_time()
+        locked = await self._locks.lock(queues, failures)
+        for queue in locked & self.process_queues.keys():
+            process_queue = self.process_queues[queue]
+            # Another member may have processed the queue since a lock that has ended.
+            if process_queue.locked_until is not None and not process_queue.has_lost_lock:
+                process_queue.locked_until = max(
+                    process_queue.locked_until, asked_at + LOCK_TRUST_S
+                )
+        return locked
+
+    async def _renew_locks_regularly(self) -> None:
+        while True:
+            await anyio.sleep(LOCK_INTERVAL_S)
+            try:
+                await self._renew_locks()
+            except HeadraceError as error:
+                _log.warning("group %s: locks not renewed, retrying: %s", self._group, error)
+
+    async def _renew_locks(self) -> None:
+        failures: dict[str, HeadraceError] = {}
+        asked = sorted(self.process_queues)
+        locked = await self._lock(asked, failures)
+        self._strays |= locked - self.process_queues.keys()
+        refused = {queue for queue in asked if queue.broker_name not in failures} - locked
+        if self._strays or refused & self.process_queues.keys():
+            self.group_changed.set()
+
+    async def _unlock_strays(self) -> None:
+        """Not done by the renewal: meanwhile, a rebalance may be taking the queues over again."""
+        strays, self._strays = self._strays - self.process_queues.keys() - self._leaving, set()
+        try:
+            await self._locks.unlock(strays)
+        except HeadraceError as error:
+            _log.warning("group %s: some queues stay locked for a minute: %s", self._group, error)
+
+    def _drop_lost_queues(self) -> None:
+        for queue, process_queue in list(self.process_queues.items()):
+            if process_queue.has_lost_lock:
+                _log.warning(
+                    "group %s: lock of %s not renewed in time, messages may be redelivered",
+                    self._group,
+                    queue,
+                )
+                self.process_queues.pop(queue).drop()
 
     # -- progress ----------------------------------------------------------------------------------
 
@@ -266,11 +342,12 @@ class Assignment:
 
 
 def _progress(process_queues: Iterable[ProcessQueue]) -> dict[MessageQueue, int]:
-    """Offsets that are processed but not committed."""
+    """Offsets that are processed but not committed, except of queues that others may process."""
     return {
         process_queue.queue: process_queue.processed_offset
         for process_queue in process_queues
         if process_queue.processed_offset != process_queue.committed_offset
+        and not process_queue.has_lost_lock
     }
 
 

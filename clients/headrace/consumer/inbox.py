@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 
     from headrace.consumer.process_queue import Delivery, ProcessQueue
     from headrace.messages import MessageBatch, ReceivedMessage
+    from headrace_protocol.bodies import MessageQueue
+
+
+# How long a task processes an ordered queue in a row while other queues wait.
+_TURN_S = 60.0
 
 
 class Inbox:
@@ -107,7 +113,10 @@ class Inbox:
 
     def is_handed_out(self, process_queue: ProcessQueue) -> bool:
         """Whether a batch of this queue is handed out and not processed."""
-        return any(delivery.process_queue is process_queue for delivery in self._handed_out)
+        # A queue that was lost and taken again has a new ProcessQueue.
+        return any(
+            delivery.process_queue.queue == process_queue.queue for delivery in self._handed_out
+        )
 
     async def wait_until_idle(self, process_queue: ProcessQueue) -> None:
         """Wait until no batch of this queue is handed out; for ordered inboxes."""
@@ -123,19 +132,64 @@ class Inbox:
             if self._single_user or (holder.is_this_task() and holder.is_in_time()):
                 delivery.mark_handed_out_processed()
 
+    def retry(self, queue: MessageQueue, offset: int, delay_s: float) -> bool:
+        """Hand a queue out again after ``delay_s``, from the message at ``offset`` on.
+
+        Returns False if that message is not handed out.
+        """
+        for delivery in list(self._handed_out):
+            process_queue = delivery.process_queue
+            is_current = delivery.processed_offset <= offset < delivery.handed_out_offset
+            if process_queue.queue == queue and is_current:
+                del self._handed_out[delivery]
+                if delivery.is_valid:
+                    self._waiting.appendleft(process_queue.retry(delivery, offset))
+                    process_queue.suspended_until = anyio.current_time() + delay_s
+                self._signal()
+                return True
+        return False
+
+    def yield_turn(self, delivery: Delivery) -> None:
+        """Let other queues be handed out before the rest of a handed-out delivery."""
+        process_queue = delivery.process_queue
+        rest = process_queue.retry(delivery, delivery.handed_out_offset)
+        del self._handed_out[delivery]
+        waiting = list(self._waiting)
+        same_queue = [each for each in waiting if each.process_queue is process_queue]
+        others = [each for each in waiting if each.process_queue is not process_queue]
+        self._waiting = deque([*others, rest, *same_queue])
+        self._signal()
+
     def _next(self) -> Delivery | None:
-        for _ in range(len(self._waiting)):
+        blocked: list[Delivery] = []
+        found = None
+        while self._waiting and found is None:
             delivery = self._waiting.popleft()
-            if not delivery.is_valid:
-                continue
-            if not (self._ordered and self.is_handed_out(delivery.process_queue)):
-                return delivery
-            self._waiting.append(delivery)
-        return None
+            if delivery.is_valid and self._is_blocked(delivery.process_queue):
+                blocked.append(delivery)
+            elif delivery.is_valid:
+                found = delivery
+        self._waiting.extendleft(reversed(blocked))
+        return found
+
+    def _is_blocked(self, process_queue: ProcessQueue) -> bool:
+        """Whether a queue has to wait, for its current batch or until its retry."""
+        if not self._ordered:
+            return False
+        if process_queue.suspended_until > anyio.current_time():
+            return True
+        return self.is_handed_out(process_queue)
 
     async def _wait_for_change(self) -> None:
         self._changed = self._changed or anyio.Event()
-        await self._changed.wait()
+        with anyio.CancelScope(deadline=self._next_retry()):
+            await self._changed.wait()
+
+    def _next_retry(self) -> float:
+        """Loop time at which the first suspended queue may be handed out."""
+        now = anyio.current_time()
+        times = (each.process_queue.suspended_until for each in self._waiting)
+        return min((time for time in times if time > now), default=math.inf)
 
     def _signal(self) -> None:
         if self._changed:
@@ -165,16 +219,24 @@ class Receiver:
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
+        self._taken_at = 0.0
         self.delivery: Delivery | None = None
 
     async def receive(self) -> Delivery:
         """The current delivery if it has more messages, otherwise the next one."""
         if self.delivery and self.delivery.has_more:
             await anyio.lowlevel.checkpoint()
+            if self._is_turn_over(self.delivery):
+                self._inbox.yield_turn(self.delivery)
         self._finish_if_exhausted()
         if self.delivery is None:
             self.delivery = await self._inbox.take()
+            self._taken_at = anyio.current_time()
         return self.delivery
+
+    def _is_turn_over(self, delivery: Delivery) -> bool:
+        is_ordered = delivery.process_queue.is_locked and delivery.has_more
+        return is_ordered and anyio.current_time() - self._taken_at >= _TURN_S
 
     def receive_ready(self) -> Delivery | None:
         """Like ``receive``, but None instead of waiting."""

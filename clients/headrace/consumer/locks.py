@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from headrace.errors import HeadraceError
+from headrace.tasks import gather
 from headrace_protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
 from headrace_protocol.codes import RequestCode
 
@@ -30,19 +31,23 @@ class QueueLockClient:
 
         failures: receives the error of each broker that does not answer, by broker name.
         """
+        by_broker = list((await self._by_broker(queues)).items())
         locked: set[MessageQueue] = set()
-        for address, part in (await self._by_broker(queues)).items():
-            try:
-                response = await self._instance.request(
-                    address, RequestCode.LOCK_BATCH_MQ, None, self._body(part)
-                )
-                granted = response.expect().decode(LockBatchResponseBody).lock_ok_mq_set
-            except HeadraceError as error:
-                failures |= dict.fromkeys((queue.broker_name for queue in part), error)
+        outcomes = await gather(self._lock_at, by_broker)
+        for (_, part), outcome in zip(by_broker, outcomes, strict=True):
+            if isinstance(outcome, HeadraceError):
+                failures |= dict.fromkeys((queue.broker_name for queue in part), outcome)
             else:
                 # Ignore queues that were not in the request.
-                locked.update(set(part).intersection(granted))
+                locked.update(set(part).intersection(outcome))
         return locked
+
+    async def _lock_at(self, part: tuple[str, list[MessageQueue]]) -> list[MessageQueue]:
+        address, queues = part
+        response = await self._instance.request(
+            address, RequestCode.LOCK_BATCH_MQ, None, self._body(queues)
+        )
+        return response.expect().decode(LockBatchResponseBody).lock_ok_mq_set
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
         """Release locks."""

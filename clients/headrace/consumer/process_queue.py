@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -90,7 +91,9 @@ class Delivery:
         self._processed_count, self._current_max = self.handed_out_count, 1
         if not self.ready:
             start = self._taken_count
-            self._taken_count = min(start + _READY_MAX, len(self.batch))
+            # The lock is checked before each message.
+            ready_max = 1 if self.process_queue.is_locked else _READY_MAX
+            self._taken_count = min(start + ready_max, len(self.batch))
             self.ready.extend(self.batch.part(start, self._taken_count))
         return self.ready
 
@@ -118,7 +121,8 @@ class ProcessQueue:
     pull_offset: offset at which the next pull begins.
     committed_offset: progress known to the broker; None if it has to be committed again.
     replica_id: replica of the broker that the last response suggested.
-    is_dropped: whether the queue was released; fetched messages are then not handed out.
+    locked_until: loop time at which this member's lock ends; None if it has none.
+    suspended_until: loop time before which no message is handed out.
     fetching: scope of the task that pulls. pulling: scope of the pull in flight.
     """
 
@@ -129,7 +133,8 @@ class ProcessQueue:
         self.pull_offset = offset
         self.committed_offset = committed_offset
         self.replica_id = 0
-        self.is_dropped = False
+        self.locked_until: float | None = None
+        self.suspended_until = -math.inf
         self.fetching = anyio.CancelScope()
         self.pulling = anyio.CancelScope()
         self._limits = limits
@@ -137,6 +142,24 @@ class ProcessQueue:
         self._message_count = 0
         self._record_bytes = 0
         self._room: anyio.Event | None = None
+        self._is_dropped = False
+        self._retried_offset = -1
+        self._retry_count = 0
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether the queue is processed under a lock."""
+        return self.locked_until is not None
+
+    @property
+    def has_lost_lock(self) -> bool:
+        """Whether the lock has ended, so that another member may process the queue."""
+        return self.locked_until is not None and anyio.current_time() >= self.locked_until
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether the queue was released or lost; fetched messages are then not handed out."""
+        return self._is_dropped or self.has_lost_lock
 
     @property
     def processed_offset(self) -> int:
@@ -173,6 +196,20 @@ class ProcessQueue:
             self._deliveries.popleft()
         self._signal_room()
 
+    def retry(self, delivery: Delivery, offset: int) -> Delivery:
+        """Replace the first delivery by one that hands out the message at ``offset`` again."""
+        index = delivery.handed_out_count
+        while index and delivery.batch.offset_at(index) > offset:
+            index -= 1
+        delivery.is_done = True
+        delivery.put_back()
+        assert self._deliveries[0] is delivery
+        batch = delivery.batch.part(index, len(delivery.batch))
+        self._message_count -= index
+        self._record_bytes += batch.buffer_bytes - delivery.batch.buffer_bytes
+        self._deliveries[0] = again = Delivery(self, batch)
+        return again
+
     def reset(self, offset: int) -> None:
         """Continue from ``offset``; discard everything fetched so far."""
         for delivery in self._deliveries:
@@ -187,10 +224,16 @@ class ProcessQueue:
 
     def drop(self) -> None:
         """Stop reading the queue."""
-        self.is_dropped = True
+        self._is_dropped = True
         for delivery in self._deliveries:
             delivery.put_back()
         self.fetching.cancel()
+
+    def count_attempt(self, offset: int) -> int:
+        """Count a failed attempt at the message at ``offset``; return how many it had in a row."""
+        self._retry_count = self._retry_count + 1 if offset == self._retried_offset else 1
+        self._retried_offset = offset
+        return self._retry_count
 
     async def wait_for_room(self) -> None:
         """Wait until another pull is allowed."""

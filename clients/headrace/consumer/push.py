@@ -13,6 +13,7 @@ from headrace.consumer.inbox import BatchIterator, Inbox, MessageIterator
 from headrace.consumer.process_queue import Limits
 from headrace.consumer.running_info import running_info
 from headrace.consumer.start import DEFAULT_START, Start, check_start, consume_from_where
+from headrace.consumer.strategies import Strategy, averagely
 from headrace.consumer.subscription import ALL, Subscription
 from headrace.errors import ConfigurationError
 from headrace.instance import ClientInstance
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 _LEAVE_S = 5.0
 _RECONSUME_TIMES_MAX = 16
+_RETRY_S_MIN = 0.01
+_RETRY_S_MAX = 30.0
 
 
 class Consumer(Startable):
@@ -48,7 +51,11 @@ class Consumer(Startable):
     start: where a group starts that has committed nothing yet: "earliest", "latest", a datetime or
         milliseconds since 1970.
     ordered: lock each queue at its broker, so that two members never process it at the same time,
-        not even while queues move between members, and hand out one batch per queue at a time.
+        not even while queues move between members, and hand out one message, or batch, per queue
+        at a time.
+    strategy: how the members share queues, from ``headrace.consumer.strategies`` or a function
+        like those; all members must use the same.
+    max_attempts: after so many calls of ``retry``, a message goes to the dead letters.
     queue_messages_max, queue_bytes_max: how much of each queue is fetched ahead.
     body_bytes_max: reading a compressed body that is larger when decompressed raises an error.
     batch_bytes_max: the same limit for all bodies of a batch, when they are read together.
@@ -72,6 +79,8 @@ class Consumer(Startable):
         nameserver: str | Sequence[str] | None = None,
         start: Start = DEFAULT_START,
         ordered: bool = False,
+        strategy: Strategy = averagely,
+        max_attempts: int | None = None,
         queue_messages_max: int = 100_000,
         queue_bytes_max: int = 16 * 1024 * 1024,
         body_bytes_max: int = BODY_BYTES_MAX,
@@ -85,10 +94,12 @@ class Consumer(Startable):
             queue_bytes_max=queue_bytes_max,
             body_bytes_max=body_bytes_max,
             batch_bytes_max=batch_bytes_max,
+            max_attempts=max_attempts,
         )
         self.group = group
         self._start = start
         self._ordered = ordered
+        self._max_attempts = max_attempts
         self._subscriptions = _subscriptions(group, topics)
         self._instance = ClientInstance(nameserver, connect=connect)
         self._inbox = Inbox("Consumer", ordered=ordered, single_user=self._single_user)
@@ -99,6 +110,7 @@ class Consumer(Startable):
             self._inbox,
             start=start,
             ordered=ordered,
+            strategy=strategy,
             limits=Limits(queue_messages_max, queue_bytes_max),
             body_limits=BodyLimits(body_bytes_max, batch_bytes_max),
         )
@@ -183,6 +195,28 @@ class Consumer(Startable):
         address = await self._instance.broker_address(queue.topic, queue.broker_name)
         response = await self._instance.request(address, RequestCode.CONSUMER_SEND_MSG_BACK, header)
         response.expect()
+
+    async def retry(self, message: ReceivedMessage, *, after: float = 1.0) -> None:
+        """Get the current message of an ordered consumer again; its queue waits until then.
+
+        after: seconds, 0.01 to 30. Later messages of a batch come again, too. After
+        ``max_attempts`` the message goes to the group's dead letters instead.
+        """
+        self._instance.check_open("Consumer")
+        if not self._ordered:
+            raise ConfigurationError("retry is for ordered consumers; use send_back")
+        if not _RETRY_S_MIN <= after <= _RETRY_S_MAX:
+            raise ConfigurationError(
+                f"after={after}: must be {_RETRY_S_MIN} to {_RETRY_S_MAX} seconds"
+            )
+        if self._max_attempts is not None and self._count_attempt(message) >= self._max_attempts:
+            await self.send_back(message, delay_level=-1)
+        elif not self._inbox.retry(message.queue, message.queue_offset, after):
+            raise ConfigurationError(f"{message} is processed already; retry the current message")
+
+    def _count_attempt(self, message: ReceivedMessage) -> int:
+        process_queue = self._assignment.process_queues.get(message.queue)
+        return process_queue.count_attempt(message.queue_offset) if process_queue else 0
 
     # -- requests of brokers -----------------------------------------------------------------------
 

@@ -1,12 +1,13 @@
-"""Allocation of queues to the members of a group: pure functions that each member evaluates."""
+"""The share of one member of a group, which each member computes by itself."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
+    from headrace.consumer.strategies import Strategy
     from headrace_protocol.bodies import MessageQueue
 
 
@@ -20,20 +21,16 @@ def queue_order(queue: MessageQueue) -> tuple[bytes, bytes, int]:
     return java_order(queue.topic), java_order(queue.broker_name), queue.queue_id
 
 
-def allocate_averagely(
-    queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str
-) -> list[MessageQueue]:
-    """The share of ``client_id``: consecutive queues; the first members get one more if needed.
+def allocate(
+    strategy: Strategy, queues: Iterable[MessageQueue], client_ids: Iterable[str], client_id: str
+) -> set[MessageQueue]:
+    """The share of ``client_id``, equal to the official clients', so a group can mix both kinds.
 
-    This is the official clients' default ("AVG"), so a group can mix members of both kinds. All
-    members must see the same queues and members, in any order. Empty if ``client_id`` is not a
+    All members must see the same queues and members, in any order. Empty if ``client_id`` is not a
     member (yet).
     """
+    ordered = sorted(queues, key=queue_order)
     members = sorted(set(client_ids), key=java_order)
     if client_id not in members:
-        return []
-    index = members.index(client_id)
-    share, more = divmod(len(queues), len(members))
-    start = index * share + min(index, more)
-    end = start + share + (index < more)
-    return sorted(queues, key=queue_order)[start:end]
+        return set()
+    return set(ordered).intersection(strategy(ordered, members, client_id))

@@ -97,7 +97,7 @@ final class QueryScenarios {
         return "0, 10, 15";
     }
 
-    /** A committed transaction is delivered, a rolled back one is not. */
+    /** A committed transaction is delivered, a rolled back one is not; who says neither is asked. */
     private static String transaction(Session session) throws Exception {
         String topic = session.createTopic(1);
         TransactionMQProducer producer = new TransactionMQProducer("PT_" + session.scope);
@@ -105,27 +105,33 @@ final class QueryScenarios {
         producer.setTransactionListener(new Decider());
         producer.start();
         try {
-            for (int index = 0; index < 4; index++) {
-                producer.sendMessageInTransaction(session.message(index), index % 2 == 0);
+            for (int index = 0; index < 6; index++) {
+                producer.sendMessageInTransaction(session.message(index), STATES[index % 3]);
             }
-            List<MessageExt> read = session.readAll(topic, 2);
-            Check.equal(List.of("body-0", "body-2"), Session.sortedTexts(read), "committed");
-            return "2 of 4 committed";
+            List<MessageExt> read = session.readAll(topic, 4);
+            Check.equal(List.of("body-0", "body-2", "body-3", "body-5"),
+                Session.sortedTexts(read), "committed");
+            return "4 of 6 committed, 2 of them when asked";
         } finally {
             producer.shutdown();
         }
     }
 
+    private static final LocalTransactionState[] STATES = {
+        LocalTransactionState.COMMIT_MESSAGE,
+        LocalTransactionState.ROLLBACK_MESSAGE,
+        LocalTransactionState.UNKNOW,
+    };
+
     private static final class Decider implements TransactionListener {
         @Override
-        public LocalTransactionState executeLocalTransaction(Message message, Object commit) {
-            return Boolean.TRUE.equals(commit)
-                ? LocalTransactionState.COMMIT_MESSAGE : LocalTransactionState.ROLLBACK_MESSAGE;
+        public LocalTransactionState executeLocalTransaction(Message message, Object state) {
+            return (LocalTransactionState) state;
         }
 
         @Override
         public LocalTransactionState checkLocalTransaction(MessageExt message) {
-            return LocalTransactionState.UNKNOW;
+            return LocalTransactionState.COMMIT_MESSAGE;
         }
     }
 }

@@ -1,0 +1,152 @@
+"""The table of transactions as a start makes it again, from both queues and the log.
+
+Halves and op records behind the saved offsets are read. A commit that no op record names, because
+the broker was killed or Apache's broker gathers them, is found in the log.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from headrace_broker.inner.waiting import RECORDS_AT_ONCE, Unreadable
+from headrace_broker.store.log.log_rows import scan_from
+from headrace_broker.transaction.halves import Decision, HalfNames, named_by
+from headrace_broker.transaction.table import HalfTable, OpenHalf
+from headrace_protocol.message import TRANSACTION_COMMIT, TRANSACTION_MASK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from headrace_broker.inner.waiting import Waiting, WaitingQueue
+    from headrace_broker.store.message_store import MessageStore
+
+_Key = tuple[str, bytes]
+
+
+class Progress(NamedTuple):
+    """Where reading starts: queue offsets of both queues.
+
+    log_offset: all commits before this physical offset are named by op records; None if another
+    broker saved the offsets.
+    """
+
+    half: int
+    op: int
+    log_offset: int | None
+
+
+class _Found(NamedTuple):
+    """A transaction with all its halves that were found, the newest last."""
+
+    first: int
+    halves: list[tuple[Waiting, HalfNames]]
+
+
+def rebuilt(
+    store: MessageStore,
+    halves: WaitingQueue,
+    op_queue: WaitingQueue,
+    progress: Progress,
+    due_ms: Callable[[Waiting, HalfNames], int],
+) -> HalfTable:
+    """The table, with the halves to name that are decided in the log without. Raises OSError."""
+    table = HalfTable(progress.half)
+    found, unreadable = _transactions(halves, progress.half)
+    table.ended(unreadable, None)
+    named = {
+        offset
+        for op in _readable(op_queue, progress.op)
+        for offset in named_by(op)
+        if offset >= progress.half
+    }
+    undecided = [
+        one for one in found if not any(half.queue_offset in named for half, _ in one.halves)
+    ]
+    commits = _committed(store, undecided, progress.log_offset)
+    for one in found:
+        copies = [half.queue_offset for half, _ in one.halves]
+        is_committed = any(half.physical_offset in commits for half, _ in one.halves)
+        if is_committed or not named.isdisjoint(copies):
+            table.ended(copies, Decision.COMMIT if is_committed else None)
+            table.owe_names([copy for copy in copies if copy not in named])
+            continue
+        newest, names = one.halves[-1]
+        oldest, oldest_names = one.halves[0]
+        table.add(
+            OpenHalf(
+                one.first,
+                copies,
+                newest.physical_offset,
+                names.group,
+                names.topic,
+                names.times,
+                oldest.store_timestamp,
+                due_ms(oldest, oldest_names),
+            )
+        )
+    table.seen = max(table.seen, halves.end)
+    return table
+
+
+def _transactions(queue: WaitingQueue, first: int) -> tuple[list[_Found], list[int]]:
+    """All transactions of a queue from ``first`` on, and the halves that can't be read."""
+    by_first: dict[int, _Found] = {}
+    by_key: defaultdict[_Key, list[_Found]] = defaultdict(list)
+    seen: set[int] = set()
+    for half in _readable(queue, first):
+        seen.add(half.queue_offset)
+        names = HalfNames(half.properties)
+        of_key = by_key[names.group, names.transaction_id]
+        found = _original(names, by_first, of_key)
+        if found is None:
+            name = half.queue_offset if names.first_offset is None else names.first_offset
+            found = by_first[name] = _Found(name, [])
+            of_key.append(found)
+        found.halves.append((half, names))
+    return list(by_first.values()), [
+        offset for offset in range(first, queue.end) if offset not in seen
+    ]
+
+
+def _original(names: HalfNames, by_first: dict[int, _Found], of_key: list[_Found]) -> _Found | None:
+    """The transaction that a half is a copy of.
+
+    Apache's copies do not say which. The producer may have sent the same message twice, so the
+    oldest that was checked less often is taken.
+    """
+    if names.first_offset is not None:
+        found = by_first.get(names.first_offset)
+        return found if found in of_key else None
+    if not names.times:
+        return None
+    return next((found for found in of_key if found.halves[-1][1].times < names.times), None)
+
+
+def _readable(queue: WaitingQueue, first: int) -> Iterator[Waiting]:
+    end = queue.end
+    while first < end:
+        for item in queue.read_now(first, min(first + RECORDS_AT_ONCE, end)):
+            if not isinstance(item, Unreadable):
+                yield item
+        first += RECORDS_AT_ONCE
+
+
+def _committed(
+    store: MessageStore, undecided: list[_Found], log_offset: int | None
+) -> frozenset[int]:
+    """Physical offsets of the halves of undecided transactions that the log has commits of."""
+    places = [half.physical_offset for one in undecided for half, _ in one.halves]
+    if not places:
+        return frozenset()
+    wanted = np.array(places, np.int64)
+    committed: set[int] = set()
+    for block in scan_from(store.commit_log.files, max(min(places), log_offset or 0)):
+        columns = block.columns
+        is_commit = columns.sys_flag & TRANSACTION_MASK == TRANSACTION_COMMIT
+        if is_commit.any():
+            sources = columns.prepared_transaction_offset[is_commit]
+            committed.update(sources[np.isin(sources, wanted)].tolist())
+    return frozenset(committed)

@@ -1,0 +1,866 @@
+"""Transactions: each half is decided once, its message is neither lost nor stored twice."""
+
+from __future__ import annotations
+
+import random
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+import trio
+
+from headrace_broker.inner import undelivered
+from headrace_broker.transaction import service
+from headrace_broker.transaction.halves import CONSUMER_GROUP, Decision
+from headrace_protocol import fastjson
+from headrace_protocol.bodies import HeartbeatData, ProducerData
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.header_codecs import SerializeType, encode_frame
+from headrace_protocol.headers import EndTransactionHeader, ResumeCheckHalfMessageHeader
+from headrace_protocol.message import (
+    TRANSACTION_COMMIT,
+    TRANSACTION_PREPARED,
+    TRANSACTION_ROLLBACK,
+    decode_offset_message_id,
+    decode_record,
+    encode_batch,
+    encode_properties,
+)
+from headrace_protocol.system_topics import (
+    CHECK_MAX_TIME_TOPIC,
+    HALF_TOPIC,
+    OP_HALF_TOPIC,
+    SCHEDULE_TOPIC,
+    UNDELIVERED_TOPIC,
+)
+from tests.support.broker import Answer, BrokerUnderTest, broker_config
+from tests.support.channel import MemoryChannel
+from tests.support.golden import copy_golden_store
+from tests.support.stores import crash, read_all
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from headrace_protocol.message import StoredMessage
+
+COMMIT, ROLLBACK, UNKNOWN = TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, 0
+DISCARDED = -1
+GROUP = "g_tx"
+INTERVAL_S = 30
+_SIZES = {"commit_log_file_bytes": 1 << 16, "consume_queue_file_bytes": 4000, "ring_rows": 1024}
+_GOLDEN_SIZES = {
+    "commit_log_file_bytes": 262_144,
+    "consume_queue_file_bytes": 2000,
+    "index_slot_count": 100,
+    "index_entry_count": 300,
+    "ring_rows": 1024,
+}
+
+
+class Half(NamedTuple):
+    """What a producer knows of its half."""
+
+    queue_offset: int
+    physical_offset: int
+    transaction_id: str
+
+
+class Check(NamedTuple):
+    """A check as its producer gets it."""
+
+    half: Half
+    message: StoredMessage
+    fields: dict[str, str]
+
+
+class Ledger:
+    """A broker with transactions, and what its producers do."""
+
+    def __init__(self, folder: Path, ms: int | None = None, **store: Any) -> None:
+        self.broker = BrokerUnderTest(folder, broker_config(folder), **{**_SIZES, **store})
+        self.broker.clock.ms = ms or self.broker.clock.ms
+        self.transactions = self.broker.parts.transactions
+        self.sent = 0
+
+    @property
+    def clock(self) -> Any:
+        return self.broker.clock
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        await trio.to_thread.run_sync(self.broker.parts.schedule.load)
+        await trio.to_thread.run_sync(self.transactions.load)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.broker.store.run)
+            nursery.start_soon(self.broker.parts.schedule.run)
+            nursery.start_soon(self.transactions.run_naming)
+            yield
+            nursery.cancel_scope.cancel()
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """Let the schedule look at the clock, which the test has moved, until something is so."""
+        with trio.fail_after(60):
+            while not is_so():  # noqa: ASYNC110 - the mock clock jumps
+                await trio.sleep(0.01)
+
+    async def check_later(self, seconds: int = INTERVAL_S) -> None:
+        """One look at all halves, when time has passed."""
+        self.clock.ms += seconds * 1000
+        await self.transactions.check()
+
+    # -- producers -----------------------------------------------------------------------------
+
+    def answer(self, body: bytes, queue_id: int = 1, **fields: Any) -> Answer:
+        """The answer to a transactional message."""
+        self.sent += 1
+        properties = {"TRAN_MSG": "true", "PGROUP": GROUP, "UNIQ_KEY": f"A{self.sent}"}
+        properties |= fields.pop("properties", {})
+        ext = {"a": GROUP, "b": "T", "c": "TBW102", "d": 4, "e": queue_id, "g": 17, "h": 5}
+        frame = encode_frame(
+            SerializeType.JSON,
+            RequestCode.SEND_MESSAGE_V2,
+            7,
+            fields={
+                **ext,
+                "f": TRANSACTION_PREPARED,
+                "i": encode_properties(properties).decode(),
+                **fields,
+            },
+            body_bytes=len(body),
+        )
+        channel = MemoryChannel()
+        channel.is_greeted = True
+        self.broker.take(frame + body, channel)
+        ((reply, reply_body),) = channel.replies()
+        return Answer(reply, reply_body)
+
+    def send(self, body: bytes, **properties: str) -> Half:
+        """A message that is stored as half."""
+        reply = self.answer(body, properties=properties)
+        assert reply.code == ResponseCode.SUCCESS, reply.remark
+        fields = reply.command.ext()
+        _, physical_offset = decode_offset_message_id(fields["msgId"])
+        return Half(int(fields["queueOffset"]), physical_offset, fields["transactionId"])
+
+    def end(self, half: Half, decision: int, **fields: Any) -> Answer:
+        """A producer tells its decision."""
+        known = {
+            "producer_group": GROUP,
+            "tran_state_table_offset": half.queue_offset,
+            "commit_log_offset": half.physical_offset,
+            "commit_or_rollback": decision,
+            "msg_id": half.transaction_id,
+        }
+        header = EndTransactionHeader(**{**known, **fields})
+        return self.broker.ask(RequestCode.END_TRANSACTION, header)
+
+    def join(self, group: str = GROUP, client_id: str = "p") -> MemoryChannel:
+        """A producer that is connected."""
+        channel = MemoryChannel()
+        beat = HeartbeatData(
+            client_id=client_id, producer_data_set=[ProducerData(group_name=group)]
+        )
+        self.broker.ask(RequestCode.HEART_BEAT, body=beat.encode(), channel=channel)
+        return channel
+
+    # -- what is stored ------------------------------------------------------------------------
+
+    def stored(self, topic: str = "T", queue_id: int = 1) -> list[StoredMessage]:
+        return read_all(self.broker.store, self.broker.store.queue(topic, queue_id))
+
+    def bodies(self, topic: str = "T", queue_id: int = 1) -> list[bytes]:
+        return [message.body for message in self.stored(topic, queue_id)]
+
+    def named(self) -> list[int]:
+        """The halves that op records name."""
+        names = b"".join(self.bodies(OP_HALF_TOPIC, 0)).split(b",")
+        return [int(name) for name in names if name]
+
+
+def checks(channel: MemoryChannel) -> list[Check]:
+    """The checks that a producer was sent since the last time."""
+    found = []
+    for command, body in channel.replies():
+        assert command.code == RequestCode.CHECK_TRANSACTION_STATE
+        assert command.is_oneway
+        fields = command.ext()
+        half = Half(
+            int(fields["tranStateTableOffset"]),
+            int(fields["commitLogOffset"]),
+            fields["transactionId"],
+        )
+        found.append(Check(half, decode_record(body), fields))
+    return found
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    ledger = Ledger(tmp_path)
+    ledger.broker.create_topic("T")
+    return ledger
+
+
+# --- decisions -----------------------------------------------------------------------------
+
+
+async def test_a_half_is_seen_once_it_is_committed_as_it_was_sent(ledger: Ledger) -> None:
+    async with ledger.running():
+        half = ledger.send(b"paid", TAGS="a", KEYS="k", own="x")
+        assert half.transaction_id == "A1"
+        assert ledger.bodies() == []
+        assert ledger.end(half, COMMIT).code == ResponseCode.SUCCESS
+    (message,) = ledger.stored()
+    (waited,) = ledger.stored(HALF_TOPIC, 0)
+    assert (message.body, message.topic, message.queue_id) == (b"paid", "T", 1)
+    assert (message.flag, message.born_timestamp, message.sys_flag) == (5, 17, COMMIT)
+    assert message.prepared_transaction_offset == waited.physical_offset == half.physical_offset
+    expected = {"TAGS": "a", "KEYS": "k", "own": "x", "TRAN_MSG": "true", "PGROUP": GROUP}
+    assert expected.items() <= message.properties.items()
+    assert message.properties["__transactionId__"] == "A1"
+    assert not {"REAL_TOPIC", "REAL_QID"} & message.properties.keys()
+    assert waited.sys_flag == 0
+    assert (waited.properties["REAL_TOPIC"], waited.properties["REAL_QID"]) == ("T", "1")
+    (op,) = ledger.stored(OP_HALF_TOPIC, 0)
+    assert (op.body, op.properties) == (b"0,", {"TAGS": "d"})
+
+
+async def test_what_is_rolled_back_is_never_seen(ledger: Ledger) -> None:
+    async with ledger.running():
+        half = ledger.send(b"not paid")
+        assert ledger.end(half, ROLLBACK).code == ResponseCode.SUCCESS
+        ledger.join()
+        await ledger.check_later()
+    assert ledger.bodies() == []
+    assert ledger.named() == [0]
+    assert len(ledger.stored(HALF_TOPIC, 0)) == 1
+
+
+async def test_unknown_changes_nothing(ledger: Ledger) -> None:
+    async with ledger.running():
+        half = ledger.send(b"maybe")
+        assert ledger.end(half, UNKNOWN).code == ResponseCode.SUCCESS
+        assert ledger.bodies() == []
+        assert ledger.end(half, COMMIT).code == ResponseCode.SUCCESS
+    assert ledger.bodies() == [b"maybe"]
+
+
+async def test_the_first_decision_wins(ledger: Ledger) -> None:
+    async with ledger.running():
+        kept, dropped = ledger.send(b"kept"), ledger.send(b"dropped")
+        answers = [
+            ledger.end(kept, COMMIT).code,
+            ledger.end(kept, COMMIT).code,
+            ledger.end(kept, ROLLBACK).code,
+            ledger.end(dropped, ROLLBACK).code,
+            ledger.end(dropped, ROLLBACK).code,
+            ledger.end(dropped, COMMIT).code,
+        ]
+    assert answers == [0, 0, 604, 0, 0, 604]
+    assert ledger.bodies() == [b"kept"]
+    assert ledger.named() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "remark"),
+    [
+        ({"producer_group": "stranger"}, "The producer group wrong"),
+        ({"tran_state_table_offset": 7}, "The transaction state table offset wrong"),
+        ({"commit_log_offset": 1}, "Find prepared transaction message failed"),
+        ({"commit_log_offset": -1}, "Find prepared transaction message failed"),
+        ({"commit_log_offset": 1 << 60}, "Find prepared transaction message failed"),
+        ({"commit_or_rollback": 4}, "commitOrRollback=4"),
+        ({"commit_or_rollback": -8}, "commitOrRollback=-8"),
+    ],
+)
+async def test_a_decision_about_something_else_is_refused(
+    ledger: Ledger, change: dict[str, Any], remark: str
+) -> None:
+    async with ledger.running():
+        half = ledger.send(b"mine")
+        answer = ledger.end(half, COMMIT, **change)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert remark in answer.remark
+        assert ledger.bodies() == []
+        assert ledger.end(half, COMMIT).code == ResponseCode.SUCCESS
+    assert ledger.broker.unexpected == 0
+
+
+async def test_no_plain_message_is_committed(ledger: Ledger) -> None:
+    async with ledger.running():
+        physical_offset = ledger.broker.store_message("T", 1, b"plain", PGROUP=GROUP)
+        answer = ledger.end(Half(0, physical_offset, "A1"), COMMIT)
+    assert "Find prepared transaction message failed" in answer.remark
+    assert ledger.bodies() == [b"plain"]
+
+
+async def test_a_forged_destination_is_replaced(ledger: Ledger) -> None:
+    async with ledger.running():
+        half = ledger.send(
+            b"x",
+            REAL_TOPIC="U",
+            REAL_QID="9",
+            TRANSACTION_CHECK_TIMES="15",
+            TRAN_PREPARED_QUEUE_OFFSET="0",
+            __transactionId__="B",
+        )
+        ledger.end(half, COMMIT, topic="U")
+    (message,) = ledger.stored()
+    assert message.properties["__transactionId__"] == "A1"
+    assert "TRANSACTION_CHECK_TIMES" not in message.properties
+
+
+async def test_decisions_of_a_turn_share_an_op_record(ledger: Ledger) -> None:
+    async with ledger.running():
+        sent = [ledger.send(b"%d" % number) for number in range(3)]
+        frames = b""
+        for half in sent:
+            fields = {
+                "producerGroup": GROUP,
+                "tranStateTableOffset": half.queue_offset,
+                "commitLogOffset": half.physical_offset,
+                "commitOrRollback": COMMIT,
+                "msgId": half.transaction_id,
+            }
+            frames += encode_frame(
+                SerializeType.JSON, RequestCode.END_TRANSACTION, 1, flag=2, fields=fields
+            )
+        ledger.broker.take(frames, MemoryChannel())
+    assert ledger.bodies(OP_HALF_TOPIC, 0) == [b"0,1,2,"]
+    ends = [message.physical_offset for message in ledger.stored()]
+    (op,) = ledger.stored(OP_HALF_TOPIC, 0)
+    assert op.physical_offset > max(ends)
+
+
+async def test_op_records_have_a_largest_size(ledger: Ledger) -> None:
+    ledger.broker.config.transaction_op_msg_max_size = 100
+    async with ledger.running():
+        for half in [ledger.send(b"%d" % number) for number in range(100)]:
+            first = half.queue_offset
+            ledger.transactions.ended(first, first, Decision.ROLLBACK)
+        ledger.transactions.write_ops()
+        ledger.broker.store.write_path.publish()
+    bodies = ledger.bodies(OP_HALF_TOPIC, 0)
+    assert max(map(len, bodies)) <= 100
+    assert len(bodies) == 3
+    assert ledger.named() == list(range(100))
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"properties": {"TRAN_MSG": "yes"}}, ResponseCode.MESSAGE_ILLEGAL),
+        ({"properties": {"PGROUP": ""}}, ResponseCode.MESSAGE_ILLEGAL),
+        ({"f": 12, "properties": {"TRAN_MSG": ""}}, ResponseCode.MESSAGE_ILLEGAL),
+        ({"properties": {"DELAY": "x"}}, ResponseCode.MESSAGE_ILLEGAL),
+    ],
+)
+def test_a_half_that_can_not_be_decided_is_refused(
+    ledger: Ledger, fields: dict[str, Any], code: int
+) -> None:
+    assert ledger.answer(b"x", **fields).code == code
+    assert ledger.broker.store.commit_log.max_offset == 0
+
+
+def test_a_broker_may_take_no_transactions(ledger: Ledger) -> None:
+    ledger.broker.config.reject_transaction_message = True
+    answer = ledger.answer(b"x")
+    assert answer.code == ResponseCode.NO_PERMISSION
+    assert "rejectTransactionMessage" in answer.remark
+
+
+def test_a_batch_with_a_half_is_refused_whole(ledger: Ledger) -> None:
+    item = encode_properties({"UNIQ_KEY": "A1", "TRAN_MSG": "true", "PGROUP": GROUP})
+    answer = ledger.answer(encode_batch([(0, b"x", item)]), m="true", f=0, i="")
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "item 1" in answer.remark
+
+
+def test_a_committed_message_that_is_sent_back_is_no_half(ledger: Ledger) -> None:
+    ledger.broker.join("g", "c", "T")
+    ledger.broker.topics.create_retry_topic("g", 1)
+    answer = ledger.answer(b"again", b="%RETRY%g", e=0, j=3, l=16, f=0)
+    assert answer.code == ResponseCode.SUCCESS
+    assert ledger.bodies("%RETRY%g", 0) == [b"again"]
+
+
+# --- delay, and topics that are gone ---------------------------------------------------------
+
+
+async def test_a_committed_message_with_a_delay_waits_then(
+    ledger: Ledger, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with ledger.running():
+        half = ledger.send(b"late", DELAY="2")
+        assert ledger.stored(SCHEDULE_TOPIC, 1) == []
+        ledger.clock.ms += 60_000
+        ledger.end(half, COMMIT)
+        assert ledger.bodies() == []
+        ledger.clock.ms += 5000
+        await ledger.until(lambda: bool(ledger.bodies()))
+    (waited,) = ledger.stored(SCHEDULE_TOPIC, 1)
+    (message,) = ledger.stored()
+    assert waited.prepared_transaction_offset == half.physical_offset
+    assert message.body == b"late"
+
+
+async def test_a_half_with_a_delay_does_not_count_as_delivered(
+    ledger: Ledger, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with ledger.running():
+        ledger.end(ledger.send(b"late", DELAY="2"), COMMIT)
+    crash(ledger.broker.store)
+    again = Ledger(tmp_path, ledger.clock.ms)
+    async with again.running():
+        again.clock.ms += 5000
+        await again.until(lambda: again.bodies() == [b"late"])
+    again.broker.close()
+
+
+async def test_a_message_to_a_deleted_topic_is_kept_with_the_reason(ledger: Ledger) -> None:
+    async with ledger.running():
+        half = ledger.send(b"paid")
+        ledger.broker.topics.delete("T")
+        assert ledger.end(half, COMMIT).code == ResponseCode.SUCCESS
+    (message,) = ledger.stored(UNDELIVERED_TOPIC, 0)
+    assert (message.body, message.sys_flag) == (b"paid", COMMIT)
+    assert "topic[T] not exist" in message.properties[undelivered.REASON]
+
+
+# --- checks ----------------------------------------------------------------------------------
+
+
+async def test_a_producer_that_says_nothing_is_asked(
+    ledger: Ledger, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with ledger.running():
+        half = ledger.send(b"paid", KEYS="k")
+        channel = ledger.join()
+        await ledger.check_later(5)
+        assert checks(channel) == []
+        await ledger.check_later(1)
+        (check,) = checks(channel)
+        assert (check.message.topic, check.message.queue_id) == ("T", 1)
+        assert (check.message.body, check.message.flag) == (b"paid", 5)
+        assert check.message.properties["TRANSACTION_CHECK_TIMES"] == "1"
+        assert check.fields["topic"] == HALF_TOPIC
+        assert check.fields["msgId"] == half.transaction_id
+        assert check.half.queue_offset == check.message.queue_offset == 1
+        assert check.half.physical_offset == check.message.physical_offset
+        assert ledger.end(check.half, COMMIT).code == ResponseCode.SUCCESS
+        await ledger.check_later()
+        assert checks(channel) == []
+    (message,) = ledger.stored()
+    assert message.prepared_transaction_offset == check.half.physical_offset
+    assert message.properties["TRANSACTION_CHECK_TIMES"] == "1"
+    assert "TRAN_PREPARED_QUEUE_OFFSET" not in message.properties
+    assert ledger.named() == [0, 1]
+
+
+async def test_all_copies_are_one_transaction(
+    ledger: Ledger, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with ledger.running():
+        first = ledger.send(b"paid")
+        channel = ledger.join()
+        copies = [first]
+        for _ in range(3):
+            await ledger.check_later()
+            copies += [check.half for check in checks(channel)]
+        assert len(set(copies)) == 4
+        answers = [ledger.end(copies[1], COMMIT).code]
+        answers += [ledger.end(copy, COMMIT).code for copy in copies]
+        answers += [ledger.end(copy, ROLLBACK).code for copy in copies]
+    assert answers == [0] * 5 + [604] * 4
+    assert ledger.bodies() == [b"paid"]
+    assert sorted(ledger.named()) == [0, 1, 2, 3]
+
+
+async def test_only_checks_that_were_sent_count(
+    ledger: Ledger, autojump_clock: trio.testing.MockClock
+) -> None:
+    ledger.broker.config.transaction_check_max = 2
+    async with ledger.running():
+        ledger.send(b"paid")
+        for _ in range(5):
+            await ledger.check_later()
+        ledger.join(group="others")
+        await ledger.check_later()
+        channel = ledger.join()
+        channel.is_open = False
+        await ledger.check_later()
+        assert len(ledger.stored(HALF_TOPIC, 0)) == 1
+        channel.is_open = True
+        for times in (1, 2):
+            await ledger.check_later()
+            (check,) = checks(channel)
+            assert check.message.properties["TRANSACTION_CHECK_TIMES"] == str(times)
+        await ledger.check_later()
+        assert checks(channel) == []
+    assert ledger.bodies(CHECK_MAX_TIME_TOPIC, 0) == [b"paid"]
+
+
+async def test_each_producer_of_the_group_is_asked_in_turn(
+    ledger: Ledger, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with ledger.running():
+        ledger.send(b"paid")
+        channels = [ledger.join(client_id=name) for name in "abc"]
+        asked = []
+        for _ in range(6):
+            await ledger.check_later()
+            asked.append([len(checks(channel)) for channel in channels])
+    assert [sum(one) for one in asked] == [1] * 6
+    assert asked[:3] == asked[3:]
+    assert [sum(one) for one in zip(*asked, strict=True)] == [2, 2, 2]
+
+
+async def test_a_producer_that_never_answers_ends_in_a_topic_and_may_resume(
+    ledger: Ledger, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with ledger.running():
+        half = ledger.send(b"paid", KEYS="k")
+        channel = ledger.join()
+        asked = []
+        for _ in range(20):
+            await ledger.check_later()
+            asked += checks(channel)
+        assert len(asked) == 15
+        assert ledger.transactions.discarded == 1
+        (kept,) = ledger.stored(CHECK_MAX_TIME_TOPIC, 0)
+        assert kept.body == b"paid"
+        assert ledger.end(half, COMMIT).code == ResponseCode.ILLEGAL_OPERATION
+        assert ledger.end(asked[-1].half, ROLLBACK).code == ResponseCode.ILLEGAL_OPERATION
+        await trio.testing.wait_all_tasks_blocked()
+        assert sorted(ledger.named()) == list(range(16))
+        header = ResumeCheckHalfMessageHeader(msg_id=kept.offset_message_id)
+        answer = ledger.broker.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, header)
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+        answer = ledger.broker.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, header)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert "was resumed before" in answer.remark
+        await ledger.check_later()
+        (check,) = checks(channel)
+        assert check.message.properties["TRANSACTION_CHECK_TIMES"] == "1"
+        assert ledger.end(check.half, COMMIT).code == ResponseCode.SUCCESS
+        assert ledger.end(half, COMMIT).code == ResponseCode.ILLEGAL_OPERATION
+    assert ledger.bodies() == [b"paid"]
+
+
+@pytest.mark.parametrize("message_id", ["", "x", "00" * 16, "7F" * 16])
+def test_only_a_discarded_half_is_resumed(ledger: Ledger, message_id: str) -> None:
+    ledger.broker.store_message("T", 0)
+    header = ResumeCheckHalfMessageHeader(msg_id=message_id)
+    answer = ledger.broker.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, header)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "msgId" in answer.remark
+
+
+async def test_a_half_may_ask_for_a_longer_time(
+    ledger: Ledger, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with ledger.running():
+        ledger.send(b"slow", CHECK_IMMUNITY_TIME_IN_SECONDS="100")
+        ledger.send(b"odd", CHECK_IMMUNITY_TIME_IN_SECONDS="x")
+        channel = ledger.join()
+        await ledger.check_later(99)
+        assert [check.message.body for check in checks(channel)] == [b"odd"]
+        await ledger.check_later(1)
+        assert {check.message.body for check in checks(channel)} == {b"slow", b"odd"}
+
+
+async def test_what_is_too_old_is_discarded_unasked(
+    ledger: Ledger, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with ledger.running():
+        ledger.send(b"old")
+        await ledger.check_later(72 * 3600)
+        assert ledger.bodies(CHECK_MAX_TIME_TOPIC, 0) == []
+        await ledger.check_later(1)
+    assert ledger.bodies(CHECK_MAX_TIME_TOPIC, 0) == [b"old"]
+
+
+async def test_a_half_that_nobody_is_asked_about_holds_up_no_start(
+    ledger: Ledger, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_BEHIND_MAX", 10)
+    monkeypatch.setattr(service, "_BEHIND_FACTOR", 1)
+    async with ledger.running():
+        stuck = ledger.send(b"stuck")
+        for number in range(12):
+            ledger.end(ledger.send(b"%d" % number), COMMIT)
+        assert ledger.transactions.next_offset(0) == 0
+        await ledger.check_later()
+        assert ledger.transactions.next_offset(0) == 13
+        (copy,) = ledger.stored(HALF_TOPIC, 0)[13:]
+        assert copy.properties["TRANSACTION_CHECK_TIMES"] == "0"
+        assert ledger.end(stuck, COMMIT).code == ResponseCode.SUCCESS
+    assert ledger.transactions.next_offset(0) == 14
+
+
+async def test_a_damaged_half_stops_no_other(
+    ledger: Ledger, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with ledger.running():
+        halves = [ledger.send(body) for body in (b"first", b"torn", b"last")]
+        (path,) = (ledger.broker.config.store_path_root_dir / "commitlog").iterdir()
+        with path.open("r+b") as file:
+            file.seek(halves[1].physical_offset + 90)
+            file.write(b"\xff" * 8)
+        channel = ledger.join()
+        await ledger.check_later()
+        assert [check.message.body for check in checks(channel)] == [b"first", b"last"]
+        assert ledger.transactions.unreadable == 1
+        assert ledger.end(halves[1], COMMIT).code != ResponseCode.SUCCESS
+
+
+async def test_a_half_whose_file_is_gone_is_reported(
+    ledger: Ledger, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with ledger.running():
+        gone = ledger.send(b"gone")
+        while len(ledger.broker.store.commit_log.files.files) < 3:
+            ledger.broker.store_message("T", 0, bytes(1000))
+        kept = ledger.send(b"kept")
+        ledger.broker.store.write_path.drain_all()
+        assert ledger.broker.store.commit_log.files.detach_first(1)
+        answer = ledger.end(gone, COMMIT)
+        assert "Find prepared transaction message failed" in answer.remark
+        channel = ledger.join()
+        await ledger.check_later()
+        (check,) = checks(channel)
+        assert check.message.body == b"kept"
+        assert ledger.transactions.unreadable == 1
+        assert ledger.end(kept, COMMIT).code == ResponseCode.SUCCESS
+    assert ledger.bodies() == [b"kept"]
+
+
+async def test_undecided_halves_keep_their_log_files(ledger: Ledger) -> None:
+    async with ledger.running():
+        unconsumed = ledger.broker.store.cleaner.unconsumed
+        ledger.end(ledger.send(b"a"), COMMIT)
+        half = ledger.send(b"b")
+        assert unconsumed()(HALF_TOPIC, [0]) == {0: (1, "undecided transactions")}
+        ledger.end(half, ROLLBACK)
+        assert unconsumed()(HALF_TOPIC, [0]) == {0: (2, "undecided transactions")}
+
+
+# --- starts ----------------------------------------------------------------------------------
+
+
+async def test_both_offsets_are_saved_together(
+    ledger: Ledger, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    def saved() -> tuple[int | None, int | None]:
+        offsets = ledger.broker.offsets
+        topics = (HALF_TOPIC, OP_HALF_TOPIC)
+        half, op = (offsets.query(CONSUMER_GROUP, topic, 0) for topic in topics)
+        return half, op
+
+    async with ledger.running():
+        ledger.end(ledger.send(b"a"), COMMIT)
+        half = ledger.send(b"b")
+        ledger.end(ledger.send(b"c"), ROLLBACK)
+        await ledger.transactions.save()
+        assert saved() == (1, 1)
+        ledger.end(half, COMMIT)
+        await ledger.transactions.save()
+        assert saved() == (3, 3)
+        store = ledger.broker.store
+        assert store.commit_log.flushed_offset == store.commit_log.max_offset
+    path = ledger.broker.config.store_path_root_dir / "config" / "transactionMetrics"
+    assert fastjson.loads(path.read_bytes())["transactionCount"]["T"]["count"] == 0
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+async def test_a_start_knows_what_was_decided(
+    ledger: Ledger,
+    tmp_path: Path,
+    autojump_clock: trio.testing.MockClock,
+    is_killed: bool,
+) -> None:
+    async with ledger.running():
+        committed, dropped = ledger.send(b"a"), ledger.send(b"b")
+        half = ledger.send(b"c")
+        channel = ledger.join()
+        await ledger.check_later()
+        halves = {check.message.body: check.half for check in checks(channel)}
+        ledger.end(halves[b"a"], COMMIT)
+        ledger.end(halves[b"b"], ROLLBACK)
+    if is_killed:
+        crash(ledger.broker.store)
+    else:
+        ledger.transactions.finish()
+        ledger.broker.offsets.persist()
+        ledger.broker.close()
+    again = Ledger(tmp_path, ledger.clock.ms)
+    async with again.running():
+        for late in (committed, halves[b"a"], dropped, halves[b"b"]):
+            for decision in (COMMIT, ROLLBACK):
+                assert again.end(late, decision).code == ResponseCode.ILLEGAL_OPERATION
+        channel = again.join()
+        await again.check_later()
+        (check,) = checks(channel)
+        assert check.message.properties["TRANSACTION_CHECK_TIMES"] == "2"
+        assert again.end(half, COMMIT).code == ResponseCode.SUCCESS
+    assert again.bodies() == [b"a", b"c"]
+    again.broker.close()
+
+
+async def test_a_commit_without_its_op_record_gets_it_at_the_start(
+    ledger: Ledger, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with ledger.running():
+        half = ledger.send(b"paid")
+        ledger.transactions._is_naming = True
+        ledger.end(half, COMMIT)
+        assert ledger.named() == []
+    crash(ledger.broker.store)
+    again = Ledger(tmp_path, ledger.clock.ms)
+    async with again.running():
+        channel = again.join()
+        await again.check_later()
+        assert checks(channel) == []
+        assert again.end(half, COMMIT).code == ResponseCode.SUCCESS
+        assert again.named() == [0]
+    assert again.bodies() == [b"paid"]
+    again.broker.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_once_across_kills(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, seed: int
+) -> None:
+    print(f"seed {seed}")  # noqa: T201
+    chance = random.Random(seed)
+    ms, sent = 1_700_000_000_000, 0
+    decided: dict[bytes, int] = {}
+    known: dict[bytes, list[Half]] = {}
+    for life in range(5):
+        ledger = Ledger(tmp_path, ms)
+        ledger.sent = sent
+        ledger.broker.config.transaction_check_max = chance.choice([3, 1000])
+        if not life:
+            ledger.broker.create_topic("T")
+        async with ledger.running():
+            channel = ledger.join()
+            for _ in range(chance.randrange(40)):
+                _act(chance, ledger, decided, known)
+                if chance.random() < 0.15:
+                    await ledger.check_later(chance.choice([1, 10, 30]))
+                    _note_checks(ledger, channel, decided, known)
+                if chance.random() < 0.1:
+                    await ledger.transactions.save()
+                if chance.random() < 0.2:
+                    ledger.broker.offsets.persist()
+        ms, sent = ledger.clock.ms, ledger.sent
+        if chance.random() < 0.7:
+            crash(ledger.broker.store)
+        else:
+            ledger.transactions.finish()
+            ledger.broker.offsets.persist()
+            ledger.broker.close()
+    ledger = Ledger(tmp_path, ms)
+    ledger.broker.config.transaction_check_max = 1000
+    async with ledger.running():
+        channel = ledger.join()
+        await ledger.check_later()
+        _note_checks(ledger, channel, decided, known)
+        discarded = ledger.bodies(CHECK_MAX_TIME_TOPIC, 0)
+        refused = {body for body, decision in decided.items() if decision == DISCARDED}
+        assert refused <= set(discarded)
+        assert not set(discarded) & (decided.keys() - refused)
+        decided |= dict.fromkeys(discarded, DISCARDED)
+        for body in known.keys() - decided.keys():
+            assert ledger.end(known[body][-1], COMMIT).code == ResponseCode.SUCCESS
+            decided[body] = COMMIT
+        await ledger.check_later()
+        assert checks(channel) == []
+    committed = [body for body, decision in decided.items() if decision == COMMIT]
+    assert sorted(ledger.bodies(), key=int) == sorted(committed, key=int)
+    assert ledger.transactions.table.is_settled
+    assert ledger.transactions.next_offset(0) == len(ledger.stored(HALF_TOPIC, 0))
+    ledger.broker.close()
+
+
+def _act(
+    chance: random.Random, ledger: Ledger, decided: dict[bytes, int], known: dict[bytes, list[Half]]
+) -> None:
+    ledger.clock.ms += chance.randrange(3000)
+    if not known or chance.random() < 0.5:
+        body = b"%d" % ledger.sent
+        known[body] = [ledger.send(body)]
+        return
+    body = chance.choice(list(known))
+    decision = chance.choice([COMMIT, ROLLBACK])
+    answer = ledger.end(chance.choice(known[body]), decision)
+    assert answer.code in {ResponseCode.SUCCESS, ResponseCode.ILLEGAL_OPERATION}, answer.remark
+    if body not in decided:
+        decided[body] = DISCARDED if answer.code else decision
+    elif not answer.code:
+        assert decided[body] == decision
+
+
+def _note_checks(
+    ledger: Ledger,
+    channel: MemoryChannel,
+    decided: dict[bytes, int],
+    known: dict[bytes, list[Half]],
+) -> None:
+    for check in checks(channel):
+        assert check.message.body not in decided
+        known[check.message.body].append(check.half)
+
+
+# --- stores of Apache RocketMQ ---------------------------------------------------------------
+
+
+def _golden(folder: Path, name: str, half: int, op: int) -> Ledger:
+    """Apache's store with progress as it was earlier, since only the end was kept."""
+    root = copy_golden_store(name, folder / "store")
+    path = root / "config" / "consumerOffset.json"
+    table = fastjson.loads(path.read_bytes())
+    table["offsetTable"][f"{HALF_TOPIC}@{CONSUMER_GROUP}"] = {0: half}
+    table["offsetTable"][f"{OP_HALF_TOPIC}@{CONSUMER_GROUP}"] = {0: op}
+    path.write_bytes(fastjson.dumps(table))
+    path.with_suffix(".json.bak").unlink(missing_ok=True)
+    return Ledger(folder, 1_795_236_000_000, **_GOLDEN_SIZES)
+
+
+@pytest.mark.parametrize("name", ["clean", "kill9"])
+async def test_apaches_halves_are_taken_up(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, name: str
+) -> None:
+    ledger = _golden(tmp_path, name, 0, 0)
+    async with ledger.running():
+        (left,) = ledger.transactions.table.open.values()
+        assert (left.first, left.newest, left.times) == (6, 22, 15)
+        assert ledger.transactions.next_offset(0) in {5, 22}
+        channel = ledger.join()
+        ledger.broker.config.transaction_check_max = 16
+        await ledger.check_later()
+        (check,) = checks(channel)
+        assert check.message.body == b"never decided"
+        assert ledger.end(check.half, ROLLBACK).code == ResponseCode.SUCCESS
+        assert 5 in ledger.named()  # of which Apache had stored a copy
+        stored = ledger.stored(HALF_TOPIC, 0)
+        for half in (stored[0], stored[5], stored[7]):
+            place = Half(half.queue_offset, half.physical_offset, "")
+            answer = ledger.end(place, COMMIT)
+            assert answer.code == ResponseCode.ILLEGAL_OPERATION
+    ledger.broker.close()
+
+
+async def test_commits_whose_op_records_apache_lost_are_found(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    ledger = _golden(tmp_path, "kill9", 0, 2)  # as if the op records did not count
+    async with ledger.running():
+        open_bodies = set()
+        channel = ledger.join()
+        ledger.broker.config.transaction_check_max = 16
+        await ledger.check_later()
+        open_bodies = {check.message.body for check in checks(channel)}
+    # What was rolled back left no other trace.
+    assert open_bodies == {b"rolled back 0", b"rolled back 1", b"never decided"}
+    ledger.broker.close()

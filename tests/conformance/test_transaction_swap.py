@@ -1,0 +1,166 @@
+"""Halves in one store, opened in turn by headrace and by Apache's broker, after stops and kills."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from anyio import move_on_after, run
+
+from headrace import Admin, PullConsumer
+from headrace_protocol.bodies import HeartbeatData, ProducerData
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.command import FLAG_ONEWAY
+from headrace_protocol.frame import FrameReader
+from headrace_protocol.header_codecs import SerializeType, decode_header, encode_frame
+from headrace_protocol.message import (
+    TRANSACTION_COMMIT,
+    TRANSACTION_PREPARED,
+    TRANSACTION_ROLLBACK,
+    decode_offset_message_id,
+    decode_record,
+    encode_properties,
+)
+from tests.conformance.peer import quick_peer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.conformance, pytest.mark.slow, pytest.mark.long]
+
+TOPIC, GROUP = "swap_halves", "swap_producers"
+SETTINGS = {
+    # Apache's broker checks decided halves, too, if it checks more often than it gathers decisions.
+    "transactionOpBatchInterval": "100",
+    "transactionCheckInterval": "1000",
+    "transactionTimeOut": "1000",
+    "transactionCheckMax": "1000",
+}
+LIMIT_S = 20
+# Queue offset and physical offset of a half.
+Half = tuple[int, int]
+
+
+class HalfClient:
+    """A producer of transactions on one connection, which says what it is told to say."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), LIMIT_S)
+        self._reader = FrameReader()
+        self.checks: list[tuple[bytes, Half]] = []
+        beat = HeartbeatData(client_id="p", producer_data_set=[ProducerData(group_name=GROUP)])
+        self._ask(RequestCode.HEART_BEAT, {}, beat.encode())
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def send(self, body: bytes) -> Half:
+        properties = {"UNIQ_KEY": body.decode(), "TRAN_MSG": "true", "PGROUP": GROUP}
+        fields = {"a": GROUP, "b": TOPIC, "c": "TBW102", "d": 1, "e": 0, "f": TRANSACTION_PREPARED}
+        text = encode_properties(properties).decode()
+        more = {"g": int(time.time() * 1000), "h": 0, "i": text, "j": 0, "k": "false"}
+        answer = self._ask(RequestCode.SEND_MESSAGE_V2, {**fields, **more}, body)
+        _, physical_offset = decode_offset_message_id(answer["msgId"])
+        return int(answer["queueOffset"]), physical_offset
+
+    def end(self, half: Half, decision: int) -> None:
+        fields = {
+            "producerGroup": GROUP,
+            "tranStateTableOffset": half[0],
+            "commitLogOffset": half[1],
+            "commitOrRollback": decision,
+            "fromTransactionCheck": "true",
+            "msgId": "x",
+        }
+        self._ask(RequestCode.END_TRANSACTION, fields)
+
+    def asked(self, seconds: float) -> set[bytes]:
+        """The bodies that this producer is asked about within a time."""
+        del self.checks[:]
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self._read(left)
+        return {body for body, _ in self.checks}
+
+    def half_of(self, body: bytes) -> Half:
+        """The newest half of a body that this producer was asked about."""
+        return next(half for asked, half in reversed(self.checks) if asked == body)
+
+    def _ask(self, code: int, fields: dict[str, Any], body: bytes = b"") -> Any:
+        frame = encode_frame(SerializeType.JSON, code, 7, fields=fields, body_bytes=len(body))
+        self._socket.sendall(frame + body)
+        end = time.monotonic() + LIMIT_S
+        while (left := end - time.monotonic()) > 0:
+            for command in self._read(left):
+                assert command.code == ResponseCode.SUCCESS, command.remark
+                return command.ext()
+        raise AssertionError(f"no answer to request {code}")
+
+    def _read(self, seconds: float) -> list[Any]:
+        """The answers that come next; checks are kept."""
+        self._socket.settimeout(seconds)
+        try:
+            data = self._socket.recv(1 << 16)
+        except TimeoutError:
+            return []
+        assert data, "the broker closed the connection"
+        answers = []
+        for serialize_type, header, body in self._reader.feed(data):
+            command = decode_header(serialize_type, header)
+            if command.code == RequestCode.CHECK_TRANSACTION_STATE and not command.is_response:
+                assert command.flag & FLAG_ONEWAY
+                fields = command.ext()
+                half = int(fields["tranStateTableOffset"]), int(fields["commitLogOffset"])
+                self.checks.append((decode_record(bytes(body)).body, half))
+            elif command.is_response:
+                answers.append(command)
+        return answers
+
+
+async def create_topic(nameserver: str) -> None:
+    async with Admin(nameserver=nameserver) as admin:
+        await admin.create_topic(TOPIC, queues=1)
+
+
+async def bodies(nameserver: str) -> list[bytes]:
+    async with PullConsumer(nameserver=nameserver) as consumer:
+        await consumer.assign(await consumer.queues(TOPIC))
+        messages: list[Any] = []
+        with move_on_after(3):
+            while True:
+                messages += await consumer.receive_many() or []
+    return sorted(message.body for message in messages)
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+@pytest.mark.parametrize(("first", "second"), [("headrace", "apache"), ("apache", "headrace")])
+def test_each_half_is_decided_once(tmp_path: Path, first: str, second: str, end: str) -> None:
+    store = tmp_path / "store"
+    with quick_peer(first, store=store, settings=SETTINGS) as peer:
+        run(create_topic, peer.nameserver)
+        client = HalfClient(peer.broker)
+        halves = {body: client.send(body) for body in (b"a", b"b", b"c", b"d", b"e")}
+        client.end(halves[b"a"], TRANSACTION_COMMIT)
+        client.end(halves[b"b"], TRANSACTION_ROLLBACK)
+        assert client.asked(4) == {b"c", b"d", b"e"}
+        client.end(client.half_of(b"e"), TRANSACTION_COMMIT)
+        if end == "stop":
+            peer.daemons["broker"].stop()
+        client.close()
+    with quick_peer(second, store=store, settings=SETTINGS) as peer:
+        client = HalfClient(peer.broker)
+        assert client.asked(8) == {b"c", b"d"}
+        client.end(client.half_of(b"c"), TRANSACTION_COMMIT)
+        if end == "stop":
+            peer.daemons["broker"].stop()
+        client.close()
+    with quick_peer(first, store=store, settings=SETTINGS) as peer:
+        client = HalfClient(peer.broker)
+        assert client.asked(8) == {b"d"}
+        client.end(client.half_of(b"d"), TRANSACTION_COMMIT)
+        assert client.asked(4) == set()
+        assert run(bodies, peer.nameserver) == [b"a", b"c", b"d", b"e"]
+        client.close()
