@@ -26,9 +26,6 @@ from headrace_broker.consumer.unconsumed import InnerConsumer, UnconsumedOffsets
 from headrace_broker.frame_loop import FrameLoop
 from headrace_broker.health import Health
 from headrace_broker.host_budget import HostBudget
-from headrace_broker.inner.marks import MARKS_FILE, Marks
-from headrace_broker.inner.undelivered import Delivery, Undelivered
-from headrace_broker.inner.writer import InnerWriter
 from headrace_broker.message_demands import Demand, MessageDemands
 from headrace_broker.metrics.broker_metrics import ServingMetrics, StoreMetrics, TrafficMetrics
 from headrace_broker.metrics.lag import GroupMetrics
@@ -47,19 +44,16 @@ from headrace_broker.queue_directory import QueueDirectory
 from headrace_broker.registration import Registration
 from headrace_broker.retry.dead_letters import DeadLetters, is_retry_topic
 from headrace_broker.retry.processor import SendBackProcessor
-from headrace_broker.schedule.offsets import DELAY_OFFSETS_FILE, DelayOffsets
 from headrace_broker.schedule.processor import ScheduleProcessor
-from headrace_broker.schedule.service import Schedule
 from headrace_broker.staging.service import Staging
 from headrace_broker.statistics import BrokerStatistics
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.topics.attributes import topic_limits
 from headrace_broker.topics.table import TopicTable
-from headrace_broker.transaction.metrics import METRICS_FILE, TransactionMetrics
 from headrace_broker.transaction.processor import TransactionProcessor
-from headrace_broker.transaction.service import Transactions
 from headrace_broker.upkeep import ClientExpiry, expire_locks, persist_offsets
+from headrace_broker.waiting_services import WaitingServices, waiting_services
 from headrace_daemon.host_log import HostLog
 from headrace_daemon.metrics.daemon_metrics import DaemonMetrics
 from headrace_daemon.metrics.scrapes import Scrapes
@@ -138,10 +132,7 @@ class Parts:
     long_polling: LongPolling
     client_requests: ClientRequests
     staging: Staging
-    delivery: Delivery
-    undelivered: Undelivered
-    schedule: Schedule
-    transactions: Transactions
+    waiting: WaitingServices
     dead_letters: DeadLetters
     registration: Registration
     frames: FrameLoop
@@ -204,10 +195,6 @@ def assemble(
     directory = QueueDirectory(
         config.broker_name, store, topics, places(topics), sources(topics, store)
     )
-    writer, delivery = InnerWriter(store, statistics.put), Delivery(topics, directory)
-    undelivered = Undelivered(topics)
-    folder, now_ms = config.store_path_root_dir / "config", store.clock.now_ms
-    marks = Marks(ConfigFile(folder / MARKS_FILE, store.fs))
     parts = Parts(
         config=config,
         store=store,
@@ -230,40 +217,32 @@ def assemble(
         long_polling=long_polling,
         client_requests=client_requests,
         staging=_staging(config, store, statistics, budget, supervisor),
-        dead_letters=DeadLetters(topics, groups, locks, now_ms),
-        delivery=delivery,
-        undelivered=undelivered,
-        schedule=Schedule(
-            store,
-            writer,
-            delivery,
-            undelivered,
-            DelayOffsets(ConfigFile(folder / DELAY_OFFSETS_FILE, store.fs), marks, now_ms),
-            config.flush_delay_offset_interval / 1000,
-        ),
-        transactions=Transactions(
-            config,
-            store,
-            writer,
-            topics,
-            offsets,
-            marks,
-            TransactionMetrics(ConfigFile(folder / METRICS_FILE, store.fs), now_ms),
-            lambda group: [member.channel for member in producers.members(group)],
-        ),
-        registration=Registration(
-            config, config.nameservers, network, topics, listener.address, ha_address=""
-        ),
+        dead_letters=DeadLetters(topics, groups, locks, store.clock.now_ms),
+        waiting=waiting_services(config, store, topics, directory, offsets, producers, statistics),
+        registration=_registration(config, network, topics, listener),
         frames=frames,
         server=server,
         registry=registry,
         scrapes=_new_scrapes(config),
     )
     _connect(parts)
-    for processor in processors(parts):
-        processor.register(registry)
-    add_guards(parts)
+    _serve(parts)
     return parts
+
+
+def _serve(parts: Parts) -> None:
+    """Route the requests, and guard them."""
+    for processor in processors(parts):
+        processor.register(parts.registry)
+    add_guards(parts)
+
+
+def _registration(
+    config: BrokerConfig, network: Network, topics: TopicTable, listener: Listener
+) -> Registration:
+    return Registration(
+        config, config.nameservers, network, topics, listener.address, ha_address=""
+    )
 
 
 def _tables(
@@ -321,7 +300,8 @@ def _staging(
 def _connect(parts: Parts) -> None:
     """Connect parts that depend on each other."""
     topics, store = parts.topics, parts.store
-    parts.frames.connect(parts.registry, parts.server.hold_back, parts.transactions.write_ops)
+    end_turn = parts.waiting.transactions.write_ops
+    parts.frames.connect(parts.registry, parts.server.hold_back, end_turn)
     topics.subscribe(lambda _topic: parts.registration.topics_changed())
     store.write_path.on_published(parts.long_polling.arrived)
     for follower in followers(parts):
@@ -355,8 +335,8 @@ def followers(parts: Parts) -> tuple[Follower, ...]:  # noqa: ARG001 - for featu
 def inner_consumers(parts: Parts) -> dict[str, InnerConsumer]:
     """By topic, the services that messages wait for; their log files stay until then."""
     return {
-        SCHEDULE_TOPIC: InnerConsumer("delayed messages", parts.schedule.next_offset),
-        HALF_TOPIC: InnerConsumer("undecided transactions", parts.transactions.next_offset),
+        SCHEDULE_TOPIC: InnerConsumer("delayed messages", parts.waiting.schedule.next_offset),
+        HALF_TOPIC: InnerConsumer("undecided transactions", parts.waiting.transactions.next_offset),
     }
 
 
@@ -379,7 +359,7 @@ def demands(parts: Parts) -> tuple[Demand, ...]:
             "transactional messages",
             ("TRAN_MSG",),
             TRANSACTION_MASK,
-            apply=parts.transactions.demand.serve,
+            apply=parts.waiting.transactions.demand.serve,
         ),
         *delays(parts),
     )
@@ -388,7 +368,7 @@ def demands(parts: Parts) -> tuple[Demand, ...]:
 def delays(parts: Parts) -> tuple[Demand, ...]:
     """The demands to wait; a message of a transaction waits once it is committed."""
     return (
-        Demand("delayed messages", ("DELAY",), apply=parts.schedule.demand.serve),
+        Demand("delayed messages", ("DELAY",), apply=parts.waiting.schedule.demand.serve),
         Demand(
             "messages with a delivery time",
             ("TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"),
@@ -441,17 +421,17 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
             parts.groups,
             statistics,
             parts.dead_letters,
-            parts.schedule.demand.serve,
+            parts.waiting.schedule.demand.serve,
             sends.reply_confirmed,
             rejection,
         ),
-        ScheduleProcessor(parts.schedule),
+        ScheduleProcessor(parts.waiting.schedule),
         TransactionProcessor(
             store,
-            parts.transactions,
+            parts.waiting.transactions,
             statistics,
-            parts.delivery,
-            parts.undelivered,
+            parts.waiting.delivery,
+            parts.waiting.undelivered,
             MessageDemands(delays(parts)).apply,
             sends.reply_confirmed,
             rejection,
@@ -514,8 +494,8 @@ def runtime_info(parts: Parts) -> tuple[Callable[[], Mapping[str, str]], ...]:
     """What features add to the numbers of GET_BROKER_RUNTIME_INFO."""
     return (
         parts.store.followers.runtime_info,
-        parts.schedule.runtime_info,
-        parts.transactions.runtime_info,
+        parts.waiting.schedule.runtime_info,
+        parts.waiting.transactions.runtime_info,
         parts.dead_letters.runtime_info,
         parts.pull_watch.runtime_info,
     )
@@ -590,11 +570,7 @@ def services(parts: Parts) -> tuple[Service, ...]:
         # These two supervise their own tasks.
         Service(parts.store.run, is_awaited=True, is_supervised=False),
         Service(parts.staging.run, parts.staging.load, is_awaited=True, is_supervised=False),
-        Service(parts.schedule.run, parts.schedule.load, finish=parts.schedule.finish),
-        Service(parts.schedule.run_saving),
-        Service(parts.transactions.run, parts.transactions.load, finish=parts.transactions.finish),
-        Service(parts.transactions.run_naming),
-        Service(parts.transactions.run_saving),
+        *_waiting_services(parts),
         Service(parts.pace.sliced_work.run),
         Service(parts.pace.fetches.run),
         Service(parts.client_requests.run),
@@ -622,6 +598,17 @@ def services(parts: Parts) -> tuple[Service, ...]:
             stage=StopStage.DEPART,
             is_awaited=True,
         ),
+    )
+
+
+def _waiting_services(parts: Parts) -> tuple[Service, ...]:
+    schedule, transactions = parts.waiting.schedule, parts.waiting.transactions
+    return (
+        Service(schedule.run, schedule.load, finish=schedule.finish),
+        Service(schedule.run_saving),
+        Service(transactions.run, transactions.load, finish=transactions.finish),
+        Service(transactions.run_naming),
+        Service(transactions.run_saving),
     )
 
 

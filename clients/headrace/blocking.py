@@ -25,6 +25,7 @@ from headrace.consumer.push import Consumer as AsyncConsumer
 from headrace.errors import ClientClosed, ConfigurationError
 from headrace.producer.pipeline import Pipeline as AsyncPipeline
 from headrace.producer.producer import Producer as AsyncProducer
+from headrace.producer.transaction import Transaction as AsyncTransaction
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -132,10 +133,10 @@ def _on_loop(
     return _blocking(run)
 
 
-class Pipeline(_Blocking[AsyncPipeline]):
-    """See ``headrace.producer.pipeline.Pipeline``; runs on its producer's event loop."""
+class _OfProducer(_Blocking[Client]):
+    """A block within that of a producer; runs on the producer's event loop."""
 
-    def __init__(self, client: AsyncPipeline, producer: Producer) -> None:
+    def __init__(self, client: Client, producer: Producer) -> None:
         super().__init__(client)
         self._producer = producer
 
@@ -151,6 +152,10 @@ class Pipeline(_Blocking[AsyncPipeline]):
             raise ClientClosed("Producer")
         return super()._call(function, *args, **kwargs)
 
+
+class Pipeline(_OfProducer[AsyncPipeline]):
+    """See ``headrace.producer.pipeline.Pipeline``; runs on its producer's event loop."""
+
     send = _blocking(AsyncPipeline.send)
     flush = _blocking(AsyncPipeline.flush)
 
@@ -159,6 +164,12 @@ class Pipeline(_Blocking[AsyncPipeline]):
         remaining = iter(messages)
         while chunk := list(islice(remaining, _MESSAGES_PER_CALL)):
             self._call(self._client.send_all, chunk)
+
+
+class Transaction(_OfProducer[AsyncTransaction]):
+    """See ``headrace.producer.transaction.Transaction``; runs on its producer's event loop."""
+
+    send = _blocking(AsyncTransaction.send)
 
 
 class Producer(_Blocking[AsyncProducer]):
@@ -178,6 +189,11 @@ class Producer(_Blocking[AsyncProducer]):
     send_oneway = _blocking(AsyncProducer.send_oneway)
     queues = _blocking(AsyncProducer.queues)
     _pipeline = _on_loop(AsyncProducer.pipeline)
+    _transaction = _on_loop(AsyncProducer.transaction)
+
+    def transaction(self, topic: str) -> Transaction:
+        """See ``headrace.Producer.transaction``."""
+        return Transaction(self._transaction(topic), self)
 
     def pipeline(
         self,

@@ -163,8 +163,8 @@ async def test_a_broker_finishes_in_this_order(tmp_path: Path) -> None:
         topics.incarnations.saved.finish,
         topics.saved.finish,
         parts.groups.saved.finish,
-        parts.schedule.finish,
-        parts.transactions.finish,
+        parts.waiting.schedule.finish,
+        parts.waiting.transactions.finish,
         parts.offsets.persist,
     ]
     store.close()

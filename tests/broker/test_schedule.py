@@ -37,7 +37,7 @@ class Delays:
     def __init__(self, folder: Path, ms: int | None = None, **store: Any) -> None:
         self.broker = BrokerUnderTest(folder, broker_config(folder), **{**_SIZES, **store})
         self.broker.clock.ms = ms or self.broker.clock.ms
-        self.schedule = self.broker.parts.schedule
+        self.schedule = self.broker.parts.waiting.schedule
 
     @property
     def clock(self) -> Any:

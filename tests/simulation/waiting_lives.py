@@ -84,7 +84,7 @@ class Life:
             delay_levels_ms=LEVELS_MS,
         )
         self.store = self.broker.store
-        self.schedule = self.broker.parts.schedule
+        self.schedule = self.broker.parts.waiting.schedule
         self.steps: list[Callable[[], None]] = [
             *[self.send] * 6,
             *[self.send_back] * 3,

@@ -108,7 +108,9 @@ class BrokerUnderTest:
         self.staging.load()
         self.registry = self.parts.registry
         # A channel in memory is not read, so nothing has to stop reading it.
-        self.parts.frames.connect(self.registry, _read_on, self.parts.transactions.write_ops)
+        self.parts.frames.connect(
+            self.registry, _read_on, self.parts.waiting.transactions.write_ops
+        )
 
     @property
     def unexpected(self) -> int:

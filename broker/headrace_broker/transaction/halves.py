@@ -48,6 +48,8 @@ _REAL_TOPIC, _REAL_QID = "REAL_TOPIC", "REAL_QID"
 _REAL = frozenset({_REAL_TOPIC, _REAL_QID})
 _OF_BROKERS = _REAL | {_TRANSACTION_ID, _CHECK_TIMES, _FIRST_OFFSET}
 _OP_PROPERTIES: Final = b"TAGS\x01d\x02"
+# Ours: the halves that an op record names are not decided, they have copies.
+_COPIED: Final = b"COPIED\x01true\x02"
 _OP_TAGS_CODE = tags_code_of(_OP_PROPERTIES)
 
 
@@ -242,6 +244,19 @@ def _op(names: list[bytes], now_ms: int, host: bytes) -> InnerMessage:
     return InnerMessage(
         OP_HALF_TOPIC, 0, body, _OP_PROPERTIES, _OP_TAGS_CODE, 0, 0, now_ms, host, 0
     )
+
+
+def copied(op: InnerMessage) -> InnerMessage:
+    """An op record about halves that were stored again.
+
+    Apache's broker, started on this store after a kill, would check each copy by itself.
+    """
+    return op._replace(properties=op.properties + _COPIED)
+
+
+def is_about_copies(op: Waiting) -> bool:
+    """Whether an op record names halves that were stored again, not decided ones."""
+    return _COPIED in op.properties
 
 
 def named_by(op: Waiting) -> Iterator[int]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace_broker.inner.waiting import RECORDS_AT_ONCE, Unreadable
 from headrace_broker.store.log.log_rows import scan_from
-from headrace_broker.transaction.halves import Decision, HalfNames, named_by
+from headrace_broker.transaction.halves import Decision, HalfNames, is_about_copies, named_by
 from headrace_broker.transaction.table import HalfTable, OpenHalf
 from headrace_protocol.message import TRANSACTION_COMMIT, TRANSACTION_MASK
 
@@ -56,12 +56,10 @@ def rebuilt(
     table = HalfTable(progress.half)
     found, unreadable = _transactions(halves, progress.half)
     table.ended(unreadable, None)
-    named = {
-        offset
-        for op in _readable(op_queue, progress.op)
-        for offset in named_by(op)
-        if offset >= progress.half
-    }
+    named: set[int] = set()
+    copied: set[int] = set()
+    for op in _readable(op_queue, progress.op):
+        (copied if is_about_copies(op) else named).update(named_by(op))
     undecided = [
         one for one in found if not any(half.queue_offset in named for half, _ in one.halves)
     ]
@@ -73,6 +71,7 @@ def rebuilt(
             table.ended(copies, Decision.COMMIT if is_committed else None)
             table.owe_names([copy for copy in copies if copy not in named])
             continue
+        table.superseded += [copy for copy in copies[:-1] if copy not in copied]
         newest, names = one.halves[-1]
         oldest, oldest_names = one.halves[0]
         table.add(

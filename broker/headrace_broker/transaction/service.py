@@ -151,7 +151,7 @@ class Transactions:
                 self._is_naming = False
 
     async def _name(self) -> None:
-        messages, counts = self._op_records()
+        messages, counts = self._op_records(list(self.table.to_name))
 
         def note(number: int, _physical_offset: int) -> None:
             self.table.named(counts[number])
@@ -235,7 +235,7 @@ class Transactions:
         write_path, queue = self._store.write_path, self._store.queue(OP_HALF_TOPIC, 0)
         is_written = False
         try:
-            for message, count in zip(*self._op_records(), strict=True):
+            for message, count in zip(*self._op_records(list(self.table.to_name)), strict=True):
                 write_path.append(queue, *message[2:])
                 self.table.named(count)
                 is_written = True
@@ -243,10 +243,11 @@ class Transactions:
             self._must_name.set()
         return is_written
 
-    def _op_records(self) -> tuple[list[InnerMessage], list[int]]:
+    def _op_records(self, offsets: list[int]) -> tuple[list[InnerMessage], list[int]]:
+        """Op records, and how many of the halves each names."""
         bytes_max = min(self._config.transaction_op_msg_max_size, self._config.max_message_size)
         now_ms, host = self._store.clock.now_ms(), self._store.settings.store_host
-        records = list(halves.ops(list(self.table.to_name), bytes_max, now_ms, host))
+        records = list(halves.ops(offsets, bytes_max, now_ms, host))
         return [message for message, _ in records], [count for _, count in records]
 
     # -- checks ------------------------------------------------------------------------------------
@@ -257,6 +258,7 @@ class Transactions:
         Raises OSError.
         """
         await self._look()
+        await self._name_superseded()
         now_ms = self._store.clock.now_ms()
         due = [
             half
@@ -342,10 +344,16 @@ class Transactions:
                 )
 
         await self._writer.append(messages, note)
+        await self._name_superseded()
         await self._confirmed()
         for one in asked:
             if one.half.is_check_owed:
                 self._ask(one.half, newest[one.half.first])
+
+    async def _name_superseded(self) -> None:
+        offsets, self.table.superseded = self.table.superseded, []
+        records, _ = self._op_records(offsets)
+        await self._writer.append(list(map(halves.copied, records)), lambda _number, _at: None)
 
     def _note_copy(self, half: OpenHalf, queue_offset: int, physical_offset: int) -> None:
         if self.table.open.get(half.first) is half:

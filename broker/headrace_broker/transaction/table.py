@@ -53,6 +53,8 @@ class HalfTable:
     """All transactions of one half queue, from ``next_offset`` on.
 
     open: by first offset, those that were looked at. seen: queue offset before which all were.
+    to_name: halves that are decided, without an op record. superseded: the same of halves that
+    were stored again.
     """
 
     def __init__(self, next_offset: int = 0) -> None:
@@ -64,6 +66,7 @@ class HalfTable:
         # Decided, without a record in the log that says so; those to be named come in order.
         self._unsettled: set[int] = set()
         self.to_name: list[int] = []
+        self.superseded: list[int] = []
 
     # -- questions ---------------------------------------------------------------------------------
 
@@ -113,6 +116,7 @@ class HalfTable:
     def copied(self, half: OpenHalf, queue_offset: int, physical_offset: int) -> None:
         """An open half was stored again."""
         self._ended.add(half.newest)
+        self.superseded.append(half.newest)
         half.copies.append(queue_offset)
         half.physical_offset = physical_offset
         self._first_of[queue_offset] = half.first

@@ -13,7 +13,9 @@ from headrace.messages import Message, SendResult, check_group
 from headrace.producer.pipeline import Pipeline
 from headrace.producer.sender import Sender
 from headrace.producer.sources import Source, Texts, chunks
+from headrace.producer.transaction import Checks, OnCheck, Transaction
 from headrace.producer.window import Window
+from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.aio import Connect, connect_tcp
 
 if TYPE_CHECKING:
@@ -35,6 +37,9 @@ class Producer(Startable):
         second; 0 makes a single attempt. A retry after a timeout can store a message twice: brokers
         do not detect duplicates.
     compress_from_bytes: compress bodies of this size and more (zlib); None disables compression.
+    on_check: asked by brokers about transactions of the group, also those of other processes, that
+        nobody decided. Returns True to commit the message, False to roll it back, None to be asked
+        again later.
 
     Messages with a key stay on the key's queue, even in retries; others go to the queues in turn,
     skipping brokers that failed recently. A broker creates a missing topic if its settings allow
@@ -49,6 +54,7 @@ class Producer(Startable):
         timeout_ms: float = 3000,
         delivery_timeout_ms: float = DELIVERY_TIMEOUT_MS,
         compress_from_bytes: int | None = 4096,
+        on_check: OnCheck | None = None,
         connect: Connect = connect_tcp,
     ) -> None:
         check_group(group)
@@ -66,8 +72,15 @@ class Producer(Startable):
             compress_from_bytes=compress_from_bytes,
         )
 
+        self._checks = Checks(group, on_check) if on_check else None
+        if self._checks:
+            handlers = self._instance.handlers
+            handlers[RequestCode.CHECK_TRANSACTION_STATE] = self._checks.asked
+
     async def __aenter__(self) -> Self:
-        await self._instance.start()
+        tasks = await self._instance.start()
+        if self._checks:
+            self._checks.tasks = tasks
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -135,6 +148,11 @@ class Producer(Startable):
         self._instance.check_open("Producer")
         check_limits(max_in_flight=max_in_flight, max_bytes=max_bytes)
         return Pipeline(self._sender, max_in_flight, max_bytes, on_result)
+
+    def transaction(self, topic: str) -> Transaction:
+        """Messages to a topic that consumers get at the end of a block; see ``Transaction``."""
+        self._instance.check_open("Producer")
+        return Transaction(self._sender, self.group, topic)
 
     async def queues(self, topic: str) -> Sequence[MessageQueue]:
         """The currently writable queues of ``topic``. Raises RouteNotFound."""

@@ -21,7 +21,7 @@ from headrace.producer.faults import BrokerFaults
 from headrace.producer.publication import Publication
 from headrace.producer.retries import Retries, RetryLog, refuses_blocks
 from headrace.route import TopicRoute
-from headrace_protocol.message import UniqKeyGenerator, encode_host
+from headrace_protocol.message import TRANSACTION_PREPARED, UniqKeyGenerator, encode_host
 from headrace_protocol.system_topics import DEFAULT_TOPIC
 
 if TYPE_CHECKING:
@@ -61,8 +61,19 @@ class Sender:
     def encode(self, message: Message) -> Outgoing:
         """Encode a message for any broker. Raises InvalidMessage."""
         message.check()
+        return self._encode(message)
+
+    def _encode(self, message: Message) -> Outgoing:
         block = Block.of([message], self.compress_from_bytes)
         return block.for_any_broker(now_ms(), self._new_message_id)
+
+    def encode_half(self, message: Message, group: str) -> Outgoing:
+        """Encode a message that waits for its transaction. Raises InvalidMessage."""
+        message.check()
+        properties = {**message.properties, "TRAN_MSG": "true", "PGROUP": group}
+        half = self._encode(msgspec.structs.replace(message, properties=properties))
+        half.sys_flag |= TRANSACTION_PREPARED
+        return half
 
     def encode_block(self, block: Block, connection: AsyncConnection) -> AnyOutgoing:
         """Encode a block for the broker at the other end of the connection."""
