@@ -203,9 +203,14 @@ def test_commits_are_found_again(broker: BrokerUnderTest) -> None:
     assert query(broker, "t") == 7
 
 
+def test_a_group_without_commits_begins_an_empty_queue(broker: BrokerUnderTest) -> None:
+    broker.create_topic("t")
+    assert query(broker, "t") == 0
+    assert query(broker, "t", zero=False) is None
+
+
 def test_a_group_without_commits_begins_a_young_queue(broker: BrokerUnderTest) -> None:
     broker.create_topic("t")
-    assert query(broker, "t") is None
     broker.store_message("t", 0)
     assert query(broker, "t") == 0
     assert query(broker, "t", zero=True) == 0

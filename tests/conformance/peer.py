@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = Path(__file__).resolve().with_name("java")
-BUILD = ROOT / ".cache" / "java"
+BUILDS = ROOT / ".cache"
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 60
 # Of sends that shall happen once: after the client's own 3 s it tries again, and a machine's host
@@ -68,37 +68,38 @@ def missing_tools() -> str:
     )
 
 
-def java_build() -> Path:
-    """Folder with Apache's jars (``lib/``) and our programs (``classes/``); built when stale.
+def java_build(project: Path = PROJECT) -> Path:
+    """Folder with the jars (``lib/``) and programs (``classes/``) of a Maven project.
 
-    The first build takes Apache RocketMQ from Maven Central into Maven's own repository (some
-    130 MB, half a minute); later ones need no network.
+    Built when stale. The first build takes Apache RocketMQ from Maven Central into Maven's own
+    repository (some 130 MB, half a minute); later ones need no network.
     """
     if problem := missing_tools():
         raise PeerError(problem)
-    BUILD.mkdir(parents=True, exist_ok=True)
-    with (BUILD / "lock").open("w") as lock:
+    build = BUILDS / project.name
+    build.mkdir(parents=True, exist_ok=True)
+    with (build / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        built, sources = BUILD / "built", _sources_digest()
+        built, sources = build / "built", _sources_digest(project)
         if not built.exists() or built.read_text() != sources:
-            _build()
+            _build(project)
             built.write_text(sources)
-    return BUILD
+    return build
 
 
-def _sources_digest() -> str:
+def _sources_digest(project: Path) -> str:
     """Digest of all sources: a checkout gives old files new times, and new files old ones."""
     digest = hashlib.sha256()
-    for source in [PROJECT / "pom.xml", *sorted(PROJECT.glob("src/**/*.java"))]:
+    for source in [project / "pom.xml", *sorted(project.glob("src/**/*.java"))]:
         digest.update(source.name.encode() + source.read_bytes())
     return digest.hexdigest()
 
 
-def _build() -> None:
+def _build(project: Path) -> None:
     command = ["mvn", "--batch-mode", "--quiet", "compile"]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise PeerError(f"`{' '.join(command)}` in {PROJECT} failed:\n{done.stdout}{done.stderr}")
+        raise PeerError(f"`{' '.join(command)}` in {project} failed:\n{done.stdout}{done.stderr}")
 
 
 def driver_command(
@@ -325,23 +326,60 @@ def _start_headrace_daemons(
     home: Path, store: Path, daemons: dict[str, Daemon], more: Mapping[str, str]
 ) -> Peer:
     first = free_ports(5)
-    nameserver, broker_port = f"{HOST}:{first}", first + 3
+    started = time.monotonic()
+    nameserver = _start_headrace_nameserver(home, first, daemons)
+    settings = {"storePathRootDir": str(store), **more}
+    broker = _start_headrace_broker(home, "broker-a", first + 3, nameserver, settings)
+    daemons["broker"] = broker
+    return Peer("headrace", nameserver, f"{HOST}:{first + 3}", daemons, started)
+
+
+@contextlib.contextmanager
+def headrace_cluster(
+    home: Path, brokers: Sequence[str], settings: Mapping[str, str]
+) -> Iterator[Peer]:
+    """A nameserver and brokers of these names, ready for clients; killed on leaving the block.
+
+    home: folder for stores and output, which stays.
+    settings: more lines of each broker's file.
+
+    Returns the peer of the first broker.
+    """
+    first = free_ports(1 + len(brokers))
+    daemons: dict[str, Daemon] = {}
+    started = time.monotonic()
+    try:
+        nameserver = _start_headrace_nameserver(home, first, daemons)
+        for port, name in enumerate(brokers, first + 1):
+            settings = {**settings, "storePathRootDir": str(home / name)}
+            daemons[name] = _start_headrace_broker(home, name, port, nameserver, settings)
+        for name in brokers:
+            wait_for_route(nameserver, START_TIMEOUT_S, topic=name)
+        yield Peer("headrace", nameserver, f"{HOST}:{first + 1}", daemons, started)
+    finally:
+        for daemon in daemons.values():
+            daemon.kill()
+
+
+def _start_headrace_nameserver(home: Path, port: int, daemons: dict[str, Daemon]) -> str:
+    command = [_headrace(), "nameserver", "--port", str(port)]
+    daemons["nameserver"] = Daemon.start(command, home / "nameserver.log")
+    return f"{HOST}:{port}"
+
+
+def _start_headrace_broker(
+    home: Path, name: str, port: int, nameserver: str, more: Mapping[str, str]
+) -> Daemon:
     settings = {
-        "brokerName": "broker-a",
+        "brokerName": name,
         "bindAddress": HOST,
-        "listenPort": str(broker_port),
+        "listenPort": str(port),
         "namesrvAddr": nameserver,
-        "storePathRootDir": str(store),
         **more,
     }
-    path = home / "broker.conf"
+    path = home / f"{name}.conf"
     path.write_text(_lines(settings))
-    started = time.monotonic()
-    daemons["nameserver"] = Daemon.start(
-        [_headrace(), "nameserver", "--port", str(first)], home / "nameserver.log"
-    )
-    daemons["broker"] = Daemon.start([_headrace(), "broker", "-c", str(path)], home / "broker.log")
-    return Peer("headrace", nameserver, f"{HOST}:{broker_port}", daemons, started)
+    return Daemon.start([_headrace(), "broker", "-c", str(path)], home / f"{name}.log")
 
 
 def _headrace() -> str:

@@ -202,7 +202,7 @@ class ClientProcessor:
     def query_offset(self, request: Request) -> Reply:
         """QUERY_CONSUMER_OFFSET: the offset from which a group resumes.
 
-        A group that has committed nothing starts a young queue at its first message; in an older
+        A group that has committed nothing starts an empty or young queue at offset 0; in an older
         queue it must choose for itself.
         """
         header = request.header(QueryConsumerOffsetHeader)
@@ -220,8 +220,14 @@ class ClientProcessor:
         return Reply(OffsetResponseHeader(offset=offset))
 
     def _is_young(self, source: Source) -> bool:
-        """Whether the first message ever sent to a queue still exists, and is likely in memory."""
-        if not source.max_offset() or source.min_offset() > 0:
+        """Whether the first message ever sent to a queue still exists, and is likely in memory.
+
+        A queue that never had a message is young: if the client had to query for the end next, it
+        would skip a message that arrives in between.
+        """
+        if not source.max_offset():
+            return True
+        if source.min_offset() > 0:
             return False
         physical_offset, _, _ = source.unit(0)
         return self._store.commit_log.max_offset - physical_offset <= _MEMORY_BYTES * _MEMORY_RATIO
