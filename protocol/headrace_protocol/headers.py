@@ -396,21 +396,6 @@ class CheckTransactionStateHeader(RequestHeader, kw_only=True, gc=False):
     bname: str | None = None
 
 
-class RecallMessageHeader(RequestHeader, kw_only=True, gc=False):
-    """RECALL_MESSAGE (370)."""
-
-    topic: str
-    recall_handle: str
-    producer_group: str | None = None
-
-
-class RecallMessageResponseHeader(RequestHeader, kw_only=True, gc=False):
-    """The message that is recalled; msg_id is its UNIQ_KEY."""
-
-    msg_id: str
-    region: str = msgspec.field(name="MSG_REGION", default="DefaultRegion")
-
-
 # -- admin -> broker -------------------------------------------------------------------------------
 
 
