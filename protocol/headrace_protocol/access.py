@@ -36,6 +36,7 @@ ADMINISTRATIVE: Final = frozenset(
         RequestCode.ADD_WRITE_PERM_OF_BROKER,
         RequestCode.DELETE_TOPIC_IN_NAMESRV,
         RequestCode.REGISTER_TOPIC_IN_NAMESRV,
+        RequestCode.RESUME_CHECK_HALF_MESSAGE,
     )
 )
 

@@ -164,6 +164,7 @@ async def test_a_broker_finishes_in_this_order(tmp_path: Path) -> None:
         topics.saved.finish,
         parts.groups.saved.finish,
         parts.waiting.schedule.finish,
+        parts.waiting.timers.finish,
         parts.waiting.transactions.finish,
         parts.offsets.persist,
     ]

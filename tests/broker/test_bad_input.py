@@ -265,7 +265,7 @@ OTHERS = [
     *(bad(code, queue_fields(queueId=7), 29, "queue 7", "route") for code in (30, 31, 32)),
     bad(30, queue_fields(queueId=-1), 29, "queue -1", "route"),
     bad(29, queue_fields(timestamp=0, boundaryType="MIDDLE"), 29, "MIDDLE", "LOWER or UPPER"),
-    bad(14, queue_fields(consumerGroup="nobody"), 22, "nobody"),
+    bad(14, queue_fields(consumerGroup="nobody", setZeroIfNotFound=False), 22, "nobody"),
     bad(14, queue_fields(), 29, "QUERY_CONSUMER_OFFSET", "missing required field `consumerGroup`"),
     bad(15, queue_fields(consumerGroup="nobody", commitOffset=1), 26, "nobody", "create"),
     bad(15, queue_fields(consumerGroup="readers", commitOffset=-1), 29, "-1"),

@@ -62,8 +62,15 @@ def of_kind(lines: set[str], *kinds: str) -> set[str]:
 
 
 def quiet(lines: set[str]) -> set[str]:
-    """Those of topics that nobody writes to."""
-    return {line for line in lines if not any(f"\t{topic}\t" in line for topic in BUSY_TOPICS)}
+    """Those of topics that nobody writes to.
+
+    A group without an offset is given 0 of an empty queue by ours, and none by Apache's broker.
+    """
+    return {
+        line.removesuffix("\t-1") + "\t0" if line.endswith("\t-1") else line
+        for line in lines
+        if not any(f"\t{topic}\t" in line for topic in BUSY_TOPICS)
+    }
 
 
 async def write(nameserver: str) -> None:
@@ -101,12 +108,17 @@ def test_a_store_with_every_kind_of_message(ending: str, console: Console, tmp_p
     with quick_peer("headrace", store=store, settings=GOLDEN_SETTINGS) as peer:
         run(write, peer.nameserver)
         run(be_refused, peer.nameserver, KEPT_TOPICS)
+        # What was to come an hour after the store was made.
+        read = Counter(message["topic"] for message in written["messages"])
+        wait_until(
+            lambda: by_topic(console.dump(peer, ["G_TIMER"], GROUPS))["G_TIMER"] > read["G_TIMER"],
+            "no timer fired",
+        )
         ours = console.dump(peer, [*topics, *BUSY_TOPICS], GROUPS)
         static = console.dump(peer, ["G_STATIC"], GROUPS)
         assert places(static) == places_of(written, "G_STATIC")
         tables = [console.mqadmin(peer, *command) for command in TABLES]
         peer.daemons["broker"].stop()
-    read = Counter(message["topic"] for message in written["messages"])
     found = by_topic(ours)
     assert found[NEW] == WRITTEN
     assert {topic: found[topic] for topic in TOPICS} == {topic: read[topic] for topic in TOPICS}
@@ -123,11 +135,8 @@ def test_a_store_with_every_kind_of_message(ending: str, console: Console, tmp_p
             lambda: [console.mqadmin(peer, *command) for command in TABLES] == tables,
             "the tables differ",
         )
-        # What was to come an hour after the store was made.
-        wait_until(
-            lambda: by_topic(console.dump(peer, ["G_TIMER"], GROUPS))["G_TIMER"] > found["G_TIMER"],
-            "no timer fired",
-        )
+        # Nothing that came there comes here again.
+        assert by_topic(console.dump(peer, ["G_TIMER"], GROUPS))["G_TIMER"] == found["G_TIMER"]
 
     with quick_peer("headrace", store=store, settings=GOLDEN_SETTINGS) as peer:
         again = console.dump(peer, topics, GROUPS)

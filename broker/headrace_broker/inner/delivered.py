@@ -11,6 +11,7 @@ from headrace_broker.store.log.log_rows import scan_from
 from headrace_broker.store.recovery import first_records
 from headrace_protocol.columns import split
 from headrace_protocol.message import TRANSACTION_MASK, property_value
+from headrace_protocol.system_topics import UNDELIVERED_TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.message_store import MessageStore
     from headrace_protocol.columns import Array
 
+_UNDELIVERED = UNDELIVERED_TOPIC.encode()
 _MARK = b"REAL_TOPIC\x01"  # every delivered record has it
 _TELLING = (b"UNIQ_KEY", b"REAL_TOPIC", b"REAL_QID")
 _Name = tuple[bytes, ...]
@@ -94,7 +96,7 @@ class Delivered:
             left, source = self._left[queue], sources[number]
             if not source:
                 # A half waits for its commit first, and has the same names.
-                if topic != property_value(raw, b"REAL_TOPIC"):
+                if topic not in {property_value(raw, b"REAL_TOPIC"), _UNDELIVERED}:
                     continue
                 left.names[_name(raw, times[number])] += 1
             elif is_commit[number]:
