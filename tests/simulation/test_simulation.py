@@ -34,7 +34,7 @@ from headrace_broker.store.write.flush import Flusher
 from tests.simulation import followed_lives, simulation, store_lives, waiting_lives
 from tests.simulation.history import PromiseBroken
 from tests.simulation.run import CLUSTER_EVERY, run_seed
-from tests.simulation.totals import Totals
+from tests.simulation.totals import KindTotals, Totals
 from tests.support.followers import CopyingFollower
 from tests.support.stores import held
 
@@ -115,16 +115,7 @@ def test_seeds(first_seed: int, count: int, faults: set[str], tmp_path: Path) ->
     "count", [30, pytest.param(300, marks=pytest.mark.long)], ids=["1 to 30", "1 to 300"]
 )
 def test_seeds_of_stores_with_a_follower(count: int, tmp_path: Path) -> None:
-    keep = tmp_path / "totals.json"
-    command = ["tests.simulation.run", "--kind=followed", "--seed=1", f"--count={count}"]
-    done = subprocess.run(
-        [sys.executable, "-m", *command, f"--keep={keep}"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (kind,) = Totals.load(keep).kinds.values()
+    kind = totals_of("followed", count, tmp_path)
     assert kind.counts["messages copied"] == kind.counts["records kept"] > 1000
     assert {"log files cleaned", "records expired"} <= kind.counts.keys()
     assert {"full disk", "kill", "lost page", "power cut", "failed sync"} <= kind.faults.keys()
@@ -135,8 +126,16 @@ def test_seeds_of_stores_with_a_follower(count: int, tmp_path: Path) -> None:
     "count", [60, pytest.param(600, marks=pytest.mark.long)], ids=["1 to 60", "1 to 600"]
 )
 def test_seeds_of_messages_that_wait(count: int, tmp_path: Path) -> None:
-    keep = tmp_path / "totals.json"
-    command = ["tests.simulation.run", "--kind=waiting", "--seed=1", f"--count={count}"]
+    kind = totals_of("waiting", count, tmp_path)
+    assert kind.counts["sends accepted"] > 1000
+    assert kind.counts["messages sent back"] > 100
+    assert {"full disk", "kill", "lost page", "power cut", "failed sync"} <= kind.faults.keys()
+
+
+def totals_of(name: str, count: int, folder: Path) -> KindTotals:
+    """What seeds of one kind come to in a process of their own, all promises kept."""
+    keep = folder / "totals.json"
+    command = ["tests.simulation.run", f"--kind={name}", "--seed=1", f"--count={count}"]
     done = subprocess.run(
         [sys.executable, "-m", *command, f"--keep={keep}"],
         capture_output=True,
@@ -145,9 +144,7 @@ def test_seeds_of_messages_that_wait(count: int, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (kind,) = Totals.load(keep).kinds.values()
-    assert kind.counts["sends accepted"] > 1000
-    assert kind.counts["messages sent back"] > 100
-    assert {"full disk", "kill", "lost page", "power cut", "failed sync"} <= kind.faults.keys()
+    return kind
 
 
 def test_the_page_has_the_totals_of_the_kept_run() -> None:
