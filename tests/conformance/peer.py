@@ -313,6 +313,7 @@ def _start_headrace(
         _headrace(),
         "dev",
         *("--data", str(store)),
+        *("--log-file-mib", "1024"),  # as Apache's broker expects them
         *("--nameserver-port", str(first)),
         *("--broker-port", str(first + 3)),
     ]

@@ -76,7 +76,7 @@ def quiet(lines: set[str]) -> set[str]:
 async def write(nameserver: str) -> None:
     """One message by one, many at once, one that gets compressed."""
     async with Admin(nameserver=nameserver) as admin:
-        await admin.create_topic(NEW, queues=2)
+        await admin.create_topic(NEW, queues=2, if_not_exists=True)
     async with Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer:
         for number in range(50):
             message = Message(NEW, b"one %d" % number, key=f"one-{number}", tag="t")

@@ -31,7 +31,7 @@ async def write(nameserver: str, part: str) -> list[Body]:
     ]
     async with Admin(nameserver=nameserver) as admin:
         for topic in TOPICS:
-            await admin.create_topic(topic, queues=3)
+            await admin.create_topic(topic, queues=3, if_not_exists=True)
     async with Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer:
         for topic, key, tag, body in bodies:
             await producer.send(Message(topic, body, key=key, tag=tag))
