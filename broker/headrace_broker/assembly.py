@@ -427,6 +427,7 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
             parts.waiting.schedule.demand.serve,
             sends.reply_confirmed,
             rejection,
+            parts.server.host_log,
         ),
         ScheduleProcessor(parts.waiting.schedule),
         TimerProcessor(

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import structlog.testing
 
 from headrace_broker.host_budget import Host
+from headrace_daemon.host_log import LINES_MAX
 from headrace_protocol.bodies import MessageQueue, SubscriptionGroupConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import ConsumerSendMsgBackHeader, SendMessageHeaderV2
@@ -147,6 +149,26 @@ def test_only_a_whole_message_of_the_topic_is_sent_back(broker: BrokerUnderTest)
         assert answer.code == ResponseCode.SYSTEM_ERROR
         assert f"look message by offset failed, {wrong}" in answer.remark
     assert broker.store.commit_log.max_offset == end
+
+
+def test_a_damaged_message_is_not_sent_back(broker: BrokerUnderTest) -> None:
+    offset = write(broker)
+    (path,) = (broker.config.store_path_root_dir / "commitlog").iterdir()
+    body_at = offset + path.read_bytes()[offset:].index(b"body")
+    with path.open("r+b") as file:
+        file.seek(body_at)
+        file.write(b"\xff")
+    answer = send_back(broker, offset)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert f"look message by offset failed, {offset}" in answer.remark
+
+
+def test_no_host_floods_the_log_with_what_is_lost(broker: BrokerUnderTest) -> None:
+    broker.groups.put(SubscriptionGroupConfig(group_name="g", retry_queue_nums=0))
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(LINES_MAX + 5):
+            send_back(broker, 0)
+    assert len(logs) == LINES_MAX
 
 
 def test_a_name_without_its_namespace_is_the_topic(broker: BrokerUnderTest) -> None:

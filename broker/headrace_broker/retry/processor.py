@@ -8,8 +8,6 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
 from headrace_broker.message_demands import SentMessage
 from headrace_broker.retry.dead_letters import unknown_group
 from headrace_broker.store.errors import StoreError
@@ -28,11 +26,10 @@ if TYPE_CHECKING:
     from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.topics.table import TopicTable
+    from headrace_daemon.host_log import HostLog
     from headrace_protocol.bodies import SubscriptionGroupConfig
     from headrace_protocol.message import StoredMessage
     from headrace_protocol.serving import Registry, Request
-
-log = structlog.get_logger("headrace.broker")
 
 # Of a client's frames: V3_4_9. Older ones say nothing about how often a message is tried.
 _SAYS_TIMES: Final = 121
@@ -53,6 +50,7 @@ class SendBackProcessor:
         delay: Callable[[SentMessage], None],
         reply_confirmed: Callable[[Request, Reply], Reply | None],
         rejection: Callable[[StoreError, str], RequestError],
+        host_log: HostLog,
     ) -> None:
         """delay: has a message wait for its DELAY.
 
@@ -67,6 +65,7 @@ class SendBackProcessor:
         self._delay = delay
         self._reply_confirmed = reply_confirmed
         self._rejection = rejection
+        self._host_log = host_log
 
     def register(self, registry: Registry) -> None:
         """Serve the code."""
@@ -81,7 +80,11 @@ class SendBackProcessor:
         self._topics.check_broker_writable()
         if group.retry_queue_nums <= 0:
             self._dead_letters.lost_count += 1
-            log.warning("message sent back to a group without retry queues", group=header.group)
+            self._host_log.warning(
+                request.channel.address,
+                "message sent back to a group without retry queues",
+                group=header.group,
+            )
             return Reply()
         retry_topic = self._topics.create_retry_topic(header.group, group.retry_queue_nums)
         self._topics.check_deliverable(retry_topic)
