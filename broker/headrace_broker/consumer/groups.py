@@ -33,7 +33,7 @@ MEMBER_LIFE_MS = 120_000
 BROADCASTING = "BROADCASTING"
 # Memory of a member, a subscribed topic and a tag without their texts, measured by
 # tests/abuse/test_kept_memory.py.
-_MEMBER_BYTES = 2048
+_MEMBER_BYTES = 3072
 _SUBSCRIPTION_BYTES = 1024
 _TAG_BYTES = 160
 # Notices per group and period, so that one unstable member can't keep the others rebalancing.
