@@ -618,6 +618,43 @@ class ConsumerConnection(Body):
     consume_from_where: str = ""
 
 
+class ConsumerRunningInfo(Body):
+    """What a member reports about itself: the answer to 307, without its statistics.
+
+    properties: its settings. mq_table: the queues that it has now.
+    """
+
+    properties: dict[str, str] = {}
+    mq_table: dict[MessageQueue, Any] = {}
+
+
+class GroupQueue(Body):
+    """A queue of a group, as its broker sees it.
+
+    owner: client id of the last pull, or the client's address if it is not a member. pulled_ms_ago:
+    in steps of 10 s; -1 if nothing was pulled. lock_owner: client id; empty without a lock.
+    is_idle: whether it should be pulled, and was not for 30 s.
+    """
+
+    topic: str = ""
+    queue_id: Int32 = 0
+    owner: str = ""
+    pulled_ms_ago: Int64 = -1
+    lock_owner: str = ""
+    lock_ms_left: Int64 = 0
+    is_idle: bool = False
+
+
+class GroupDescription(Body):
+    """The answer to DESCRIBE_GROUP.
+
+    conflict: two members with different subscriptions; empty if all agree.
+    """
+
+    queues: list[GroupQueue] = []
+    conflict: str = ""
+
+
 class ConsumerOffsetSerializeWrapper(Body):
     """Progress of all groups: the answer to 43, and consumerOffset.json.
 

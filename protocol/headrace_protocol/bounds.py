@@ -139,6 +139,8 @@ BODIES: dict[RequestCode, Body] = {
             RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
             RequestCode.DELETE_SUBSCRIPTIONGROUP,
             RequestCode.GET_CONSUMER_CONNECTION_LIST,
+            RequestCode.GET_CONSUMER_RUNNING_INFO,
+            RequestCode.DESCRIBE_GROUP,
             RequestCode.GET_PRODUCER_CONNECTION_LIST,
             RequestCode.GET_CONSUME_STATS,
             RequestCode.QUERY_TOPIC_CONSUME_BY_WHO,

@@ -119,6 +119,7 @@ class RequestCode(IntEnum):
     STAGE_COMMIT = 7_680_014
     STAGE_ABORT = 7_680_015
     STAGE_FORGET = 7_680_016
+    DESCRIBE_GROUP = 7_680_020
 
 
 class ResponseCode(IntEnum):

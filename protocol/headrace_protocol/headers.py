@@ -334,9 +334,17 @@ class UnregisterClientHeader(RequestHeader, kw_only=True, gc=False):
 
 
 class ConsumerGroupHeader(RequestHeader, kw_only=True, gc=False):
-    """GET_CONSUMER_LIST_BY_GROUP (38), NOTIFY_CONSUMER_IDS_CHANGED (40), 203."""
+    """GET_CONSUMER_LIST_BY_GROUP (38), NOTIFY_CONSUMER_IDS_CHANGED (40), 203, DESCRIBE_GROUP."""
 
     consumer_group: str
+
+
+class GetConsumerRunningInfoHeader(RequestHeader, kw_only=True, gc=False):
+    """GET_CONSUMER_RUNNING_INFO (307). jstack_enable: with the stacks of a Java member."""
+
+    consumer_group: str
+    client_id: str
+    jstack_enable: bool = False
 
 
 class ConsumerSendMsgBackHeader(RequestHeader, kw_only=True, gc=False):

@@ -14,7 +14,7 @@ from headrace.consumer.process_queue import Limits
 from headrace.consumer.returns import Returns
 from headrace.consumer.running_info import running_info
 from headrace.consumer.start import DEFAULT_START, Start, check_start, consume_from_where
-from headrace.consumer.strategies import Strategy, averagely
+from headrace.consumer.strategies import Strategy, averagely, name_of, named
 from headrace.consumer.subscription import ALL, Subscription
 from headrace.errors import ConfigurationError
 from headrace.instance import ClientInstance
@@ -49,8 +49,9 @@ class Consumer(Startable):
     ordered: lock each queue at its broker, so that two members never process it at the same time,
         not even while queues move between members, and hand out one message, or batch, per queue
         at a time.
-    strategy: how the members share queues, from ``headrace.consumer.strategies`` or a function
-        like those; all members must use the same.
+    strategy: how the members share queues: "averagely", "averagely_by_circle", "consistent_hash",
+        one of ``headrace.consumer.strategies``, or a function like those; all members must use the
+        same.
     max_attempts: after so many deliveries, ``message.retry`` sends a message to the group's dead
         letters; 17 by default, unlimited in an ordered consumer.
     retry_delay: seconds after which ``message.retry`` delivers a message again; see there.
@@ -77,7 +78,7 @@ class Consumer(Startable):
         nameserver: str | Sequence[str] | None = None,
         start: Start = DEFAULT_START,
         ordered: bool = False,
-        strategy: Strategy = averagely,
+        strategy: Strategy | str = averagely,
         max_attempts: int | None = None,
         retry_delay: float | None = None,
         queue_messages_max: int = 100_000,
@@ -98,6 +99,7 @@ class Consumer(Startable):
         self.group = group
         self._start = start
         self._ordered = ordered
+        self._strategy = named(strategy)
         self._subscriptions = _subscriptions(group, topics)
         self._instance = ClientInstance(nameserver, connect=connect)
         self._inbox = Inbox("Consumer", ordered=ordered, single_user=self._single_user)
@@ -108,7 +110,7 @@ class Consumer(Startable):
             self._inbox,
             start=start,
             ordered=ordered,
-            strategy=strategy,
+            strategy=self._strategy,
             limits=Limits(queue_messages_max, queue_bytes_max),
             body_limits=BodyLimits(body_bytes_max, batch_bytes_max),
         )
@@ -210,7 +212,10 @@ class Consumer(Startable):
 
     def _on_running_info(self, connection: AsyncConnection, request: RequestReceived) -> None:
         info = running_info(
-            self._assignment.process_queues.values(), self._subscriptions, ordered=self._ordered
+            self._assignment.process_queues.values(),
+            self._subscriptions,
+            ordered=self._ordered,
+            strategy=name_of(self._strategy),
         )
         connection.respond(request, ResponseCode.SUCCESS, body=info)
 

@@ -1,0 +1,150 @@
+"""``headrace group`` against a real broker with members: what it shows, and what it moves."""
+
+from __future__ import annotations
+
+import time
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import headrace as library
+from headrace import blocking
+from headrace.admin.group_view import strategy_of
+from headrace.consumer import strategies
+from headrace_protocol.bodies import ConsumerRunningInfo
+from tests.clients.test_cli_commands import succeed
+from tests.support.cli import headrace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from headrace.embedded import Embedded
+
+_numbers = count()
+DEADLINE_S = 20
+
+
+@pytest.fixture(scope="module")
+def mq() -> Iterator[Embedded]:
+    # A look at the pulls each 50 ms, so an alarm takes 0.2 s.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headrace_broker.consumer.pull_watch._LOOK_S", 0.05)
+        with library.embedded() as mq:
+            yield mq
+
+
+@pytest.fixture(autouse=True)
+def environment(mq: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_NAMESERVER", mq.nameserver)
+
+
+@pytest.fixture
+def topic() -> str:
+    """A topic of the test's own, with two queues."""
+    name = f"topic_{next(_numbers)}"
+    succeed("topic", "create", name, "--queues", "2")
+    return name
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline_s
+
+
+def described(group: str) -> dict[str, Any]:
+    description: dict[str, Any] = succeed("group", "describe", group, "--json").json()
+    return description
+
+
+# -- describe --------------------------------------------------------------------------------------
+
+
+def queues_of(description: dict[str, Any], topic: str) -> list[dict[str, Any]]:
+    return [row for row in description["queues"] if row["topic"] == topic]
+
+
+@pytest.mark.slow
+def test_describe_shows_members_queues_locks_and_strategy(mq: Embedded, topic: str) -> None:
+    group = f"group_{topic}"
+    succeed("send", topic, stdin=b"1\n2\n3\n")
+    with blocking.Consumer(
+        group, topic, ordered=True, strategy="averagely_by_circle", nameserver=mq.nameserver
+    ) as consumer:
+        batch = consumer.receive()
+        assert batch
+        until(lambda: all(row["owner"] for row in queues_of(described(group), topic)))
+        description = described(group)
+        table = succeed("group", "describe", group).stdout
+    (row,) = description["members"]
+    assert row["strategy"] == "averagely_by_circle"
+    assert row["member"] in table
+    queues = queues_of(description, topic)
+    assert [(row["queue"], row["owner"], row["alarm"]) for row in queues] == [
+        (0, row["member"], None),
+        (1, row["member"], None),
+    ]
+    assert all(each["lock"].startswith(f"{row['member']} for ") for each in queues)
+    assert (description["retries"], description["dead_letters"]) == (0, 0)
+
+
+@pytest.mark.slow
+def test_describe_counts_retries_and_dead_letters(mq: Embedded, topic: str) -> None:
+    group = f"group_{topic}"
+    succeed("send", topic, stdin=b"1\n2\n3\n")
+    with blocking.Consumer(group, topic, nameserver=mq.nameserver) as consumer:
+        for number, message in enumerate(consumer):
+            if number == 2:
+                message.retry(after=1)
+                break
+            message.reject()
+    assert described(group)["dead_letters"] == 2
+    until(lambda: bool(described(group)["retries"] == 1))
+
+
+@pytest.mark.slow
+def test_a_queue_that_nobody_pulls_is_an_alarm(mq: Embedded, topic: str) -> None:
+    group = f"group_{topic}"
+
+    def first_only(queues: Any, _members: Any, _me: Any) -> Any:
+        return queues[:1]
+
+    with blocking.Consumer(group, topic, strategy=first_only, nameserver=mq.nameserver):
+        until(lambda: any(row["alarm"] for row in queues_of(described(group), topic)))
+        first, second = queues_of(described(group), topic)
+        assert (first["alarm"], second["owner"]) == (None, None)
+        assert second["alarm"].startswith("no pull for 30 s")
+        outcome = headrace("doctor", "--json")
+        assert outcome.exit_code == 1
+        (problem,) = [row["problem"] for row in outcome.json() if row["problem"]]
+        assert problem.startswith("1 queues were not pulled for 30 s")
+        assert f"`headrace group describe {group}`" in problem
+    until(lambda: headrace("doctor").exit_code == 0)
+
+
+@pytest.mark.slow
+def test_different_subscriptions_are_shown(mq: Embedded, topic: str) -> None:
+    group = f"group_{topic}"
+    with (
+        blocking.Consumer(group, {topic: "a"}, nameserver=mq.nameserver),
+        blocking.Consumer(group, {topic: "b"}, nameserver=mq.nameserver),
+    ):
+        outcome = succeed("group", "describe", group, "--json")
+        (conflict,) = outcome.json()["conflicts"]
+    assert "all members of a group must have the same subscriptions" in conflict
+    assert conflict in outcome.stderr
+
+
+def test_strategies_of_javas_members_have_our_names() -> None:
+    package = "org.apache.rocketmq.client.consumer.rebalance"
+    for text, name in {
+        f"{package}.AllocateMessageQueueAveragely@1b2c3d": "averagely",
+        f"{package}.AllocateMachineRoomNearby@1": "machine_room_nearby",
+        "com.example.Mine@1": "Mine",
+        "": None,
+        strategies.name_of(strategies.config([])): "config",
+    }.items():
+        report = ConsumerRunningInfo(properties={"allocateMessageQueueStrategy": text})
+        assert strategy_of(report) == name
+    assert strategy_of(None) is None
