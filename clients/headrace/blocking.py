@@ -365,6 +365,8 @@ class Admin(_Blocking[AsyncAdmin]):
     topic_groups = _blocking(AsyncAdmin.topic_groups)
     lag = _blocking(AsyncAdmin.lag)
     reset_offsets = _blocking(AsyncAdmin.reset_offsets)
+    reset_queue = _blocking(AsyncAdmin.reset_queue)
+    clone_offsets = _blocking(AsyncAdmin.clone_offsets)
     members = _blocking(AsyncAdmin.members)
     running_info = _blocking(AsyncAdmin.running_info)
     group_queues = _blocking(AsyncAdmin.group_queues)

@@ -13,7 +13,7 @@ from headrace import blocking
 from headrace.admin.group_view import strategy_of
 from headrace.consumer import strategies
 from headrace_protocol.bodies import ConsumerRunningInfo
-from tests.clients.test_cli_commands import succeed
+from tests.clients.test_cli_commands import fail, succeed
 from tests.support.cli import headrace
 
 if TYPE_CHECKING:
@@ -148,3 +148,80 @@ def test_strategies_of_javas_members_have_our_names() -> None:
         report = ConsumerRunningInfo(properties={"allocateMessageQueueStrategy": text})
         assert strategy_of(report) == name
     assert strategy_of(None) is None
+
+
+# -- reset and clone -------------------------------------------------------------------------------
+
+
+def fill(mq: Embedded, topic: str, messages: int) -> None:
+    """So many messages in each queue of a topic: their bodies are their queue and offset."""
+    with blocking.Producer(nameserver=mq.nameserver) as producer:
+        for queue in producer.queues(topic):
+            bodies = [b"%d/%d" % (queue.queue_id, offset) for offset in range(messages)]
+            producer.send_many(bodies, topic=topic, queue=queue)
+
+
+def positions(group: str, topic: str) -> dict[int, int]:
+    rows = succeed("group", "lag", group, "--topic", topic, "--json").json()
+    return {row["queue"]: row["committed_offset"] for row in rows}
+
+
+@pytest.mark.slow
+def test_one_queue_is_reset_without_members(mq: Embedded, topic: str) -> None:
+    group = f"group_{topic}"
+    fill(mq, topic, 4)
+    succeed("consume", topic, "--group", group)
+    reset = ("group", "reset", group, topic)
+    (row,) = succeed(*reset, "--queue", "1", "--to", "3", "--json").json()
+    assert (row["broker"], row["queue"], row["queue_offset"]) == ("broker-a", 1, 3)
+    assert positions(group, topic) == {0: 4, 1: 3}
+    assert succeed("consume", topic, "--group", group).stdout == "1/3\n"
+    (row,) = succeed(*reset, "--queue", "0", "--to", "earliest", "--json").json()
+    assert (row["queue"], row["queue_offset"]) == (0, 0)
+    assert positions(group, topic) == {0: 0, 1: 4}
+    assert "Target offset 9 not in" in fail(1, *reset, "--queue", "1", "--to", "9")
+    assert f"topic {topic} has no queue 7" in fail(3, *reset, "--queue", "7", "--to", "1")
+    assert "on broker b" in fail(3, *reset, "--queue", "1", "--broker", "b", "--to", "1")
+    assert "add --queue" in fail(2, *reset, "--to", "1")
+    assert "requires --queue" in fail(2, *reset, "--broker", "b", "--to", "earliest")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("is_clone", [False, True])
+def test_a_busy_member_continues_where_a_reset_puts_it(
+    mq: Embedded, topic: str, ordered: bool, is_clone: bool
+) -> None:
+    group, source = f"group_{topic}", f"source_{topic}"
+    succeed("topic", "alter", topic, "--queues", "1")
+    fill(mq, topic, 100)
+    with blocking.Consumer(
+        group, topic, ordered=ordered, queue_messages_max=50, nameserver=mq.nameserver
+    ) as consumer:
+        messages = iter(consumer)
+        assert next(messages).body == b"0/0"
+        # All room of the queue is taken, so no pull can tell the member.
+        if is_clone:
+            succeed("consume", topic, "--group", source, "--max", "90")
+            succeed("group", "clone", source, group)
+        else:
+            succeed("group", "reset", group, topic, "--queue", "0", "--to", "90")
+        began_s = time.monotonic()
+        while next(messages).body != b"0/90":
+            assert time.monotonic() < began_s + 1
+            time.sleep(0.05)
+        assert [next(messages).body for _ in range(9)] == [b"0/%d" % n for n in range(91, 100)]
+    assert positions(group, topic)[0] == 100
+
+
+@pytest.mark.slow
+def test_a_clone_to_a_new_group(mq: Embedded, topic: str) -> None:
+    source, target = f"source_{topic}", f"target_{topic}"
+    fill(mq, topic, 3)
+    succeed("consume", topic, "--group", source, "--max", "5")
+    rows = succeed("group", "clone", source, target, "--json").json()
+    assert {row["queue"]: row["committed_offset"] for row in rows} == positions(source, topic)
+    assert len(succeed("consume", topic, "--group", target).stdout.splitlines()) == 1
+    assert "does not exist" in fail(3, "group", "clone", "nobody", target)
+    assert "to itself" in fail(2, "group", "clone", source, source)
+    assert "a b" in fail(2, "group", "clone", source, "a b")

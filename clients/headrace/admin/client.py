@@ -95,13 +95,6 @@ class Admin(GroupAdmin):
         response = await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO)
         return response.decode(KVTable).table
 
-    async def broker_config(self, address: str) -> dict[str, str]:
-        """A broker's settings."""
-        response = await self._ask(address, RequestCode.GET_BROKER_CONFIG)
-        lines = response.read(_text).splitlines()
-        pairs = (line.partition("=") for line in lines if "=" in line)
-        return {name.strip(): value.strip() for name, _, value in pairs}
-
     async def update_broker_config(self, address: str, settings: Mapping[str, str]) -> None:
         """Change settings of a running broker; it refuses those that it reads only at startup."""
         for name, value in settings.items():
@@ -468,10 +461,6 @@ def perm_text(perm: int) -> str:
     """A topic's permission as ``rw``, ``r``, ``w`` or ``none``."""
     letters = (("r", PERM_READ), ("w", PERM_WRITE))
     return "".join(letter for letter, bit in letters if perm & bit) or "none"
-
-
-def _text(body: memoryview) -> str:
-    return str(body, "utf-8")
 
 
 def _is_missing_topic(error: HeadraceError) -> bool:

@@ -6,7 +6,7 @@ import msgspec
 
 from headrace.admin.requests import BrokerProblem, BrokerRequests
 from headrace.consumer.start import Start, check_start, timestamp_ms
-from headrace.errors import RequestTimeout
+from headrace.errors import ConfigurationError, RequestTimeout
 from headrace.messages import check_group
 from headrace_protocol.bodies import (
     ConsumerConnection,
@@ -22,6 +22,7 @@ from headrace_protocol.bodies import (
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
+    CloneGroupOffsetHeader,
     ConsumerGroupHeader,
     DeleteSubscriptionGroupHeader,
     GetAllSubscriptionGroupHeader,
@@ -133,22 +134,72 @@ class GroupAdmin(BrokerRequests):
             for queue, offset in stats.offset_table.items()
         )
 
-    async def reset_offsets(self, group: str, topic: str, to: Start) -> dict[MessageQueue, int]:
+    async def reset_offsets(
+        self, group: str, topic: str, to: Start, *, queue: MessageQueue | None = None
+    ) -> dict[MessageQueue, int]:
         """Move a group to "earliest", "latest", a datetime or milliseconds since 1970.
 
-        Running members continue from there with their next pull. Returns the new offsets.
+        queue: the only one to move. Running members of headrace continue from there at once, others
+        with their next pull. Returns the new offsets.
         """
         check_start(to)
         points = {"earliest": 0, "latest": -1}
         timestamp = points[to] if isinstance(to, str) else timestamp_ms(to)
         header = ResetOffsetHeader(topic=topic, group=group, timestamp=timestamp, is_force=True)
-        masters = await self._topic_masters(topic)
+        if queue is not None:
+            header.queue_id = queue.queue_id
+        return await self._reset(header, queue)
+
+    async def reset_queue(
+        self, group: str, queue: MessageQueue, offset: int
+    ) -> dict[MessageQueue, int]:
+        """Move a group to an offset in one queue; see ``reset_offsets``.
+
+        Raises BrokerError for an offset that the queue does not have.
+        """
+        header = ResetOffsetHeader(
+            topic=queue.topic,
+            group=group,
+            timestamp=-1,
+            is_force=True,
+            queue_id=queue.queue_id,
+            offset=offset,
+        )
+        return await self._reset(header, queue)
+
+    async def _reset(
+        self, header: ResetOffsetHeader, queue: MessageQueue | None
+    ) -> dict[MessageQueue, int]:
+        masters = await self._topic_masters(header.topic)
+        if queue is not None:
+            masters = {name: at for name, at in masters.items() if name == queue.broker_name}
+            for address in masters.values():
+                await self._check_resets_queues(address)
         offsets: dict[MessageQueue, int] = {}
         for response in await self._ask_all(
             masters, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header
         ):
             offsets |= response.decode(ResetOffsetBody).offset_table
         return dict(sorted(offsets.items()))
+
+    async def _check_resets_queues(self, address: str) -> None:
+        """Raise ConfigurationError for a broker that would reset all queues in place of one."""
+        if await self._is_headrace(address):
+            return
+        settings = await self.broker_config(address)
+        if settings.get("useServerSideResetOffset") != "true":
+            raise ConfigurationError(
+                f"the broker at {address} resets only whole topics; set its "
+                "useServerSideResetOffset=true, or leave out the queue"
+            )
+
+    async def clone_offsets(self, source: str, target: str, topic: str | None = None) -> None:
+        """Move ``target`` to the progress of the group ``source``, in one topic or in all.
+
+        Running members continue from there, as after ``reset_offsets``.
+        """
+        header = CloneGroupOffsetHeader(src_group=source, dest_group=target, topic=topic)
+        await self._ask_all(await self._masters(), RequestCode.CLONE_GROUP_OFFSET, header)
 
     async def members(
         self, group: str, *, problems: list[BrokerProblem] | None = None

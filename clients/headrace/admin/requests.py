@@ -72,6 +72,13 @@ class BrokerRequests(Startable):
             for broker_id, address in broker.broker_addrs.items()
         )
 
+    async def broker_config(self, address: str) -> dict[str, str]:
+        """A broker's settings."""
+        response = await self._ask(address, RequestCode.GET_BROKER_CONFIG)
+        lines = response.read(_text).splitlines()
+        pairs = (line.partition("=") for line in lines if "=" in line)
+        return {name.strip(): value.strip() for name, _, value in pairs}
+
     # -- requests to several brokers ---------------------------------------------------------------
 
     async def _ask(
@@ -154,3 +161,7 @@ class BrokerRequests(Startable):
         if not masters:
             raise RouteNotFound(topic, "none of its brokers has a master now")
         return masters
+
+
+def _text(body: memoryview) -> str:
+    return str(body, "utf-8")

@@ -251,6 +251,7 @@ def _lag_row(lag: QueueLag) -> dict[str, Any]:
         "headrace group reset warehouse orders --to earliest",
         "headrace group reset warehouse orders --to 15m",
         "headrace group reset warehouse orders --to 2026-11-21T06:00",
+        "headrace group reset warehouse orders --queue 0 --to 4711",
     ),
 )
 @click.argument("group", metavar="GROUP", shell_complete=completion.groups)
@@ -259,23 +260,44 @@ def _lag_row(lag: QueueLag) -> dict[str, Any]:
     "--to",
     required=True,
     metavar="PLACE",
-    help="earliest, latest, a time (2026-11-21T06:00) or an age (15m).",
+    help="earliest, latest, a time (2026-11-21T06:00), an age (15m), or an offset of a --queue.",
 )
+@click.option("--queue", type=click.IntRange(min=0), metavar="N", help="Only the queue N.")
+@click.option("--broker", metavar="NAME", help="The broker of --queue, if several have one.")
 @options.as_json
 @options.nameserver
-def reset(group: str, topic: str, to: str, nameserver: str | None, *, as_json: bool) -> None:
+def reset(
+    group: str,
+    topic: str,
+    to: str,
+    queue: int | None,
+    broker: str | None,
+    nameserver: str | None,
+    *,
+    as_json: bool,
+) -> None:
     """Move a group to another position in a topic; running members continue from there."""
     import trio
 
     from headrace.admin.client import Admin
 
     place = parse_place(to)
-    if isinstance(place, int):
-        raise ConfigurationError(f"--to {to}: each queue has its own offsets; give a time instead")
+    if queue is None and isinstance(place, int):
+        raise ConfigurationError(
+            f"--to {to}: each queue has its own offsets; add --queue, or give a time instead"
+        )
+    if queue is None and broker is not None:
+        raise ConfigurationError("--broker requires --queue")
 
     async def run() -> dict[MessageQueue, int]:
         async with Admin(nameserver=nameserver) as admin:
-            return await admin.reset_offsets(group, topic, place)
+            if queue is None:
+                assert not isinstance(place, int)
+                return await admin.reset_offsets(group, topic, place)
+            one = await _queue(admin, topic, queue, broker)
+            if isinstance(place, int):
+                return await admin.reset_queue(group, one, place)
+            return await admin.reset_offsets(group, topic, place, queue=one)
 
     rows = [
         {
@@ -287,3 +309,58 @@ def reset(group: str, topic: str, to: str, nameserver: str | None, *, as_json: b
         for queue, offset in trio.run(run).items()
     ]
     print_rows(rows, as_json=as_json, empty=f"group {group} has no position in {topic}")
+
+
+async def _queue(admin: Admin, topic: str, queue_id: int, broker: str | None) -> MessageQueue:
+    """The only queue of a topic with a number. Raises NotFound, ConfigurationError."""
+    found = [
+        queue
+        for queue in await admin.topic_stats(topic)
+        if queue.queue_id == queue_id and broker in {None, queue.broker_name}
+    ]
+    if not found:
+        where = f" on broker {broker}" if broker else ""
+        raise NotFound(f"topic {topic} has no queue {queue_id}{where}")
+    if len(found) > 1:
+        names = " and ".join(queue.broker_name for queue in found)
+        raise ConfigurationError(f"{names} each have a queue {queue_id} of {topic}; add --broker")
+    return found[0]
+
+
+@command.command(
+    "clone",
+    epilog=options.examples(
+        "headrace group clone warehouse auditors",
+        "headrace group clone warehouse auditors --topic orders",
+    ),
+)
+@click.argument("source", metavar="FROM", shell_complete=completion.groups)
+@click.argument("target", metavar="TO", shell_complete=completion.groups)
+@click.option("--topic", metavar="TOPIC", shell_complete=completion.topics, help="Only this topic.")
+@options.as_json
+@options.nameserver
+def clone(
+    source: str, target: str, topic: str | None, nameserver: str | None, *, as_json: bool
+) -> None:
+    """Move group TO to the position of group FROM; a missing group TO is created.
+
+    Running members of TO continue from there. Prints the positions of TO.
+    """
+    import trio
+
+    from headrace.admin.client import Admin
+    from headrace.messages import check_group
+
+    check_group(target)
+    if source == target:
+        raise ConfigurationError(f"group {source} cannot be cloned to itself")
+
+    async def run() -> list[QueueLag]:
+        async with Admin(nameserver=nameserver) as admin:
+            with warned() as problems:
+                await _check_known(admin, source, topic, problems)
+            await admin.clone_offsets(source, target, topic)
+            return await admin.lag(target, topic)
+
+    rows = [_lag_row(lag) for lag in trio.run(run)]
+    print_rows(rows, as_json=as_json, empty=f"group {source} has committed nothing yet")
