@@ -655,6 +655,36 @@ class GroupDescription(Body):
     conflict: str = ""
 
 
+class WaitingMessage(Body):
+    """A record that waits for the broker.
+
+    physical_offset: of the record. due_ms: of a timer, in ms since 1970; of a half message, when
+    its producer may be asked.
+    """
+
+    physical_offset: Int64 = 0
+    due_ms: Int64 = 0
+
+
+class WaitingList(Body):
+    """The answer to LIST_TIMERS and LIST_TRANSACTIONS: the first messages, and how many wait."""
+
+    messages: list[WaitingMessage] = []
+    count: Int64 = 0
+
+
+class TimingCount(Body):
+    """How many timers wait for a topic."""
+
+    count: Int64 = 0
+
+
+class TimerMetrics(Body):
+    """The answer to GET_TIMER_METRICS (61)."""
+
+    timing_count: dict[str, TimingCount] = {}
+
+
 class ConsumerOffsetSerializeWrapper(Body):
     """Progress of all groups: the answer to 43, and consumerOffset.json.
 

@@ -141,6 +141,8 @@ BODIES: dict[RequestCode, Body] = {
             RequestCode.GET_CONSUMER_CONNECTION_LIST,
             RequestCode.GET_CONSUMER_RUNNING_INFO,
             RequestCode.DESCRIBE_GROUP,
+            RequestCode.LIST_TIMERS,
+            RequestCode.LIST_TRANSACTIONS,
             RequestCode.GET_PRODUCER_CONNECTION_LIST,
             RequestCode.GET_CONSUME_STATS,
             RequestCode.QUERY_TOPIC_CONSUME_BY_WHO,

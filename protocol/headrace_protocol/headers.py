@@ -367,6 +367,21 @@ class RecallMessageHeader(RequestHeader, kw_only=True, gc=False):
     producer_group: str | None = None
 
 
+class ListTimersHeader(RequestHeader, kw_only=True, gc=False):
+    """LIST_TIMERS. topic: None for all. until_timestamp: latest due time, in ms since 1970."""
+
+    topic: str | None = None
+    until_timestamp: Int64 | None = None
+    max_num: Int32
+
+
+class ListTransactionsHeader(RequestHeader, kw_only=True, gc=False):
+    """LIST_TRANSACTIONS. producer_group: None for all."""
+
+    producer_group: str | None = None
+    max_num: Int32
+
+
 class RecallMessageResponseHeader(RequestHeader, kw_only=True, gc=False):
     """The message that is recalled; msg_id is its UNIQ_KEY."""
 

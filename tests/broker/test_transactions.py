@@ -12,9 +12,10 @@ from headrace_broker.inner import undelivered
 from headrace_broker.transaction import service
 from headrace_broker.transaction.halves import CONSUMER_GROUP, Decision
 from headrace_protocol import fastjson
+from headrace_protocol.bodies import WaitingList
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.header_codecs import SerializeType, encode_frame
-from headrace_protocol.headers import ResumeCheckHalfMessageHeader
+from headrace_protocol.headers import ListTransactionsHeader, ResumeCheckHalfMessageHeader
 from headrace_protocol.message import (
     TRANSACTION_COMMIT,
     TRANSACTION_ROLLBACK,
@@ -410,6 +411,30 @@ def test_only_a_discarded_half_is_resumed(ledger: Ledger, message_id: str) -> No
     answer = ledger.broker.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, header)
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "msgId" in answer.remark
+
+
+async def test_open_transactions_are_listed(
+    ledger: Ledger, autojump_clock: trio.testing.MockClock
+) -> None:
+    def listed(group: str | None = None, count: int = 10) -> tuple[list[int], int]:
+        header = ListTransactionsHeader(producer_group=group, max_num=count)
+        answer = ledger.broker.ask(RequestCode.LIST_TRANSACTIONS, header)
+        found = WaitingList.decode(answer.body)
+        return [each.physical_offset for each in found.messages], found.count
+
+    async with ledger.running():
+        first, second = ledger.send(b"first"), ledger.send(b"second")
+        assert listed() == ([], 0), "nobody has looked"
+        ledger.join()
+        await ledger.check_later(1)
+        assert listed() == ([first.physical_offset, second.physical_offset], 2)
+        assert listed(GROUP, 1) == ([first.physical_offset], 2)
+        assert listed("other") == ([], 0)
+        ledger.end(first, COMMIT)
+        await ledger.check_later(10)
+        (copy,), count = listed()
+        assert count == 1
+        assert copy > second.physical_offset, "it was stored again for its check"
 
 
 async def test_a_half_may_ask_for_a_longer_time(
