@@ -587,6 +587,12 @@ class ResetOffsetBody(Body):
     offset_table: dict[MessageQueue, Int64] = {}
 
 
+class LocalOffsets(Body):
+    """A broadcasting consumer's progress: its file offsets.json."""
+
+    offset_table: dict[MessageQueue, Int64] = {}
+
+
 class GroupList(Body):
     """Groups that consume a topic: the answer to 300."""
 
