@@ -31,6 +31,7 @@ from headrace_protocol.headers import (
     QueryTopicConsumeByWhoHeader,
     ResetOffsetHeader,
 )
+from headrace_protocol.system_topics import GROUP_PREFIXES
 
 _MEMBER_TIMEOUT_MS = 2000
 _SYSTEM_GROUPS = ("CID_ONSAPI_", "CID_RMQ_SYS_", "CID_SYS_")
@@ -198,8 +199,13 @@ class GroupAdmin(BrokerRequests):
 
         Running members continue from there, as after ``reset_offsets``.
         """
-        header = CloneGroupOffsetHeader(src_group=source, dest_group=target, topic=topic)
-        await self._ask_all(await self._masters(), RequestCode.CLONE_GROUP_OFFSET, header)
+        masters = await self._masters()
+        # Apache's brokers do nothing without a topic.
+        topics = {topic} if topic else {lag.queue.topic for lag in await self.lag(source)}
+        for name in sorted(topics):
+            if not name.startswith(GROUP_PREFIXES):
+                header = CloneGroupOffsetHeader(src_group=source, dest_group=target, topic=name)
+                await self._ask_all(masters, RequestCode.CLONE_GROUP_OFFSET, header)
 
     async def members(
         self, group: str, *, problems: list[BrokerProblem] | None = None

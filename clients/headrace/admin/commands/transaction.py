@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +12,7 @@ from headrace.admin import options
 from headrace.admin.failures import NotFound
 from headrace.admin.messages import message_record, preview
 from headrace.admin.output import print_record, print_rows, time_text, warned, with_problems
+from headrace.errors import RouteNotFound
 
 if TYPE_CHECKING:
     from headrace.admin.client import Admin
@@ -114,7 +116,9 @@ def resume(message_id: str, nameserver: str | None, *, as_json: bool) -> None:
 
     async def run() -> dict[str, Any]:
         async with Admin(nameserver=nameserver) as admin:
-            found = await admin.message(message_id, CHECK_MAX_TIME_TOPIC)
+            found = None
+            with suppress(RouteNotFound):  # the first discarded one creates the topic
+                found = await admin.message(message_id, CHECK_MAX_TIME_TOPIC)
             if found is None or found.queue.topic != CHECK_MAX_TIME_TOPIC:
                 raise NotFound(
                     f"{message_id} is not the id of a discarded transaction; see `headrace "
