@@ -62,6 +62,7 @@ _UNITS_MAX = 10_000
 _QUEUES_AT_ONCE = 256
 # The language of headrace's clients.
 _HEADRACE = "PYTHON"
+_CPP = "CPP"
 # Resets listed in the log.
 _LOGGED_MAX = 16
 
@@ -323,18 +324,15 @@ class AdminGroupsProcessor:
         Java's members stop for 10 s when they get it, so it is their last resort.
         """
         is_for_all = not self._config.use_server_side_reset_offset
-        written = yield from fastjson.dumps_sliced(table)
-        body = fastjson.dumps({"offsetTable": written})
-        rows = [{**msgspec.to_builtins(queue), "offset": offset} for queue, offset in table]
-        cpp_body = fastjson.dumps({"offsetTable": rows})
+        bodies: dict[bool, bytes] = {}
         for member in self._consumers.members(header.group):
-            if not (is_for_all or member.language == _HEADRACE):
-                continue
-            member_body = cpp_body if member.language == "CPP" else body
-            member.channel.write(
-                notice(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, member_body)
-            )
-            yield
+            if is_for_all or member.language == _HEADRACE:
+                is_cpp = member.language == _CPP
+                if is_cpp not in bodies:
+                    bodies[is_cpp] = yield from _seek_body(table, is_cpp=is_cpp)
+                code = RequestCode.RESET_CONSUMER_CLIENT_OFFSET
+                member.channel.write(notice(code, header, bodies[is_cpp]))
+                yield
 
     def _reset_target(self, header: ResetOffsetHeader) -> int:
         if header.offset is None or header.offset < 0:
@@ -420,6 +418,18 @@ class AdminGroupsProcessor:
 
     def _queue_key(self, topic: TopicConfig, queue_id: int) -> MessageQueue:
         return MessageQueue(topic.topic_name, self._config.broker_name, queue_id)
+
+
+def _seek_body(
+    table: list[tuple[MessageQueue, int]], *, is_cpp: bool
+) -> Generator[None, None, bytes]:
+    """The body of RESET_CONSUMER_CLIENT_OFFSET; C++ clients read a list in place of a map."""
+    if is_cpp:
+        rows = ({**msgspec.to_builtins(queue), "offset": offset} for queue, offset in table)
+        written = yield from fastjson.dumps_list_sliced(rows)
+    else:
+        written = yield from fastjson.dumps_sliced(table)
+    return fastjson.dumps({"offsetTable": written})
 
 
 def _connection(member: Member) -> ClientConnection:

@@ -65,7 +65,8 @@ class MembersProcessor:
         for topic in list(group.subscriptions) if group else ():
             for queue_id in range(self._queue_count(topic)):
                 queues[topic, queue_id] = GroupQueue(topic=topic, queue_id=queue_id)
-            yield
+                if not queue_id % _QUEUES_AT_ONCE:
+                    yield
         yield from self._add_pulls(name, queues)
         yield from self._add_locks(name, queues)
         conflict = group.declarations.difference(name) if group else ""
