@@ -22,24 +22,29 @@ import numpy as np
 import structlog
 import trio
 
-from headrace_broker.inner.delivered import Delivered, source_of, stored_since
+from headrace_broker.inner.delivered import Delivered, stored_since
+from headrace_broker.inner.delivery import INNER_PROPERTIES_MAX, stored_again
+from headrace_broker.inner.saving import save_at_intervals
 from headrace_broker.inner.waiting import RECORDS_AT_ONCE, Unreadable, Waiting, WaitingQueue
-from headrace_broker.inner.writer import RETRY_S, InnerMessage
-from headrace_broker.store.errors import StoreNotWritable
+from headrace_broker.inner.writer import RETRY_S
 from headrace_broker.store.queues.queue_blocks import BLOCK_UNITS, QueueDamaged
-from headrace_broker.store.write.confirmation import wait_for
 from headrace_broker.timer.arrivals import arrivals, joined, slots_of
 from headrace_broker.timer.checkpoint import Settled, TimerCheck
-from headrace_broker.timer.demand import OUT_MS, SLOT_MS
+from headrace_broker.timer.demand import SLOT_MS
 from headrace_broker.timer.metrics import Rate
 from headrace_broker.timer.wheel import WheelChanges  # noqa: TC001 - a NamedTuple reads it
 from headrace_protocol.columns import UNIT_DTYPE
-from headrace_protocol.message import PROPERTIES_BYTES_MAX, property_value, tags_code_of
+from headrace_protocol.message import (
+    TIMER_OUT_MS,
+    property_number,
+    property_value,
+    with_properties,
+)
 from headrace_protocol.system_topics import TIMER_TOPIC
 
 if TYPE_CHECKING:
-    from headrace_broker.inner.undelivered import Delivery, Undelivered
-    from headrace_broker.inner.writer import InnerWriter
+    from headrace_broker.inner.delivery import Delivery
+    from headrace_broker.inner.writer import InnerMessage, InnerWriter
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.timer.arrivals import Arrivals
     from headrace_broker.timer.checkpoint import TimerCheckFile
@@ -52,7 +57,6 @@ log = structlog.get_logger("headrace.broker")
 
 # The wall clock may jump; a sleep does not notice.
 _CLOCK_LOOK_S: Final = 1.0
-_PUBLISH_LOOK_S: Final = 0.01
 # Apache's broker stores a delivery after it is due by its own clock.
 _CLOCK_MARGIN_MS: Final = 60_000
 # While the log grows without timers, so that a start after a crash reads little of it.
@@ -60,8 +64,7 @@ _IDLE_SAVE_S: Final = 10.0
 _ADDED_AT_ONCE: Final = 1 << 18
 # What Apache's broker says of a timer that was due when it arrived.
 _NEVER_QUEUED_MS: Final = 2**63 - 1
-# A record may get a checksum of its own.
-_CHECKSUM_ROOM: Final = 32
+_OUT_MS: Final = TIMER_OUT_MS.encode()
 
 
 class TimerSwitches(NamedTuple):
@@ -94,7 +97,6 @@ class Timers:
         store: MessageStore,
         writer: InnerWriter,
         delivery: Delivery,
-        undelivered: Undelivered,
         waiting: WaitingTimers,
         wheel: TimerWheel,
         metrics: TimerMetrics,
@@ -105,7 +107,6 @@ class Timers:
         self._store = store
         self._writer = writer
         self._delivery = delivery
-        self._undelivered = undelivered
         self.wheel = wheel
         self._metrics = metrics
         self._file = file
@@ -114,7 +115,7 @@ class Timers:
         self._queue = WaitingQueue(store, TIMER_TOPIC, 0)
         self.waiting = waiting
         self._offset = 0  # of the queue: all before it is in `waiting`
-        self._delivered = Delivered(TIMER_TOPIC, OUT_MS.encode())
+        self._delivered = Delivered(TIMER_TOPIC, _OUT_MS)
         self._settled = Settled()
         # No timer was delivered that is due later, or is behind this offset of the queue.
         self._clock_ms = self._clock_offset = 0
@@ -132,7 +133,7 @@ class Timers:
     @property
     def is_caught_up(self) -> bool:
         """Whether every timer that was stored is known here."""
-        return self._queue.is_published and self._offset >= self._queue.end
+        return self._offset >= self._queue.appended_end
 
     @property
     def settled_ms(self) -> int:
@@ -181,7 +182,7 @@ class Timers:
         """The time, but not after the newest record: since then nothing was delivered."""
         if not read_ms:
             return 0
-        newest = Delivered(TIMER_TOPIC, OUT_MS.encode())
+        newest = Delivered(TIMER_TOPIC, _OUT_MS)
         newest.scan(self._store, stored_since(self._store, read_ms))
         return min(read_ms, newest.newest_ms)
 
@@ -211,24 +212,25 @@ class Timers:
 
     async def run_saving(self) -> None:
         """Save at intervals until cancelled."""
-        while True:
-            await trio.sleep(self._switches.save_s())
-            self.enqueued.sample()
-            self.delivered.sample()
-            try:
-                await self.save()
-            except OSError as error:
-                log.error("timers not saved, retrying", reason=str(error))
+        await save_at_intervals("timers", self._sample_and_save, self._switches.save_s)
+
+    async def _sample_and_save(self) -> None:
+        self.enqueued.sample()
+        self.delivered.sample()
+        await self.save()
 
     async def save(self) -> None:
-        """Bring to disk how far timers are delivered, behind the deliveries. Raises OSError."""
+        """Bring to disk how far timers are delivered, behind the deliveries.
+
+        Raises OSError, StoreNotWritable.
+        """
         counts, now_s = (self.enqueued.count, self.delivered.count), trio.current_time()
         is_idle = counts == self._saved_counts and now_s < self._saved_s + _IDLE_SAVE_S
         if is_idle or not self._is_unsaved():
             return
         self._saved_counts, self._saved_s = counts, now_s
-        saving, store = self._snapshot(), self._store
-        await wait_for(store.flusher.when_flushed, store.commit_log.max_offset, store.root)
+        saving = self._snapshot()
+        await self._store.flusher.wait_flushed()
         await trio.to_thread.run_sync(self._write, saving, limiter=self._threads)
         self._saved(saving)
 
@@ -311,7 +313,7 @@ class Timers:
         Raises OSError.
         """
         self._asked = trio.Event()
-        await self._published()
+        await self._writer.published(self._queue)
         if not self._switches.stops_enqueue():
             await self._adopt_all()
         # From here to where rows are taken no other task runs: what was recalled is known.
@@ -337,17 +339,6 @@ class Timers:
             wait_s = min(max(wait_s, 0), _CLOCK_LOOK_S)
         with trio.move_on_after(wait_s):
             await self._asked.wait()
-
-    async def _published(self) -> None:
-        """Wait until each timer that was stored so far is in its queue."""
-        while not self._queue.is_published:
-            try:
-                await self._writer.confirmed()
-                self._store.write_path.publish()
-            except StoreNotWritable:
-                await trio.sleep(RETRY_S)
-            else:
-                await trio.sleep(_PUBLISH_LOOK_S)
 
     async def _adopt_all(self) -> None:
         while self._offset < self._queue.end:
@@ -397,7 +388,7 @@ class Timers:
         if now_ms < self._clock_ms and self.oldest < self._clock_offset:
             return
         self._clock_ms = now_ms
-        self._delivered = Delivered(TIMER_TOPIC, OUT_MS.encode())  # all looked at
+        self._delivered = Delivered(TIMER_TOPIC, _OUT_MS)  # all looked at
         log_end = self._store.commit_log.max_offset
         self._settled = Settled(now_ms, self._offset, log_end)
 
@@ -475,30 +466,29 @@ class Timers:
 
     def _message(self, waiting: Waiting, due_ms: int) -> InnerMessage | None:
         """The message as its topic gets it; None if an Apache broker delivered it."""
-        out_ms = property_value(waiting.properties, OUT_MS.encode())
+        out_ms = property_value(waiting.properties, _OUT_MS)
         if self._delivered.among(out_ms, [waiting]):
             self._delivered.forget_each(out_ms, [waiting])
             return None
-        topic = property_value(waiting.properties, b"REAL_TOPIC").decode(errors="replace")
-        queue_id = property_value(waiting.properties, b"REAL_QID")
-        properties = _with(waiting.properties, self._times(waiting, due_ms)) or waiting.properties
-        message = _again(waiting, topic, int(queue_id) if queue_id.isdigit() else -1, properties)
-        reason = self._delivery.why_not(topic, message.queue_id, waiting.physical_offset)
-        return self._undelivered.redirect(message, reason) if reason else message
+        properties = with_properties(waiting.properties, self._times(waiting, due_ms))
+        has_room = len(properties) <= INNER_PROPERTIES_MAX
+        return self._delivery.message(waiting, properties if has_room else waiting.properties)
 
     def _copy(self, waiting: Waiting, due_ms: int) -> InnerMessage | None:
         """The message as the queue of timers gets it again; None if it has no room for that."""
-        times = property_value(waiting.properties, b"TIMER_ROLL_TIMES")
-        properties = _with(
+        times = property_number(waiting.properties, b"TIMER_ROLL_TIMES", 0)
+        properties = with_properties(
             waiting.properties,
             {
                 **self._times(waiting, due_ms),
-                b"TIMER_ROLL_TIMES": b"%d" % (int(times) + 1 if times.isdigit() else 1),
+                b"TIMER_ROLL_TIMES": b"%d" % (times + 1),
                 # Its delay counts from its first arrival, which the copy no longer knows.
                 b"TIMER_DELIVER_MS": b"%d" % due_ms,
             },
         )
-        return _again(waiting, TIMER_TOPIC, 0, properties) if properties else None
+        if len(properties) > INNER_PROPERTIES_MAX:
+            return None
+        return stored_again(waiting, TIMER_TOPIC, 0, properties)
 
     def _times(self, waiting: Waiting, due_ms: int) -> dict[bytes, bytes]:
         queued_ms = waiting.store_timestamp // SLOT_MS * SLOT_MS
@@ -541,29 +531,3 @@ class Timers:
     def next_offset(self, queue_id: int) -> int | None:
         """Queue offset of the oldest timer that waits; None for a queue that is not of timers."""
         return self.oldest if queue_id == 0 else None
-
-
-def _with(raw: bytes, properties: dict[bytes, bytes]) -> bytes | None:
-    """Properties with some set; None if there is no room."""
-    items = [
-        item for item in raw.split(b"\x02") if item and item.partition(b"\x01")[0] not in properties
-    ]
-    items += [b"%s\x01%s" % item for item in properties.items()]
-    text = b"\x02".join([*items, b""])
-    return text if len(text) <= PROPERTIES_BYTES_MAX - _CHECKSUM_ROOM else None
-
-
-def _again(waiting: Waiting, topic: str, queue_id: int, properties: bytes) -> InnerMessage:
-    return InnerMessage(
-        topic,
-        queue_id,
-        waiting.body,
-        properties,
-        tags_code_of(properties),
-        waiting.flag,
-        waiting.sys_flag,
-        waiting.born_timestamp,
-        waiting.born_host,
-        waiting.reconsume_times,
-        source_of(waiting),
-    )

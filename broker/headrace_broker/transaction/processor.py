@@ -5,6 +5,7 @@ Source: docs/protocol.md "Transactions"; tests/broker/test_transactions.py.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from headrace_broker.store.errors import StoreError
@@ -22,23 +23,24 @@ from headrace_protocol.headers import EndTransactionHeader, ResumeCheckHalfMessa
 from headrace_protocol.message import (
     TRANSACTION_COMMIT,
     TRANSACTION_ROLLBACK,
+    UNIQ_KEY,
     decode_offset_message_id,
     decode_record,
 )
-from headrace_protocol.serving import Reply
+from headrace_protocol.serving import Reply, all_ready, until_done
 from headrace_protocol.system_topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Generator
 
-    from headrace_broker.inner.undelivered import Delivery, Undelivered
-    from headrace_broker.inner.writer import InnerMessage
+    from headrace_broker.inner.delivery import Delivery
+    from headrace_broker.inner.writer import InnerWriter
     from headrace_broker.message_demands import SentMessage
-    from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.transaction.service import Transactions
+    from headrace_protocol.errors import NotReady
     from headrace_protocol.message import StoredMessage
-    from headrace_protocol.serving import Registry, Request
+    from headrace_protocol.serving import LongWork, Registry, Request
 
 _UNKNOWN: Final = 0
 # A half has a copy for each check.
@@ -63,9 +65,8 @@ class TransactionProcessor:
         self,
         store: MessageStore,
         transactions: Transactions,
-        statistics: BrokerStatistics,
+        writer: InnerWriter,
         delivery: Delivery,
-        undelivered: Undelivered,
         wait: Callable[[SentMessage], None],
         reply_confirmed: Callable[[Request, Reply], Reply | None],
         rejection: Callable[[StoreError, str], RequestError],
@@ -77,9 +78,8 @@ class TransactionProcessor:
         """
         self._store = store
         self._transactions = transactions
-        self._statistics = statistics
+        self._writer = writer
         self._delivery = delivery
-        self._undelivered = undelivered
         self._wait = wait
         self._reply_confirmed = reply_confirmed
         self._rejection = rejection
@@ -87,7 +87,7 @@ class TransactionProcessor:
     def register(self, registry: Registry) -> None:
         """Serve both codes."""
         registry.route(RequestCode.END_TRANSACTION, self.end)
-        registry.route(RequestCode.RESUME_CHECK_HALF_MESSAGE, self.resume)
+        registry.route_long(RequestCode.RESUME_CHECK_HALF_MESSAGE, self.resume)
 
     # -- decisions ---------------------------------------------------------------------------------
 
@@ -152,41 +152,43 @@ class TransactionProcessor:
         message = committed(half, properties)
         reason = self._delivery.why_not(message.topic, message.queue_id, half.physical_offset)
         if reason:
-            record = self._undelivered.redirect(inner_commit(half, message, source), reason)
+            record = self._delivery.redirect(inner_commit(half, message, source), reason)
         else:
             self._wait(message)
             record = inner_commit(half, message, source)
-        self._append(record)
-
-    def _append(self, record: InnerMessage) -> None:
         try:
-            self._store.write_path.append(
-                self._store.queue(record.topic, record.queue_id), *record[2:]
-            )
+            self._writer.append_now(record)
         except StoreError as error:
             raise self._rejection(error, record.topic) from None
-        self._statistics.put(record.topic, 1, len(record.body))
 
     # -- second chances ----------------------------------------------------------------------------
 
-    def resume(self, request: Request) -> Reply | None:
+    def resume(self, request: Request) -> LongWork:
         """RESUME_CHECK_HALF_MESSAGE: a discarded half is checked again from the start."""
-        header = request.header(ResumeCheckHalfMessageHeader)
-        record = self._find_discarded(header.msg_id or "")
-        if self._was_resumed(record):
-            raise _failed(f"msgId {header.msg_id}: was resumed before, and is checked or decided")
-        self._append(resumed(record, without_checksum(record.raw_properties)))
-        return self._reply_confirmed(request, Reply())
+        message_id = request.header(ResumeCheckHalfMessageHeader).msg_id or ""
+        (record,) = yield from all_ready([partial(self._find_discarded, message_id)])
+        self._transactions.admit(record.born_host)
+        sources = yield from self._resumed_sources(record)
+        half = resumed(record, without_checksum(record.raw_properties))
+        place, then = record.physical_offset, partial(self._confirm, request)
+        if place in sources or not self._transactions.resume(place, half, then):
+            raise _failed(f"msgId {message_id}: was resumed before, and is checked or decided")
+        return None
 
-    def _was_resumed(self, record: StoredMessage) -> bool:
-        """Whether a half was made of a discarded one. Raises NotReady."""
-        key = record.properties.get("UNIQ_KEY", "")
+    def _confirm(self, request: Request) -> None:
+        if (reply := self._reply_confirmed(request, Reply())) is not None:
+            request.reply(reply)
+
+    def _resumed_sources(
+        self, record: StoredMessage
+    ) -> Generator[NotReady | None, None, Collection[int]]:
+        """Physical offsets of the discarded halves that halves of a record's key were made of."""
+        key = record.properties.get(UNIQ_KEY, "")
         query = self._store.query_index(HALF_TOPIC, key, _INDEXED_MAX, 0, _FOREVER_MS, "U")
-        while query.step():
-            pass
-        found = map(self._store.commit_log.record_at, query.found)
-        sources = (decode_record(half).prepared_transaction_offset for half in found if half)
-        return record.physical_offset in sources
+        yield from until_done(query.step)
+        read = self._store.commit_log.record_at
+        found = yield from all_ready(partial(read, offset) for offset in query.found)
+        return {decode_record(half).prepared_transaction_offset for half in found if half}
 
     def _find_discarded(self, message_id: str) -> StoredMessage:
         """Raises RequestError, NotReady."""

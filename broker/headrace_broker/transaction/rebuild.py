@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from headrace_broker.host_budget import Host
 from headrace_broker.inner.waiting import RECORDS_AT_ONCE, Unreadable
 from headrace_broker.store.log.log_rows import scan_from
 from headrace_broker.transaction.halves import Decision, HalfNames, is_about_copies, named_by
@@ -20,6 +21,7 @@ from headrace_protocol.message import TRANSACTION_COMMIT, TRANSACTION_MASK
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from headrace_broker.host_budget import HostBudget
     from headrace_broker.inner.waiting import Waiting, WaitingQueue
     from headrace_broker.store.message_store import MessageStore
 
@@ -51,9 +53,10 @@ def rebuilt(
     op_queue: WaitingQueue,
     progress: Progress,
     due_ms: Callable[[Waiting, HalfNames], int],
+    budget: HostBudget,
 ) -> HalfTable:
     """The table, with the halves to name that are decided in the log without. Raises OSError."""
-    table = HalfTable(progress.half)
+    table = HalfTable(budget, progress.half)
     found, unreadable = _transactions(halves, progress.half)
     table.ended(unreadable, None)
     named: set[int] = set()
@@ -79,6 +82,7 @@ def rebuilt(
                 one.first,
                 copies,
                 newest.physical_offset,
+                Host.of_address(oldest.born_host),
                 names.group,
                 names.topic,
                 names.times,

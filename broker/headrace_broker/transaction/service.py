@@ -16,17 +16,17 @@ Source: docs/protocol.md "Transactions"; tests/broker/test_transactions.py.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 import trio
 
+from headrace_broker.host_budget import Host
 from headrace_broker.inner.marks import Mark
+from headrace_broker.inner.saving import save_at_intervals
 from headrace_broker.inner.waiting import RECORDS_AT_ONCE, Unreadable, Waiting, WaitingQueue
-from headrace_broker.inner.writer import RETRY_S, InnerMessage
-from headrace_broker.store.errors import StoreError, StoreNotWritable
-from headrace_broker.store.write.confirmation import wait_for
+from headrace_broker.store.errors import StoreError
 from headrace_broker.transaction import halves
 from headrace_broker.transaction.halves import (
     CONSUMER_GROUP,
@@ -35,7 +35,7 @@ from headrace_broker.transaction.halves import (
     HalfNames,
 )
 from headrace_broker.transaction.rebuild import Progress, rebuilt
-from headrace_broker.transaction.table import HalfTable, OpenHalf
+from headrace_broker.transaction.table import HALF_BYTES, HalfTable, OpenHalf
 from headrace_protocol.system_topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 
 if TYPE_CHECKING:
@@ -43,11 +43,13 @@ if TYPE_CHECKING:
 
     from headrace_broker.config import BrokerConfig
     from headrace_broker.consumer.offsets import ConsumerOffsets
+    from headrace_broker.host_budget import HostBudget
     from headrace_broker.inner.marks import Marks
-    from headrace_broker.inner.writer import InnerWriter
+    from headrace_broker.inner.writer import InnerMessage, InnerWriter
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.topics.table import TopicTable
     from headrace_broker.transaction.metrics import TransactionMetrics
+    from headrace_daemon.host_log import HostLog
     from headrace_protocol.serving import Channel
 
 log = structlog.get_logger("headrace.broker")
@@ -89,6 +91,8 @@ class Transactions:
         marks: Marks,
         metrics: TransactionMetrics,
         channels: Callable[[str], Sequence[Channel]],
+        budget: HostBudget,
+        host_log: HostLog,
     ) -> None:
         """Reads nothing yet. channels: the clients that are producers of a group."""
         self._config = config
@@ -99,12 +103,18 @@ class Transactions:
         self._marks = marks
         self._metrics = metrics
         self._channels = channels
+        self._budget = budget
+        self._host_log = host_log
         self._halves = WaitingQueue(store, HALF_TOPIC, 0)
         self._ops = WaitingQueue(store, OP_HALF_TOPIC, 0)
-        self.demand = HalfDemand(lambda: config.reject_transaction_message)
-        self.table = HalfTable()
+        self.demand = HalfDemand(lambda: config.reject_transaction_message, self.admit)
+        self.table = HalfTable(budget)
         self._is_naming = False
-        self._must_name = trio.Event()
+        self._must_write = trio.Event()
+        # Discarded halves that were resumed since the start, by physical offset: what was just
+        # stored may be missing from a search that began before.
+        self._resumed: set[int] = set()
+        self._to_resume: deque[tuple[InnerMessage, Callable[[], None]]] = deque()
         self._is_looking = trio.Lock()
         self._threads = trio.CapacityLimiter(1)
         self.discarded = self.unreadable = 0
@@ -120,11 +130,13 @@ class Transactions:
             for saved, queue in ((half, self._halves), (op, self._ops))
         )
         progress = Progress(half, op, log_offset)
-        self.table = rebuilt(self._store, self._halves, self._ops, progress, self._due_ms)
+        self.table = rebuilt(
+            self._store, self._halves, self._ops, progress, self._due_ms, self._budget
+        )
         if self.table.open:
             log.info("undecided transactions found", count=len(self.table.open))
         if self.table.to_name:
-            self._must_name.set()
+            self._must_write.set()
 
     def _saved(self, queue: WaitingQueue) -> int:
         return self._offsets.query(CONSUMER_GROUP, queue.topic, 0) or 0
@@ -138,17 +150,19 @@ class Transactions:
             except OSError as error:
                 log.error("half messages can't be read, retrying", reason=str(error))
 
-    async def run_naming(self) -> None:
-        """Write op records that a turn could not write, until cancelled."""
+    async def run_writing(self) -> None:
+        """Write the op records that a turn could not write, and halves anew, until cancelled."""
         while True:
-            await self._must_name.wait()
-            self._must_name = trio.Event()
+            await self._must_write.wait()
+            self._must_write = trio.Event()
             self._is_naming = True
             try:
                 while self.table.to_name:
                     await self._name()
             finally:
                 self._is_naming = False
+            while self._to_resume:
+                await self._resume_first()
 
     async def _name(self) -> None:
         messages, counts = self._op_records(list(self.table.to_name))
@@ -160,12 +174,7 @@ class Transactions:
 
     async def run_saving(self) -> None:
         """Save the progress at intervals until cancelled."""
-        while True:
-            await trio.sleep(_SAVE_S)
-            try:
-                await self.save()
-            except (OSError, StoreNotWritable) as error:
-                log.error("progress of transactions not saved, retrying", reason=str(error))
+        await save_at_intervals("transactions", self.save, lambda: _SAVE_S)
 
     async def save(self) -> None:
         """Note the progress for the next save of consumer offsets.
@@ -176,13 +185,9 @@ class Transactions:
         await trio.to_thread.run_sync(self._metrics.save, self._counts(), limiter=self._threads)
         if not self.table.is_settled:
             return
-        store, half, log_end = (
-            self._store,
-            self.table.next_offset,
-            self._store.commit_log.max_offset,
-        )
+        half, log_end = self.table.next_offset, self._store.commit_log.max_offset
         find_op = self._op_finder(half)
-        await wait_for(store.flusher.when_flushed, log_end, store.root)
+        await self._store.flusher.wait_flushed()
         op = await trio.to_thread.run_sync(find_op)
         self._commit(half, op)
         await trio.to_thread.run_sync(self._mark, half, op, log_end, limiter=self._threads)
@@ -221,6 +226,10 @@ class Transactions:
 
     # -- decisions ---------------------------------------------------------------------------------
 
+    def admit(self, born_host: bytes) -> None:
+        """Raise RequestError if a host leaves too many halves undecided to send another one."""
+        self._budget.check(Host.of_address(born_host), HALF_BYTES)
+
     def ended(self, first: int, queue_offset: int, decision: Decision) -> None:
         """Note a decision whose record, if it has one, is in the log."""
         self.table.owe_names(self.table.end(first, queue_offset, decision))
@@ -232,15 +241,14 @@ class Transactions:
         """
         if not self.table.to_name or self._is_naming:
             return False
-        write_path, queue = self._store.write_path, self._store.queue(OP_HALF_TOPIC, 0)
         is_written = False
         try:
             for message, count in zip(*self._op_records(list(self.table.to_name)), strict=True):
-                write_path.append(queue, *message[2:])
+                self._writer.append_now(message)
                 self.table.named(count)
                 is_written = True
         except StoreError:
-            self._must_name.set()
+            self._must_write.set()
         return is_written
 
     def _op_records(self, offsets: list[int]) -> tuple[list[InnerMessage], list[int]]:
@@ -249,6 +257,29 @@ class Transactions:
         now_ms, host = self._store.clock.now_ms(), self._store.settings.store_host
         records = list(halves.ops(offsets, bytes_max, now_ms, host))
         return [message for message, _ in records], [count for _, count in records]
+
+    # -- second chances ----------------------------------------------------------------------------
+
+    def resume(self, physical_offset: int, half: InnerMessage, then: Callable[[], None]) -> bool:
+        """Store a discarded half as a new one soon; False if that was asked for before.
+
+        physical_offset: of the discarded half. then: called when the new one is in the log.
+        """
+        if physical_offset in self._resumed:
+            return False
+        self._resumed.add(physical_offset)
+        self._to_resume.append((half, then))
+        self._must_write.set()
+        return True
+
+    async def _resume_first(self) -> None:
+        half, then = self._to_resume[0]
+
+        def note(_number: int, _physical_offset: int) -> None:
+            self._to_resume.popleft()
+
+        await self._writer.append([half], note)
+        then()
 
     # -- checks ------------------------------------------------------------------------------------
 
@@ -260,13 +291,14 @@ class Transactions:
         await self._look()
         await self._name_superseded()
         now_ms = self._store.clock.now_ms()
-        due = [
-            half
-            for half in self.table.open.values()
-            if half.due_ms <= now_ms or half.stored_ms > now_ms
-        ]
+        due = [half for half in self.table.open.values() if self._is_due(half, now_ms)]
         for start in range(0, len(due), _HALVES_AT_ONCE):
             await self._check_some(due[start : start + _HALVES_AT_ONCE], now_ms)
+
+    def _is_due(self, half: OpenHalf, now_ms: int) -> bool:
+        """Whether a producer is asked about a half, which has ended its time or the broker's."""
+        is_clock_behind = half.stored_ms > now_ms
+        return half.due_ms <= now_ms or is_clock_behind or self._is_too_old(half, now_ms)
 
     async def _check_some(self, due: Iterable[OpenHalf], now_ms: int) -> None:
         asked: list[_Asked] = []
@@ -288,8 +320,10 @@ class Transactions:
 
     def _is_given_up(self, half: OpenHalf, now_ms: int) -> bool:
         is_asked_enough = half.times >= self._config.transaction_check_max
-        age_max_ms = self._config.file_reserved_time * _HOUR_MS
-        return (is_asked_enough and not half.is_check_owed) or now_ms - half.stored_ms > age_max_ms
+        return (is_asked_enough and not half.is_check_owed) or self._is_too_old(half, now_ms)
+
+    def _is_too_old(self, half: OpenHalf, now_ms: int) -> bool:
+        return now_ms - half.stored_ms > self._config.file_reserved_time * _HOUR_MS
 
     def _channel(self, half: OpenHalf) -> Channel | None:
         """A live producer of the half's group, another one each time."""
@@ -301,9 +335,11 @@ class Transactions:
         if not asked:
             return
         self._topics.create_system_topic(CHECK_MAX_TIME_TOPIC)
+        messages = [halves.discarded(one.record) for one in asked]
         copies = []
-        for half, _, _, _ in asked:
-            log.warning(
+        for (half, _, _, _), message in zip(asked, messages, strict=True):
+            self._host_log.warning(
+                message.client,
                 "transaction discarded, nobody decided it",
                 group=half.group,
                 topic=half.topic,
@@ -315,9 +351,9 @@ class Transactions:
 
         def note(number: int, _physical_offset: int) -> None:
             self.table.owe_names(copies[number])
-            self._must_name.set()
+            self._must_write.set()
 
-        await self._writer.append([halves.discarded(one.record) for one in asked], note)
+        await self._writer.append(messages, note)
 
     async def _copy(self, asked: list[_Asked]) -> None:
         """Store halves again with one check more, and ask about them."""
@@ -345,7 +381,8 @@ class Transactions:
 
         await self._writer.append(messages, note)
         await self._name_superseded()
-        await self._confirmed()
+        # The answers to the checks have to find the copies.
+        await self._writer.published(self._halves)
         for one in asked:
             if one.half.is_check_owed:
                 self._ask(one.half, newest[one.half.first])
@@ -362,18 +399,7 @@ class Transactions:
             decision = self.table.decision(half.newest)
             self.table.ended([queue_offset], decision)
             self.table.owe_names([queue_offset])
-            self._must_name.set()
-
-    async def _confirmed(self) -> None:
-        """Wait until the copies can be found by the answers to their checks."""
-        while True:
-            try:
-                await self._writer.confirmed()
-                self._store.write_path.publish()
-            except StoreNotWritable:
-                await trio.sleep(RETRY_S)
-            else:
-                return
+            self._must_write.set()
 
     def _ask(self, half: OpenHalf, record: Waiting) -> None:
         """Send the check that the half owes, unless it was decided or everybody has left."""
@@ -407,6 +433,7 @@ class Transactions:
                 record.queue_offset,
                 [record.queue_offset],
                 record.physical_offset,
+                Host.of_address(record.born_host),
                 names.group,
                 names.topic,
                 names.times,
@@ -443,7 +470,7 @@ class Transactions:
             self.unreadable += 1
             log.error("half message can't be read", queue_offset=offset)
             self.table.owe_names(self.table.end(first, offset, Decision.DISCARD))
-            self._must_name.set()
+            self._must_write.set()
 
     # -- for others --------------------------------------------------------------------------------
 

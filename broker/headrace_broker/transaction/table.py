@@ -11,6 +11,7 @@ What always holds:
 
 from __future__ import annotations
 
+from sys import getsizeof
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -18,24 +19,30 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from headrace_broker.host_budget import Host, HostBudget
     from headrace_broker.transaction.halves import Decision
 
 # Decisions that are remembered to answer producers that tell theirs again.
 _REMEMBERED_MAX: Final = 100_000
+# Memory of an open half without its texts, with up to ten ended halves behind it, and of each of
+# its copies; measured by tests/abuse/test_kept_memory.py.
+HALF_BYTES: Final = 2048
+_COPY_BYTES: Final = 256
 
 
 class OpenHalf(msgspec.Struct):
     """A transaction that has waited for a while.
 
     first: queue offset of its first half, which is its name. copies: queue offsets of all its
-    halves that are known, the newest last. physical_offset: of the newest. due_ms: when its
-    producer may be asked. stored_ms: since when it waits. times: how often its producer was asked.
-    is_check_owed: the newest copy counts a check that nobody was sent.
+    halves that are known, the newest last. physical_offset: of the newest. host: of its producer.
+    due_ms: when its producer may be asked. stored_ms: since when it waits. times: how often its
+    producer was asked. is_check_owed: the newest copy counts a check that nobody was sent.
     """
 
     first: int
     copies: list[int]
     physical_offset: int
+    host: Host
     group: str
     topic: str
     times: int
@@ -48,6 +55,12 @@ class OpenHalf(msgspec.Struct):
         """Queue offset of the newest copy."""
         return self.copies[-1]
 
+    @property
+    def kept_bytes(self) -> int:
+        """Estimated memory."""
+        texts = getsizeof(self.group) + getsizeof(self.topic)
+        return HALF_BYTES + texts + _COPY_BYTES * len(self.copies)
+
 
 class HalfTable:
     """All transactions of one half queue, from ``next_offset`` on.
@@ -57,7 +70,9 @@ class HalfTable:
     were stored again.
     """
 
-    def __init__(self, next_offset: int = 0) -> None:
+    def __init__(self, budget: HostBudget, next_offset: int = 0) -> None:
+        """budget: counts the open halves for the hosts of their producers."""
+        self._budget = budget
         self.next_offset = self.seen = next_offset
         self.open: dict[int, OpenHalf] = {}
         self._ended: set[int] = set()
@@ -108,6 +123,7 @@ class HalfTable:
     def add(self, half: OpenHalf) -> None:
         """Enter a half that was looked at."""
         self.open[half.first] = half
+        self._budget.add(half.host, half.kept_bytes)
         for queue_offset in half.copies:
             self._first_of[queue_offset] = half.first
         self._ended.update(half.copies[:-1])
@@ -118,6 +134,7 @@ class HalfTable:
         self._ended.add(half.newest)
         self.superseded.append(half.newest)
         half.copies.append(queue_offset)
+        self._budget.add(half.host, _COPY_BYTES)
         half.physical_offset = physical_offset
         self._first_of[queue_offset] = half.first
         self._advance()
@@ -128,6 +145,8 @@ class HalfTable:
         queue_offset: of the half that the decision names.
         """
         half = self.open.pop(first, None)
+        if half:
+            self._budget.add(half.host, -half.kept_bytes)
         copies = half.copies if half else [queue_offset]
         for copy in copies:
             self._first_of.pop(copy, None)
