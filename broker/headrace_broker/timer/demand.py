@@ -1,4 +1,4 @@
-"""What TIMER_DELAY_SEC, TIMER_DELAY_MS and TIMER_DELIVER_MS ask for."""
+"""The demand of TIMER_DELAY_SEC, TIMER_DELAY_MS and TIMER_DELIVER_MS."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
     from headrace_broker.message_demands import SentMessage
 
-# In the order in which they count.
+# The first of a message counts.
 TIMES: Final = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 SLOT_MS: Final = 1000
 # Eighteen digits fit a signed long of Java, and so do their sums with a time of today.
 _INTEGER: Final = re.compile(r"\+?[0-9]{1,18}", re.ASCII)
-# A message that says whose timer is not to be delivered.
+# Names the timer that a recall drops.
 RECALLS: Final = "TIMER_DEL_UNIQKEY"
 
 
 class TimerDemand:
-    """Has a message with a delivery time wait in the queue of timers.
+    """Redirects a message with a delivery time to the queue of timers.
 
     on_timer: called when a message is about to be stored there.
     """
@@ -45,16 +45,16 @@ class TimerDemand:
         now_ms: Callable[[], int],
         on_timer: Callable[[], None],
     ) -> None:
-        """now_ms: the store time of the message, from which its delay counts."""
+        """now_ms: the store time of the message, at which its delay begins."""
         self._delay_max_s = delay_max_s
         self._is_enabled = is_enabled
         self._now_ms = now_ms
         self._on_timer = on_timer
 
     def serve(self, message: SentMessage) -> None:
-        """Redirect the message; one whose time is past stays. Raises RequestError."""
+        """Redirect the message, unless its time is past. Raises RequestError."""
         values = message.values()
-        # A message that was delivered once and is sent again waits no second time.
+        # A message that was delivered once and is sent again does not wait again.
         if message.topic in {HALF_TOPIC, TIMER_TOPIC} or values.get(TIMER_OUT_MS):
             return
         if not self._is_enabled():
@@ -97,7 +97,7 @@ class TimerDemand:
 
 
 def out_ms_of(deliver_ms: int) -> int:
-    """TIMER_OUT_MS for a delivery time: the slot of the wheel, which ends at this time or later."""
+    """TIMER_OUT_MS for a delivery time: the start of its slot, which ends at that time or later."""
     return (deliver_ms - 1) // SLOT_MS * SLOT_MS
 
 

@@ -2,12 +2,13 @@
 
 What always holds:
 
-1. The log is the truth. All that waits is read from the queue of timers at the start; what was
-   delivered since the last save is read from the log, and what is saved is never ahead of it.
-2. Equal times are delivered in the order of arrival, and no message stops another: what can't go
-   to its topic goes to the topic of undelivered ones, what can't be read is logged and counted.
-3. Nothing is delivered early by the clock of the moment, and nothing twice when it goes back.
-4. A timer that was recalled before it is in `waiting` for delivery is not delivered.
+1. The log is the truth. A start reads the timers from their queue, and the deliveries since the
+   last save from the log. The saved progress is never ahead of the log on disk.
+2. Timers due at the same time are delivered in the order of arrival, and none stops another: an
+   undeliverable message goes to the topic of undelivered ones, an unreadable one is logged and
+   counted.
+3. No timer is delivered before its time by the current clock, or twice after the clock went back.
+4. A timer that is recalled before its delivery begins is not delivered.
 
 Source: docs/protocol.md "Timers"; tests/broker/test_timers.py.
 """
@@ -57,18 +58,19 @@ log = structlog.get_logger("headrace.broker")
 
 # The wall clock may jump; a sleep does not notice.
 _CLOCK_LOOK_S: Final = 1.0
-# Apache's broker stores a delivery after it is due by its own clock.
+# Apache's broker stores a delivery when it is due by its own clock, which may be behind this one.
 _CLOCK_MARGIN_MS: Final = 60_000
-# While the log grows without timers, so that a start after a crash reads little of it.
+# Interval of saves while only other messages are stored; a start after a crash reads the log from
+# the last save on.
 _IDLE_SAVE_S: Final = 10.0
 _ADDED_AT_ONCE: Final = 1 << 18
-# What Apache's broker says of a timer that was due when it arrived.
+# As in Apache's broker, for a timer that was due when it arrived.
 _NEVER_QUEUED_MS: Final = 2**63 - 1
 _OUT_MS: Final = TIMER_OUT_MS.encode()
 
 
 class TimerSwitches(NamedTuple):
-    """What an administrator may change while the broker runs."""
+    """Settings that may change while the broker runs."""
 
     stops_enqueue: Callable[[], bool]
     stops_dequeue: Callable[[], bool]
@@ -76,7 +78,7 @@ class TimerSwitches(NamedTuple):
 
 
 class _Saving(NamedTuple):
-    """What is written at once."""
+    """The contents of one save."""
 
     settled: Settled
     check: TimerCheck
@@ -87,9 +89,9 @@ class _Saving(NamedTuple):
 class Timers:
     """All timers of the broker.
 
-    waiting: what waits, in memory. wheel: the files that an Apache broker reads.
-    unreadable: messages whose record was damaged or gone when they were due.
-    enqueued, delivered: how many timers came and went since the start.
+    waiting: the timers that wait, in memory. wheel: the files that an Apache broker reads.
+    unreadable: number of messages whose record was damaged or gone.
+    enqueued, delivered: number of timers that arrived and were delivered since the start.
     """
 
     def __init__(
@@ -117,7 +119,7 @@ class Timers:
         self._offset = 0  # of the queue: all before it is in `waiting`
         self._delivered = Delivered(TIMER_TOPIC, _OUT_MS)
         self._settled = Settled()
-        # No timer was delivered that is due later, or is behind this offset of the queue.
+        # No delivered timer was due later, or comes after this offset of the queue.
         self._clock_ms = self._clock_offset = 0
         self._threads = trio.CapacityLimiter(1)
         self._last: np.void | None = None  # the row of the newest message of the queue
@@ -127,23 +129,23 @@ class Timers:
         self.enqueued, self.delivered = Rate(), Rate()
 
     def wake(self) -> None:
-        """Look at the queue: a timer is about to be stored."""
+        """Look at the queue soon: a timer is about to be stored."""
         self._asked.set()
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether every timer that was stored is known here."""
+        """Whether all stored timers are in ``waiting``."""
         return self._offset >= self._queue.appended_end
 
     @property
     def settled_ms(self) -> int:
-        """All that was due at this time is delivered."""
+        """All timers due at this time are delivered."""
         return self._settled.due_ms
 
     # -- start and stop ----------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Read all timers that wait, and find what was delivered since. Raises OSError."""
+        """Read all timers that wait, without those already delivered. Raises OSError."""
         file, store = self._file, self._store
         check = file.saved or TimerCheck()
         self._settled = file.settled or Settled(
@@ -151,7 +153,7 @@ class Timers:
         )
         self._offset = max(self._settled.oldest, self._queue.min_offset())
         self._read_all()
-        # Another broker that stopped in order has delivered what its file says.
+        # The file of another broker is exact after a clean stop.
         if file.settled is None and not (file.saved and store.was_clean) and self.waiting.count:
             since = stored_since(store, self.waiting.first_ms() - _CLOCK_MARGIN_MS)
             self._settled = self._settled._replace(log_offset=since)
@@ -159,7 +161,7 @@ class Timers:
         self._fill_wheel()
 
     def _read_all(self) -> None:
-        """Read the queue to its end. Many timers are added at once: most share a table then."""
+        """Read the queue to its end, and add many timers at once, so that most share a table."""
         found: list[Arrivals] = []
         while (read := self._read_now(self._offset)) is not None:
             arrived, self._offset = read
@@ -179,7 +181,7 @@ class Timers:
             self._end_wheel()
 
     def _bounded(self, read_ms: int) -> int:
-        """The time, but not after the newest record: since then nothing was delivered."""
+        """The time, or that of the newest record if it is earlier: nothing was delivered since."""
         if not read_ms:
             return 0
         newest = Delivered(TIMER_TOPIC, _OUT_MS)
@@ -220,7 +222,7 @@ class Timers:
         await self.save()
 
     async def save(self) -> None:
-        """Bring to disk how far timers are delivered, behind the deliveries.
+        """Save the progress once the deliveries that it counts are on disk.
 
         Raises OSError, StoreNotWritable.
         """
@@ -235,7 +237,7 @@ class Timers:
         self._saved(saving)
 
     def finish(self) -> None:
-        """Save when no task runs any more. Raises OSError."""
+        """As ``save``, after all tasks have ended. Raises OSError."""
         if self._offset and self._store.commit_log.life.is_writable:
             self._store.flusher.flush_log_now()
             self._close_slot()
@@ -244,15 +246,15 @@ class Timers:
             self._saved(saving)
 
     def _is_unsaved(self) -> bool:
-        """Whether there is more to save than the time."""
-        if not self._offset:  # there never was a timer
+        """Whether anything but the time has changed since the last save."""
+        if not self._offset:  # there has never been a timer
             return False
         saved = self._file.settled or Settled(-1)
         is_same = self._settled_now()._replace(due_ms=saved.due_ms) == saved
         return self.wheel.is_changed or not is_same
 
     def _close_slot(self) -> None:
-        """Leave in the slot of the moment only what waits, for an Apache broker reads all of it."""
+        """Keep only waiting timers in the current slot, which an Apache broker delivers whole."""
         slot = self._settled.due_ms // SLOT_MS
         self.wheel.empty_slot(slot)
         rows = self.waiting.of_slot(slot)
@@ -270,8 +272,9 @@ class Timers:
         return _Saving(settled, check, changes, self.metrics_body())
 
     def _write(self, saving: _Saving) -> None:
-        """Write the files, the one that says how far they go last. For a thread."""
-        if saving.changes.is_anew:  # an Apache broker that finds half of it begins at the oldest
+        """Write the files, timercheck last, since it says how far they go. For a thread."""
+        # An Apache broker that finds the new files incomplete must read all timers from the queue.
+        if saving.changes.is_anew:
             begun = saving.check._replace(
                 log_position=0,
                 queue_offset=saving.settled.oldest,
@@ -308,7 +311,7 @@ class Timers:
     # -- arrivals ----------------------------------------------------------------------------------
 
     async def _turn(self) -> None:
-        """Adopt what arrived and deliver what is due, or wait until something is.
+        """Adopt new timers, then deliver those that are due or wait for the next.
 
         Raises OSError.
         """
@@ -316,7 +319,7 @@ class Timers:
         await self._writer.published(self._queue)
         if not self._switches.stops_enqueue():
             await self._adopt_all()
-        # From here to where rows are taken no other task runs: what was recalled is known.
+        # No other task runs from here until rows are taken out, so all recalls are known.
         now_ms = self._store.clock.now_ms()
         if not self._switches.stops_dequeue():
             if len(rolled := self.waiting.take_rolled(now_ms, RECORDS_AT_ONCE)):
@@ -348,7 +351,10 @@ class Timers:
             self._adopt(*read)
 
     def _read_now(self, first: int) -> tuple[Arrivals, int] | None:
-        """Timers of the queue from ``first`` on, and where they end. For a thread."""
+        """Some timers of the queue from ``first`` on, and the offset after them. For a thread.
+
+        None at the end of the queue. Raises OSError.
+        """
         if first >= self._queue.end:
             return None
         count = BLOCK_UNITS
@@ -356,7 +362,7 @@ class Timers:
             try:
                 block = self._queue.block_now(first, count)
             except QueueDamaged as error:
-                if count > 1:  # so that only what is damaged is left out
+                if count > 1:  # to leave out only the damaged record
                     count //= 2
                     continue
                 self.unreadable += 1
@@ -369,7 +375,7 @@ class Timers:
             if oldest <= first:
                 return None
             self.unreadable += oldest - first
-            log.error("timers went with their log files", count=oldest - first)
+            log.error("timers lost with their log files", count=oldest - first)
             first = oldest
 
     def _adopt(self, arrived: Arrivals, end: int) -> None:
@@ -380,10 +386,11 @@ class Timers:
         self._offset = end
 
     def _settle(self, now_ms: int) -> None:
-        """All that was due is delivered.
+        """Note that all timers due by now are delivered.
 
-        When the clock has gone back, timers were delivered that this time does not tell from
-        those that wait: what was known stays known, until it is true again.
+        After the clock went back, some timers due later are delivered too. The time alone does not
+        tell them from timers that wait, so nothing is noted until the clock has caught up, or no
+        timer from before waits any more.
         """
         if now_ms < self._clock_ms and self.oldest < self._clock_offset:
             return
@@ -395,7 +402,7 @@ class Timers:
     # -- delivery ----------------------------------------------------------------------------------
 
     async def _deliver(self, rows: Array) -> None:
-        """Deliver timers; those that were not appended when this fails wait again."""
+        """Deliver timers; if this fails, those that were not appended wait again."""
         rows = rows[rows["topic"] >= 0]  # recalls have done their work
         is_done = np.zeros(len(rows), bool)
         try:
@@ -405,9 +412,9 @@ class Timers:
             self.delivered.count += int(is_done.sum())
 
     async def _roll(self, rows: Array) -> None:
-        """Store timers again that wait for long yet; they are taken up again from the queue."""
+        """Store timers again that are due much later; their copies arrive through the queue."""
         is_done = np.zeros(len(rows), bool)
-        full: list[int] = []  # those that no property can be added to: they wait where they are
+        full: list[int] = []  # those without room for more properties stay where they are
 
         def copy(waiting: Waiting, due_ms: int) -> InnerMessage | None:
             copy = self._copy(waiting, due_ms)
@@ -427,9 +434,9 @@ class Timers:
         is_done: Array,
         make: Callable[[Waiting, int], InnerMessage | None],
     ) -> None:
-        """Append what is made of the records of rows, in order. Raises OSError.
+        """Append the messages made of the records of rows, in order. Raises OSError.
 
-        is_done: set for each row as soon as nothing is left to do for it.
+        is_done: set for each row as soon as nothing is left to do.
         """
         records = await self._records(rows)
         messages: list[InnerMessage] = []
@@ -465,7 +472,7 @@ class Timers:
         return [by_offset[offset] for offset in rows["queue_offset"].tolist()]
 
     def _message(self, waiting: Waiting, due_ms: int) -> InnerMessage | None:
-        """The message as its topic gets it; None if an Apache broker delivered it."""
+        """The message for its topic; None if an Apache broker has delivered it."""
         out_ms = property_value(waiting.properties, _OUT_MS)
         if self._delivered.among(out_ms, [waiting]):
             self._delivered.forget_each(out_ms, [waiting])
@@ -475,7 +482,7 @@ class Timers:
         return self._delivery.message(waiting, properties if has_room else waiting.properties)
 
     def _copy(self, waiting: Waiting, due_ms: int) -> InnerMessage | None:
-        """The message as the queue of timers gets it again; None if it has no room for that."""
+        """A copy for the queue of timers; None without room for its properties."""
         times = property_number(waiting.properties, b"TIMER_ROLL_TIMES", 0)
         properties = with_properties(
             waiting.properties,
@@ -506,15 +513,18 @@ class Timers:
         return self.waiting.has(slot, topic, key)
 
     def recall(self, slot: int, topic: bytes, key: int) -> None:
-        """Drop a timer whose recall was just appended; one that is not known yet goes by that."""
+        """Drop a timer whose recall was just appended.
+
+        The recall itself drops it if it has not been read from the queue yet.
+        """
         self.waiting.recall(slot, topic, key)
 
     def checkpoint(self) -> TimerCheck:
-        """How far timers are delivered."""
+        """The progress, as timercheck holds it."""
         return self._check(self._settled)
 
     def metrics_body(self) -> bytes:
-        """How many timers wait for each topic, as config/timermetrics has it."""
+        """Number of timers that wait, by topic, as config/timermetrics holds it."""
         return self._metrics.body(self.waiting.counts())
 
     def runtime_info(self) -> dict[str, str]:
@@ -529,5 +539,5 @@ class Timers:
         }
 
     def next_offset(self, queue_id: int) -> int | None:
-        """Queue offset of the oldest timer that waits; None for a queue that is not of timers."""
+        """Queue offset of the oldest timer that waits; None for a queue without timers."""
         return self.oldest if queue_id == 0 else None

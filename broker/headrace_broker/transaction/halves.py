@@ -1,4 +1,4 @@
-"""Half messages: what a transactional message becomes, and what is made of it later.
+"""Half messages: how a transactional message is stored, and the records made of it later.
 
 Source: docs/protocol.md "Transactions"; tests/broker/test_transactions.py.
 """
@@ -55,13 +55,13 @@ _IMMUNITY: Final = b"CHECK_IMMUNITY_TIME_IN_SECONDS"
 _OF_CHECKS: Final = (_CHECK_TIMES.decode(), _FIRST_OFFSET.decode())
 _POSITIVE: Final = re.compile(r"\+?0*[1-9][0-9]*", re.ASCII)
 _OP_PROPERTIES: Final = b"TAGS\x01d\x02"
-# Ours: the halves that an op record names are not decided, they have copies.
+# headrace's own: the halves that the op record names have copies and are not decided.
 _COPIED: Final = b"COPIED\x01true\x02"
 _OP_TAGS_CODE = tags_code_of(_OP_PROPERTIES)
 
 
 class Decision(enum.Enum):
-    """What ended a transaction; DISCARD: nobody answered its checks."""
+    """What ended a transaction; DISCARD: its producer answered no check."""
 
     COMMIT = enum.auto()
     ROLLBACK = enum.auto()
@@ -75,9 +75,9 @@ class HalfDemand:
     """Has a transactional message wait as a half message."""
 
     def __init__(self, is_rejected: Callable[[], bool], admit: Callable[[bytes], None]) -> None:
-        """is_rejected: whether this broker takes no transactional messages.
+        """is_rejected: whether this broker rejects transactional messages.
 
-        admit: raises RequestError if the host of an address may not leave more of them undecided.
+        admit: raises RequestError if the host of a producer has too many undecided.
         """
         self._is_rejected = is_rejected
         self._admit = admit
@@ -113,7 +113,7 @@ class HalfDemand:
 
 
 def _is_retry(message: SentMessage, values: dict[str, str]) -> bool:
-    """Whether a consumer sent the message: one that was committed keeps its TRAN_MSG."""
+    """Whether a consumer sent the message; a committed message keeps its TRAN_MSG."""
     is_delayed = bool(_POSITIVE.fullmatch(values.get(DELAY, "")))
     return message.topic.startswith(GROUP_PREFIXES) or (is_delayed and message.reconsume_times > 0)
 
@@ -130,10 +130,11 @@ def _illegal(message: SentMessage, what: str) -> RequestError:
 
 
 class HalfNames:
-    """What the properties of a half say: whose it is, where it goes, how often it was checked.
+    """The properties of a half that brokers use.
 
-    first_offset: queue offset of the half that this is a copy of; None for an original, and for
-    copies that Apache's broker made. immunity_ms: how long its producer is not asked, 0 by default.
+    group: of its producer. topic, queue_id: where its message goes. times: number of checks.
+    first_offset: queue offset of the original of a copy; None for an original, and for a copy that
+    Apache's broker made. immunity_ms: time until the first check, 0 if the half does not say.
     """
 
     __slots__ = (
@@ -189,18 +190,18 @@ def inner_commit(half: StoredMessage, message: SentMessage, source: int) -> Inne
 
 
 def copy(half: Waiting, first_offset: int, times: int) -> InnerMessage:
-    """The half once more, at the end of its queue."""
+    """A copy of the half, for the end of its queue."""
     names = {_CHECK_TIMES: b"%d" % times, _FIRST_OFFSET: b"%d" % first_offset}
     return _again(half, half.body, HALF_TOPIC, with_properties(half.properties, names))
 
 
 def discarded(half: Waiting) -> InnerMessage:
-    """The half as the topic of those gets it that nobody decided."""
+    """The half as TRANS_CHECK_MAX_TIME_TOPIC gets it."""
     return _again(half, half.body, CHECK_MAX_TIME_TOPIC, half.properties)
 
 
 def resumed(record: StoredMessage, properties: bytes) -> InnerMessage:
-    """A discarded half as a new one, whose producer is asked again."""
+    """A discarded half as a new one, with no checks yet."""
     again = with_properties(properties, {_CHECK_TIMES: b"0"}, [_FIRST_OFFSET])
     message = _again(record, record.stored_body, HALF_TOPIC, again)
     return message._replace(prepared_transaction_offset=record.physical_offset)
@@ -229,7 +230,7 @@ def _again(
 def ops(
     offsets: Iterable[int], bytes_max: int, now_ms: int, host: bytes
 ) -> Iterator[tuple[InnerMessage, int]]:
-    """Records that say which halves are decided, each with how many of ``offsets`` it names."""
+    """Records that name decided halves, each with the number of ``offsets`` that it names."""
     names: list[bytes] = []
     room = bytes_max
     for offset in offsets:
@@ -251,15 +252,15 @@ def _op(names: list[bytes], now_ms: int, host: bytes) -> InnerMessage:
 
 
 def copied(op: InnerMessage) -> InnerMessage:
-    """An op record about halves that were stored again.
+    """An op record that names halves that were stored again.
 
-    Apache's broker, started on this store after a kill, would check each copy by itself.
+    Without it, an Apache broker on this store would check each copy by itself.
     """
     return op._replace(properties=op.properties + _COPIED)
 
 
 def is_about_copies(op: Waiting) -> bool:
-    """Whether an op record names halves that were stored again, not decided ones."""
+    """Whether an op record names halves that were stored again instead of decided ones."""
     return _COPIED in op.properties
 
 
@@ -275,22 +276,8 @@ def named_by(op: Waiting) -> Iterator[int]:
 
 
 def check(half: Waiting, names: HalfNames, broker_name: str, store_host: bytes) -> bytes:
-    """A request that asks a producer how its transaction ended."""
-    record = encode_record(
-        topic=names.topic,
-        queue_id=max(names.queue_id, 0),
-        body=half.body,
-        properties=half.properties,
-        flag=half.flag,
-        queue_offset=half.queue_offset,
-        physical_offset=half.physical_offset,
-        sys_flag=half.sys_flag,
-        born_timestamp=half.born_timestamp,
-        born_host=half.born_host,
-        store_timestamp=half.store_timestamp,
-        store_host=store_host,
-        reconsume_times=half.reconsume_times,
-    )
+    """The frame of a request that asks a producer for its decision."""
+    record = _record_to_check(half, names, store_host)
     uniq_key = property_value(half.properties, UNIQ_KEY.encode()).decode(errors="replace")
     header = CheckTransactionStateHeader(
         topic=HALF_TOPIC,
@@ -310,3 +297,22 @@ def check(half: Waiting, names: HalfNames, broker_name: str, store_host: bytes) 
         body_bytes=len(record),
     )
     return frame + record
+
+
+def _record_to_check(half: Waiting, names: HalfNames, store_host: bytes) -> bytes:
+    """The half's record, with the topic and queue of its message."""
+    return encode_record(
+        topic=names.topic,
+        queue_id=max(names.queue_id, 0),
+        body=half.body,
+        properties=half.properties,
+        flag=half.flag,
+        queue_offset=half.queue_offset,
+        physical_offset=half.physical_offset,
+        sys_flag=half.sys_flag,
+        born_timestamp=half.born_timestamp,
+        born_host=half.born_host,
+        store_timestamp=half.store_timestamp,
+        store_host=store_host,
+        reconsume_times=half.reconsume_times,
+    )

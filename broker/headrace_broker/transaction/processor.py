@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from headrace_protocol.serving import LongWork, Registry, Request
 
 _UNKNOWN: Final = 0
-# A half has a copy for each check.
+# Each check adds a copy with the same key.
 _INDEXED_MAX: Final = 64
 _FOREVER_MS: Final = 1 << 62
 _DECISIONS: Final = {
@@ -59,7 +59,7 @@ _ENDED: Final = {
 
 
 class TransactionProcessor:
-    """Serves the decisions of producers, and the second chance of discarded halves."""
+    """Serves the decisions of producers, and requests to resume discarded halves."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class TransactionProcessor:
         reply_confirmed: Callable[[Request, Reply], Reply | None],
         rejection: Callable[[StoreError, str], RequestError],
     ) -> None:
-        """wait: has a committed message wait where its properties demand it.
+        """wait: redirects a committed message that its properties delay.
 
         reply_confirmed: replies once all that was appended is confirmed.
         rejection: the answer for a message that the store does not take.
@@ -92,7 +92,7 @@ class TransactionProcessor:
     # -- decisions ---------------------------------------------------------------------------------
 
     def end(self, request: Request) -> Reply | None:
-        """END_TRANSACTION: the first decision wins, over all copies of the half."""
+        """END_TRANSACTION: the first decision about any copy of the half wins."""
         header = request.header(EndTransactionHeader)
         if header.commit_or_rollback == _UNKNOWN:
             return Reply()
@@ -145,9 +145,9 @@ class TransactionProcessor:
         )
 
     def _commit(self, half: StoredMessage, properties: bytes, source: int) -> None:
-        """Append the message where it belongs. Raises RequestError, NotReady.
+        """Append the message to its topic, or to where it waits. Raises RequestError, NotReady.
 
-        source: physical offset of the newest copy, which a start reads in any case.
+        source: physical offset of the newest copy; a start reads that copy in any case.
         """
         message = committed(half, properties)
         reason = self._delivery.why_not(message.topic, message.queue_id, half.physical_offset)
@@ -182,7 +182,7 @@ class TransactionProcessor:
     def _resumed_sources(
         self, record: StoredMessage
     ) -> Generator[NotReady | None, None, Collection[int]]:
-        """Physical offsets of the discarded halves that halves of a record's key were made of."""
+        """Physical offsets of the discarded halves of a record's key that were resumed."""
         key = record.properties.get(UNIQ_KEY, "")
         query = self._store.query_index(HALF_TOPIC, key, _INDEXED_MAX, 0, _FOREVER_MS, "U")
         yield from until_done(query.step)
@@ -191,7 +191,7 @@ class TransactionProcessor:
         return {decode_record(half).prepared_transaction_offset for half in found if half}
 
     def _find_discarded(self, message_id: str) -> StoredMessage:
-        """Raises RequestError, NotReady."""
+        """The discarded half with an offset message id. Raises RequestError, NotReady."""
         try:
             _, physical_offset = decode_offset_message_id(message_id)
         except ValueError:
@@ -204,7 +204,7 @@ class TransactionProcessor:
 
 
 def _check(header: EndTransactionHeader, half: StoredMessage, names: HalfNames) -> None:
-    """Raise RequestError unless a half is the one that a producer means, and its own."""
+    """Raise RequestError unless a half is its producer's and at the offset of the request."""
     if names.group != header.producer_group:
         raise _failed(
             f"The producer group wrong: {header.producer_group}, the half message is of another one"
