@@ -9,6 +9,7 @@ import pytest
 import structlog.testing
 import trio
 
+from headrace_broker.inner.delivered import Delivered
 from headrace_broker.inner.delivery import REASON
 from headrace_broker.inner.writer import InnerWriter
 from headrace_broker.store.errors import StoreBusy
@@ -362,6 +363,22 @@ async def test_offsets_are_saved_behind_the_flush_and_read_back(
     body = fastjson.loads(again.broker.ask(RequestCode.GET_ALL_DELAY_OFFSET).body)
     assert body["offsetTable"] == {1: 1}
     again.broker.close()
+
+
+async def test_a_scan_from_the_end_of_the_log_finds_nothing(
+    delays: Delays, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with delays.running():
+        delays.send(b"a", 1)
+        delays.clock.ms += 1000
+        await delays.until(lambda: bool(delays.bodies()))
+    store = delays.broker.store
+    found = {}
+    for offset in (0, store.commit_log.max_offset):
+        delivered = Delivered(SCHEDULE_TOPIC, b"DELAY")
+        delivered.scan(store, offset)
+        found[offset] = len(delivered)
+    assert found == {0: 1, store.commit_log.max_offset: 0}
 
 
 async def test_what_waits_keeps_its_log_files(

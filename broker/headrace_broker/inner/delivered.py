@@ -73,6 +73,8 @@ class Delivered:
 
     def scan(self, store: MessageStore, from_offset: int) -> None:
         """Read the log from ``from_offset`` to its end. Raises OSError."""
+        if from_offset >= store.commit_log.max_offset:
+            return  # no record begins there, so that a scan would read the whole file
         for block in scan_from(store.commit_log.files, from_offset):
             self._note(block)
 
