@@ -627,6 +627,7 @@ def _waiting_services(parts: Parts) -> tuple[Service, ...]:
         Service(timers.run, timers.load, finish=timers.finish),
         Service(timers.run_saving),
         Service(transactions.run, transactions.load, finish=transactions.finish),
+        Service(transactions.run_looking),
         Service(transactions.run_writing),
         Service(transactions.run_saving),
     )

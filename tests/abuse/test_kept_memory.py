@@ -3,10 +3,7 @@ refused."""
 
 from __future__ import annotations
 
-import gc
 import os
-import tracemalloc
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,7 +17,6 @@ from headrace_broker.consumer.locks import LOCK_LIFE_MS
 from headrace_broker.host_budget import Host, HostBudget
 from headrace_broker.processors import pull as pulls
 from headrace_broker.processors import send as sends
-from headrace_broker.transaction.table import HalfTable, OpenHalf
 from headrace_protocol import bounds
 from headrace_protocol.bodies import (
     ConsumerData,
@@ -46,38 +42,20 @@ from headrace_protocol.headers import (
     UnregisterClientHeader,
     UpdateConsumerOffsetHeader,
 )
-from headrace_protocol.message import TRANSACTION_ROLLBACK, java_hash
+from headrace_protocol.message import java_hash
 from headrace_protocol.staging import Decision, StagedAttempt, encode_names
 from tests.broker import test_staging
 from tests.broker.test_groups import notices
 from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
-from tests.support.ledger import Ledger, checks
-from tests.support.stores import crash
+from tests.support.memory import HOST, kept_bytes
 from tests.support.wire import send_header
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.support.broker import Answer
-
-HOST = Host.of(MemoryChannel())
-
-
-def kept_bytes(action: Callable[[], object]) -> int:
-    """Memory that the second run of ``action`` adds."""
-    action()
-    gc.collect()
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        action()
-        gc.collect()
-        return tracemalloc.get_traced_memory()[0] - before
-    finally:
-        tracemalloc.stop()
-
 
 # -- heartbeats ------------------------------------------------------------------------------------
 
@@ -544,61 +522,6 @@ def test_progress_is_cloned_only_to_valid_groups(broker: BrokerUnderTest) -> Non
     broker.budget._bytes_max = 0
     header = CloneGroupOffsetHeader(src_group="g", dest_group="other", topic="t")
     assert broker.ask(RequestCode.CLONE_GROUP_OFFSET, header).code == ResponseCode.NO_PERMISSION
-
-
-# -- transactions ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("copies", "ended"), [(0, 0), (0, 10), (15, 0), (15, 10)])
-def test_a_host_is_charged_what_open_halves_take(copies: int, ended: int) -> None:
-    budget, offsets = HostBudget(), count(1 << 33)
-    table = HalfTable(budget, 1 << 33)
-
-    def fill() -> None:
-        for _ in range(400):
-            first = next(offsets)
-            texts = f"group{first}", f"topic{first}"
-            half = OpenHalf(first, [first], first << 8, HOST, *texts, 0, first << 7, first << 6)
-            table.add(half)
-            for _ in range(copies):
-                table.copied(half, next(offsets), first << 9)
-            for _ in range(ended):
-                table.ended([next(offsets)], None)
-        table.superseded = []
-
-    assert 0 < kept_bytes(fill) <= budget.kept_bytes(HOST) / 2
-
-
-async def test_halves_that_a_host_leaves_undecided_are_bounded(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
-) -> None:
-    ledger = Ledger(tmp_path)
-    broker = ledger.broker
-    broker.create_topic("T")
-    other = MemoryChannel()
-    other.host_bytes = b"\x0a\0\0\1" + bytes(4)
-    async with ledger.running():
-        half = ledger.send(b"x")
-        await ledger.check_later()
-        kept = broker.budget.kept_bytes(HOST)
-        assert kept > 0
-        broker.budget._bytes_max = kept
-        refused = ledger.answer(b"x")
-        assert refused.code == ResponseCode.NO_PERMISSION
-        assert "undecided transactions" in refused.remark
-        assert ledger.answer(b"x", channel=other).code == ResponseCode.SUCCESS
-        channel = ledger.join()
-        await ledger.check_later()
-        assert broker.budget.kept_bytes(HOST) > kept, "its copy is stored whatever the bound is"
-        assert len(checks(channel)) == 2
-    crash(broker.store)
-    again = Ledger(tmp_path, ledger.clock.ms)
-    async with again.running():
-        assert again.broker.budget.kept_bytes(HOST) > kept, "a record names the host"
-        again.end(half, TRANSACTION_ROLLBACK)
-        assert again.broker.budget.kept_bytes(HOST) == 0
-        assert again.broker.budget.kept_bytes(Host.of(other)) > 0
-    again.broker.close()
 
 
 # -- what is kept to save looking it up ------------------------------------------------------------

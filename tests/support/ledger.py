@@ -53,7 +53,8 @@ class Ledger(WaitingBroker):
         super().__init__(folder, ms, **{"ring_rows": 1024, **store})
         self.transactions, schedule = self.waiting.transactions, self.waiting.schedule
         self.loads = [schedule.load, self.transactions.load]
-        self.runs = [schedule.run, self.transactions.run_writing]
+        transactions = self.transactions
+        self.runs = [schedule.run, transactions.run_looking, transactions.run_writing]
         self.sent = 0
 
     async def check_later(self, seconds: int = INTERVAL_S) -> None:

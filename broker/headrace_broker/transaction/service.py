@@ -27,6 +27,7 @@ from headrace_broker.host_budget import Host
 from headrace_broker.inner.marks import Mark
 from headrace_broker.inner.saving import save_at_intervals
 from headrace_broker.inner.waiting import RECORDS_AT_ONCE, Unreadable, Waiting, WaitingQueue
+from headrace_broker.inner.writer import RETRY_S
 from headrace_broker.store.errors import StoreError
 from headrace_broker.transaction import halves
 from headrace_broker.transaction.halves import (
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger("headrace.broker")
 
 _SAVE_S: Final = 10.0
+# New halves, decided ones included, that no look has counted for their hosts yet.
+_UNSEEN_MAX: Final = 32_768
 # Open halves of which the due ones are found in one step: less than a millisecond.
 _LOOKED_AT_ONCE: Final = 1024
 # Halves to check at once: their bodies are in memory meanwhile.
@@ -114,6 +117,7 @@ class Transactions:
         self.table = HalfTable(budget)
         self._is_naming = False
         self._must_write = trio.Event()
+        self._must_look = trio.Event()
         # Physical offsets of the discarded halves that were resumed since the start: a search of
         # the index that began earlier may miss the new half.
         self._resumed: set[int] = set()
@@ -152,6 +156,17 @@ class Transactions:
                 await self.check()
             except OSError as error:
                 log.error("half messages can't be read, retrying", reason=str(error))
+
+    async def run_looking(self) -> None:
+        """Look at halves as soon as many are new, until cancelled, so that they count soon."""
+        while True:
+            await self._must_look.wait()
+            self._must_look = trio.Event()
+            try:
+                await self._look()
+            except OSError as error:
+                log.error("half messages can't be read, retrying", reason=str(error))
+                await trio.sleep(RETRY_S)
 
     async def run_writing(self) -> None:
         """Write the op records that a turn could not write, and halves anew, until cancelled."""
@@ -232,6 +247,8 @@ class Transactions:
     def admit(self, born_host: bytes) -> None:
         """Raise RequestError if a host leaves too many halves undecided to send another one."""
         self._budget.check(Host.of_address(born_host), HALF_BYTES)
+        if self._halves.appended_end - self.table.seen >= _UNSEEN_MAX:
+            self._must_look.set()
 
     def ended(self, first: int, queue_offset: int, decision: Decision) -> None:
         """Note a decision; the message of a commit is in the log already."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Decisions remembered to answer producers that repeat theirs.
 _REMEMBERED_MAX: Final = 100_000
 # Memory of an open half without its texts, with up to ten ended halves behind it, and of each of
-# its copies; measured by tests/abuse/test_kept_memory.py.
+# its copies; measured by tests/abuse/test_undecided_transactions.py.
 HALF_BYTES: Final = 2048
 _COPY_BYTES: Final = 256
 
