@@ -60,10 +60,7 @@ class Delivered:
         self._left: defaultdict[bytes, _Left] = defaultdict(lambda: _Left(set(), set(), Counter()))
 
     def __len__(self) -> int:
-        return sum(
-            len(left.offsets) + len(left.halves) + left.names.total()
-            for left in self._left.values()
-        )
+        return sum(left.total for left in self._left.values())
 
     def take_sources(self) -> Array:
         """The sources that deliveries name: records that waited, and halves. Forgets them."""
