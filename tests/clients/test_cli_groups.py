@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,16 +12,14 @@ from headrace import blocking
 from headrace.admin.group_view import strategy_of
 from headrace.consumer import strategies
 from headrace_protocol.bodies import ConsumerRunningInfo
-from tests.clients.test_cli_commands import fail, succeed
-from tests.support.cli import headrace
+from tests.support.cli import fail, headrace, succeed, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from headrace.embedded import Embedded
 
-_numbers = count()
-DEADLINE_S = 20
+pytestmark = pytest.mark.usefixtures("environment")
 
 
 @pytest.fixture(scope="module")
@@ -34,23 +31,11 @@ def mq() -> Iterator[Embedded]:
             yield mq
 
 
-@pytest.fixture(autouse=True)
-def environment(mq: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADRACE_NAMESERVER", mq.nameserver)
-
-
 @pytest.fixture
-def topic() -> str:
+def topic(topic: str) -> str:
     """A topic of the test's own, with two queues."""
-    name = f"topic_{next(_numbers)}"
-    succeed("topic", "create", name, "--queues", "2")
-    return name
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline_s
+    succeed("topic", "alter", topic, "--queues", "2")
+    return topic
 
 
 def described(group: str) -> dict[str, Any]:

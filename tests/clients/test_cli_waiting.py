@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
-from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,15 +11,14 @@ import headrace as library
 from headrace import Message, blocking
 from headrace.embedded import _SMALL_FILES
 from headrace.errors import BrokerError
-from tests.clients.test_cli_commands import fail, succeed
+from tests.support.cli import fail, succeed, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from headrace.embedded import Embedded
 
-_numbers = count()
-DEADLINE_S = 20
+pytestmark = pytest.mark.usefixtures("environment")
 # An undecided transaction is asked about after a millisecond, once.
 SETTINGS = {
     "transaction_time_out": 1,
@@ -37,25 +34,6 @@ def mq() -> Iterator[Embedded]:
             patch.setitem(_SMALL_FILES, name, value)
         with library.embedded() as mq:
             yield mq
-
-
-@pytest.fixture(autouse=True)
-def environment(mq: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADRACE_NAMESERVER", mq.nameserver)
-
-
-@pytest.fixture
-def topic() -> str:
-    """A topic of the test's own."""
-    name = f"topic_{next(_numbers)}"
-    succeed("topic", "create", name, "--queues", "1")
-    return name
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline_s
 
 
 # -- timers ----------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.clients.test_cli_commands import fail, succeed
+from tests.support.cli import fail, succeed
 
 pytestmark = [pytest.mark.conformance, pytest.mark.slow]
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 import io
 import json
 import sys
+import time
 from contextlib import redirect_stderr, redirect_stdout
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
 from headrace.admin import cli
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_DEADLINE_S = 20.0
 
 
 class Outcome(NamedTuple):
@@ -50,6 +56,23 @@ def headrace(*arguments: str, stdin: bytes = b"") -> Outcome:
     return Outcome(code or 0, out.text(), err.text())
 
 
+def succeed(*arguments: str, stdin: bytes = b"") -> Outcome:
+    """Run a command that succeeds."""
+    outcome = headrace(*arguments, stdin=stdin)
+    assert outcome.exit_code == 0, outcome.stderr
+    return outcome
+
+
+def fail(exit_code: int, *arguments: str, stdin: bytes = b"") -> str:
+    """Run a command that fails; returns its message, which is one line."""
+    outcome = headrace(*arguments, stdin=stdin)
+    assert outcome.exit_code == exit_code, outcome
+    assert outcome.stderr.startswith("headrace: ")
+    assert outcome.stderr.count("\n") == 1
+    assert "Traceback" not in outcome.stderr
+    return outcome.stderr
+
+
 class _Capture(io.TextIOWrapper):
     def __init__(self) -> None:
         super().__init__(io.BytesIO(), write_through=True)
@@ -58,3 +81,10 @@ class _Capture(io.TextIOWrapper):
         data = self.buffer
         assert isinstance(data, io.BytesIO)
         return data.getvalue().decode()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Run commands until something is so."""
+    deadline_s = time.monotonic() + _DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline_s
