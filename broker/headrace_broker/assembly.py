@@ -36,6 +36,7 @@ from headrace_broker.processors.admin_groups import AdminGroupsProcessor
 from headrace_broker.processors.admin_topics import AdminTopicsProcessor
 from headrace_broker.processors.bulk import BulkProcessor
 from headrace_broker.processors.client import ClientProcessor
+from headrace_broker.processors.members import MembersProcessor
 from headrace_broker.processors.pull import PullProcessor
 from headrace_broker.processors.query import QueryProcessor
 from headrace_broker.processors.send import SendProcessor, rejection
@@ -498,6 +499,14 @@ def _admin_processors(parts: Parts) -> tuple[Processor, ...]:
             statistics,
             now_ms,
             changes,
+        ),
+        MembersProcessor(
+            parts.consumers,
+            parts.locks,
+            parts.pull_watch,
+            parts.client_requests,
+            topics.readable_queues,
+            now_ms,
         ),
         AdminBrokerProcessor(
             config, store, topics, offsets, statistics, now_ms, changes, _health(parts)

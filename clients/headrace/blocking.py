@@ -37,16 +37,18 @@ if TYPE_CHECKING:
     from headrace_protocol.bodies import MessageQueue
 
 Client = TypeVar("Client")
+# A method of a base of the client serves the blocking one, too.
+Client_co = TypeVar("Client_co", covariant=True)
 Result = TypeVar("Result")
 P = ParamSpec("P")
 
 _MESSAGES_PER_CALL = 1000
 
 
-class _Blocking(Generic[Client]):
+class _Blocking(Generic[Client_co]):
     """Wrapper of an async client; every method blocks until the result is there."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client_co) -> None:
         self._client = client
         self._stack = ExitStack()
         self._portal: BlockingPortal | None = None
@@ -133,10 +135,10 @@ def _on_loop(
     return _blocking(run)
 
 
-class _OfProducer(_Blocking[Client]):
+class _OfProducer(_Blocking[Client_co]):
     """A block within that of a producer; runs on the producer's event loop."""
 
-    def __init__(self, client: Client, producer: Producer) -> None:
+    def __init__(self, client: Client_co, producer: Producer) -> None:
         super().__init__(client)
         self._producer = producer
 
@@ -363,7 +365,17 @@ class Admin(_Blocking[AsyncAdmin]):
     topic_groups = _blocking(AsyncAdmin.topic_groups)
     lag = _blocking(AsyncAdmin.lag)
     reset_offsets = _blocking(AsyncAdmin.reset_offsets)
+    reset_queue = _blocking(AsyncAdmin.reset_queue)
+    clone_offsets = _blocking(AsyncAdmin.clone_offsets)
     members = _blocking(AsyncAdmin.members)
+    running_info = _blocking(AsyncAdmin.running_info)
+    group_queues = _blocking(AsyncAdmin.group_queues)
+    timers = _blocking(AsyncAdmin.timers)
+    timer_counts = _blocking(AsyncAdmin.timer_counts)
+    cancel_timer = _blocking(AsyncAdmin.cancel_timer)
+    transactions = _blocking(AsyncAdmin.transactions)
+    discarded_transactions = _blocking(AsyncAdmin.discarded_transactions)
+    resume_transaction = _blocking(AsyncAdmin.resume_transaction)
     query_by_key = _blocking(AsyncAdmin.query_by_key)
     query_by_id = _blocking(AsyncAdmin.query_by_id)
     message = _blocking(AsyncAdmin.message)

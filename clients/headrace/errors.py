@@ -67,6 +67,16 @@ class RecallRejected(BrokerError):
     refresh_route = False
 
 
+class OffsetsNotSaved(HeadraceError):
+    """A broadcasting consumer's progress could not be written."""
+
+    def __init__(self, path: str, reason: OSError) -> None:
+        super().__init__(
+            f"{path}: {reason}; after a restart, messages since the last save are delivered again"
+        )
+        self.path = path
+
+
 class ClientClosed(HeadraceError):
     """A client was used outside its ``async with`` block."""
 

@@ -79,7 +79,8 @@ def local_ip() -> str:
 class ClientInstance:
     """Connections to nameservers and brokers, shared by the parts of one client.
 
-    client_id: ``ip@pid#nanoseconds``; it distinguishes the members of a group.
+    client_id: ``ip@pid#nanoseconds``, or ``ip@instance_name``; it distinguishes the members of a
+        group.
     producer_group: announced to brokers when not None.
     consumers: consumer groups to announce in heartbeats; filled by consumers.
     handlers: handlers of brokers' requests, by code; filled by consumers.
@@ -91,9 +92,10 @@ class ClientInstance:
         *,
         connect: Connect = connect_tcp,
         producer_group: str | None = None,
+        instance_name: str | None = None,
     ) -> None:
         self.nameservers = resolve_nameservers(nameserver)
-        self.client_id = f"{local_ip()}@{os.getpid()}#{time.time_ns()}"
+        self.client_id = f"{local_ip()}@{instance_name or f'{os.getpid()}#{time.time_ns()}'}"
         self.producer_group = producer_group
         self.consumers: list[ConsumerData] = []
         self.handlers: dict[int, RequestHandler] = {}

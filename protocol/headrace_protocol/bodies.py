@@ -587,6 +587,12 @@ class ResetOffsetBody(Body):
     offset_table: dict[MessageQueue, Int64] = {}
 
 
+class LocalOffsets(Body):
+    """A broadcasting consumer's progress: its file offsets.json."""
+
+    offset_table: dict[MessageQueue, Int64] = {}
+
+
 class GroupList(Body):
     """Groups that consume a topic: the answer to 300."""
 
@@ -616,6 +622,73 @@ class ConsumerConnection(Body):
     consume_type: str = ""
     message_model: str = ""
     consume_from_where: str = ""
+
+
+class ConsumerRunningInfo(Body):
+    """What a member reports about itself: the answer to 307, without its statistics.
+
+    properties: its settings. mq_table: the queues that it has now.
+    """
+
+    properties: dict[str, str] = {}
+    mq_table: dict[MessageQueue, Any] = {}
+
+
+class GroupQueue(Body):
+    """A queue of a group, as its broker sees it.
+
+    owner: client id of the last pull, or the client's address if it is not a member. pulled_ms_ago:
+    in steps of 10 s; -1 if nothing was pulled. lock_owner: client id; empty without a lock.
+    is_idle: whether it should be pulled, and was not for 30 s.
+    """
+
+    topic: str = ""
+    queue_id: Int32 = 0
+    owner: str = ""
+    pulled_ms_ago: Int64 = -1
+    lock_owner: str = ""
+    lock_ms_left: Int64 = 0
+    is_idle: bool = False
+
+
+class GroupDescription(Body):
+    """The answer to DESCRIBE_GROUP.
+
+    conflict: two members with different subscriptions; empty if all agree.
+    """
+
+    queues: list[GroupQueue] = []
+    conflict: str = ""
+
+
+class WaitingMessage(Body):
+    """A record that waits for the broker.
+
+    physical_offset: of the record. due_ms: of a timer, in ms since 1970; of a half message, when
+    its producer may be asked.
+    """
+
+    physical_offset: Int64 = 0
+    due_ms: Int64 = 0
+
+
+class WaitingList(Body):
+    """The answer to LIST_TIMERS and LIST_TRANSACTIONS: the first messages, and how many wait."""
+
+    messages: list[WaitingMessage] = []
+    count: Int64 = 0
+
+
+class TimingCount(Body):
+    """How many timers wait for a topic."""
+
+    count: Int64 = 0
+
+
+class TimerMetrics(Body):
+    """The answer to GET_TIMER_METRICS (61)."""
+
+    timing_count: dict[str, TimingCount] = {}
 
 
 class ConsumerOffsetSerializeWrapper(Body):

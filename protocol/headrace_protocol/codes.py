@@ -119,6 +119,9 @@ class RequestCode(IntEnum):
     STAGE_COMMIT = 7_680_014
     STAGE_ABORT = 7_680_015
     STAGE_FORGET = 7_680_016
+    DESCRIBE_GROUP = 7_680_020
+    LIST_TIMERS = 7_680_021
+    LIST_TRANSACTIONS = 7_680_022
 
 
 class ResponseCode(IntEnum):

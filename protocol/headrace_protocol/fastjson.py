@@ -459,15 +459,15 @@ class _Writer:
         items = [(key, item) for key, item in value.items() if item is not None]
         if self.strict:
             items.sort(key=lambda pair: str(pair[0]))
-        fields = [f"{self.key(key)}:{self.text(item, level + 1)}" for key, item in items]
+        fields = [f"{self.key(key, level + 1)}:{self.text(item, level + 1)}" for key, item in items]
         return self.block(fields, "{", "}", level)
 
-    def key(self, key: Any) -> str:
+    def key(self, key: Any, level: int) -> str:
         if isinstance(key, str):
             return str(self.quote(key))
         if isinstance(key, int):
             return f'"{key}"' if self.strict else str(key)
-        return _Writer(strict=self.strict, pretty=False).text(key, 0)
+        return self.text(key, level)
 
     def struct(self, value: msgspec.Struct, level: int) -> str:
         if not self.strict and not self.pretty and _is_plain(type(value)):

@@ -334,9 +334,17 @@ class UnregisterClientHeader(RequestHeader, kw_only=True, gc=False):
 
 
 class ConsumerGroupHeader(RequestHeader, kw_only=True, gc=False):
-    """GET_CONSUMER_LIST_BY_GROUP (38), NOTIFY_CONSUMER_IDS_CHANGED (40), 203."""
+    """GET_CONSUMER_LIST_BY_GROUP (38), NOTIFY_CONSUMER_IDS_CHANGED (40), 203, DESCRIBE_GROUP."""
 
     consumer_group: str
+
+
+class GetConsumerRunningInfoHeader(RequestHeader, kw_only=True, gc=False):
+    """GET_CONSUMER_RUNNING_INFO (307). jstack_enable: with the stacks of a Java member."""
+
+    consumer_group: str
+    client_id: str
+    jstack_enable: bool = False
 
 
 class ConsumerSendMsgBackHeader(RequestHeader, kw_only=True, gc=False):
@@ -357,6 +365,21 @@ class RecallMessageHeader(RequestHeader, kw_only=True, gc=False):
     topic: str
     recall_handle: str
     producer_group: str | None = None
+
+
+class ListTimersHeader(RequestHeader, kw_only=True, gc=False):
+    """LIST_TIMERS. topic: None for all. until_timestamp: latest due time, in ms since 1970."""
+
+    topic: str | None = None
+    until_timestamp: Int64 | None = None
+    max_num: Int32
+
+
+class ListTransactionsHeader(RequestHeader, kw_only=True, gc=False):
+    """LIST_TRANSACTIONS. producer_group: None for all."""
+
+    producer_group: str | None = None
+    max_num: Int32
 
 
 class RecallMessageResponseHeader(RequestHeader, kw_only=True, gc=False):

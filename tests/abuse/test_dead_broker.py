@@ -26,7 +26,7 @@ from tests.support.scripted import Asked, Scripted, scripted_in_thread
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace.admin.client import BrokerProblem
+    from headrace.admin.requests import BrokerProblem
     from headrace.embedded import Embedded
 
 pytestmark = pytest.mark.slow

@@ -324,8 +324,22 @@ def test_members_are_requested_to_seek(
     assert broker.offsets.commit("g", "t", 0, 4)
 
 
+def test_only_members_of_ours_seek_when_the_broker_resets(
+    broker: BrokerUnderTest, start_ms: int
+) -> None:
+    ours, java = broker.join("g", "c1", "t"), broker.join("g", "c2", "t")
+    member = next(each for each in broker.consumers.members("g") if each.client_id == "c2")
+    member.language = "JAVA"
+    ours.replies(), java.replies()
+    reset(broker, queue_id=0, offset=3)
+    ((request, body),) = ours.replies()
+    assert request.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET
+    assert fastjson.decode(body, ResetOffsetBody).offset_table == {queue(0): 3}
+    assert java.replies() == []
+
+
 def test_a_group_goes_on_where_another_is(broker: BrokerUnderTest) -> None:
-    for topic in ("t", "u"):
+    for topic in ("t", "u", "%RETRY%g"):
         broker.offsets.commit("g", topic, 0, 5)
     clone = RequestCode.CLONE_GROUP_OFFSET
     broker.ask(clone, CloneGroupOffsetHeader(src_group="g", dest_group="one", topic="t"))

@@ -66,6 +66,7 @@ def test_a_queue_without_pulls_is_reported_once(broker: BrokerUnderTest) -> None
     assert look(broker, 0, 2, times=4) == {}
     assert look(broker, 0, 2) == {"t": [1]}
     assert idle_count(broker) == "1"
+    assert broker.parts.pull_watch.runtime_info()["groupsWithoutPulls"] == "g"
     assert look(broker, 0, 2, times=3) == {}
     assert look(broker, 0, 1, 2) == {}
     assert idle_count(broker) == "0"

@@ -12,10 +12,11 @@ import trio
 import trio.testing
 
 from headrace_broker.inner.delivery import REASON
+from headrace_broker.timer import waiting_timers
 from headrace_protocol import fastjson
-from headrace_protocol.bodies import KVTable
+from headrace_protocol.bodies import KVTable, WaitingList
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import RecallMessageHeader
+from headrace_protocol.headers import ListTimersHeader, RecallMessageHeader
 from headrace_protocol.message import encode_batch, encode_properties
 from headrace_protocol.recall_handle import RecallHandle, decode_recall_handle
 from headrace_protocol.system_topics import SCHEDULE_TOPIC, TIMER_TOPIC, UNDELIVERED_TOPIC
@@ -490,3 +491,53 @@ async def test_once_across_kills(
     assert sorted(clockwork.bodies(), key=int) == [b"%d" % number for number in range(sent)]
     assert clockwork.timers.waiting.count == 0
     clockwork.broker.close()
+
+
+# --- what waits ----------------------------------------------------------------------------
+
+
+def listed(clockwork: Clockwork, **fields: Any) -> tuple[list[tuple[bytes, int]], int]:
+    """The bodies and due times that are listed, and how many timers wait."""
+    header = ListTimersHeader(**{"max_num": 1000, **fields})
+    answer = clockwork.broker.ask(RequestCode.LIST_TIMERS, header)
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    found = WaitingList.decode(answer.body)
+    bodies = {stored.physical_offset: stored.body for stored in clockwork.stored(TIMER_TOPIC, 0)}
+    rows = [(bodies[each.physical_offset], each.due_ms - NOW_MS) for each in found.messages]
+    return rows, found.count
+
+
+async def test_what_waits_is_listed_in_the_order_of_delivery(
+    clockwork: Clockwork, autojump_clock: trio.testing.MockClock
+) -> None:
+    clockwork.broker.create_topic("U")
+    async with clockwork.running():
+        clockwork.send(b"day", TIMER_DELAY_MS=_DAY_MS)
+        clockwork.send(b"soon", TIMER_DELAY_MS=1500)
+        clockwork.send(b"other", topic="U", TIMER_DELAY_MS=1400)
+        clockwork.send(b"also", TIMER_DELAY_MS=1500)
+        await clockwork.until(lambda: clockwork.timers.waiting.count == 4)
+        every = [(b"other", 1400), (b"soon", 1500), (b"also", 1500), (b"day", _DAY_MS)]
+        assert listed(clockwork) == (every, 4)
+        assert listed(clockwork, max_num=2) == (every[:2], 4)
+        assert listed(clockwork, topic="U") == (every[:1], 1)
+        assert listed(clockwork, until_timestamp=NOW_MS + 1500) == (every[:3], 4)
+        assert listed(clockwork, max_num=-1) == ([], 4)
+        assert listed(clockwork, topic="none") == ([], 0)
+        await clockwork.until_ms(NOW_MS + 1400)
+        assert listed(clockwork) == (every[1:], 3)
+
+
+async def test_the_first_of_many_timers_are_listed(
+    clockwork: Clockwork, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting_timers, "_LOOKED_AT_ONCE", 16)
+    seed = random.randrange(1 << 32)
+    delays = random.Random(seed).choices(range(1000, 400_000), k=300)
+    async with clockwork.running():
+        for delay in delays:
+            clockwork.send(b"%d" % delay, TIMER_DELAY_MS=delay)
+        await clockwork.until(lambda: clockwork.timers.waiting.count == 300)
+        for limit in (1, 7, 300):
+            rows, _ = listed(clockwork, max_num=limit)
+            assert [int(body) for body, _ in rows] == sorted(delays)[:limit], f"seed {seed}"

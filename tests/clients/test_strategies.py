@@ -102,6 +102,18 @@ def test_strategies_that_cannot_be() -> None:
         allocate(homeless, queues, members, members[0])
 
 
+def test_strategies_have_names() -> None:
+    for name in ("averagely", "averagely_by_circle", "consistent_hash"):
+        assert strategies.name_of(strategies.named(name)) == name
+    for made in (strategies.config([]), strategies.machine_room({"r0"})):
+        assert strategies.named(made) is made
+    assert strategies.name_of(strategies.machine_room(())) == "machine_room"
+    with pytest.raises(ConfigurationError, match=r"give headrace.*strategies\.config\(\.\.\.\)"):
+        headrace.Consumer("g", "t", strategy="config")
+    with pytest.raises(ConfigurationError, match="'avg': must be one of averagely, "):
+        headrace.Consumer("g", "t", strategy="avg")
+
+
 async def test_a_consumer_uses_its_strategy() -> None:
     def second_half(
         queues: Sequence[MessageQueue], _members: Sequence[str], _me: str
@@ -113,5 +125,5 @@ async def test_a_consumer_uses_its_strategy() -> None:
         await produce(mq, 40)
         async with mq.consumer("g", "T", strategy=second_half) as consumer:
             assert [q.queue_id for q in consumer.assignment if q.topic == "T"] == [2, 3]
-        async with mq.consumer("g", "T", strategy=strategies.consistent_hash()) as consumer:
+        async with mq.consumer("g", "T", strategy="consistent_hash") as consumer:
             assert sorted(await take(consumer, 40)) == list(range(40))

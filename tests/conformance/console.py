@@ -27,6 +27,7 @@ class Console:
     """
 
     def __init__(self, home: Path) -> None:
+        self.home = home
         self._errors = home / "console.stderr"
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
@@ -49,6 +50,18 @@ class Console:
         """
         lines = self._ask("mqadmin", peer.nameserver, *command).splitlines()
         return sorted(ln for ln in lines if "broker-a" in ln or re.match("[0-9A-F]{32} ", ln))
+
+    def join(self, nameserver: str, group: str, topic: str, *words: str) -> str:
+        """Start a member of a group; returns its client id. words: see Members.java."""
+        return self._ask("join", nameserver, group, topic, *words)
+
+    def received(self, client_id: str) -> list[str]:
+        """The bodies that a member has received."""
+        return self._ask("received", client_id).splitlines()
+
+    def leave(self, client_id: str) -> None:
+        """Stop a member."""
+        self._ask("leave", client_id)
 
     def _ask(self, *words: str) -> str:
         assert self._process.stdin is not None

@@ -5,11 +5,17 @@ from __future__ import annotations
 import io
 import json
 import sys
+import time
 from contextlib import redirect_stderr, redirect_stdout
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
 from headrace.admin import cli
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_DEADLINE_S = 20.0
 
 
 class Outcome(NamedTuple):
@@ -75,3 +81,10 @@ class _Capture(io.TextIOWrapper):
         data = self.buffer
         assert isinstance(data, io.BytesIO)
         return data.getvalue().decode()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Run commands until something is so."""
+    deadline_s = time.monotonic() + _DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline_s

@@ -55,11 +55,7 @@ class Declarations:
         if other is None:
             return ""
         other_id, theirs = other
-        text = (
-            f"group {data.group_name}: client {client_id} subscribes to {_text(mine)}, client "
-            f"{other_id} to {_text(theirs)}; all members of a group must have the same "
-            "subscriptions"
-        )
+        text = _difference(data.group_name, client_id, mine, other_id, theirs)
         if policy.subscription_conflict == REFUSE:
             raise RequestError(ResponseCode.NO_PERMISSION, text)
         pair = frozenset((mine, theirs))
@@ -76,6 +72,14 @@ class Declarations:
                     if other_id != client_id:
                         return other_id, theirs
         return None
+
+    def difference(self, group: str) -> str:
+        """Two members with different subscriptions, as a text; empty if all agree."""
+        for mine, clients in self._clients.items():
+            for client_id in clients.values():
+                if other := self._other(client_id, mine):
+                    return _difference(group, client_id, mine, *other)
+        return ""
 
     def put(self, channel: Channel, client_id: str, data: ConsumerData) -> None:
         """Record what a member subscribes to."""
@@ -124,6 +128,15 @@ def _terms(expression_type: str, expression: str) -> tuple[str, ...]:
         return (expression,)
     tags = {tag.strip() for tag in expression.split("||")} - {""}
     return (_ALL,) if not tags or _ALL in tags else tuple(sorted(tags))
+
+
+def _difference(
+    group: str, client_id: str, mine: Subscribed, other_id: str, theirs: Subscribed
+) -> str:
+    return (
+        f"group {group}: client {client_id} subscribes to {_text(mine)}, client {other_id} to "
+        f"{_text(theirs)}; all members of a group must have the same subscriptions"
+    )
 
 
 def _text(each: Subscribed) -> str:

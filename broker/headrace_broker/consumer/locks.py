@@ -114,6 +114,15 @@ class QueueLocks:
         """Undo ``left``."""
         self._left.discard((group, client_id))
 
+    def of_group(self, group: str, now_ms: int) -> Iterator[tuple[MessageQueue, str, int]]:
+        """The locked queues of a group, each with its client id and the ms until it expires."""
+        for client_id, queues in list(self._of.get(group, {}).items()):
+            life_ms = self._life_ms(group, client_id)
+            for queue in list(queues):
+                lock = self._locks.get((group, queue))
+                if lock is not None and lock.locked_ms + life_ms >= now_ms:
+                    yield queue, client_id, lock.locked_ms + life_ms - now_ms
+
     # -- expiry ------------------------------------------------------------------------------------
 
     def is_any_held(self, group: str, now_ms: int) -> bool:
@@ -142,8 +151,10 @@ class QueueLocks:
                     yield None
 
     def _is_expired(self, group: str, lock: _Lock, now_ms: int) -> bool:
-        has_left = (group, lock.client_id) in self._left
-        return now_ms - lock.locked_ms > (LEFT_LIFE_MS if has_left else LOCK_LIFE_MS)
+        return now_ms - lock.locked_ms > self._life_ms(group, lock.client_id)
+
+    def _life_ms(self, group: str, client_id: str) -> int:
+        return LEFT_LIFE_MS if (group, client_id) in self._left else LOCK_LIFE_MS
 
     def _remove(self, key: _Key) -> None:
         group, queue = key

@@ -6,6 +6,8 @@ and a queue is reported at the first look that finds it without a pull for 30 s.
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import structlog
@@ -14,7 +16,7 @@ import trio
 from headrace_broker.consumer.groups import BROADCASTING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from headrace_broker.consumer.groups import ConsumerGroup, ConsumerManager
     from headrace_protocol.serving import RunLong
@@ -27,15 +29,20 @@ _LOOK_S = 10.0
 # One more than 30 s take, since the pull may have come at any moment before its first look.
 _LOOKS_MAX = 4
 _PUSH = "CONSUME_PASSIVELY"
+_GROUPS_SHOWN = 10
 
 
 class LastPull:
-    """When a group last pulled a queue. look: number of a look of ``PullWatch``."""
+    """Which client last pulled a queue for a group, and when.
 
-    __slots__ = ("is_reported", "look")
+    look: number of a look of ``PullWatch``. address: of the client; empty before the first pull.
+    """
+
+    __slots__ = ("address", "is_reported", "look")
 
     def __init__(self, look: int) -> None:
         self.look = look
+        self.address = ""
         self.is_reported = False
 
 
@@ -55,7 +62,8 @@ class PullWatch:
         self._run_long = run_long
         # By group, then by topic and queue id.
         self._pulls: dict[str, dict[tuple[str, int], LastPull]] = {}
-        self._idle_count = 0
+        # By group, the number of queues without pulls.
+        self._idle: Counter[str] = Counter()
 
     def last_pull(self, group: str, topic: str, queue_id: int) -> LastPull:
         """The entry of a queue; a new one counts as pulled now."""
@@ -67,9 +75,27 @@ class PullWatch:
         """Count a pull that waits for messages as one that is repeated until it is answered."""
         pull.look = self.look + int(timeout_s // _LOOK_S)
 
+    def pulls_of(self, group: str) -> Mapping[tuple[str, int], LastPull]:
+        """The pulls of a group by topic and queue id."""
+        return self._pulls.get(group, {})
+
+    def age_s(self, pull: LastPull) -> float:
+        """Seconds since a pull, in steps of the looks."""
+        return max(0, self.look - pull.look) * _LOOK_S
+
+    def is_idle(self, group: ConsumerGroup, pull: LastPull) -> bool:
+        """Whether a queue should be pulled, and was not for 30 s."""
+        return _must_pull(group) and self._is_old(pull)
+
+    def _is_old(self, pull: LastPull) -> bool:
+        return self.look - pull.look >= _LOOKS_MAX
+
     def runtime_info(self) -> dict[str, str]:
-        """Number of queues without pulls, for GET_BROKER_RUNTIME_INFO."""
-        return {"queuesWithoutPulls": str(self._idle_count)}
+        """Number of queues without pulls, and some of their groups, for GET_BROKER_RUNTIME_INFO."""
+        return {
+            "queuesWithoutPulls": str(sum(self._idle.values())),
+            "groupsWithoutPulls": ",".join(islice(self._idle, _GROUPS_SHOWN)),
+        }
 
     async def run(self) -> None:
         """Look at intervals, until cancelled."""
@@ -80,14 +106,14 @@ class PullWatch:
 
     def find_idle_queues(self) -> Iterator[None]:
         """Report queues that were not pulled since they were reported last."""
-        idle_count = 0
+        idle: Counter[str] = Counter()
         for name in self._consumers.names():
             group = self._consumers.group(name)
             if group is not None and _must_pull(group):
                 for topic in list(group.subscriptions):
-                    idle_count += self._look_at(name, topic)
+                    idle[name] += self._look_at(name, topic)
                     yield
-        self._idle_count = idle_count
+        self._idle = +idle
         for name in list(self._pulls):
             if self._consumers.group(name) is None:
                 del self._pulls[name]
@@ -96,7 +122,7 @@ class PullWatch:
     def _look_at(self, group: str, topic: str) -> int:
         """Report idle queues of a topic; return their number."""
         pulls = [self.last_pull(group, topic, each) for each in range(self._queue_count(topic))]
-        idle = {number for number, pull in enumerate(pulls) if self.look - pull.look >= _LOOKS_MAX}
+        idle = {number for number, pull in enumerate(pulls) if self._is_old(pull)}
         new = [number for number in sorted(idle) if not pulls[number].is_reported]
         for number, pull in enumerate(pulls):
             pull.is_reported = number in idle

@@ -38,6 +38,7 @@ from headrace_protocol.headers import (
     ResetOffsetHeader,
 )
 from headrace_protocol.serving import Reply, all_ready, notice
+from headrace_protocol.system_topics import GROUP_PREFIXES
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -59,6 +60,9 @@ if TYPE_CHECKING:
 _UNITS_MAX = 10_000
 # Resets per slice, half a millisecond.
 _QUEUES_AT_ONCE = 256
+# The language of headrace's clients.
+_HEADRACE = "PYTHON"
+_CPP = "CPP"
 # Resets listed in the log.
 _LOGGED_MAX = 16
 
@@ -265,8 +269,9 @@ class AdminGroupsProcessor:
     def reset_offset(self, request: Request) -> Generator[NotReady | None, None, Reply]:
         """INVOKE_BROKER_TO_RESET_OFFSET: takes effect at the next or held pull of each queue.
 
-        Resets one queue or all to a time (-1: the end), or one queue to an offset. Without
-        useServerSideResetOffset, the members are requested to seek instead.
+        Resets one queue or all to a time (-1: the end), or one queue to an offset. headrace's
+        members are requested to seek, since a busy one may not pull for long. Without
+        useServerSideResetOffset, all members are, instead of by their pulls.
         """
         header = request.header(ResetOffsetHeader)
         topic = self._topics.expect(header.topic)
@@ -290,8 +295,7 @@ class AdminGroupsProcessor:
             table.append((self._queue_key(topic, queue_id), offset))
             if not number % _QUEUES_AT_ONCE:
                 yield None
-        if not self._config.use_server_side_reset_offset:
-            yield from self._request_seek(header, table)
+        yield from self._request_seek(header, table)
         self._changes.info(
             request.channel.address,
             "offsets reset",
@@ -315,17 +319,20 @@ class AdminGroupsProcessor:
     def _request_seek(
         self, header: ResetOffsetHeader, table: list[tuple[MessageQueue, int]]
     ) -> Generator[None, None, None]:
-        """Send RESET_CONSUMER_CLIENT_OFFSET to all members."""
-        written = yield from fastjson.dumps_sliced(table)
-        body = fastjson.dumps({"offsetTable": written})
-        rows = [{**msgspec.to_builtins(queue), "offset": offset} for queue, offset in table]
-        cpp_body = fastjson.dumps({"offsetTable": rows})
+        """Send RESET_CONSUMER_CLIENT_OFFSET to headrace's members, or to all.
+
+        Java's members stop for 10 s when they get it, so it is their last resort.
+        """
+        is_for_all = not self._config.use_server_side_reset_offset
+        bodies: dict[bool, bytes] = {}
         for member in self._consumers.members(header.group):
-            member_body = cpp_body if member.language == "CPP" else body
-            member.channel.write(
-                notice(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, member_body)
-            )
-            yield
+            if is_for_all or member.language == _HEADRACE:
+                is_cpp = member.language == _CPP
+                if is_cpp not in bodies:
+                    bodies[is_cpp] = yield from _seek_body(table, is_cpp=is_cpp)
+                code = RequestCode.RESET_CONSUMER_CLIENT_OFFSET
+                member.channel.write(notice(code, header, bodies[is_cpp]))
+                yield
 
     def _reset_target(self, header: ResetOffsetHeader) -> int:
         if header.offset is None or header.offset < 0:
@@ -354,6 +361,7 @@ class AdminGroupsProcessor:
         source, target = header.src_group, header.dest_group
         self._groups.get_or_create(target, Host.of(request.channel))
         topics = {header.topic} if header.topic else self._offsets.topics_of(source)
+        topics -= {topic for topic in topics if topic.startswith(GROUP_PREFIXES)}
         for topic in topics:
             if self._consumers.group(target) is None:
                 yield from self._offsets.clone(source, target, topic)
@@ -375,9 +383,8 @@ class AdminGroupsProcessor:
             self._reset(target, topic, queue_id, offset)
             table.append((MessageQueue(topic, self._config.broker_name, queue_id), offset))
             yield
-        if not self._config.use_server_side_reset_offset:
-            header = ResetOffsetHeader(topic=topic, group=target, timestamp=-1, is_force=True)
-            yield from self._request_seek(header, table)
+        header = ResetOffsetHeader(topic=topic, group=target, timestamp=-1, is_force=True)
+        yield from self._request_seek(header, table)
 
     # -- queues ------------------------------------------------------------------------------------
 
@@ -411,6 +418,18 @@ class AdminGroupsProcessor:
 
     def _queue_key(self, topic: TopicConfig, queue_id: int) -> MessageQueue:
         return MessageQueue(topic.topic_name, self._config.broker_name, queue_id)
+
+
+def _seek_body(
+    table: list[tuple[MessageQueue, int]], *, is_cpp: bool
+) -> Generator[None, None, bytes]:
+    """The body of RESET_CONSUMER_CLIENT_OFFSET; C++ clients read a list in place of a map."""
+    if is_cpp:
+        rows = ({**msgspec.to_builtins(queue), "offset": offset} for queue, offset in table)
+        written = yield from fastjson.dumps_list_sliced(rows)
+    else:
+        written = yield from fastjson.dumps_sliced(table)
+    return fastjson.dumps({"offsetTable": written})
 
 
 def _connection(member: Member) -> ClientConnection:

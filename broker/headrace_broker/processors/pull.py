@@ -232,7 +232,8 @@ class PullProcessor:
                 header.queue_id,
                 header.commit_offset,
             )
-        target.last_pull.look = self._watch.look
+        last_pull = target.last_pull
+        last_pull.look, last_pull.address = self._watch.look, request.channel.address
         position = header.queue_offset
         result = self.take_reset(header, target.source) or get(header, target, position)
         if header.sys_flag & _SUSPEND and _is_held(result.status, position):

@@ -1,4 +1,4 @@
-"""RECALL_MESSAGE (370), GET_TIMER_METRICS (61) and GET_TIMER_CHECK_POINT (60).
+"""RECALL_MESSAGE (370), LIST_TIMERS, GET_TIMER_METRICS (61) and GET_TIMER_CHECK_POINT (60).
 
 Source: docs/protocol.md "Timers"; tests/broker/test_timers.py.
 """
@@ -10,16 +10,23 @@ from typing import TYPE_CHECKING, Final
 from headrace_broker.store.errors import StoreError
 from headrace_broker.timer.arrivals import key_hash
 from headrace_broker.timer.demand import SLOT_MS
+from headrace_protocol import fastjson
+from headrace_protocol.bodies import WaitingMessage
+from headrace_protocol.bounds import ITEMS_MAX
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
-from headrace_protocol.headers import RecallMessageHeader, RecallMessageResponseHeader
+from headrace_protocol.headers import (
+    ListTimersHeader,
+    RecallMessageHeader,
+    RecallMessageResponseHeader,
+)
 from headrace_protocol.message import encode_properties, tags_code
 from headrace_protocol.recall_handle import RecallHandle, decode_recall_handle
 from headrace_protocol.serving import Reply
 from headrace_protocol.system_topics import TIMER_TOPIC
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.timer.service import Timers
@@ -27,6 +34,7 @@ if TYPE_CHECKING:
     from headrace_protocol.serving import Registry, Request
 
 _RECALL_TAG: Final = "_RECALL_TAG_"
+_FOREVER_MS: Final = 2**63 - 1
 
 
 class TimerProcessor:
@@ -57,8 +65,24 @@ class TimerProcessor:
     def register(self, registry: Registry) -> None:
         """Serve the codes."""
         registry.route(RequestCode.RECALL_MESSAGE, self.recall)
+        registry.route_long(RequestCode.LIST_TIMERS, self.list_timers)
         registry.route(RequestCode.GET_TIMER_METRICS, self.metrics)
         registry.route(RequestCode.GET_TIMER_CHECK_POINT, self.checkpoint)
+
+    def list_timers(self, request: Request) -> Generator[None, None, Reply]:
+        """LIST_TIMERS: the first timers that wait, and how many there are."""
+        header = request.header(ListTimersHeader)
+        topic = header.topic.encode() if header.topic else None
+        until_ms = _FOREVER_MS if header.until_timestamp is None else header.until_timestamp
+        waiting, count = self._timers.waiting, min(max(header.max_num, 0), ITEMS_MAX)
+        rows = yield from waiting.first_due(topic, until_ms, count)
+        messages = [
+            WaitingMessage(physical_offset=int(row["physical_offset"]), due_ms=int(row["due_ms"]))
+            for row in rows
+        ]
+        written = yield from fastjson.dumps_list_sliced(messages)
+        total = waiting.count if topic is None else waiting.counts().get(topic, 0)
+        return Reply(body=(fastjson.dumps({"messages": written, "count": total}),))
 
     def metrics(self, _request: Request) -> Reply:
         """GET_TIMER_METRICS: number of timers that wait, by topic."""

@@ -17,7 +17,7 @@ from headrace_broker.timer.arrivals import TIMER, slots_of
 from headrace_broker.timer.demand import SLOT_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from headrace_broker.timer.arrivals import Arrivals, Topics
     from headrace_protocol.columns import Array
@@ -28,6 +28,8 @@ _BLANK_SLOTS: Final = 60
 ROLL_SLOTS_MIN: Final = 2
 _FAR_SLOTS: Final = 64
 _GROWTH: Final = 5 / 4
+# Rows per slice of a millisecond.
+_LOOKED_AT_ONCE: Final = 8192
 
 
 class _Table:
@@ -173,6 +175,12 @@ class SlotTables:
         if len(self._open):
             lowest.append(int(self._open["queue_offset"].min()))
         return min(lowest, default=None)
+
+    def tables(self) -> list[Array | _Table]:
+        """What holds the rows, in the order of their times; rows may leave it meanwhile."""
+        near = [self._near[slot] for slot in sorted(self._near)]
+        far = [self._far[number] for number in sorted(self._far)]
+        return [self._open, *near, *far]
 
     def all_rows(self) -> Array:
         """A copy of all rows, in no order."""
@@ -351,6 +359,26 @@ class WaitingTimers:
         """Whether a timer of a key waits."""
         number = self.topics.find(topic)
         return number is not None and bool(_is_of(number, key)(self._timers.of_slot(slot)).any())
+
+    def first_due(
+        self, topic: bytes | None, until_ms: int, count: int
+    ) -> Generator[None, None, Array]:
+        """The first timers, of a topic or of all, that are due until a time; in slices."""
+        number = None if topic is None else self.topics.find(topic)
+        found = np.empty(0, TIMER)
+        if topic is not None and number is None:
+            return found
+        for table in self._timers.tables():
+            rows = table.rows if isinstance(table, _Table) else table
+            for start in range(0, len(rows), _LOOKED_AT_ONCE):
+                part = rows[start : start + _LOOKED_AT_ONCE]
+                where = part["topic"] >= 0 if number is None else part["topic"] == number
+                where &= part["due_ms"] <= until_ms
+                found = _sorted(np.concatenate([found, part[where]]))[:count]
+                yield
+            if len(found) == count:
+                break
+        return found
 
     def due_ms(self) -> float:
         """When to call ``take_due`` and ``take_rolled`` next; infinite if nothing waits."""

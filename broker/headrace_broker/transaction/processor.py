@@ -1,4 +1,4 @@
-"""END_TRANSACTION (37) and RESUME_CHECK_HALF_MESSAGE (323).
+"""END_TRANSACTION (37), LIST_TRANSACTIONS and RESUME_CHECK_HALF_MESSAGE (323).
 
 Source: docs/protocol.md "Transactions"; tests/broker/test_transactions.py.
 """
@@ -17,9 +17,16 @@ from headrace_broker.transaction.halves import (
     inner_commit,
     resumed,
 )
+from headrace_protocol import fastjson
+from headrace_protocol.bodies import WaitingMessage
+from headrace_protocol.bounds import ITEMS_MAX
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
-from headrace_protocol.headers import EndTransactionHeader, ResumeCheckHalfMessageHeader
+from headrace_protocol.headers import (
+    EndTransactionHeader,
+    ListTransactionsHeader,
+    ResumeCheckHalfMessageHeader,
+)
 from headrace_protocol.message import (
     TRANSACTION_COMMIT,
     TRANSACTION_ROLLBACK,
@@ -46,6 +53,7 @@ _UNKNOWN: Final = 0
 # Each check adds a copy with the same key.
 _INDEXED_MAX: Final = 64
 _FOREVER_MS: Final = 1 << 62
+_HALVES_AT_ONCE: Final = 1024
 _DECISIONS: Final = {
     TRANSACTION_COMMIT: Decision.COMMIT,
     TRANSACTION_ROLLBACK: Decision.ROLLBACK,
@@ -85,8 +93,9 @@ class TransactionProcessor:
         self._rejection = rejection
 
     def register(self, registry: Registry) -> None:
-        """Serve both codes."""
+        """Serve the codes."""
         registry.route(RequestCode.END_TRANSACTION, self.end)
+        registry.route_long(RequestCode.LIST_TRANSACTIONS, self.list_open)
         registry.route_long(RequestCode.RESUME_CHECK_HALF_MESSAGE, self.resume)
 
     # -- decisions ---------------------------------------------------------------------------------
@@ -160,6 +169,24 @@ class TransactionProcessor:
             self._writer.append_now(record)
         except StoreError as error:
             raise self._rejection(error, record.topic) from None
+
+    # -- what waits --------------------------------------------------------------------------------
+
+    def list_open(self, request: Request) -> Generator[None, None, Reply]:
+        """LIST_TRANSACTIONS: the oldest halves that are not decided, and how many there are."""
+        header = request.header(ListTransactionsHeader)
+        group, count = header.producer_group, min(max(header.max_num, 0), ITEMS_MAX)
+        messages, found = [], 0
+        for number, half in enumerate(list(self._transactions.table.open.values())):
+            if group in {None, half.group}:
+                found += 1
+                if found <= count:
+                    place = half.physical_offset
+                    messages.append(WaitingMessage(physical_offset=place, due_ms=half.due_ms))
+            if not number % _HALVES_AT_ONCE:
+                yield
+        written = yield from fastjson.dumps_list_sliced(messages)
+        return Reply(body=(fastjson.dumps({"messages": written, "count": found}),))
 
     # -- second chances ----------------------------------------------------------------------------
 

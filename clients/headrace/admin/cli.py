@@ -37,6 +37,8 @@ PANELS = {
     "Manage": {
         "topic": "Create, list, describe, alter, purge and delete topics.",
         "group": "List, describe, move and delete consumer groups, and replay dead letters.",
+        "timer": "List and cancel timers: messages that wait for their time.",
+        "transaction": "List transactions without a decision, and resume discarded ones.",
         "cluster": "List the brokers with their rates.",
         "context": "Name clusters, and choose the one that commands and clients use.",
         "completion": "Print the completion of a shell: bash, zsh or fish.",

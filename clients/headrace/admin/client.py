@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
 
-from headrace.consumer.start import Start, check_start, timestamp_ms
-from headrace.errors import BrokerError, ConfigurationError, HeadraceError, RouteNotFound
-from headrace.instance import ClientInstance
-from headrace.lifecycle import Startable
-from headrace.messages import ReceivedMessage, check_group, check_topic
+from headrace.admin.groups import GroupAdmin
+from headrace.admin.waiting import WaitingAdmin
+from headrace.errors import BrokerError, ConfigurationError, HeadraceError
+from headrace.messages import ReceivedMessage, check_topic
 from headrace.tasks import gather
 from headrace_protocol.bodies import (
-    MASTER_ID,
     PERM_READ,
     PERM_WRITE,
-    ClusterInfo,
-    ConsumerConnection,
-    ConsumeStats,
-    GroupList,
     KVTable,
     MessageQueue,
-    ResetOffsetBody,
-    SubscriptionGroupConfig,
-    SubscriptionGroupWrapper,
     TopicConfig,
     TopicConfigAndQueueMapping,
     TopicConfigSerializeWrapper,
@@ -34,20 +25,13 @@ from headrace_protocol.bodies import (
     TopicStatsTable,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.drivers.aio import Connect, connect_tcp
 from headrace_protocol.headers import (
-    ConsumerGroupHeader,
     CreateTopicHeader,
-    DeleteSubscriptionGroupHeader,
     DeleteTopicHeader,
-    GetAllSubscriptionGroupHeader,
     GetAllTopicConfigHeader,
-    GetConsumeStatsHeader,
     GetTopicConfigHeader,
     GetTopicStatsHeader,
     QueryMessageHeader,
-    QueryTopicConsumeByWhoHeader,
-    ResetOffsetHeader,
     TopicInNamesrvHeader,
     ViewMessageHeader,
 )
@@ -62,44 +46,11 @@ from headrace_protocol.message import (
 from headrace_protocol.system_topics import DEFAULT_TOPIC, user_topics
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
-    from headrace_protocol.drivers.response import Response
+    from headrace.admin.requests import BrokerNode, BrokerProblem
 
-_SYSTEM_GROUPS = ("CID_ONSAPI_", "CID_RMQ_SYS_", "CID_SYS_")
-_SYSTEM_GROUP_NAMES = frozenset(
-    {"CID_ONS-HTTP-PROXY", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "TOOLS_CONSUMER"}
-)
 _TIMESTAMP_MAX = 2**63 - 1
-
-Result = TypeVar("Result")
-
-
-class BrokerNode(msgspec.Struct, frozen=True, order=True):
-    """One broker process; broker_id 0 is the master of its name."""
-
-    cluster: str
-    broker_name: str
-    broker_id: int
-    address: str
-
-
-class QueueLag(msgspec.Struct, frozen=True, order=True):
-    """A group's lag in one queue.
-
-    committed_offset: -1 if the group has committed nothing there. last_timestamp_ms: store time of
-    the last consumed message; 0 if unknown.
-    """
-
-    queue: MessageQueue
-    committed_offset: int
-    max_offset: int
-    last_timestamp_ms: int
-
-    @property
-    def lag(self) -> int:
-        """Number of messages that are not consumed yet."""
-        return self.max_offset - max(self.committed_offset, 0)
 
 
 class TopicTotals(msgspec.Struct, frozen=True):
@@ -109,17 +60,6 @@ class TopicTotals(msgspec.Struct, frozen=True):
     queues: int = 0
     messages: int = 0
     last_timestamp_ms: int = 0
-
-
-class BrokerProblem(NamedTuple):
-    """A broker that is missing from a result, and the reason."""
-
-    broker_name: str
-    address: str
-    error: HeadraceError
-
-    def __str__(self) -> str:
-        return f"broker {self.broker_name} at {self.address}: {self.error}"
 
 
 class TopicExists(HeadraceError):
@@ -137,7 +77,7 @@ class TopicExists(HeadraceError):
         self.configs = configs
 
 
-class Admin(Startable):
+class Admin(GroupAdmin, WaitingAdmin):
     """Inspects and changes topics, groups and brokers; use it in an ``async with`` block.
 
     Changes go to the masters of all brokers that the nameserver knows, or only to that of the given
@@ -149,45 +89,12 @@ class Admin(Startable):
     none answers. It skips brokers that are already in the list, so several calls can share one.
     """
 
-    def __init__(
-        self,
-        *,
-        nameserver: str | Sequence[str] | None = None,
-        connect: Connect = connect_tcp,
-    ) -> None:
-        self._instance = ClientInstance(nameserver, connect=connect)
-
-    async def __aenter__(self) -> Self:
-        await self._instance.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._instance.stop()
-
     # -- cluster and brokers -----------------------------------------------------------------------
-
-    async def cluster(self) -> list[BrokerNode]:
-        """All brokers that the nameserver knows, sorted."""
-        self._instance.check_open("Admin")
-        response = await self._instance.ask_nameserver(RequestCode.GET_BROKER_CLUSTER_INFO)
-        info = response.expect().decode(ClusterInfo)
-        return sorted(
-            BrokerNode(broker.cluster, broker.broker_name, broker_id, address)
-            for broker in info.broker_addr_table.values()
-            for broker_id, address in broker.broker_addrs.items()
-        )
 
     async def runtime_info(self, address: str) -> dict[str, str]:
         """A broker's runtime information: version, rates, offsets, times; all values are text."""
         response = await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO)
         return response.decode(KVTable).table
-
-    async def broker_config(self, address: str) -> dict[str, str]:
-        """A broker's settings."""
-        response = await self._ask(address, RequestCode.GET_BROKER_CONFIG)
-        lines = response.read(_text).splitlines()
-        pairs = (line.partition("=") for line in lines if "=" in line)
-        return {name.strip(): value.strip() for name, _, value in pairs}
 
     async def update_broker_config(self, address: str, settings: Mapping[str, str]) -> None:
         """Change settings of a running broker; it refuses those that it reads only at startup."""
@@ -402,100 +309,6 @@ class Admin(Startable):
         stats = {q: at for table in found.values() for q, at in table.offset_table.items()}
         return dict(sorted(stats.items()))
 
-    # -- groups ------------------------------------------------------------------------------------
-
-    async def create_group(self, config: SubscriptionGroupConfig) -> None:
-        """Create a consumer group, or change an existing one."""
-        check_group(config.group_name)
-        code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
-        await self._ask_all(await self._masters(), code, None, config.encode())
-
-    async def delete_group(self, group: str) -> None:
-        """Delete a consumer group and its progress."""
-        header = DeleteSubscriptionGroupHeader(group_name=group, clean_offset=True)
-        await self._ask_all(await self._masters(), RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
-
-    async def groups(
-        self, *, system: bool = False, problems: list[BrokerProblem] | None = None
-    ) -> list[SubscriptionGroupConfig]:
-        """All consumer groups, sorted by name; ``system`` includes the brokers' own groups."""
-
-        async def ask(address: str) -> SubscriptionGroupWrapper:
-            code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
-            response = await self._ask(address, code, GetAllSubscriptionGroupHeader())
-            return response.decode(SubscriptionGroupWrapper)
-
-        groups: dict[str, SubscriptionGroupConfig] = {}
-        for found in (await self._gather(await self._masters(), ask, problems)).values():
-            groups |= found.subscription_group_table
-        return [
-            group for name, group in sorted(groups.items()) if system or not _is_system_group(name)
-        ]
-
-    async def topic_groups(
-        self, topic: str, *, problems: list[BrokerProblem] | None = None
-    ) -> list[str]:
-        """Names of the groups that have consumed a topic, sorted."""
-        header = QueryTopicConsumeByWhoHeader(topic=topic)
-
-        async def ask(address: str) -> list[str]:
-            response = await self._ask(address, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header)
-            return response.decode(GroupList).group_list
-
-        found = await self._gather(await self._topic_masters(topic), ask, problems)
-        return sorted({name for names in found.values() for name in names})
-
-    async def lag(
-        self, group: str, topic: str | None = None, *, problems: list[BrokerProblem] | None = None
-    ) -> list[QueueLag]:
-        """A group's lag in each queue where it has a position, sorted."""
-        header = GetConsumeStatsHeader(consumer_group=group, topic=topic)
-
-        async def ask(address: str) -> ConsumeStats:
-            response = await self._ask(address, RequestCode.GET_CONSUME_STATS, header)
-            return response.decode(ConsumeStats)
-
-        found = await self._gather(await self._masters(), ask, problems)
-        return sorted(
-            QueueLag(queue, offset.consumer_offset, offset.broker_offset, offset.last_timestamp)
-            for stats in found.values()
-            for queue, offset in stats.offset_table.items()
-        )
-
-    async def reset_offsets(self, group: str, topic: str, to: Start) -> dict[MessageQueue, int]:
-        """Move a group to "earliest", "latest", a datetime or milliseconds since 1970.
-
-        Running members continue from there with their next pull. Returns the new offsets.
-        """
-        check_start(to)
-        points = {"earliest": 0, "latest": -1}
-        timestamp = points[to] if isinstance(to, str) else timestamp_ms(to)
-        header = ResetOffsetHeader(topic=topic, group=group, timestamp=timestamp, is_force=True)
-        masters = await self._topic_masters(topic)
-        offsets: dict[MessageQueue, int] = {}
-        for response in await self._ask_all(
-            masters, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header
-        ):
-            offsets |= response.decode(ResetOffsetBody).offset_table
-        return dict(sorted(offsets.items()))
-
-    async def members(
-        self, group: str, *, problems: list[BrokerProblem] | None = None
-    ) -> dict[str, ConsumerConnection]:
-        """The connected consumers of a group, by broker name; empty if there are none."""
-        header = ConsumerGroupHeader(consumer_group=group)
-
-        async def ask(address: str) -> ConsumerConnection | None:
-            code = RequestCode.GET_CONSUMER_CONNECTION_LIST
-            self._instance.check_open("Admin")
-            response = await self._instance.request(address, code, header)
-            if response.command.code == ResponseCode.CONSUMER_NOT_ONLINE:
-                return None
-            return response.expect().decode(ConsumerConnection)
-
-        found = await self._gather(await self._masters(), ask, problems)
-        return {name: members for name, members in found.items() if members}
-
     # -- messages ----------------------------------------------------------------------------------
 
     async def query_by_key(
@@ -610,82 +423,6 @@ class Admin(Startable):
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         return next((node for node in await self.cluster() if node.address == address), None)
 
-    # -- requests to several brokers ---------------------------------------------------------------
-
-    async def _ask(
-        self, address: str, code: int, header: msgspec.Struct | None = None, body: bytes = b""
-    ) -> Response:
-        self._instance.check_open("Admin")
-        return (await self._instance.request(address, code, header, body)).expect()
-
-    async def _gather(
-        self,
-        masters: Mapping[str, str],
-        ask: Callable[[str], Awaitable[Result]],
-        problems: list[BrokerProblem] | None,
-    ) -> dict[str, Result]:
-        """Results of ``ask`` for each address, by broker name; see Admin for ``problems``."""
-        known = {problem.address for problem in problems or ()}
-        places = [place for place in masters.items() if place[1] not in known]
-        outcomes = await gather(lambda place: ask(place[1]), places)
-        found: dict[str, Result] = {}
-        failed: list[BrokerProblem] = []
-        for (name, address), outcome in zip(places, outcomes, strict=True):
-            if isinstance(outcome, HeadraceError):
-                failed.append(BrokerProblem(name, address, outcome))
-            else:
-                found[name] = outcome
-        if failed and (problems is None or not found):
-            raise failed[0].error
-        if problems is not None:
-            problems += failed
-        return found
-
-    async def _ask_all(
-        self,
-        masters: Mapping[str, str],
-        code: int,
-        header: msgspec.Struct | None = None,
-        body: bytes = b"",
-    ) -> list[Response]:
-        """Send a request to all masters, then raise the first error, if any."""
-
-        async def ask(address: str) -> Response:
-            return await self._ask(address, code, header, body)
-
-        problems: list[BrokerProblem] = []
-        found = await self._gather(masters, ask, problems)
-        if problems:
-            raise problems[0].error
-        return list(found.values())
-
-    async def _masters(self, broker: str | None = None) -> dict[str, str]:
-        """Addresses of all masters, or of the master of ``broker``, by broker name."""
-        masters = {
-            node.broker_name: node.address
-            for node in await self.cluster()
-            if node.broker_id == MASTER_ID and broker in {None, node.broker_name}
-        }
-        if not masters:
-            which = f"broker named {broker}" if broker else "broker"
-            raise ConfigurationError(
-                f"no {which} is registered at {'; '.join(self._instance.nameservers)}; start one, "
-                "or choose another nameserver"
-            )
-        return masters
-
-    async def _topic_masters(self, topic: str) -> dict[str, str]:
-        """Addresses of the masters that have a topic, by broker name."""
-        self._instance.check_open("Admin")
-        check_topic(topic)
-        route = await self._instance.route(topic)
-        masters = {
-            name: address for name in sorted(route.brokers) if (address := route.master(name))
-        }
-        if not masters:
-            raise RouteNotFound(topic, "none of its brokers has a master now")
-        return masters
-
 
 def _topic_header(config: TopicConfig) -> CreateTopicHeader:
     return CreateTopicHeader(
@@ -727,13 +464,5 @@ def perm_text(perm: int) -> str:
     return "".join(letter for letter, bit in letters if perm & bit) or "none"
 
 
-def _text(body: memoryview) -> str:
-    return str(body, "utf-8")
-
-
 def _is_missing_topic(error: HeadraceError) -> bool:
     return isinstance(error, BrokerError) and error.code == ResponseCode.TOPIC_NOT_EXIST
-
-
-def _is_system_group(group: str) -> bool:
-    return group in _SYSTEM_GROUP_NAMES or group.startswith(_SYSTEM_GROUPS)

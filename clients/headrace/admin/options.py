@@ -29,6 +29,19 @@ check_config = click.option(
 port = click.IntRange(0, 65535)
 
 
+def max_count(what: str) -> Callable[[Decorated], Decorated]:
+    """The option ``--max``: the number of things to list."""
+    return click.option(
+        "--max",
+        "count",
+        type=click.IntRange(1, 10_000),
+        default=32,
+        show_default=True,
+        metavar="N",
+        help=f"Maximum number of {what}.",
+    )
+
+
 def log_level(default: str) -> Callable[[Decorated], Decorated]:
     """The option ``--log-level`` of a daemon."""
     return click.option(

@@ -14,7 +14,7 @@ from headrace.admin.terminal import clean_json
 from headrace_daemon.command import clean, warn
 
 if TYPE_CHECKING:
-    from headrace.admin.client import BrokerProblem
+    from headrace.admin.requests import BrokerProblem
 
 Row = Mapping[str, Any]
 

@@ -57,6 +57,13 @@ def parse_moment(text: str) -> datetime:
         raise ConfigurationError(f"{text!r} is not a time: write 2026-11-21T06:00") from None
 
 
+def parse_later(text: str) -> datetime:
+    """Parse a time, or a duration from now. Raises ConfigurationError."""
+    if _DURATION.fullmatch(text):
+        return datetime.now(UTC) + parse_duration(text)
+    return parse_moment(text)
+
+
 def _time(text: str, problem: str) -> datetime:
     """Parse a time or an age. Raises ConfigurationError that ``text`` is ``problem``."""
     age = _AGE.fullmatch(text)

@@ -10,7 +10,6 @@ import anyio
 
 from headrace.consumer.fetcher import Fetcher
 from headrace.consumer.locks import QueueLockClient
-from headrace.consumer.offset_store import OffsetStore
 from headrace.consumer.process_queue import Limits, ProcessQueue
 from headrace.consumer.rebalance import allocate
 from headrace.consumer.start import Start, start_offset
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from headrace.consumer.inbox import Inbox
+    from headrace.consumer.offset_store import OffsetStore
     from headrace.consumer.strategies import Strategy
     from headrace.consumer.subscription import Subscription
     from headrace.instance import ClientInstance
@@ -53,6 +53,7 @@ _HANDOVER_S = 20.0
 class Assignment:
     """A member's share of its group's queues; takes over, commits and releases queues.
 
+    broadcast: the member reads all queues, and returns no messages. offsets: keeps the progress.
     process_queues: the queues assigned to this member now.
     group_changed: event that triggers an immediate rebalance when set.
     """
@@ -66,7 +67,9 @@ class Assignment:
         *,
         start: Start,
         ordered: bool,
+        broadcast: bool,
         strategy: Strategy,
+        offsets: OffsetStore,
         limits: Limits,
         body_limits: BodyLimits,
     ) -> None:
@@ -79,9 +82,10 @@ class Assignment:
         self._inbox = inbox
         self._start = start
         self._ordered = ordered
+        self._broadcast = broadcast
         self._strategy = strategy
         self._limits = limits
-        self._offsets = OffsetStore(instance)
+        self._offsets = offsets
         self._locks = QueueLockClient(instance, group)
         self._fetcher = Fetcher(instance, group, inbox, body_limits)
         # Released queues whose last messages are still being processed, under the lock.
@@ -117,7 +121,9 @@ class Assignment:
     def expect_retries(self) -> None:
         """Look at once for queues of the retry topic that are not known yet."""
         assert self._tasks is not None
-        if not self._seeks_retry_topic and self._brokers_without_retries():
+        if self._broadcast or self._seeks_retry_topic:
+            return
+        if self._brokers_without_retries():
             self._seeks_retry_topic = True
             self._tasks.start_soon(self._seek_retry_topic)
 
@@ -178,8 +184,10 @@ class Assignment:
     async def _share_topic(self, subscription: Subscription, route: TopicRoute) -> bool:
         # By broker name, the error that makes the broker's queues unavailable for now.
         failures = await self._join(route)
-        members = await self._members(route, failures)
-        mine = allocate(self._strategy, route.read_queues, members, self._instance.client_id)
+        mine = set(route.read_queues)
+        if not self._broadcast:
+            members = await self._members(route, failures)
+            mine = allocate(self._strategy, mine, members, self._instance.client_id)
         self._drop_lost_queues()
         held = {queue for queue in self.process_queues if queue.topic == subscription.topic}
         await self._hand_over(sorted(held - mine))
@@ -265,6 +273,8 @@ class Assignment:
             start = "earliest" if _is_retry(queue.topic) else self._start
             offset = await start_offset(start, queue, self._offsets)
         process_queue = ProcessQueue(queue, self._limits, offset, committed)
+        if self._broadcast:
+            await self._fetcher.check(process_queue, subscription)
         if self._ordered:
             process_queue.locked_until = locked_at + LOCK_TRUST_S
         self.process_queues[queue] = process_queue

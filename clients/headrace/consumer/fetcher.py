@@ -68,6 +68,13 @@ class Fetcher:
                     with anyio.CancelScope() as process_queue.pulling:
                         await anyio.sleep(delay_s)
 
+    async def check(self, process_queue: ProcessQueue, subscription: Subscription) -> None:
+        """Raise BrokerError if the group may not read a queue."""
+        wanted = Wanted(
+            self._group, process_queue.queue, process_queue.pull_offset, subscription, 1, 1, 0
+        )
+        await self._request(wanted, 0)
+
     async def _pull_once(self, process_queue: ProcessQueue, subscription: Subscription) -> bool:
         """Pull once; return whether the pull advanced the offset."""
         offset = process_queue.pull_offset
@@ -88,15 +95,10 @@ class Fetcher:
     async def _pull(
         self, process_queue: ProcessQueue, offset: int, subscription: Subscription
     ) -> PullResult:
-        queue = process_queue.queue
-        address = await self._instance.broker_address(
-            queue.topic, queue.broker_name, process_queue.replica_id
-        )
-        connection = await self._instance.connection(address)
         room = process_queue.room
         wanted = Wanted(
             self._group,
-            queue,
+            process_queue.queue,
             offset,
             subscription,
             room.messages,
@@ -104,6 +106,12 @@ class Fetcher:
             SUSPEND_MS,
             self._body_limits,
         )
+        return await self._request(wanted, process_queue.replica_id)
+
+    async def _request(self, wanted: Wanted, replica_id: int) -> PullResult:
+        queue = wanted.queue
+        address = await self._instance.broker_address(queue.topic, queue.broker_name, replica_id)
+        connection = await self._instance.connection(address)
         code, header = wanted.request(peer_is_headrace=connection.peer_is_headrace)
         return wanted.result(await connection.request(code, header, timeout_ms=_TIMEOUT_MS))
 

@@ -10,11 +10,13 @@ import anyio
 from headrace.config import check_limits
 from headrace.consumer.assignment import Assignment
 from headrace.consumer.inbox import BatchIterator, Inbox, MessageIterator
+from headrace.consumer.local_offsets import LocalOffsetStore
+from headrace.consumer.offset_store import OffsetStore
 from headrace.consumer.process_queue import Limits
-from headrace.consumer.returns import Returns
+from headrace.consumer.returns import NoReturns, Returns
 from headrace.consumer.running_info import running_info
 from headrace.consumer.start import DEFAULT_START, Start, check_start, consume_from_where
-from headrace.consumer.strategies import Strategy, averagely
+from headrace.consumer.strategies import Strategy, averagely, name_of, named
 from headrace.consumer.subscription import ALL, Subscription
 from headrace.errors import ConfigurationError
 from headrace.instance import ClientInstance
@@ -28,11 +30,15 @@ from headrace_protocol.system_topics import RETRY_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.connection import RequestReceived
 
 _LEAVE_S = 5.0
+# RocketMQ's name of an instance. Each start of a broadcasting consumer must find its file again.
+_INSTANCE = "DEFAULT"
+_NOT_OF_BROADCASTING = ("ordered", "strategy", "max_attempts", "retry_delay")
 
 
 class Consumer(Startable):
@@ -49,8 +55,12 @@ class Consumer(Startable):
     ordered: lock each queue at its broker, so that two members never process it at the same time,
         not even while queues move between members, and hand out one message, or batch, per queue
         at a time.
-    strategy: how the members share queues, from ``headrace.consumer.strategies`` or a function
-        like those; all members must use the same.
+    broadcast: every consumer of the group gets all messages, and keeps its own progress in a file;
+        see "Broadcasting" in docs/clients.md.
+    offsets_dir: folder of that file; ``~/.rocketmq_offsets`` by default.
+    strategy: how the members share queues: "averagely", "averagely_by_circle", "consistent_hash",
+        one of ``headrace.consumer.strategies``, or a function like those; all members must use the
+        same.
     max_attempts: after so many deliveries, ``message.retry`` sends a message to the group's dead
         letters; 17 by default, unlimited in an ordered consumer.
     retry_delay: seconds after which ``message.retry`` delivers a message again; see there.
@@ -77,7 +87,9 @@ class Consumer(Startable):
         nameserver: str | Sequence[str] | None = None,
         start: Start = DEFAULT_START,
         ordered: bool = False,
-        strategy: Strategy = averagely,
+        broadcast: bool = False,
+        offsets_dir: str | Path | None = None,
+        strategy: Strategy | str = averagely,
         max_attempts: int | None = None,
         retry_delay: float | None = None,
         queue_messages_max: int = 100_000,
@@ -98,8 +110,18 @@ class Consumer(Startable):
         self.group = group
         self._start = start
         self._ordered = ordered
-        self._subscriptions = _subscriptions(group, topics)
-        self._instance = ClientInstance(nameserver, connect=connect)
+        self._strategy = named(strategy)
+        self._broadcast = broadcast
+        if offsets_dir is not None and not broadcast:
+            raise ConfigurationError(f"offsets_dir={str(offsets_dir)!r} requires broadcast=True")
+        if broadcast:
+            given = (ordered, strategy is not averagely, max_attempts, retry_delay)
+            _check_not_given(given)
+        self._subscriptions = _subscriptions(group, topics, retries=not broadcast)
+        self._instance = ClientInstance(
+            nameserver, connect=connect, instance_name=_INSTANCE if broadcast else None
+        )
+        self._local = LocalOffsetStore(self._instance, group, offsets_dir) if broadcast else None
         self._inbox = Inbox("Consumer", ordered=ordered, single_user=self._single_user)
         self._assignment = Assignment(
             self._instance,
@@ -108,24 +130,40 @@ class Consumer(Startable):
             self._inbox,
             start=start,
             ordered=ordered,
-            strategy=strategy,
+            broadcast=broadcast,
+            strategy=self._strategy,
+            offsets=self._local or OffsetStore(self._instance),
             limits=Limits(queue_messages_max, queue_bytes_max),
             body_limits=BodyLimits(body_bytes_max, batch_bytes_max),
         )
-        self._inbox.returns = Returns(
-            self._instance,
-            group,
-            self._inbox,
-            self._assignment,
-            ordered=ordered,
-            max_attempts=max_attempts,
-            retry_delay=retry_delay,
+        self._inbox.returns = (
+            NoReturns()
+            if broadcast
+            else Returns(
+                self._instance,
+                group,
+                self._inbox,
+                self._assignment,
+                ordered=ordered,
+                max_attempts=max_attempts,
+                retry_delay=retry_delay,
+            )
         )
 
     # -- for users ---------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         self._register()
+        if self._local is not None:
+            await self._local.open()
+        try:
+            await self._open()
+        except BaseException:
+            self._close_offsets()
+            raise
+        return self
+
+    async def _open(self) -> None:
         self._inbox.open()
         tasks = await self._instance.start()
         try:
@@ -133,7 +171,10 @@ class Consumer(Startable):
         except BaseException:
             await self._instance.stop()
             raise
-        return self
+
+    def _close_offsets(self) -> None:
+        if self._local is not None:
+            self._local.close()
 
     async def __aexit__(self, error_type: type[BaseException] | None = None, *_: object) -> None:
         self._inbox.close()
@@ -143,6 +184,7 @@ class Consumer(Startable):
             with anyio.move_on_after(_LEAVE_S, shield=True):
                 await self._assignment.release_all()
         finally:
+            self._close_offsets()
             await self._instance.stop()
 
     async def stop(self) -> None:
@@ -189,6 +231,7 @@ class Consumer(Startable):
         self._instance.consumers = [
             ConsumerData(
                 group_name=self.group,
+                message_model="BROADCASTING" if self._broadcast else "CLUSTERING",
                 consume_from_where=consume_from_where(self._start),
                 subscription_data_set=[subscription.data() for subscription in self._subscriptions],
             )
@@ -210,20 +253,36 @@ class Consumer(Startable):
 
     def _on_running_info(self, connection: AsyncConnection, request: RequestReceived) -> None:
         info = running_info(
-            self._assignment.process_queues.values(), self._subscriptions, ordered=self._ordered
+            self._assignment.process_queues.values(),
+            self._subscriptions,
+            ordered=self._ordered,
+            strategy=name_of(self._strategy),
         )
         connection.respond(request, ResponseCode.SUCCESS, body=info)
 
 
+def _check_not_given(values: Iterable[object]) -> None:
+    """Raise ConfigurationError for an option that a broadcasting consumer has no use for."""
+    for name, value in zip(_NOT_OF_BROADCASTING, values, strict=True):
+        if value:
+            raise ConfigurationError(
+                f"{name}= cannot be combined with broadcast=True: a broadcasting consumer reads "
+                "all queues without locks, and returns no messages"
+            )
+
+
 def _subscriptions(
-    group: str, topics: str | Iterable[str] | Mapping[str, str]
+    group: str, topics: str | Iterable[str] | Mapping[str, str], *, retries: bool
 ) -> list[Subscription]:
-    """Subscriptions to the group's topics and its retry topic. Raises ConfigurationError."""
+    """Subscriptions to the group's topics and, with ``retries``, its retry topic.
+
+    Raises ConfigurationError.
+    """
     expressions = _expressions(topics)
     if not expressions:
         raise ConfigurationError(f"group {group} subscribes to no topic")
-    retry = Subscription(f"{RETRY_PREFIX}{group}")
-    return [*(Subscription(topic, text) for topic, text in expressions.items()), retry]
+    subscriptions = [Subscription(topic, text) for topic, text in expressions.items()]
+    return [*subscriptions, Subscription(f"{RETRY_PREFIX}{group}")] if retries else subscriptions
 
 
 def _expressions(topics: str | Iterable[str] | Mapping[str, str]) -> Mapping[str, str]:

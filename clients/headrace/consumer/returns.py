@@ -25,6 +25,25 @@ _ORDERED_S_MAX = 30.0
 _ORDERED_S = 1.0
 
 
+class NoReturns:
+    """Refuses to return messages: those of a broadcasting consumer are handled where they are."""
+
+    async def retry(self, message: ReceivedMessage, after: float | None) -> None:  # noqa: ARG002
+        """Raise ConfigurationError."""
+        raise _no_return(message)
+
+    async def reject(self, message: ReceivedMessage) -> None:
+        """Raise ConfigurationError."""
+        raise _no_return(message)
+
+
+def _no_return(message: ReceivedMessage) -> ConfigurationError:
+    return ConfigurationError(
+        f"{message} cannot be returned: each consumer of a broadcasting group has it; handle its "
+        "error in the program"
+    )
+
+
 class Returns:
     """Returns messages to the group of a consumer.
 

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 
 def running_info(
-    process_queues: Iterable[ProcessQueue], subscriptions: Iterable[Subscription], *, ordered: bool
+    process_queues: Iterable[ProcessQueue],
+    subscriptions: Iterable[Subscription],
+    *,
+    ordered: bool,
+    strategy: str,
 ) -> bytes:
     """Body of the response."""
     return fastjson.dumps(
@@ -32,6 +36,7 @@ def running_info(
                 "PROP_CLIENT_VERSION": "headrace",
                 "PROP_CONSUMEORDERLY": str(ordered).lower(),
                 "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
+                "allocateMessageQueueStrategy": strategy,
             },
             "statusTable": {},
             "subscriptionSet": [subscription.data() for subscription in subscriptions],

@@ -120,6 +120,37 @@ def consistent_hash(virtual_nodes: int = 10) -> Strategy:
     return allocate
 
 
+_NAMED: dict[str, Strategy] = {
+    "averagely": averagely,
+    "averagely_by_circle": averagely_by_circle,
+    "consistent_hash": consistent_hash(),
+}
+_WITH_ARGUMENTS = (config, machine_room, machine_room_nearby)
+
+
+def named(strategy: Strategy | str) -> Strategy:
+    """The strategy with a name; a function as it is. Raises ConfigurationError."""
+    if callable(strategy):
+        return strategy
+    if strategy in _NAMED:
+        return _NAMED[strategy]
+    for function in _WITH_ARGUMENTS:
+        if strategy == function.__name__:
+            raise ConfigurationError(
+                f"strategy={strategy!r} needs arguments: give "
+                f"headrace.consumer.strategies.{strategy}(...) instead of the name"
+            )
+    raise ConfigurationError(
+        f"strategy={strategy!r}: must be one of {', '.join(_NAMED)}, or a function"
+    )
+
+
+def name_of(strategy: Strategy) -> str:
+    """A strategy's name for administrators: that of the function that is or made it."""
+    name: str = getattr(strategy, "__qualname__", type(strategy).__name__)
+    return name.partition(".")[0]
+
+
 def _room(broker_name: str) -> str | None:
     room, *name = broker_name.rstrip("@").split("@")
     return room if len(name) == 1 else None

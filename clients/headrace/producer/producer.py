@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Self
 
 from headrace.config import check_limits
-from headrace.errors import ConfigurationError, HeadraceError, RecallRejected
+from headrace.errors import ConfigurationError, HeadraceError
 from headrace.instance import ClientInstance
 from headrace.lifecycle import Startable
 from headrace.messages import Message, SendResult, check_group
@@ -15,22 +15,15 @@ from headrace.producer.sender import Sender
 from headrace.producer.sources import Source, Texts, chunks
 from headrace.producer.transaction import Checks, OnCheck, Transaction
 from headrace.producer.window import Window
-from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace.recall import recall
+from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.aio import Connect, connect_tcp
-from headrace_protocol.headers import RecallMessageHeader
 
 if TYPE_CHECKING:
     from headrace_protocol.bodies import MessageQueue
 
 # As long as the restart of a broker with a large store may take.
 DELIVERY_TIMEOUT_MS = 30_000
-_RECALL_REJECTIONS = frozenset(
-    {
-        ResponseCode.ILLEGAL_OPERATION,
-        ResponseCode.NO_PERMISSION,
-        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-    }
-)
 
 OnResult = Callable[[Message, SendResult | HeadraceError], None]
 
@@ -158,16 +151,8 @@ class Producer(Startable):
                 "deliver_at=, or its broker gave no handle to recall it with"
             )
         queue = sent.queue
-        header = RecallMessageHeader(
-            topic=queue.topic, recall_handle=sent.recall_handle, producer_group=self.group
-        )
         address = await self._instance.broker_address(queue.topic, queue.broker_name)
-        code = RequestCode.RECALL_MESSAGE
-        response = await self._instance.request(address, code, header)
-        if response.command.code in _RECALL_REJECTIONS:
-            answer = response.command
-            raise RecallRejected(answer.code, answer.remark, address, code)
-        response.expect()
+        await recall(self._instance, address, queue.topic, sent.recall_handle, self.group)
 
     def pipeline(
         self,

@@ -81,6 +81,10 @@ class ClientRequests:
         channel.charge(_WAITING_BYTES)
         channel.write(frame, body)
 
+    def pending_count(self, channel: Channel) -> int:
+        """How many requests a client has not answered yet."""
+        return len(self._by_channel.get(channel, ()))
+
     def answered(self, channel: Channel, command: Command, body: Buffer) -> bool:
         """Pass an answer to its ``then``; returns False if no request to this client matches."""
         pending = self._pending.get(command.opaque)

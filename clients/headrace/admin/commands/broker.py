@@ -13,7 +13,8 @@ from headrace.admin.output import print_rows, warned, with_problems
 from headrace.errors import ConfigurationError, HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.admin.client import Admin, BrokerNode
+    from headrace.admin.client import Admin
+    from headrace.admin.requests import BrokerNode
 
 
 @click.group(
@@ -86,7 +87,8 @@ def get(
     """Show settings of running brokers; all of them if none is named."""
     import trio
 
-    from headrace.admin.client import Admin, BrokerProblem
+    from headrace.admin.client import Admin
+    from headrace.admin.requests import BrokerProblem
     from headrace.tasks import gather
 
     async def run() -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from headrace.admin import options
 from headrace.admin.output import print_rows
 
 if TYPE_CHECKING:
-    from headrace.admin.client import BrokerNode
+    from headrace.admin.requests import BrokerNode
     from headrace.errors import HeadraceError
 
 

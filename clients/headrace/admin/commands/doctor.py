@@ -38,6 +38,8 @@ def command(*, as_json: bool, nameserver: str | None) -> None:
 
     Connects to each nameserver and each registered broker, and reports failures with reasons.
 
+    A broker's problem is also a queue that no member of a connected group has pulled for 30 s.
+
     If a different server listens on a port, its protocol is named: HTTP, HTTP/2 or TLS. The exit
     code is 1 if there is any problem.
     """
@@ -79,8 +81,9 @@ async def _check_all(nameservers: Sequence[str]) -> list[Check]:
 
     async def check(place: tuple[str, int, str]) -> Check:
         name, broker_id, address = place
-        problem, _ = await examine(address, Role.BROKER)
-        return Check("broker", f"{name}:{broker_id}", address, problem or brokers[place])
+        problem, body = await examine(address, Role.BROKER)
+        problem = problem or brokers[place] or _pull_problem(body)
+        return Check("broker", f"{name}:{broker_id}", address, problem)
 
     found = await gather(check, sorted(brokers))
     return checks + [each for each in found if isinstance(each, Check)]
@@ -130,6 +133,23 @@ def _loopback_problem(address: str, nameserver: str) -> str | None:
             "its brokerIP1 to an address that clients can reach"
         )
     return None
+
+
+def _pull_problem(body: bytes) -> str | None:
+    """The problem, if any, with the groups that a broker's runtime information names."""
+    from headrace_protocol.bodies import KVTable
+
+    try:
+        table = KVTable.decode(body).table
+    except ValueError as error:
+        return f"its runtime information is malformed: {error}"
+    if table.get("queuesWithoutPulls", "0") == "0":
+        return None
+    groups = table.get("groupsWithoutPulls", "")
+    return (
+        f"{table['queuesWithoutPulls']} queues were not pulled for 30 s although their groups have "
+        f"members: {groups}; `headrace group describe {groups.partition(',')[0]}` shows them"
+    )
 
 
 def _is_loopback(address: str) -> bool:

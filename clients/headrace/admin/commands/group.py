@@ -20,10 +20,13 @@ from headrace.admin.output import (
 )
 from headrace.admin.places import parse_place
 from headrace.errors import ConfigurationError
+from headrace_daemon.command import warn
 
 if TYPE_CHECKING:
-    from headrace.admin.client import Admin, BrokerProblem, QueueLag
-    from headrace_protocol.bodies import ConsumerConnection, MessageQueue, SubscriptionGroupConfig
+    from headrace.admin.client import Admin
+    from headrace.admin.groups import QueueLag
+    from headrace.admin.requests import BrokerProblem
+    from headrace_protocol.bodies import MessageQueue, SubscriptionGroupConfig
 
 _WATCH_S = 2.0
 _CLEAR = "\x1b[H\x1b[2J"
@@ -60,12 +63,13 @@ def list_groups(nameserver: str | None, *, system: bool, as_json: bool) -> None:
 
 
 async def _group_row(admin: Admin, group: str, problems: list[BrokerProblem]) -> dict[str, Any]:
+    from headrace.admin.group_view import member_ids
+
     members = await admin.members(group, problems=problems)
     lags = await admin.lag(group, problems=problems)
-    ids = {client.client_id for found in members.values() for client in found.connection_set}
     return {
         "group": group,
-        "members": len(ids),
+        "members": len(member_ids(members)),
         "topics": sorted({lag.queue.topic for lag in lags if not lag.queue.topic.startswith("%")}),
         "lag": sum(lag.lag for lag in lags),
     }
@@ -81,16 +85,20 @@ async def _group_row(admin: Admin, group: str, problems: list[BrokerProblem]) ->
 @options.as_json
 @options.nameserver
 def describe(group: str, nameserver: str | None, *, as_json: bool) -> None:
-    """Show a group's settings, connected members, and subscription and lag by topic."""
+    """Show a group's settings, members and topics, and the owner, lag and lock of each queue.
+
+    The column alarm names queues that no member has pulled for 30 s although some are connected:
+    nobody consumes their messages.
+    """
     import trio
 
     from headrace.admin.client import Admin
+    from headrace.admin.group_view import GroupView
 
     async def run() -> dict[str, Any]:
         async with Admin(nameserver=nameserver) as admin:
             config = await _config(admin, group, problems)
-            connections = await admin.members(group, problems=problems)
-            lags = await admin.lag(group, problems=problems)
+            view = await GroupView.of(admin, group, problems)
             return {
                 "group": group,
                 "settings": {
@@ -98,54 +106,21 @@ def describe(group: str, nameserver: str | None, *, as_json: bool) -> None:
                     "retries_max": config.retry_max_times,
                     "retry_queues": config.retry_queue_nums,
                 },
-                "members": _member_rows(connections),
-                "topics": _topic_rows(connections, lags),
+                **view.rows(),
             }
 
     with warned() as problems:
         description = trio.run(run)
+    for conflict in description["conflicts"]:
+        warn(conflict)
     if as_json:
         print_json(description)
         return
-    print_record({"group": group, **description["settings"]}, as_json=False)
+    counts = {name: description[name] for name in ("retries", "dead_letters")}
+    print_record({"group": group, **description["settings"], **counts}, as_json=False)
     print_rows(description["members"], as_json=False, empty="no members are connected")
     print_rows(description["topics"], as_json=False, empty="it has read no topic")
-
-
-def _member_rows(connections: dict[str, ConsumerConnection]) -> list[dict[str, Any]]:
-    members = {
-        client.client_id: {
-            "member": client.client_id,
-            "address": client.client_addr,
-            "language": client.language,
-        }
-        for found in connections.values()
-        for client in found.connection_set
-    }
-    return [members[name] for name in sorted(members)]
-
-
-def _topic_rows(
-    connections: dict[str, ConsumerConnection], lags: list[QueueLag]
-) -> list[dict[str, Any]]:
-    subscriptions = {
-        topic: each.sub_string
-        for found in connections.values()
-        for topic, each in found.subscription_table.items()
-    }
-    by_topic: dict[str, list[QueueLag]] = {topic: [] for topic in subscriptions}
-    for lag in lags:
-        by_topic.setdefault(lag.queue.topic, []).append(lag)
-    return [
-        {
-            "topic": topic,
-            "tag": subscriptions.get(topic),
-            "queues": len(queues),
-            "lag": sum(lag.lag for lag in queues),
-            "last_consumed": time_text(max((lag.last_timestamp_ms for lag in queues), default=0)),
-        }
-        for topic, queues in sorted(by_topic.items())
-    ]
+    print_rows(description["queues"], as_json=False, empty="it has no queues")
 
 
 async def _config(
@@ -175,6 +150,7 @@ def delete(group: str, nameserver: str | None, *, yes: bool) -> None:
     import trio
 
     from headrace.admin.client import Admin
+    from headrace.admin.group_view import member_ids
 
     if not yes:
         options.confirm(f"delete group {group} and its offsets")
@@ -182,10 +158,10 @@ def delete(group: str, nameserver: str | None, *, yes: bool) -> None:
     async def run() -> None:
         async with Admin(nameserver=nameserver) as admin:
             await _config(admin, group, [])
-            if members := _member_rows(await admin.members(group)):
+            if members := member_ids(await admin.members(group)):
                 raise CommandFailed(
                     f"group {group} has connected members, which would create it again; stop "
-                    f"{members[0]['member']}" + (" and the others" if len(members) > 1 else "")
+                    f"{members[0]}" + (" and the others" if len(members) > 1 else "")
                 )
             await admin.delete_group(group)
 
@@ -275,6 +251,7 @@ def _lag_row(lag: QueueLag) -> dict[str, Any]:
         "headrace group reset warehouse orders --to earliest",
         "headrace group reset warehouse orders --to 15m",
         "headrace group reset warehouse orders --to 2026-11-21T06:00",
+        "headrace group reset warehouse orders --queue 0 --to 4711",
     ),
 )
 @click.argument("group", metavar="GROUP", shell_complete=completion.groups)
@@ -283,23 +260,44 @@ def _lag_row(lag: QueueLag) -> dict[str, Any]:
     "--to",
     required=True,
     metavar="PLACE",
-    help="earliest, latest, a time (2026-11-21T06:00) or an age (15m).",
+    help="earliest, latest, a time (2026-11-21T06:00), an age (15m), or an offset of a --queue.",
 )
+@click.option("--queue", type=click.IntRange(min=0), metavar="N", help="Only the queue N.")
+@click.option("--broker", metavar="NAME", help="The broker of --queue, if several have one.")
 @options.as_json
 @options.nameserver
-def reset(group: str, topic: str, to: str, nameserver: str | None, *, as_json: bool) -> None:
+def reset(
+    group: str,
+    topic: str,
+    to: str,
+    queue: int | None,
+    broker: str | None,
+    nameserver: str | None,
+    *,
+    as_json: bool,
+) -> None:
     """Move a group to another position in a topic; running members continue from there."""
     import trio
 
     from headrace.admin.client import Admin
 
     place = parse_place(to)
-    if isinstance(place, int):
-        raise ConfigurationError(f"--to {to}: each queue has its own offsets; give a time instead")
+    if queue is None and isinstance(place, int):
+        raise ConfigurationError(
+            f"--to {to}: each queue has its own offsets; add --queue, or give a time instead"
+        )
+    if queue is None and broker is not None:
+        raise ConfigurationError("--broker requires --queue")
 
     async def run() -> dict[MessageQueue, int]:
         async with Admin(nameserver=nameserver) as admin:
-            return await admin.reset_offsets(group, topic, place)
+            if queue is None:
+                assert not isinstance(place, int)
+                return await admin.reset_offsets(group, topic, place)
+            one = await _queue(admin, topic, queue, broker)
+            if isinstance(place, int):
+                return await admin.reset_queue(group, one, place)
+            return await admin.reset_offsets(group, topic, place, queue=one)
 
     rows = [
         {
@@ -311,3 +309,58 @@ def reset(group: str, topic: str, to: str, nameserver: str | None, *, as_json: b
         for queue, offset in trio.run(run).items()
     ]
     print_rows(rows, as_json=as_json, empty=f"group {group} has no position in {topic}")
+
+
+async def _queue(admin: Admin, topic: str, queue_id: int, broker: str | None) -> MessageQueue:
+    """The only queue of a topic with a number. Raises NotFound, ConfigurationError."""
+    found = [
+        queue
+        for queue in await admin.topic_stats(topic)
+        if queue.queue_id == queue_id and broker in {None, queue.broker_name}
+    ]
+    if not found:
+        where = f" on broker {broker}" if broker else ""
+        raise NotFound(f"topic {topic} has no queue {queue_id}{where}")
+    if len(found) > 1:
+        names = " and ".join(queue.broker_name for queue in found)
+        raise ConfigurationError(f"{names} each have a queue {queue_id} of {topic}; add --broker")
+    return found[0]
+
+
+@command.command(
+    "clone",
+    epilog=options.examples(
+        "headrace group clone warehouse auditors",
+        "headrace group clone warehouse auditors --topic orders",
+    ),
+)
+@click.argument("source", metavar="FROM", shell_complete=completion.groups)
+@click.argument("target", metavar="TO", shell_complete=completion.groups)
+@click.option("--topic", metavar="TOPIC", shell_complete=completion.topics, help="Only this topic.")
+@options.as_json
+@options.nameserver
+def clone(
+    source: str, target: str, topic: str | None, nameserver: str | None, *, as_json: bool
+) -> None:
+    """Move group TO to the position of group FROM; a missing group TO is created.
+
+    Running members of TO continue from there. Prints the positions of TO.
+    """
+    import trio
+
+    from headrace.admin.client import Admin
+    from headrace.messages import check_group
+
+    check_group(target)
+    if source == target:
+        raise ConfigurationError(f"group {source} cannot be cloned to itself")
+
+    async def run() -> list[QueueLag]:
+        async with Admin(nameserver=nameserver) as admin:
+            with warned() as problems:
+                await _check_known(admin, source, topic, problems)
+            await admin.clone_offsets(source, target, topic)
+            return await admin.lag(target, topic)
+
+    rows = [_lag_row(lag) for lag in trio.run(run)]
+    print_rows(rows, as_json=as_json, empty=f"group {source} has committed nothing yet")

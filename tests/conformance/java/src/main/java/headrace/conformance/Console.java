@@ -13,8 +13,9 @@ import java.util.Map;
  * Serves requests from standard input, so that one JVM serves many tests.
  *
  * <p>A request is a line that holds a JSON array of words: {@code dump NAMESERVER TOPICS GROUPS}
- * with commas within the lists, or {@code mqadmin NAMESERVER COMMAND ...}. The answer is a line
- * that holds an object: {@code printed}, and {@code failure} where there was one.
+ * with commas within the lists, {@code mqadmin NAMESERVER COMMAND ...}, or what Members serves:
+ * {@code join ...}, {@code received CLIENT_ID}, {@code leave CLIENT_ID}. The answer is a line that
+ * holds an object: {@code printed}, and {@code failure} where there was one.
  */
 public final class Console {
     private Console() {
@@ -44,6 +45,9 @@ public final class Console {
     private static String run(List<String> words) throws Exception {
         return switch (words.get(0)) {
             case "dump" -> Dump.of(words.get(1), words.get(2).split(","), words.get(3).split(","));
+            case "join" -> Members.join(words.subList(1, words.size()));
+            case "received" -> Members.received(words.get(1));
+            case "leave" -> Members.leave(words.get(1));
             case "mqadmin" -> Mqadmin.run(words.get(1), words.subList(2, words.size()));
             default -> throw new IllegalArgumentException("no request: " + words);
         };

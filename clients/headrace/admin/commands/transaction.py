@@ -1,0 +1,130 @@
+"""``headrace transaction``: lists transactions without a decision, and resumes discarded ones."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headrace.admin import options
+from headrace.admin.failures import NotFound
+from headrace.admin.messages import message_record, preview
+from headrace.admin.output import print_record, print_rows, time_text, warned, with_problems
+from headrace.errors import RouteNotFound
+
+if TYPE_CHECKING:
+    from headrace.admin.client import Admin
+    from headrace.admin.requests import BrokerProblem
+    from headrace.admin.waiting import OpenTransaction
+
+
+@click.group("transaction", epilog=options.examples("headrace transaction list --group shop"))
+def command() -> None:
+    """List transactions without a decision, and resume discarded ones.
+
+    Only their producers decide them.
+    """
+
+
+@command.command(
+    "list",
+    epilog=options.examples(
+        "headrace transaction list", "headrace transaction list --group shop --json"
+    ),
+)
+@click.option("--group", metavar="GROUP", help="Only transactions of this group of producers.")
+@options.max_count("transactions of each state")
+@options.as_json
+@options.nameserver
+def list_transactions(
+    group: str | None, count: int, nameserver: str | None, *, as_json: bool
+) -> None:
+    """List transactions that nobody has decided: the oldest open ones, then discarded ones.
+
+    The broker asks the producers of an open one from time to time. A discarded one was asked about
+    too often; `headrace transaction resume` has it asked about again. An open one is shown some
+    seconds after it was sent.
+    """
+    import trio
+
+    from headrace.admin.client import Admin
+
+    async def run() -> tuple[list[OpenTransaction], int]:
+        async with Admin(nameserver=nameserver) as admin:
+            found, total = await admin.transactions(group, max_count=count, problems=problems)
+            return [*found, *await _discarded(admin, group, count, problems)], total
+
+    with warned() as problems:
+        transactions, total = trio.run(run)
+        rows = with_problems([_row(one, as_json=as_json) for one in transactions], problems)
+    print_rows(rows, as_json=as_json, empty="all transactions are decided")
+    if transactions and not as_json:
+        sys.stderr.write(f"{total} transactions are open\n")
+
+
+async def _discarded(
+    admin: Admin, group: str | None, count: int, problems: list[BrokerProblem]
+) -> list[OpenTransaction]:
+    """The discarded transactions that were not resumed."""
+    from headrace_protocol.system_topics import HALF_TOPIC
+
+    discarded = await admin.discarded_transactions(group, max_count=count, problems=problems)
+    waiting = []
+    for one in discarded:
+        place = one.message.stored.physical_offset
+        halves = await admin.query_by_id(one.message.message_id, HALF_TOPIC, problems=problems)
+        if not any(half.stored.prepared_transaction_offset == place for half in halves):
+            waiting.append(one)
+    return waiting
+
+
+def _row(one: OpenTransaction, *, as_json: bool) -> dict[str, Any]:
+    message = one.message
+    row = {
+        "group": one.group,
+        "topic": one.topic,
+        "state": "discarded" if one.is_discarded else "open",
+        "checks": one.checks,
+        "id": message.offset_message_id,
+    }
+    if as_json:
+        # The record's own topic is the broker's.
+        return {**message_record(message), **row}
+    return {
+        **row,
+        "born_time": time_text(message.born_timestamp_ms),
+        "key": message.key or None,
+        "body": preview(message),
+    }
+
+
+@command.command(
+    "resume",
+    epilog=options.examples("headrace transaction resume 7F00000100002A9F00000000000003E8"),
+)
+@click.argument("message_id", metavar="ID")
+@options.as_json
+@options.nameserver
+def resume(message_id: str, nameserver: str | None, *, as_json: bool) -> None:
+    """Have the producers of a discarded transaction asked again, from the start and once."""
+    import trio
+
+    from headrace.admin.client import Admin
+    from headrace_protocol.system_topics import CHECK_MAX_TIME_TOPIC
+
+    async def run() -> dict[str, Any]:
+        async with Admin(nameserver=nameserver) as admin:
+            found = None
+            with suppress(RouteNotFound):  # the first discarded one creates the topic
+                found = await admin.message(message_id, CHECK_MAX_TIME_TOPIC)
+            if found is None or found.queue.topic != CHECK_MAX_TIME_TOPIC:
+                raise NotFound(
+                    f"{message_id} is not the id of a discarded transaction; see `headrace "
+                    "transaction list`"
+                )
+            await admin.resume_transaction(found)
+            return {"resumed": found.offset_message_id, "message_id": found.message_id}
+
+    print_record(trio.run(run), as_json=as_json)

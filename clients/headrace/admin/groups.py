@@ -1,0 +1,284 @@
+"""An operator's view of consumer groups: settings, members, queues and progress."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headrace.admin.requests import BrokerProblem, BrokerRequests
+from headrace.consumer.start import Start, check_start, timestamp_ms
+from headrace.errors import ConfigurationError, RequestTimeout
+from headrace.messages import check_group
+from headrace_protocol.bodies import (
+    ConsumerConnection,
+    ConsumerRunningInfo,
+    ConsumeStats,
+    GroupDescription,
+    GroupList,
+    GroupQueue,
+    MessageQueue,
+    ResetOffsetBody,
+    SubscriptionGroupConfig,
+    SubscriptionGroupWrapper,
+)
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.headers import (
+    CloneGroupOffsetHeader,
+    ConsumerGroupHeader,
+    DeleteSubscriptionGroupHeader,
+    GetAllSubscriptionGroupHeader,
+    GetConsumerRunningInfoHeader,
+    GetConsumeStatsHeader,
+    QueryTopicConsumeByWhoHeader,
+    ResetOffsetHeader,
+)
+from headrace_protocol.system_topics import GROUP_PREFIXES
+
+_MEMBER_TIMEOUT_MS = 2000
+_SYSTEM_GROUPS = ("CID_ONSAPI_", "CID_RMQ_SYS_", "CID_SYS_")
+_SYSTEM_GROUP_NAMES = frozenset(
+    {"CID_ONS-HTTP-PROXY", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "TOOLS_CONSUMER"}
+)
+
+
+class QueueLag(msgspec.Struct, frozen=True, order=True):
+    """A group's lag in one queue.
+
+    committed_offset: -1 if the group has committed nothing there. last_timestamp_ms: store time of
+    the last consumed message; 0 if unknown.
+    """
+
+    queue: MessageQueue
+    committed_offset: int
+    max_offset: int
+    last_timestamp_ms: int
+
+    @property
+    def lag(self) -> int:
+        """Number of messages that are not consumed yet."""
+        return self.max_offset - max(self.committed_offset, 0)
+
+
+class QueueOfGroup(msgspec.Struct, frozen=True, order=True):
+    """A queue of a group, as its broker sees it.
+
+    owner: client id of the last pull, or the client's address if it is not a member; None before
+    the first pull. pulled_s_ago: in steps of 10 s. lock_owner: client id; None without a lock.
+    is_idle: whether it should be pulled, and was not for 30 s.
+    """
+
+    queue: MessageQueue
+    owner: str | None
+    pulled_s_ago: int
+    lock_owner: str | None
+    lock_s_left: int
+    is_idle: bool
+
+
+class GroupAdmin(BrokerRequests):
+    """The methods of Admin for consumer groups."""
+
+    async def create_group(self, config: SubscriptionGroupConfig) -> None:
+        """Create a consumer group, or change an existing one."""
+        check_group(config.group_name)
+        code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+        await self._ask_all(await self._masters(), code, None, config.encode())
+
+    async def delete_group(self, group: str) -> None:
+        """Delete a consumer group and its progress."""
+        header = DeleteSubscriptionGroupHeader(group_name=group, clean_offset=True)
+        await self._ask_all(await self._masters(), RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+
+    async def groups(
+        self, *, system: bool = False, problems: list[BrokerProblem] | None = None
+    ) -> list[SubscriptionGroupConfig]:
+        """All consumer groups, sorted by name; ``system`` includes the brokers' own groups."""
+
+        async def ask(address: str) -> SubscriptionGroupWrapper:
+            code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+            response = await self._ask(address, code, GetAllSubscriptionGroupHeader())
+            return response.decode(SubscriptionGroupWrapper)
+
+        groups: dict[str, SubscriptionGroupConfig] = {}
+        for found in (await self._gather(await self._masters(), ask, problems)).values():
+            groups |= found.subscription_group_table
+        return [
+            group for name, group in sorted(groups.items()) if system or not _is_system_group(name)
+        ]
+
+    async def topic_groups(
+        self, topic: str, *, problems: list[BrokerProblem] | None = None
+    ) -> list[str]:
+        """Names of the groups that have consumed a topic, sorted."""
+        header = QueryTopicConsumeByWhoHeader(topic=topic)
+
+        async def ask(address: str) -> list[str]:
+            response = await self._ask(address, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header)
+            return response.decode(GroupList).group_list
+
+        found = await self._gather(await self._topic_masters(topic), ask, problems)
+        return sorted({name for names in found.values() for name in names})
+
+    async def lag(
+        self, group: str, topic: str | None = None, *, problems: list[BrokerProblem] | None = None
+    ) -> list[QueueLag]:
+        """A group's lag in each queue where it has a position, sorted."""
+        header = GetConsumeStatsHeader(consumer_group=group, topic=topic)
+
+        async def ask(address: str) -> ConsumeStats:
+            response = await self._ask(address, RequestCode.GET_CONSUME_STATS, header)
+            return response.decode(ConsumeStats)
+
+        found = await self._gather(await self._masters(), ask, problems)
+        return sorted(
+            QueueLag(queue, offset.consumer_offset, offset.broker_offset, offset.last_timestamp)
+            for stats in found.values()
+            for queue, offset in stats.offset_table.items()
+        )
+
+    async def reset_offsets(
+        self, group: str, topic: str, to: Start, *, queue: MessageQueue | None = None
+    ) -> dict[MessageQueue, int]:
+        """Move a group to "earliest", "latest", a datetime or milliseconds since 1970.
+
+        queue: the only one to move. Running members of headrace continue from there at once, others
+        with their next pull. Returns the new offsets.
+        """
+        check_start(to)
+        points = {"earliest": 0, "latest": -1}
+        timestamp = points[to] if isinstance(to, str) else timestamp_ms(to)
+        header = ResetOffsetHeader(topic=topic, group=group, timestamp=timestamp, is_force=True)
+        if queue is not None:
+            header.queue_id = queue.queue_id
+        return await self._reset(header, queue)
+
+    async def reset_queue(
+        self, group: str, queue: MessageQueue, offset: int
+    ) -> dict[MessageQueue, int]:
+        """Move a group to an offset in one queue; see ``reset_offsets``.
+
+        Raises BrokerError for an offset that the queue does not have.
+        """
+        header = ResetOffsetHeader(
+            topic=queue.topic,
+            group=group,
+            timestamp=-1,
+            is_force=True,
+            queue_id=queue.queue_id,
+            offset=offset,
+        )
+        return await self._reset(header, queue)
+
+    async def _reset(
+        self, header: ResetOffsetHeader, queue: MessageQueue | None
+    ) -> dict[MessageQueue, int]:
+        masters = await self._topic_masters(header.topic)
+        if queue is not None:
+            masters = {name: at for name, at in masters.items() if name == queue.broker_name}
+            for address in masters.values():
+                await self._check_resets_queues(address)
+        offsets: dict[MessageQueue, int] = {}
+        for response in await self._ask_all(
+            masters, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header
+        ):
+            offsets |= response.decode(ResetOffsetBody).offset_table
+        return dict(sorted(offsets.items()))
+
+    async def _check_resets_queues(self, address: str) -> None:
+        """Raise ConfigurationError for a broker that would reset all queues in place of one."""
+        if await self._is_headrace(address):
+            return
+        settings = await self.broker_config(address)
+        if settings.get("useServerSideResetOffset") != "true":
+            raise ConfigurationError(
+                f"the broker at {address} resets only whole topics; set its "
+                "useServerSideResetOffset=true, or leave out the queue"
+            )
+
+    async def clone_offsets(self, source: str, target: str, topic: str | None = None) -> None:
+        """Move ``target`` to the progress of the group ``source``, in one topic or in all.
+
+        Running members continue from there, as after ``reset_offsets``.
+        """
+        masters = await self._masters()
+        # Apache's brokers do nothing without a topic.
+        topics = {topic} if topic else {lag.queue.topic for lag in await self.lag(source)}
+        for name in sorted(topics):
+            if not name.startswith(GROUP_PREFIXES):
+                header = CloneGroupOffsetHeader(src_group=source, dest_group=target, topic=name)
+                await self._ask_all(masters, RequestCode.CLONE_GROUP_OFFSET, header)
+
+    async def members(
+        self, group: str, *, problems: list[BrokerProblem] | None = None
+    ) -> dict[str, ConsumerConnection]:
+        """The connected consumers of a group, by broker name; empty if there are none."""
+        header = ConsumerGroupHeader(consumer_group=group)
+
+        async def ask(address: str) -> ConsumerConnection | None:
+            code = RequestCode.GET_CONSUMER_CONNECTION_LIST
+            self._instance.check_open("Admin")
+            response = await self._instance.request(address, code, header)
+            if response.command.code == ResponseCode.CONSUMER_NOT_ONLINE:
+                return None
+            return response.expect().decode(ConsumerConnection)
+
+        found = await self._gather(await self._masters(), ask, problems)
+        return {name: members for name, members in found.items() if members}
+
+    async def running_info(
+        self, group: str, client_id: str, broker: str
+    ) -> ConsumerRunningInfo | None:
+        """What a connected member reports about itself; None if it does not answer.
+
+        broker: name of a broker that it is connected to.
+        """
+        (address,) = (await self._masters(broker)).values()
+        header = GetConsumerRunningInfoHeader(consumer_group=group, client_id=client_id)
+        code = RequestCode.GET_CONSUMER_RUNNING_INFO
+        try:
+            response = await self._instance.request(
+                address, code, header, timeout_ms=_MEMBER_TIMEOUT_MS
+            )
+        except RequestTimeout:
+            return None
+        if response.command.code != ResponseCode.SUCCESS:
+            return None
+        return response.decode(ConsumerRunningInfo)
+
+    async def group_queues(
+        self, group: str, *, problems: list[BrokerProblem] | None = None
+    ) -> tuple[list[QueueOfGroup], list[str]]:
+        """The queues of a connected group, sorted, and its conflicts of subscriptions, as texts.
+
+        Only headrace's brokers know them.
+        """
+        header = ConsumerGroupHeader(consumer_group=group)
+
+        async def ask(address: str) -> GroupDescription:
+            if not await self._is_headrace(address):
+                return GroupDescription()
+            response = await self._ask(address, RequestCode.DESCRIBE_GROUP, header)
+            return response.decode(GroupDescription)
+
+        found = await self._gather(await self._masters(), ask, problems)
+        queues = [
+            _queue_of_group(row, broker)
+            for broker, description in found.items()
+            for row in description.queues
+        ]
+        conflicts = {each.conflict for each in found.values() if each.conflict}
+        return sorted(queues, key=lambda row: row.queue), sorted(conflicts)
+
+
+def _queue_of_group(row: GroupQueue, broker: str) -> QueueOfGroup:
+    return QueueOfGroup(
+        MessageQueue(row.topic, broker, row.queue_id),
+        row.owner or None,
+        row.pulled_ms_ago // 1000,
+        row.lock_owner or None,
+        row.lock_ms_left // 1000,
+        row.is_idle,
+    )
+
+
+def _is_system_group(group: str) -> bool:
+    return group in _SYSTEM_GROUP_NAMES or group.startswith(_SYSTEM_GROUPS)

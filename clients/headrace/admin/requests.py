@@ -1,0 +1,167 @@
+"""Requests of an operator to one broker, or to all brokers of a nameserver."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
+
+import msgspec
+
+from headrace.errors import ConfigurationError, HeadraceError, RouteNotFound
+from headrace.instance import ClientInstance
+from headrace.lifecycle import Startable
+from headrace.messages import check_topic
+from headrace.tasks import gather
+from headrace_protocol.bodies import MASTER_ID, ClusterInfo
+from headrace_protocol.codes import RequestCode
+from headrace_protocol.drivers.aio import Connect, connect_tcp
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from headrace_protocol.drivers.response import Response
+
+Result = TypeVar("Result")
+
+
+class BrokerNode(msgspec.Struct, frozen=True, order=True):
+    """One broker process; broker_id 0 is the master of its name."""
+
+    cluster: str
+    broker_name: str
+    broker_id: int
+    address: str
+
+
+class BrokerProblem(NamedTuple):
+    """A broker that is missing from a result, and the reason."""
+
+    broker_name: str
+    address: str
+    error: HeadraceError
+
+    def __str__(self) -> str:
+        return f"broker {self.broker_name} at {self.address}: {self.error}"
+
+
+class BrokerRequests(Startable):
+    """The base of Admin: the brokers, and requests to several of them."""
+
+    def __init__(
+        self,
+        *,
+        nameserver: str | Sequence[str] | None = None,
+        connect: Connect = connect_tcp,
+    ) -> None:
+        self._instance = ClientInstance(nameserver, connect=connect)
+
+    async def __aenter__(self) -> Self:
+        await self._instance.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._instance.stop()
+
+    async def cluster(self) -> list[BrokerNode]:
+        """All brokers that the nameserver knows, sorted."""
+        self._instance.check_open("Admin")
+        response = await self._instance.ask_nameserver(RequestCode.GET_BROKER_CLUSTER_INFO)
+        info = response.expect().decode(ClusterInfo)
+        return sorted(
+            BrokerNode(broker.cluster, broker.broker_name, broker_id, address)
+            for broker in info.broker_addr_table.values()
+            for broker_id, address in broker.broker_addrs.items()
+        )
+
+    async def broker_config(self, address: str) -> dict[str, str]:
+        """A broker's settings."""
+        response = await self._ask(address, RequestCode.GET_BROKER_CONFIG)
+        lines = response.read(_text).splitlines()
+        pairs = (line.partition("=") for line in lines if "=" in line)
+        return {name.strip(): value.strip() for name, _, value in pairs}
+
+    # -- requests to several brokers ---------------------------------------------------------------
+
+    async def _ask(
+        self, address: str, code: int, header: msgspec.Struct | None = None, body: bytes = b""
+    ) -> Response:
+        self._instance.check_open("Admin")
+        return (await self._instance.request(address, code, header, body)).expect()
+
+    async def _is_headrace(self, address: str) -> bool:
+        connection = await self._instance.connection(address)
+        if not connection.peer_is_headrace:
+            # A headrace broker announces itself before its first answer.
+            await self._ask(address, RequestCode.GET_BROKER_CONFIG)
+        return connection.peer_is_headrace
+
+    async def _gather(
+        self,
+        masters: Mapping[str, str],
+        ask: Callable[[str], Awaitable[Result]],
+        problems: list[BrokerProblem] | None,
+    ) -> dict[str, Result]:
+        """Results of ``ask`` for each address, by broker name; see Admin for ``problems``."""
+        known = {problem.address for problem in problems or ()}
+        places = [place for place in masters.items() if place[1] not in known]
+        outcomes = await gather(lambda place: ask(place[1]), places)
+        found: dict[str, Result] = {}
+        failed: list[BrokerProblem] = []
+        for (name, address), outcome in zip(places, outcomes, strict=True):
+            if isinstance(outcome, HeadraceError):
+                failed.append(BrokerProblem(name, address, outcome))
+            else:
+                found[name] = outcome
+        if failed and (problems is None or not found):
+            raise failed[0].error
+        if problems is not None:
+            problems += failed
+        return found
+
+    async def _ask_all(
+        self,
+        masters: Mapping[str, str],
+        code: int,
+        header: msgspec.Struct | None = None,
+        body: bytes = b"",
+    ) -> list[Response]:
+        """Send a request to all masters, then raise the first error, if any."""
+
+        async def ask(address: str) -> Response:
+            return await self._ask(address, code, header, body)
+
+        problems: list[BrokerProblem] = []
+        found = await self._gather(masters, ask, problems)
+        if problems:
+            raise problems[0].error
+        return list(found.values())
+
+    async def _masters(self, broker: str | None = None) -> dict[str, str]:
+        """Addresses of all masters, or of the master of ``broker``, by broker name."""
+        masters = {
+            node.broker_name: node.address
+            for node in await self.cluster()
+            if node.broker_id == MASTER_ID and broker in {None, node.broker_name}
+        }
+        if not masters:
+            which = f"broker named {broker}" if broker else "broker"
+            raise ConfigurationError(
+                f"no {which} is registered at {'; '.join(self._instance.nameservers)}; start one, "
+                "or choose another nameserver"
+            )
+        return masters
+
+    async def _topic_masters(self, topic: str) -> dict[str, str]:
+        """Addresses of the masters that have a topic, by broker name."""
+        self._instance.check_open("Admin")
+        check_topic(topic)
+        route = await self._instance.route(topic)
+        masters = {
+            name: address for name in sorted(route.brokers) if (address := route.master(name))
+        }
+        if not masters:
+            raise RouteNotFound(topic, "none of its brokers has a master now")
+        return masters
+
+
+def _text(body: memoryview) -> str:
+    return str(body, "utf-8")
