@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 import anyio
 
 from headrace.config import check_limits
+from headrace.consumer.broker_watch import BrokerWatch
 from headrace.consumer.fetcher import Fetcher
 from headrace.consumer.inbox import Inbox, Receiver
 from headrace.consumer.offset_store import OffsetStore
@@ -76,6 +77,7 @@ class PullConsumer(Startable):
             group or READER_GROUP,
             self._inbox,
             BodyLimits(body_bytes_max, batch_bytes_max),
+            BrokerWatch(),
         )
         self._process_queues: dict[MessageQueue, ProcessQueue] = {}
         self._receiver = Receiver(self._inbox)
