@@ -588,6 +588,14 @@ def test_wrong_usage_is_exit_code_2() -> None:
     assert outcome.exit_code == 2
     assert "Missing argument 'TOPIC'" in outcome.stderr
     assert headrace("no-such-command").exit_code == 2
+    assert "Did you mean '--json'? See `headrace consume -h`" in fail(2, "consume", "t", "--jsn")
+
+
+def test_a_reader_without_a_group_is_no_group_to_list(topic: str) -> None:
+    succeed("consume", topic)
+    names = [group["group"] for group in succeed("group", "list", "--json").json()]
+    assert not [name for name in names if name.startswith("headrace_")]
+    assert "headrace_reader" in succeed("group", "list", "--system").stdout
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 import anyio
 import msgspec
 
+from headrace.consumer.pulls import READER_GROUP
 from headrace.consumer.start import Start, check_start, timestamp_ms
 from headrace.errors import BrokerError, ConfigurationError, HeadraceError, RouteNotFound
 from headrace.instance import ClientInstance
@@ -68,7 +69,13 @@ if TYPE_CHECKING:
 
 _SYSTEM_GROUPS = ("CID_ONSAPI_", "CID_RMQ_SYS_", "CID_SYS_")
 _SYSTEM_GROUP_NAMES = frozenset(
-    {"CID_ONS-HTTP-PROXY", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "TOOLS_CONSUMER"}
+    {
+        "CID_ONS-HTTP-PROXY",
+        "FILTERSRV_CONSUMER",
+        READER_GROUP,
+        "SELF_TEST_C_GROUP",
+        "TOOLS_CONSUMER",
+    }
 )
 _TIMESTAMP_MAX = 2**63 - 1
 
