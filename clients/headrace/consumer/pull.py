@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Self
 
 import anyio
@@ -161,12 +162,17 @@ class PullConsumer(Startable):
         check_limits(max_messages=max_messages)
         if not self._process_queues:
             raise ConfigurationError("no queue is assigned; call assign first")
+        tracing = self._instance.tracing
+        started_ns = time.time_ns() if tracing else 0
         delivery = None
         with anyio.move_on_after(None if timeout_ms is None else timeout_ms / 1000):
             delivery = await self._receiver.receive()
         # With a timeout of 0, the scope ended before the inbox was checked.
         delivery = delivery or self._receiver.receive_ready()
-        return delivery.next_part(max_messages) if delivery else None
+        batch = delivery.next_part(max_messages) if delivery else None
+        if tracing and batch:
+            tracing.received(batch, self.group, started_ns)
+        return batch
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """Store the group's progress, and wait for confirmation.
