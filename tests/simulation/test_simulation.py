@@ -13,7 +13,6 @@ import pytest
 
 from headrace_broker.inner.delivered import Delivered
 from headrace_broker.processors.send import SendProcessor
-from headrace_broker.schedule import service as schedule_service
 from headrace_broker.schedule.service import Schedule
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.file_seal import FileSeal, StoreDamaged
@@ -259,7 +258,7 @@ async def async_nothing(*_: Any) -> None:
         (followed_lives.run, CopyingFollower, "sync", nothing),
         (waiting_lives.run, Delivered, "scan", nothing),
         (waiting_lives.run, Schedule, "_counted_to", log_end_of),
-        (waiting_lives.run, schedule_service, "wait_for", async_nothing),
+        (waiting_lives.run, Flusher, "wait_flushed", async_nothing),
     ],
     ids=[
         "acknowledged without sync",
