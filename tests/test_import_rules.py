@@ -198,6 +198,7 @@ MAY_IMPORT = {
 MAY_IMPORT_TOO = {
     "headrace_protocol.columns": {"numpy"},
     "headrace_daemon.metrics.exposition": {"prometheus_client"},
+    "headrace.spans": {"opentelemetry"},
     f"{STORE}.retention.cleaner": {"trio", "structlog"},
     f"{STORE}.index.indexer": {"trio", "structlog"},
     f"{STORE}.message_store": {"trio", "structlog"},

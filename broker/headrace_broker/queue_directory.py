@@ -103,6 +103,9 @@ class Source(Protocol):
     def store_time_at(self, queue_offset: int, /) -> int | None:
         """Store time of a message in ms; None if the queue doesn't have the message."""
 
+    def record_bytes(self) -> int:
+        """Bytes of the queue's records; see ``StoreSource.record_bytes``."""
+
     def unit(self, queue_offset: int, /) -> tuple[int, int, int]:
         """Physical offset, size and tags code of a message between min_offset and max_offset."""
 

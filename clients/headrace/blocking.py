@@ -23,6 +23,7 @@ from headrace.config import check_limits
 from headrace.consumer.pull import PullConsumer as AsyncPullConsumer
 from headrace.consumer.push import Consumer as AsyncConsumer
 from headrace.errors import ClientClosed, ConfigurationError
+from headrace.messages import MessageBatch, ReceivedMessage
 from headrace.producer.pipeline import Pipeline as AsyncPipeline
 from headrace.producer.producer import Producer as AsyncProducer
 from headrace.producer.transaction import Transaction as AsyncTransaction
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from headrace.consumer.inbox import MessageIterator
-    from headrace.messages import Message, MessageBatch, ReceivedMessage, Returns
+    from headrace.messages import Message, Returns
     from headrace.producer.producer import OnResult
     from headrace_protocol.bodies import MessageQueue
 
@@ -41,6 +42,7 @@ Client = TypeVar("Client")
 Client_co = TypeVar("Client_co", covariant=True)
 Result = TypeVar("Result")
 P = ParamSpec("P")
+Item = TypeVar("Item", ReceivedMessage, MessageBatch)
 
 _MESSAGES_PER_CALL = 1000
 
@@ -265,6 +267,24 @@ class _BlockingReturns:
         return _Done()
 
 
+def _in_spans(
+    method: Callable[Concatenate[Consumer, P], Iterator[Item]],
+) -> Callable[Concatenate[Consumer, P], Iterator[Item]]:
+    """Give each item that a consumer's iterator yields a span, if the program traces."""
+
+    @wraps(method)
+    def iterate(self: Consumer, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[Item]:
+        items = method(self, *args, **kwargs)
+        tracing = self._client._instance.tracing
+        if tracing is None:
+            return items
+        from headrace.spans import process_each
+
+        return process_each(items, tracing, self.group)
+
+    return iterate
+
+
 class Consumer(_Blocking[AsyncConsumer]):
     """See ``headrace.Consumer``; iterate over it with ``for``."""
 
@@ -286,15 +306,17 @@ class Consumer(_Blocking[AsyncConsumer]):
         return self._client.assignment
 
     commit = _blocking(AsyncConsumer.commit)
-    _messages = _on_loop(AsyncConsumer.__aiter__)
-    _batches = _on_loop(AsyncConsumer.batches)
+    _messages = _on_loop(AsyncConsumer._messages)
+    _batches = _on_loop(AsyncConsumer._batches)
 
+    @_in_spans
     def __iter__(self) -> Iterator[ReceivedMessage]:
         messages = self._messages()
         while True:
             self._call(messages.wait_for_some)
             yield from messages.take_ready()
 
+    @_in_spans
     def until(self, timeout_ms: float) -> Iterator[ReceivedMessage]:
         """Iterate over messages for ``timeout_ms``, counted from the first ``next``.
 
@@ -319,12 +341,18 @@ class Consumer(_Blocking[AsyncConsumer]):
         timeout_ms: time after which to return None; None waits forever.
         """
         check_limits(0, timeout_ms=timeout_ms)
-        batches = self._batches(max_messages=max_messages)
-        return self._call(_within, timeout_ms, batches.__anext__)
+        batches = self._batches(max_messages)
+        tracing = self._client._instance.tracing
+        started_ns = time.time_ns() if tracing else 0
+        batch = self._call(_within, timeout_ms, batches.__anext__)
+        if tracing and batch:
+            tracing.received(batch, self.group, started_ns)
+        return batch
 
+    @_in_spans
     def batches(self, *, max_messages: int | None = None) -> Iterator[MessageBatch]:
         """See ``headrace.Consumer.batches``."""
-        batches = self._batches(max_messages=max_messages)
+        batches = self._batches(max_messages)
         while True:
             yield self._call(batches.__anext__)
 

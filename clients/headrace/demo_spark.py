@@ -125,11 +125,11 @@ async def starting_spark(mq: Embedded) -> AsyncIterator[Stream]:
     with TemporaryDirectory(prefix="headrace-demo-") as folder:
         stream = Stream(mq.nameserver, Path(folder))
         try:
-            await stream.start()
+            await stream.start_session()
             yield stream
         finally:
             with trio.CancelScope(shield=True):
-                await stream.kill()
+                await stream.close()
 
 
 async def stream_delays(mq: Embedded, stream: Stream, view: StreamView) -> Streamed:
@@ -139,10 +139,12 @@ async def stream_delays(mq: Embedded, stream: Stream, view: StreamView) -> Strea
     """
     async with mq.admin() as admin:
         await admin.create_topic(DELAYS, queues=_QUEUES)
+    await stream.start_reading()
+    # For the time after the kill: starting takes longer than reading.
+    await stream.start_session()
     killed_at = await stream.read_until(FLIGHT_COUNT // 2, view)
     await stream.kill()
-    view.note(f"killed Spark after {killed_at} flights, restarting it")
-    await stream.start()
+    view.note(f"killed Spark after {killed_at} flights, another Spark takes over")
     await stream.catch_up(view)
     view.note("sending a flight of the next year to complete the last weeks")
     await _send_next_year(mq)
@@ -151,7 +153,7 @@ async def stream_delays(mq: Embedded, stream: Stream, view: StreamView) -> Strea
 
 
 class Stream:
-    """The stream's program; every start uses the same checkpoint."""
+    """The stream's program; every process of it uses the same checkpoint."""
 
     def __init__(self, nameserver: str, folder: Path) -> None:
         self.rows_by_batch: dict[int, int] = {}
@@ -159,41 +161,47 @@ class Stream:
         self._command.append(str(folder / "checkpoint"))
         self._log = folder / "log"
         self._process: trio.Process | None = None
+        self._next_process: trio.Process | None = None
         self._received = bytearray()
 
-    async def start(self) -> None:
-        """Start the program; it starts a Spark session, then waits for a line before it reads."""
-        with self._log.open("wb") as log:
-            self._process = await trio.lowlevel.open_process(
+    async def start_session(self) -> None:
+        """Start the next process; it starts a Spark session, then waits until it is to read."""
+        with self._log.open("ab") as log:
+            self._next_process = await trio.lowlevel.open_process(
                 self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
             )
-        self._received.clear()
 
     async def kill(self) -> None:
-        """Kill the program, if it was started, and its Java process."""
+        """Kill the process that reads, and its Java process."""
         process, self._process = self._process, None
-        if process is not None:
-            os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+        await _kill(process)
+
+    async def close(self) -> None:
+        """Kill all processes."""
+        await self.kill()
+        await _kill(self._next_process)
 
     async def read_until(self, rows: int, view: StreamView) -> int:
-        """Make it read everything; return once ``rows`` are in committed micro-batches."""
-        await self._start_reading()
+        """Return the rows in committed micro-batches, once they are at least ``rows``."""
         while sum(self.rows_by_batch.values()) < rows:
             await self._next_progress(view)
         return sum(self.rows_by_batch.values())
 
     async def catch_up(self, view: StreamView) -> None:
-        """Make it read everything, and wait until it has."""
-        await self._start_reading()
+        """Read everything."""
+        await self.start_reading()
         while (await self._next_progress(view)).rows is not None:
             pass
 
-    async def _start_reading(self) -> None:
+    async def start_reading(self) -> None:
+        """Have a process read everything: the one that did before, or the next one."""
+        if self._process is None:
+            self._process, self._next_process = self._next_process, None
+            self._received.clear()
         assert self._process is not None
         assert self._process.stdin is not None
         await self._process.stdin.send_all(b"\n")
@@ -218,6 +226,12 @@ class Stream:
             self._received += data
         line, _, self._received = self._received.partition(b"\n")
         return bytes(line)
+
+
+async def _kill(process: trio.Process | None) -> None:
+    if process is not None:
+        os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
 
 
 async def _send_next_year(mq: Embedded) -> None:

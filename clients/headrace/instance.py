@@ -31,6 +31,7 @@ from headrace.errors import (
 )
 from headrace.route import TopicRoute
 from headrace.tasks import Background
+from headrace.telemetry import tracing
 from headrace_protocol.bodies import ConsumerData, HeartbeatData, ProducerData
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.connection import RequestReceived
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     import msgspec
     from anyio.abc import TaskGroup
 
+    from headrace.spans import Tracing
     from headrace_protocol.drivers.response import Response
     from headrace_protocol.frame import Buffer
 
@@ -105,6 +107,8 @@ class ClientInstance:
         self._connecting: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         self._routes: dict[str, TopicRoute] = {}
         self._fetching: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
+        # Spans, if the program traces when the client opens.
+        self.tracing: Tracing | None = None
         self._background = Background()
         self._tasks: TaskGroup | None = None
 
@@ -114,6 +118,7 @@ class ClientInstance:
         """Start the background tasks; return the task group for the client's own tasks."""
         if self._tasks is not None:
             raise ConfigurationError("this client is already open; use it in one block at a time")
+        self.tracing = tracing(self.client_id)
         self._tasks = await self._background.start()
         self._tasks.start_soon(self._heartbeat_regularly)
         self._tasks.start_soon(self._refresh_routes_regularly)

@@ -351,8 +351,14 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
         return returns
 
     def copy_to(self, topic: str) -> Message:
-        """A message to send to ``topic``: the same body, key, tag and properties."""
-        return Message(topic, self.body, self.key, self.tag, self.properties)
+        """A message to send to ``topic``: the same body, key, tag and properties.
+
+        The trace context of this message is left out: the send of the other has its own.
+        """
+        properties = self.properties
+        for name in ("traceparent", "tracestate"):
+            properties.pop(name, None)
+        return Message(topic, self.body, self.key, self.tag, properties)
 
     @property
     def key(self) -> str:

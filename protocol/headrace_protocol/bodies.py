@@ -547,11 +547,16 @@ class SubscriptionGroupWrapper(Body):
 
 
 class TopicOffset(Body):
-    """The extent of a queue. last_update_timestamp: store time of its last message, in ms."""
+    """The extent of a queue.
+
+    last_update_timestamp: store time of its last message, in ms.
+    record_bytes: bytes of its records, if requested with ``with_bytes``.
+    """
 
     last_update_timestamp: Int64 = 0
     max_offset: Int64 = 0
     min_offset: Int64 = 0
+    record_bytes: Int64 | None = None
 
 
 class TopicStatsTable(Body):

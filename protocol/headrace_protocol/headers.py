@@ -447,7 +447,12 @@ class GetTopicConfigHeader(TopicHeader, kw_only=True, gc=False):
 
 
 class GetTopicStatsHeader(TopicHeader, kw_only=True, gc=False):
-    """GET_TOPIC_STATS_INFO (202)."""
+    """GET_TOPIC_STATS_INFO (202).
+
+    with_bytes: also the bytes of each queue's records; headrace's own, which other brokers ignore.
+    """
+
+    with_bytes: bool | None = None
 
 
 class TopicConfigResponseHeader(RequestHeader, kw_only=True, gc=False):

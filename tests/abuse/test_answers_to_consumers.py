@@ -336,7 +336,8 @@ async def test_a_failing_broker_does_not_affect_the_others(
     connect: dict[str, Any] = {"nameserver": nameserver.address, "connect": network.connect}
     async with Consumer("g", "T", start="earliest", ordered=True, **connect) as consumer:
         assert consumer.assignment == [queues[1 - bad]]
-        assert f"group g continues without broker broker-{bad}: " in caplog.text
+        (line,) = caplog.messages
+        assert f"broker broker-{bad}" in line
         await trio.sleep(MINUTE_S)
         assert consumer.assignment == [queues[1 - bad]]
         assert brokers[bad].count(code) < 2 * PULLS_MAX

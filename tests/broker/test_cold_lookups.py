@@ -77,7 +77,7 @@ LOOKUPS: list[tuple[RequestCode, Any, set[str]]] = [
     ),
     (
         RequestCode.GET_TOPIC_STATS_INFO,
-        GetTopicStatsHeader(topic="t"),
+        GetTopicStatsHeader(topic="t", with_bytes=True),
         {"consumequeue", "commitlog"},
     ),
     (

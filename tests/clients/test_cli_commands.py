@@ -251,7 +251,7 @@ def test_topics_are_made_listed_described_and_deleted() -> None:
     ]
     assert [queue["queue"] for queue in description["queues"]] == [0, 1, 2]
     assert description["groups"] == []
-    assert [name, "3", "0", "-"] in succeed("topic", "list").rows()
+    assert [name, "3", "0", "0", "-"] in succeed("topic", "list").rows()
     succeed("topic", "delete", name, "--yes")
     assert name not in [row["topic"] for row in succeed("topic", "list", "--json").json()]
     assert f"topic {name} does not exist" in fail(3, "topic", "delete", name, "--yes")
@@ -329,8 +329,9 @@ def test_list_shows_what_a_topic_holds(topic: str) -> None:
     last = max(
         message["store_time"] for message in succeed("consume", topic, "--json").json_lines()
     )
-    rows = succeed("topic", "list", "--json").json()
-    assert {"topic": topic, "queues": 2, "messages": 3, "last_message": last} in rows
+    (row,) = (row for row in succeed("topic", "list", "--json").json() if row["topic"] == topic)
+    assert 3 * 90 < row.pop("bytes") < 3 * 120
+    assert row == {"topic": topic, "queues": 2, "messages": 3, "last_message": last}
 
 
 def test_purge_empties_a_topic_and_keeps_its_settings(topic: str) -> None:
@@ -549,6 +550,14 @@ def test_wrong_usage_is_exit_code_2() -> None:
     assert outcome.exit_code == 2
     assert "Missing argument 'TOPIC'" in outcome.stderr
     assert headrace("no-such-command").exit_code == 2
+    assert "Did you mean '--json'? See `headrace consume -h`" in fail(2, "consume", "t", "--jsn")
+
+
+def test_a_reader_without_a_group_is_no_group_to_list(topic: str) -> None:
+    succeed("consume", topic)
+    names = [group["group"] for group in succeed("group", "list", "--json").json()]
+    assert not [name for name in names if name.startswith("headrace_")]
+    assert "headrace_reader" in succeed("group", "list", "--system").stdout
 
 
 @pytest.mark.parametrize(

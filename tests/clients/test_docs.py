@@ -122,3 +122,19 @@ def test_a_fixture_for_pytest_asyncio(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert "1 passed" in ended.stdout, ended.stdout + ended.stderr
+
+
+def test_a_traced_program_prints_its_spans(nameserver: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, file_example(tmp_path, "traced.py")],
+        env=os.environ | {NAMESERVER_VARIABLE: nameserver},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    (output,) = (
+        match["output"]
+        for match in EXAMPLE.finditer(DOCUMENT.read_text())
+        if match["code"].startswith("# traced.py\n")
+    )
+    assert done.stdout == output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import secrets
 import shutil
@@ -46,6 +47,7 @@ from tests.support.stores import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+PAGE = mmap.PAGESIZE
 TOPICS = ["T", "a longer topic", "Thème"]
 NAMES = st.sampled_from(["UNIQ_KEY", "KEYS", "TAGS", "WAIT", "KEY", "KEYSX", "XTAGS", ""])
 VALUES = st.text(st.sampled_from("ab z_é😀\x7f")) | st.text(min_size=60, max_size=70)
@@ -482,3 +484,62 @@ def test_fsck_tells_what_the_index_lacks(tmp_path: Path) -> None:
             attrgetter("problem"), report.findings
         )
         assert repair(directory, report.findings, lambda _: None) is None
+
+
+class _Recorder(FaultyFiles):
+    """Keeps which pages of a file have been allocated, and by how many calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pages: set[int] = set()
+        self.calls = 0
+
+    def allocate(self, descriptor: int, position: int, byte_count: int) -> None:
+        super().allocate(descriptor, position, byte_count)
+        self.pages |= set(range(position // PAGE, -(-(position + byte_count) // PAGE)))
+        self.calls += 1
+
+
+SLOT_PAGES = 300
+
+
+@pytest.mark.parametrize("counts", [[1, 1, 1], [20] * 10, [5000], [3, 2000, 3]])
+def test_slots_have_blocks_before_they_are_written_and_few_others(
+    tmp_path: Path, counts: list[int]
+) -> None:
+    files, rng = _Recorder(), np.random.default_rng(7)
+    slot_count = SLOT_PAGES * PAGE // 4
+    settings = small_settings(tmp_path, index_slot_count=slot_count, index_entry_count=1 << 17)
+    index = IndexFiles(settings, files)
+    for count in counts:
+        hashes = rng.integers(0, 1 << 31, count, dtype=np.int32)
+        index.put(hashes, np.arange(count), np.arange(count), now_ms=0)
+        (file,) = index.files
+        written = np.frombuffer(file.file.map[: file.entries_at], np.uint8)
+        pages = np.flatnonzero(
+            [written[n * PAGE : (n + 1) * PAGE].any() for n in range(SLOT_PAGES + 1)]
+        )
+        assert set(pages.tolist()) <= files.pages
+    slots = {page for page in files.pages if page < SLOT_PAGES}
+    assert len(slots) <= sum(counts) + 1
+    assert files.calls <= 2 + sum(min(count, 64) for count in counts)
+
+
+def test_a_full_disk_leaves_the_slots_as_they_were(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    settings = small_settings(tmp_path, index_slot_count=10 * PAGE, index_entry_count=1 << 17)
+    index = IndexFiles(settings, files)
+    put_hashes(index, [1])
+    before = index.files[0].file.map[:]
+    files.is_full = True
+    with pytest.raises(OSError, match="No space"):
+        put_hashes(index, [9 * PAGE])
+    assert index.files[0].file.map[:] == before
+    files.is_full = False
+    put_hashes(index, [9 * PAGE])
+    assert len(walked(index, 9 * PAGE)) == 1
+
+
+def put_hashes(index: IndexFiles, hashes: list[int]) -> None:
+    numbers = np.arange(len(hashes))
+    index.put(np.array(hashes, np.int32), numbers, numbers, now_ms=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import struct
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from headrace_broker.store.integrity.checkpoint import Checkpoint
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.queues.consume_queue import UNIT, UNIT_BYTES
 from headrace_broker.store.retention.cleaner import delete_files
-from headrace_broker.store.store_source import GetStatus
+from headrace_broker.store.store_source import SAMPLE_UNITS, SAMPLES, GetStatus
 from headrace_broker.store.write import flush
 from headrace_protocol.message import (
     BORN_HOST_V6,
@@ -867,3 +868,32 @@ def test_names_that_were_not_synced_are_synced_by_the_next_flush(tmp_path: Path)
     files.is_broken = False
     files.sync_names()
     assert files.synced_folders == [tmp_path]
+
+
+@pytest.mark.parametrize("file_units", [10, 1000])
+def test_the_bytes_of_a_short_queue_are_counted(tmp_path: Path, file_units: int) -> None:
+    store = open_store(
+        tmp_path, commit_log_file_bytes=1 << 20, consume_queue_file_bytes=20 * file_units
+    )
+    queue = store.queue("T", 0)
+    assert store.source(queue).record_bytes() == 0
+    ends = [put(store, queue, b"x" * size) for size in range(1, 700)]
+    ends.append(store.commit_log.max_offset)
+    assert store.source(queue).record_bytes() == ends[-1] - ends[0]
+    store.close()
+
+
+def test_the_bytes_of_a_long_queue_are_estimated_from_few_units(tmp_path: Path) -> None:
+    count = 2 * SAMPLES * SAMPLE_UNITS
+    store = open_store(
+        tmp_path, commit_log_file_bytes=1 << 22, consume_queue_file_bytes=20 * count, ring_rows=8192
+    )
+    queue = store.queue("T", 0)
+    seed = random.randrange(1 << 32)
+    rng = random.Random(seed)
+    for _ in range(count):
+        put(store, queue, b"x" * rng.randrange(1, 200))
+    source = store.source(queue)
+    written = store.commit_log.max_offset
+    assert source.record_bytes() == pytest.approx(written, rel=0.05), seed
+    store.close()

@@ -52,9 +52,8 @@ def test_a_message_takes_little_of_the_disk(tmp_path: Path) -> None:
         broker.process.terminate()
         assert broker.end()[0] == 0
     assert (tmp_path / "commitlog" / f"{0:020}").stat().st_size == 64 << 20
-    assert running < 96 << 20
-    # Most of what is left are the index file's hash slots, 20 MB.
-    assert disk_bytes(tmp_path) < 24 << 20
+    assert running < 72 << 20
+    assert disk_bytes(tmp_path) < 1 << 20
 
 
 def disk_bytes(folder: Path) -> int:

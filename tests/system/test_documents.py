@@ -22,6 +22,7 @@ DOCUMENTS = [
     "docs/migrating.md",
     "docs/operations.md",
     "docs/guarantees.md",
+    "docs/retention.md",
     "docs/store-tools.md",
 ]
 _LINK = re.compile(r"\]\(([^)#:]+)\)")

@@ -277,17 +277,21 @@ class AdminTopicsProcessor:
 
     def stats(self, request: Request) -> Generator[NotReady | None, None, Reply]:
         """GET_TOPIC_STATS_INFO: offsets and the time of the last message, by queue."""
-        topic = self._topics.expect(request.header(GetTopicStatsHeader).topic)
+        header = request.header(GetTopicStatsHeader)
+        topic = self._topics.expect(header.topic)
         name = topic.topic_name
         queue_nums = max(topic.read_queue_nums, topic.write_queue_nums)
         rows = yield from all_ready(
-            functools.partial(self._queue_stats, name, queue_id) for queue_id in range(queue_nums)
+            functools.partial(self._queue_stats, name, queue_id, with_bytes=bool(header.with_bytes))
+            for queue_id in range(queue_nums)
         )
         table = yield from fastjson.dumps_sliced([row for row in rows if row is not None])
         body = {"offsetTable": table, "topicPutTps": self._statistics.topic_rate(name)}
         return Reply(body=(fastjson.dumps(body),))
 
-    def _queue_stats(self, topic: str, queue_id: int) -> tuple[MessageQueue, TopicOffset] | None:
+    def _queue_stats(
+        self, topic: str, queue_id: int, *, with_bytes: bool
+    ) -> tuple[MessageQueue, TopicOffset] | None:
         source = self._directory.source_to_list(topic, queue_id)
         if source is None:
             return None
@@ -296,6 +300,7 @@ class AdminTopicsProcessor:
             min_offset=source.min_offset(),
             max_offset=max_offset,
             last_update_timestamp=source.store_time_at(max_offset - 1) or 0,
+            record_bytes=source.record_bytes() if with_bytes else None,
         )
 
 

@@ -29,6 +29,9 @@ LOG_FILL_MIN: Final = 0.75
 PIECE_BYTES_MIN: Final = 4096
 # Units farther than this from the end are checked for residency, as old bytes of the log are.
 HOT_UNITS: Final = 100_000
+# A queue's bytes are summed up to SAMPLES * SAMPLE_UNITS units, and estimated from so many beyond.
+SAMPLES: Final = 16
+SAMPLE_UNITS: Final = 256
 Boundary = Literal["LOWER", "UPPER"]
 Layout = Literal["log", "gathered"]
 
@@ -199,6 +202,23 @@ class StoreSource:
         physical_offset, size, tags_code = UNIT.unpack(self._units(self._queue, queue_offset, 1))
         return physical_offset, size, tags_code
 
+    def record_bytes(self) -> int:
+        """Bytes of the records that can be read: their sum, or an estimate for a long queue.
+
+        The estimate is from samples of the units at equal distances. Raises NotReady.
+        """
+        queue_offset, end = self.min_offset(), self._queue.max_offset
+        count = end - queue_offset
+        step = count // SAMPLES if count > SAMPLES * SAMPLE_UNITS else 1
+        sampled = sampled_bytes = 0
+        while queue_offset < end:
+            view = self._units(self._queue, queue_offset, min(SAMPLE_UNITS, end - queue_offset))
+            sizes = np.frombuffer(view, UNIT_DTYPE)["size"]
+            queue_offset += max(len(sizes), step)
+            sampled += len(sizes)
+            sampled_bytes += int(sizes[sizes != BLANK_SIZE].sum(dtype=np.int64))
+        return sampled_bytes * count // sampled if sampled else 0
+
     def has_unit(self, queue_offset: int) -> bool:
         """Whether the queue has this unit, even if the record is gone."""
         return self._queue.first_offset <= queue_offset < self._queue.max_offset
@@ -254,6 +274,10 @@ class EmptySource:
     def known_range(self) -> tuple[int, int]:
         """An empty range."""
         return 0, 0
+
+    def record_bytes(self) -> int:
+        """0."""
+        return 0
 
     def unit(self, queue_offset: int) -> tuple[int, int, int]:
         """Raises LookupError: no unit exists."""

@@ -157,7 +157,8 @@ def _run() -> int:
         return USAGE
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "headrace"
-        warn(f"{error.format_message().rstrip('.')}; see `{where} -h`")
+        text = error.format_message().rstrip(".")
+        warn(f"{text} See `{where} -h`" if text.endswith("?") else f"{text}; see `{where} -h`")
         return USAGE
     return 0
 

@@ -54,12 +54,31 @@ _TIMESTAMP_MAX = 2**63 - 1
 
 
 class TopicTotals(msgspec.Struct, frozen=True):
-    """A topic over all brokers that answer; last_timestamp_ms: 0 if it has no messages."""
+    """A topic over all brokers that answer.
+
+    record_bytes: bytes of its records, estimated for long queues; None if a broker of Apache's has
+        some of them.
+    last_timestamp_ms: 0 if it has no messages.
+    """
 
     topic: str
     queues: int = 0
     messages: int = 0
+    record_bytes: int | None = 0
     last_timestamp_ms: int = 0
+
+    def plus(self, queue: TopicOffset) -> TopicTotals:
+        """These totals with one more queue."""
+        byte_count = None
+        if self.record_bytes is not None and queue.record_bytes is not None:
+            byte_count = self.record_bytes + queue.record_bytes
+        return TopicTotals(
+            self.topic,
+            self.queues + 1,
+            self.messages + queue.max_offset - queue.min_offset,
+            byte_count,
+            max(self.last_timestamp_ms, queue.last_update_timestamp),
+        )
 
 
 class TopicExists(HeadraceError):
@@ -259,7 +278,8 @@ class Admin(GroupAdmin, WaitingAdmin):
             response = await self._ask(address, code, GetAllTopicConfigHeader())
             there = response.decode(TopicConfigSerializeWrapper).topic_config_table
             found = await gather(
-                lambda name: self._stats(address, name), [name for name in names if name in there]
+                lambda name: self._stats(address, name, with_bytes=True),
+                [name for name in names if name in there],
             )
             for each in found:
                 # A topic may be deleted meanwhile.
@@ -271,17 +291,13 @@ class Admin(GroupAdmin, WaitingAdmin):
         totals = {name: TopicTotals(name) for name in names}
         for table in (each for tables in answers.values() for each in tables):
             for queue, at in table.offset_table.items():
-                known = totals[queue.topic]
-                totals[queue.topic] = TopicTotals(
-                    queue.topic,
-                    known.queues + 1,
-                    known.messages + at.max_offset - at.min_offset,
-                    max(known.last_timestamp_ms, at.last_update_timestamp),
-                )
+                totals[queue.topic] = totals[queue.topic].plus(at)
         return list(totals.values())
 
-    async def _stats(self, address: str, topic: str) -> TopicStatsTable:
-        header = GetTopicStatsHeader(topic=topic)
+    async def _stats(
+        self, address: str, topic: str, *, with_bytes: bool | None = None
+    ) -> TopicStatsTable:
+        header = GetTopicStatsHeader(topic=topic, with_bytes=with_bytes)
         response = await self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, header)
         return response.decode(TopicStatsTable)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from headrace.admin.requests import BrokerProblem, BrokerRequests
+from headrace.consumer.pulls import READER_GROUP
 from headrace.consumer.start import Start, check_start, timestamp_ms
 from headrace.errors import ConfigurationError, RequestTimeout
 from headrace.messages import check_group
@@ -36,7 +37,13 @@ from headrace_protocol.system_topics import GROUP_PREFIXES
 _MEMBER_TIMEOUT_MS = 2000
 _SYSTEM_GROUPS = ("CID_ONSAPI_", "CID_RMQ_SYS_", "CID_SYS_")
 _SYSTEM_GROUP_NAMES = frozenset(
-    {"CID_ONS-HTTP-PROXY", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "TOOLS_CONSUMER"}
+    {
+        "CID_ONS-HTTP-PROXY",
+        "FILTERSRV_CONSUMER",
+        READER_GROUP,
+        "SELF_TEST_C_GROUP",
+        "TOOLS_CONSUMER",
+    }
 )
 
 

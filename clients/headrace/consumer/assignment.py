@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
 
+from headrace.consumer.broker_watch import BrokerWatch, is_absence
 from headrace.consumer.fetcher import Fetcher
 from headrace.consumer.locks import QueueLockClient
 from headrace.consumer.process_queue import Limits, ProcessQueue
@@ -22,7 +24,7 @@ from headrace_protocol.headers import ConsumerGroupHeader
 from headrace_protocol.system_topics import RETRY_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from anyio.abc import TaskGroup
 
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from headrace.messages import BodyLimits
     from headrace.route import TopicRoute
     from headrace_protocol.bodies import MessageQueue
+
+    CommitOffsets = Callable[[str, Mapping[MessageQueue, int]], Awaitable[None]]
 
 _log = logging.getLogger("headrace.consumer")
 
@@ -87,12 +91,14 @@ class Assignment:
         self._limits = limits
         self._offsets = offsets
         self._locks = QueueLockClient(instance, group)
-        self._fetcher = Fetcher(instance, group, inbox, body_limits)
+        self._brokers = BrokerWatch()
+        self._fetcher = Fetcher(instance, group, inbox, body_limits, self._brokers)
         # Released queues whose last messages are still being processed, under the lock.
         self._leaving: set[MessageQueue] = set()
         # Queues that a renewal locked again although they were released meanwhile.
         self._strays: set[MessageQueue] = set()
         self._seeks_retry_topic = False
+        self._is_stale = False
         self._tasks: TaskGroup | None = None
 
     async def start(self, tasks: TaskGroup) -> None:
@@ -107,7 +113,7 @@ class Assignment:
 
     async def commit(self) -> None:
         """Commit all processed messages, and wait until the brokers confirm."""
-        await self._commit(list(self.process_queues.values()))
+        await self._commit_confirmed(self.process_queues.values())
 
     async def release_all(self) -> None:
         """Stop fetching, commit, and release all queues to the other members."""
@@ -139,15 +145,24 @@ class Assignment:
             before = set(self.process_queues)
             try:
                 complete = await self._rebalance()
+                self._is_stale = False
             except HeadraceError as error:
-                _log.warning("group %s keeps its current queues: %s", self._group, error)
+                self._report_stale(error)
                 complete = False
             # A broker may announce group changes endlessly.
             await anyio.sleep(pacer.delay_s(progress=before != self.process_queues.keys()))
 
+    def _report_stale(self, error: HeadraceError) -> None:
+        """Log the first of several failed rebalances, unless an absent broker explains it."""
+        if not (self._is_stale or self._brokers.absent):
+            _log.warning("group %s keeps its current queues: %s", self._group, error)
+        self._is_stale = True
+
     async def _rebalance(self) -> bool:
         """Bring the assignment up to date; return False if it is incomplete."""
         complete = True
+        asked: set[str] = set()
+        failed: set[str] = set()
         await self._unlock_strays()
         for subscription in self._subscriptions:
             try:
@@ -156,7 +171,12 @@ class Assignment:
                 if not _is_retry(subscription.topic):
                     raise
             else:
-                complete &= await self._share_topic(subscription, route)
+                complete &= await self._share_topic(subscription, route, failed)
+                asked.update(route.brokers)
+        # The pulls of a queue notice when its broker is back.
+        pulled = {queue.broker_name for queue in self.process_queues}
+        for name in asked - failed - pulled:
+            self._brokers.note_present(name)
         return complete
 
     async def _seek_retry_topic(self) -> None:
@@ -181,9 +201,27 @@ class Assignment:
         with_retries = brokers.pop(self._retry_topic)
         return set().union(*brokers.values()) - with_retries
 
-    async def _share_topic(self, subscription: Subscription, route: TopicRoute) -> bool:
+    async def _share_topic(
+        self, subscription: Subscription, route: TopicRoute, failed: set[str]
+    ) -> bool:
+        """Take this member's share of a topic; return False if it is incomplete.
+
+        failed: receives the names of the brokers that fail.
+        """
         # By broker name, the error that makes the broker's queues unavailable for now.
         failures = await self._join(route)
+        try:
+            mine = await self._share_queues(subscription, route, failures)
+        finally:
+            failed.update(failures)
+            self._report_failures(failures)
+        self._check_share(mine, failures)
+        return not failures and mine <= self.process_queues.keys()
+
+    async def _share_queues(
+        self, subscription: Subscription, route: TopicRoute, failures: dict[str, HeadraceError]
+    ) -> set[MessageQueue]:
+        """Release and take over queues of a topic; return this member's share."""
         mine = set(route.read_queues)
         if not self._broadcast:
             members = await self._members(route, failures)
@@ -201,16 +239,21 @@ class Assignment:
         for queue in sorted(locked - held):
             if queue.broker_name not in failures:
                 await self._try_to_take_over(queue, subscription, failures, locked_at)
-        self._report_failures(mine, failures)
-        return not failures and mine <= self.process_queues.keys()
+        return mine
 
-    def _report_failures(self, mine: set[MessageQueue], failures: dict[str, HeadraceError]) -> None:
-        """Log the brokers that failed. Raises if their failure leaves this member no queue."""
+    def _report_failures(self, failures: Mapping[str, HeadraceError]) -> None:
+        """Log each absent broker once, and each other failure."""
+        for name, error in failures.items():
+            if is_absence(error):
+                self._brokers.note_absent(name, error)
+            else:
+                _log.warning("group %s continues without broker %s: %s", self._group, name, error)
+
+    def _check_share(self, mine: set[MessageQueue], failures: Mapping[str, HeadraceError]) -> None:
+        """Raise if failures leave this member no queue of a topic."""
         has_none = self.process_queues.keys().isdisjoint(mine)
         if mine and has_none and all(queue.broker_name in failures for queue in mine):
             raise failures[min(mine).broker_name]
-        for name, error in failures.items():
-            _log.warning("group %s continues without broker %s: %s", self._group, name, error)
 
     async def _join(self, route: TopicRoute) -> dict[str, HeadraceError]:
         """Send a first heartbeat to all brokers of a topic; return errors by broker name."""
@@ -231,21 +274,24 @@ class Assignment:
         }
 
     async def _members(self, route: TopicRoute, failures: dict[str, HeadraceError]) -> list[str]:
-        """The group's client ids, including this one, from the first broker that joining reached.
+        """The group's client ids, including this one, from the first broker that answers.
 
-        Raises that broker's error; the first failure if joining reached no broker; NoQueue if the
-        topic has no broker.
+        Raises the first failure if none answers; NoQueue if the topic has no broker.
         """
         addresses = {name: at for name in route.brokers if (at := route.address(name))}
         if not addresses:
             raise NoQueue(route.topic, "read from")
-        known = [address for name, address in addresses.items() if name not in failures]
-        if not known:
-            raise next(iter(failures.values()))
+        for name in [name for name in addresses if name not in failures]:
+            try:
+                return await self._members_at(addresses[name])
+            except HeadraceError as error:
+                failures[name] = error
+        raise next(iter(failures.values()))
+
+    async def _members_at(self, address: str) -> list[str]:
+        header = ConsumerGroupHeader(consumer_group=self._group)
         response = await self._instance.request(
-            known[0],
-            RequestCode.GET_CONSUMER_LIST_BY_GROUP,
-            ConsumerGroupHeader(consumer_group=self._group),
+            address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header
         )
         if response.command.code == ResponseCode.SYSTEM_ERROR:
             return []  # RocketMQ's answer for a group without members
@@ -284,7 +330,7 @@ class Assignment:
     async def _hand_over(self, queues: Iterable[MessageQueue]) -> None:
         released = [self.process_queues.pop(queue) for queue in queues]
         if not self._ordered:
-            await self._release(released)
+            await self._try_to_release(released)
             return
         assert self._tasks is not None
         for process_queue in released:
@@ -297,18 +343,25 @@ class Assignment:
         with anyio.move_on_after(_HANDOVER_S):
             await self._inbox.wait_until_idle(process_queue)
         try:
-            await self._release([process_queue])
-        except HeadraceError as error:
-            _log.warning("group %s: messages will be redelivered: %s", self._group, error)
+            await self._try_to_release([process_queue])
         finally:
             self._leaving.discard(process_queue.queue)
+
+    async def _try_to_release(self, process_queues: list[ProcessQueue]) -> None:
+        try:
+            await self._release(process_queues)
+        except HeadraceError as error:
+            if not is_absence(error):
+                _log.warning("group %s: messages will be redelivered: %s", self._group, error)
 
     async def _release(self, process_queues: list[ProcessQueue]) -> None:
         for process_queue in process_queues:
             process_queue.drop()
-        await self._commit(process_queues)
-        if self._ordered:
-            await self._locks.unlock([process_queue.queue for process_queue in process_queues])
+        try:
+            await self._commit_confirmed(process_queues)
+        finally:
+            if self._ordered:
+                await self._locks.unlock([process_queue.queue for process_queue in process_queues])
 
     # -- locks -------------------------------------------------------------------------------------
 
@@ -330,10 +383,7 @@ class Assignment:
     async def _renew_locks_regularly(self) -> None:
         while True:
             await anyio.sleep(LOCK_INTERVAL_S)
-            try:
-                await self._renew_locks()
-            except HeadraceError as error:
-                _log.warning("group %s: locks not renewed, retrying: %s", self._group, error)
+            await self._renew_locks()
 
     async def _renew_locks(self) -> None:
         failures: dict[str, HeadraceError] = {}
@@ -355,11 +405,12 @@ class Assignment:
     def _drop_lost_queues(self) -> None:
         for queue, process_queue in list(self.process_queues.items()):
             if process_queue.has_lost_lock:
-                _log.warning(
-                    "group %s: lock of %s not renewed in time, messages may be redelivered",
-                    self._group,
-                    queue,
-                )
+                if queue.broker_name not in self._brokers.absent:
+                    _log.warning(
+                        "group %s: lock of %s not renewed in time, messages may be redelivered",
+                        self._group,
+                        queue,
+                    )
                 self.process_queues.pop(queue).drop()
 
     # -- progress ----------------------------------------------------------------------------------
@@ -367,18 +418,41 @@ class Assignment:
     async def _commit_regularly(self) -> None:
         while True:
             await anyio.sleep(COMMIT_INTERVAL_S)
-            offsets = _progress(self.process_queues.values())
-            try:
-                await self._offsets.commit_oneway(self._group, offsets)
-            except HeadraceError as error:
-                _log.warning("group %s: commit failed and will be retried: %s", self._group, error)
-            else:
-                self._note_committed(offsets)
+            failures = await self._commit(self.process_queues.values(), self._offsets.commit_oneway)
+            for name, error in failures.items():
+                if is_absence(error):
+                    self._brokers.note_absent(name, error)
+                else:
+                    _log.warning(
+                        "group %s: commit to broker %s failed and will be retried: %s",
+                        self._group,
+                        name,
+                        error,
+                    )
 
-    async def _commit(self, process_queues: list[ProcessQueue]) -> None:
-        offsets = _progress(process_queues)
-        await self._offsets.commit(self._group, offsets)
-        self._note_committed(offsets)
+    async def _commit_confirmed(self, process_queues: Iterable[ProcessQueue]) -> None:
+        """Commit, and wait until the brokers confirm. Raises the error of the first that fails."""
+        for error in (await self._commit(process_queues, self._offsets.commit)).values():
+            raise error
+
+    async def _commit(
+        self, process_queues: Iterable[ProcessQueue], send: CommitOffsets
+    ) -> dict[str, HeadraceError]:
+        """Commit at all brokers at the same time; return the errors by broker name."""
+        by_broker: defaultdict[str, dict[MessageQueue, int]] = defaultdict(dict)
+        for queue, offset in _progress(process_queues).items():
+            by_broker[queue.broker_name][queue] = offset
+
+        async def commit(offsets: dict[MessageQueue, int]) -> None:
+            await send(self._group, offsets)
+            self._note_committed(offsets)
+
+        outcomes = await gather(commit, list(by_broker.values()))
+        return {
+            name: error
+            for name, error in zip(by_broker, outcomes, strict=True)
+            if error is not None
+        }
 
     def _note_committed(self, offsets: dict[MessageQueue, int]) -> None:
         for queue, offset in offsets.items():

@@ -7,18 +7,14 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from headrace.consumer.broker_watch import is_absence
 from headrace.consumer.pulls import SLICE_BYTES, Wanted
-from headrace.errors import (
-    BrokerError,
-    ConnectFailed,
-    ConnectionLost,
-    HeadraceError,
-    RequestTimeout,
-)
+from headrace.errors import BrokerError, HeadraceError
 from headrace.pacing import Pacer
 from headrace_protocol.codes import ResponseCode
 
 if TYPE_CHECKING:
+    from headrace.consumer.broker_watch import BrokerWatch
     from headrace.consumer.inbox import Inbox
     from headrace.consumer.process_queue import ProcessQueue
     from headrace.consumer.pulls import PullResult
@@ -42,14 +38,18 @@ class Fetcher:
     """Pulls messages for one group into an inbox."""
 
     def __init__(
-        self, instance: ClientInstance, group: str, inbox: Inbox, body_limits: BodyLimits
+        self,
+        instance: ClientInstance,
+        group: str,
+        inbox: Inbox,
+        body_limits: BodyLimits,
+        brokers: BrokerWatch,
     ) -> None:
         self._instance = instance
         self._group = group
         self._inbox = inbox
         self._body_limits = body_limits
-        # Brokers that don't answer: reported when they go and when they are back.
-        self._absent: set[str] = set()
+        self._brokers = brokers
 
     async def run(self, process_queue: ProcessQueue, subscription: Subscription) -> None:
         """Pull until the queue is dropped."""
@@ -86,7 +86,7 @@ class Fetcher:
                 process_queue.reset(0)
             await self._pause(process_queue, error)
             return False
-        self._note_present(process_queue.queue.broker_name)
+        self._brokers.note_present(process_queue.queue.broker_name)
         # The response may have arrived just before a seek.
         if offset == process_queue.pull_offset:
             self._accept(process_queue, result)
@@ -140,8 +140,8 @@ class Fetcher:
 
     async def _pause(self, process_queue: ProcessQueue, error: HeadraceError) -> None:
         queue = process_queue.queue
-        if isinstance(error, ConnectFailed | ConnectionLost | RequestTimeout):
-            self._note_absent(queue.broker_name, error)
+        if is_absence(error):
+            self._brokers.note_absent(queue.broker_name, error)
         else:
             _log.warning(
                 "pull of %s/%s/%d failed and will be retried: %s",
@@ -154,13 +154,3 @@ class Fetcher:
         if error.refresh_route:
             self._instance.invalidate_route(queue.topic)
         await anyio.sleep(_PAUSE_S)
-
-    def _note_absent(self, broker_name: str, error: HeadraceError) -> None:
-        if broker_name not in self._absent:
-            self._absent.add(broker_name)
-            _log.warning("broker %s does not answer, retrying: %s", broker_name, error)
-
-    def _note_present(self, broker_name: str) -> None:
-        if broker_name in self._absent:
-            self._absent.remove(broker_name)
-            _log.warning("broker %s answers again", broker_name)

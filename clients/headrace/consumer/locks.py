@@ -29,9 +29,9 @@ class QueueLockClient:
     ) -> set[MessageQueue]:
         """Take or renew locks; return the queues that this member now holds.
 
-        failures: receives the error of each broker that does not answer, by broker name.
+        failures: receives the error of each broker that fails, by broker name.
         """
-        by_broker = list((await self._by_broker(queues)).items())
+        by_broker = await self._by_broker(queues, failures)
         locked: set[MessageQueue] = set()
         outcomes = await gather(self._lock_at, by_broker)
         for (_, part), outcome in zip(by_broker, outcomes, strict=True):
@@ -50,19 +50,33 @@ class QueueLockClient:
         return response.expect().decode(LockBatchResponseBody).lock_ok_mq_set
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
-        """Release locks."""
-        for address, part in (await self._by_broker(queues)).items():
-            response = await self._instance.request(
-                address, RequestCode.UNLOCK_BATCH_MQ, None, self._body(part)
-            )
-            response.expect()
+        """Release locks at all brokers. Raises the error of the first broker that fails."""
+        failures: dict[str, HeadraceError] = {}
+        outcomes = await gather(self._unlock_at, await self._by_broker(queues, failures))
+        for error in (*failures.values(), *outcomes):
+            if error is not None:
+                raise error
 
-    async def _by_broker(self, queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:
+    async def _unlock_at(self, part: tuple[str, list[MessageQueue]]) -> None:
+        address, queues = part
+        response = await self._instance.request(
+            address, RequestCode.UNLOCK_BATCH_MQ, None, self._body(queues)
+        )
+        response.expect()
+
+    async def _by_broker(
+        self, queues: Iterable[MessageQueue], failures: dict[str, HeadraceError]
+    ) -> list[tuple[str, list[MessageQueue]]]:
+        """The queues of each broker's address; a broker without one goes into ``failures``."""
         by_broker = defaultdict(list)
         for queue in queues:
-            address = await self._instance.broker_address(queue.topic, queue.broker_name)
-            by_broker[address].append(queue)
-        return by_broker
+            try:
+                address = await self._instance.broker_address(queue.topic, queue.broker_name)
+            except HeadraceError as error:
+                failures[queue.broker_name] = error
+            else:
+                by_broker[address].append(queue)
+        return list(by_broker.items())
 
     def _body(self, queues: list[MessageQueue]) -> bytes:
         return LockBatchRequestBody(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Self
 
 import anyio
 
 from headrace.config import check_limits
+from headrace.consumer.broker_watch import BrokerWatch
 from headrace.consumer.fetcher import Fetcher
 from headrace.consumer.inbox import Inbox, Receiver
 from headrace.consumer.offset_store import OffsetStore
@@ -76,6 +78,7 @@ class PullConsumer(Startable):
             group or READER_GROUP,
             self._inbox,
             BodyLimits(body_bytes_max, batch_bytes_max),
+            BrokerWatch(),
         )
         self._process_queues: dict[MessageQueue, ProcessQueue] = {}
         self._receiver = Receiver(self._inbox)
@@ -159,12 +162,17 @@ class PullConsumer(Startable):
         check_limits(max_messages=max_messages)
         if not self._process_queues:
             raise ConfigurationError("no queue is assigned; call assign first")
+        tracing = self._instance.tracing
+        started_ns = time.time_ns() if tracing else 0
         delivery = None
         with anyio.move_on_after(None if timeout_ms is None else timeout_ms / 1000):
             delivery = await self._receiver.receive()
         # With a timeout of 0, the scope ended before the inbox was checked.
         delivery = delivery or self._receiver.receive_ready()
-        return delivery.next_part(max_messages) if delivery else None
+        batch = delivery.next_part(max_messages) if delivery else None
+        if tracing and batch:
+            tracing.received(batch, self.group, started_ns)
+        return batch
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """Store the group's progress, and wait for confirmation.

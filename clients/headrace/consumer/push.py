@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Self
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import anyio
 
@@ -21,7 +21,7 @@ from headrace.consumer.subscription import ALL, Subscription
 from headrace.errors import ConfigurationError
 from headrace.instance import ClientInstance
 from headrace.lifecycle import Startable
-from headrace.messages import BodyLimits, check_group
+from headrace.messages import BodyLimits, MessageBatch, ReceivedMessage, check_group
 from headrace_protocol.bodies import ConsumerData, ResetOffsetBody
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.aio import AsyncConnection, Connect, connect_tcp
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.connection import RequestReceived
+
+Item = TypeVar("Item", ReceivedMessage, MessageBatch)
 
 _LEAVE_S = 5.0
 # RocketMQ's name of an instance. Each start of a broadcasting consumer must find its file again.
@@ -201,15 +203,29 @@ class Consumer(Startable):
                 await self._inbox.wait_until_others_are_done()
         await super().stop()
 
-    def __aiter__(self) -> MessageIterator:
+    def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
+        return self._in_spans(self._messages())
+
+    def _messages(self) -> MessageIterator:
         self._instance.check_open("Consumer")
         return MessageIterator(self._inbox)
 
-    def batches(self, *, max_messages: int | None = None) -> BatchIterator:
+    def _in_spans(self, items: AsyncIterator[Item]) -> AsyncIterator[Item]:
+        tracing = self._instance.tracing
+        if tracing is None:
+            return items
+        from headrace.spans import ProcessSpans
+
+        return ProcessSpans(items, tracing, self.group)
+
+    def batches(self, *, max_messages: int | None = None) -> AsyncIterator[MessageBatch]:
         """Iterate over batches, from one queue each, instead of single messages.
 
         max_messages: most messages per batch; None yields all of one broker response.
         """
+        return self._in_spans(self._batches(max_messages))
+
+    def _batches(self, max_messages: int | None) -> BatchIterator:
         self._instance.check_open("Consumer")
         check_limits(max_messages=max_messages)
         return BatchIterator(self._inbox, max_messages)

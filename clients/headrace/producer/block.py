@@ -7,10 +7,12 @@ from itertools import accumulate, repeat
 from operator import add
 from typing import TYPE_CHECKING
 
+from headrace.messages import PROPERTIES_BYTES_MAX
 from headrace.producer.encoding import BulkOutgoing, Outgoing
 from headrace_protocol.message import UNIQ_KEY, compress, encode_batch
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Callable, Iterator, Sequence
 
     from headrace.messages import Message
@@ -56,6 +58,19 @@ class Block:
 
     def __len__(self) -> int:
         return len(self.bodies)
+
+    def add_properties(self, encoded: bytes, unless: re.Pattern[bytes]) -> None:
+        """Add properties to messages that have none that match, and room for them."""
+
+        def extended(known: bytes) -> bytes:
+            # Brokers add properties of their own within the same limit.
+            is_full = len(known) + len(encoded) > PROPERTIES_BYTES_MAX // 2
+            return known if is_full or unless.search(known) else known + encoded
+
+        known = self.properties
+        self.properties = (
+            extended(known) if isinstance(known, bytes) else [extended(each) for each in known]
+        )
 
     def parts(self) -> Iterator[Block]:
         """Split into blocks of about BLOCK_BYTES."""

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from headrace.producer.publication import Publication
     from headrace.producer.retries import Retries
     from headrace.producer.sender import AnyOutgoing, Sender
+    from headrace.spans import SendSpan, Tracing
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.command import Command
     from headrace_protocol.drivers.aio import AsyncConnection
@@ -95,10 +96,13 @@ class Pipeline(Startable):
         self._pause_count = self._pause_bytes = 0
         self._failures: list[tuple[Message, HeadraceError]] = []
         self._progress: anyio.Event | None = None
+        self._tracing: Tracing | None = None
         self._background = Background()
         self._tasks: TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
+        tracing = self._sender.instance.tracing
+        self._tracing = tracing.of_block() if tracing else None
         self._tasks = await self._background.start()
         self._tasks.start_soon(self._watch_deadlines)
         return self
@@ -242,7 +246,10 @@ class Pipeline(Startable):
         self._put_bytes += len(message.body)
         try:
             block = self._block([message])
+            span = self._start_span(block)
             outcome = await self._outcome(message.key, block)
+            if span:
+                span.end(outcome)
         finally:
             self._make_room([message])
         self._report([message], outcome)
@@ -257,7 +264,9 @@ class Pipeline(Startable):
         connection = sender.instance.open_connection(address)
         backlog.note_tick(self._tick)
         messages = backlog.take(self._single_from_bytes(backlog.target, connection))
-        request = _Request(self, outlet, backlog, messages, self._block(messages), self._tick)
+        block = self._block(messages)
+        span = self._start_span(block)
+        request = _Request(self, outlet, backlog, messages, block, self._tick, span)
         self._in_flight[request] = None
         if connection is None:
             self._failed(request, ConnectionLost(address, "it closed before the message was sent"))
@@ -274,8 +283,16 @@ class Pipeline(Startable):
             return BODY_BYTES_MAX + 1
         return compress_from_bytes
 
-    def _block(self, messages: Sequence[Message]) -> Block:
-        return Block.of(messages, self._sender.compress_from_bytes)
+    def _block(self, messages: Sequence[Message], span: SendSpan | None = None) -> Block:
+        """A block of messages, which carry the span's context."""
+        block = Block.of(messages, self._sender.compress_from_bytes)
+        if span:
+            span.add_to(block)
+        return block
+
+    def _start_span(self, block: Block) -> SendSpan | None:
+        """The span of a request, as a child of the span around the pipeline."""
+        return self._tracing.send(block) if self._tracing else None
 
     # -- responses ---------------------------------------------------------------------------------
 
@@ -291,6 +308,7 @@ class Pipeline(Startable):
             return
         self._remove(request)
         request.backlog.request_done()
+        request.end_span(result)
         self._finish(request.messages, result)
 
     def _failed(self, request: _Request, error: HeadraceError) -> None:
@@ -304,6 +322,7 @@ class Pipeline(Startable):
             self._tasks.start_soon(self._retry_singly, request)
         else:
             request.backlog.request_done()
+            request.end_span(error)
             self._finish(request.messages, error)
 
     def _remove(self, request: _Request) -> None:
@@ -324,7 +343,7 @@ class Pipeline(Startable):
             self._finish_part(request, request.messages, last_error)
             parts = []
         for messages in parts:
-            block = request.block if len(parts) == 1 else self._block(messages)
+            block = request.block if len(parts) == 1 else self._block(messages, request.span)
             outcome = await self._outcome(messages[0].key, block, retries)
             self._finish_part(request, messages, outcome)
         self._end_retry(request)
@@ -345,7 +364,7 @@ class Pipeline(Startable):
     async def _retry_singly(self, request: _Request) -> None:
         """Send the messages one by one, to find the one that the broker refuses."""
         for message in request.messages:
-            outcome = await self._outcome(message.key, self._block([message]))
+            outcome = await self._outcome(message.key, self._block([message], request.span))
             self._finish_part(request, [message], outcome)
         self._end_retry(request)
 
@@ -353,11 +372,14 @@ class Pipeline(Startable):
         self, request: _Request, messages: Sequence[Message], outcome: SendResult | HeadraceError
     ) -> None:
         request.done_count += len(messages)
+        if request.span and not isinstance(request.outcome, HeadraceError):
+            request.outcome = outcome
         self._finish(messages, outcome)
 
     def _end_retry(self, request: _Request) -> None:
         del self._retrying[request]
         request.backlog.request_done()
+        request.end_span(request.outcome)
 
     async def _outcome(
         self, key: str, block: Block, retries: Retries | None = None
@@ -422,6 +444,7 @@ class Pipeline(Startable):
         messages: list[Message] = []
         for request in self._in_flight:
             request.forget()
+            request.end_span(OutcomeUnknown())
             messages += request.messages
         self._in_flight.clear()
         for backlog in self._backlogs.values():
@@ -434,6 +457,7 @@ class Pipeline(Startable):
     def _report_unknown(self, messages: list[Message]) -> None:
         """Report messages without an outcome, also those of the retries that have just ended."""
         for request in self._retrying:
+            request.end_span(OutcomeUnknown())
             messages += request.messages[request.done_count :]
         self._retrying.clear()
         if messages and self._on_result:
@@ -445,6 +469,7 @@ class _Request:
 
     tick: when it was sent. newest_tick: when its newest message was accepted, at the latest.
     done_count: how many of the messages, from the first, have their outcome.
+    span: until its end. outcome: for the span, that of the parts of a retry; an error counts most.
     """
 
     __slots__ = (
@@ -456,8 +481,10 @@ class _Request:
         "done_count",
         "messages",
         "newest_tick",
+        "outcome",
         "outgoing",
         "outlet",
+        "span",
         "tick",
     )
 
@@ -469,6 +496,7 @@ class _Request:
         messages: list[Message],
         block: Block,
         tick: int,
+        span: SendSpan | None,
     ) -> None:
         self._pipeline = pipeline
         self._connection: AsyncConnection
@@ -480,6 +508,8 @@ class _Request:
         self.tick = tick
         self.newest_tick = backlog.newest_tick
         self.done_count = 0
+        self.span = span
+        self.outcome: SendResult | HeadraceError | None = None
         self.outgoing: AnyOutgoing
 
     @property
@@ -505,6 +535,11 @@ class _Request:
     def forget(self) -> None:
         """Stop the connection from calling the pipeline with the response."""
         self._connection.forget(self._opaque)
+
+    def end_span(self, outcome: SendResult | HeadraceError | None) -> None:
+        """End the span, if there is one."""
+        if self.span:
+            self.span.end(outcome)
 
     def timeout(self, timeout_ms: float) -> RequestTimeout:
         """The error to report for a missing response."""

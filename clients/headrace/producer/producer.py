@@ -16,6 +16,7 @@ from headrace.producer.sources import Source, Texts, chunks
 from headrace.producer.transaction import Checks, OnCheck, Transaction
 from headrace.producer.window import Window
 from headrace.recall import recall
+from headrace.telemetry import ended
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.aio import Connect, connect_tcp
 
@@ -96,7 +97,9 @@ class Producer(Startable):
         self._instance.check_open("Producer")
         sender = self._sender
         choose = sender.by_key(message.key) if queue is None else sender.to_queue(queue)
-        return await sender.send(message.topic, choose, sender.encode(message))
+        message.check()
+        outgoing, span = sender.encode(message)
+        return await ended(span, sender.send(message.topic, choose, outgoing))
 
     async def send_many(
         self,
@@ -131,11 +134,14 @@ class Producer(Startable):
     async def send_oneway(self, message: Message) -> None:
         """Send without waiting for confirmation: fast, but the message may be lost."""
         self._instance.check_open("Producer")
-        outgoing = self._sender.encode(message)
+        message.check()
         publication = await self._sender.lasting_publication(message.topic)
         target = self._sender.by_key(message.key)(publication)
         connection = await self._instance.connection(target.address)
+        outgoing, span = self._sender.encode(message)
         connection.send_soon(*target.single.oneway_frame(outgoing))
+        if span:
+            span.end(None)
         await self._sender.wait_for_topic(publication)
 
     async def recall(self, sent: SendResult) -> None:

@@ -21,10 +21,12 @@ from headrace.producer.faults import BrokerFaults
 from headrace.producer.publication import Publication
 from headrace.producer.retries import Retries, RetryLog, refuses_blocks
 from headrace.route import TopicRoute
+from headrace.telemetry import ended
 from headrace_protocol.message import TRANSACTION_PREPARED, UniqKeyGenerator, encode_host
 from headrace_protocol.system_topics import DEFAULT_TOPIC
 
 if TYPE_CHECKING:
+    from headrace.spans import SendSpan
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.drivers.aio import AsyncConnection
 
@@ -58,22 +60,24 @@ class Sender:
         generator = UniqKeyGenerator(now_ms, os.getpid(), socket.inet_aton(ip), time.time_ns())
         self._new_message_id = generator.next
 
-    def encode(self, message: Message) -> Outgoing:
-        """Encode a message for any broker. Raises InvalidMessage."""
-        message.check()
-        return self._encode(message)
+    def start_span(self, block: Block) -> SendSpan | None:
+        """The span of a request, whose context its messages then carry; None without tracing."""
+        tracing = self.instance.tracing
+        return tracing.send(block) if tracing else None
 
-    def _encode(self, message: Message) -> Outgoing:
+    def encode(self, message: Message) -> tuple[Outgoing, SendSpan | None]:
+        """Encode a checked message for any broker; the span to end with the outcome."""
         block = Block.of([message], self.compress_from_bytes)
-        return block.for_any_broker(now_ms(), self._new_message_id)
+        span = self.start_span(block)
+        return block.for_any_broker(now_ms(), self._new_message_id), span
 
-    def encode_half(self, message: Message, group: str) -> Outgoing:
-        """Encode a message that waits for its transaction. Raises InvalidMessage."""
+    async def send_half(self, message: Message, group: str) -> SendResult:
+        """Store a message that waits for its transaction. Raises as ``Producer.send``."""
         message.check()
         properties = {**message.properties, "TRAN_MSG": "true", "PGROUP": group}
-        half = self._encode(msgspec.structs.replace(message, properties=properties))
+        half, span = self.encode(msgspec.structs.replace(message, properties=properties))
         half.sys_flag |= TRANSACTION_PREPARED
-        return half
+        return await ended(span, self.send(message.topic, self.by_key(message.key), half))
 
     def encode_block(self, block: Block, connection: AsyncConnection) -> AnyOutgoing:
         """Encode a block for the broker at the other end of the connection."""

@@ -79,9 +79,7 @@ class Transaction:
                 f"a message for {message.topic} in a transaction for {self._topic}: "
                 "send it in a transaction of its own"
             )
-        sender = self._sender
-        half = sender.encode_half(message, self._group)
-        sent = await sender.send(message.topic, sender.by_key(message.key), half)
+        sent = await self._sender.send_half(message, self._group)
         self._sent.append(sent)
         return sent
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import anyio.lowlevel
 
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, OutcomeUnknown
+from headrace.telemetry import ended
 
 if TYPE_CHECKING:
     from headrace.messages import SendResult
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from headrace.producer.chunks import Chunk
     from headrace.producer.encoding import Target
     from headrace.producer.sender import AnyOutgoing, Choose, Sender
+    from headrace.spans import SendSpan
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.drivers.aio import Answer
 
@@ -30,6 +32,7 @@ class _InFlight(NamedTuple):
     choose: Choose
     target: Target
     attempt: tuple[AnyOutgoing, Answer] | HeadraceError
+    span: SendSpan | None
 
 
 class Window:
@@ -50,6 +53,8 @@ class Window:
         for in_flight in self._in_flight:
             if not isinstance(in_flight.attempt, HeadraceError):
                 in_flight.attempt[1].forget()
+            if in_flight.span:
+                in_flight.span.end(OutcomeUnknown())
 
     async def send(self, chunk: Chunk, queue: MessageQueue | None) -> None:
         """Start sending messages, to ``queue`` if it is given.
@@ -77,7 +82,9 @@ class Window:
         """Send the message that creates its topic: the others need the new topic's queues."""
         key, first, rest = chunk.first_and_rest()
         sender = self._sender
-        self.results.append(await sender.send(first.topic, sender.by_key(key), first))
+        span = sender.start_span(first)
+        sending = sender.send(first.topic, sender.by_key(key), first)
+        self.results.append(await ended(span, sending))
         return rest
 
     async def _send_block(self, block: Block, choose: Choose) -> None:
@@ -86,8 +93,9 @@ class Window:
 
     async def _send_part(self, block: Block, choose: Choose) -> None:
         target = await self._sender.target(block.topic, choose)
+        span = self._sender.start_span(block)
         attempt = await self._attempt(block, target)
-        self._in_flight.append(_InFlight(block, choose, target, attempt))
+        self._in_flight.append(_InFlight(block, choose, target, attempt, span))
         # The connection's writer sends this block while the next one is encoded.
         await anyio.lowlevel.checkpoint()
 
@@ -119,20 +127,18 @@ class Window:
         return any(in_flight.target.queue == target.queue for in_flight in self._in_flight)
 
     async def _finish_first(self) -> None:
-        block, choose, target, attempt = self._in_flight.popleft()
-        try:
-            if isinstance(attempt, HeadraceError):
-                raise attempt
-            outgoing, answer = attempt
-            result = outgoing.result(target, await answer.response(self._sender.timeout_ms))
-        except HeadraceError as error:
-            result = await self._retry(block, choose, target, error)
-        self.results.append(result)
+        in_flight = self._in_flight.popleft()
+        self.results.append(await ended(in_flight.span, self._result(in_flight)))
 
-    async def _retry(
-        self, block: Block, choose: Choose, target: Target, error: HeadraceError
-    ) -> SendResult:
-        """Make the attempts after the first one."""
-        sender = self._sender
+    async def _result(self, in_flight: _InFlight) -> SendResult:
+        """The result of the attempt in flight, or of those after it."""
+        block, target, sender = in_flight.block, in_flight.target, self._sender
+        try:
+            if isinstance(in_flight.attempt, HeadraceError):
+                raise in_flight.attempt
+            outgoing, answer = in_flight.attempt
+            return outgoing.result(target, await answer.response(sender.timeout_ms))
+        except HeadraceError as failure:
+            error = failure
         sender.note_failure(target, error)
-        return await sender.retry(block.topic, choose, block, error)
+        return await sender.retry(block.topic, in_flight.choose, block, error)

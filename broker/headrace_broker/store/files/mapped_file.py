@@ -14,7 +14,7 @@ from headrace_broker.store.files.residency import OLD_DATA, is_resident
 from headrace_protocol.errors import NotReady
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from headrace_broker.store.files.file_seal import FileSeal
@@ -159,6 +159,14 @@ class MappedFile:
             with self._descriptor() as descriptor:
                 self.files.allocate(descriptor, self.allocated_bytes, target - self.allocated_bytes)
             self.allocated_bytes = target
+
+    def allocate_pages(self, pages: Iterable[int]) -> None:
+        """Allocate the blocks of single pages, apart from ``allocated_bytes``. Raises OSError."""
+        with self._descriptor() as descriptor:
+            for page in pages:
+                start = page * mmap.PAGESIZE
+                end = min(start + mmap.PAGESIZE, self.file_bytes)
+                self.files.allocate(descriptor, start, end - start)
 
     def give_back(self, used_bytes: int) -> None:
         """Free the blocks allocated ahead of use, from the next page on. Raises OSError."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import mmap
 import struct
 import threading
 from bisect import bisect_left
@@ -40,6 +41,8 @@ LONG_MAX: Final = (1 << 63) - 1
 CLOCK_STEP_MS: Final = 24 * 3600 * 1000
 # Entries per step, which takes half a millisecond.
 _ENTRIES_AT_ONCE: Final = 128
+# Pages of slots allocated by a call each; more are allocated with all others by a single call.
+_PAGES_AT_ONCE_MAX: Final = 64
 Array = npt.NDArray[Any]
 
 
@@ -55,13 +58,21 @@ class IndexHeader(NamedTuple):
 
 
 class IndexFile:
-    """A slot has the number of the newest entry of its hashes; entries link to older ones."""
+    """A slot has the number of the newest entry of its hashes; entries link to older ones.
+
+    The slots of a large file are 20 MB. Their blocks are allocated as they are used, page by page,
+    so that a small store stays small; Apache's files have holes there, too.
+    """
 
     def __init__(self, file: MappedFile, slot_count: int, entry_count: int) -> None:
         self.file = file
         self.slot_count = slot_count
         self.entry_count = entry_count
         self.entries_at = HEADER_BYTES + slot_count * SLOT_BYTES
+        # Pages of slots that may be holes; None once there are none.
+        self._holes: Array | None = np.ones(-(-self.entries_at // mmap.PAGESIZE), bool)
+        # For the entries; ``_holes`` counts for what is before them.
+        file.allocated_bytes = self.entries_at
 
     @property
     def slots(self) -> Array:
@@ -96,11 +107,13 @@ class IndexFile:
         end = self.entries_at + (first + count) * ENTRY_BYTES
         self.file.allocate(end, ALLOCATE_STEP_BYTES)
         key_hashes, timestamps = key_hashes[:count], timestamps[:count]
+        slots = key_hashes % self.slot_count
+        self._allocate_slots(slots)
         entries = np.empty(count, ENTRY_DTYPE)
         entries["key_hash"] = key_hashes
         entries["physical_offset"] = physical_offsets[:count]
         entries["seconds"] = _seconds(timestamps, header)
-        entries["previous"], new_slots = self._link(key_hashes % self.slot_count, first)
+        entries["previous"], new_slots = self._link(slots, first)
         self.file.map[end - count * ENTRY_BYTES : end] = entries.tobytes()
         first_put = first <= 1
         self.header = IndexHeader(
@@ -112,6 +125,23 @@ class IndexFile:
             first + count,
         )
         return count
+
+    def _allocate_slots(self, slots: Array) -> None:
+        """Allocate the blocks of these slots, or of all if many pages need some. Raises OSError."""
+        if self._holes is None:
+            return
+        pages = np.unique((HEADER_BYTES + slots.astype(np.int64) * SLOT_BYTES) // mmap.PAGESIZE)
+        missing = pages[self._holes[pages]]
+        if len(missing) > _PAGES_AT_ONCE_MAX:
+            self._allocate_all_slots()
+        elif len(missing):
+            self.file.allocate_pages(missing.tolist())
+            self._holes[missing] = False
+
+    def _allocate_all_slots(self) -> None:
+        allocated_bytes, self.file.allocated_bytes = self.file.allocated_bytes, 0
+        self.file.allocate(allocated_bytes, 0)
+        self._holes = None
 
     def _link(self, slots: Array, first: int) -> tuple[Array, int]:
         """Put the entry numbers from ``first`` on at the head of their slots.
@@ -177,6 +207,7 @@ class IndexFile:
         end = self.entries_at + index_count * ENTRY_BYTES
         self.file.clear_from(end)
         self.file.allocate(end, ALLOCATE_STEP_BYTES)
+        self._allocate_all_slots()
         self.slots[:] = 0
         used = 0
         for first in range(1, index_count, REBUILD_ENTRIES):
@@ -333,10 +364,9 @@ class IndexFiles:
         return self.files[-1]
 
     def _create(self, now_ms: int) -> IndexFile:
-        entries_at = HEADER_BYTES + self.slot_count * SLOT_BYTES
-        allocate_bytes = min(entries_at + ALLOCATE_STEP_BYTES, self.file_bytes)
+        header_bytes = min(mmap.PAGESIZE, self.file_bytes)
         file = self._open(
-            MappedFile.create(self._new_path(now_ms), self.file_bytes, self.fs, allocate_bytes)
+            MappedFile.create(self._new_path(now_ms), self.file_bytes, self.fs, header_bytes)
         )
         seed = IndexHeader(0, 0, 0, 0, 0, 1)
         if self.files:

@@ -64,7 +64,9 @@ Chunk = list["Message"]
     metavar="NAME=VALUE",
     help="Property of the message; may be repeated.",
 )
-@click.option("--delay", metavar="AGE", help="Deliver the message later: 500ms, 5s, 15m, 2h, 1d.")
+@click.option(
+    "--delay", metavar="DURATION", help="Deliver the message later: 500ms, 5s, 15m, 2h, 1d."
+)
 @click.option(
     "--at",
     metavar="TIME",

@@ -223,7 +223,7 @@ async def _set_queues(
 @options.as_json
 @options.nameserver
 def list_topics(nameserver: str | None, *, system: bool, as_json: bool) -> None:
-    """List the topics with their queues, messages and last time."""
+    """List the topics with their queues, messages, bytes and last time."""
     import trio
 
     from headrace.admin.client import Admin
@@ -244,6 +244,7 @@ def _totals_row(totals: TopicTotals) -> dict[str, Any]:
         "topic": totals.topic,
         "queues": totals.queues,
         "messages": totals.messages,
+        "bytes": totals.record_bytes,
         "last_message": time_text(totals.last_timestamp_ms),
     }
 

@@ -1,0 +1,219 @@
+"""OpenTelemetry spans of sends, receives and processing: one for each request or batch.
+
+Names and attributes are those of the semantic conventions for messaging. The context of a send
+travels in the properties ``traceparent`` and ``tracestate`` of its messages (W3C Trace Context),
+as with OpenTelemetry's instrumentation of the Java client.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from opentelemetry import context as contexts
+from opentelemetry import trace
+from opentelemetry.trace import Link, Span, SpanKind, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from headrace.messages import MessageBatch, ReceivedMessage
+from headrace_protocol import __version__
+from headrace_protocol.message import CorruptRecord
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+
+    from headrace.messages import SendResult
+    from headrace.producer.block import Block
+    from headrace_protocol.bodies import MessageQueue
+
+Received = ReceivedMessage | MessageBatch
+Item = TypeVar("Item", bound=Received)
+
+# A tracer keeps no more by default.
+_LINKS_MAX = 128
+_PARENT = re.compile(rb"(?:^|\x02)traceparent\x01([^\x02]*)")
+_STATE = re.compile(rb"(?:^|\x02)tracestate\x01([^\x02]*)")
+_PROPAGATOR = TraceContextTextMapPropagator()
+
+
+class Tracing:
+    """Starts the spans of one client."""
+
+    def __init__(self, client_id: str, parent: Context | None = None) -> None:
+        """parent: of the sends; None for what is current at each."""
+        self._tracer = trace.get_tracer("headrace", __version__)
+        self._client_id = client_id
+        self._parent = parent
+
+    def of_block(self) -> Tracing:
+        """The same for a block of the program: its sends are children of the span around it."""
+        return Tracing(self._client_id, contexts.get_current())
+
+    def send(self, block: Block) -> SendSpan:
+        """Start the span of a request; its messages carry the span's context."""
+        attributes = self._attributes("send", block.topic, len(block))
+        if len(block) == 1:
+            attributes["messaging.message.body.size"] = block.sizes[0]
+        name = f"send {block.topic}"
+        span = self._tracer.start_span(name, self._parent, SpanKind.PRODUCER, attributes)
+        sent = SendSpan(span)
+        sent.add_to(block)
+        return sent
+
+    def received(self, batch: MessageBatch, group: str | None, started_ns: int) -> None:
+        """Record a receive that began at ``started_ns``."""
+        attributes = self._attributes("receive", batch.queue.topic, len(batch))
+        _add_place(attributes, batch.queue, group)
+        self._tracer.start_span(
+            f"receive {batch.queue.topic}",
+            kind=SpanKind.CLIENT,
+            attributes=attributes,
+            links=_links(batch),
+            start_time=started_ns,
+        ).end()
+
+    def process(self, what: Received, group: str) -> ProcessSpan:
+        """Start the span of processing a message or a batch, and make it the current one.
+
+        A message's span is a child of its send; a batch's has links to the sends.
+        """
+        parent, links, topic, count, message_id = None, None, what.queue.topic, 1, ""
+        if isinstance(what, MessageBatch):
+            links, count = _links(what), len(what)
+        else:
+            # Reading a damaged message raises an error where its handler can catch it.
+            with suppress(CorruptRecord):
+                parent = _PROPAGATOR.extract(what.stored.properties)
+                topic, message_id = what.topic, what.message_id
+        attributes = self._attributes("process", topic, count)
+        _add_place(attributes, what.queue, group)
+        if message_id:
+            attributes["messaging.message.id"] = message_id
+        name = f"process {topic}"
+        return ProcessSpan(
+            self._tracer.start_span(name, parent, SpanKind.CONSUMER, attributes, links)
+        )
+
+    def _attributes(self, operation: str, topic: str, count: int) -> dict[str, Any]:
+        attributes: dict[str, Any] = {
+            "messaging.system": "rocketmq",
+            "messaging.operation.name": operation,
+            "messaging.operation.type": operation,
+            "messaging.destination.name": topic,
+            "messaging.client.id": self._client_id,
+        }
+        if count > 1:
+            attributes["messaging.batch.message_count"] = count
+        return attributes
+
+
+class SendSpan:
+    """The span of a request that sends, with its retries."""
+
+    __slots__ = ("_properties", "_span")
+
+    def __init__(self, span: Span) -> None:
+        carrier: dict[str, str] = {}
+        _PROPAGATOR.inject(carrier, trace.set_span_in_context(span))
+        self._span = span
+        self._properties = "".join(f"{k}\x01{v}\x02" for k, v in carrier.items()).encode()
+
+    def add_to(self, block: Block) -> None:
+        """Give the span's context to the messages that have none."""
+        block.add_properties(self._properties, unless=_PARENT)
+
+    def end(self, outcome: SendResult | BaseException | None) -> None:
+        """End the span with the outcome of the last attempt; None if there is none."""
+        if isinstance(outcome, BaseException):
+            self._span.set_attribute("error.type", type(outcome).__name__)
+            self._span.set_status(StatusCode.ERROR, str(outcome))
+        elif outcome is not None:
+            self._span.set_attribute("messaging.destination.partition.id", _place(outcome.queue))
+            if len(outcome.message_ids) == 1:
+                self._span.set_attribute("messaging.message.id", outcome.message_id)
+        self._span.end()
+
+
+class ProcessSpan:
+    """The span of a message or batch at hand, which is the current span until ``end``."""
+
+    __slots__ = ("_before", "_span")
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+        self._before = contexts.get_current()
+        contexts.attach(trace.set_span_in_context(span))
+
+    def end(self) -> None:
+        """End the span; it may have been replaced as the current one, or be another task's."""
+        if trace.get_current_span() is self._span:
+            contexts.attach(self._before)
+        self._span.end()
+
+
+class ProcessSpans(AsyncIterator[Item], Generic[Item]):
+    """Messages or batches, each with the span of its processing until the next is asked for."""
+
+    def __init__(self, items: AsyncIterator[Item], tracing: Tracing, group: str) -> None:
+        self._items = items
+        self._tracing = tracing
+        self._group = group
+        self._span: ProcessSpan | None = None
+
+    async def __anext__(self) -> Item:
+        self._end()
+        item = await anext(self._items)
+        self._span = self._tracing.process(item, self._group)
+        return item
+
+    def __del__(self) -> None:
+        """End the span of a loop that was left."""
+        self._end()
+
+    def _end(self) -> None:
+        span, self._span = self._span, None
+        if span:
+            span.end()
+
+
+def process_each(items: Iterator[Item], tracing: Tracing, group: str) -> Iterator[Item]:
+    """``ProcessSpans`` for blocking code."""
+    for item in items:
+        span = tracing.process(item, group)
+        try:
+            yield item
+        finally:
+            span.end()
+
+
+def _add_place(attributes: dict[str, Any], queue: MessageQueue, group: str | None) -> None:
+    attributes["messaging.destination.partition.id"] = _place(queue)
+    if group:
+        attributes["messaging.consumer.group.name"] = group
+
+
+def _place(queue: MessageQueue) -> str:
+    return f"{queue.broker_name}/{queue.queue_id}"
+
+
+def _links(batch: MessageBatch) -> list[Link]:
+    """Links to the sends of a batch, which usually share few."""
+    found: dict[bytes, bytes] = {}
+    shared = batch.columns.shared_properties()
+    for raw in batch.columns.properties() if shared is None else [shared]:
+        parent = _PARENT.search(raw)
+        if parent and parent[1] not in found:
+            state = _STATE.search(raw)
+            found[parent[1]] = state[1] if state else b""
+            if len(found) == _LINKS_MAX:
+                break
+    spans = (_remote_span(parent, state) for parent, state in found.items())
+    return [Link(span.get_span_context()) for span in spans]
+
+
+def _remote_span(parent: bytes, state: bytes) -> Span:
+    # Anyone may have written them.
+    carrier = {"traceparent": parent.decode("latin-1"), "tracestate": state.decode("latin-1")}
+    return trace.get_current_span(_PROPAGATOR.extract(carrier, contexts.Context()))
