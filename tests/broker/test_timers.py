@@ -477,6 +477,30 @@ async def test_what_waits_keeps_its_log_files(
         assert unconsumed()(TIMER_TOPIC, [0]) == {0: (1, "timers")}
 
 
+async def test_what_is_being_delivered_counts_as_waiting(
+    clockwork: Clockwork, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = trio.Event()
+
+    async def append(*_: object) -> None:
+        begun.set()
+        await trio.sleep_forever()
+
+    async with clockwork.running():
+        clockwork.send(b"late", TIMER_DELAY_SEC=1)
+        await clockwork.until(lambda: clockwork.timers.is_caught_up)
+        monkeypatch.setattr(clockwork.timers._writer, "append", append)
+        clockwork.clock.ms += 1000
+        await begun.wait()
+        assert clockwork.timers.next_offset(0) == 0
+        await clockwork.timers.save()
+    crash(clockwork.broker.store)
+    again = Clockwork(clockwork.broker.config.store_path_root_dir.parent, clockwork.clock.ms)
+    async with again.running():
+        await again.until(lambda: again.bodies() == [b"late"])
+    again.broker.close()
+
+
 # --- starts --------------------------------------------------------------------------------
 
 
