@@ -583,6 +583,27 @@ async def test_a_commit_without_its_op_record_gets_it_at_the_start(
     again.broker.close()
 
 
+async def test_a_half_is_given_up_once_across_a_kill(
+    ledger: Ledger, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    ledger.broker.store_message("U", 0)  # at the offset that stands for none
+    half = ledger.send(b"forgotten")
+    ledger.broker.config.transaction_check_max = 0
+    await ledger.check_later()  # and no task writes the op record
+    assert ledger.bodies(CHECK_MAX_TIME_TOPIC, 0) == [b"forgotten"]
+    assert ledger.named() == []
+    crash(ledger.broker.store)
+    again = Ledger(tmp_path, ledger.clock.ms)
+    again.broker.config.transaction_check_max = 0
+    async with again.running():
+        await again.check_later()
+        assert again.end(half, COMMIT).code == ResponseCode.ILLEGAL_OPERATION
+        assert again.named() == [0]
+    assert again.bodies(CHECK_MAX_TIME_TOPIC, 0) == [b"forgotten"]
+    assert again.bodies() == []
+    again.broker.close()
+
+
 @pytest.mark.parametrize("seed", range(12))
 async def test_once_across_kills(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, seed: int

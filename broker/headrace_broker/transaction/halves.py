@@ -190,8 +190,9 @@ def copy(half: Waiting, first_offset: int, times: int) -> InnerMessage:
 
 
 def discarded(half: Waiting) -> InnerMessage:
-    """The half as the topic of those gets it that nobody decided."""
-    return _again(half, half.body, CHECK_MAX_TIME_TOPIC, half.properties)
+    """The half as the topic of undecided ones gets it; names the half, as a commit does."""
+    message = _again(half, half.body, CHECK_MAX_TIME_TOPIC, half.properties)
+    return message._replace(prepared_transaction_offset=half.physical_offset)
 
 
 def resumed(record: StoredMessage, properties: bytes) -> InnerMessage:
