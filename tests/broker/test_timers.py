@@ -366,6 +366,24 @@ async def test_a_recall_holds_across_kills_and_before_its_timer_is_known(
     again.broker.close()
 
 
+async def test_a_recall_holds_until_its_slot_is_over(
+    clockwork: Clockwork, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with clockwork.running():
+        clockwork.send(b"before", TIMER_DELIVER_MS=1_700_000_003_500)
+        handle = _send_for_handle(clockwork, b"gone", "A1", TIMER_DELIVER_MS=1_700_000_002_900)
+        await clockwork.until(lambda: clockwork.timers.is_caught_up)
+        assert _recall(clockwork, handle) == (0, "")
+        await clockwork.until_ms(1_700_000_002_500)
+        await clockwork.timers.save()
+    crash(clockwork.broker.store)
+    again = Clockwork(tmp_path, 1_700_000_002_500)
+    async with again.running():
+        await again.until_ms(1_700_000_003_500)
+    assert again.bodies() == [b"before"]
+    again.broker.close()
+
+
 async def test_a_timer_that_is_rolled_can_be_recalled(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
