@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from headrace_broker.inner import undelivered
+from headrace_broker.store.write.confirmation import Gate
 from headrace_broker.transaction import service
 from headrace_broker.transaction.halves import CONSUMER_GROUP, Decision
 from headrace_protocol import fastjson
@@ -113,6 +114,17 @@ async def test_the_first_decision_wins(ledger: Ledger) -> None:
     assert answers == [0, 0, 604, 0, 0, 604]
     assert ledger.bodies() == [b"kept"]
     assert ledger.named() == [0, 1]
+
+
+async def test_a_rollback_succeeds_only_once_the_log_says_so(ledger: Ledger) -> None:
+    async with ledger.running():
+        half = ledger.send(b"dropped")
+        ledger.transactions._is_naming = True  # somebody else writes the op records, later
+        for _ in range(2):
+            assert ledger.end(half, ROLLBACK).code == ResponseCode.SYSTEM_BUSY
+        ledger.transactions._is_naming = False
+        assert ledger.end(half, ROLLBACK).code == ResponseCode.SUCCESS
+        assert ledger.named() == [0]
 
 
 @pytest.mark.parametrize(
@@ -581,6 +593,25 @@ async def test_a_commit_without_its_op_record_gets_it_at_the_start(
         assert again.named() == [0]
     assert again.bodies() == [b"paid"]
     again.broker.close()
+
+
+async def test_a_discarded_half_is_resumed_once_before_it_is_indexed(
+    ledger: Ledger, autojump_clock: trio.testing.MockClock
+) -> None:
+    store, channel = ledger.broker.store, MemoryChannel()
+    ledger.broker.config.transaction_check_max = 0
+    async with ledger.running():
+        ledger.send(b"forgotten")
+        await ledger.check_later()
+        (discarded,) = ledger.stored(CHECK_MAX_TIME_TOPIC, 0)
+        end = store.commit_log.max_offset
+        shut = Gate(lambda: end, lambda: None, lambda _end, _callback: None)
+        store.write_path.confirmation.add(shut)
+        header = ResumeCheckHalfMessageHeader(msg_id=discarded.offset_message_id)
+        for _ in range(2):
+            ledger.broker.send(RequestCode.RESUME_CHECK_HALF_MESSAGE, header, b"", channel)
+        ((answer, _),) = channel.replies()  # the first waits for its gate
+        assert "was resumed before" in (answer.remark or "")
 
 
 async def test_a_half_is_given_up_once_across_a_kill(

@@ -101,7 +101,8 @@ class Told:
                 for one in log.of_key(key)
             ]
             if not any(kept):
-                raise PromiseBroken(f"decision {decision} on {key} was acknowledged, and is lost")
+                found = log.of_key(key)
+                raise PromiseBroken(f"decision {decision} on {key} is lost: {found}")
 
 
 class Clients:
@@ -289,7 +290,8 @@ class Clients:
                 if self.told.group_of.setdefault(key, group) != group:
                     raise PromiseBroken(f"{group} was asked about {key} of another group")
                 if key in self.told.decided:
-                    raise PromiseBroken(f"{key} was decided, and its producer is asked")
+                    told = self.log().of_key(key)
+                    raise PromiseBroken(f"{key} was decided, and its producer is asked: {told}")
                 self.told.halves[key].append(check.half)
                 keys.append(key)
         self.counts["checks"] += len(keys)
