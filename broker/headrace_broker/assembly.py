@@ -193,6 +193,7 @@ def assemble(
     frames = _new_frame_loop(config, store, [each.channel_closed for each in of_clients])
     server = RemotingServer(frames, owns_loop=owns_loop)
     registry = _registry(server, frames, client_requests, pace, watchdog)
+    host_log = server.host_log
     directory = QueueDirectory(
         config.broker_name, store, topics, places(topics), sources(topics, store)
     )
@@ -219,7 +220,9 @@ def assemble(
         client_requests=client_requests,
         staging=_staging(config, store, statistics, budget, supervisor),
         dead_letters=DeadLetters(topics, groups, locks, store.clock.now_ms),
-        waiting=waiting_services(config, store, topics, directory, offsets, producers, statistics),
+        waiting=waiting_services(
+            config, store, topics, directory, offsets, producers, statistics, budget, host_log
+        ),
         registration=_registration(config, network, topics, listener),
         frames=frames,
         server=server,
@@ -442,9 +445,8 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
         TransactionProcessor(
             store,
             parts.waiting.transactions,
-            statistics,
+            parts.waiting.writer,
             parts.waiting.delivery,
-            parts.waiting.undelivered,
             MessageDemands(delays(parts)).apply,
             sends.reply_confirmed,
             rejection,
@@ -510,6 +512,7 @@ def runtime_info(parts: Parts) -> tuple[Callable[[], Mapping[str, str]], ...]:
         parts.waiting.schedule.runtime_info,
         parts.waiting.timers.runtime_info,
         parts.waiting.transactions.runtime_info,
+        parts.waiting.delivery.runtime_info,
         parts.dead_letters.runtime_info,
         parts.pull_watch.runtime_info,
     )
@@ -624,7 +627,8 @@ def _waiting_services(parts: Parts) -> tuple[Service, ...]:
         Service(timers.run, timers.load, finish=timers.finish),
         Service(timers.run_saving),
         Service(transactions.run, transactions.load, finish=transactions.finish),
-        Service(transactions.run_naming),
+        Service(transactions.run_looking),
+        Service(transactions.run_writing),
         Service(transactions.run_saving),
     )
 

@@ -29,14 +29,19 @@ class Host(bytes):
     @classmethod
     def of(cls, channel: Channel) -> Host:
         """The host of a client. An IPv6 /64 network is usually one machine or household."""
-        host = channel.host_bytes
-        return cls(host[:4] if len(host) == _IPV4_BYTES else host[:8])
+        return cls.of_address(channel.host_bytes)
+
+    @classmethod
+    def of_address(cls, host_bytes: bytes) -> Host:
+        """The host of an address and port, as in records."""
+        return cls(host_bytes[:4] if len(host_bytes) == _IPV4_BYTES else host_bytes[:8])
 
 
 class HostBudget:
     """Counts bytes by host, and rejects entries beyond the bound.
 
-    Entries loaded at the start count for no host.
+    Entries loaded at the start count for no host, except undecided transactions, whose records
+    name it.
     """
 
     def __init__(self, bytes_max: int = HOST_BYTES_MAX) -> None:
@@ -54,24 +59,31 @@ class HostBudget:
         Raises RequestError, and changes nothing, if the host would exceed its bound.
         """
         owner, owned_bytes = self._kept.get(entry, (host, 0))
-        freed_bytes = owned_bytes if owner == host else 0
-        if self._host_bytes[host] + entry_bytes - freed_bytes > self._bytes_max:
-            raise RequestError(
-                ResponseCode.NO_PERMISSION,
-                "groups, topics, offsets, locks and staged writes created by requests of your "
-                f"host take {self._bytes_max >> 20} MiB, the maximum for a host: delete some, or "
-                "create topics and groups with `headrace topic create` and mqadmin "
-                "updateSubGroup, which do not count",
-            )
+        self.check(host, entry_bytes - (owned_bytes if owner == host else 0))
         self.drop(entry)
         self._kept[entry] = host, entry_bytes
         self._host_bytes[host] += entry_bytes
+
+    def check(self, host: Host, more_bytes: int) -> None:
+        """Raise RequestError if the host would exceed its bound."""
+        if self._host_bytes[host] + more_bytes > self._bytes_max:
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                "groups, topics, offsets, locks, staged writes and undecided transactions created "
+                f"by requests of your host take {self._bytes_max >> 20} MiB, the maximum for a "
+                "host: delete or decide some, or create topics and groups with `headrace topic "
+                "create` and mqadmin updateSubGroup, which do not count",
+            )
+
+    def add(self, host: Host, more_bytes: int) -> None:
+        """Count more bytes for a host, or fewer, whatever its bound: their records are stored."""
+        self._host_bytes[host] += more_bytes
+        if not self._host_bytes[host]:
+            del self._host_bytes[host]
 
     def drop(self, entry: Hashable) -> None:
         """Stop counting an entry; does nothing if it counts for no host."""
         if (kept := self._kept.pop(entry, None)) is None:
             return
         host, entry_bytes = kept
-        self._host_bytes[host] -= entry_bytes
-        if not self._host_bytes[host]:
-            del self._host_bytes[host]
+        self.add(host, -entry_bytes)

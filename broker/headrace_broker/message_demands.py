@@ -15,7 +15,7 @@ from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from headrace_broker.store.log.commit_log import BatchItems
 
@@ -28,7 +28,7 @@ class SentMessage(msgspec.Struct):
 
     topic, queue_id: the queue that it will be stored in. sys_flag: of its record.
     tags_code: of its unit. properties: each as ``name\x01value``, with "" at the end.
-    reconsume_times, max_reconsume_times: as the producer sent them.
+    reconsume_times, max_reconsume_times: as the producer sent them. born_host: of the producer.
     recall_ms: of a timer, what a handle to recall it names; 0 of any other message.
     """
 
@@ -39,7 +39,31 @@ class SentMessage(msgspec.Struct):
     sys_flag: int = 0
     reconsume_times: int = 0
     max_reconsume_times: int | None = None
+    born_host: bytes = b""
     recall_ms: int = 0
+
+    @classmethod
+    def property_items(cls, raw: bytes) -> list[str]:
+        """``properties`` of a stored record."""
+        text = raw.decode(errors="surrogateescape")
+        return [*(item for item in text.split("\x02") if item), ""]
+
+    @property
+    def raw_properties(self) -> bytes:
+        """``properties`` as the log holds them."""
+        return "\x02".join(self.properties).encode(errors="surrogateescape")
+
+    def values(self) -> dict[str, str]:
+        """The properties by name, without empty ones; of equal names the last wins."""
+        pairs = (item.partition("\x01")[::2] for item in self.properties)
+        return {name: value for name, value in pairs if value}
+
+    def put(self, properties: Mapping[str, str], dropped: Iterable[str] = ()) -> None:
+        """Set properties, at the end, and drop those of the names in ``dropped``."""
+        replaced = {*properties, *dropped}
+        kept = [item for item in self.properties if item.partition("\x01")[0] not in replaced]
+        items = [f"{name}\x01{value}" for name, value in properties.items()]
+        self.properties = [*(item for item in kept if item), *items, ""]
 
 
 class Demand(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headrace_broker.inner.delivery import Delivery
 from headrace_broker.inner.marks import MARKS_FILE, Marks
-from headrace_broker.inner.undelivered import Delivery, Undelivered
 from headrace_broker.inner.writer import InnerWriter
 from headrace_broker.schedule.offsets import DELAY_OFFSETS_FILE, DelayOffsets
 from headrace_broker.schedule.service import Schedule
@@ -25,19 +25,21 @@ if TYPE_CHECKING:
     from headrace_broker.config import BrokerConfig
     from headrace_broker.consumer.groups import ProducerManager
     from headrace_broker.consumer.offsets import ConsumerOffsets
+    from headrace_broker.host_budget import HostBudget
     from headrace_broker.queue_directory import QueueDirectory
     from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.topics.table import TopicTable
+    from headrace_daemon.host_log import HostLog
     from headrace_protocol.serving import Channel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingServices:
-    """Delayed messages, timers and transactions, and where messages go that can't be delivered."""
+    """Delayed messages, timers and transactions, and their way into the log."""
 
+    writer: InnerWriter
     delivery: Delivery
-    undelivered: Undelivered
     schedule: Schedule
     timers: Timers
     timer_demand: TimerDemand
@@ -52,6 +54,8 @@ def waiting_services(
     offsets: ConsumerOffsets,
     producers: ProducerManager,
     statistics: BrokerStatistics,
+    budget: HostBudget,
+    host_log: HostLog,
 ) -> WaitingServices:
     """All of them, ready to load. Raises StoreFormatError if a progress file can't be read."""
     now_ms = store.clock.now_ms
@@ -62,8 +66,8 @@ def waiting_services(
     def channels(group: str) -> list[Channel]:
         return [member.channel for member in producers.members(group)]
 
-    writer, marks = InnerWriter(store, statistics.put), Marks(file(MARKS_FILE))
-    delivery, undelivered = Delivery(topics, directory), Undelivered(topics)
+    writer = InnerWriter(store, statistics.put, host_log)
+    delivery, marks = Delivery(topics, directory, host_log), Marks(file(MARKS_FILE))
     delays = DelayOffsets(file(DELAY_OFFSETS_FILE), marks, now_ms)
     save_s = config.flush_delay_offset_interval / 1000
     metrics = TransactionMetrics(file(METRICS_FILE), now_ms)
@@ -72,7 +76,6 @@ def waiting_services(
         store,
         writer,
         delivery,
-        undelivered,
         WaitingTimers(waits, RollWindow(config.timer_roll_window_slot)),
         TimerWheel(config.store_path_root_dir, store.fs, config.mapped_file_size_timer_log, waits),
         TimerMetrics(file(TIMER_METRICS_FILE), now_ms),
@@ -80,12 +83,23 @@ def waiting_services(
         _timer_switches(config),
     )
     return WaitingServices(
+        writer=writer,
         delivery=delivery,
-        undelivered=undelivered,
-        schedule=Schedule(store, writer, delivery, undelivered, delays, save_s),
+        schedule=Schedule(store, writer, delivery, delays, save_s),
         timers=timers,
         timer_demand=_timer_demand(config, store, timers),
-        transactions=Transactions(config, store, writer, topics, offsets, marks, metrics, channels),
+        transactions=Transactions(
+            config,
+            store,
+            writer,
+            topics,
+            offsets,
+            marks,
+            metrics,
+            channels,
+            budget,
+            host_log,
+        ),
     )
 
 

@@ -32,6 +32,8 @@ BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 # Default limit for all bodies of a batch together, which can inflate a thousandfold.
 BATCH_BYTES_MAX: Final = 256 * 1024 * 1024
 PROPERTIES_BYTES_MAX: Final = 0x7FFF
+# Of a number in a property, which then fits a signed long.
+_DIGITS_MAX: Final = 18
 # Messages in a batch. headrace producers send at most 10,485: each counts as 100 bytes of 1 MiB.
 BATCH_ITEMS_MAX: Final = 16_384
 TOPIC_BYTES_MAX_V1: Final = 0x7F
@@ -64,8 +66,11 @@ RETRY_TOPIC: Final = "RETRY_TOPIC"
 ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
 REAL_TOPIC: Final = "REAL_TOPIC"
 REAL_QID: Final = "REAL_QID"
+TIMER_DELAY_SEC: Final = "TIMER_DELAY_SEC"
 TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
 TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
+TIMER_OUT_MS: Final = "TIMER_OUT_MS"
+TIMER_ROLL_TIMES: Final = "TIMER_ROLL_TIMES"
 POP_CK: Final = "POP_CK"
 MSG_REGION: Final = "MSG_REGION"
 TRACE_ON: Final = "TRACE_ON"
@@ -119,13 +124,13 @@ SYSTEM_PROPERTIES: Final = frozenset(
         "REPLY_TO_CLIENT",
         "TIMER_DELAY_LEVEL",
         TIMER_DELAY_MS,
-        "TIMER_DELAY_SEC",
+        TIMER_DELAY_SEC,
         TIMER_DELIVER_MS,
         "TIMER_DEQUEUE_MS",
         "TIMER_DEL_UNIQKEY",
         "TIMER_ENQUEUE_MS",
-        "TIMER_OUT_MS",
-        "TIMER_ROLL_TIMES",
+        TIMER_OUT_MS,
+        TIMER_ROLL_TIMES,
         "TRANSACTION_CHECK_TIMES",
         "TRANSFER_FLAG",
         "TRAN_MSG",
@@ -465,6 +470,23 @@ def property_value(raw: bytes, name: bytes) -> bytes:
         # decode_properties ignores empty values, so an earlier entry of this name counts.
         return decode_properties(raw).get(name.decode(), "").encode()
     return raw[start:end] if end >= 0 else raw[start:]
+
+
+def property_number(raw: bytes, name: bytes, default: int) -> int:
+    """One value as a number; ``default`` unless it is one to 18 digits."""
+    value = property_value(raw, name)
+    return int(value) if value.isdigit() and len(value) <= _DIGITS_MAX else default
+
+
+def with_properties(
+    raw: bytes, properties: Mapping[bytes, bytes], dropped: Iterable[bytes] = ()
+) -> bytes:
+    """Properties with some set, at the end, and without those of the names in ``dropped``."""
+    replaced = {*properties, *dropped}
+    kept = [item for item in raw.split(b"\x02") if item.partition(b"\x01")[0] not in replaced]
+    items = [item for item in kept if item]
+    items += [b"%s\x01%s" % item for item in properties.items()]
+    return b"".join([item + b"\x02" for item in items])
 
 
 def split_keys(keys: str) -> list[str]:

@@ -3,9 +3,7 @@ refused."""
 
 from __future__ import annotations
 
-import gc
 import os
-import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -50,30 +48,14 @@ from tests.broker import test_staging
 from tests.broker.test_groups import notices
 from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
+from tests.support.memory import HOST, kept_bytes
 from tests.support.wire import send_header
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.support.broker import Answer
-
-HOST = Host.of(MemoryChannel())
-
-
-def kept_bytes(action: Callable[[], object]) -> int:
-    """Memory that the second run of ``action`` adds."""
-    action()
-    gc.collect()
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        action()
-        gc.collect()
-        return tracemalloc.get_traced_memory()[0] - before
-    finally:
-        tracemalloc.stop()
-
 
 # -- heartbeats ------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ GROUPS = {
     "abuse": "abuse",
     "cold": "cold",
     "store": "store",
+    "waiting": "waiting",
     "python-clients": "python_clients",
     "spark": "spark",
     "profile": "profiles",

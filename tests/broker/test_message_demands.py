@@ -128,6 +128,19 @@ def test_rows_are_asked_in_their_order(broker: BrokerUnderTest) -> None:
     assert seen == [("T", 4), (HALF, 0)]
 
 
+def test_properties_that_are_put_replace_others_of_their_names() -> None:
+    message = SentMessage("T", 1, ["A\x011", "", "B\x012", "A\x013", "C\x01", ""])
+    assert message.values() == {"A": "3", "B": "2"}
+    message.put({"A": "4", "D": "5"}, dropped=["B"])
+    assert message.properties == ["C\x01", "A\x014", "D\x015", ""]
+    assert SentMessage.property_items(message.raw_properties) == message.properties
+
+
+def test_properties_that_are_no_text_stay_as_they_are() -> None:
+    raw = b"A\x01\xff\xfe\x02"
+    assert SentMessage("T", 1, SentMessage.property_items(raw)).raw_properties == raw
+
+
 def test_flags_make_demands_too(broker: BrokerUnderTest) -> None:
     assert send(broker, UNIQ_KEY, f=4) == [(0, "")]
     (message,) = stored(broker, HALF, 0)

@@ -3,55 +3,42 @@
 from __future__ import annotations
 
 import random
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import structlog.testing
 import trio
 
-from headrace_broker.inner import undelivered
+from headrace_broker.inner.delivered import Delivered
+from headrace_broker.inner.delivery import REASON
 from headrace_broker.inner.waiting import WaitingQueue
+from headrace_broker.inner.writer import InnerWriter
+from headrace_broker.store.errors import StoreBusy
+from headrace_daemon.host_log import LINES_MAX
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import KVTable
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.message import encode_batch, encode_properties, tags_code
 from headrace_protocol.system_topics import HALF_TOPIC, SCHEDULE_TOPIC, UNDELIVERED_TOPIC
-from tests.support.broker import BrokerUnderTest, broker_config
-from tests.support.channel import MemoryChannel
-from tests.support.stores import crash, read_all
+from tests.support.stores import crash
+from tests.support.waiting_broker import WaitingBroker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
     from pathlib import Path
 
     from headrace_broker.topics.table import TopicTable
-    from headrace_protocol.message import StoredMessage
 
 LEVELS_MS = (1000, 5000, 10_000)
-_SIZES = {"commit_log_file_bytes": 1 << 16, "consume_queue_file_bytes": 4000}
 
 
-class Delays:
-    """A broker whose schedule runs, and what a client of it does."""
+class Delays(WaitingBroker):
+    """A broker whose schedule runs."""
 
     def __init__(self, folder: Path, ms: int | None = None, **store: Any) -> None:
-        self.broker = BrokerUnderTest(folder, broker_config(folder), **{**_SIZES, **store})
-        self.broker.clock.ms = ms or self.broker.clock.ms
-        self.schedule = self.broker.parts.waiting.schedule
-
-    @property
-    def clock(self) -> Any:
-        return self.broker.clock
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        await trio.to_thread.run_sync(self.schedule.load)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(self.broker.store.run)
-            nursery.start_soon(self.schedule.run)
-            yield
-            nursery.cancel_scope.cancel()
+        super().__init__(folder, ms, **store)
+        self.schedule = self.waiting.schedule
+        self.loads, self.runs = [self.schedule.load], [self.schedule.run]
 
     def send(
         self, body: bytes, delay: object, topic: str = "T", queue_id: int = 1, **properties: str
@@ -63,31 +50,8 @@ class Delays:
     def send_raw(
         self, body: bytes, properties: str, topic: str = "T", queue_id: int = 1, **fields: Any
     ) -> tuple[int, str]:
-        ext = {"a": "g", "b": topic, "c": "TBW102", "d": 4, "e": queue_id, "f": 0, "g": 17}
-        frame = encode_frame(
-            SerializeType.JSON,
-            RequestCode.SEND_MESSAGE_V2,
-            7,
-            fields={**ext, "h": 5, "i": properties, **fields},
-            body_bytes=len(body),
-        )
-        channel = MemoryChannel()
-        channel.is_greeted = True
-        self.broker.take(frame + body, channel)
-        ((reply, _),) = channel.replies()
-        return reply.code, reply.remark or ""
-
-    def stored(self, topic: str = "T", queue_id: int = 1) -> list[StoredMessage]:
-        return read_all(self.broker.store, self.broker.store.queue(topic, queue_id))
-
-    def bodies(self, topic: str = "T", queue_id: int = 1) -> list[bytes]:
-        return [message.body for message in self.stored(topic, queue_id)]
-
-    async def until(self, is_so: Callable[[], bool]) -> None:
-        """Let the schedule look at the clock, which the test has moved, until something is so."""
-        with trio.fail_after(60):
-            while not is_so():  # noqa: ASYNC110 - the mock clock jumps
-                await trio.sleep(0.01)
+        answer = self.produce(body, b=topic, e=queue_id, i=properties, **fields)
+        return answer.code, answer.remark
 
     async def idle(self) -> None:
         """Until the schedule has looked at the clock twice and does nothing."""
@@ -232,11 +196,36 @@ async def test_what_can_not_go_to_its_topic_is_kept_with_the_reason(
         await delays.until(lambda: bool(delays.bodies("U")))
     (message,) = delays.stored(UNDELIVERED_TOPIC, 0)
     assert message.body == b"lost"
-    assert reason in message.properties[undelivered.REASON]
+    assert reason in message.properties[REASON]
     assert message.properties["REAL_TOPIC"] == "T"
     assert delays.bodies() == []
     code, remark = delays.send_raw(b"mine", "", UNDELIVERED_TOPIC, 0)
     assert (code, UNDELIVERED_TOPIC in remark) == (ResponseCode.NO_PERMISSION, True)
+
+
+async def test_undelivered_messages_are_counted_when_they_are_stored(
+    delays: Delays, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(LINES_MAX + 5):
+        delays.send(b"%d" % number, 1)
+    delays.broker.topics.delete("T")
+    delays.clock.ms += 1000
+    with structlog.testing.capture_logs() as logs:
+        with monkeypatch.context() as patch:
+            patch.setattr(InnerWriter, "append_now", refused)
+            for _ in range(3):  # a delivery that is interrupted, and repeated
+                async with delays.running():
+                    await delays.idle()
+        assert logs == []
+        async with delays.running():
+            await delays.until(lambda: bool(delays.stored(UNDELIVERED_TOPIC, 0)))
+    assert [line["event"] for line in logs] == ["message not delivered"] * LINES_MAX
+    table = KVTable.decode(delays.broker.ask(RequestCode.GET_BROKER_RUNTIME_INFO).body).table
+    assert table["messagesUndelivered"] == str(LINES_MAX + 5)
+
+
+def refused(*_: Any) -> int:
+    raise StoreBusy("a taker")
 
 
 async def test_a_damaged_record_stops_no_other(
@@ -398,6 +387,22 @@ async def test_offsets_are_saved_behind_the_flush_and_read_back(
     body = fastjson.loads(again.broker.ask(RequestCode.GET_ALL_DELAY_OFFSET).body)
     assert body["offsetTable"] == {1: 1}
     again.broker.close()
+
+
+async def test_a_scan_from_the_end_of_the_log_finds_nothing(
+    delays: Delays, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with delays.running():
+        delays.send(b"a", 1)
+        delays.clock.ms += 1000
+        await delays.until(lambda: bool(delays.bodies()))
+    store = delays.broker.store
+    found = {}
+    for offset in (0, store.commit_log.max_offset):
+        delivered = Delivered(SCHEDULE_TOPIC, b"DELAY")
+        delivered.scan(store, offset)
+        found[offset] = len(delivered)
+    assert found == {0: 1, store.commit_log.max_offset: 0}
 
 
 async def test_what_waits_keeps_its_log_files(

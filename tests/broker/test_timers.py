@@ -4,40 +4,36 @@ from __future__ import annotations
 
 import random
 import struct
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
+import structlog.testing
 import trio
 import trio.testing
 
-from headrace_broker.inner import undelivered
+from headrace_broker.inner.delivery import REASON
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import KVTable
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import RecallMessageHeader
 from headrace_protocol.message import encode_batch, encode_properties
 from headrace_protocol.recall_handle import RecallHandle, decode_recall_handle
 from headrace_protocol.system_topics import SCHEDULE_TOPIC, TIMER_TOPIC, UNDELIVERED_TOPIC
-from tests.support.broker import BrokerUnderTest, broker_config
-from tests.support.channel import MemoryChannel
-from tests.support.stores import crash, read_all
+from tests.support.stores import crash
+from tests.support.waiting_broker import WaitingBroker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
-    from headrace_protocol.message import StoredMessage
 
-_SIZES: dict[str, Any] = {"commit_log_file_bytes": 1 << 18, "consume_queue_file_bytes": 4000}
+_SIZES: dict[str, Any] = {"commit_log_file_bytes": 1 << 18}
 NOW_MS = 1_700_000_000_123
 _DAY_MS = 86_400_000
 
 
-class Clockwork:
-    """A broker whose timers run, and what a client of it does."""
+class Clockwork(WaitingBroker):
+    """A broker whose timers run."""
 
     def __init__(
         self,
@@ -46,22 +42,9 @@ class Clockwork:
         sizes: Mapping[str, Any] = _SIZES,
         **settings: Any,
     ) -> None:
-        self.broker = BrokerUnderTest(folder, broker_config(folder, **settings), **sizes)
-        self.broker.clock.ms = ms
-        self.timers = self.broker.parts.waiting.timers
-
-    @property
-    def clock(self) -> Any:
-        return self.broker.clock
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        await trio.to_thread.run_sync(self.timers.load)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(self.broker.store.run)
-            nursery.start_soon(self.timers.run)
-            yield
-            nursery.cancel_scope.cancel()
+        super().__init__(folder, ms, settings, **sizes)
+        self.timers = self.waiting.timers
+        self.loads, self.runs = [self.timers.load], [self.timers.run]
 
     def send(
         self, body: bytes, topic: str = "T", queue_id: int = 1, **properties: Any
@@ -79,31 +62,8 @@ class Clockwork:
         **fields: Any,
     ) -> tuple[int, str, dict[str, str]]:
         text = encode_properties({name: str(value) for name, value in properties.items()})
-        ext = {"a": "g", "b": topic, "c": "TBW102", "d": 4, "e": queue_id, "f": 0, "g": 17}
-        frame = encode_frame(
-            SerializeType.JSON,
-            RequestCode.SEND_MESSAGE_V2,
-            7,
-            fields={**ext, "h": 5, "i": text.decode(), **fields},
-            body_bytes=len(body),
-        )
-        channel = MemoryChannel()
-        channel.is_greeted = True
-        self.broker.take(frame + body, channel)
-        ((reply, _),) = channel.replies()
-        return reply.code, reply.remark or "", msgspec.json.decode(reply.ext_fields or b"{}")
-
-    def stored(self, topic: str = "T", queue_id: int = 1) -> list[StoredMessage]:
-        return read_all(self.broker.store, self.broker.store.queue(topic, queue_id))
-
-    def bodies(self, topic: str = "T", queue_id: int = 1) -> list[bytes]:
-        return [message.body for message in self.stored(topic, queue_id)]
-
-    async def until(self, is_so: Callable[[], bool]) -> None:
-        """Let the timers look at the clock, which the test has moved, until something is so."""
-        with trio.fail_after(60):
-            while not is_so():  # noqa: ASYNC110 - the mock clock jumps
-                await trio.sleep(0.01)
+        answer = self.produce(body, b=topic, e=queue_id, i=text.decode(), **fields)
+        return answer.code, answer.remark, answer.command.ext()
 
     async def until_ms(self, ms: int) -> None:
         """Move the clock, and wait until all that is due then is delivered."""
@@ -116,6 +76,21 @@ def clockwork(tmp_path: Path) -> Clockwork:
     clockwork = Clockwork(tmp_path)
     clockwork.broker.create_topic("T")
     return clockwork
+
+
+async def test_saving_survives_a_store_that_is_not_writable(
+    clockwork: Clockwork, autojump_clock: trio.testing.MockClock
+) -> None:
+    clockwork.runs = [clockwork.timers.run, clockwork.timers.run_saving]
+    async with clockwork.running():
+        clockwork.send(b"late", TIMER_DELAY_SEC=60)
+        await clockwork.until(lambda: clockwork.timers.is_caught_up)
+        clockwork.broker.store.flusher.stop_writing("a flush failed")
+        with structlog.testing.capture_logs() as logs:
+            await trio.sleep(60)
+    assert {(line["event"], line["of"]) for line in logs} == {
+        ("progress not saved, retrying", "timers")
+    }
 
 
 # --- what is delivered ---------------------------------------------------------------------
@@ -286,7 +261,7 @@ async def test_what_can_not_go_to_its_topic_is_kept_with_the_reason(
         await clockwork.until_ms(NOW_MS + 1000)
     (message,) = clockwork.stored(UNDELIVERED_TOPIC, 0)
     assert message.body == b"lost"
-    assert "topic[T] not exist" in message.properties[undelivered.REASON]
+    assert "topic[T] not exist" in message.properties[REASON]
     assert clockwork.bodies("U") == [b"next"]
 
 

@@ -6,12 +6,14 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import structlog.testing
 import trio
+import trio.testing
 
-from headrace_broker.inner import undelivered
-from headrace_broker.store.write.confirmation import Gate
+from headrace_broker.inner.delivery import REASON
 from headrace_broker.transaction import service
 from headrace_broker.transaction.halves import CONSUMER_GROUP, Decision
+from headrace_daemon.host_log import LINES_MAX
 from headrace_protocol import fastjson
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.header_codecs import SerializeType, encode_frame
@@ -35,6 +37,7 @@ from tests.support.ledger import GROUP, Half, Ledger, checks
 from tests.support.stores import crash
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -114,17 +117,6 @@ async def test_the_first_decision_wins(ledger: Ledger) -> None:
     assert answers == [0, 0, 604, 0, 0, 604]
     assert ledger.bodies() == [b"kept"]
     assert ledger.named() == [0, 1]
-
-
-async def test_a_rollback_succeeds_only_once_the_log_says_so(ledger: Ledger) -> None:
-    async with ledger.running():
-        half = ledger.send(b"dropped")
-        ledger.transactions._is_naming = True  # somebody else writes the op records, later
-        for _ in range(2):
-            assert ledger.end(half, ROLLBACK).code == ResponseCode.SYSTEM_BUSY
-        ledger.transactions._is_naming = False
-        assert ledger.end(half, ROLLBACK).code == ResponseCode.SUCCESS
-        assert ledger.named() == [0]
 
 
 @pytest.mark.parametrize(
@@ -250,6 +242,23 @@ def test_a_committed_message_that_is_sent_back_is_no_half(ledger: Ledger) -> Non
     assert ledger.bodies("%RETRY%g", 0) == [b"again"]
 
 
+@pytest.mark.parametrize(
+    "delay", ["²", "9" * 5000, "-1", "+", "0", "000"], ids=lambda text: text[:4]
+)
+def test_no_delay_of_a_half_is_an_unexpected_error(ledger: Ledger, delay: str) -> None:
+    answer = ledger.answer(b"x", j=1, properties={"DELAY": delay})
+    assert answer.code in {ResponseCode.SUCCESS, ResponseCode.MESSAGE_ILLEGAL}
+    assert ledger.broker.unexpected == 0
+    assert bool(ledger.stored(HALF_TOPIC, 0)) is (answer.code == ResponseCode.SUCCESS)
+
+
+@pytest.mark.parametrize("delay", ["3", "+3", "003"])
+def test_a_retry_with_a_delay_is_no_half(ledger: Ledger, delay: str) -> None:
+    assert ledger.answer(b"x", j=1, properties={"DELAY": delay}).code == ResponseCode.SUCCESS
+    assert ledger.stored(HALF_TOPIC, 0) == []
+    assert ledger.bodies(SCHEDULE_TOPIC, 2) == [b"x"]
+
+
 # --- delay, and topics that are gone ---------------------------------------------------------
 
 
@@ -290,7 +299,7 @@ async def test_a_message_to_a_deleted_topic_is_kept_with_the_reason(ledger: Ledg
         assert ledger.end(half, COMMIT).code == ResponseCode.SUCCESS
     (message,) = ledger.stored(UNDELIVERED_TOPIC, 0)
     assert (message.body, message.sys_flag) == (b"paid", COMMIT)
-    assert "topic[T] not exist" in message.properties[undelivered.REASON]
+    assert "topic[T] not exist" in message.properties[REASON]
 
 
 # --- checks ----------------------------------------------------------------------------------
@@ -401,10 +410,9 @@ async def test_a_producer_that_never_answers_ends_in_a_topic_and_may_resume(
         assert ledger.end(asked[-1].half, ROLLBACK).code == ResponseCode.ILLEGAL_OPERATION
         await trio.testing.wait_all_tasks_blocked()
         assert sorted(ledger.named()) == list(range(16))
-        header = ResumeCheckHalfMessageHeader(msg_id=kept.offset_message_id)
-        answer = ledger.broker.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, header)
+        answer = await ledger.resume(kept.offset_message_id)
         assert answer.code == ResponseCode.SUCCESS, answer.remark
-        answer = ledger.broker.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, header)
+        answer = await ledger.resume(kept.offset_message_id)
         assert answer.code == ResponseCode.SYSTEM_ERROR
         assert "was resumed before" in answer.remark
         await ledger.check_later()
@@ -413,6 +421,27 @@ async def test_a_producer_that_never_answers_ends_in_a_topic_and_may_resume(
         assert ledger.end(check.half, COMMIT).code == ResponseCode.SUCCESS
         assert ledger.end(half, COMMIT).code == ResponseCode.ILLEGAL_OPERATION
     assert ledger.bodies() == [b"paid"]
+
+
+async def test_two_who_resume_a_half_at_once_resume_it_once(
+    ledger: Ledger, autojump_clock: trio.testing.MockClock
+) -> None:
+    works: list[Iterator[None]] = []
+    channels = [MemoryChannel(), MemoryChannel()]
+    async with ledger.running():
+        ledger.send(b"old")
+        await ledger.check_later(73 * 3600)
+        (kept,) = ledger.stored(CHECK_MAX_TIME_TOPIC, 0)
+        header = ResumeCheckHalfMessageHeader(msg_id=kept.offset_message_id)
+        ledger.broker.registry.run_long = works.append
+        for channel in channels:
+            ledger.broker.send(RequestCode.RESUME_CHECK_HALF_MESSAGE, header, channel=channel)
+        slices = [sum(1 for _ in work) for work in works]
+        await trio.testing.wait_all_tasks_blocked()
+        assert min(slices) > 1, "a search lets others have their turn"
+        codes = [reply.code for channel in channels for reply, _ in channel.replies()]
+        assert codes == [ResponseCode.SUCCESS, ResponseCode.SYSTEM_ERROR]
+    assert ledger.bodies(HALF_TOPIC, 0) == [b"old", b"old"]
 
 
 @pytest.mark.parametrize("message_id", ["", "x", "00" * 16, "7F" * 16])
@@ -446,6 +475,34 @@ async def test_what_is_too_old_is_discarded_unasked(
         assert ledger.bodies(CHECK_MAX_TIME_TOPIC, 0) == []
         await ledger.check_later(1)
     assert ledger.bodies(CHECK_MAX_TIME_TOPIC, 0) == [b"old"]
+
+
+async def test_a_half_that_is_never_due_is_discarded_when_it_is_too_old(
+    ledger: Ledger, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with ledger.running():
+        ledger.send(b"pins the log", CHECK_IMMUNITY_TIME_IN_SECONDS="9" * 18)
+        channel = ledger.join()
+        await ledger.check_later(72 * 3600)
+        assert checks(channel) == []
+        await ledger.check_later(1)
+        assert checks(channel) == []
+        await trio.testing.wait_all_tasks_blocked()
+        assert ledger.transactions.next_offset(0) == 1
+    assert ledger.bodies(CHECK_MAX_TIME_TOPIC, 0) == [b"pins the log"]
+
+
+async def test_no_host_floods_the_log_with_discarded_halves(
+    ledger: Ledger, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with ledger.running():
+        for number in range(LINES_MAX + 5):
+            ledger.send(b"%d" % number)
+        with structlog.testing.capture_logs() as logs:
+            await ledger.check_later(73 * 3600)
+    assert ledger.transactions.discarded == LINES_MAX + 5
+    assert len(logs) == LINES_MAX
+    assert {line["event"] for line in logs} == {"transaction discarded, nobody decided it"}
 
 
 async def test_a_half_that_nobody_is_asked_about_holds_up_no_start(
@@ -592,46 +649,6 @@ async def test_a_commit_without_its_op_record_gets_it_at_the_start(
         assert again.end(half, COMMIT).code == ResponseCode.SUCCESS
         assert again.named() == [0]
     assert again.bodies() == [b"paid"]
-    again.broker.close()
-
-
-async def test_a_discarded_half_is_resumed_once_before_it_is_indexed(
-    ledger: Ledger, autojump_clock: trio.testing.MockClock
-) -> None:
-    store, channel = ledger.broker.store, MemoryChannel()
-    ledger.broker.config.transaction_check_max = 0
-    async with ledger.running():
-        ledger.send(b"forgotten")
-        await ledger.check_later()
-        (discarded,) = ledger.stored(CHECK_MAX_TIME_TOPIC, 0)
-        end = store.commit_log.max_offset
-        shut = Gate(lambda: end, lambda: None, lambda _end, _callback: None)
-        store.write_path.confirmation.add(shut)
-        header = ResumeCheckHalfMessageHeader(msg_id=discarded.offset_message_id)
-        for _ in range(2):
-            ledger.broker.send(RequestCode.RESUME_CHECK_HALF_MESSAGE, header, b"", channel)
-        ((answer, _),) = channel.replies()  # the first waits for its gate
-        assert "was resumed before" in (answer.remark or "")
-
-
-async def test_a_half_is_given_up_once_across_a_kill(
-    ledger: Ledger, tmp_path: Path, autojump_clock: trio.testing.MockClock
-) -> None:
-    ledger.broker.store_message("U", 0)  # at the offset that stands for none
-    half = ledger.send(b"forgotten")
-    ledger.broker.config.transaction_check_max = 0
-    await ledger.check_later()  # and no task writes the op record
-    assert ledger.bodies(CHECK_MAX_TIME_TOPIC, 0) == [b"forgotten"]
-    assert ledger.named() == []
-    crash(ledger.broker.store)
-    again = Ledger(tmp_path, ledger.clock.ms)
-    again.broker.config.transaction_check_max = 0
-    async with again.running():
-        await again.check_later()
-        assert again.end(half, COMMIT).code == ResponseCode.ILLEGAL_OPERATION
-        assert again.named() == [0]
-    assert again.bodies(CHECK_MAX_TIME_TOPIC, 0) == [b"forgotten"]
-    assert again.bodies() == []
     again.broker.close()
 
 

@@ -6,63 +6,25 @@ import json
 import signal
 import subprocess
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from itertools import count
 from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
 
-import headrace as library
 from headrace import Message, blocking
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import SendMessageResponseHeader
 from headrace_protocol.serving import Reply
-from tests.support.cli import Outcome, headrace
+from tests.support.cli import fail, headrace, succeed
 from tests.support.processes import HEADRACE, TIMEOUT_S
 from tests.support.scripted import route, scripted_in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from headrace.embedded import Embedded
 
-_numbers = count()
-
-
-@pytest.fixture(scope="module")
-def mq() -> Iterator[Embedded]:
-    with library.embedded() as mq:
-        yield mq
-
-
-@pytest.fixture(autouse=True)
-def environment(mq: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADRACE_NAMESERVER", mq.nameserver)
-
-
-@pytest.fixture
-def topic() -> str:
-    """A topic of the test's own, with one queue."""
-    name = f"topic_{next(_numbers)}"
-    assert headrace("topic", "create", name, "--queues", "1").exit_code == 0
-    return name
-
-
-def succeed(*arguments: str, stdin: bytes = b"") -> Outcome:
-    outcome = headrace(*arguments, stdin=stdin)
-    assert outcome.exit_code == 0, outcome.stderr
-    return outcome
-
-
-def fail(exit_code: int, *arguments: str, stdin: bytes = b"") -> str:
-    """Run a command that fails; returns its message, which is one line."""
-    outcome = headrace(*arguments, stdin=stdin)
-    assert outcome.exit_code == exit_code, outcome
-    assert outcome.stderr.startswith("headrace: ")
-    assert outcome.stderr.count("\n") == 1
-    assert "Traceback" not in outcome.stderr
-    return outcome.stderr
+pytestmark = pytest.mark.usefixtures("environment")
 
 
 # -- send and consume ------------------------------------------------------------------------------
@@ -165,7 +127,7 @@ def test_consume_by_key_and_until_a_time(topic: str) -> None:
 
 
 def test_the_last_messages_of_all_queues() -> None:
-    name = f"topic_{next(_numbers)}"
+    name = "two_queues"
     succeed("topic", "create", name, "--queues", "2")
     for body in "1234":
         succeed("send", name, body, "--key", body)
@@ -280,7 +242,7 @@ def test_the_lag_in_a_topic_that_is_not_there(topic: str) -> None:
 
 @pytest.mark.slow
 def test_topics_are_made_listed_described_and_deleted() -> None:
-    name = f"topic_{next(_numbers)}"
+    name = "not_for_long"
     made = succeed("topic", "create", name, "--queues", "3", "--perm", "r", "--json").json()
     assert made == {"topic": name, "queues": 3, "perm": "r"}
     description = succeed("topic", "describe", name, "--json").json()

@@ -8,39 +8,16 @@ from unittest.mock import patch
 
 import pytest
 
-import headrace as library
 from headrace import Message, blocking
 from headrace.admin.dead_letters import REPLAY_GROUP, DeadLetters
 from headrace.errors import ConnectionLost
-from tests.clients.test_cli_commands import fail, succeed
-from tests.support.cli import headrace
+from tests.support.cli import fail, headrace, succeed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from headrace import ReceivedMessage
     from headrace.embedded import Embedded
 
-_numbers = count()
-
-
-@pytest.fixture(scope="module")
-def mq() -> Iterator[Embedded]:
-    with library.embedded() as mq:
-        yield mq
-
-
-@pytest.fixture(autouse=True)
-def environment(mq: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADRACE_NAMESERVER", mq.nameserver)
-
-
-@pytest.fixture
-def topic() -> str:
-    """A topic of the test's own."""
-    name = f"T{next(_numbers)}"
-    succeed("topic", "create", name, "--queues", "1")
-    return name
+pytestmark = pytest.mark.usefixtures("environment")
 
 
 def group_of(topic: str) -> str:

@@ -125,6 +125,23 @@ def test_one_property_is_found_as_among_all(raw: bytes) -> None:
     assert m.tags_code_of(raw) == m.tags_code(properties.get("TAGS"))
 
 
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("0", 0), ("007", 7), ("9" * 18, 10**18 - 1), ("9" * 19, -1), ("\u00b2", -1), ("-1", -1)],
+)
+def test_a_number_is_one_to_eighteen_digits(text: str, number: int) -> None:
+    assert m.property_number(f"N\x01{text}\x02".encode(), b"N", -1) == number
+    assert m.property_number(b"M\x011\x02", b"N", -1) == -1
+
+
+def test_properties_that_are_set_replace_others_of_their_names() -> None:
+    raw = b"A\x011\x02B\x012\x02AB\x013\x02A\x014"
+    assert m.with_properties(raw, {b"A": b"5", b"C": b"6"}) == (
+        b"B\x012\x02AB\x013\x02A\x015\x02C\x016\x02"
+    )
+    assert m.with_properties(raw, {}, [b"A", b"B"]) == b"AB\x013\x02"
+
+
 def naive_hash(text: str) -> int:
     value = 0
     raw = text.encode("utf-16-be", "surrogatepass")

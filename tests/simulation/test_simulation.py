@@ -14,7 +14,6 @@ import pytest
 
 from headrace_broker.inner.delivered import Delivered
 from headrace_broker.processors.send import SendProcessor
-from headrace_broker.schedule import service as schedule_service
 from headrace_broker.schedule.service import Schedule
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.file_seal import FileSeal, StoreDamaged
@@ -32,7 +31,6 @@ from headrace_broker.store.retention.disk_forecast import nothing_to_consume
 from headrace_broker.store.retention.floor_file import FloorFile
 from headrace_broker.store.retention.rules import ClockWatch
 from headrace_broker.store.write.flush import Flusher
-from headrace_broker.timer import service as timer_service
 from headrace_broker.timer.arrivals import TIMER
 from headrace_broker.timer.waiting_timers import WaitingTimers
 from headrace_broker.transaction import rebuild
@@ -281,9 +279,8 @@ async def async_nothing(*_: Any) -> None:
         (followed_lives.run, CopyingFollower, "sync", nothing),
         (waiting_lives.run, Delivered, "scan", nothing),
         (waiting_lives.run, Schedule, "_counted_to", log_end_of),
-        (waiting_lives.run, schedule_service, "wait_for", async_nothing),
+        (waiting_lives.run, Flusher, "wait_flushed", async_nothing),
         (waiting_lives.run, WaitingTimers, "drop_sources", drop_none),
-        (waiting_lives.run, timer_service, "wait_for", async_nothing),
         (waiting_lives.run, rebuild, "_decisions", no_decisions),
     ],
     ids=[
@@ -309,7 +306,6 @@ async def async_nothing(*_: Any) -> None:
         "deliveries counted that were not",
         "offsets saved before the deliveries",
         "timers delivered before a crash not looked for",
-        "progress of timers saved before the deliveries",
         "commits without an op record not looked for",
     ],
 )

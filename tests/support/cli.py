@@ -50,6 +50,23 @@ def headrace(*arguments: str, stdin: bytes = b"") -> Outcome:
     return Outcome(code or 0, out.text(), err.text())
 
 
+def succeed(*arguments: str, stdin: bytes = b"") -> Outcome:
+    """Run a command that succeeds."""
+    outcome = headrace(*arguments, stdin=stdin)
+    assert outcome.exit_code == 0, outcome.stderr
+    return outcome
+
+
+def fail(exit_code: int, *arguments: str, stdin: bytes = b"") -> str:
+    """Run a command that fails; returns its message, which is one line."""
+    outcome = headrace(*arguments, stdin=stdin)
+    assert outcome.exit_code == exit_code, outcome
+    assert outcome.stderr.startswith("headrace: ")
+    assert outcome.stderr.count("\n") == 1
+    assert "Traceback" not in outcome.stderr
+    return outcome.stderr
+
+
 class _Capture(io.TextIOWrapper):
     def __init__(self) -> None:
         super().__init__(io.BytesIO(), write_through=True)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
+import trio.testing
 
 from headrace_protocol.bodies import HeartbeatData, ProducerData
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.header_codecs import SerializeType, encode_frame
-from headrace_protocol.headers import EndTransactionHeader
+from headrace_protocol.headers import EndTransactionHeader, ResumeCheckHalfMessageHeader
 from headrace_protocol.message import (
     TRANSACTION_PREPARED,
     decode_offset_message_id,
@@ -18,19 +17,17 @@ from headrace_protocol.message import (
     encode_properties,
 )
 from headrace_protocol.system_topics import OP_HALF_TOPIC
-from tests.support.broker import Answer, BrokerUnderTest, broker_config
+from tests.support.broker import Answer
 from tests.support.channel import MemoryChannel
-from tests.support.stores import read_all
+from tests.support.waiting_broker import WaitingBroker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
     from headrace_protocol.message import StoredMessage
 
 GROUP = "g_tx"
 INTERVAL_S = 30
-_SIZES = {"commit_log_file_bytes": 1 << 16, "consume_queue_file_bytes": 4000, "ring_rows": 1024}
 
 
 class Half(NamedTuple):
@@ -49,35 +46,16 @@ class Check(NamedTuple):
     fields: dict[str, str]
 
 
-class Ledger:
+class Ledger(WaitingBroker):
     """A broker with transactions, and what its producers do."""
 
     def __init__(self, folder: Path, ms: int | None = None, **store: Any) -> None:
-        self.broker = BrokerUnderTest(folder, broker_config(folder), **{**_SIZES, **store})
-        self.broker.clock.ms = ms or self.broker.clock.ms
-        self.transactions = self.broker.parts.waiting.transactions
+        super().__init__(folder, ms, **{"ring_rows": 1024, **store})
+        self.transactions, schedule = self.waiting.transactions, self.waiting.schedule
+        self.loads = [schedule.load, self.transactions.load]
+        transactions = self.transactions
+        self.runs = [schedule.run, transactions.run_looking, transactions.run_writing]
         self.sent = 0
-
-    @property
-    def clock(self) -> Any:
-        return self.broker.clock
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        await trio.to_thread.run_sync(self.broker.parts.waiting.schedule.load)
-        await trio.to_thread.run_sync(self.transactions.load)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(self.broker.store.run)
-            nursery.start_soon(self.broker.parts.waiting.schedule.run)
-            nursery.start_soon(self.transactions.run_naming)
-            yield
-            nursery.cancel_scope.cancel()
-
-    async def until(self, is_so: Callable[[], bool]) -> None:
-        """Let the schedule look at the clock, which the test has moved, until something is so."""
-        with trio.fail_after(60):
-            while not is_so():  # noqa: ASYNC110 - the mock clock jumps
-                await trio.sleep(0.01)
 
     async def check_later(self, seconds: int = INTERVAL_S) -> None:
         """One look at all halves, when time has passed."""
@@ -91,24 +69,9 @@ class Ledger:
         self.sent += 1
         properties = {"TRAN_MSG": "true", "PGROUP": GROUP, "UNIQ_KEY": f"A{self.sent}"}
         properties |= fields.pop("properties", {})
-        ext = {"a": GROUP, "b": "T", "c": "TBW102", "d": 4, "e": queue_id, "g": 17, "h": 5}
-        frame = encode_frame(
-            SerializeType.JSON,
-            RequestCode.SEND_MESSAGE_V2,
-            7,
-            fields={
-                **ext,
-                "f": TRANSACTION_PREPARED,
-                "i": encode_properties(properties).decode(),
-                **fields,
-            },
-            body_bytes=len(body),
-        )
-        channel = MemoryChannel()
-        channel.is_greeted = True
-        self.broker.take(frame + body, channel)
-        ((reply, reply_body),) = channel.replies()
-        return Answer(reply, reply_body)
+        text = encode_properties(properties).decode()
+        known = {"a": GROUP, "e": queue_id, "f": TRANSACTION_PREPARED, "i": text}
+        return self.produce(body, **{**known, **fields})
 
     def send(self, body: bytes, **properties: str) -> Half:
         """A message that is stored as half."""
@@ -130,6 +93,15 @@ class Ledger:
         header = EndTransactionHeader(**{**known, **fields})
         return self.broker.ask(RequestCode.END_TRANSACTION, header)
 
+    async def resume(self, message_id: str) -> Answer:
+        """An administrator gives a discarded half a second chance."""
+        channel = MemoryChannel()
+        header = ResumeCheckHalfMessageHeader(msg_id=message_id)
+        self.broker.send(RequestCode.RESUME_CHECK_HALF_MESSAGE, header, channel=channel)
+        await trio.testing.wait_all_tasks_blocked()
+        (reply,) = channel.replies()
+        return Answer(*reply)
+
     def join(self, group: str = GROUP, client_id: str = "p") -> MemoryChannel:
         """A producer that is connected."""
         channel = MemoryChannel()
@@ -140,12 +112,6 @@ class Ledger:
         return channel
 
     # -- what is stored ------------------------------------------------------------------------
-
-    def stored(self, topic: str = "T", queue_id: int = 1) -> list[StoredMessage]:
-        return read_all(self.broker.store, self.broker.store.queue(topic, queue_id))
-
-    def bodies(self, topic: str = "T", queue_id: int = 1) -> list[bytes]:
-        return [message.body for message in self.stored(topic, queue_id)]
 
     def named(self) -> list[int]:
         """The halves that op records call decided."""

@@ -61,10 +61,7 @@ class Delivered:
         self._left: defaultdict[bytes, _Left] = defaultdict(lambda: _Left(set(), set(), Counter()))
 
     def __len__(self) -> int:
-        return sum(
-            len(left.offsets) + len(left.halves) + left.names.total()
-            for left in self._left.values()
-        )
+        return sum(left.total for left in self._left.values())
 
     def take_sources(self) -> Array:
         """The sources that deliveries name: records that waited, and halves. Forgets them."""
@@ -77,6 +74,8 @@ class Delivered:
 
     def scan(self, store: MessageStore, from_offset: int) -> None:
         """Read the log from ``from_offset`` to its end. Raises OSError."""
+        if from_offset >= store.commit_log.max_offset:
+            return  # no record begins there, so that a scan would read the whole file
         for block in scan_from(store.commit_log.files, from_offset):
             self._note(block)
 

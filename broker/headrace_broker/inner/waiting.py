@@ -71,10 +71,10 @@ class WaitingQueue:
         return queue.consume_queue.max_offset if queue else 0
 
     @property
-    def is_published(self) -> bool:
-        """Whether all messages that were appended can be read."""
+    def appended_end(self) -> int:
+        """Queue offset just after the newest message, whether or not it can be read yet."""
         queue = self._store.find_queue(self.topic, self.queue_id)
-        return queue is None or queue.consume_queue.max_offset == queue.next_offset
+        return queue.next_offset if queue else 0
 
     def min_offset(self) -> int:
         """Queue offset of the oldest message that is still in the log. Reads the disk."""

@@ -6,28 +6,30 @@ from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import structlog
 import trio
 
 from headrace_broker.store.errors import RecordTooLarge, StoreBusy, StoreNotWritable
+from headrace_protocol.message import decode_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from headrace_broker.inner.waiting import WaitingQueue
     from headrace_broker.store.message_store import MessageStore
+    from headrace_daemon.host_log import HostLog
     from headrace_protocol.columns import Buffer
-
-log = structlog.get_logger("headrace.broker")
 
 _SLICE_S: Final = 0.002
 # Between two tries while the store refuses appends; it looks for room as often.
 RETRY_S: Final = 1.0
+_PUBLISH_LOOK_S: Final = 0.01
 
 
 class InnerMessage(NamedTuple):
     """One record to append; the fields are those of ``CommitLog.append``.
 
     topic, queue_id: where it goes; the queue is looked up when it is appended.
+    on_appended: called then.
     """
 
     topic: str
@@ -41,20 +43,31 @@ class InnerMessage(NamedTuple):
     born_host: bytes
     reconsume_times: int
     prepared_transaction_offset: int = 0
+    on_appended: Callable[[], None] | None = None
+
+    @property
+    def client(self) -> str:
+        """The client that sent the message first, "host:port"."""
+        host, port = decode_host(self.born_host)
+        return f"{host}:{port}"
 
 
 class InnerWriter:
     """The one way into the log for services; it waits where a client would be refused.
 
     on_stored: called for each record with its topic, 1, and the bytes of its body.
-    too_large: how many messages could not be stored for good.
     """
 
-    def __init__(self, store: MessageStore, on_stored: Callable[[str, int, int], None]) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        on_stored: Callable[[str, int, int], None],
+        host_log: HostLog,
+    ) -> None:
         self._store = store
         self._write_path = store.write_path
         self._on_stored = on_stored
-        self.too_large = 0
+        self._host_log = host_log
 
     async def append(
         self, messages: Sequence[InnerMessage], note: Callable[[int, int], None]
@@ -64,7 +77,7 @@ class InnerWriter:
         note: called with the number of each message and its physical offset as soon as it is
         appended. From then on the record reaches the log even if this call is cancelled, so a
         caller that repeats itself leaves it out. The offset is -1 for a message that is too large
-        to be stored, which is logged and counted.
+        to be stored, which is logged.
 
         While the disk is full or a taker is behind, this waits and retries.
         """
@@ -109,25 +122,40 @@ class InnerWriter:
     def _append_one(self, message: InnerMessage) -> int:
         """Append a message; its physical offset, -1 if it is too large."""
         try:
-            physical_offset = self._write_path.append(
-                self._store.queue(message.topic, message.queue_id),
-                message.body,
-                message.properties,
-                message.tags_code,
-                message.flag,
-                message.sys_flag,
-                message.born_timestamp,
-                message.born_host,
-                message.reconsume_times,
-                message.prepared_transaction_offset,
-            )
+            return self.append_now(message)
         except RecordTooLarge as error:
-            self.too_large += 1
-            log.error("message can't be stored", topic=message.topic, reason=str(error))
+            self._host_log.error(
+                message.client, "message can't be stored", topic=message.topic, reason=str(error)
+            )
             return -1
+
+    def append_now(self, message: InnerMessage) -> int:
+        """Append a message in the current turn; returns its physical offset. Raises StoreError."""
+        physical_offset = self._write_path.append(
+            self._store.queue(message.topic, message.queue_id),
+            message.body,
+            message.properties,
+            message.tags_code,
+            message.flag,
+            message.sys_flag,
+            message.born_timestamp,
+            message.born_host,
+            message.reconsume_times,
+            message.prepared_transaction_offset,
+        )
         self._on_stored(message.topic, 1, len(message.body))
+        if message.on_appended is not None:
+            message.on_appended()
         return physical_offset
 
-    async def confirmed(self) -> None:
-        """Wait until what was appended so far may be acknowledged. Raises StoreNotWritable."""
-        await self._write_path.wait_confirmed()
+    async def published(self, *queues: WaitingQueue) -> None:
+        """Wait until all messages that these queues have now can be read."""
+        ends = [queue.appended_end for queue in queues]
+        while any(queue.end < end for queue, end in zip(queues, ends, strict=True)):
+            try:
+                await self._write_path.wait_confirmed()
+                self._write_path.publish()
+            except StoreNotWritable:
+                await trio.sleep(RETRY_S)
+            else:
+                await trio.sleep(_PUBLISH_LOOK_S)

@@ -297,7 +297,7 @@ class SendProcessor:
         queue, recall_ms = target.queue, 0
         sys_flag = header.sys_flag & _CLIENT_FLAGS | target.sys_flag
         if has_demand or sys_flag & self._demand_flags or target.makes_demand:
-            message = _sent_message(header, queue, properties, code, sys_flag)
+            message = _sent_message(request, header, queue, properties, code, sys_flag)
             self._demands.apply(message)
             queue = self._store.queue(message.topic, message.queue_id)
             properties, code, sys_flag = message.properties, message.tags_code, message.sys_flag
@@ -514,7 +514,12 @@ class SendProcessor:
 
 
 def _sent_message(
-    header: _SendHeader, queue: StoreQueue, properties: list[str], tags_code: int, sys_flag: int
+    request: Request,
+    header: _SendHeader,
+    queue: StoreQueue,
+    properties: list[str],
+    tags_code: int,
+    sys_flag: int,
 ) -> SentMessage:
     return SentMessage(
         queue.topic,
@@ -524,6 +529,7 @@ def _sent_message(
         sys_flag,
         header.reconsume_times or 0,
         header.max_reconsume_times,
+        request.channel.host_bytes,
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
+from headrace_protocol.message import DELAY
 from headrace_protocol.system_topics import RETRY_PREFIX
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from headrace_broker.message_demands import SentMessage
     from headrace_broker.persistence import NowMs
     from headrace_broker.topics.table import TopicTable
-
-_DELAY = "DELAY\x01"
 
 
 def unknown_group(group: str) -> RequestError:
@@ -71,8 +70,7 @@ class DeadLetters:
         """Have a message stored as a dead letter of a group, without delay. Raises RequestError."""
         message.topic = self._topics.create_dlq_topic(group).topic_name
         message.queue_id = 0
-        kept = [item for item in message.properties[:-1] if not item.startswith(_DELAY)]
-        message.properties = [*kept, f"{_DELAY}0", ""]
+        message.put({DELAY: "0"})
         self.buried_count += 1
 
     def runtime_info(self) -> dict[str, str]:

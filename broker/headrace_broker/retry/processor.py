@@ -15,7 +15,14 @@ from headrace_broker.store.log.record_checksum import without_checksum
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import ConsumerSendMsgBackHeader
-from headrace_protocol.message import decode_record, tags_code_of
+from headrace_protocol.message import (
+    DELAY,
+    ORIGIN_MESSAGE_ID,
+    RETRY_TOPIC,
+    WAIT,
+    decode_record,
+    tags_code_of,
+)
 from headrace_protocol.serving import Reply
 
 if TYPE_CHECKING:
@@ -94,7 +101,7 @@ class SendBackProcessor:
             self._dead_letters.bury(message, header.group)
         else:
             level = header.delay_level or _FIRST_LEVEL + stored.reconsume_times
-            _put(message, "DELAY", str(level))
+            message.put({DELAY: str(level)})
             self._delay(message)
         try:
             self._append(stored, message)
@@ -111,7 +118,7 @@ class SendBackProcessor:
         stored = decode_record(record) if record is not None else None
         if stored is not None:
             wanted = header.origin_topic
-            names = (stored.topic, stored.properties.get("RETRY_TOPIC", stored.topic))
+            names = (stored.topic, stored.properties.get(RETRY_TOPIC, stored.topic))
             if not wanted or any(_is_topic(name, wanted) for name in names):
                 return stored
         raise RequestError(
@@ -124,28 +131,24 @@ class SendBackProcessor:
         self, stored: StoredMessage, retry_topic: str, group: SubscriptionGroupConfig
     ) -> SentMessage:
         """The message as the retry topic gets it."""
-        raw = without_checksum(stored.raw_properties).decode(errors="surrogateescape")
-        items = [item for item in raw.split("\x02") if item]
         message = SentMessage(
             retry_topic,
             random.randrange(group.retry_queue_nums),
-            [*items, ""],
+            SentMessage.property_items(without_checksum(stored.raw_properties)),
             tags_code_of(stored.raw_properties),
             stored.sys_flag,
             min(stored.reconsume_times + 1, _TIMES_MAX),
         )
-        if not stored.properties.get("RETRY_TOPIC"):
-            _put(message, "RETRY_TOPIC", stored.topic)
-        if not stored.properties.get("ORIGIN_MESSAGE_ID"):
-            _put(message, "ORIGIN_MESSAGE_ID", stored.offset_message_id)
-        _put(message, "WAIT", "false")
+        first = {RETRY_TOPIC: stored.topic, ORIGIN_MESSAGE_ID: stored.offset_message_id}
+        missing = {name: value for name, value in first.items() if name not in stored.properties}
+        message.put({**missing, WAIT: "false"})
         return message
 
     def _append(self, stored: StoredMessage, message: SentMessage) -> None:
         self._store.write_path.append(
             self._store.queue(message.topic, message.queue_id),
             stored.stored_body,
-            "\x02".join(message.properties).encode(errors="surrogateescape"),
+            message.raw_properties,
             message.tags_code,
             stored.flag,
             message.sys_flag,
@@ -167,10 +170,3 @@ def _times_max(
 
 def _is_topic(name: str, wanted: str) -> bool:
     return name == wanted or name.endswith(f"%{wanted}")
-
-
-def _put(message: SentMessage, name: str, value: str) -> None:
-    """Set a property, in place of one of this name."""
-    mark = f"{name}\x01"
-    kept = [item for item in message.properties[:-1] if not item.startswith(mark)]
-    message.properties = [*kept, f"{mark}{value}", ""]

@@ -7,6 +7,15 @@ from typing import TYPE_CHECKING, Final
 
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
+from headrace_protocol.message import (
+    DELAY,
+    REAL_QID,
+    REAL_TOPIC,
+    TIMER_DELAY_MS,
+    TIMER_DELAY_SEC,
+    TIMER_DELIVER_MS,
+    TIMER_OUT_MS,
+)
 from headrace_protocol.system_topics import HALF_TOPIC, SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
@@ -14,18 +23,14 @@ if TYPE_CHECKING:
 
     from headrace_broker.message_demands import SentMessage
 
-DELAY: Final = "DELAY"
 _INTEGER = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII)
-# Delay levels win over a delivery time, and a message has the names of one queue only.
-_TAKEN_OUT = frozenset(
+# A delay level wins over a delivery time.
+_TIMER_PROPERTIES: Final = frozenset(
     {
-        DELAY,
-        "REAL_TOPIC",
-        "REAL_QID",
-        "TIMER_DELIVER_MS",
-        "TIMER_DELAY_SEC",
-        "TIMER_DELAY_MS",
-        "TIMER_OUT_MS",
+        TIMER_DELIVER_MS,
+        TIMER_DELAY_SEC,
+        TIMER_DELAY_MS,
+        TIMER_OUT_MS,
     }
 )
 
@@ -51,21 +56,15 @@ class DelayDemand:
         level = min(_level_of(message), len(self._delays_ms))
         if level <= 0 or message.topic == HALF_TOPIC:
             return
-        kept = [item for item in message.properties[:-1] if _name(item) not in _TAKEN_OUT]
-        message.properties = [
-            *kept,
-            f"{DELAY}\x01{level}",
-            f"REAL_TOPIC\x01{message.topic}",
-            f"REAL_QID\x01{message.queue_id}",
-            "",
-        ]
+        names = {DELAY: str(level), REAL_TOPIC: message.topic, REAL_QID: str(message.queue_id)}
+        message.put(names, dropped=_TIMER_PROPERTIES)
         message.topic, message.queue_id = SCHEDULE_TOPIC, level - 1
         message.tags_code = self._now_ms() + self._delays_ms[level - 1]
         self._on_delayed()
 
 
 def _level_of(message: SentMessage) -> int:
-    value = next(item[6:] for item in message.properties if _name(item) == DELAY)
+    value = message.values()[DELAY]
     if not _INTEGER.fullmatch(value):
         raise RequestError(
             ResponseCode.MESSAGE_ILLEGAL,
@@ -73,7 +72,3 @@ def _level_of(message: SentMessage) -> int:
             "default; nothing was stored",
         )
     return int(value)
-
-
-def _name(item: str) -> str:
-    return item.partition("\x01")[0]

@@ -20,18 +20,17 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from headrace_broker.inner.delivered import Delivered, source_of, stored_since
+from headrace_broker.inner.delivered import Delivered, stored_since
+from headrace_broker.inner.saving import save_at_intervals
 from headrace_broker.inner.waiting import RECORDS_AT_ONCE, Unreadable, Waiting, WaitingQueue
-from headrace_broker.inner.writer import RETRY_S, InnerMessage
+from headrace_broker.inner.writer import RETRY_S
 from headrace_broker.schedule.levels import DelayDemand
-from headrace_broker.store.errors import StoreNotWritable
-from headrace_broker.store.write.confirmation import wait_for
-from headrace_protocol.message import property_value, tags_code_of
+from headrace_protocol.message import property_value
 from headrace_protocol.system_topics import HALF_TOPIC, SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
-    from headrace_broker.inner.undelivered import Delivery, Undelivered
-    from headrace_broker.inner.writer import InnerWriter
+    from headrace_broker.inner.delivery import Delivery
+    from headrace_broker.inner.writer import InnerMessage, InnerWriter
     from headrace_broker.schedule.offsets import DelayOffsets
     from headrace_broker.store.message_store import MessageStore
     from headrace_protocol.columns import Array
@@ -40,7 +39,6 @@ log = structlog.get_logger("headrace.broker")
 
 # The wall clock may jump; a sleep does not notice.
 _CLOCK_LOOK_S: Final = 1.0
-_PUBLISH_LOOK_S: Final = 0.01
 # Apache's broker stores a delivery after it is due by its own clock.
 _CLOCK_MARGIN_MS: Final = 60_000
 
@@ -115,7 +113,6 @@ class Schedule:
         store: MessageStore,
         writer: InnerWriter,
         delivery: Delivery,
-        undelivered: Undelivered,
         offsets: DelayOffsets,
         save_s: float,
     ) -> None:
@@ -123,7 +120,6 @@ class Schedule:
         self._store = store
         self._writer = writer
         self._delivery = delivery
-        self._undelivered = undelivered
         self._offsets = offsets
         self._save_s = save_s
         self._asked = trio.Event()
@@ -197,12 +193,7 @@ class Schedule:
 
     async def run_saving(self) -> None:
         """Save the offsets at intervals until cancelled."""
-        while True:
-            await trio.sleep(self._save_s)
-            try:
-                await self.save()
-            except (OSError, StoreNotWritable) as error:
-                log.error("delay offsets not saved, retrying", reason=str(error))
+        await save_at_intervals("delayed messages", self.save, lambda: self._save_s)
 
     async def save(self) -> None:
         """Bring the offsets to disk, behind the deliveries that they count.
@@ -212,8 +203,8 @@ class Schedule:
         offsets = self._progress()
         if self._offsets.saved == offsets:
             return
-        store, counted_to = self._store, self._counted_to()
-        await wait_for(store.flusher.when_flushed, store.commit_log.max_offset, store.root)
+        counted_to = self._counted_to()
+        await self._store.flusher.wait_flushed()
         await trio.to_thread.run_sync(
             self._offsets.save, offsets, counted_to, limiter=self._threads
         )
@@ -243,7 +234,7 @@ class Schedule:
 
         Returns how many seconds to wait for more, unless a message arrives: 0 if more is due.
         """
-        await self._published()
+        await self._writer.published(*(level.queue for level in self._levels.values()))
         now_ms = self._store.clock.now_ms()
         next_ms: list[int] = []
         for number, level in self._levels.items():
@@ -264,17 +255,6 @@ class Schedule:
             return math.inf
         wait_s = (min(next_ms) - self._store.clock.now_ms()) / 1000
         return min(max(wait_s, 0.0), _CLOCK_LOOK_S)
-
-    async def _published(self) -> None:
-        """Wait until each message that was delayed so far is in its queue."""
-        while not all(level.queue.is_published for level in self._levels.values()):
-            try:
-                await self._writer.confirmed()
-                self._store.write_path.publish()
-            except StoreNotWritable:
-                await trio.sleep(RETRY_S)
-            else:
-                await trio.sleep(_PUBLISH_LOOK_S)
 
     def _note_gone(self, number: int, count: int) -> None:
         self.unreadable += count
@@ -313,27 +293,11 @@ class Schedule:
 
     def _message(self, waiting: Waiting) -> InnerMessage | None:
         """The message as its topic gets it; None for one that nobody may deliver."""
-        topic = property_value(waiting.properties, b"REAL_TOPIC").decode(errors="replace")
-        queue_id = property_value(waiting.properties, b"REAL_QID")
-        if topic == HALF_TOPIC:
+        if property_value(waiting.properties, b"REAL_TOPIC") == HALF_TOPIC.encode():
             self.dropped += 1
             log.warning("delayed message for the half topic dropped", offset=waiting.queue_offset)
             return None
-        message = InnerMessage(
-            topic,
-            int(queue_id) if queue_id.isdigit() else -1,
-            waiting.body,
-            waiting.properties,
-            tags_code_of(waiting.properties),
-            waiting.flag,
-            waiting.sys_flag,
-            waiting.born_timestamp,
-            waiting.born_host,
-            waiting.reconsume_times,
-            source_of(waiting),
-        )
-        reason = self._delivery.why_not(topic, message.queue_id, waiting.physical_offset)
-        return self._undelivered.redirect(message, reason) if reason else message
+        return self._delivery.message(waiting, waiting.properties)
 
     # -- for others --------------------------------------------------------------------------------
 

@@ -26,7 +26,6 @@ from headrace_broker.staging.query import BLOCKS_SUFFIX, Attempt, Event, Phase, 
 from headrace_broker.staging.state import QueryState
 from headrace_broker.store.errors import StoreError
 from headrace_broker.store.files.filesystem import make_private
-from headrace_broker.store.write.confirmation import wait_for
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.columns import HEAD_PLACES
 from headrace_protocol.errors import Lane, NotReady, RequestError
@@ -415,7 +414,7 @@ class Staging:
             else:
                 await self._append_attempt(query, decision, staged, to_skip)
                 to_skip = 0
-        await self._wait_flushed()
+        await self._store.flusher.wait_flushed()  # the staged blocks go next
         await self._finish(query, decision)
 
     async def _append_attempt(
@@ -451,11 +450,6 @@ class Staging:
         await store.write_path.append_block(make_records, note)
         if store.commit_log.max_offset - store.commit_log.flushed_offset >= _FLUSH_BYTES:
             store.flusher.request_flush()
-
-    async def _wait_flushed(self) -> None:
-        """Wait for the disk, whatever the store's gates are: the staged blocks go next."""
-        store = self._store
-        await wait_for(store.flusher.when_flushed, store.commit_log.max_offset, store.root)
 
     async def _finish(self, query: Query, decision: Decision) -> None:
         """Save that the batch is in the log; its files and those of older ones may go then."""

@@ -1,6 +1,6 @@
-"""Timers as rows of a table, made of the records of their queue by columns.
+"""Converts the records of the queue of timers to rows, by columns.
 
-Most records of a block have properties of one layout, so that a value is a column of bytes.
+Most records of a block have the same layout of properties, so a value is a column of bytes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from headrace_broker.store.queues.queue_blocks import QueueBlock
     from headrace_protocol.columns import Array
 
-# A timer that waits. due_ms: to the millisecond. source: what its delivery names, the physical
-# offset of this record or of the half that was committed to wait. key: hash of the UNIQ_KEY.
-# topic: number of the real topic; of a recall, its complement.
+# A timer that waits. source: physical offset of its record, or of the half for a committed message;
+# its delivery names it. key: hash of the UNIQ_KEY. topic: number of the real topic, or the
+# complement of the number for a recall.
 TIMER: Final = np.dtype(
     [
         ("due_ms", "i8"),
@@ -44,7 +44,7 @@ _OUT, _SEC, _MS, _DELIVER, _UNIQ, _TOPIC, _RECALLED, _ROLLS = NAMES = (
     b"TIMER_DEL_UNIQKEY",
     b"TIMER_ROLL_TIMES",
 )
-# With fewer records a table costs more than it saves.
+# For fewer records a table costs more than it saves.
 _TABLE_ROWS_MIN: Final = 16
 _LAYOUTS_MAX: Final = 8
 _DIGITS_MAX: Final = 18
@@ -57,9 +57,9 @@ _POWERS: Final = np.cumprod(np.full(_KEY_BYTES_MAX, _FACTOR, np.uint64))
 class Arrivals(NamedTuple):
     """The timers of a block of the queue.
 
-    rows: shape (n,), TIMER. write_ms: since when each waits, in whole seconds.
-    replaces: of a copy that was stored by rolling, the source of the timer that it replaces, 0 if
-    an Apache broker rolled; -1 of all others.
+    rows: shape (n,), TIMER. write_ms: store time of each, cut to whole seconds.
+    replaces: for a copy stored by rolling, the source of the timer that it replaces, or 0 if an
+    Apache broker stored it; -1 for all others.
     """
 
     rows: Array
@@ -77,7 +77,7 @@ class Arrivals(NamedTuple):
 
 
 def joined(parts: Sequence[Arrivals]) -> Arrivals:
-    """Those of several blocks, one or more."""
+    """The timers of one or more blocks."""
     return Arrivals(*map(np.concatenate, zip(*parts, strict=True)))
 
 
@@ -88,21 +88,21 @@ def slots_of(rows: Array) -> Array:
 
 
 class Topics:
-    """Numbers of topics, so that a row needs four bytes for one."""
+    """Numbers of topics, so that a topic takes four bytes in a row."""
 
     def __init__(self) -> None:
         self.names: list[bytes] = []
         self._numbers: dict[bytes, int] = {}
 
     def number(self, name: bytes) -> int:
-        """The number of a topic, new for a new one."""
+        """The number of a topic; a new topic gets the next one."""
         number = self._numbers.setdefault(name, len(self.names))
         if number == len(self.names):
             self.names.append(name)
         return number
 
     def find(self, name: bytes) -> int | None:
-        """The number of a topic that has one."""
+        """The number of a topic; None if it has none."""
         return self._numbers.get(name)
 
 
@@ -144,7 +144,7 @@ def arrivals(block: QueueBlock, topics: Topics) -> Arrivals:
 
 
 def _pieces(block: QueueBlock) -> Iterator[tuple[Array, Array | list[bytes]]]:
-    """Record numbers with their properties: as a table of bytes if of one layout."""
+    """Record numbers with their properties; those of one layout as a table of bytes."""
     records = block.records
     starts = records.start + records.size - records.properties_bytes
     sizes = records.properties_bytes.astype(np.int64)
@@ -166,7 +166,7 @@ def _pieces(block: QueueBlock) -> Iterator[tuple[Array, Array | list[bytes]]]:
 
 
 def _is_alike(cells: Array) -> Array:
-    """Which rows have the names of the first, at the same places."""
+    """A mask of the rows that have the names of the first row at the same places."""
     first = cells[0]
     is_fixed = first <= 2
     is_mark_alike = ((cells <= 2) == is_fixed).all(1)
@@ -179,7 +179,7 @@ def _is_alike(cells: Array) -> Array:
 
 
 def _spans(raw: bytes) -> dict[bytes, tuple[int, int]]:
-    """Where the values of properties are; the last one of a name counts."""
+    """Start and end of each property's value; of equal names the last wins."""
     spans: dict[bytes, tuple[int, int]] = {}
     start = 0
     for item in raw.split(b"\x02"):
@@ -192,7 +192,7 @@ def _spans(raw: bytes) -> dict[bytes, tuple[int, int]]:
 
 
 class _Values:
-    """What the properties of records say, by columns."""
+    """The properties of records, by columns."""
 
     def __init__(self, count: int) -> None:
         self.key = np.zeros(count, np.uint64)
@@ -201,7 +201,7 @@ class _Values:
         self._numbers = {name: np.full(count, _NO_NUMBER) for name in (_OUT, _SEC, _MS, _DELIVER)}
 
     def put_cells(self, numbers: Array, cells: Array, topics: Topics) -> None:
-        """Records whose properties are laid out alike, one row of bytes each."""
+        """Read records with the same layout of properties, one row of bytes each."""
         spans = _spans(bytes(cells[0]))
         if _RECALLED in spans:
             self.put_each(numbers, [bytes(row) for row in cells], topics)
@@ -217,7 +217,7 @@ class _Values:
         self.topic[numbers] = np.array([topics.number(name) for name in names], np.int32)[where]
 
     def put_each(self, numbers: Array, texts: Sequence[bytes], topics: Topics) -> None:
-        """Records one by one."""
+        """Read records one by one."""
         for number, raw in zip(numbers.tolist(), texts, strict=True):
             for name, column in self._numbers.items():
                 column[number] = _integer(property_value(raw, name))
@@ -229,9 +229,10 @@ class _Values:
             self.is_copy[number] = bool(property_value(raw, _ROLLS))
 
     def due_ms(self, stored_ms: Array) -> Array:
-        """When each timer is due: as asked if that fits its slot, else at the slot's end.
+        """When each timer is due: its delivery time if that is in its slot, else the slot's end.
 
-        A record that was stored again by rolling, or whose broker's clock jumped, does not fit.
+        A delay of a copy stored by rolling, or of a record stored while the broker's clock jumped,
+        leads elsewhere.
         """
         out_ms = self._numbers[_OUT]
         out_ms = np.where(out_ms < 0, stored_ms - SLOT_MS, out_ms) // SLOT_MS * SLOT_MS
@@ -247,7 +248,7 @@ class _Values:
 
 
 def _integers(cells: Array) -> Array:
-    """Numbers of equally many digits; _NO_NUMBER where there is something else."""
+    """Numbers with the same count of digits; _NO_NUMBER for other texts."""
     width = cells.shape[1]
     if width > _DIGITS_MAX:
         return np.full(len(cells), _NO_NUMBER)
@@ -263,7 +264,7 @@ def _integer(value: bytes) -> int:
 
 
 def _unique_rows(cells: Array) -> tuple[list[bytes], Array]:
-    """The distinct rows, and for each row which of them it is."""
+    """The distinct rows, and for each row the number of its distinct one."""
     if not cells.shape[1] or (cells == cells[0]).all():
         return [bytes(cells[0])], np.zeros(len(cells), np.int64)
     texts = np.ascontiguousarray(cells).view(f"V{cells.shape[1]}").ravel()

@@ -1,7 +1,7 @@
-"""How far timers were delivered: ``config/timercheck``, and our mark beside it.
+"""The progress of timers: ``config/timercheck``, and headrace's own mark beside it.
 
-The file is an Apache broker's and counts whole seconds. The mark is exact, and holds as long as
-the file is the one that it was saved with.
+The file has Apache's format and counts whole seconds. The mark is exact, and counts while the file
+is the one that it was saved with.
 
 Source: docs/store-format.md "timercheck"; tests/broker/test_timers.py.
 """
@@ -31,8 +31,8 @@ _VERSIONS: Final = ("timestampBefore", "counterBefore", "timestamp", "counter")
 class TimerCheck(NamedTuple):
     """The fields of the file.
 
-    read_ms: all slots before this time were delivered. log_position: where the timer log ends on
-    disk. queue_offset, master_queue_offset: of the first message that is not in the log.
+    read_ms: all slots before this time are delivered. log_position: end of the timer log on disk.
+    queue_offset, master_queue_offset: of the first message that is not in the timer log.
     state_version, timestamp, counter: the DataVersion.
     """
 
@@ -55,11 +55,11 @@ class TimerCheck(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """What is known to be delivered.
+    """The timers that are known to be delivered.
 
-    due_ms, queue_offset: every timer before this offset of the queue that was due at this time.
-    log_offset: no other timer was delivered before this offset of the log.
-    oldest: all before this offset of the queue.
+    due_ms, queue_offset: all timers before this offset of the queue that are due at this time.
+    log_offset: the log has no delivery of another timer before this offset.
+    oldest: all timers before this offset of the queue.
     """
 
     due_ms: int = 0
@@ -71,12 +71,12 @@ class Settled(NamedTuple):
 class TimerCheckFile:
     """The file, and the mark.
 
-    saved: what the file holds; None without one that can be read. settled: what the mark says;
-    None if another broker wrote the file since.
+    saved: contents of the file; None if it is missing or unreadable. settled: contents of the mark;
+    None if another broker has written the file since.
     """
 
     def __init__(self, path: Path, fs: Files, marks: Marks) -> None:
-        """Raises OSError, but not for a file that is missing or no checkpoint."""
+        """Raises OSError, but not for a missing file, or one that is no checkpoint."""
         self._path = path
         self._fs = fs
         self._marks = marks
@@ -102,7 +102,7 @@ class TimerCheckFile:
 
     def save(self, check: TimerCheck, settled: Settled) -> None:
         """Write both, on disk when this returns; in one thread at a time. Raises OSError."""
-        # The mark first, and it holds with the file as it was as well: a crash may come in between.
+        # The mark first; it names the old version of the file too, for a crash in between.
         before, now = _version(self.saved), _version(check)
         progress = {
             **dict(zip(_VERSIONS, (*before, *now), strict=True)),
@@ -134,6 +134,6 @@ def _version(check: TimerCheck | None) -> tuple[int, int]:
 
 
 def _versions(progress: dict[str, int]) -> list[tuple[int, int]]:
-    """Those of the file with which the mark holds."""
+    """The versions of the file with which the mark counts."""
     before_ms, before, now_ms, now = (progress[name] for name in _VERSIONS)
     return [(before_ms, before), (now_ms, now)]

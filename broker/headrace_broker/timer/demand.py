@@ -1,4 +1,4 @@
-"""What TIMER_DELAY_SEC, TIMER_DELAY_MS and TIMER_DELIVER_MS ask for."""
+"""The demand of TIMER_DELAY_SEC, TIMER_DELAY_MS and TIMER_DELIVER_MS."""
 
 from __future__ import annotations
 
@@ -7,6 +7,15 @@ from typing import TYPE_CHECKING, Final
 
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
+from headrace_protocol.message import (
+    REAL_QID,
+    REAL_TOPIC,
+    TIMER_DELAY_MS,
+    TIMER_DELAY_SEC,
+    TIMER_DELIVER_MS,
+    TIMER_OUT_MS,
+    TIMER_ROLL_TIMES,
+)
 from headrace_protocol.system_topics import HALF_TOPIC, TIMER_TOPIC
 
 if TYPE_CHECKING:
@@ -14,19 +23,17 @@ if TYPE_CHECKING:
 
     from headrace_broker.message_demands import SentMessage
 
-# In the order in which they count.
-TIMES: Final = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
-OUT_MS: Final = "TIMER_OUT_MS"
+# The first of a message counts.
+TIMES: Final = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 SLOT_MS: Final = 1000
 # Eighteen digits fit a signed long of Java, and so do their sums with a time of today.
 _INTEGER: Final = re.compile(r"\+?[0-9]{1,18}", re.ASCII)
-# A message that says whose timer is not to be delivered.
+# Names the timer that a recall drops.
 RECALLS: Final = "TIMER_DEL_UNIQKEY"
-_REPLACED: Final = frozenset({"REAL_TOPIC", "REAL_QID", "TIMER_ROLL_TIMES"})
 
 
 class TimerDemand:
-    """Has a message with a delivery time wait in the queue of timers.
+    """Redirects a message with a delivery time to the queue of timers.
 
     on_timer: called when a message is about to be stored there.
     """
@@ -38,17 +45,17 @@ class TimerDemand:
         now_ms: Callable[[], int],
         on_timer: Callable[[], None],
     ) -> None:
-        """now_ms: the store time of the message, from which its delay counts."""
+        """now_ms: the store time of the message, at which its delay begins."""
         self._delay_max_s = delay_max_s
         self._is_enabled = is_enabled
         self._now_ms = now_ms
         self._on_timer = on_timer
 
     def serve(self, message: SentMessage) -> None:
-        """Redirect the message; one whose time is past stays. Raises RequestError."""
-        values = dict(item.partition("\x01")[::2] for item in message.properties[:-1])
-        # A message that was delivered once and is sent again waits no second time.
-        if message.topic in {HALF_TOPIC, TIMER_TOPIC} or values.get(OUT_MS):
+        """Redirect the message, unless its time is past. Raises RequestError."""
+        values = message.values()
+        # A message that was delivered once and is sent again does not wait again.
+        if message.topic in {HALF_TOPIC, TIMER_TOPIC} or values.get(TIMER_OUT_MS):
             return
         if not self._is_enabled():
             raise _illegal(message, "timers are switched off (timerWheelEnable=false)")
@@ -59,14 +66,14 @@ class TimerDemand:
                 raise _illegal(message, "the timer to recall is due already")
             return
         out_ms = out_ms_of(deliver_ms)
-        kept = [item for item in message.properties[:-1] if _name(item) not in _REPLACED]
-        message.properties = [
-            *kept,
-            f"{OUT_MS}\x01{out_ms}",
-            f"REAL_TOPIC\x01{message.topic}",
-            f"REAL_QID\x01{message.queue_id}",
-            "",
-        ]
+        message.put(
+            {
+                TIMER_OUT_MS: str(out_ms),
+                REAL_TOPIC: message.topic,
+                REAL_QID: str(message.queue_id),
+            },
+            dropped=[TIMER_ROLL_TIMES],
+        )
         message.topic, message.queue_id = TIMER_TOPIC, 0
         message.recall_ms = 0 if values.get(RECALLS) else out_ms + 1
         self._on_timer()
@@ -77,8 +84,8 @@ class TimerDemand:
         if not _INTEGER.fullmatch(value):
             raise _illegal(message, f"{name}={value[:60]}: expected a number that is not negative")
         deliver_ms = int(value)
-        if name != "TIMER_DELIVER_MS":
-            deliver_ms = now_ms + deliver_ms * (1000 if name == "TIMER_DELAY_SEC" else 1)
+        if name != TIMER_DELIVER_MS:
+            deliver_ms = now_ms + deliver_ms * (1000 if name == TIMER_DELAY_SEC else 1)
         delay_max_ms = self._delay_max_s() * 1000
         if deliver_ms - now_ms > delay_max_ms:
             raise _illegal(
@@ -90,12 +97,8 @@ class TimerDemand:
 
 
 def out_ms_of(deliver_ms: int) -> int:
-    """TIMER_OUT_MS for a delivery time: the slot of the wheel, which ends at this time or later."""
+    """TIMER_OUT_MS for a delivery time: the start of its slot, which ends at that time or later."""
     return (deliver_ms - 1) // SLOT_MS * SLOT_MS
-
-
-def _name(item: str) -> str:
-    return item.partition("\x01")[0]
 
 
 def _illegal(message: SentMessage, reason: str) -> RequestError:

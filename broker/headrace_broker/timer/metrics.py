@@ -1,4 +1,4 @@
-"""How many timers wait for each topic: ``config/timermetrics``; and how many come and go."""
+"""The number of timers that wait, by topic (``config/timermetrics``), and rates."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class _Table(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class TimerMetrics:
-    """The file. Its counts are those of what waits, whatever it held at the start."""
+    """The file. Its counts come from the timers that wait, whatever it held at the start."""
 
     def __init__(self, file: ConfigFile, now_ms: NowMs) -> None:
-        """Raises StoreFormatError when what is there can't be read."""
+        """Raises StoreFormatError if the file can't be read."""
         self._file = file
         self._now_ms = now_ms
         self._saved = b""
@@ -59,14 +59,14 @@ class TimerMetrics:
         )
 
     def save(self, body: bytes) -> None:
-        """Write the file unless it has this text. Raises OSError."""
+        """Write the file if the text has changed. Raises OSError."""
         if body != self._saved:
             self._file.save(body)
             self._saved = body
 
 
 class Rate:
-    """A count, and how fast it grew over the last samples."""
+    """A count, and its growth over the last samples."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -61,15 +61,15 @@ class TimerProcessor:
         registry.route(RequestCode.GET_TIMER_CHECK_POINT, self.checkpoint)
 
     def metrics(self, _request: Request) -> Reply:
-        """GET_TIMER_METRICS: how many timers wait, by topic."""
+        """GET_TIMER_METRICS: number of timers that wait, by topic."""
         return Reply(body=(self._timers.metrics_body(),))
 
     def checkpoint(self, _request: Request) -> Reply:
-        """GET_TIMER_CHECK_POINT: as config/timercheck would be saved now."""
+        """GET_TIMER_CHECK_POINT: the contents of config/timercheck if it were saved now."""
         return Reply(body=(self._timers.checkpoint().encode(),))
 
     def recall(self, request: Request) -> Reply | None:
-        """RECALL_MESSAGE: the timer of a handle is not delivered."""
+        """RECALL_MESSAGE: drop the timer of a handle."""
         header = request.header(RecallMessageHeader)
         if not self._may_recall():
             raise RequestError(
@@ -102,7 +102,7 @@ class TimerProcessor:
         return handle
 
     def _check_waiting(self, handle: RecallHandle) -> None:
-        """Raise RequestError if it is known that no such timer waits."""
+        """Raise RequestError if certainly no such timer waits."""
         if self._timers.has(*_place(handle)):
             return
         now_ms = self._store.clock.now_ms()
@@ -139,7 +139,7 @@ class TimerProcessor:
 
 
 def _place(handle: RecallHandle) -> tuple[int, bytes, int]:
-    """Where the timer of a handle waits: its slot, topic and key."""
+    """Slot, topic and key of a handle's timer."""
     slot = (handle.time_ms - 1) // SLOT_MS
     return slot, handle.topic.encode(), key_hash(handle.uniq_key.encode())
 

@@ -2,12 +2,13 @@
 
 What always holds:
 
-1. The log is the truth. All that waits is read from the queue of timers at the start; what was
-   delivered since the last save is read from the log, and what is saved is never ahead of it.
-2. Equal times are delivered in the order of arrival, and no message stops another: what can't go
-   to its topic goes to the topic of undelivered ones, what can't be read is logged and counted.
-3. Nothing is delivered early by the clock of the moment, and nothing twice when it goes back.
-4. A timer that was recalled before it is in `waiting` for delivery is not delivered.
+1. The log is the truth. A start reads the timers from their queue, and the deliveries since the
+   last save from the log. The saved progress is never ahead of the log on disk.
+2. Timers due at the same time are delivered in the order of arrival, and none stops another: an
+   undeliverable message goes to the topic of undelivered ones, an unreadable one is logged and
+   counted.
+3. No timer is delivered before its time by the current clock, or twice after the clock went back.
+4. A timer that is recalled before its delivery begins is not delivered.
 
 Source: docs/protocol.md "Timers"; tests/broker/test_timers.py.
 """
@@ -22,24 +23,29 @@ import numpy as np
 import structlog
 import trio
 
-from headrace_broker.inner.delivered import Delivered, source_of, stored_since
+from headrace_broker.inner.delivered import Delivered, stored_since
+from headrace_broker.inner.delivery import INNER_PROPERTIES_MAX, stored_again
+from headrace_broker.inner.saving import save_at_intervals
 from headrace_broker.inner.waiting import RECORDS_AT_ONCE, Unreadable, Waiting, WaitingQueue
-from headrace_broker.inner.writer import RETRY_S, InnerMessage
-from headrace_broker.store.errors import StoreNotWritable
+from headrace_broker.inner.writer import RETRY_S
 from headrace_broker.store.queues.queue_blocks import BLOCK_UNITS, QueueDamaged
-from headrace_broker.store.write.confirmation import wait_for
 from headrace_broker.timer.arrivals import TIMER, arrivals, joined, slots_of
 from headrace_broker.timer.checkpoint import Settled, TimerCheck
-from headrace_broker.timer.demand import OUT_MS, SLOT_MS
+from headrace_broker.timer.demand import SLOT_MS
 from headrace_broker.timer.metrics import Rate
 from headrace_broker.timer.wheel import WheelChanges  # noqa: TC001 - a NamedTuple reads it
 from headrace_protocol.columns import UNIT_DTYPE
-from headrace_protocol.message import PROPERTIES_BYTES_MAX, property_value, tags_code_of
+from headrace_protocol.message import (
+    TIMER_OUT_MS,
+    property_number,
+    property_value,
+    with_properties,
+)
 from headrace_protocol.system_topics import TIMER_TOPIC
 
 if TYPE_CHECKING:
-    from headrace_broker.inner.undelivered import Delivery, Undelivered
-    from headrace_broker.inner.writer import InnerWriter
+    from headrace_broker.inner.delivery import Delivery
+    from headrace_broker.inner.writer import InnerMessage, InnerWriter
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.timer.arrivals import Arrivals
     from headrace_broker.timer.checkpoint import TimerCheckFile
@@ -52,20 +58,19 @@ log = structlog.get_logger("headrace.broker")
 
 # The wall clock may jump; a sleep does not notice.
 _CLOCK_LOOK_S: Final = 1.0
-_PUBLISH_LOOK_S: Final = 0.01
-# Apache's broker stores a delivery after it is due by its own clock.
+# Apache's broker stores a delivery when it is due by its own clock, which may be behind this one.
 _CLOCK_MARGIN_MS: Final = 60_000
-# While the log grows without timers, so that a start after a crash reads little of it.
+# Interval of saves while only other messages are stored; a start after a crash reads the log from
+# the last save on.
 _IDLE_SAVE_S: Final = 10.0
 _ADDED_AT_ONCE: Final = 1 << 18
-# What Apache's broker says of a timer that was due when it arrived.
+# As in Apache's broker, for a timer that was due when it arrived.
 _NEVER_QUEUED_MS: Final = 2**63 - 1
-# A record may get a checksum of its own.
-_CHECKSUM_ROOM: Final = 32
+_OUT_MS: Final = TIMER_OUT_MS.encode()
 
 
 class TimerSwitches(NamedTuple):
-    """What an administrator may change while the broker runs."""
+    """Settings that may change while the broker runs."""
 
     stops_enqueue: Callable[[], bool]
     stops_dequeue: Callable[[], bool]
@@ -73,7 +78,7 @@ class TimerSwitches(NamedTuple):
 
 
 class _Saving(NamedTuple):
-    """What is written at once."""
+    """The contents of one save."""
 
     settled: Settled
     check: TimerCheck
@@ -84,9 +89,9 @@ class _Saving(NamedTuple):
 class Timers:
     """All timers of the broker.
 
-    waiting: what waits, in memory. wheel: the files that an Apache broker reads.
-    unreadable: messages whose record was damaged or gone when they were due.
-    enqueued, delivered: how many timers came and went since the start.
+    waiting: the timers that wait, in memory. wheel: the files that an Apache broker reads.
+    unreadable: number of messages whose record was damaged or gone.
+    enqueued, delivered: number of timers that arrived and were delivered since the start.
     """
 
     def __init__(
@@ -94,7 +99,6 @@ class Timers:
         store: MessageStore,
         writer: InnerWriter,
         delivery: Delivery,
-        undelivered: Undelivered,
         waiting: WaitingTimers,
         wheel: TimerWheel,
         metrics: TimerMetrics,
@@ -105,7 +109,6 @@ class Timers:
         self._store = store
         self._writer = writer
         self._delivery = delivery
-        self._undelivered = undelivered
         self.wheel = wheel
         self._metrics = metrics
         self._file = file
@@ -114,9 +117,9 @@ class Timers:
         self._queue = WaitingQueue(store, TIMER_TOPIC, 0)
         self.waiting = waiting
         self._offset = 0  # of the queue: all before it is in `waiting`
-        self._delivered = Delivered(TIMER_TOPIC, OUT_MS.encode())
+        self._delivered = Delivered(TIMER_TOPIC, _OUT_MS)
         self._settled = Settled()
-        # No timer was delivered that is due later, or is behind this offset of the queue.
+        # No delivered timer was due later, or comes after this offset of the queue.
         self._clock_ms = self._clock_offset = 0
         self._threads = trio.CapacityLimiter(1)
         self._under_way = np.empty(0, TIMER)  # taken out of `waiting` to be delivered
@@ -127,23 +130,23 @@ class Timers:
         self.enqueued, self.delivered = Rate(), Rate()
 
     def wake(self) -> None:
-        """Look at the queue: a timer is about to be stored."""
+        """Look at the queue soon: a timer is about to be stored."""
         self._asked.set()
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether every timer that was stored is known here."""
-        return self._queue.is_published and self._offset >= self._queue.end
+        """Whether all stored timers are in ``waiting``."""
+        return self._offset >= self._queue.appended_end
 
     @property
     def settled_ms(self) -> int:
-        """All that was due at this time is delivered."""
+        """All timers due at this time are delivered."""
         return self._settled.due_ms
 
     # -- start and stop ----------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Read all timers that wait, and find what was delivered since. Raises OSError."""
+        """Read all timers that wait, without those already delivered. Raises OSError."""
         file, store = self._file, self._store
         check = file.saved or TimerCheck()
         self._settled = file.settled or Settled(
@@ -151,7 +154,7 @@ class Timers:
         )
         self._offset = max(self._settled.oldest, self._queue.min_offset())
         self._read_all()
-        # Another broker that stopped in order has delivered what its file says.
+        # The file of another broker is exact after a clean stop.
         if file.settled is None and not (file.saved and store.was_clean) and self.waiting.count:
             since = stored_since(store, self.waiting.first_ms() - _CLOCK_MARGIN_MS)
             self._settled = self._settled._replace(log_offset=since)
@@ -159,7 +162,7 @@ class Timers:
         self._fill_wheel()
 
     def _read_all(self) -> None:
-        """Read the queue to its end. Many timers are added at once: most share a table then."""
+        """Read the queue to its end, and add many timers at once, so that most share a table."""
         found: list[Arrivals] = []
         while (read := self._read_now(self._offset)) is not None:
             arrived, self._offset = read
@@ -179,10 +182,10 @@ class Timers:
             self._end_wheel()
 
     def _bounded(self, read_ms: int) -> int:
-        """The time, but not after the newest record: since then nothing was delivered."""
+        """The time, or that of the newest record if it is earlier: nothing was delivered since."""
         if not read_ms:
             return 0
-        newest = Delivered(TIMER_TOPIC, OUT_MS.encode())
+        newest = Delivered(TIMER_TOPIC, _OUT_MS)
         newest.scan(self._store, stored_since(self._store, read_ms))
         return min(read_ms, newest.newest_ms)
 
@@ -212,29 +215,30 @@ class Timers:
 
     async def run_saving(self) -> None:
         """Save at intervals until cancelled."""
-        while True:
-            await trio.sleep(self._switches.save_s())
-            self.enqueued.sample()
-            self.delivered.sample()
-            try:
-                await self.save()
-            except OSError as error:
-                log.error("timers not saved, retrying", reason=str(error))
+        await save_at_intervals("timers", self._sample_and_save, self._switches.save_s)
+
+    async def _sample_and_save(self) -> None:
+        self.enqueued.sample()
+        self.delivered.sample()
+        await self.save()
 
     async def save(self) -> None:
-        """Bring to disk how far timers are delivered, behind the deliveries. Raises OSError."""
+        """Save the progress once the deliveries that it counts are on disk.
+
+        Raises OSError, StoreNotWritable.
+        """
         counts, now_s = (self.enqueued.count, self.delivered.count), trio.current_time()
         is_idle = counts == self._saved_counts and now_s < self._saved_s + _IDLE_SAVE_S
         if is_idle or not self._is_unsaved():
             return
         self._saved_counts, self._saved_s = counts, now_s
-        saving, store = self._snapshot(), self._store
-        await wait_for(store.flusher.when_flushed, store.commit_log.max_offset, store.root)
+        saving = self._snapshot()
+        await self._store.flusher.wait_flushed()
         await trio.to_thread.run_sync(self._write, saving, limiter=self._threads)
         self._saved(saving)
 
     def finish(self) -> None:
-        """Save when no task runs any more. Raises OSError."""
+        """As ``save``, after all tasks have ended. Raises OSError."""
         if self._offset and self._store.commit_log.life.is_writable:
             self._store.flusher.flush_log_now()
             self._close_slot()
@@ -243,15 +247,15 @@ class Timers:
             self._saved(saving)
 
     def _is_unsaved(self) -> bool:
-        """Whether there is more to save than the time."""
-        if not self._offset:  # there never was a timer
+        """Whether anything but the time has changed since the last save."""
+        if not self._offset:  # there has never been a timer
             return False
         saved = self._file.settled or Settled(-1)
         is_same = self._settled_now()._replace(due_ms=saved.due_ms) == saved
         return self.wheel.is_changed or not is_same
 
     def _close_slot(self) -> None:
-        """Leave in the slot of the moment only what waits, for an Apache broker reads all of it."""
+        """Keep only waiting timers in the current slot, which an Apache broker delivers whole."""
         slot = self._settled.due_ms // SLOT_MS
         self.wheel.empty_slot(slot)
         rows = self.waiting.of_slot(slot)
@@ -269,8 +273,9 @@ class Timers:
         return _Saving(settled, check, changes, self.metrics_body())
 
     def _write(self, saving: _Saving) -> None:
-        """Write the files, the one that says how far they go last. For a thread."""
-        if saving.changes.is_anew:  # an Apache broker that finds half of it begins at the oldest
+        """Write the files, timercheck last, since it says how far they go. For a thread."""
+        # An Apache broker that finds the new files incomplete must read all timers from the queue.
+        if saving.changes.is_anew:
             begun = saving.check._replace(
                 log_position=0,
                 queue_offset=saving.settled.oldest,
@@ -308,15 +313,15 @@ class Timers:
     # -- arrivals ----------------------------------------------------------------------------------
 
     async def _turn(self) -> None:
-        """Adopt what arrived and deliver what is due, or wait until something is.
+        """Adopt new timers, then deliver those that are due or wait for the next.
 
         Raises OSError.
         """
         self._asked = trio.Event()
-        await self._published()
+        await self._writer.published(self._queue)
         if not self._switches.stops_enqueue():
             await self._adopt_all()
-        # From here to where rows are taken no other task runs: what was recalled is known.
+        # No other task runs from here until rows are taken out, so all recalls are known.
         now_ms = self._store.clock.now_ms()
         if not self._switches.stops_dequeue():
             if len(rolled := self.waiting.take_rolled(now_ms, RECORDS_AT_ONCE)):
@@ -340,17 +345,6 @@ class Timers:
         with trio.move_on_after(wait_s):
             await self._asked.wait()
 
-    async def _published(self) -> None:
-        """Wait until each timer that was stored so far is in its queue."""
-        while not self._queue.is_published:
-            try:
-                await self._writer.confirmed()
-                self._store.write_path.publish()
-            except StoreNotWritable:
-                await trio.sleep(RETRY_S)
-            else:
-                await trio.sleep(_PUBLISH_LOOK_S)
-
     async def _adopt_all(self) -> None:
         while self._offset < self._queue.end:
             read = await trio.to_thread.run_sync(self._read_now, self._offset)
@@ -359,7 +353,10 @@ class Timers:
             self._adopt(*read)
 
     def _read_now(self, first: int) -> tuple[Arrivals, int] | None:
-        """Timers of the queue from ``first`` on, and where they end. For a thread."""
+        """Some timers of the queue from ``first`` on, and the offset after them. For a thread.
+
+        None at the end of the queue. Raises OSError.
+        """
         if first >= self._queue.end:
             return None
         count = BLOCK_UNITS
@@ -367,7 +364,7 @@ class Timers:
             try:
                 block = self._queue.block_now(first, count)
             except QueueDamaged as error:
-                if count > 1:  # so that only what is damaged is left out
+                if count > 1:  # to leave out only the damaged record
                     count //= 2
                     continue
                 self.unreadable += 1
@@ -380,7 +377,7 @@ class Timers:
             if oldest <= first:
                 return None
             self.unreadable += oldest - first
-            log.error("timers went with their log files", count=oldest - first)
+            log.error("timers lost with their log files", count=oldest - first)
             first = oldest
 
     def _adopt(self, arrived: Arrivals, end: int) -> None:
@@ -391,22 +388,23 @@ class Timers:
         self._offset = end
 
     def _settle(self, now_ms: int) -> None:
-        """All that was due is delivered.
+        """Note that all timers due by now are delivered.
 
-        When the clock has gone back, timers were delivered that this time does not tell from
-        those that wait: what was known stays known, until it is true again.
+        After the clock went back, some timers due later are delivered too. The time alone does not
+        tell them from timers that wait, so nothing is noted until the clock has caught up, or no
+        timer from before waits any more.
         """
         if now_ms < self._clock_ms and self.oldest < self._clock_offset:
             return
         self._clock_ms = now_ms
-        self._delivered = Delivered(TIMER_TOPIC, OUT_MS.encode())  # all looked at
+        self._delivered = Delivered(TIMER_TOPIC, _OUT_MS)  # all looked at
         log_end = self._store.commit_log.max_offset
         self._settled = Settled(now_ms, self._offset, log_end)
 
     # -- delivery ----------------------------------------------------------------------------------
 
     async def _deliver(self, rows: Array) -> None:
-        """Deliver timers; those that were not appended when this fails wait again."""
+        """Deliver timers; if this fails, those that were not appended wait again."""
         rows = rows[rows["topic"] >= 0]  # recalls have done their work
         is_done = np.zeros(len(rows), bool)
         self._under_way = rows
@@ -418,9 +416,9 @@ class Timers:
             self.delivered.count += int(is_done.sum())
 
     async def _roll(self, rows: Array) -> None:
-        """Store timers again that wait for long yet; they are taken up again from the queue."""
+        """Store timers again that are due much later; their copies arrive through the queue."""
         is_done = np.zeros(len(rows), bool)
-        full: list[int] = []  # those that no property can be added to: they wait where they are
+        full: list[int] = []  # those without room for more properties stay where they are
 
         def copy(waiting: Waiting, due_ms: int) -> InnerMessage | None:
             copy = self._copy(waiting, due_ms)
@@ -440,9 +438,9 @@ class Timers:
         is_done: Array,
         make: Callable[[Waiting, int], InnerMessage | None],
     ) -> None:
-        """Append what is made of the records of rows, in order. Raises OSError.
+        """Append the messages made of the records of rows, in order. Raises OSError.
 
-        is_done: set for each row as soon as nothing is left to do for it.
+        is_done: set for each row as soon as nothing is left to do.
         """
         records = await self._records(rows)
         messages: list[InnerMessage] = []
@@ -478,31 +476,30 @@ class Timers:
         return [by_offset[offset] for offset in rows["queue_offset"].tolist()]
 
     def _message(self, waiting: Waiting, due_ms: int) -> InnerMessage | None:
-        """The message as its topic gets it; None if an Apache broker delivered it."""
-        out_ms = property_value(waiting.properties, OUT_MS.encode())
+        """The message for its topic; None if an Apache broker has delivered it."""
+        out_ms = property_value(waiting.properties, _OUT_MS)
         if self._delivered.among(out_ms, [waiting]):
             self._delivered.forget_each(out_ms, [waiting])
             return None
-        topic = property_value(waiting.properties, b"REAL_TOPIC").decode(errors="replace")
-        queue_id = property_value(waiting.properties, b"REAL_QID")
-        properties = _with(waiting.properties, self._times(waiting, due_ms)) or waiting.properties
-        message = _again(waiting, topic, int(queue_id) if queue_id.isdigit() else -1, properties)
-        reason = self._delivery.why_not(topic, message.queue_id, waiting.physical_offset)
-        return self._undelivered.redirect(message, reason) if reason else message
+        properties = with_properties(waiting.properties, self._times(waiting, due_ms))
+        has_room = len(properties) <= INNER_PROPERTIES_MAX
+        return self._delivery.message(waiting, properties if has_room else waiting.properties)
 
     def _copy(self, waiting: Waiting, due_ms: int) -> InnerMessage | None:
-        """The message as the queue of timers gets it again; None if it has no room for that."""
-        times = property_value(waiting.properties, b"TIMER_ROLL_TIMES")
-        properties = _with(
+        """A copy for the queue of timers; None without room for its properties."""
+        times = property_number(waiting.properties, b"TIMER_ROLL_TIMES", 0)
+        properties = with_properties(
             waiting.properties,
             {
                 **self._times(waiting, due_ms),
-                b"TIMER_ROLL_TIMES": b"%d" % (int(times) + 1 if times.isdigit() else 1),
+                b"TIMER_ROLL_TIMES": b"%d" % (times + 1),
                 # Its delay counts from its first arrival, which the copy no longer knows.
                 b"TIMER_DELIVER_MS": b"%d" % due_ms,
             },
         )
-        return _again(waiting, TIMER_TOPIC, 0, properties) if properties else None
+        if len(properties) > INNER_PROPERTIES_MAX:
+            return None
+        return stored_again(waiting, TIMER_TOPIC, 0, properties)
 
     def _times(self, waiting: Waiting, due_ms: int) -> dict[bytes, bytes]:
         queued_ms = waiting.store_timestamp // SLOT_MS * SLOT_MS
@@ -520,15 +517,18 @@ class Timers:
         return self.waiting.has(slot, topic, key)
 
     def recall(self, slot: int, topic: bytes, key: int) -> None:
-        """Drop a timer whose recall was just appended; one that is not known yet goes by that."""
+        """Drop a timer whose recall was just appended.
+
+        The recall itself drops it if it has not been read from the queue yet.
+        """
         self.waiting.recall(slot, topic, key)
 
     def checkpoint(self) -> TimerCheck:
-        """How far timers are delivered."""
+        """The progress, as timercheck holds it."""
         return self._check(self._settled)
 
     def metrics_body(self) -> bytes:
-        """How many timers wait for each topic, as config/timermetrics has it."""
+        """Number of timers that wait, by topic, as config/timermetrics holds it."""
         return self._metrics.body(self.waiting.counts())
 
     def runtime_info(self) -> dict[str, str]:
@@ -543,31 +543,5 @@ class Timers:
         }
 
     def next_offset(self, queue_id: int) -> int | None:
-        """Queue offset of the oldest timer that waits; None for a queue that is not of timers."""
+        """Queue offset of the oldest timer that waits; None for a queue without timers."""
         return self.oldest if queue_id == 0 else None
-
-
-def _with(raw: bytes, properties: dict[bytes, bytes]) -> bytes | None:
-    """Properties with some set; None if there is no room."""
-    items = [
-        item for item in raw.split(b"\x02") if item and item.partition(b"\x01")[0] not in properties
-    ]
-    items += [b"%s\x01%s" % item for item in properties.items()]
-    text = b"\x02".join([*items, b""])
-    return text if len(text) <= PROPERTIES_BYTES_MAX - _CHECKSUM_ROOM else None
-
-
-def _again(waiting: Waiting, topic: str, queue_id: int, properties: bytes) -> InnerMessage:
-    return InnerMessage(
-        topic,
-        queue_id,
-        waiting.body,
-        properties,
-        tags_code_of(properties),
-        waiting.flag,
-        waiting.sys_flag,
-        waiting.born_timestamp,
-        waiting.born_host,
-        waiting.reconsume_times,
-        source_of(waiting),
-    )

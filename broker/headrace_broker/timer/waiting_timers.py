@@ -1,7 +1,7 @@
-"""Timers in memory, by the second in which they are due: a numpy table for each.
+"""Timers in memory: a numpy table for each second in which some are due.
 
-Far seconds share a table, so that many timers cost little more than their rows. Nothing is done
-for a timer between its arrival, the division of its far table, and its second.
+Distant seconds share a table, so many timers cost little more than their rows. A timer takes work
+at its arrival, when its shared table is divided, and in its second.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headrace_broker.timer.arrivals import Arrivals, Topics
     from headrace_protocol.columns import Array
 
-# Seven days; Apache's wheel has twice as many slots, so that old ones tell themselves apart.
+# Seven days; Apache's wheel has twice as many slots, so an old slot is never taken for a new one.
 WHEEL_SECONDS: Final = 7 * 86_400
 _BLANK_SLOTS: Final = 60
 ROLL_SLOTS_MIN: Final = 2
@@ -59,7 +59,7 @@ class _Table:
 class SlotTables:
     """Rows with due_ms and queue_offset, taken out in the order of these two.
 
-    count: how many rows there are.
+    count: number of rows.
     """
 
     def __init__(self, dtype: np.dtype[np.void]) -> None:
@@ -69,7 +69,7 @@ class SlotTables:
         self._far: dict[int, _Table] = {}  # by slot // _FAR_SLOTS
         self._far_first: float = math.inf
         self._near_end = 0  # rows of this slot and later ones are in far tables
-        # The earliest slot, sorted.
+        # Rows of the earliest slot, sorted.
         self._open = np.empty(0, dtype)
         self._open_slot = -1
 
@@ -89,14 +89,14 @@ class SlotTables:
                 _add(self._near, slot, near[where])
 
     def due_ms(self) -> float:
-        """When the first row is due, or its far table is to be divided; infinite without rows."""
+        """When to take the first row out or divide its far table; infinite without rows."""
         self._open_first()
         if len(self._open):
             return int(self._open["due_ms"][0])
         return self._far_first * _FAR_SLOTS * SLOT_MS
 
     def take_due(self, now_ms: int, count: int) -> Array:
-        """Take out the first rows that are due, at most ``count``, all of one slot."""
+        """Take out the first rows that are due, at most ``count`` and of one slot."""
         while self._far_first * _FAR_SLOTS * SLOT_MS <= now_ms:
             self._divide_first()
         self._open_first()
@@ -106,7 +106,7 @@ class SlotTables:
         return taken
 
     def _divide_first(self) -> None:
-        """Divide the earliest far table into one for each slot."""
+        """Divide the earliest far table into a table for each slot."""
         first = int(self._far_first)
         self._near_end = (first + 1) * _FAR_SLOTS
         rows = self._far.pop(first).rows
@@ -115,7 +115,7 @@ class SlotTables:
             _add(self._near, slot, rows[numbers])
 
     def _open_first(self) -> None:
-        """Sort the earliest near slot, unless that is done."""
+        """Sort the rows of the earliest near slot unless they are sorted."""
         first = min(self._near, default=None)
         if first is None or (len(self._open) and first > self._open_slot):
             return
@@ -132,7 +132,7 @@ class SlotTables:
     def drop(self, slot: int, choose: Callable[[Array], Array]) -> Array:
         """Take rows out of a slot; returns them.
 
-        choose: which of the rows, as a mask.
+        choose: returns a mask of the rows to take.
         """
         dropped = []
         if slot == self._open_slot and len(self._open):
@@ -164,9 +164,9 @@ class SlotTables:
             self._far_first = min(self._far, default=math.inf)
 
     def lowest_queue_offset(self) -> int | None:
-        """The lowest queue offset of any row; None without rows.
+        """The lowest queue offset of all rows; None without rows.
 
-        Cost: one look for each table of 64 s, which is in order of arrival.
+        Cost: one read for each far table, which is in order of arrival.
         """
         lowest = [int(table.rows["queue_offset"][0]) for table in self._far.values()]
         lowest += [int(table.rows["queue_offset"].min()) for table in self._near.values()]
@@ -188,7 +188,7 @@ def _add(tables: dict[int, _Table], slot: int, rows: Array) -> None:
 
 
 def _sorted(rows: Array) -> Array:
-    """Rows by the time when they are due, then by arrival."""
+    """Rows in the order of their due times, then of arrival."""
     order = np.lexsort((rows["queue_offset"], rows["due_ms"]))
     return rows[order]
 
@@ -207,32 +207,32 @@ def groups(values: Array) -> Iterator[tuple[int, Array]]:
     yield from zip(ordered[starts].tolist(), parts, strict=True)
 
 
-# A timer that is to be stored again, in the place of its own due_ms; slot: of the timer.
+# A timer to store again: due_ms is the time for that, slot the timer's own.
 _ROLL: Final = np.dtype([("due_ms", "i8"), ("queue_offset", "i8"), ("slot", "i8")])
 
 
 class RollWindow:
-    """When a timer that is far ahead is stored again, so that its log files can go."""
+    """When to store a distant timer again, so that its log files can be removed."""
 
     def __init__(self, slots: int) -> None:
-        """slots: those of timerRollWindowSlot; a number that the wheel can't hold counts as all."""
+        """slots: timerRollWindowSlot; a number that the wheel can't hold counts as its maximum."""
         fits = ROLL_SLOTS_MIN <= slots <= WHEEL_SECONDS - _BLANK_SLOTS
         self.slots = slots if fits else WHEEL_SECONDS - _BLANK_SLOTS
 
     def roll_slots(self, arrived: Arrivals) -> Array:
-        """The slot in which each timer is stored again; -1 for those that wait for their own."""
+        """The slot in which to store each timer again; -1 for timers that are not rolled."""
         write = arrived.write_ms // SLOT_MS
         rest = slots_of(arrived.rows) - write - self.slots
-        is_near = rest < self.slots // 3  # leaves time enough for the next roll
+        is_near = rest < self.slots // 3  # leaves enough time for the next roll
         slots = write + np.where(is_near, self.slots // 2, self.slots)
         return np.where(rest >= 0, slots, -1)
 
 
 class WaitingTimers:
-    """All timers that wait, the recalls of timers, and when timers are rolled.
+    """All timers that wait, their recalls, and when to roll them.
 
-    A recall is a row of the slot of its timer: until then it keeps out what is stored there with
-    the same key, such as the copy of a timer that was just rolled.
+    A recall is a row in the slot of its timer. Until that slot is due it drops each timer of the
+    slot with the same key, such as a copy that was just stored by rolling.
     """
 
     def __init__(self, topics: Topics, window: RollWindow) -> None:
@@ -245,17 +245,17 @@ class WaitingTimers:
 
     @property
     def count(self) -> int:
-        """How many timers wait; recalls don't count."""
+        """Number of timers that wait, without recalls."""
         return int(self._counts.sum())
 
     def counts(self) -> dict[bytes, int]:
-        """How many timers wait, by topic."""
+        """Number of timers that wait, by topic."""
         return dict(zip(self.topics.names, self._counts.tolist(), strict=False))
 
     def add(self, arrived: Arrivals) -> Array:
-        """Add timers and recalls, in order of arrival; copies replace what they are of.
+        """Add timers and recalls, in order of arrival; copies replace their originals.
 
-        Returns the slot in which something is to be done for each.
+        Returns the next slot of each: where it is rolled or due.
         """
         self._put(arrived.rows)
         rolls = self._window.roll_slots(arrived)
@@ -278,7 +278,7 @@ class WaitingTimers:
         return rows[np.argsort(rows["queue_offset"])]
 
     def all_with_slots(self) -> tuple[Array, Array]:
-        """All that waits, in the order of the queue, and the slot that matters next for each."""
+        """All timers and recalls in the order of the queue, and the next slot of each."""
         rows, rolls = self._timers.all_rows(), self._rolls.all_rows()
         rows = rows[np.argsort(rows["queue_offset"])]
         slots = slots_of(rows)
@@ -303,13 +303,13 @@ class WaitingTimers:
 
     def _add_rolls(self, rows: Array, slots: Array) -> None:
         rolls = np.empty(len(rows), _ROLL)
-        # As an Apache broker, at the end of the slot.
+        # At the end of the slot, as in Apache's broker.
         rolls["due_ms"] = (slots + 1) * SLOT_MS
         rolls["queue_offset"], rolls["slot"] = rows["queue_offset"], slots_of(rows)
         self._rolls.add(rolls)
 
     def _replace(self, slot: int, copies: Arrivals) -> None:
-        """Drop the timers of a slot of which copies were stored."""
+        """Drop the timers of a slot that copies replace."""
         named = copies.take(copies.replaces > 0)
         by_source = dict(
             zip(named.replaces.tolist(), named.rows["queue_offset"].tolist(), strict=True)
@@ -329,7 +329,7 @@ class WaitingTimers:
             self._drop(slot, partial(_oldest_before, copy))
 
     def _drop_recalled(self, rows: Array) -> None:
-        """Drop timers whose recall came before them."""
+        """Drop timers whose recall arrived earlier."""
         if not self._recalls_of:
             return
         for slot in set(slots_of(rows).tolist()) & self._recalls_of.keys():
@@ -353,7 +353,7 @@ class WaitingTimers:
         return number is not None and bool(_is_of(number, key)(self._timers.of_slot(slot)).any())
 
     def due_ms(self) -> float:
-        """When there is something to do at the latest."""
+        """When to call ``take_due`` and ``take_rolled`` next; infinite if nothing waits."""
         return min(self._timers.due_ms(), self._rolls.due_ms())
 
     def take_due(self, now_ms: int, count: int) -> Array:
@@ -367,23 +367,23 @@ class WaitingTimers:
         return rows
 
     def take_rolled(self, now_ms: int, count: int) -> Array:
-        """Timers that are to be stored again, at most ``count``; they wait until that is done."""
+        """Timers to store again, at most ``count``; they wait until ``forget`` drops them."""
         rolls = self._rolls.take_due(now_ms, count)
         found = [self._timers.of_slot(slot) for slot in set(rolls["slot"].tolist())]
         rows = np.concatenate([*found, np.empty(0, TIMER)])
         return rows[np.isin(rows["queue_offset"], rolls["queue_offset"])]
 
     def roll_again(self, rows: Array, now_ms: int) -> None:
-        """Have timers be rolled as soon as possible that were to be."""
+        """Roll timers again as soon as possible, after a failure."""
         self._add_rolls(rows, np.full(len(rows), now_ms // SLOT_MS - 1))
 
     def forget(self, rows: Array) -> None:
-        """Drop timers of which copies were stored."""
+        """Drop timers whose copies are stored, or that were delivered."""
         for slot, numbers in groups(slots_of(rows)):
             self._drop(slot, partial(_are_at, rows["queue_offset"][numbers]))
 
     def drop_sources(self, sources: Array) -> Array:
-        """Drop the timers that deliveries name; returns them."""
+        """Drop the timers with these sources; returns them."""
         rows = self._timers.all_rows()
         found = rows[np.isin(rows["source"], sources)]
         self.forget(found)
@@ -394,7 +394,7 @@ class WaitingTimers:
         return int(self._timers.all_rows()["due_ms"].min())
 
     def lowest_queue_offset(self) -> int | None:
-        """Of what waits; None if nothing does."""
+        """The lowest queue offset of a timer or recall; None if nothing waits."""
         return self._timers.lowest_queue_offset()
 
 
@@ -408,7 +408,7 @@ def _is_of(topic: int, key: int) -> Callable[[Array], Array]:
 
 
 def _oldest_before(copy: np.void, rows: Array) -> Array:
-    """The oldest timer of the copy's key before it."""
+    """A mask of the oldest timer with the copy's key that precedes the copy."""
     where = _is_of(int(copy["topic"]), int(copy["key"]))(rows)
     where &= rows["queue_offset"] < copy["queue_offset"]
     where &= rows["queue_offset"] == rows["queue_offset"][where].min(initial=np.iinfo(np.int64).max)

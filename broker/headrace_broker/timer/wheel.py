@@ -1,7 +1,7 @@
-"""The timer wheel and the timer log, as an Apache broker reads them; this one only writes them.
+"""Writes the timer wheel and the timer log for an Apache broker; headrace never reads them.
 
-Both are made anew at each start, of what waits then. The wheel has a slot for each second: where
-in the log its first and last unit are; units of a slot are chained from the newest to the oldest.
+Each start creates both from the timers that wait. The wheel has a slot for each second, with the
+positions of its first and last unit in the log. Units of a slot are chained, newest first.
 
 Source: docs/store-format.md "Timers"; tests/broker/test_timer_files.py.
 """
@@ -56,10 +56,10 @@ def units_per_file(file_bytes: int) -> int:
 
 
 class WheelChanges(NamedTuple):
-    """What is to be written; for a thread.
+    """Changes to write in a thread.
 
     units: from number ``first`` on. slots: of the wheel, at ``places``.
-    is_anew: whether the files are to be made anew. log_position: where the log ends then.
+    is_anew: whether to create the files anew. log_position: end of the log after the write.
     """
 
     first: int
@@ -71,7 +71,7 @@ class WheelChanges(NamedTuple):
 
 
 class TimerWheel:
-    """Both files. The wheel is in memory, as far as it was used."""
+    """Both files. The wheel is in memory, where unused pages cost nothing."""
 
     def __init__(self, root: Path, fs: Files, file_bytes: int, topics: Topics) -> None:
         self._wheel_path = root / "timerwheel"
@@ -90,9 +90,10 @@ class TimerWheel:
         self._last_slots: dict[int, int] = {}  # by number of the log file, of its units
 
     def add(self, rows: Array, slots: Array, write_ms: Array | int) -> None:
-        """Add timers and recalls; what waits in another slot than its own is rolled there.
+        """Add timers and recalls.
 
-        rows: in the order of the queue.
+        rows: in the order of the queue. slots: the next slot of each; a timer whose next slot is
+        not its own is rolled there.
         """
         if not len(rows):
             return
@@ -109,9 +110,10 @@ class TimerWheel:
         self._append(units, slots)
 
     def end_with(self, row: np.void, slot: int) -> None:
-        """Add a unit of the queue's last message, which doesn't wait: a broker reads on behind it.
+        """Add a unit for the queue's last message, which doesn't wait any more.
 
-        slot: one that was delivered.
+        An Apache broker resumes reading the queue after the last unit's message.
+        slot: any slot that is delivered.
         """
         units = np.zeros(1, UNIT)
         units["size"], units["previous"], units["magic"] = UNIT.itemsize, _NO_UNIT, PLAIN
@@ -120,7 +122,7 @@ class TimerWheel:
         self._append(units, np.array([slot]))
 
     def empty_slot(self, slot: int) -> None:
-        """Let a slot lead to no unit."""
+        """Remove all units of a slot."""
         place = slot % WHEEL_SLOTS
         self._slots[place] = np.zeros((), SLOT)
         self._changed.append(np.array([place]))
@@ -131,13 +133,13 @@ class TimerWheel:
         return np.array(self._hashes)
 
     def _position(self, number: Array | int) -> Array:
-        """Where units are in the log."""
+        """Positions of units in the log."""
         file, place = np.divmod(number, self._file_units)
         position: Array = file * self._file_bytes + place * UNIT.itemsize
         return position
 
     def _chain(self, units: Array, slots: Array, signs: Array) -> None:
-        """Chain units that are about to be appended to those of their slots."""
+        """Chain new units to the units of their slots."""
         positions = self._position(self._count + np.arange(len(units)))
         order = np.argsort(slots, kind="stable")
         ordered, placed = slots[order], positions[order]
@@ -173,11 +175,11 @@ class TimerWheel:
 
     @property
     def is_changed(self) -> bool:
-        """Whether there is something to write."""
+        """Whether there are changes to write."""
         return any(map(len, (*self._pending, *self._changed)))
 
     def changes(self) -> WheelChanges:
-        """What has changed since the last call of ``written``."""
+        """The changes since the last call of ``written``."""
         units = np.concatenate([np.empty(0, UNIT), *self._pending], dtype=UNIT)
         places = np.unique(np.concatenate([np.empty(0, np.int64), *self._changed]))
         self._pending, self._changed = [units], [places]
@@ -187,10 +189,13 @@ class TimerWheel:
         )
 
     def written(self, changes: WheelChanges, read_slot: int) -> None:
-        """Forget changes that are on disk, and log files that only lead to slots before one."""
+        """Forget changes that are on disk, and remove log files without units of later slots.
+
+        read_slot: all slots before it are delivered.
+        """
         self._is_anew = False
         self._written += len(changes.units)
-        # What ``changes`` joined is the first.
+        # ``changes`` joined the written parts into the first one.
         self._pending, self._changed = self._pending[1:], self._changed[1:]
         newest = max(self._last_slots, default=0)
         for file, last in list(self._last_slots.items()):
@@ -199,7 +204,7 @@ class TimerWheel:
                 del self._last_slots[file]
 
     def write(self, changes: WheelChanges) -> None:
-        """Bring changes to disk: units before the slots that lead to them. Raises OSError."""
+        """Write changes to disk: units before the slots that name them. Raises OSError."""
         fs = self._fs
         if changes.is_anew:
             self._wheel_path.unlink(missing_ok=True)

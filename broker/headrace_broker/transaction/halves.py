@@ -1,4 +1,4 @@
-"""Half messages: what a transactional message becomes, and what is made of it later.
+"""Half messages: how a transactional message is stored, and the records made of it later.
 
 Source: docs/protocol.md "Transactions"; tests/broker/test_transactions.py.
 """
@@ -6,6 +6,7 @@ Source: docs/protocol.md "Transactions"; tests/broker/test_transactions.py.
 from __future__ import annotations
 
 import enum
+import re
 from typing import TYPE_CHECKING, Final
 
 from headrace_broker.inner.writer import InnerMessage
@@ -16,12 +17,18 @@ from headrace_protocol.errors import RequestError
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import CheckTransactionStateHeader
 from headrace_protocol.message import (
+    DELAY,
+    REAL_QID,
+    REAL_TOPIC,
     TRANSACTION_COMMIT,
     TRANSACTION_MASK,
+    UNIQ_KEY,
     encode_offset_message_id,
     encode_record,
+    property_number,
     property_value,
     tags_code_of,
+    with_properties,
 )
 from headrace_protocol.system_topics import (
     CHECK_MAX_TIME_TOPIC,
@@ -40,21 +47,21 @@ CONSUMER_GROUP: Final = "CID_RMQ_SYS_TRANS"
 TRAN_MSG: Final = "TRAN_MSG"
 _PRODUCER_GROUP = "PGROUP"
 _TRANSACTION_ID = "__transactionId__"
-_CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
+_CHECK_TIMES: Final = b"TRANSACTION_CHECK_TIMES"
 # The queue offset of the first half, in its copies.
-_FIRST_OFFSET = "TRAN_PREPARED_QUEUE_OFFSET"
-_IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
-_REAL_TOPIC, _REAL_QID = "REAL_TOPIC", "REAL_QID"
-_REAL = frozenset({_REAL_TOPIC, _REAL_QID})
-_OF_BROKERS = _REAL | {_TRANSACTION_ID, _CHECK_TIMES, _FIRST_OFFSET}
+_FIRST_OFFSET: Final = b"TRAN_PREPARED_QUEUE_OFFSET"
+_IMMUNITY: Final = b"CHECK_IMMUNITY_TIME_IN_SECONDS"
+# What a half says about its checks; only brokers may.
+_OF_CHECKS: Final = (_CHECK_TIMES.decode(), _FIRST_OFFSET.decode())
+_POSITIVE: Final = re.compile(r"\+?0*[1-9][0-9]*", re.ASCII)
 _OP_PROPERTIES: Final = b"TAGS\x01d\x02"
-# Ours: the halves that an op record names are not decided, they have copies.
+# headrace's own: the halves that the op record names have copies and are not decided.
 _COPIED: Final = b"COPIED\x01true\x02"
 _OP_TAGS_CODE = tags_code_of(_OP_PROPERTIES)
 
 
 class Decision(enum.Enum):
-    """What ended a transaction; DISCARD: nobody answered its checks."""
+    """What ended a transaction; DISCARD: its producer answered no check."""
 
     COMMIT = enum.auto()
     ROLLBACK = enum.auto()
@@ -67,13 +74,17 @@ class Decision(enum.Enum):
 class HalfDemand:
     """Has a transactional message wait as a half message."""
 
-    def __init__(self, is_rejected: Callable[[], bool]) -> None:
-        """is_rejected: whether this broker takes no transactional messages."""
+    def __init__(self, is_rejected: Callable[[], bool], admit: Callable[[bytes], None]) -> None:
+        """is_rejected: whether this broker rejects transactional messages.
+
+        admit: raises RequestError if the host of a producer has too many undecided.
+        """
         self._is_rejected = is_rejected
+        self._admit = admit
 
     def serve(self, message: SentMessage) -> None:
         """Redirect the message. Raises RequestError."""
-        values = dict(_split(item) for item in message.properties[:-1])
+        values = message.values()
         if values.get(TRAN_MSG, "").lower() != "true":
             if message.sys_flag & TRANSACTION_MASK:
                 raise _illegal(message, f"sysFlag {message.sys_flag} without {TRAN_MSG}=true")
@@ -89,22 +100,22 @@ class HalfDemand:
             )
         if not values.get(_PRODUCER_GROUP):
             raise _illegal(message, f"{TRAN_MSG}=true without {_PRODUCER_GROUP}")
-        message.properties = [
-            *_without(message.properties, _OF_BROKERS),
-            f"{_TRANSACTION_ID}\x01{values.get('UNIQ_KEY', '')}",
-            f"{_REAL_TOPIC}\x01{message.topic}",
-            f"{_REAL_QID}\x01{message.queue_id}",
-            "",
-        ]
+        self._admit(message.born_host)
+        message.put(
+            {
+                _TRANSACTION_ID: values.get(UNIQ_KEY, ""),
+                REAL_TOPIC: message.topic,
+                REAL_QID: str(message.queue_id),
+            },
+            dropped=_OF_CHECKS,
+        )
         message.topic, message.queue_id = HALF_TOPIC, 0
 
 
 def _is_retry(message: SentMessage, values: dict[str, str]) -> bool:
-    """Whether a consumer sent the message: one that was committed keeps its TRAN_MSG."""
-    is_delayed = message.reconsume_times > 0 and values.get("DELAY", "0").isdigit()
-    return message.topic.startswith(GROUP_PREFIXES) or (
-        is_delayed and int(values.get("DELAY", "0")) > 0
-    )
+    """Whether a consumer sent the message; a committed message keeps its TRAN_MSG."""
+    is_delayed = bool(_POSITIVE.fullmatch(values.get(DELAY, "")))
+    return message.topic.startswith(GROUP_PREFIXES) or (is_delayed and message.reconsume_times > 0)
 
 
 def _illegal(message: SentMessage, what: str) -> RequestError:
@@ -119,10 +130,11 @@ def _illegal(message: SentMessage, what: str) -> RequestError:
 
 
 class HalfNames:
-    """What the properties of a half say: whose it is, where it goes, how often it was checked.
+    """The properties of a half that brokers use.
 
-    first_offset: queue offset of the half that this is a copy of; None for an original, and for
-    copies that Apache's broker made. immunity_ms: how long its producer is not asked, 0 by default.
+    group: of its producer. topic, queue_id: where its message goes. times: number of checks.
+    first_offset: queue offset of the original of a copy; None for an original, and for a copy that
+    Apache's broker made. immunity_ms: time until the first check, 0 if the half does not say.
     """
 
     __slots__ = (
@@ -138,27 +150,22 @@ class HalfNames:
     def __init__(self, properties: bytes) -> None:
         self.group = property_value(properties, _PRODUCER_GROUP.encode()).decode(errors="replace")
         self.transaction_id = property_value(properties, _TRANSACTION_ID.encode())
-        self.topic = property_value(properties, _REAL_TOPIC.encode()).decode(errors="replace")
-        self.queue_id = _number(properties, _REAL_QID, -1)
-        self.times = _number(properties, _CHECK_TIMES, 0)
-        first_offset = _number(properties, _FIRST_OFFSET, -1)
+        self.topic = property_value(properties, REAL_TOPIC.encode()).decode(errors="replace")
+        self.queue_id = property_number(properties, REAL_QID.encode(), -1)
+        self.times = property_number(properties, _CHECK_TIMES, 0)
+        first_offset = property_number(properties, _FIRST_OFFSET, -1)
         self.first_offset = first_offset if first_offset >= 0 else None
-        self.immunity_ms = _number(properties, _IMMUNITY, 0) * 1000
-
-
-def _number(properties: bytes, name: str, default: int) -> int:
-    value = property_value(properties, name.encode())
-    return int(value) if value.isdigit() and len(value) < 19 else default
+        self.immunity_ms = property_number(properties, _IMMUNITY, 0) * 1000
 
 
 def committed(half: StoredMessage, properties: bytes) -> SentMessage:
     """The message as its topic gets it. properties: of the half, without the record's checksum."""
     names = HalfNames(properties)
-    items = _items(properties)
+    dropped = (REAL_TOPIC.encode(), REAL_QID.encode(), _FIRST_OFFSET)
     return SentMessage(
         names.topic,
         names.queue_id,
-        [*_without(items, _REAL | {_FIRST_OFFSET}), ""],
+        SentMessage.property_items(with_properties(properties, {}, dropped)),
         tags_code_of(properties),
         half.sys_flag & ~TRANSACTION_MASK | TRANSACTION_COMMIT,
         half.reconsume_times,
@@ -171,7 +178,7 @@ def inner_commit(half: StoredMessage, message: SentMessage, source: int) -> Inne
         message.topic,
         message.queue_id,
         half.stored_body,
-        _text(message.properties),
+        message.raw_properties,
         message.tags_code,
         half.flag,
         message.sys_flag,
@@ -183,22 +190,20 @@ def inner_commit(half: StoredMessage, message: SentMessage, source: int) -> Inne
 
 
 def copy(half: Waiting, first_offset: int, times: int) -> InnerMessage:
-    """The half once more, at the end of its queue."""
-    items = _without(_items(half.properties), {_CHECK_TIMES, _FIRST_OFFSET})
-    items += [f"{_CHECK_TIMES}\x01{times}", f"{_FIRST_OFFSET}\x01{first_offset}", ""]
-    return _again(half, half.body, HALF_TOPIC, _text(items))
+    """A copy of the half, for the end of its queue."""
+    names = {_CHECK_TIMES: b"%d" % times, _FIRST_OFFSET: b"%d" % first_offset}
+    return _again(half, half.body, HALF_TOPIC, with_properties(half.properties, names))
 
 
 def discarded(half: Waiting) -> InnerMessage:
-    """The half as the topic of undecided ones gets it; names the half, as a commit does."""
+    """The half as TRANS_CHECK_MAX_TIME_TOPIC gets it; names the half, as a commit does."""
     message = _again(half, half.body, CHECK_MAX_TIME_TOPIC, half.properties)
     return message._replace(prepared_transaction_offset=half.physical_offset)
 
 
 def resumed(record: StoredMessage, properties: bytes) -> InnerMessage:
-    """A discarded half as a new one, whose producer is asked again."""
-    items = _without(_items(properties), {_CHECK_TIMES, _FIRST_OFFSET})
-    again = _text([*items, f"{_CHECK_TIMES}\x010", ""])
+    """A discarded half as a new one, with no checks yet."""
+    again = with_properties(properties, {_CHECK_TIMES: b"0"}, [_FIRST_OFFSET])
     message = _again(record, record.stored_body, HALF_TOPIC, again)
     return message._replace(prepared_transaction_offset=record.physical_offset)
 
@@ -226,7 +231,7 @@ def _again(
 def ops(
     offsets: Iterable[int], bytes_max: int, now_ms: int, host: bytes
 ) -> Iterator[tuple[InnerMessage, int]]:
-    """Records that say which halves are decided, each with how many of ``offsets`` it names."""
+    """Records that name decided halves, each with the number of ``offsets`` that it names."""
     names: list[bytes] = []
     room = bytes_max
     for offset in offsets:
@@ -248,15 +253,15 @@ def _op(names: list[bytes], now_ms: int, host: bytes) -> InnerMessage:
 
 
 def copied(op: InnerMessage) -> InnerMessage:
-    """An op record about halves that were stored again.
+    """An op record that names halves that were stored again.
 
-    Apache's broker, started on this store after a kill, would check each copy by itself.
+    Without it, an Apache broker on this store would check each copy by itself.
     """
     return op._replace(properties=op.properties + _COPIED)
 
 
 def is_about_copies(op: Waiting) -> bool:
-    """Whether an op record names halves that were stored again, not decided ones."""
+    """Whether an op record names halves that were stored again instead of decided ones."""
     return _COPIED in op.properties
 
 
@@ -272,23 +277,9 @@ def named_by(op: Waiting) -> Iterator[int]:
 
 
 def check(half: Waiting, names: HalfNames, broker_name: str, store_host: bytes) -> bytes:
-    """A request that asks a producer how its transaction ended."""
-    record = encode_record(
-        topic=names.topic,
-        queue_id=max(names.queue_id, 0),
-        body=half.body,
-        properties=half.properties,
-        flag=half.flag,
-        queue_offset=half.queue_offset,
-        physical_offset=half.physical_offset,
-        sys_flag=half.sys_flag,
-        born_timestamp=half.born_timestamp,
-        born_host=half.born_host,
-        store_timestamp=half.store_timestamp,
-        store_host=store_host,
-        reconsume_times=half.reconsume_times,
-    )
-    uniq_key = property_value(half.properties, b"UNIQ_KEY").decode(errors="replace")
+    """The frame of a request that asks a producer for its decision."""
+    record = _record_to_check(half, names, store_host)
+    uniq_key = property_value(half.properties, UNIQ_KEY.encode()).decode(errors="replace")
     header = CheckTransactionStateHeader(
         topic=HALF_TOPIC,
         tran_state_table_offset=half.queue_offset,
@@ -309,23 +300,20 @@ def check(half: Waiting, names: HalfNames, broker_name: str, store_host: bytes) 
     return frame + record
 
 
-# --- properties ----------------------------------------------------------------------------
-
-
-def _items(properties: bytes) -> list[str]:
-    return [item for item in properties.decode(errors="surrogateescape").split("\x02") if item]
-
-
-def _text(items: Iterable[str]) -> bytes:
-    return "\x02".join(items).encode(errors="surrogateescape")
-
-
-def _split(item: str) -> tuple[str, str]:
-    name, _, value = item.partition("\x01")
-    return name, value
-
-
-def _without(items: Iterable[str], names: Iterable[str]) -> list[str]:
-    """The properties but those with these names, and the empty ones."""
-    left_out = frozenset(names)
-    return [item for item in items if item and _split(item)[0] not in left_out]
+def _record_to_check(half: Waiting, names: HalfNames, store_host: bytes) -> bytes:
+    """The half's record, with the topic and queue of its message."""
+    return encode_record(
+        topic=names.topic,
+        queue_id=max(names.queue_id, 0),
+        body=half.body,
+        properties=half.properties,
+        flag=half.flag,
+        queue_offset=half.queue_offset,
+        physical_offset=half.physical_offset,
+        sys_flag=half.sys_flag,
+        born_timestamp=half.born_timestamp,
+        born_host=half.born_host,
+        store_timestamp=half.store_timestamp,
+        store_host=store_host,
+        reconsume_times=half.reconsume_times,
+    )

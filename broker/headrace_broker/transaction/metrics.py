@@ -1,4 +1,4 @@
-"""How many transactions each topic waits for: config/transactionMetrics, as Apache keeps it."""
+"""Number of undecided transactions by topic: config/transactionMetrics, in Apache's format."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class _Table(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class TransactionMetrics:
-    """The file; topics stay in it when nothing waits for them any more."""
+    """The file; a topic stays in it after its last transaction is decided."""
 
     def __init__(self, file: ConfigFile, now_ms: NowMs) -> None:
-        """Raises StoreFormatError when what is there can't be read."""
+        """Raises StoreFormatError if the file can't be read."""
         self._file = file
         self._now_ms = now_ms
         loaded = load_table(file, lambda data: fastjson.decode(data, _Table)) or _Table()
         self._version, self._metrics = loaded.data_version, loaded.transaction_count
 
     def save(self, counts: Counter[str]) -> None:
-        """Write the counts unless they are there. Raises OSError."""
+        """Write the counts if they have changed. Raises OSError."""
         topics = {*self._metrics, *counts}
         old = {topic: metric.count for topic, metric in self._metrics.items()}
         changed = [topic for topic in topics if old.get(topic) != counts[topic]]

@@ -5,6 +5,7 @@ Source: docs/protocol.md "Transactions"; tests/broker/test_transactions.py.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from headrace_broker.store.errors import StoreError
@@ -22,26 +23,27 @@ from headrace_protocol.headers import EndTransactionHeader, ResumeCheckHalfMessa
 from headrace_protocol.message import (
     TRANSACTION_COMMIT,
     TRANSACTION_ROLLBACK,
+    UNIQ_KEY,
     decode_offset_message_id,
     decode_record,
 )
-from headrace_protocol.serving import Reply
+from headrace_protocol.serving import Reply, all_ready, until_done
 from headrace_protocol.system_topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Generator
 
-    from headrace_broker.inner.undelivered import Delivery, Undelivered
-    from headrace_broker.inner.writer import InnerMessage
+    from headrace_broker.inner.delivery import Delivery
+    from headrace_broker.inner.writer import InnerWriter
     from headrace_broker.message_demands import SentMessage
-    from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.transaction.service import Transactions
+    from headrace_protocol.errors import NotReady
     from headrace_protocol.message import StoredMessage
-    from headrace_protocol.serving import Registry, Request
+    from headrace_protocol.serving import LongWork, Registry, Request
 
 _UNKNOWN: Final = 0
-# A half has a copy for each check.
+# Each check adds a copy with the same key.
 _INDEXED_MAX: Final = 64
 _FOREVER_MS: Final = 1 << 62
 _DECISIONS: Final = {
@@ -57,43 +59,40 @@ _ENDED: Final = {
 
 
 class TransactionProcessor:
-    """Serves the decisions of producers, and the second chance of discarded halves."""
+    """Serves the decisions of producers, and requests to resume discarded halves."""
 
     def __init__(
         self,
         store: MessageStore,
         transactions: Transactions,
-        statistics: BrokerStatistics,
+        writer: InnerWriter,
         delivery: Delivery,
-        undelivered: Undelivered,
         wait: Callable[[SentMessage], None],
         reply_confirmed: Callable[[Request, Reply], Reply | None],
         rejection: Callable[[StoreError, str], RequestError],
     ) -> None:
-        """wait: has a committed message wait where its properties demand it.
+        """wait: redirects a committed message that its properties delay.
 
         reply_confirmed: replies once all that was appended is confirmed.
         rejection: the answer for a message that the store does not take.
         """
         self._store = store
         self._transactions = transactions
-        self._statistics = statistics
+        self._writer = writer
         self._delivery = delivery
-        self._undelivered = undelivered
         self._wait = wait
         self._reply_confirmed = reply_confirmed
         self._rejection = rejection
-        self._resumed: set[int] = set()  # places of discarded halves; the index may come later
 
     def register(self, registry: Registry) -> None:
         """Serve both codes."""
         registry.route(RequestCode.END_TRANSACTION, self.end)
-        registry.route(RequestCode.RESUME_CHECK_HALF_MESSAGE, self.resume)
+        registry.route_long(RequestCode.RESUME_CHECK_HALF_MESSAGE, self.resume)
 
     # -- decisions ---------------------------------------------------------------------------------
 
     def end(self, request: Request) -> Reply | None:
-        """END_TRANSACTION: the first decision wins, over all copies of the half."""
+        """END_TRANSACTION: the first decision about any copy of the half wins."""
         header = request.header(EndTransactionHeader)
         if header.commit_or_rollback == _UNKNOWN:
             return Reply()
@@ -151,54 +150,53 @@ class TransactionProcessor:
             )
 
     def _commit(self, half: StoredMessage, properties: bytes, source: int) -> None:
-        """Append the message where it belongs. Raises RequestError, NotReady.
+        """Append the message to its topic, or to where it waits. Raises RequestError, NotReady.
 
-        source: physical offset of the newest copy, which a start reads in any case.
+        source: physical offset of the newest copy; a start reads that copy in any case.
         """
         message = committed(half, properties)
         reason = self._delivery.why_not(message.topic, message.queue_id, half.physical_offset)
         if reason:
-            record = self._undelivered.redirect(inner_commit(half, message, source), reason)
+            record = self._delivery.redirect(inner_commit(half, message, source), reason)
         else:
             self._wait(message)
             record = inner_commit(half, message, source)
-        self._append(record)
-
-    def _append(self, record: InnerMessage) -> None:
         try:
-            self._store.write_path.append(
-                self._store.queue(record.topic, record.queue_id), *record[2:]
-            )
+            self._writer.append_now(record)
         except StoreError as error:
             raise self._rejection(error, record.topic) from None
-        self._statistics.put(record.topic, 1, len(record.body))
 
     # -- second chances ----------------------------------------------------------------------------
 
-    def resume(self, request: Request) -> Reply | None:
+    def resume(self, request: Request) -> LongWork:
         """RESUME_CHECK_HALF_MESSAGE: a discarded half is checked again from the start."""
-        header = request.header(ResumeCheckHalfMessageHeader)
-        record = self._find_discarded(header.msg_id or "")
-        if self._was_resumed(record):
-            raise _failed(f"msgId {header.msg_id}: was resumed before, and is checked or decided")
-        self._append(resumed(record, without_checksum(record.raw_properties)))
-        self._resumed.add(record.physical_offset)
-        return self._reply_confirmed(request, Reply())
+        message_id = request.header(ResumeCheckHalfMessageHeader).msg_id or ""
+        (record,) = yield from all_ready([partial(self._find_discarded, message_id)])
+        self._transactions.admit(record.born_host)
+        sources = yield from self._resumed_sources(record)
+        half = resumed(record, without_checksum(record.raw_properties))
+        place, then = record.physical_offset, partial(self._confirm, request)
+        if place in sources or not self._transactions.resume(place, half, then):
+            raise _failed(f"msgId {message_id}: was resumed before, and is checked or decided")
+        return None
 
-    def _was_resumed(self, record: StoredMessage) -> bool:
-        """Whether a half was made of a discarded one. Raises NotReady."""
-        if record.physical_offset in self._resumed:
-            return True
-        key = record.properties.get("UNIQ_KEY", "")
+    def _confirm(self, request: Request) -> None:
+        if (reply := self._reply_confirmed(request, Reply())) is not None:
+            request.reply(reply)
+
+    def _resumed_sources(
+        self, record: StoredMessage
+    ) -> Generator[NotReady | None, None, Collection[int]]:
+        """Physical offsets of the discarded halves of a record's key that were resumed."""
+        key = record.properties.get(UNIQ_KEY, "")
         query = self._store.query_index(HALF_TOPIC, key, _INDEXED_MAX, 0, _FOREVER_MS, "U")
-        while query.step():
-            pass
-        found = map(self._store.commit_log.record_at, query.found)
-        sources = (decode_record(half).prepared_transaction_offset for half in found if half)
-        return record.physical_offset in sources
+        yield from until_done(query.step)
+        read = self._store.commit_log.record_at
+        found = yield from all_ready(partial(read, offset) for offset in query.found)
+        return {decode_record(half).prepared_transaction_offset for half in found if half}
 
     def _find_discarded(self, message_id: str) -> StoredMessage:
-        """Raises RequestError, NotReady."""
+        """The discarded half with an offset message id. Raises RequestError, NotReady."""
         try:
             _, physical_offset = decode_offset_message_id(message_id)
         except ValueError:
@@ -211,7 +209,7 @@ class TransactionProcessor:
 
 
 def _check(header: EndTransactionHeader, half: StoredMessage, names: HalfNames) -> None:
-    """Raise RequestError unless a half is the one that a producer means, and its own."""
+    """Raise RequestError unless a half is its producer's and at the offset of the request."""
     if names.group != header.producer_group:
         raise _failed(
             f"The producer group wrong: {header.producer_group}, the half message is of another one"

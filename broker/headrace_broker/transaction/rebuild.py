@@ -1,8 +1,8 @@
-"""The table of transactions as a start makes it again, from both queues and the log.
+"""Rebuilds the table of transactions at a start, from both queues and the log.
 
-Halves and op records behind the saved offsets are read. A commit or a discarded message whose half
-no op record names, because the broker was killed or Apache's broker gathers them, is found in the
-log.
+A start reads halves and op records from the saved offsets on. A commit or a discarded message may
+lack its op record, if the broker was killed or Apache's broker had not written it yet; a scan of
+the log finds it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from headrace_broker.host_budget import Host
 from headrace_broker.inner.waiting import RECORDS_AT_ONCE, Unreadable
 from headrace_broker.store.log.log_rows import scan_from
 from headrace_broker.transaction.halves import Decision, HalfNames, is_about_copies, named_by
@@ -20,8 +21,9 @@ from headrace_protocol.message import TRANSACTION_COMMIT, TRANSACTION_MASK
 from headrace_protocol.system_topics import CHECK_MAX_TIME_TOPIC
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from headrace_broker.host_budget import HostBudget
     from headrace_broker.inner.waiting import Waiting, WaitingQueue
     from headrace_broker.store.message_store import MessageStore
 
@@ -29,10 +31,10 @@ _Key = tuple[str, bytes]
 
 
 class Progress(NamedTuple):
-    """Where reading starts: queue offsets of both queues.
+    """Where to start reading: queue offsets of the half queue and the op queue.
 
-    log_offset: the halves of all commits and discarded messages before this physical offset are
-    named by op records; None if another broker saved the offsets.
+    log_offset: op records name the halves of all commits and discarded messages before this
+    physical offset; None if another broker saved the offsets.
     """
 
     half: int
@@ -41,7 +43,7 @@ class Progress(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """A transaction with all its halves that were found, the newest last."""
+    """A transaction with its halves, as far as they were read, the newest last."""
 
     first: int
     halves: list[tuple[Waiting, HalfNames]]
@@ -53,9 +55,10 @@ def rebuilt(
     op_queue: WaitingQueue,
     progress: Progress,
     due_ms: Callable[[Waiting, HalfNames], int],
+    budget: HostBudget,
 ) -> HalfTable:
-    """The table, with the halves to name that are decided in the log without. Raises OSError."""
-    table = HalfTable(progress.half)
+    """The table; the halves of commits without op records are due to be named. Raises OSError."""
+    table = HalfTable(budget, progress.half)
     found, unreadable = _transactions(halves, progress.half)
     table.ended(unreadable, None)
     named: set[int] = set()
@@ -75,26 +78,34 @@ def rebuilt(
             table.owe_names([copy for copy in copies if copy not in named])
             continue
         table.superseded += [copy for copy in copies[:-1] if copy not in copied]
-        newest, names = one.halves[-1]
-        oldest, oldest_names = one.halves[0]
-        table.add(
-            OpenHalf(
-                one.first,
-                copies,
-                newest.physical_offset,
-                names.group,
-                names.topic,
-                names.times,
-                oldest.store_timestamp,
-                due_ms(oldest, oldest_names),
-            )
-        )
+        table.add(open_half(one.first, one.halves, due_ms))
     table.seen = max(table.seen, halves.end)
     return table
 
 
+def open_half(
+    first: int,
+    halves: Sequence[tuple[Waiting, HalfNames]],
+    due_ms: Callable[[Waiting, HalfNames], int],
+) -> OpenHalf:
+    """An undecided transaction. halves: its original and the copies, the newest last."""
+    newest, names = halves[-1]
+    oldest, oldest_names = halves[0]
+    return OpenHalf(
+        first,
+        [half.queue_offset for half, _ in halves],
+        newest.physical_offset,
+        Host.of_address(oldest.born_host),
+        names.group,
+        names.topic,
+        names.times,
+        oldest.store_timestamp,
+        due_ms(oldest, oldest_names),
+    )
+
+
 def _transactions(queue: WaitingQueue, first: int) -> tuple[list[_Found], list[int]]:
-    """All transactions of a queue from ``first`` on, and the halves that can't be read."""
+    """The transactions of a queue from ``first`` on, and offsets of halves that can't be read."""
     by_first: dict[int, _Found] = {}
     by_key: defaultdict[_Key, list[_Found]] = defaultdict(list)
     seen: set[int] = set()
@@ -116,8 +127,8 @@ def _transactions(queue: WaitingQueue, first: int) -> tuple[list[_Found], list[i
 def _original(names: HalfNames, by_first: dict[int, _Found], of_key: list[_Found]) -> _Found | None:
     """The transaction that a half is a copy of.
 
-    Apache's copies do not say which. The producer may have sent the same message twice, so the
-    oldest that was checked less often is taken.
+    Apache's copies do not name it. A producer may send the same message twice, so this is the
+    oldest transaction of the key that was checked less often.
     """
     if names.first_offset is not None:
         found = by_first.get(names.first_offset)
@@ -139,7 +150,7 @@ def _readable(queue: WaitingQueue, first: int) -> Iterator[Waiting]:
 def _decisions(
     store: MessageStore, undecided: list[_Found], log_offset: int | None
 ) -> dict[int, Decision]:
-    """What the log has of undecided transactions: commits and discarded messages, by half."""
+    """Commits and discarded messages that are in the log, by half. Raises OSError."""
     places = [half.physical_offset for one in undecided for half, _ in one.halves]
     if not places:
         return {}

@@ -1,32 +1,34 @@
-"""Keeps half messages until their producers decide, and asks those that do not.
+"""Keeps half messages until their producers decide, and asks producers that do not.
 
 What always holds:
 
-1. The log is the truth: a start makes the table of transactions again from the half queue, the op
-   queue and the commits in the log. The offsets of both queues are saved together, behind what is
-   on disk: each half at or behind the one that is decided is named at or behind the other.
-2. A commit is in the log before the op record that names its half; both go in one turn. A start
-   that finds the first without the second writes the second.
-3. After its decision no half is checked, and a check counts only once it was written to a client.
-4. Nothing is lost in silence: what nobody decides goes to TRANS_CHECK_MAX_TIME_TOPIC, what can't be
-   read is logged and counted.
+1. The log is the truth: a start rebuilds the table of transactions from the half queue, the op
+   queue and the commits in the log. The offsets of both queues are saved together, after a flush
+   of all that they count: a half at or after the one offset has its op record at or after the
+   other.
+2. A commit precedes the op record that names its half; one turn writes both. A start that finds a
+   commit without its op record writes the op record.
+3. A decided half is never checked, and a check counts only once it is written to a client.
+4. Nothing is lost silently: a half without a decision goes to TRANS_CHECK_MAX_TIME_TOPIC in the
+   end, and an unreadable one is logged and counted.
 
 Source: docs/protocol.md "Transactions"; tests/broker/test_transactions.py.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 import trio
 
+from headrace_broker.host_budget import Host
 from headrace_broker.inner.marks import Mark
+from headrace_broker.inner.saving import save_at_intervals
 from headrace_broker.inner.waiting import RECORDS_AT_ONCE, Unreadable, Waiting, WaitingQueue
-from headrace_broker.inner.writer import RETRY_S, InnerMessage
-from headrace_broker.store.errors import StoreError, StoreNotWritable
-from headrace_broker.store.write.confirmation import wait_for
+from headrace_broker.inner.writer import RETRY_S
+from headrace_broker.store.errors import StoreError
 from headrace_broker.transaction import halves
 from headrace_broker.transaction.halves import (
     CONSUMER_GROUP,
@@ -34,8 +36,8 @@ from headrace_broker.transaction.halves import (
     HalfDemand,
     HalfNames,
 )
-from headrace_broker.transaction.rebuild import Progress, rebuilt
-from headrace_broker.transaction.table import HalfTable, OpenHalf
+from headrace_broker.transaction.rebuild import Progress, open_half, rebuilt
+from headrace_broker.transaction.table import HALF_BYTES, HalfTable, OpenHalf
 from headrace_protocol.system_topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 
 if TYPE_CHECKING:
@@ -43,20 +45,26 @@ if TYPE_CHECKING:
 
     from headrace_broker.config import BrokerConfig
     from headrace_broker.consumer.offsets import ConsumerOffsets
+    from headrace_broker.host_budget import HostBudget
     from headrace_broker.inner.marks import Marks
-    from headrace_broker.inner.writer import InnerWriter
+    from headrace_broker.inner.writer import InnerMessage, InnerWriter
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.topics.table import TopicTable
     from headrace_broker.transaction.metrics import TransactionMetrics
+    from headrace_daemon.host_log import HostLog
     from headrace_protocol.serving import Channel
 
 log = structlog.get_logger("headrace.broker")
 
 _SAVE_S: Final = 10.0
-# Records with their bodies are in memory while these are asked about.
+# New halves, decided ones included, that no look has counted for their hosts yet.
+_UNSEEN_MAX: Final = 32_768
+# Open halves of which the due ones are found in one step: less than a millisecond.
+_LOOKED_AT_ONCE: Final = 1024
+# Halves to check at once: their bodies are in memory meanwhile.
 _HALVES_AT_ONCE: Final = 32
-# A half that nobody can be asked about is stored again when so many came after it: a start reads
-# all from the oldest open one on.
+# A half whose group has no connected producer is stored again once this many came after it, because
+# a start reads the queue from the oldest open half on.
 _BEHIND_MAX: Final = 10_000
 _BEHIND_FACTOR: Final = 10
 _MARK_NAME = "transaction"
@@ -64,7 +72,7 @@ _HOUR_MS: Final = 3_600_000
 
 
 class _Asked(NamedTuple):
-    """A half to be stored again, or given up. channel: who is asked next."""
+    """A half to be stored again or discarded. channel: of the producer to ask, if any."""
 
     half: OpenHalf
     record: Waiting
@@ -75,8 +83,8 @@ class _Asked(NamedTuple):
 class Transactions:
     """All transactions of this broker.
 
-    discarded: halves that went to TRANS_CHECK_MAX_TIME_TOPIC. unreadable: halves whose record was
-    damaged or gone when it was needed.
+    discarded: number of halves that went to TRANS_CHECK_MAX_TIME_TOPIC. unreadable: number of
+    halves whose record was damaged or gone.
     """
 
     def __init__(
@@ -89,8 +97,10 @@ class Transactions:
         marks: Marks,
         metrics: TransactionMetrics,
         channels: Callable[[str], Sequence[Channel]],
+        budget: HostBudget,
+        host_log: HostLog,
     ) -> None:
-        """Reads nothing yet. channels: the clients that are producers of a group."""
+        """Reads nothing yet. channels: the connected producers of a group."""
         self._config = config
         self._store = store
         self._writer = writer
@@ -99,12 +109,19 @@ class Transactions:
         self._marks = marks
         self._metrics = metrics
         self._channels = channels
+        self._budget = budget
+        self._host_log = host_log
         self._halves = WaitingQueue(store, HALF_TOPIC, 0)
         self._ops = WaitingQueue(store, OP_HALF_TOPIC, 0)
-        self.demand = HalfDemand(lambda: config.reject_transaction_message)
-        self.table = HalfTable()
+        self.demand = HalfDemand(lambda: config.reject_transaction_message, self.admit)
+        self.table = HalfTable(budget)
         self._is_naming = False
-        self._must_name = trio.Event()
+        self._must_write = trio.Event()
+        self._must_look = trio.Event()
+        # Physical offsets of the discarded halves that were resumed since the start: a search of
+        # the index that began earlier may miss the new half.
+        self._resumed: set[int] = set()
+        self._to_resume: deque[tuple[InnerMessage, Callable[[], None]]] = deque()
         self._is_looking = trio.Lock()
         self._threads = trio.CapacityLimiter(1)
         self.discarded = self.unreadable = 0
@@ -112,7 +129,7 @@ class Transactions:
     # -- start and stop ----------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Make the table from what is stored. Raises OSError."""
+        """Rebuild the table from the store. Raises OSError."""
         half, op = (self._saved(queue) for queue in (self._halves, self._ops))
         log_offset = self._marks.log_offset(_MARK_NAME, {HALF_TOPIC: half, OP_HALF_TOPIC: op})
         half, op = (
@@ -120,11 +137,13 @@ class Transactions:
             for saved, queue in ((half, self._halves), (op, self._ops))
         )
         progress = Progress(half, op, log_offset)
-        self.table = rebuilt(self._store, self._halves, self._ops, progress, self._due_ms)
+        self.table = rebuilt(
+            self._store, self._halves, self._ops, progress, self._due_ms, self._budget
+        )
         if self.table.open:
             log.info("undecided transactions found", count=len(self.table.open))
         if self.table.to_name:
-            self._must_name.set()
+            self._must_write.set()
 
     def _saved(self, queue: WaitingQueue) -> int:
         return self._offsets.query(CONSUMER_GROUP, queue.topic, 0) or 0
@@ -138,17 +157,30 @@ class Transactions:
             except OSError as error:
                 log.error("half messages can't be read, retrying", reason=str(error))
 
-    async def run_naming(self) -> None:
-        """Write op records that a turn could not write, until cancelled."""
+    async def run_looking(self) -> None:
+        """Look at halves as soon as many are new, until cancelled, so that they count soon."""
         while True:
-            await self._must_name.wait()
-            self._must_name = trio.Event()
+            await self._must_look.wait()
+            self._must_look = trio.Event()
+            try:
+                await self._look()
+            except OSError as error:
+                log.error("half messages can't be read, retrying", reason=str(error))
+                await trio.sleep(RETRY_S)
+
+    async def run_writing(self) -> None:
+        """Write the op records that a turn could not write, and halves anew, until cancelled."""
+        while True:
+            await self._must_write.wait()
+            self._must_write = trio.Event()
             self._is_naming = True
             try:
                 while self.table.to_name:
                     await self._name()
             finally:
                 self._is_naming = False
+            while self._to_resume:
+                await self._resume_first()
 
     async def _name(self) -> None:
         messages, counts = self._op_records(list(self.table.to_name))
@@ -160,15 +192,10 @@ class Transactions:
 
     async def run_saving(self) -> None:
         """Save the progress at intervals until cancelled."""
-        while True:
-            await trio.sleep(_SAVE_S)
-            try:
-                await self.save()
-            except (OSError, StoreNotWritable) as error:
-                log.error("progress of transactions not saved, retrying", reason=str(error))
+        await save_at_intervals("transactions", self.save, lambda: _SAVE_S)
 
     async def save(self) -> None:
-        """Note the progress for the next save of consumer offsets.
+        """Set the consumer offsets to the progress, for their next save.
 
         Raises OSError, StoreNotWritable.
         """
@@ -176,19 +203,15 @@ class Transactions:
         await trio.to_thread.run_sync(self._metrics.save, self._counts(), limiter=self._threads)
         if not self.table.is_settled:
             return
-        store, half, log_end = (
-            self._store,
-            self.table.next_offset,
-            self._store.commit_log.max_offset,
-        )
+        half, log_end = self.table.next_offset, self._store.commit_log.max_offset
         find_op = self._op_finder(half)
-        await wait_for(store.flusher.when_flushed, log_end, store.root)
+        await self._store.flusher.wait_flushed()
         op = await trio.to_thread.run_sync(find_op)
         self._commit(half, op)
         await trio.to_thread.run_sync(self._mark, half, op, log_end, limiter=self._threads)
 
     def finish(self) -> None:
-        """Note the progress when no task runs any more. Raises OSError."""
+        """As ``save``, after all tasks have ended. Raises OSError."""
         store = self._store
         self._metrics.save(self._counts())
         if self.table.is_settled and store.commit_log.life.is_writable:
@@ -206,9 +229,9 @@ class Transactions:
         self._marks.save(_MARK_NAME, Mark({HALF_TOPIC: half, OP_HALF_TOPIC: op}, log_offset))
 
     def _op_finder(self, half: int) -> Callable[[], int]:
-        """Finds where the op queue was when a half was stored; reads the disk.
+        """A function for any thread: the end of the op queue when a half was stored.
 
-        Each half that is stored later is decided later, too.
+        The op records of that half and of all later ones come after it.
         """
         ops, end = self._ops, self._ops.end
         if half >= self._halves.end or not end:
@@ -221,52 +244,85 @@ class Transactions:
 
     # -- decisions ---------------------------------------------------------------------------------
 
+    def admit(self, born_host: bytes) -> None:
+        """Raise RequestError if a host leaves too many halves undecided to send another one."""
+        self._budget.check(Host.of_address(born_host), HALF_BYTES)
+        if self._halves.appended_end - self.table.seen >= _UNSEEN_MAX:
+            self._must_look.set()
+
     def ended(self, first: int, queue_offset: int, decision: Decision) -> None:
-        """Note a decision whose record, if it has one, is in the log."""
+        """Note a decision; the message of a commit is in the log already."""
         self.table.owe_names(self.table.end(first, queue_offset, decision))
 
     def write_ops(self) -> bool:
-        """Append the op records that are due, at the end of a turn; returns whether it appended.
+        """Append the op records that are due, at the end of a turn; returns whether there were any.
 
-        What the store does not take now is written later.
+        ``run_writing`` appends later those that the store rejects now.
         """
         if not self.table.to_name or self._is_naming:
             return False
-        write_path, queue = self._store.write_path, self._store.queue(OP_HALF_TOPIC, 0)
         is_written = False
         try:
             for message, count in zip(*self._op_records(list(self.table.to_name)), strict=True):
-                write_path.append(queue, *message[2:])
+                self._writer.append_now(message)
                 self.table.named(count)
                 is_written = True
         except StoreError:
-            self._must_name.set()
+            self._must_write.set()
         return is_written
 
     def _op_records(self, offsets: list[int]) -> tuple[list[InnerMessage], list[int]]:
-        """Op records, and how many of the halves each names."""
+        """Op records, and the number of halves that each names."""
         bytes_max = min(self._config.transaction_op_msg_max_size, self._config.max_message_size)
         now_ms, host = self._store.clock.now_ms(), self._store.settings.store_host
         records = list(halves.ops(offsets, bytes_max, now_ms, host))
         return [message for message, _ in records], [count for _, count in records]
 
+    # -- second chances ----------------------------------------------------------------------------
+
+    def resume(self, physical_offset: int, half: InnerMessage, then: Callable[[], None]) -> bool:
+        """Store a discarded half as a new one soon; False if that was asked for before.
+
+        physical_offset: of the discarded half. then: called once the new one is in the log.
+        """
+        if physical_offset in self._resumed:
+            return False
+        self._resumed.add(physical_offset)
+        self._to_resume.append((half, then))
+        self._must_write.set()
+        return True
+
+    async def _resume_first(self) -> None:
+        half, then = self._to_resume[0]
+
+        def note(_number: int, _physical_offset: int) -> None:
+            self._to_resume.popleft()
+
+        await self._writer.append([half], note)
+        then()
+
     # -- checks ------------------------------------------------------------------------------------
 
     async def check(self) -> None:
-        """Ask about each half that is due, and discard those that were asked about too often.
+        """Check each half that is due, and discard those that are too old or were checked enough.
 
         Raises OSError.
         """
         await self._look()
         await self._name_superseded()
         now_ms = self._store.clock.now_ms()
-        due = [
-            half
-            for half in self.table.open.values()
-            if half.due_ms <= now_ms or half.stored_ms > now_ms
-        ]
-        for start in range(0, len(due), _HALVES_AT_ONCE):
-            await self._check_some(due[start : start + _HALVES_AT_ONCE], now_ms)
+        open_halves = list(self.table.open.values())
+        for start in range(0, len(open_halves), _LOOKED_AT_ONCE):
+            some = open_halves[start : start + _LOOKED_AT_ONCE]
+            due = [half for half in some if self._is_due(half, now_ms)]
+            for number in range(0, len(due), _HALVES_AT_ONCE):
+                await self._check_some(due[number : number + _HALVES_AT_ONCE], now_ms)
+            await trio.lowlevel.checkpoint()
+
+    def _is_due(self, half: OpenHalf, now_ms: int) -> bool:
+        """Whether a half is to be checked, or has to be discarded without a check."""
+        is_clock_behind = half.stored_ms > now_ms
+        return half.due_ms <= now_ms or is_clock_behind or self._is_too_old(half, now_ms)
 
     async def _check_some(self, due: Iterable[OpenHalf], now_ms: int) -> None:
         asked: list[_Asked] = []
@@ -276,34 +332,38 @@ class Transactions:
             if is_discarded or channel is not None or self._is_behind(half):
                 records = await self._read([half.newest])
                 asked += [_Asked(half, record, channel, is_discarded) for record in records]
-        # Reading took a while.
+        # Some were decided while their records were read.
         asked = [one for one in asked if self.table.open.get(one.half.first) is one.half]
         await self._discard([one for one in asked if one.is_discarded])
         await self._copy([one for one in asked if not one.is_discarded])
 
     def _is_behind(self, half: OpenHalf) -> bool:
-        """Whether a half makes starts read many that are decided."""
+        """Whether a start would read many decided halves because of this one."""
         behind_max = max(_BEHIND_MAX, _BEHIND_FACTOR * len(self.table.open))
         return self._halves.end - half.newest > behind_max
 
     def _is_given_up(self, half: OpenHalf, now_ms: int) -> bool:
         is_asked_enough = half.times >= self._config.transaction_check_max
-        age_max_ms = self._config.file_reserved_time * _HOUR_MS
-        return (is_asked_enough and not half.is_check_owed) or now_ms - half.stored_ms > age_max_ms
+        return (is_asked_enough and not half.is_check_owed) or self._is_too_old(half, now_ms)
+
+    def _is_too_old(self, half: OpenHalf, now_ms: int) -> bool:
+        return now_ms - half.stored_ms > self._config.file_reserved_time * _HOUR_MS
 
     def _channel(self, half: OpenHalf) -> Channel | None:
-        """A live producer of the half's group, another one each time."""
+        """A connected producer of the half's group, another one for each check."""
         live = [one for one in self._channels(half.group) if one.is_open and not one.is_slow]
         return live[(half.first + half.times) % len(live)] if live else None
 
     async def _discard(self, asked: list[_Asked]) -> None:
-        """Give halves up: a later decision on them is refused."""
+        """Discard halves; later decisions about them are rejected."""
         if not asked:
             return
         self._topics.create_system_topic(CHECK_MAX_TIME_TOPIC)
+        messages = [halves.discarded(one.record) for one in asked]
         copies = []
-        for half, _, _, _ in asked:
-            log.warning(
+        for (half, _, _, _), message in zip(asked, messages, strict=True):
+            self._host_log.warning(
+                message.client,
                 "transaction discarded, nobody decided it",
                 group=half.group,
                 topic=half.topic,
@@ -315,12 +375,12 @@ class Transactions:
 
         def note(number: int, _physical_offset: int) -> None:
             self.table.owe_names(copies[number])
-            self._must_name.set()
+            self._must_write.set()
 
-        await self._writer.append([halves.discarded(one.record) for one in asked], note)
+        await self._writer.append(messages, note)
 
     async def _copy(self, asked: list[_Asked]) -> None:
-        """Store halves again with one check more, and ask about them."""
+        """Store halves again, and check those whose producer is connected."""
         to_store = [one for one in asked if one.channel is None or not one.half.is_check_owed]
         messages = [
             halves.copy(one.record, one.half.first, one.half.times + (one.channel is not None))
@@ -333,7 +393,7 @@ class Transactions:
             if one.channel is not None:
                 one.half.times += 1
                 one.half.is_check_owed = True
-            if physical_offset >= 0:  # else it is too large to be stored again
+            if physical_offset >= 0:  # not too large to be stored again
                 queue_offset = self._store.queue(HALF_TOPIC, 0).next_offset - 1
                 self._note_copy(one.half, queue_offset, physical_offset)
                 newest[one.half.first] = one.record._replace(
@@ -345,7 +405,8 @@ class Transactions:
 
         await self._writer.append(messages, note)
         await self._name_superseded()
-        await self._confirmed()
+        # The answers to the checks have to find the copies.
+        await self._writer.published(self._halves)
         for one in asked:
             if one.half.is_check_owed:
                 self._ask(one.half, newest[one.half.first])
@@ -362,21 +423,10 @@ class Transactions:
             decision = self.table.decision(half.newest)
             self.table.ended([queue_offset], decision)
             self.table.owe_names([queue_offset])
-            self._must_name.set()
-
-    async def _confirmed(self) -> None:
-        """Wait until the copies can be found by the answers to their checks."""
-        while True:
-            try:
-                await self._writer.confirmed()
-                self._store.write_path.publish()
-            except StoreNotWritable:
-                await trio.sleep(RETRY_S)
-            else:
-                return
+            self._must_write.set()
 
     def _ask(self, half: OpenHalf, record: Waiting) -> None:
-        """Send the check that the half owes, unless it was decided or everybody has left."""
+        """Send the check that is owed, unless the half was decided or all producers have left."""
         channel = self._channel(half)
         if channel is None or self.table.open.get(half.first) is not half:
             return
@@ -387,7 +437,7 @@ class Transactions:
     # -- reading -----------------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        """Enter the halves that came since the last look and are not decided. Raises OSError."""
+        """Enter the undecided halves that were stored since the last look. Raises OSError."""
         async with self._is_looking:
             end = self._halves.end
             unseen = self.table.unseen(end)
@@ -395,32 +445,20 @@ class Transactions:
                 for record in await self._read(unseen[start : start + RECORDS_AT_ONCE]):
                     names = HalfNames(record.properties)
                     first = self.table.first_of(record.queue_offset, names.first_offset)
-                    if first == record.queue_offset and self.table.is_open(first):
-                        self._enter(record, names)
+                    is_original = first == record.queue_offset
+                    if is_original and self.table.is_open(first) and first not in self.table.open:
+                        self.table.add(open_half(first, [(record, names)], self._due_ms))
             self.table.seen = max(self.table.seen, end)
-
-    def _enter(self, record: Waiting, names: HalfNames) -> None:
-        if record.queue_offset in self.table.open:
-            return
-        self.table.add(
-            OpenHalf(
-                record.queue_offset,
-                [record.queue_offset],
-                record.physical_offset,
-                names.group,
-                names.topic,
-                names.times,
-                record.store_timestamp,
-                self._due_ms(record, names),
-            )
-        )
 
     def _due_ms(self, record: Waiting, names: HalfNames) -> int:
         immunity_ms = max(names.immunity_ms, self._config.transaction_time_out)
         return record.store_timestamp + immunity_ms
 
     async def _read(self, offsets: list[int]) -> list[Waiting]:
-        """The halves at these queue offsets, in order; those that can't be read are given up."""
+        """The halves at these queue offsets, in order; unreadable ones are discarded.
+
+        Raises OSError.
+        """
         records: list[Waiting] = []
         first = 0
         while first < len(offsets):
@@ -435,7 +473,7 @@ class Transactions:
         return records
 
     def _lose(self, offsets: Iterable[int]) -> None:
-        """Give up halves whose record is damaged or went with its log file."""
+        """Discard halves whose record is damaged, or was removed with its log file."""
         for offset in sorted(offsets):
             first = self.table.first_of(offset)
             if not self.table.is_open(first):
@@ -443,7 +481,7 @@ class Transactions:
             self.unreadable += 1
             log.error("half message can't be read", queue_offset=offset)
             self.table.owe_names(self.table.end(first, offset, Decision.DISCARD))
-            self._must_name.set()
+            self._must_write.set()
 
     # -- for others --------------------------------------------------------------------------------
 
@@ -456,5 +494,5 @@ class Transactions:
         }
 
     def next_offset(self, queue_id: int) -> int | None:
-        """Queue offset of the oldest half that is not decided; None for a queue of no halves."""
+        """Queue offset of the oldest undecided half; None for a queue without halves."""
         return None if queue_id else self.table.settled_offset

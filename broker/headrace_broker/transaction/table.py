@@ -1,16 +1,16 @@
-"""The transactions that are not decided, and what ended the others: one table, in memory.
+"""The table of undecided transactions and of recent decisions, in memory.
 
 What always holds:
 
-1. A half is open exactly when its queue offset is at or past ``next_offset`` and not in the table
-   of the ended ones. So halves need not be entered when they are sent; most are decided before
-   anyone looks at them.
-2. The first decision wins, for all copies of a half, and takes effect at once.
+1. A half is open exactly if its queue offset is ``next_offset`` or later and it has not ended. So a
+   send enters nothing; most halves are decided before the next look.
+2. The first decision wins, for all copies of a half, and takes effect immediately.
 3. ``settled_offset`` never passes a half whose decision is not in the log yet.
 """
 
 from __future__ import annotations
 
+from sys import getsizeof
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -18,24 +18,30 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from headrace_broker.host_budget import Host, HostBudget
     from headrace_broker.transaction.halves import Decision
 
-# Decisions that are remembered to answer producers that tell theirs again.
+# Decisions remembered to answer producers that repeat theirs.
 _REMEMBERED_MAX: Final = 100_000
+# Memory of an open half without its texts, with up to ten ended halves behind it, and of each of
+# its copies; measured by tests/abuse/test_undecided_transactions.py.
+HALF_BYTES: Final = 2048
+_COPY_BYTES: Final = 256
 
 
 class OpenHalf(msgspec.Struct):
-    """A transaction that has waited for a while.
+    """An undecided transaction that was looked at.
 
     first: queue offset of its first half, which is its name. copies: queue offsets of all its
-    halves that are known, the newest last. physical_offset: of the newest. due_ms: when its
-    producer may be asked. stored_ms: since when it waits. times: how often its producer was asked.
-    is_check_owed: the newest copy counts a check that nobody was sent.
+    known halves, the newest last. physical_offset: of the newest. host: of its producer.
+    times: number of checks. stored_ms: store time of the first half. due_ms: time of the first
+    check. is_check_owed: whether the newest copy counts a check that was not sent yet.
     """
 
     first: int
     copies: list[int]
     physical_offset: int
+    host: Host
     group: str
     topic: str
     times: int
@@ -48,22 +54,30 @@ class OpenHalf(msgspec.Struct):
         """Queue offset of the newest copy."""
         return self.copies[-1]
 
+    @property
+    def kept_bytes(self) -> int:
+        """Estimated memory, in bytes."""
+        texts = getsizeof(self.group) + getsizeof(self.topic)
+        return HALF_BYTES + texts + _COPY_BYTES * len(self.copies)
+
 
 class HalfTable:
-    """All transactions of one half queue, from ``next_offset`` on.
+    """All transactions of a half queue, from ``next_offset`` on.
 
-    open: by first offset, those that were looked at. seen: queue offset before which all were.
-    to_name: halves that are decided, without an op record. superseded: the same of halves that
-    were stored again.
+    open: undecided transactions that were looked at, by first offset. seen: queue offset before
+    which all halves were looked at. to_name: decided halves that have no op record yet.
+    superseded: halves that were stored again and have no op record yet.
     """
 
-    def __init__(self, next_offset: int = 0) -> None:
+    def __init__(self, budget: HostBudget, next_offset: int = 0) -> None:
+        """budget: counts the open halves for the hosts of their producers."""
+        self._budget = budget
         self.next_offset = self.seen = next_offset
         self.open: dict[int, OpenHalf] = {}
         self._ended: set[int] = set()
         self._first_of: dict[int, int] = {}
         self._decisions: dict[int, Decision] = {}
-        # Decided, without a record in the log that says so; those to be named come in order.
+        # Decided halves without a record of the decision in the log; ``to_name`` has their order.
         self._unsettled: set[int] = set()
         self.to_name: list[int] = []
         self.superseded: list[int] = []
@@ -71,13 +85,13 @@ class HalfTable:
     # -- questions ---------------------------------------------------------------------------------
 
     def first_of(self, queue_offset: int, stated: int | None = None) -> int:
-        """The name of a half's transaction. stated: the first offset that the half states."""
+        """The name of a half's transaction. stated: the first offset in the half's properties."""
         if (first := self._first_of.get(queue_offset)) is not None:
             return first
         return queue_offset if stated is None else stated
 
     def newest_place(self, first: int, default: int) -> int:
-        """Physical offset of the newest copy; ``default`` for a half that was not looked at."""
+        """Physical offset of the newest copy; ``default`` before the first look at the half."""
         half = self.open.get(first)
         return half.physical_offset if half else default
 
@@ -86,48 +100,52 @@ class HalfTable:
         return first in self.open or (first >= self.next_offset and first not in self._ended)
 
     def decision(self, queue_offset: int) -> Decision | None:
-        """What ended the transaction of a half; None if that was too long ago to know."""
+        """What ended the transaction of a half; None if the decision is no longer remembered."""
         return self._decisions.get(queue_offset)
 
     def unseen(self, end: int) -> list[int]:
-        """Queue offsets before ``end`` of the halves that were not looked at and are open."""
+        """Queue offsets of the open halves before ``end`` that were not looked at."""
         return [offset for offset in range(self.seen, end) if offset not in self._ended]
 
     @property
     def settled_offset(self) -> int:
-        """Queue offset before which all halves are decided, which the log says, or have copies."""
+        """Queue offset before which each half has a copy, or a decision that is in the log."""
         return min(self._unsettled, default=self.next_offset)
 
     @property
     def is_settled(self) -> bool:
-        """Whether the log says all that was decided."""
+        """Whether all decisions are in the log."""
         return not self._unsettled
 
     # -- changes -----------------------------------------------------------------------------------
 
     def add(self, half: OpenHalf) -> None:
-        """Enter a half that was looked at."""
+        """Enter a half at its first look."""
         self.open[half.first] = half
+        self._budget.add(half.host, half.kept_bytes)
         for queue_offset in half.copies:
             self._first_of[queue_offset] = half.first
         self._ended.update(half.copies[:-1])
         self._advance()
 
     def copied(self, half: OpenHalf, queue_offset: int, physical_offset: int) -> None:
-        """An open half was stored again."""
+        """Note that an open half was stored again."""
         self._ended.add(half.newest)
         self.superseded.append(half.newest)
         half.copies.append(queue_offset)
+        self._budget.add(half.host, _COPY_BYTES)
         half.physical_offset = physical_offset
         self._first_of[queue_offset] = half.first
         self._advance()
 
     def end(self, first: int, queue_offset: int, decision: Decision | None) -> list[int]:
-        """End an open transaction; returns all its halves, which ``owe_names`` is due for.
+        """End an open transaction; returns its halves, for ``owe_names``.
 
-        queue_offset: of the half that the decision names.
+        queue_offset: of the half that the decision is about.
         """
         half = self.open.pop(first, None)
+        if half:
+            self._budget.add(half.host, -half.kept_bytes)
         copies = half.copies if half else [queue_offset]
         for copy in copies:
             self._first_of.pop(copy, None)
@@ -136,7 +154,7 @@ class HalfTable:
         return copies
 
     def ended(self, copies: Iterable[int], decision: Decision | None) -> None:
-        """Note halves that are decided."""
+        """Note decided halves."""
         for copy in copies:
             self._ended.add(copy)
             if decision is not None:
@@ -146,12 +164,12 @@ class HalfTable:
         self._advance()
 
     def owe_names(self, copies: list[int]) -> None:
-        """What was decided is in the log, but for the op record that names these halves."""
+        """Have an op record name these halves; any other record of the decision is in the log."""
         self._unsettled.update(copies)
         self.to_name += copies
 
     def named(self, count: int) -> None:
-        """An op record names the first of ``to_name``."""
+        """Note that an op record names the first ``count`` of ``to_name``."""
         self._unsettled.difference_update(self.to_name[:count])
         del self.to_name[:count]
 

@@ -16,6 +16,7 @@ import trio
 
 from headrace_broker.store.integrity.checkpoint import Checkpoint
 from headrace_broker.store.log.takers import taken_offset
+from headrace_broker.store.write.confirmation import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -91,6 +92,13 @@ class Flusher:
         else:
             self._waiters.append((end_offset, callback))
             self.request_flush()
+
+    async def wait_flushed(self) -> None:
+        """Wait until all records so far are on disk, whatever the gates of the store are.
+
+        Raises StoreNotWritable.
+        """
+        await wait_for(self.when_flushed, self.commit_log.max_offset, self.settings.root)
 
     def request_flush(self) -> None:
         """Request a flush of the log, to start as soon as no other one is running."""

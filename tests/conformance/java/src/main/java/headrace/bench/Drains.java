@@ -1,10 +1,6 @@
 package headrace.bench;
 
-import java.io.IOException;
 import java.util.List;
-import java.util.concurrent.CountDownLatch;
-import java.util.concurrent.TimeUnit;
-import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyContext;
@@ -14,17 +10,16 @@ import org.apache.rocketmq.common.message.MessageExt;
 
 /** A new group reads a filled topic; measured from its first batch to its last message. */
 final class Drains {
-    private static final int BATCH_MESSAGES = 32;
-    private static final int TIMEOUT_SECONDS = 120;
+    static final int BATCH_MESSAGES = 32;
+    private static final long POLL_MILLIS = 1000;
+    private static final int POLLS_MAX = 120;
 
     private final Job job;
-    private final Meter meter;
-    private final AtomicInteger received = new AtomicInteger();
-    private final CountDownLatch drained = new CountDownLatch(1);
+    private final Arrivals arrivals;
 
     private Drains(Job job, Meter meter) {
         this.job = job;
-        this.meter = meter;
+        arrivals = new Arrivals(job, meter, true);
     }
 
     static void run(Job job, Meter meter) throws Exception {
@@ -45,17 +40,30 @@ final class Drains {
         consumer.subscribe(job.topic(), "*");
         consumer.start();
         try {
-            long deadline = System.nanoTime() + TimeUnit.SECONDS.toNanos(TIMEOUT_SECONDS);
-            while (drained.getCount() > 0 && System.nanoTime() < deadline) {
-                count(consumer.poll(1000).size());
+            for (int empty = 0; !arrivals.isComplete() && empty < POLLS_MAX;) {
+                int messages = consumer.poll(POLL_MILLIS).size();
+                empty = messages == 0 ? empty + 1 : 0;
+                arrivals.count(messages);
             }
-            checkDrained();
+            arrivals.await();
         } finally {
             consumer.shutdown();
         }
     }
 
     private void push() throws Exception {
+        DefaultMQPushConsumer consumer = pushConsumer(job);
+        consumer.registerMessageListener(this::consume);
+        consumer.start();
+        try {
+            arrivals.await();
+        } finally {
+            consumer.shutdown();
+        }
+    }
+
+    /** A consumer of the job's topic that has not been started. */
+    static DefaultMQPushConsumer pushConsumer(Job job) throws Exception {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(job.group());
         consumer.setNamesrvAddr(job.nameserver());
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
@@ -63,47 +71,12 @@ final class Drains {
         consumer.setConsumeMessageBatchMaxSize(BATCH_MESSAGES);
         consumer.setHeartbeatBrokerInterval(1000);
         consumer.subscribe(job.topic(), "*");
-        consumer.registerMessageListener(this::consume);
-        consumer.start();
-        try {
-            drained.await(TIMEOUT_SECONDS, TimeUnit.SECONDS);
-            checkDrained();
-        } finally {
-            consumer.shutdown();
-        }
+        return consumer;
     }
 
     private ConsumeConcurrentlyStatus consume(
             List<MessageExt> messages, ConsumeConcurrentlyContext context) {
-        count(messages.size());
+        arrivals.count(messages.size());
         return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
-    }
-
-    /** The batch that opens the window is not counted in it. */
-    private void count(int messages) {
-        if (messages == 0) {
-            return;
-        }
-        int before = received.getAndAdd(messages);
-        meter.received(messages);
-        try {
-            if (before == 0) {
-                meter.open();
-            }
-            if (before < job.messages() && before + messages >= job.messages()) {
-                meter.close();
-                drained.countDown();
-            }
-        } catch (IOException brokerIsGone) {
-            meter.failed();
-        }
-    }
-
-    private void checkDrained() {
-        if (drained.getCount() > 0) {
-            throw new IllegalStateException(
-                "drained " + received.get() + " of " + job.messages() + " messages of " + job.topic()
-                    + " in " + TIMEOUT_SECONDS + " s");
-        }
     }
 }

@@ -29,6 +29,8 @@ final class Paced {
     private static final int TIMEOUT_SECONDS = 10;
     private static final int START_SECONDS = 60;
     private static final int PRIMING_ATTEMPTS = 100;
+    /** Delays of the levels that are measured. */
+    private static final long[] LEVEL_MILLIS = {1_000, 5_000};
     /** Place in the schedule of what is sent before it begins. */
     private static final int NONE = Integer.MIN_VALUE;
 
@@ -36,6 +38,7 @@ final class Paced {
     private final Meter meter;
     private final DefaultMQProducer producer;
     private final int ramp;
+    private final long delayNanos;
     /** By place in the schedule; 0 while there is no answer. */
     private final AtomicLongArray latencyNanos;
     private final AtomicInteger done = new AtomicInteger();
@@ -46,6 +49,8 @@ final class Paced {
         this.job = job;
         this.meter = meter;
         this.producer = producer;
+        delayNanos = TimeUnit.MILLISECONDS.toNanos(
+            job.delayLevel() > 0 ? LEVEL_MILLIS[job.delayLevel() - 1] : job.timerMillis());
         ramp = (int) (job.rate() * RAMP_SECONDS);
         latencyNanos = new AtomicLongArray((int) (job.rate() * job.seconds()));
     }
@@ -129,7 +134,7 @@ final class Paced {
             }
             send(place, byAnswer ? new Answer(place) : new Ignored());
         }
-        waitUntil(due(count));
+        waitUntil(due(count) + delayNanos);
         meter.close();
         waitForAnswers();
         meter.latencies(finalLatencies());
@@ -147,7 +152,7 @@ final class Paced {
 
     private void send(int place, SendCallback callback) {
         try {
-            producer.send(new Message(job.topic(), body(place)), callback);
+            producer.send(Waiting.message(job, body(place)), callback);
         } catch (Exception failure) {
             callback.onException(failure);
         }
@@ -159,9 +164,14 @@ final class Paced {
 
     private void finished(int place) {
         meter.received(1);
-        if (place >= 0 && latencyNanos.compareAndSet(place, 0, System.nanoTime() - due(place))) {
+        if (place >= 0 && latencyNanos.compareAndSet(place, 0, latency(place))) {
             done.incrementAndGet();
         }
+    }
+
+    /** Counts from when the message was due, or from the end of its delay. */
+    private long latency(int place) {
+        return System.nanoTime() - due(place) - delayNanos;
     }
 
     private void waitForAnswers() throws InterruptedException {
@@ -173,11 +183,10 @@ final class Paced {
 
     /** What was never answered counts with its age. */
     private long[] finalLatencies() {
-        long now = System.nanoTime();
         long[] latencies = new long[latencyNanos.length()];
         for (int place = 0; place < latencies.length; place++) {
             long latency = latencyNanos.get(place);
-            latencies[place] = latency == 0 ? now - due(place) : latency;
+            latencies[place] = latency == 0 ? latency(place) : latency;
         }
         return latencies;
     }

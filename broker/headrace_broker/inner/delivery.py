@@ -1,0 +1,120 @@
+"""Where messages go that have waited: to their topic, or to one of the broker's with the reason."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from headrace_broker.inner.delivered import source_of
+from headrace_broker.inner.writer import InnerMessage
+from headrace_broker.queue_directory import Elsewhere, Use
+from headrace_broker.store.log.record_checksum import SLOT_BYTES
+from headrace_protocol.errors import RequestError
+from headrace_protocol.message import (
+    PROPERTIES_BYTES_MAX,
+    property_number,
+    property_value,
+    tags_code_of,
+    with_properties,
+)
+from headrace_protocol.system_topics import UNDELIVERED_TOPIC
+
+if TYPE_CHECKING:
+    from headrace_broker.inner.waiting import Waiting
+    from headrace_broker.queue_directory import QueueDirectory
+    from headrace_broker.topics.table import TopicTable
+    from headrace_daemon.host_log import HostLog
+
+REASON = "UNDELIVERED_REASON"
+# A record may get a checksum of its own.
+INNER_PROPERTIES_MAX = PROPERTIES_BYTES_MAX - SLOT_BYTES
+
+
+class Delivery:
+    """Decides where a message goes that has waited.
+
+    undelivered: number of messages stored in the topic of undelivered ones since the start.
+    """
+
+    def __init__(self, topics: TopicTable, directory: QueueDirectory, host_log: HostLog) -> None:
+        self.undelivered = 0
+        self._topics = topics
+        self._directory = directory
+        self._host_log = host_log
+
+    def why_not(self, topic: str, queue_id: int, physical_offset: int) -> str:
+        """Why a message can't go to a queue, "" if it can.
+
+        physical_offset: where it waits in the log: a topic that was made later is another one.
+        """
+        place = self._directory.resolve(topic, queue_id, Use.DELIVER)
+        if isinstance(place, Elsewhere):
+            place = place.rejection(topic, queue_id)
+        if isinstance(place, RequestError):
+            return place.remark
+        if self._topics.incarnations.created_at(topic) > physical_offset:
+            return f"topic {topic} was deleted and made anew while the message waited"
+        return ""
+
+    def message(self, waiting: Waiting, properties: bytes) -> InnerMessage:
+        """The message as its topic gets it, or the topic of undelivered ones.
+
+        properties: those of the delivered record; they name the topic.
+        """
+        topic = property_value(properties, b"REAL_TOPIC").decode(errors="replace")
+        queue_id = property_number(properties, b"REAL_QID", -1)
+        message = stored_again(waiting, topic, queue_id, properties)
+        reason = self.why_not(topic, queue_id, waiting.physical_offset)
+        return self.redirect(message, reason) if reason else message
+
+    def redirect(self, message: InnerMessage, reason: str) -> InnerMessage:
+        """The message as the topic of undelivered ones gets it, which is created on first use.
+
+        reason: becomes a property, cut where the properties would get too long.
+        """
+        self._topics.create_system_topic(UNDELIVERED_TOPIC)
+        return message._replace(
+            topic=UNDELIVERED_TOPIC,
+            queue_id=0,
+            properties=_with_reason(message.properties, reason),
+            on_appended=partial(self._note_undelivered, message, reason),
+        )
+
+    def _note_undelivered(self, message: InnerMessage, reason: str) -> None:
+        self.undelivered += 1
+        self._host_log.warning(
+            message.client,
+            "message not delivered",
+            topic=message.topic,
+            queue_id=message.queue_id,
+            kept_in=UNDELIVERED_TOPIC,
+            reason=reason,
+        )
+
+    def runtime_info(self) -> dict[str, str]:
+        """The count, for GET_BROKER_RUNTIME_INFO."""
+        return {"messagesUndelivered": str(self.undelivered)}
+
+
+def stored_again(waiting: Waiting, topic: str, queue_id: int, properties: bytes) -> InnerMessage:
+    """A message that waited, as the record that takes its place."""
+    return InnerMessage(
+        topic,
+        queue_id,
+        waiting.body,
+        properties,
+        tags_code_of(properties),
+        waiting.flag,
+        waiting.sys_flag,
+        waiting.born_timestamp,
+        waiting.born_host,
+        waiting.reconsume_times,
+        source_of(waiting),
+    )
+
+
+def _with_reason(properties: bytes, reason: str) -> bytes:
+    room = INNER_PROPERTIES_MAX - len(with_properties(properties, {REASON.encode(): b""}))
+    text = reason.replace("\x01", " ").replace("\x02", " ").encode()[: max(room, 0)]
+    whole = text.decode(errors="ignore").encode()  # without half a character at the end
+    return with_properties(properties, {REASON.encode(): whole}) if whole else properties
