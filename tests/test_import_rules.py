@@ -154,7 +154,11 @@ MAY_IMPORT = {
     },
     "headrace_broker.store_tools": {
         STORE,
+        "headrace_broker.inner",
+        "headrace_broker.schedule",
         "headrace_broker.staging",
+        "headrace_broker.timer",
+        "headrace_broker.transaction",
         "headrace_protocol",
         "headrace_broker.config",
         "msgspec",

@@ -151,6 +151,25 @@ def test_only_a_whole_message_of_the_topic_is_sent_back(broker: BrokerUnderTest)
     assert broker.store.commit_log.max_offset == end
 
 
+def test_an_expired_message_is_not_sent_back(broker: BrokerUnderTest) -> None:
+    offset = write(broker)
+    files = broker.store.commit_log.files
+    while len(files.files) < 3:
+        broker.store_message("T", 0, bytes(1000))
+    broker.store.write_path.drain_all()
+    assert files.detach_first(1)
+    answer = send_back(broker, offset)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert f"look message by offset failed, {offset}" in answer.remark
+
+
+def test_an_absurd_level_counts_as_the_last(broker: BrokerUnderTest) -> None:
+    assert send_back(broker, write(broker), 2**31 - 1).code == ResponseCode.SUCCESS
+    last = len(broker.store.settings.delay_levels_ms)
+    (message,) = stored(broker, SCHEDULE_TOPIC, last - 1)
+    assert message.properties["DELAY"] == str(last)
+
+
 def test_a_damaged_message_is_not_sent_back(broker: BrokerUnderTest) -> None:
     offset = write(broker)
     (path,) = (broker.config.store_path_root_dir / "commitlog").iterdir()

@@ -11,6 +11,7 @@ import trio
 
 from headrace_broker.inner.delivered import Delivered
 from headrace_broker.inner.delivery import REASON
+from headrace_broker.inner.waiting import WaitingQueue
 from headrace_broker.inner.writer import InnerWriter
 from headrace_broker.store.errors import StoreBusy
 from headrace_daemon.host_log import LINES_MAX
@@ -263,6 +264,29 @@ async def test_a_clock_that_went_back_delays_by_the_level_at_most(
         delays.clock.ms = back_ms + 5000
         await delays.until(lambda: len(delays.bodies()) == 4)
     assert delays.bodies() == [b"0", b"1", b"2", b"3"]
+
+
+async def test_a_message_that_comes_during_a_delivery_is_not_early(
+    delays: Delays, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_units = WaitingQueue.units
+
+    async def slow_units(queue: WaitingQueue, first: int) -> Any:
+        if queue.queue_id == 0 and not first:
+            delays.clock.ms += 600
+            delays.send(b"meanwhile", 2)
+        return await read_units(queue, first)
+
+    monkeypatch.setattr(WaitingQueue, "units", slow_units)
+    async with delays.running():
+        delays.send(b"first", 1)
+        await delays.until(lambda: bool(delays.stored(SCHEDULE_TOPIC, 1)))
+        delays.clock.ms += LEVELS_MS[1] - 1
+        await delays.until(lambda: bool(delays.bodies()))
+        await delays.idle()
+        assert delays.bodies() == [b"first"]
+        delays.clock.ms += 1
+        await delays.until(lambda: delays.bodies() == [b"first", b"meanwhile"])
 
 
 async def test_a_clock_that_jumps_ahead_delivers_what_is_due_then(

@@ -342,6 +342,24 @@ async def test_a_recall_holds_across_kills_and_before_its_timer_is_known(
     again.broker.close()
 
 
+async def test_a_recall_holds_until_its_slot_is_over(
+    clockwork: Clockwork, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with clockwork.running():
+        clockwork.send(b"before", TIMER_DELIVER_MS=1_700_000_003_500)
+        handle = _send_for_handle(clockwork, b"gone", "A1", TIMER_DELIVER_MS=1_700_000_002_900)
+        await clockwork.until(lambda: clockwork.timers.is_caught_up)
+        assert _recall(clockwork, handle) == (0, "")
+        await clockwork.until_ms(1_700_000_002_500)
+        await clockwork.timers.save()
+    crash(clockwork.broker.store)
+    again = Clockwork(tmp_path, 1_700_000_002_500)
+    async with again.running():
+        await again.until_ms(1_700_000_003_500)
+    assert again.bodies() == [b"before"]
+    again.broker.close()
+
+
 async def test_a_timer_that_is_rolled_can_be_recalled(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -451,6 +469,30 @@ async def test_what_waits_keeps_its_log_files(
         assert unconsumed()(TIMER_TOPIC, [0]) == {0: (0, "timers")}
         await clockwork.until_ms(NOW_MS + 1000)
         assert unconsumed()(TIMER_TOPIC, [0]) == {0: (1, "timers")}
+
+
+async def test_what_is_being_delivered_counts_as_waiting(
+    clockwork: Clockwork, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = trio.Event()
+
+    async def append(*_: object) -> None:
+        begun.set()
+        await trio.sleep_forever()
+
+    async with clockwork.running():
+        clockwork.send(b"late", TIMER_DELAY_SEC=1)
+        await clockwork.until(lambda: clockwork.timers.is_caught_up)
+        monkeypatch.setattr(clockwork.timers._writer, "append", append)
+        clockwork.clock.ms += 1000
+        await begun.wait()
+        assert clockwork.timers.next_offset(0) == 0
+        await clockwork.timers.save()
+    crash(clockwork.broker.store)
+    again = Clockwork(clockwork.broker.config.store_path_root_dir.parent, clockwork.clock.ms)
+    async with again.running():
+        await again.until(lambda: again.bodies() == [b"late"])
+    again.broker.close()
 
 
 # --- starts --------------------------------------------------------------------------------

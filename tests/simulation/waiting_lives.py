@@ -1,9 +1,12 @@
-"""The lives of a broker with messages that wait: delayed ones, and those that are sent back.
+"""The lives of a broker with messages that wait: delays, timers, retries and transactions.
 
-The same faulty disk as that of a store alone. The clock jumps both ways, topics are deleted and
-made anew, the disk fills up, tasks are cancelled in the middle of a delivery. The log is the judge:
-whatever happens, a message that waited is delivered at most once and never early; when the last
-life has let enough time pass, each of them is delivered.
+The same faulty disk as that of a store alone. The services run as in a broker, and several clients
+act at random beside them. The clock jumps both ways, topics are deleted and made anew, the disk
+fills up, and each life ends by a stop, a kill or a power cut, also in the middle of any operation
+of the disk. The log is the judge (``waiting_promises``): whatever happens, a message that waited is
+delivered at most once and never early, and a transaction is decided once. What clients were told
+is in the log (``waiting_clients``). When the last life has let enough time pass, all is delivered
+and all transactions are decided.
 """
 
 from __future__ import annotations
@@ -11,21 +14,24 @@ from __future__ import annotations
 import math
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from headrace_broker import assembly
 from headrace_broker.store.errors import StoreError, StoreFormatError, StoreNotWritable
 from headrace_broker.store.log.log_rows import scan_from
+from headrace_broker.timer import wheel
 from headrace_protocol.bodies import SubscriptionGroupConfig
-from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import ConsumerSendMsgBackHeader, SendMessageHeaderV2
-from headrace_protocol.system_topics import SCHEDULE_TOPIC
+from headrace_protocol.message import TRANSACTION_COMMIT
+from headrace_protocol.system_topics import TIMER_TOPIC
 from tests.simulation.determinism import decided_by, temporary_folder
-from tests.simulation.history import PromiseBroken
 from tests.simulation.store_lives import StoreClock, run_here
 from tests.simulation.totals import Outcome
+from tests.simulation.waiting_clients import GROUPS, TOPICS, Clients, Told
+from tests.simulation.waiting_promises import LEVELS_MS, Jump, WaitingLog, timer_due_ms
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.faulty_files import FaultRates, FaultyFiles, PowerCut, next_life
 
@@ -33,16 +39,17 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from headrace_protocol.message import StoredMessage
+    from headrace_broker.config import BrokerConfig
 
 NAME: Final = "broker with messages that wait"
-TOPICS: Final = ("One", "Two")
-LEVELS_MS: Final = (1000, 5000, 60_000)
 LIVES: Final = 6
-STEPS_MAX: Final = 50
+STEPS_MAX: Final = 40
+CLIENTS: Final = 2
 HOUR_MS: Final = 3_600_000
-# What a step gives a task of the broker; the rest is cancelled.
-PATIENCE_S: Final = 3.0
+# Enough for a producer that answers each check.
+LAST_ROUNDS_MAX: Final = 60
+WHEEL_SLOTS: Final = 512
+_RESTART_S: Final = 1.0
 
 
 class WaitingClock(StoreClock):
@@ -51,207 +58,214 @@ class WaitingClock(StoreClock):
     def deadline_to_sleep_time(self, deadline: float) -> float:
         if deadline == math.inf:
             return math.inf
-        self.ms = max(self.ms, math.ceil(deadline * 1000) + self.jumped_ms)
+        # Rounded up, a deadline of a broken millisecond might still not be reached.
+        self.ms = max(self.ms, math.floor(deadline * 1000) + 1 + self.jumped_ms)
         return 0.0
-
-
-class Jump(NamedTuple):
-    """The clock went back. log_end: what lies before it in the log waited already."""
-
-    log_end: int
-    now_ms: int
 
 
 class Life:
     """One broker from its start to its end."""
 
     def __init__(
-        self, folder: Path, files: FaultyFiles, clock: WaitingClock, jumps: list[Jump]
+        self,
+        config: BrokerConfig,
+        files: FaultyFiles,
+        clock: WaitingClock,
+        jumps: list[Jump],
+        told: Told,
+        **store: Any,
     ) -> None:
         self.rng = files.rng
         self.files = files
         self.clock = clock
         self.jumps = jumps
+        self.told = told
         self.counts: Counter[str] = Counter()
         files.clock = clock
         self.broker = BrokerUnderTest(
-            folder,
-            broker_config(folder),
+            config.store_path_root_dir.parent,
+            config,
             clock,
             files=files,
             commit_log_file_bytes=65536,
             consume_queue_file_bytes=2000,
             delay_levels_ms=LEVELS_MS,
+            **store,
         )
         self.store = self.broker.store
-        self.schedule = self.broker.parts.waiting.schedule
-        self.steps: list[Callable[[], None]] = [
-            *[self.send] * 6,
-            *[self.send_back] * 3,
-            *[self.deliver] * 6,
-            *[self.pass_time] * 4,
-            *[self.save] * 2,
+        self.clients = Clients(self.broker, self.rng, told, self.counts, self.log)
+        self.services = assembly._waiting_services(self.broker.parts)
+        clients = self.clients
+        self.steps: list[Callable[[], Awaitable[None]]] = [
+            *[clients.send_delayed] * 4,
+            *[clients.send_timer] * 4,
+            clients.recall,
+            *[clients.send_back] * 2,
+            *[clients.send_half] * 4,
+            *[clients.decide] * 3,
+            clients.join,
+            *[clients.answer_checks] * 3,
+            clients.resume,
+            *[self.pass_time] * 8,
+            self.stall,
+            self.save_offsets,
             self.flush,
             self.jump_clock,
             self.fill_disk,
             self.change_topic,
         ]
 
-    def live(self, step_count: int) -> None:
-        # A power cut may have cut the log since.
+    def log(self) -> WaitingLog:
+        """What the log holds at the moment."""
+        columns = [block.columns for block in scan_from(self.store.commit_log.files, 0)]
+        return WaitingLog([each.message(number) for each in columns for number in range(len(each))])
+
+    def begin(self, *, has_lost: bool) -> None:
+        """Start, and see what the life before has left. Raises PromiseBroken.
+
+        has_lost: a power cut may have taken what was acknowledged.
+        """
         end = self.store.commit_log.max_offset
         self.jumps[:] = [jump._replace(log_end=min(jump.log_end, end)) for jump in self.jumps]
-        self.schedule.load()
-        self.check()
+        for service in self.services:
+            if service.load is not None:
+                service.load()
+        log = self.log()
+        if has_lost:
+            self.told.forget_lost(log)
+        self.told.check(log)
+        log.check(self.jumps)
         for topic in TOPICS:
             self.create(topic)
         self.broker.groups.put(SubscriptionGroupConfig(group_name="g", retry_max_times=3))
+
+    def live(self, step_count: int) -> None:
+        """Serve clients for some steps."""
+        self.run(partial(self._act_all, step_count))
+
+    async def _act_all(self, step_count: int) -> None:
+        async with trio.open_nursery() as nursery:
+            for _ in range(CLIENTS):
+                nursery.start_soon(self._act, step_count)
+
+    async def _act(self, step_count: int) -> None:
         for _ in range(step_count):
             with suppress(OSError, StoreNotWritable):
-                self.rng.choice(self.steps)()
+                await self.rng.choice(self.steps)()
             if not self.store.commit_log.life.is_writable:
                 return
-
-    # -- steps -------------------------------------------------------------------------------------
-
-    def create(self, topic: str) -> None:
-        if self.broker.topics.get(topic) is None:
-            self.broker.create_topic(topic)
-
-    def send(self) -> None:
-        """A message with a delay, or a few."""
-        for _ in range(self.rng.choice((1, 1, 5))):
-            self.clock.ms += self.rng.choice((1, 300))
-            self.send_one()
-
-    def send_one(self) -> None:
-        level = self.rng.choice((0, 1, 1, 2, 3, 9))
-        header = SendMessageHeaderV2(
-            producer_group="p",
-            topic=self.rng.choice(TOPICS),
-            default_topic="TBW102",
-            default_topic_queue_nums=2,
-            queue_id=self.rng.randrange(2),
-            sys_flag=0,
-            born_timestamp=1,
-            flag=0,
-            properties=f"a\x01b\x02DELAY\x01{level}\x02",
-        )
-        body = self.rng.randbytes(self.rng.choice((10, 300)))
-        answer = self.broker.ask(RequestCode.SEND_MESSAGE_V2, header, body)
-        self.counts["sends accepted"] += answer.code == ResponseCode.SUCCESS
-
-    def send_back(self) -> None:
-        """A consumer could not handle one of the newest messages."""
-        messages = [each for each in self.messages() if each.topic != SCHEDULE_TOPIC][-9:]
-        if messages:
-            header = ConsumerSendMsgBackHeader(
-                offset=self.rng.choice(messages).physical_offset,
-                group="g",
-                delay_level=self.rng.choice((0, 1, 2, -1)),
-            )
-            answer = self.broker.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header)
-            self.counts["messages sent back"] += answer.code == ResponseCode.SUCCESS
-
-    def deliver(self) -> None:
-        """The schedule runs for a moment, and may be cancelled anywhere."""
-        self.run(self.deliver_all)
-
-    async def deliver_all(self) -> None:
-        while not await self.schedule.deliver_due():
-            pass
-
-    def save(self) -> None:
-        self.run(self.save_flushed)
-
-    async def save_flushed(self) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.store.flusher.run_group_commit)
-            await self.schedule.save()
-            nursery.cancel_scope.cancel()
+            self.clock.ms += self.rng.choice((0, 1, 300))
+            await trio.lowlevel.checkpoint()
 
     def run(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run some work beside all services."""
+
         async def run() -> None:
-            with trio.move_on_after(PATIENCE_S):
+            async with trio.open_nursery() as nursery:
+                for loop in self.loops():
+                    nursery.start_soon(self._supervise, loop)
                 await work()
+                nursery.cancel_scope.cancel()
 
         try:
             trio.run(run, clock=self.clock)
         except* PowerCut:
             raise PowerCut from None
-        except* (OSError, StoreNotWritable):
-            pass
 
-    def flush(self) -> None:
+    def loops(self) -> list[Callable[[], Awaitable[Any]]]:
+        """What runs in a broker, without clean-up: the log is to tell everything."""
+        store = self.store
+        return [
+            store.write_path.run,
+            store.flusher.run_group_commit,
+            store.flusher.run_log_flush,
+            store.flusher.run_queue_flush,
+            store._run_index,
+            store._run_prepare_files,
+            store._run_heal,
+            *(service.run for service in self.services if service.run is not None),
+        ]
+
+    async def _supervise(self, loop: Callable[[], Awaitable[Any]]) -> None:
+        """As a broker's supervisor, which restarts what the disk has ended."""
+        while True:
+            with suppress(OSError, StoreNotWritable):
+                await loop()
+            await trio.sleep(_RESTART_S)
+
+    def finish(self) -> None:
+        """Stop in order."""
+        for service in self.services:
+            if service.finish is not None:
+                service.finish()
+        self.broker.offsets.persist()
+        self.store.close()
+
+    # -- what happens to a broker ------------------------------------------------------------------
+
+    def create(self, topic: str) -> None:
+        if self.broker.topics.get(topic) is None:
+            self.broker.create_topic(topic)
+
+    async def pass_time(self) -> None:
+        await trio.sleep(self.rng.choice((0.01, 0.3, 1, 3, 12)))
+
+    async def stall(self) -> None:
+        """The machine stands still for a while."""
+        self.clock.ms += self.rng.choice((1000, 5000, 60_000))
+
+    async def save_offsets(self) -> None:
+        self.broker.offsets.persist()
+
+    async def flush(self) -> None:
         self.store.flusher.flush_now()
 
-    def pass_time(self) -> None:
-        self.clock.ms += self.rng.choice((100, 1000, 5000, 60_000))
-
-    def jump_clock(self) -> None:
-        jump_ms = self.rng.choice((-HOUR_MS, HOUR_MS, 8 * 24 * HOUR_MS))
+    async def jump_clock(self) -> None:
+        before_ms, jump_ms = self.clock.ms, self.rng.choice((-HOUR_MS, HOUR_MS, 8 * 24 * HOUR_MS))
         self.clock.ms += jump_ms
         self.clock.jumped_ms += jump_ms
         if jump_ms < 0:
-            self.jumps.append(Jump(self.store.commit_log.max_offset, self.clock.ms))
+            self.jumps.append(Jump(self.store.commit_log.max_offset, before_ms, self.clock.ms))
 
-    def fill_disk(self) -> None:
+    async def fill_disk(self) -> None:
         self.files.is_full = not self.files.is_full
-        self.clock.ms += 2000
+        await trio.sleep(2)
 
-    def change_topic(self) -> None:
+    async def change_topic(self) -> None:
         topic = self.rng.choice(TOPICS)
         self.broker.topics.delete(topic)
         if self.rng.random() < 0.7:
             self.create(topic)
 
-    # -- what the log says -------------------------------------------------------------------------
+    # -- the last life -----------------------------------------------------------------------------
 
-    def messages(self) -> list[StoredMessage]:
-        columns = [block.columns for block in scan_from(self.store.commit_log.files, 0)]
-        return [each.message(number) for each in columns for number in range(len(each))]
+    def end(self) -> None:
+        """Decide and deliver everything. Raises PromiseBroken."""
+        self.broker.config.transaction_check_max = 1000
+        self.run(self._end_everything)
+        log = self.log()
+        log.check(self.jumps)
+        log.check_ended()
+        self.told.check(log)
+        self.counts.update(log.counts())
 
-    def check(self) -> int:
-        """Compare what waited with what was delivered; how many wait."""
-        messages = self.messages()
-        waited = {each.physical_offset: each for each in messages if each.topic == SCHEDULE_TOPIC}
-        delivered = [
-            each
-            for each in messages
-            if each.topic != SCHEDULE_TOPIC
-            and "REAL_TOPIC" in each.properties
-            and each.properties["DELAY"] != "0"  # a dead letter, which was delivered before
+    async def _end_everything(self) -> None:
+        """Producers commit what is open, and the last delivery time comes."""
+        for group in GROUPS:
+            self.clients.connect(group)
+        for _ in range(LAST_ROUNDS_MAX):
+            for key in self.clients.hear_checks():
+                await self.clients.end(key, TRANSACTION_COMMIT)
+            await trio.sleep(2)
+            if not any(one.is_open for one in self.log().transactions.values()):
+                break
+        dues_ms = [
+            timer_due_ms(waits.properties, waits.store_timestamp)
+            for waits in self.log().waiting()
+            if waits.topic == TIMER_TOPIC
         ]
-        counts = Counter(each.prepared_transaction_offset for each in delivered)
-        if twice := [offset for offset, count in counts.items() if count > 1]:
-            raise PromiseBroken(f"what waited at {twice} was delivered twice")
-        for message in delivered:
-            source = waited.get(message.prepared_transaction_offset)
-            if source is None:
-                raise PromiseBroken(f"{message} was delivered and never waited")
-            if message.stored_body != source.stored_body:
-                raise PromiseBroken(f"{message} has another body than {source}")
-            if message.store_timestamp < self.due_ms(source, message):
-                raise PromiseBroken(f"{message} was delivered early")
-        return len(waited) - len(delivered)
-
-    def due_ms(self, source: StoredMessage, delivered: StoredMessage) -> int:
-        """The earliest time at which a message may have been delivered."""
-        delay_ms = LEVELS_MS[min(int(source.properties["DELAY"]), len(LEVELS_MS)) - 1]
-        jumps = [
-            jump.now_ms
-            for jump in self.jumps
-            if source.physical_offset < jump.log_end <= delivered.physical_offset
-        ]
-        return min([source.store_timestamp, *jumps]) + delay_ms
-
-    def deliver_everything(self) -> None:
-        for _ in range(3):
-            self.clock.ms += max(LEVELS_MS)
-            trio.run(self.deliver_all, clock=self.clock)
-        if waiting := self.check():
-            raise PromiseBroken(f"{waiting} messages were not delivered")
-        self.counts["messages in the last log"] = len(self.messages())
+        self.clock.ms = max([self.clock.ms, *dues_ms])
+        await trio.sleep(2 * max(LEVELS_MS) / 1000)
 
 
 def run(seed: int) -> Outcome:
@@ -259,6 +273,8 @@ def run(seed: int) -> Outcome:
     clock = WaitingClock()
     with temporary_folder() as folder, decided_by(seed, clock.current_time) as patch:
         patch.setattr(trio.to_thread, "run_sync", run_here)
+        # A wheel of seven days is 38 MB, which the disk would have to compare at each power cut.
+        patch.setattr(wheel, "WHEEL_SLOTS", WHEEL_SLOTS)
         return _Broker(folder, Random(seed), clock).run()
 
 
@@ -266,27 +282,45 @@ class _Broker:
     """A directory, and what happened to it."""
 
     def __init__(self, folder: Path, rng: Random, clock: WaitingClock) -> None:
-        self.folder = folder
         self.rng = rng
         self.clock = clock
         self.jumps: list[Jump] = []
+        self.told = Told()
         self.files: FaultyFiles | None = None
+        # Since the last start that was finished.
+        self.has_lost = False
+        self.flush = rng.choice(("async", "async", "sync"))
+        self.config = broker_config(
+            folder,
+            flush_delay_offset_interval=2000,
+            transaction_check_interval=1000,
+            transaction_time_out=500,
+            transaction_check_max=3,
+            timer_roll_window_slot=rng.choice((172_800, 10)),
+            mapped_file_size_timer_log=4096,
+        )
         self.outcome = Outcome(NAME, Counter(), Counter())
 
     def run(self) -> Outcome:
+        self.live_calmly(lambda life: life.broker.store_message("Zero", 0))  # no source is at 0
         for _ in range(LIVES):
             self.live()
-        self.live_calmly()
+        self.live_calmly(Life.end)
         return self.outcome
 
     def live(self) -> None:
         rng = self.rng
         rates = FaultRates(write=rng.choice((0, 0, 0.01)), sync=rng.choice((0, 0, 0.02)))
         files = self.next_files(rates)
-        files.cut_after = rng.choice((-1, -1, rng.randrange(300)))
+        operations = rng.choice((-1, -1, rng.randrange(300), rng.randrange(2000)))
+        if rng.random() < 0.5:
+            files.cut_after = operations
+        else:
+            files.kill_after = operations
         life = None
         try:
-            life = Life(self.folder, files, self.clock, self.jumps)
+            life = self.next_life(files)
+            self.begin(life)
             life.live(rng.randrange(STEPS_MAX))
             self.end(life, is_clean=rng.random() < 0.3)
         except PowerCut:
@@ -300,29 +334,38 @@ class _Broker:
         finally:
             self.over(life, files)
 
+    def next_life(self, files: FaultyFiles) -> Life:
+        return Life(self.config, files, self.clock, self.jumps, self.told, flush=self.flush)
+
     def end(self, life: Life, *, is_clean: bool) -> None:
         if is_clean:
-            life.schedule.finish()
-            life.store.close()
+            life.finish()
         if life.files.faults["failed sync"] or self.rng.random() < 0.5:
             life.files.cut_power()
         else:
             life.files.kill()
 
-    def live_calmly(self) -> None:
-        life = Life(self.folder, self.next_files(None), self.clock, self.jumps)
+    def live_calmly(self, do: Callable[[Life], object]) -> None:
+        files = self.next_files(None)
+        life = None
         try:
-            life.live(0)
-            life.deliver_everything()
-            life.store.close()
+            life = self.next_life(files)
+            self.begin(life)
+            do(life)
+            life.finish()
             life.files.stop()
         finally:
-            self.over(life, life.files)
+            self.over(life, files)
 
     def next_files(self, rates: FaultRates | None) -> FaultyFiles:
-        root = broker_config(self.folder).store_path_root_dir
-        self.files = next_life(root, self.rng, rates, self.files)
+        has_power_failed = self.files is not None and self.files.image is not None
+        self.has_lost |= has_power_failed and self.flush == "async"
+        self.files = next_life(self.config.store_path_root_dir, self.rng, rates, self.files)
         return self.files
+
+    def begin(self, life: Life) -> None:
+        life.begin(has_lost=self.has_lost)
+        self.has_lost = False
 
     def over(self, life: Life | None, files: FaultyFiles) -> None:
         self.outcome.faults.update(files.faults)

@@ -355,12 +355,9 @@ def test_what_queries_keep_aside(root: Path, opened: StoreDirectory) -> None:
 
 def test_folders_that_only_the_peer_reads_are_named(root: Path, opened: StoreDirectory) -> None:
     (root / "compaction" / "T").mkdir(parents=True)
-    (root / "timerwheel").write_bytes(b"x")
-    (root / "timerlog").mkdir()
     findings = check(opened, quiet).findings
     assert [(f.path.name, f.is_damage) for f in findings] == [
         ("compaction", False),
-        ("timerwheel", False),
     ]
 
 

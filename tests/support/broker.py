@@ -91,9 +91,13 @@ class BrokerUnderTest:
         )
         network = MemoryNetwork()
         listener = network.listen("127.0.0.1", 0)
-        self.parts = assembly.assemble(
-            self.config, self.store, network, listener, Services(), pace=at_once()
-        )
+        try:
+            self.parts = assembly.assemble(
+                self.config, self.store, network, listener, Services(), pace=at_once()
+            )
+        except BaseException:  # the disk of a simulation
+            self.store.abandon()
+            raise
         self.budget = self.parts.budget
         self.changes = self.parts.changes
         self.topics = self.parts.topics

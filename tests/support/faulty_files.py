@@ -236,9 +236,10 @@ class FaultyFiles(Files):
     From then on every operation raises PowerCut. After a power cut ``image`` is what the next life
     finds; who stops or is killed leaves what he wrote where it is.
 
-    cut_after: operations until the power goes, by itself. cut_at_sync: it goes when something is
-    to be synced. is_full: there is no room for more. usage: what the disk says of itself, whether
-    it is or not. clock: that of the files' times, else the machine's.
+    cut_after, kill_after: operations until the power goes, or the program is killed. cut_at_sync:
+    the power goes when something is to be synced. is_full: there is no room for more. usage: what
+    the disk says of itself, whether it is or not. clock: that of the files' times, else the
+    machine's.
     """
 
     def __init__(
@@ -256,7 +257,7 @@ class FaultyFiles(Files):
         self.rates = rates or FaultRates()
         self.faults: Counter[str] = Counter()
         self.operation_count = 0
-        self.cut_after = -1
+        self.cut_after = self.kill_after = -1
         self.cut_at_sync = False
         self.is_full = False
         self.usage = ROOMY
@@ -449,6 +450,8 @@ class FaultyFiles(Files):
         """Every operation begins with this; the power may go, and pages go to the disk."""
         if not self.is_over and self.operation_count == self.cut_after:
             self.cut_power()
+        elif self.operation_count == self.kill_after:
+            self.kill()
         if self.is_over:
             raise PowerCut
         self.operation_count += 1

@@ -11,7 +11,7 @@ from headrace_broker.store.log.log_rows import scan_from
 from headrace_broker.store.recovery import first_records
 from headrace_protocol.columns import split
 from headrace_protocol.message import TRANSACTION_MASK, property_value
-from headrace_protocol.system_topics import UNDELIVERED_TOPIC
+from headrace_protocol.system_topics import CHECK_MAX_TIME_TOPIC, UNDELIVERED_TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from headrace_protocol.columns import Array
 
 _UNDELIVERED = UNDELIVERED_TOPIC.encode()
+_DISCARDED = CHECK_MAX_TIME_TOPIC.encode()  # halves, which never waited for a time
 _MARK = b"REAL_TOPIC\x01"  # every delivered record has it
 _TELLING = (b"UNIQ_KEY", b"REAL_TOPIC", b"REAL_QID")
 _Name = tuple[bytes, ...]
@@ -90,7 +91,7 @@ class Delivered:
         times = columns.reconsume_times.tolist()
         for number, (topic, raw) in enumerate(zip(topics, properties, strict=True)):
             queue = property_value(raw, self._queue_key) if _MARK in raw else b""
-            if not queue or topic == self._system_topic:
+            if not queue or topic in {self._system_topic, _DISCARDED}:
                 continue
             left, source = self._left[queue], sources[number]
             if not source:

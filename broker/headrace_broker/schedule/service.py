@@ -240,7 +240,10 @@ class Schedule:
         for number, level in self._levels.items():
             if level.is_idle:
                 continue
-            if gone := await level.load():
+            gone = await level.load()
+            # What came while this waited is not from a time to come.
+            now_ms = self._store.clock.now_ms()
+            if gone:
                 self._note_gone(number, gone)
             elif (due_ms := level.due_ms(now_ms)) <= now_ms:
                 await self._deliver(number, level, level.due_end(now_ms))

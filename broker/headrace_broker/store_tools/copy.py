@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import numpy as np
@@ -24,14 +25,19 @@ from headrace_broker.store_tools.dump import has_topic
 from headrace_broker.store_tools.log_reader import LogDamage, LogReader
 from headrace_broker.store_tools.records import QueueNumbers
 from headrace_broker.store_tools.seal_check import seal
+from headrace_broker.timer.checkpoint import CHECK_BYTES, TIMER_CHECK_FILE, TimerCheck
 from headrace_protocol import fastjson
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns, split
 from headrace_protocol.message import BLANK_RECORD, MAGIC_BLANK, RECORD_BYTES_MIN
-from headrace_protocol.system_topics import SCHEDULE_TOPIC
+from headrace_protocol.system_topics import (
+    HALF_TOPIC,
+    OP_HALF_TOPIC,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from headrace_broker.store.settings import StoreSettings
     from headrace_broker.store_tools.directory import Advance
@@ -60,8 +66,8 @@ def copy_topics(
     offsets change. Until the end the target looks like a store after a crash, which a start would
     recover.
 
-    Raises TopicNotFound for a topic without queues, StoreError for a target that is not empty;
-    OSError.
+    Raises TopicNotFound for a topic without queues, StoreError for a target that is not empty and
+    for transactions without their decisions; OSError.
     """
     _check(source, target, topics)
     make_private(target)
@@ -79,6 +85,11 @@ def copy_topics(
 
 def _check(source: StoreDirectory, target: Path, topics: list[str]) -> None:
     source.check_topics(topics)
+    if HALF_TOPIC in topics and OP_HALF_TOPIC not in topics:
+        raise StoreError(
+            f"{HALF_TOPIC} without {OP_HALF_TOPIC} would be transactions that nobody has decided: "
+            f"copy both, with --topic {OP_HALF_TOPIC}"
+        )
     if target.exists() and any(target.iterdir()):
         raise StoreError(f"{target} is not empty: name a new directory")
 
@@ -99,6 +110,8 @@ def _copy(source: StoreDirectory, target: Path, topics: list[str], advance: Adva
         if is_wanted.any():
             writer.write(found.columns.select(np.flatnonzero(is_wanted)))
     writer.finish()
+    if TIMER_TOPIC in topics:
+        _copy_timer_check(source.root, target)
     for file_name, keep in _kept(set(topics)).items():
         _copy_table(source.root / "config" / file_name, target / "config" / file_name, keep)
     return report
@@ -293,6 +306,16 @@ def _entries(table: Any, topics: set[str]) -> Any:
         elif str(key).partition("@")[0] in topics:
             kept[key] = value
     return kept
+
+
+def _copy_timer_check(source: Path, target: Path) -> None:
+    """Say what is delivered; the start of a copy makes the wheel and the timer log anew."""
+    path = Path("config") / TIMER_CHECK_FILE
+    if (source / path).exists():
+        check = TimerCheck.decode((source / path).read_bytes())
+        make_private(target / "config")
+        data = check._replace(log_position=0).encode()
+        (target / path).write_bytes(data.ljust(CHECK_BYTES, b"\0"))
 
 
 def _copy_table(

@@ -24,6 +24,7 @@ from headrace_broker.store_tools.queue_check import QueueChecks
 from headrace_broker.store_tools.records import QueueNumbers
 from headrace_broker.store_tools.seal_check import seal_findings
 from headrace_broker.store_tools.staged_check import staged_findings
+from headrace_broker.store_tools.waiting_check import waiting_findings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 SAVED_FOLDER = "headrace.fsck"
 # Files that only Apache's broker reads and writes.
-UNCHECKED = ("batchconsumequeue", "consumequeue_ext", "compaction", "timerwheel", "timerlog")
+UNCHECKED = ("batchconsumequeue", "consumequeue_ext", "compaction")
 
 
 @dataclass(slots=True)
@@ -75,6 +76,7 @@ def check(directory: StoreDirectory, advance: Advance) -> Report:
     report.findings += config_findings(directory.root / "config")
     report.findings += staged_findings(directory.root)
     report.findings += follower_findings(directory)
+    report.findings += waiting_findings(directory, report.log_end)
     return report
 
 

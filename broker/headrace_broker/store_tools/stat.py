@@ -10,6 +10,10 @@ import numpy as np
 from headrace_broker.store.queues.consume_queue import BLANK_SIZE
 from headrace_broker.store_tools.directory import disk_bytes
 from headrace_broker.store_tools.queue_check import open_queue
+from headrace_broker.store_tools.waiting_check import delayed_count, read_config
+from headrace_broker.timer.metrics import TIMER_METRICS_FILE
+from headrace_broker.transaction.metrics import METRICS_FILE
+from headrace_protocol import fastjson
 from headrace_protocol.columns import UNIT_DTYPE
 from headrace_protocol.message import BORN_HOST_V6, RECORD_HEADS
 
@@ -37,7 +41,10 @@ class TopicStat:
 
 @dataclass(frozen=True, slots=True)
 class StoreStat:
-    """Figures of the whole directory."""
+    """Figures of the whole directory.
+
+    delayed_messages: those that wait. timers, open_transactions: that waited at the last save.
+    """
 
     is_clean: bool
     log_files: int
@@ -46,6 +53,9 @@ class StoreStat:
     queue_file_bytes: int
     index_files: int
     disk_bytes: int
+    delayed_messages: int
+    timers: int
+    open_transactions: int
 
 
 def store_stat(directory: StoreDirectory) -> StoreStat:
@@ -60,7 +70,17 @@ def store_stat(directory: StoreDirectory) -> StoreStat:
         queue_file_bytes=directory.settings.consume_queue_file_bytes,
         index_files=len(directory.index_paths),
         disk_bytes=sum(map(disk_bytes, files)),
+        delayed_messages=delayed_count(directory),
+        timers=_saved_count(directory, TIMER_METRICS_FILE, "timingCount"),
+        open_transactions=_saved_count(directory, METRICS_FILE, "transactionCount"),
     )
+
+
+def _saved_count(directory: StoreDirectory, name: str, table: str) -> int:
+    """The sum of a table of counts by topic."""
+    if (found := read_config(directory, name)) is None:
+        return 0
+    return sum(count.get("count", 0) for count in fastjson.loads(found[1]).get(table, {}).values())
 
 
 def topic_stats(directory: StoreDirectory, advance: Advance) -> list[TopicStat]:

@@ -130,6 +130,9 @@ def arrivals(block: QueueBlock, topics: Topics) -> Arrivals:
     prepared = records.prepared_transaction_offset
     is_committed = (records.sys_flag & TRANSACTION_MASK != 0) & (prepared != 0)
     rows["due_ms"] = values.due_ms(records.store_timestamp)
+    # A recall counts until all timers of its slot are delivered.
+    is_recall = values.topic < 0
+    rows["due_ms"][is_recall] = (slots_of(rows[is_recall]) + 1) * SLOT_MS
     rows["queue_offset"] = records.queue_offset
     rows["physical_offset"] = records.physical_offset
     rows["source"] = np.where(is_committed, prepared, records.physical_offset)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TIMER_CHECK_FILE: Final = "timercheck"
 _FIELDS: Final = struct.Struct(">7q")
-_FILE_BYTES: Final = 4096
+CHECK_BYTES: Final = 4096
 _MARK_NAME: Final = "timer"
 _VERSIONS: Final = ("timestampBefore", "counterBefore", "timestamp", "counter")
 
@@ -43,6 +43,11 @@ class TimerCheck(NamedTuple):
     state_version: int = 0
     timestamp: int = 0
     counter: int = 0
+
+    @classmethod
+    def decode(cls, data: bytes) -> TimerCheck:
+        """The check of a file, which has at least 56 bytes."""
+        return cls(*_FIELDS.unpack_from(data))
 
     def encode(self) -> bytes:
         """The file's first 56 bytes, which GET_TIMER_CHECK_POINT answers."""
@@ -92,7 +97,7 @@ class TimerCheckFile:
             data = read_file(self._path)
         except FileNotFoundError:
             return None
-        check = TimerCheck(*_FIELDS.unpack_from(data)) if len(data) >= _FIELDS.size else None
+        check = TimerCheck.decode(data) if len(data) >= _FIELDS.size else None
         return check if check and min(check) >= 0 else None
 
     def save(self, check: TimerCheck, settled: Settled) -> None:
@@ -116,7 +121,7 @@ class TimerCheckFile:
         try:
             fs.write(descriptor, check.encode(), 0)
             if is_new:
-                fs.truncate(descriptor, _FILE_BYTES)
+                fs.truncate(descriptor, CHECK_BYTES)
             fs.fdatasync(descriptor)
         finally:
             fs.close(descriptor)

@@ -29,7 +29,7 @@ from headrace_broker.inner.saving import save_at_intervals
 from headrace_broker.inner.waiting import RECORDS_AT_ONCE, Unreadable, Waiting, WaitingQueue
 from headrace_broker.inner.writer import RETRY_S
 from headrace_broker.store.queues.queue_blocks import BLOCK_UNITS, QueueDamaged
-from headrace_broker.timer.arrivals import arrivals, joined, slots_of
+from headrace_broker.timer.arrivals import TIMER, arrivals, joined, slots_of
 from headrace_broker.timer.checkpoint import Settled, TimerCheck
 from headrace_broker.timer.demand import SLOT_MS
 from headrace_broker.timer.metrics import Rate
@@ -122,6 +122,7 @@ class Timers:
         # No delivered timer was due later, or comes after this offset of the queue.
         self._clock_ms = self._clock_offset = 0
         self._threads = trio.CapacityLimiter(1)
+        self._under_way = np.empty(0, TIMER)  # taken out of `waiting` to be delivered
         self._last: np.void | None = None  # the row of the newest message of the queue
         self._saved_counts = (0, 0)
         self._saved_s = -math.inf
@@ -304,9 +305,10 @@ class Timers:
 
     @property
     def oldest(self) -> int:
-        """Queue offset before which nothing waits."""
+        """Queue offset before which nothing waits, nor is being delivered."""
         lowest = self.waiting.lowest_queue_offset()
-        return self._offset if lowest is None else min(lowest, self._offset)
+        waiting = self._offset if lowest is None else min(lowest, self._offset)
+        return int(self._under_way["queue_offset"].min(initial=waiting))
 
     # -- arrivals ----------------------------------------------------------------------------------
 
@@ -405,9 +407,11 @@ class Timers:
         """Deliver timers; if this fails, those that were not appended wait again."""
         rows = rows[rows["topic"] >= 0]  # recalls have done their work
         is_done = np.zeros(len(rows), bool)
+        self._under_way = rows
         try:
             await self._append(rows, is_done, self._message)
         finally:
+            self._under_way = rows[:0]
             self.waiting.put_back(rows[~is_done])
             self.delivered.count += int(is_done.sum())
 

@@ -50,6 +50,11 @@ _BLANK: Final = struct.Struct(">iqI")
 _BLANK_MAGIC: Final = 0xCBD43194
 
 
+def units_per_file(file_bytes: int) -> int:
+    """How many units a file of the timer log holds."""
+    return (file_bytes - _BLANK.size) // UNIT.itemsize
+
+
 class WheelChanges(NamedTuple):
     """Changes to write in a thread.
 
@@ -73,7 +78,7 @@ class TimerWheel:
         self._log_folder = root / "timerlog"
         self._fs = fs
         self._file_bytes = file_bytes
-        self._file_units = (file_bytes - _BLANK.size) // UNIT.itemsize
+        self._file_units = units_per_file(file_bytes)
         self._topics = topics
         self._hashes: list[int] = []
         self._is_anew = True

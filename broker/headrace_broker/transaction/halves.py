@@ -196,8 +196,9 @@ def copy(half: Waiting, first_offset: int, times: int) -> InnerMessage:
 
 
 def discarded(half: Waiting) -> InnerMessage:
-    """The half as TRANS_CHECK_MAX_TIME_TOPIC gets it."""
-    return _again(half, half.body, CHECK_MAX_TIME_TOPIC, half.properties)
+    """The half as TRANS_CHECK_MAX_TIME_TOPIC gets it; names the half, as a commit does."""
+    message = _again(half, half.body, CHECK_MAX_TIME_TOPIC, half.properties)
+    return message._replace(prepared_transaction_offset=half.physical_offset)
 
 
 def resumed(record: StoredMessage, properties: bytes) -> InnerMessage:

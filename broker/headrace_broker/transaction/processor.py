@@ -119,14 +119,19 @@ class TransactionProcessor:
         table = self._transactions.table
         first = table.first_of(half.queue_offset, names.first_offset)
         if not table.is_open(first):
-            return self._ended_before(half, decision)
+            self._check_same(half, decision)
+            return self._decided(request, decision)
         if decision is Decision.COMMIT:
             self._commit(half, properties, table.newest_place(first, half.physical_offset))
         self._transactions.ended(first, half.queue_offset, decision)
+        return self._decided(request, decision)
+
+    def _decided(self, request: Request, decision: Decision) -> Reply | None:
+        """The answer to a decision that was made, now or before, once the log says so."""
         if request.command.is_oneway:
             return None
         self._transactions.write_ops()
-        if decision is Decision.ROLLBACK and not table.is_settled:
+        if decision is Decision.ROLLBACK and not self._transactions.table.is_settled:
             raise RequestError(
                 ResponseCode.SYSTEM_BUSY,
                 "the rollback is not in the log yet: the store takes no messages, send it again",
@@ -143,15 +148,15 @@ class TransactionProcessor:
             )
         return half
 
-    def _ended_before(self, half: StoredMessage, decision: Decision) -> Reply:
+    def _check_same(self, half: StoredMessage, decision: Decision) -> None:
+        """Raise RequestError if a transaction that is ended was ended in another way."""
         before = self._transactions.table.decision(half.queue_offset)
-        if before is decision:
-            return Reply()
-        raise RequestError(
-            ResponseCode.ILLEGAL_OPERATION,
-            f"the transaction of half message {half.queue_offset} {_ENDED[before]}: "
-            "the first decision counts",
-        )
+        if before is not decision:
+            raise RequestError(
+                ResponseCode.ILLEGAL_OPERATION,
+                f"the transaction of half message {half.queue_offset} {_ENDED[before]}: "
+                "the first decision counts",
+            )
 
     def _commit(self, half: StoredMessage, properties: bytes, source: int) -> None:
         """Append the message to its topic, or to where it waits. Raises RequestError, NotReady.

@@ -1,7 +1,8 @@
 """Rebuilds the table of transactions at a start, from both queues and the log.
 
-A start reads halves and op records from the saved offsets on. A commit may lack its op record, if
-the broker was killed or Apache's broker had not written it yet; a scan of the log finds it.
+A start reads halves and op records from the saved offsets on. A commit or a discarded message may
+lack its op record, if the broker was killed or Apache's broker had not written it yet; a scan of
+the log finds it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from headrace_broker.store.log.log_rows import scan_from
 from headrace_broker.transaction.halves import Decision, HalfNames, is_about_copies, named_by
 from headrace_broker.transaction.table import HalfTable, OpenHalf
 from headrace_protocol.message import TRANSACTION_COMMIT, TRANSACTION_MASK
+from headrace_protocol.system_topics import CHECK_MAX_TIME_TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -31,8 +33,8 @@ _Key = tuple[str, bytes]
 class Progress(NamedTuple):
     """Where to start reading: queue offsets of the half queue and the op queue.
 
-    log_offset: op records name all commits before this physical offset; None if another broker
-    saved the offsets.
+    log_offset: op records name the halves of all commits and discarded messages before this
+    physical offset; None if another broker saved the offsets.
     """
 
     half: int
@@ -66,12 +68,13 @@ def rebuilt(
     undecided = [
         one for one in found if not any(half.queue_offset in named for half, _ in one.halves)
     ]
-    commits = _committed(store, undecided, progress.log_offset)
+    decisions = _decisions(store, undecided, progress.log_offset)
     for one in found:
         copies = [half.queue_offset for half, _ in one.halves]
-        is_committed = any(half.physical_offset in commits for half, _ in one.halves)
-        if is_committed or not named.isdisjoint(copies):
-            table.ended(copies, Decision.COMMIT if is_committed else None)
+        places = [half.physical_offset for half, _ in one.halves]
+        decision = next((decisions[place] for place in places if place in decisions), None)
+        if decision or not named.isdisjoint(copies):
+            table.ended(copies, decision)
             table.owe_names([copy for copy in copies if copy not in named])
             continue
         table.superseded += [copy for copy in copies[:-1] if copy not in copied]
@@ -144,19 +147,22 @@ def _readable(queue: WaitingQueue, first: int) -> Iterator[Waiting]:
         first += RECORDS_AT_ONCE
 
 
-def _committed(
+def _decisions(
     store: MessageStore, undecided: list[_Found], log_offset: int | None
-) -> frozenset[int]:
-    """Physical offsets of those halves whose commit is in the log. Raises OSError."""
+) -> dict[int, Decision]:
+    """Commits and discarded messages that are in the log, by half. Raises OSError."""
     places = [half.physical_offset for one in undecided for half, _ in one.halves]
     if not places:
-        return frozenset()
+        return {}
     wanted = np.array(places, np.int64)
-    committed: set[int] = set()
+    found: dict[int, Decision] = {}
     for block in scan_from(store.commit_log.files, max(min(places), log_offset or 0)):
-        columns = block.columns
-        is_commit = columns.sys_flag & TRANSACTION_MASK == TRANSACTION_COMMIT
-        if is_commit.any():
-            sources = columns.prepared_transaction_offset[is_commit]
-            committed.update(sources[np.isin(sources, wanted)].tolist())
-    return frozenset(committed)
+        is_wanted = np.isin(block.columns.prepared_transaction_offset, wanted)
+        for number in np.flatnonzero(is_wanted).tolist():
+            record = block.columns.message(number)
+            source = record.prepared_transaction_offset
+            if record.sys_flag & TRANSACTION_MASK == TRANSACTION_COMMIT:
+                found[source] = Decision.COMMIT
+            elif record.topic == CHECK_MAX_TIME_TOPIC and source:  # Apache's names nothing
+                found[source] = Decision.DISCARD
+    return found

@@ -1,0 +1,242 @@
+"""Checks the files that say how far waiting messages are delivered, and the timer wheel and log.
+
+A start of headrace reads the log and bounds all progress, so it loses nothing by damage here.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+
+from headrace_broker.inner.marks import MARKS_FILE, Mark
+from headrace_broker.schedule.offsets import DELAY_OFFSETS_FILE
+from headrace_broker.store.errors import StoreFormatError
+from headrace_broker.store.files.config_file import unsealed
+from headrace_broker.store_tools.directory import is_numbered
+from headrace_broker.store_tools.findings import Finding, MoveAside
+from headrace_broker.store_tools.queue_check import open_queue
+from headrace_broker.timer.checkpoint import CHECK_BYTES, TIMER_CHECK_FILE, TimerCheck
+from headrace_broker.timer.wheel import SLOT, UNIT, WHEEL_SLOTS, units_per_file
+from headrace_broker.transaction.halves import CONSUMER_GROUP
+from headrace_protocol import fastjson
+from headrace_protocol.bodies import ConsumerOffsetSerializeWrapper
+from headrace_protocol.system_topics import (
+    HALF_TOPIC,
+    OP_HALF_TOPIC,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from headrace_broker.store_tools.directory import StoreDirectory
+    from headrace_protocol.columns import Array
+
+_WHEEL_BYTES: Final = WHEEL_SLOTS * SLOT.itemsize
+_MADE_ANEW: Final = "the next start of headrace makes wheel and log anew"
+_BOUNDED: Final = "the next start of headrace resumes at that end"
+_FOUND_IN_LOG: Final = "without this file a start finds in the log what is delivered"
+# Clocks of two machines may differ so much.
+_CLOCK_MARGIN_MS: Final = 60_000
+
+
+def waiting_findings(directory: StoreDirectory, log_end: int) -> Iterator[Finding]:
+    """Progress beyond the end of its queue or of the log, and a damaged wheel or timer log.
+
+    log_end: physical offset just past the last whole record.
+    """
+    yield from _delay_findings(directory)
+    yield from _transaction_findings(directory)
+    yield from _mark_findings(directory, log_end)
+    check = _timer_check(directory)
+    if isinstance(check, Finding):
+        yield check
+    elif check is not None:
+        yield from _check_findings(directory, check)
+    for finding in _wheel_findings(directory.root, check):
+        # A crash may come between the files.
+        yield replace(finding, is_damage=directory.is_clean)
+
+
+# --- progress in config/ -------------------------------------------------------------------
+
+
+def read_config(directory: StoreDirectory, name: str) -> tuple[Path, bytes] | None:
+    """A file in ``config/``; None if it is missing, or damaged, which another check reports."""
+    path = directory.root / "config" / name
+    try:
+        data = unsealed(path.read_bytes())
+        fastjson.loads(data)
+    except (FileNotFoundError, ValueError):
+        return None
+    return path, data
+
+
+def _end(directory: StoreDirectory, topic: str, queue_id: int) -> int:
+    """The end of a queue; 0 if it is missing or damaged, which another check reports."""
+    folder = directory.root / "consumequeue" / topic / str(queue_id)
+    if not folder.is_dir():
+        return 0
+    try:
+        queue = open_queue(folder, directory)
+    except StoreFormatError:
+        return 0
+    end = queue.max_offset
+    queue.unmap()
+    return end
+
+
+def _delays(directory: StoreDirectory) -> Iterator[tuple[int, int, int]]:
+    """Each level with its progress, and the end of its queue."""
+    found = read_config(directory, DELAY_OFFSETS_FILE)
+    offsets = fastjson.loads(found[1]).get("offsetTable", {}) if found else {}
+    levels = range(1, len(directory.settings.delay_levels_ms) + 1)
+    for level in sorted({*levels, *map(int, offsets)}):
+        yield level, offsets.get(str(level), 0), _end(directory, SCHEDULE_TOPIC, level - 1)
+
+
+def delayed_count(directory: StoreDirectory) -> int:
+    """How many delayed messages wait."""
+    return sum(max(end - offset, 0) for _, offset, end in _delays(directory))
+
+
+def _delay_findings(directory: StoreDirectory) -> Iterator[Finding]:
+    path = directory.root / "config" / DELAY_OFFSETS_FILE
+    for level, offset, end in _delays(directory):
+        if offset > end:
+            problem = f"is at {offset} of level {level}, whose queue ends at {end}: {_BOUNDED}"
+            yield Finding(path, problem)
+
+
+def _transaction_findings(directory: StoreDirectory) -> Iterator[Finding]:
+    if (found := read_config(directory, "consumerOffset.json")) is None:
+        return
+    path, data = found
+    table = ConsumerOffsetSerializeWrapper.decode(data).offset_table
+    for topic in (HALF_TOPIC, OP_HALF_TOPIC):
+        offset = table.get(f"{topic}@{CONSUMER_GROUP}", {}).get(0, 0)
+        end = _end(directory, topic, 0)
+        if offset > end:
+            problem = f"transactions are at {offset} of {topic}, which ends at {end}: {_BOUNDED}"
+            yield Finding(path, problem)
+
+
+def _mark_findings(directory: StoreDirectory, log_end: int) -> Iterator[Finding]:
+    if (found := read_config(directory, MARKS_FILE)) is None:
+        return
+    path, data = found
+    try:
+        marks = msgspec.json.decode(data, type=dict[str, Mark])
+    except msgspec.ValidationError as error:
+        yield Finding(path, f"{error}; {_FOUND_IN_LOG}", fix=MoveAside(path))
+        return
+    for name, mark in marks.items():
+        if mark.log_offset > log_end:
+            problem = (
+                f"the progress of {name} counts the log up to {mark.log_offset}, which ends at"
+                f" {log_end}; {_FOUND_IN_LOG}"
+            )
+            yield Finding(path, problem, fix=MoveAside(path))
+
+
+# --- timers --------------------------------------------------------------------------------
+
+
+def _timer_check(directory: StoreDirectory) -> TimerCheck | Finding | None:
+    path = directory.root / "config" / TIMER_CHECK_FILE
+    if not path.exists():
+        return None
+    data = path.read_bytes()
+    if len(data) != CHECK_BYTES:
+        problem = f"has {len(data)} bytes, not {CHECK_BYTES}; {_FOUND_IN_LOG}"
+        return Finding(path, problem, fix=MoveAside(path))
+    return TimerCheck.decode(data)
+
+
+def _check_findings(directory: StoreDirectory, check: TimerCheck) -> Iterator[Finding]:
+    path = directory.root / "config" / TIMER_CHECK_FILE
+    end = _end(directory, TIMER_TOPIC, 0)
+    now_ms = int(time.time() * 1000) + _CLOCK_MARGIN_MS
+    problem = ""
+    if min(check) < 0:
+        problem = "a value is negative"
+    elif check.read_ms > now_ms:
+        problem = f"says that timers are delivered up to {check.read_ms} ms, which is to come"
+    elif check.queue_offset > end:
+        problem = f"is at {check.queue_offset} of {TIMER_TOPIC}, which ends at {end}"
+    if problem:
+        yield Finding(path, f"{problem}; {_FOUND_IN_LOG}", fix=MoveAside(path))
+
+
+def _wheel_findings(root: Path, check: TimerCheck | Finding | None) -> Iterator[Finding]:
+    wheel, folder = root / "timerwheel", root / "timerlog"
+    wheel_bytes = wheel.stat().st_size if wheel.exists() else _WHEEL_BYTES
+    if wheel_bytes != _WHEEL_BYTES:
+        problem = f"has {wheel_bytes} bytes, not {_WHEEL_BYTES}: {_MADE_ANEW}"
+        yield Finding(wheel, problem)
+    paths = sorted(path for path in folder.glob("*") if path.is_file())
+    lengths = [path.stat().st_size for path in paths]
+    stray = [
+        Finding(path, f"has {length} bytes, not {max(lengths)} and a name to match: {_MADE_ANEW}")
+        for path, length in zip(paths, lengths, strict=True)
+        if not is_numbered(path) or length != max(lengths) or int(path.name) % length
+    ]
+    yield from stray
+    is_whole = wheel.exists() and wheel_bytes == _WHEEL_BYTES and paths and not stray
+    if is_whole and isinstance(check, TimerCheck):
+        yield from _chain_findings(wheel, paths, check)
+
+
+def _chain_findings(wheel: Path, paths: list[Path], check: TimerCheck) -> Iterator[Finding]:
+    """Slots to come that lead to no unit of theirs, and units whose chain is broken."""
+    units = _Units(paths)
+    slots = np.fromfile(wheel, SLOT)
+    is_used = (slots["time"].astype(np.int64) * 1000 >= max(check.read_ms, 1)) & (
+        slots["count"] != 0
+    )
+    for place in np.flatnonzero(is_used).tolist():
+        slot = slots[place]
+        problem = units.problem(int(slot["time"]), int(slot["first"]), int(slot["last"]))
+        if problem or slot["time"] % WHEEL_SLOTS != place:
+            problem = problem or "is in another slot's place"
+            text = f"the slot of second {slot['time']} {problem}: {_MADE_ANEW}"
+            yield Finding(wheel, text, place * SLOT.itemsize)
+
+
+class _Units:
+    """The units of the timer log."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._file_bytes = paths[0].stat().st_size
+        count = units_per_file(self._file_bytes)
+        self._files: dict[int, Array] = {
+            int(path.name): np.fromfile(path, UNIT, count) for path in paths
+        }
+
+    def problem(self, second: int, first: int, last: int) -> str:
+        """What is wrong with the chain of a slot, "" if it leads from last to first."""
+        position = last
+        while (unit := self._at(position)) is not None:
+            if unit["write_ms"] + unit["delay_ms"] != second * 1000:
+                return f"leads to a unit of another slot at {position} of the timer log"
+            if position == first:
+                return ""
+            if not 0 <= unit["previous"] < position:
+                return f"does not lead to its first unit: the chain ends at {position}"
+            position = int(unit["previous"])
+        return f"leads to {position} of the timer log, where no unit is"
+
+    def _at(self, position: int) -> np.void | None:
+        start = position // self._file_bytes * self._file_bytes
+        number, rest = divmod(position - start, UNIT.itemsize)
+        units = self._files.get(start)
+        if units is None or rest or number >= len(units):
+            return None
+        unit: np.void = units[number]
+        return unit if unit["size"] == UNIT.itemsize else None
