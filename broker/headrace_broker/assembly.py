@@ -366,6 +366,7 @@ def demands(parts: Parts) -> tuple[Demand, ...]:
             ("TRAN_MSG",),
             TRANSACTION_MASK,
             apply=parts.waiting.transactions.demand.serve,
+            admit=parts.waiting.transactions.demand.admit,
         ),
         *delays(parts),
     )
@@ -448,7 +449,7 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
             parts.waiting.transactions,
             parts.waiting.writer,
             parts.waiting.delivery,
-            MessageDemands(delays(parts)).apply,
+            MessageDemands(delays(parts)),
             sends.reply_confirmed,
             rejection,
         ),

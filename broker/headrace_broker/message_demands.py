@@ -75,6 +75,9 @@ class Demand(NamedTuple):
     matches_topic: or if this is true of its topic. Called when a queue is looked up.
     apply: changes the message and has no other effect, since the message may still be rejected.
     Raises RequestError to reject it.
+    admit: raises RequestError if a producer's host may not make the demand now. Set only if the
+    change depends on nothing but topic, queue, flags and properties of the message, and on
+    UNIQ_KEY at most as a text to copy: then ``apply`` runs once for many messages.
     """
 
     description: str
@@ -82,6 +85,7 @@ class Demand(NamedTuple):
     sys_flags: int = 0
     matches_topic: Callable[[str], bool] | None = None
     apply: Callable[[SentMessage], None] | None = None
+    admit: Callable[[bytes], None] | None = None
 
     def cause(self, message: SentMessage) -> str | None:
         """The flags, property or topic by which a message makes this demand; None if it doesn't."""
@@ -128,6 +132,10 @@ class MessageDemands:
             if sys_flag & demand.sys_flags and demand.apply is None:
                 raise _not_served(demand, _flags_text(topic, sys_flag))
 
+    def concerns(self, message: SentMessage) -> bool:
+        """Whether a message makes any demand."""
+        return any(demand.cause(message) for demand in self._demands)
+
     def apply(self, message: SentMessage) -> None:
         """Change a message as it demands. Raises RequestError."""
         for demand in self._demands:
@@ -136,6 +144,18 @@ class MessageDemands:
                 if demand.apply is None:
                     raise _not_served(demand, cause)
                 demand.apply(message)
+
+    def apply_to_all(self, message: SentMessage) -> Callable[[bytes], None] | None:
+        """Change a message as ``apply`` does, if the change holds for all that are like it.
+
+        Returns the ``admit`` to call for each of them; None if the change doesn't hold for them.
+        Raises RequestError.
+        """
+        made = [demand for demand in self._demands if demand.cause(message) is not None]
+        if len(made) != 1 or made[0].apply is None or made[0].admit is None:
+            return None
+        made[0].apply(message)
+        return made[0].admit
 
     def check_items(self, items: BatchItems) -> None:
         """Raise RequestError if an item of a batch makes a demand."""

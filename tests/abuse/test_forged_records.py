@@ -11,10 +11,14 @@ import pytest
 
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import ViewMessageHeader
-from headrace_protocol.message import decode_record
+from headrace_protocol.message import TRANSACTION_COMMIT, decode_record, encode_record
+from headrace_protocol.system_topics import HALF_TOPIC
+from tests.support.ledger import Half, Ledger
 from tests.support.stores import put
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.support.broker import Answer, BrokerUnderTest
 
 HEAD = struct.Struct(">iiiiiqqiq8sq8siqi")
@@ -90,3 +94,26 @@ def test_a_damaged_record_is_not_served(broker: BrokerUnderTest) -> None:
     put(broker.store, broker.store.queue("t", 0), torn)
     assert broker.store.commit_log.record_at(place) is not None
     assert view(broker, place).code == ResponseCode.SYSTEM_ERROR
+
+
+@pytest.mark.parametrize("queue_offset", [0, 1, 2])
+async def test_a_record_inside_a_body_is_no_half(tmp_path: Path, queue_offset: int) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.broker.create_topic("T")
+    async with ledger.running():
+        ledger.send(b"mine")
+        (record,) = ledger.stored(HALF_TOPIC, 0)
+        place = ledger.broker.store.commit_log.max_offset + BODY_AT
+        body = encode_record(
+            topic=HALF_TOPIC,
+            queue_id=0,
+            body=b"forged",
+            properties=record.raw_properties,
+            queue_offset=queue_offset,
+            physical_offset=place,
+        )
+        assert ledger.send(body).physical_offset + BODY_AT == place
+        answer = ledger.end(Half(queue_offset, place, "A1"), TRANSACTION_COMMIT)
+        assert "Find prepared transaction message failed" in answer.remark
+    assert ledger.bodies() == []
+    ledger.broker.close()

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from headrace_broker.inner.delivery import REASON
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.topics.table import TopicTable
 from headrace_protocol.bodies import TopicConfig
-from headrace_protocol.codes import RequestCode
+from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import GetTopicConfigHeader, TopicConfigResponseHeader
+from headrace_protocol.message import TRANSACTION_COMMIT
+from headrace_protocol.system_topics import UNDELIVERED_TOPIC
 from tests.support.broker import broker_config
+from tests.support.ledger import Ledger
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,3 +73,20 @@ def test_the_id_comes_with_the_topic(broker: BrokerUnderTest) -> None:
     told = answer.command.header(TopicConfigResponseHeader).incarnation
     assert told == broker.topics.incarnations.of("t")
     assert told is not None
+
+
+async def test_a_topic_made_anew_does_not_get_what_waited_for_the_old_one(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.broker.create_topic("T")
+    async with ledger.running():
+        ledger.end(ledger.send(b"first"), TRANSACTION_COMMIT)
+        half = ledger.send(b"old")
+        ledger.broker.topics.delete("T")
+        ledger.broker.create_topic("T")
+        ledger.end(ledger.send(b"new"), TRANSACTION_COMMIT)
+        assert ledger.end(half, TRANSACTION_COMMIT).code == ResponseCode.SUCCESS
+    (message,) = ledger.stored(UNDELIVERED_TOPIC, 0)
+    assert message.body == b"old"
+    assert "deleted and made anew" in message.properties[REASON]
+    assert ledger.bodies()[-1] == b"new"
+    ledger.broker.close()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.message import encode_batch
+from headrace_protocol.system_topics import HALF_TOPIC, SCHEDULE_TOPIC
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
 from tests.support.stores import read_all
@@ -70,6 +71,46 @@ MESSAGES = st.lists(
 )
 
 
+@st.composite
+def half_properties(draw: st.DrawFn) -> str:
+    """Most are of a few layouts, so that most layouts come several times."""
+    keys = draw(st.sampled_from(["", "KEYS\x01k1\x02", "KEYS\x01k2\x02"]))
+    start = draw(
+        st.sampled_from(
+            ["TRAN_MSG\x01true\x02"] * 8 + ["TRAN_MSG\x01false\x02", "", "MY_UNIQ_KEY\x01x\x02"]
+        )
+    )
+    uniq_key = draw(st.sampled_from(["A", "B", "7F00000133E730946E0967FBFA710001", "é", "a\x01b"]))
+    tail = draw(st.sampled_from(["WAIT\x01true\x02", "", "TAGS\x01T1\x02"]))
+    odd = [
+        "DELAY\x013\x02",
+        "UNIQ_KEY\x01C\x02",
+        "REAL_TOPIC\x01x\x02",
+        "WAIT\x01false\x02",
+        "x\x01\x00\x02",
+    ]
+    tail += draw(st.sampled_from([""] * 10 + odd))
+    tail += draw(st.sampled_from(["PGROUP\x01g\x02"] * 8 + ["PGROUP\x01g", ""]))
+    return f"{keys}{start}UNIQ_KEY\x01{uniq_key}\x02{tail}"
+
+
+HALVES = st.lists(
+    st.fixed_dictionaries(
+        {
+            "b": st.just("T"),
+            "e": st.sampled_from([0, 0, 0, 1]),
+            "f": st.sampled_from([4, 4, 4, 4, 0, 5, 12]),
+            "h": st.sampled_from([0, 5]),
+            "i": half_properties(),
+            "j": st.sampled_from([0, 0, 0, 0, 2]),
+            "body": st.sampled_from([b"body", b"body", b"x" * 3000, b""]),
+        }
+    ),
+    min_size=4,
+    max_size=16,
+)
+
+
 def frame(message: dict[str, Any], opaque: int) -> bytes:
     fields = {"a": "group", "c": "TBW102", "d": 4, "g": 1_700_000_000_000 + opaque, **message}
     body = fields.pop("body")
@@ -102,9 +143,16 @@ def outcome(messages: list[dict[str, Any]], *, at_once: bool) -> tuple[object, .
             if command.is_response
         }
         stored = [
-            (message.stored_body, message.properties, message.sys_flag, message.physical_offset)
+            (
+                message.topic,
+                message.stored_body,
+                message.raw_properties,
+                message.flag,
+                message.sys_flag,
+                message.physical_offset,
+            )
             for queue_id in range(8)
-            for topic in ("T", "Other")
+            for topic in ("T", "Other", HALF_TOPIC, SCHEDULE_TOPIC)
             for message in read_all(broker.store, broker.store.queue(topic, queue_id))
         ]
         puts = broker.statistics.puts
@@ -122,6 +170,13 @@ def test_sends_at_once_are_as_sends_one_by_one(messages: list[dict[str, Any]]) -
         {**message, "e": max(message["e"], 0)} for message in messages if "UNIQ_KEY" in message["i"]
     ]
     assert outcome(chosen, at_once=True) == outcome(chosen, at_once=False)
+
+
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(HALVES)
+def test_halves_at_once_are_as_halves_one_by_one(messages: list[dict[str, Any]]) -> None:
+    assert outcome(messages, at_once=True) == outcome(messages, at_once=False)
 
 
 def test_a_message_without_room_is_refused_among_others(broker: BrokerUnderTest) -> None:

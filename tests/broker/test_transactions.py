@@ -220,7 +220,10 @@ def test_a_half_that_can_not_be_decided_is_refused(
     assert ledger.broker.store.commit_log.max_offset == 0
 
 
-def test_a_broker_may_take_no_transactions(ledger: Ledger) -> None:
+@pytest.mark.parametrize("taken", [0, 3])
+def test_a_broker_may_take_no_transactions(ledger: Ledger, taken: int) -> None:
+    for _ in range(taken):
+        ledger.send(b"x")
     ledger.broker.config.reject_transaction_message = True
     answer = ledger.answer(b"x")
     assert answer.code == ResponseCode.NO_PERMISSION

@@ -121,6 +121,30 @@ def test_a_record_holds_what_was_given(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_record_is_written_before_it_is_read_and_not_for_an_older_one(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    queue, log = store.queue("T", 0), store.commit_log
+    first, second = put(store, queue), put(store, queue, dispatch=False)
+    (file,) = log.files.files
+    assert decode_record(log.record_at(first) or b"").physical_offset == first
+    assert file.view[second : second + 4] == bytes(4)
+    assert decode_record(log.record_at(second) or b"").physical_offset == second
+    store.close()
+
+
+def test_a_message_is_found_by_both_its_offsets_only(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    queue, other = store.queue("T", 0), store.queue("U", 0)
+    first, second, elsewhere = put(store, queue), put(store, queue), put(store, other)
+    found = store.message_in("T", 0, 1, second)
+    assert found is not None
+    assert (found.topic, found.queue_offset) == ("T", 1)
+    for place in [(0, second), (1, first), (2, second), (-1, first), (0, elsewhere), (0, 1 << 40)]:
+        assert store.message_in("T", 0, *place) is None
+    assert store.message_in("V", 0, 0, first) is None
+    store.close()
+
+
 def test_ipv6_hosts(tmp_path: Path) -> None:
     host = encode_host("2001:db8::7", 1234)
     store = open_store(tmp_path, store_host=encode_host("::1", 10911))

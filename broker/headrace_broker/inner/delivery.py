@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from headrace_daemon.host_log import HostLog
 
 REASON = "UNDELIVERED_REASON"
+_PLACES_MAX = 10_000
 # A record may get a checksum of its own.
 INNER_PROPERTIES_MAX = PROPERTIES_BYTES_MAX - SLOT_BYTES
 
@@ -41,19 +42,33 @@ class Delivery:
         self._topics = topics
         self._directory = directory
         self._host_log = host_log
+        # Queues that take messages until topics change -> where their topic begins in the log.
+        self._places: dict[tuple[str, int], int] = {}
+        self._places_change = -1
 
     def why_not(self, topic: str, queue_id: int, physical_offset: int) -> str:
         """Why a message can't go to a queue, "" if it can.
 
         physical_offset: where it waits in the log: a topic that was made later is another one.
         """
+        if self._places_change != self._topics.change_count or len(self._places) >= _PLACES_MAX:
+            self._places.clear()
+            self._places_change = self._topics.change_count
+        created_at = self._places.get((topic, queue_id))
+        if created_at is None or created_at > physical_offset:
+            return self._look_up(topic, queue_id, physical_offset)
+        return ""
+
+    def _look_up(self, topic: str, queue_id: int, physical_offset: int) -> str:
         place = self._directory.resolve(topic, queue_id, Use.DELIVER)
         if isinstance(place, Elsewhere):
             place = place.rejection(topic, queue_id)
         if isinstance(place, RequestError):
             return place.remark
-        if self._topics.incarnations.created_at(topic) > physical_offset:
+        created_at = self._topics.incarnations.created_at(topic)
+        if created_at > physical_offset:
             return f"topic {topic} was deleted and made anew while the message waited"
+        self._places[topic, queue_id] = created_at
         return ""
 
     def message(self, waiting: Waiting, properties: bytes) -> InnerMessage:

@@ -45,6 +45,8 @@ from headrace_protocol.serving import Reply
 from headrace_protocol.system_topics import RETRY_PREFIX
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headrace_broker.config import BrokerConfig
     from headrace_broker.message_demands import MessageDemands
     from headrace_broker.queue_directory import QueueDirectory
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.topics.table import TopicTable
     from headrace_protocol.columns import Array
-    from headrace_protocol.frame import Frame
+    from headrace_protocol.frame import Buffer, Frame
     from headrace_protocol.headers import BulkSendHeader
     from headrace_protocol.message import UniqKeyGenerator
     from headrace_protocol.serving import Channel, Registry, Request
@@ -109,7 +111,14 @@ class _NotPlainError(Exception):
 
 
 # Errors on which ``send_ready`` falls back to the general path, which answers or closes.
-_NOT_PLAIN = (_NotPlainError, KeyError, msgspec.MsgspecError, UnicodeError, RecursionError)
+_NOT_PLAIN = (
+    _NotPlainError,
+    RequestError,
+    KeyError,
+    msgspec.MsgspecError,
+    UnicodeError,
+    RecursionError,
+)
 
 
 class _SendTarget(NamedTuple):
@@ -124,6 +133,22 @@ class _SendTarget(NamedTuple):
     makes_demand: bool
 
 
+class _DemandLayout(NamedTuple):
+    """Messages to a queue that make a demand and differ only in KEYS, UNIQ_KEY and body.
+
+    queue, tags_code, sys_flag: of their records. parts: of their stored properties, with the
+    UNIQ_KEY between them. admit: see ``Demand``.
+    """
+
+    queue: StoreQueue
+    parts: tuple[str, ...]
+    tags_code: int
+    sys_flag: int
+    admit: Callable[[bytes], None]
+
+
+# Stands for every UNIQ_KEY of a layout.
+_ANY_KEY = "\x00"
 # Queue id, UNIQ_KEY (only letters and digits, since it is not escaped), opaque.
 _PlainAnswer = tuple[int, str, int]
 _NOT_FLUSHED_REMARK = "stored, but not known to be on disk"
@@ -162,6 +187,8 @@ class SendProcessor:
         self._statistics = statistics
         self._targets: dict[tuple[str, int], _SendTarget] = {}
         self._targets_change = -1
+        # Topic, queue id, sysFlag, and the properties without KEYS and UNIQ_KEY.
+        self._layouts: dict[tuple[str, int, int, str, str], _DemandLayout] = {}
         self._tags_codes: dict[str, int] = {}
         # Properties after the UNIQ_KEY -> their stored form and tags code.
         self._tails: dict[str, tuple[str, int]] = {}
@@ -192,7 +219,11 @@ class SendProcessor:
                 header = command.fields
                 queue, sys_flag, _ = targets[header.topic, header.queue_id]
                 if command.flag or header.batch or header.sys_flag & demand_flags:
-                    raise _NotPlainError
+                    message, uniq_key = self._demanding(channel, command, frame[2])
+                    messages.append(message)
+                    answers.append((queue.queue_id, uniq_key, command.opaque))
+                    plain.append(frame)
+                    continue
                 properties, code, uniq_key = self._plain_properties(header.properties)
                 body = frame[2]
                 if not body:
@@ -219,6 +250,72 @@ class SendProcessor:
             answers.append((queue.queue_id, uniq_key, command.opaque))
             plain.append(frame)
         self._store_plain(channel, plain, messages, answers)
+
+    def _demanding(
+        self, channel: Channel, command: _SendCommand, body: Buffer
+    ) -> tuple[PlainMessage, str]:
+        """A message with flags that make a demand as the log gets it, and its UNIQ_KEY.
+
+        Its demand is applied once for all messages of its layout.
+        Raises _NotPlainError, RequestError.
+        """
+        header = command.fields
+        if command.flag or header.batch or header.reconsume_times or not body:
+            raise _NotPlainError
+        keys, _, rest = header.properties.partition("UNIQ_KEY\x01")
+        start = keys.find("\x02") + 1 if keys.startswith("KEYS\x01") else 0
+        uniq_key, _, tail = rest.partition("\x02")
+        if not (uniq_key.isalnum() and uniq_key.isascii()):
+            raise _NotPlainError
+        name = header.topic, header.queue_id, header.sys_flag, keys[start:], tail
+        layout = self._layouts.get(name)
+        if layout is None:
+            layout = self._layout(channel, *name)
+            self._layouts[name] = layout
+        layout.admit(channel.host_bytes)
+        properties = f"{keys[:start]}{uniq_key.join(layout.parts)}".encode()
+        message = (
+            layout.queue,
+            body,
+            properties,
+            layout.tags_code,
+            header.flag,
+            layout.sys_flag,
+            header.born_timestamp,
+            0,
+        )
+        return message, uniq_key
+
+    def _layout(
+        self, channel: Channel, topic: str, queue_id: int, sys_flag: int, start: str, tail: str
+    ) -> _DemandLayout:
+        """Apply the demand of messages of a layout. Raises _NotPlainError, RequestError."""
+        queue, added_flag, _ = self._targets[topic, queue_id]
+        properties = f"{start}UNIQ_KEY\x01{_ANY_KEY}\x02{tail}"
+        items, code, uniq_key, _, waits = self._parse_properties(properties)
+        if (
+            uniq_key != _ANY_KEY
+            or "\x00" in start + tail
+            or len(start) + len(tail) > _TAIL_CHARS_MAX
+            or not (waits or self._confirmation.is_immediate)
+        ):
+            raise _NotPlainError
+        flags = sys_flag & _CLIENT_FLAGS | added_flag
+        message = SentMessage(queue.topic, queue.queue_id, items, code, flags)
+        message.born_host = channel.host_bytes
+        admit = self._demands.apply_to_all(message)
+        if admit is None or message.sys_flag & self._demand_flags:
+            raise _NotPlainError
+        parts = self._stored_properties(message.properties).decode().split(_ANY_KEY)
+        if len(self._layouts) >= _TAILS_KEPT:
+            self._layouts.clear()
+        return _DemandLayout(
+            self._store.queue(message.topic, message.queue_id),
+            tuple(parts),
+            message.tags_code,
+            message.sys_flag,
+            admit,
+        )
 
     def _store_plain(
         self,
@@ -487,6 +584,7 @@ class SendProcessor:
     def _current_targets(self) -> dict[tuple[str, int], _SendTarget]:
         if self._targets_change != self._topics.change_count:
             self._targets.clear()
+            self._layouts.clear()
             self._targets_change = self._topics.change_count
         return self._targets
 

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
     from headrace_broker.store.retention.topic_floors import TopicLimit
     from headrace_broker.store.settings import StoreSettings
+    from headrace_protocol.message import StoredMessage
 
 # A directory with files but none of these is not a store.
 STORE_NAMES = frozenset(("commitlog", "consumequeue", "config", "checkpoint", "lock", "index"))
@@ -587,6 +588,18 @@ class MessageStore:
         is_confirmed = confirmed_offset is None or physical_offset < confirmed_offset
         is_waiting = is_confirmed and self.ring.holds(self.dispatcher.cursor, physical_offset)
         return record if is_waiting else None
+
+    def message_in(
+        self, topic: str, queue_id: int, queue_offset: int, physical_offset: int
+    ) -> StoredMessage | None:
+        """The message of a queue that is at both offsets; None if there is none.
+
+        Cheaper than ``message_at`` for a caller that knows both. Raises NotReady.
+        """
+        queue = self.find_queue(topic, queue_id)
+        if queue is None:
+            return None
+        return self.reader.message_in(queue, queue_offset, physical_offset)
 
     def query_index(
         self,

@@ -47,10 +47,25 @@ class Reader:
         queue = queues.get((message.topic, message.queue_id)) if message else None
         if message is None or queue is None:
             return False
-        source, queue_offset = StoreSource(queue, self.commit_log), message.queue_offset
+        return self._is_unit_of(message, queue, message.queue_offset)
+
+    def message_in(
+        self, queue: StoreQueue, queue_offset: int, physical_offset: int
+    ) -> StoredMessage | None:
+        """The message of a queue that is at both offsets; None if there is none.
+
+        Raises NotReady.
+        """
+        message = self.message_at(physical_offset)
+        if message is None or not self._is_unit_of(message, queue, queue_offset):
+            return None
+        return message
+
+    def _is_unit_of(self, message: StoredMessage, queue: StoreQueue, queue_offset: int) -> bool:
+        source = StoreSource(queue, self.commit_log)
         if not source.has_unit(queue_offset):
             return False
-        return source.unit(queue_offset)[:2] == (physical_offset, message.size)
+        return source.unit(queue_offset)[:2] == (message.physical_offset, message.size)
 
     # --- by key ----------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from headrace_broker.inner.writer import InnerMessage
-from headrace_broker.message_demands import SentMessage
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.command import FLAG_ONEWAY, header_fields
 from headrace_protocol.errors import RequestError
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from headrace_broker.inner.waiting import Waiting
+    from headrace_broker.message_demands import SentMessage
     from headrace_protocol.message import StoredMessage
 
 CONSUMER_GROUP: Final = "CID_RMQ_SYS_TRANS"
@@ -74,13 +74,20 @@ class Decision(enum.Enum):
 class HalfDemand:
     """Has a transactional message wait as a half message."""
 
-    def __init__(self, is_rejected: Callable[[], bool], admit: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, is_rejected: Callable[[], bool], check_budget: Callable[[bytes], None]
+    ) -> None:
         """is_rejected: whether this broker rejects transactional messages.
 
-        admit: raises RequestError if the host of a producer has too many undecided.
+        check_budget: raises RequestError if the host of a producer has too many undecided.
         """
         self._is_rejected = is_rejected
-        self._admit = admit
+        self._check_budget = check_budget
+
+    def admit(self, born_host: bytes) -> None:
+        """Raise RequestError if a producer may send no transactional message now."""
+        self._check_served()
+        self._check_budget(born_host)
 
     def serve(self, message: SentMessage) -> None:
         """Redirect the message. Raises RequestError."""
@@ -92,15 +99,10 @@ class HalfDemand:
         message.sys_flag &= ~TRANSACTION_MASK
         if _is_retry(message, values):
             return
-        if self._is_rejected():
-            raise RequestError(
-                ResponseCode.NO_PERMISSION,
-                "this broker takes no transactional messages (rejectTransactionMessage=true): "
-                "send to another one",
-            )
+        self._check_served()
         if not values.get(_PRODUCER_GROUP):
             raise _illegal(message, f"{TRAN_MSG}=true without {_PRODUCER_GROUP}")
-        self._admit(message.born_host)
+        self._check_budget(message.born_host)
         message.put(
             {
                 _TRANSACTION_ID: values.get(UNIQ_KEY, ""),
@@ -110,6 +112,14 @@ class HalfDemand:
             dropped=_OF_CHECKS,
         )
         message.topic, message.queue_id = HALF_TOPIC, 0
+
+    def _check_served(self) -> None:
+        if self._is_rejected():
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                "this broker takes no transactional messages (rejectTransactionMessage=true): "
+                "send to another one",
+            )
 
 
 def _is_retry(message: SentMessage, values: dict[str, str]) -> bool:
@@ -158,30 +168,28 @@ class HalfNames:
         self.immunity_ms = property_number(properties, _IMMUNITY, 0) * 1000
 
 
-def committed(half: StoredMessage, properties: bytes) -> SentMessage:
-    """The message as its topic gets it. properties: of the half, without the record's checksum."""
-    names = HalfNames(properties)
-    dropped = (REAL_TOPIC.encode(), REAL_QID.encode(), _FIRST_OFFSET)
-    return SentMessage(
-        names.topic,
-        names.queue_id,
-        SentMessage.property_items(with_properties(properties, {}, dropped)),
-        tags_code_of(properties),
-        half.sys_flag & ~TRANSACTION_MASK | TRANSACTION_COMMIT,
-        half.reconsume_times,
-    )
+def committed_properties(properties: bytes) -> bytes:
+    """Properties of the committed message, from the half's without the record's checksum."""
+    return with_properties(properties, {}, (REAL_TOPIC.encode(), REAL_QID.encode(), _FIRST_OFFSET))
 
 
-def inner_commit(half: StoredMessage, message: SentMessage, source: int) -> InnerMessage:
+def committed(
+    half: StoredMessage,
+    topic: str,
+    queue_id: int,
+    properties: bytes,
+    tags_code: int,
+    source: int,
+) -> InnerMessage:
     """The record of a committed message. source: physical offset of the half."""
     return InnerMessage(
-        message.topic,
-        message.queue_id,
+        topic,
+        queue_id,
         half.stored_body,
-        message.raw_properties,
-        message.tags_code,
+        properties,
+        tags_code,
         half.flag,
-        message.sys_flag,
+        half.sys_flag & ~TRANSACTION_MASK | TRANSACTION_COMMIT,
         half.born_timestamp,
         half.born_host,
         half.reconsume_times,

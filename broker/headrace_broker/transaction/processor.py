@@ -8,15 +8,15 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from headrace_broker.message_demands import SentMessage
 from headrace_broker.store.errors import StoreError
 from headrace_broker.store.log.record_checksum import without_checksum
 from headrace_broker.transaction.halves import (
     Decision,
-    HalfNames,
     committed,
-    inner_commit,
     resumed,
 )
+from headrace_broker.transaction.layouts import HalfLayouts
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import WaitingMessage
 from headrace_protocol.bounds import ITEMS_MAX
@@ -41,9 +41,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator
 
     from headrace_broker.inner.delivery import Delivery
-    from headrace_broker.inner.writer import InnerWriter
-    from headrace_broker.message_demands import SentMessage
+    from headrace_broker.inner.writer import InnerMessage, InnerWriter
+    from headrace_broker.message_demands import MessageDemands
     from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.transaction.layouts import HalfLayout
     from headrace_broker.transaction.service import Transactions
     from headrace_protocol.errors import NotReady
     from headrace_protocol.message import StoredMessage
@@ -75,11 +76,11 @@ class TransactionProcessor:
         transactions: Transactions,
         writer: InnerWriter,
         delivery: Delivery,
-        wait: Callable[[SentMessage], None],
+        delays: MessageDemands,
         reply_confirmed: Callable[[Request, Reply], Reply | None],
         rejection: Callable[[StoreError, str], RequestError],
     ) -> None:
-        """wait: redirects a committed message that its properties delay.
+        """delays: redirects a committed message that its properties delay.
 
         reply_confirmed: replies once all that was appended is confirmed.
         rejection: the answer for a message that the store does not take.
@@ -88,7 +89,8 @@ class TransactionProcessor:
         self._transactions = transactions
         self._writer = writer
         self._delivery = delivery
-        self._wait = wait
+        self._delays = delays
+        self._layouts = HalfLayouts(delays.concerns)
         self._reply_confirmed = reply_confirmed
         self._rejection = rejection
 
@@ -113,16 +115,16 @@ class TransactionProcessor:
                 f"{TRANSACTION_ROLLBACK} or {_UNKNOWN}",
             )
         half = self._find(header)
-        properties = without_checksum(half.raw_properties)
-        names = HalfNames(properties)
-        _check(header, half, names)
+        layout, properties = self._layouts.read(without_checksum(half.raw_properties))
+        _check(header, half, layout)
         table = self._transactions.table
-        first = table.first_of(half.queue_offset, names.first_offset)
+        first = table.first_of(half.queue_offset, layout.first_offset)
         if not table.is_open(first):
             self._check_same(half, decision)
             return self._decided(request, decision)
         if decision is Decision.COMMIT:
-            self._commit(half, properties, table.newest_place(first, half.physical_offset))
+            source = table.newest_place(first, half.physical_offset)
+            self._commit(half, layout, properties, source)
         self._transactions.ended(first, half.queue_offset, decision)
         return self._decided(request, decision)
 
@@ -140,8 +142,11 @@ class TransactionProcessor:
 
     def _find(self, header: EndTransactionHeader) -> StoredMessage:
         """The half at an offset in the log. Raises RequestError, NotReady."""
-        record = self._store.message_at(header.commit_log_offset)
-        half = decode_record(record) if record is not None else None
+        queue_offset, physical_offset = header.tran_state_table_offset, header.commit_log_offset
+        half = self._store.message_in(HALF_TOPIC, 0, queue_offset, physical_offset)
+        if half is None:
+            record = self._store.message_at(physical_offset)
+            half = decode_record(record) if record is not None else None
         if half is None or half.topic != HALF_TOPIC:
             raise _failed(
                 f"Find prepared transaction message failed: none at {header.commit_log_offset}"
@@ -158,22 +163,44 @@ class TransactionProcessor:
                 "the first decision counts",
             )
 
-    def _commit(self, half: StoredMessage, properties: bytes, source: int) -> None:
+    def _commit(
+        self, half: StoredMessage, layout: HalfLayout, properties: bytes, source: int
+    ) -> None:
         """Append the message to its topic, or to where it waits. Raises RequestError, NotReady.
 
-        source: physical offset of the newest copy; a start reads that copy in any case.
+        properties: of the message. source: physical offset of the newest copy; a start reads that
+        copy in any case.
         """
-        message = committed(half, properties)
-        reason = self._delivery.why_not(message.topic, message.queue_id, half.physical_offset)
+        topic, queue_id = layout.topic, layout.queue_id
+        record = committed(half, topic, queue_id, properties, layout.tags_code, source)
+        reason = self._delivery.why_not(topic, queue_id, half.physical_offset)
         if reason:
-            record = self._delivery.redirect(inner_commit(half, message, source), reason)
-        else:
-            self._wait(message)
-            record = inner_commit(half, message, source)
+            record = self._delivery.redirect(record, reason)
+        elif layout.may_wait:
+            record = self._delayed(record)
         try:
             self._writer.append_now(record)
         except StoreError as error:
             raise self._rejection(error, record.topic) from None
+
+    def _delayed(self, record: InnerMessage) -> InnerMessage:
+        """A committed message, redirected to where it waits. Raises RequestError."""
+        message = SentMessage(
+            record.topic,
+            record.queue_id,
+            SentMessage.property_items(record.properties),
+            record.tags_code,
+            record.sys_flag,
+            record.reconsume_times,
+        )
+        self._delays.apply(message)
+        return record._replace(
+            topic=message.topic,
+            queue_id=message.queue_id,
+            properties=message.raw_properties,
+            tags_code=message.tags_code,
+            sys_flag=message.sys_flag,
+        )
 
     # -- what waits --------------------------------------------------------------------------------
 
@@ -235,9 +262,9 @@ class TransactionProcessor:
         return record
 
 
-def _check(header: EndTransactionHeader, half: StoredMessage, names: HalfNames) -> None:
+def _check(header: EndTransactionHeader, half: StoredMessage, layout: HalfLayout) -> None:
     """Raise RequestError unless a half is its producer's and at the offset of the request."""
-    if names.group != header.producer_group:
+    if layout.group != header.producer_group:
         raise _failed(
             f"The producer group wrong: {header.producer_group}, the half message is of another one"
         )

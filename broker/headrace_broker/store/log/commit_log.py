@@ -544,7 +544,8 @@ class CommitLog:
         may_wait: wait for the disk instead of raising NotReady as ``slices`` does.
         """
         check = MappedFile.require if may_wait else self._check
-        self.write_out()
+        if physical_offset >= self.file_start + self._pending_position:
+            self.write_out()
         file = self.files.find(physical_offset)
         if file is None or physical_offset + RECORD_BYTES_MIN > self.max_offset:
             return None
