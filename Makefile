@@ -16,7 +16,7 @@ OLDEST_SPARK_STAMP := $(OLDEST_SPARK)/.installed
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-java try demo dist test test-long test-oldest-spark durations check format fuzz \
+.PHONY: help setup setup-peers try demo dist test test-long test-oldest-spark durations check format fuzz \
 	sim conformance spark-kills bench bench-python bench-spark profile corruption kills soak abuse \
 	clean
 
@@ -76,24 +76,25 @@ dist: $(CORE) ## build wheel and sdist into dist/
 	$(call install,$(VENV),--group dist)
 	$(BIN)/python -m build --no-isolation
 
-setup-java: $(TESTS)
+setup-peers: $(TESTS)
 	@$(BIN)/python -c 'from tests.conformance import peer; peer.missing_tools() or peer.java_build()'
+	@$(BIN)/python -c 'from tests.conformance import go_client as go; go.missing_go() or go.go_build()'
 
-test: setup-java ## run the tests; PART=broker: the quick ones of a folder; DURATIONS=30: where the time goes
+test: setup-peers ## run the tests; PART=broker: the quick ones of a folder; DURATIONS=30: where the time goes
 	$(BIN)/python -m pytest -n 2 $(if $(DURATIONS),--durations=$(DURATIONS)) \
 		$(if $(PART),-m "not slow and not long" tests/$(PART),-m "not long")
 
-test-long: setup-java $(OLDEST_SPARK_STAMP) ## run the tests that take many rounds or whole pipelines
+test-long: setup-peers $(OLDEST_SPARK_STAMP) ## run the tests that take many rounds or whole pipelines
 	$(BIN)/python -m pytest -n 2 -m long $(if $(DURATIONS),--durations=$(DURATIONS))
 	$(OLDEST_SPARK)/bin/python -m pytest $(OLDEST_SPARK_OPTIONS) tests/spark/test_end_to_end.py
 
-durations: setup-java ## measure every test anew: tests/durations.json, which orders them
+durations: setup-peers ## measure every test anew: tests/durations.json, which orders them
 	$(BIN)/python -m pytest -n 2 --keep-durations
 
 test-oldest-spark: $(OLDEST_SPARK_STAMP) ## run all tests of Spark on the oldest PySpark
 	$(OLDEST_SPARK)/bin/python -m pytest $(OLDEST_SPARK_OPTIONS) tests/spark
 
-conformance: $(TESTS) ## the official Java client against headrace, or PEER=apache
+conformance: $(TESTS) ## Apache's clients for Java and Go against headrace, or PEER=apache
 	CONFORMANCE_PEER=$(or $(PEER),headrace) $(BIN)/python -m pytest tests/conformance
 
 spark-kills: $(TESTS) ## kill parts of a Spark pipeline at every step: N=200 rounds, SEED=

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.conformance.console import console as console_in
+from tests.conformance.go_client import missing_go
 from tests.conformance.peer import missing_tools, quick_peer
 
 if TYPE_CHECKING:
@@ -16,12 +17,14 @@ if TYPE_CHECKING:
     from tests.conformance.console import Console
 
 MISSING = missing_tools()
+MISSING_GO = missing_go()
 
 # `make conformance` names the peer, so there a missing JDK is an error, not a reason to pass by.
-if MISSING and "CONFORMANCE_PEER" in os.environ:
-    raise pytest.UsageError(MISSING)
+if (MISSING or MISSING_GO) and "CONFORMANCE_PEER" in os.environ:
+    raise pytest.UsageError(MISSING or MISSING_GO)
 
 collect_ignore_glob = ["test_*.py"] if MISSING else []
+collect_ignore = ["test_go_client.py"] if MISSING_GO else []
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +43,5 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if MISSING:
         terminalreporter.write_line(f"conformance tests not run: {MISSING}", yellow=True)
+    elif MISSING_GO:
+        terminalreporter.write_line(f"tests of client-go not run: {MISSING_GO}", yellow=True)
