@@ -141,7 +141,7 @@ class Load:
         self._readers = [self._start(PARTY, "consumer", number) for number in numbers]
         self._handlers = [self._start(WAITING_PARTY, "handler", number) for number in numbers]
         self._senders = [self._start(PARTY, kind, n) for n, kind in enumerate(PRODUCERS)]
-        # No message can wait at the start of a log: its delivery would name offset 0, so none.
+        # A delivery that names offset 0 names none, so nothing may wait in the first record.
         self._senders[0].wait_done(1)
         self._waiting = self._start(WAITING_PARTY, "waiting", len(PRODUCERS))
         return self
@@ -220,6 +220,7 @@ class Load:
             rows(path),
             rows(path.with_suffix(".recalled")),
             rows(*(each.path for each in self._handlers)),
+            self._waiting.sent,
         )
 
     async def _read_all(self) -> np.ndarray:

@@ -153,12 +153,16 @@ class Attempt(NamedTuple):
 
 
 def check(
-    log: WaitingLog, acknowledged: np.ndarray, recalled: np.ndarray, read: np.ndarray
+    log: WaitingLog,
+    acknowledged: np.ndarray,
+    recalled: np.ndarray,
+    read: np.ndarray,
+    sent: list[int],
 ) -> WaitingTotals:
     """Hold a history to all promises. Raises HistoryBroken, PromiseBroken.
 
     log: as it is at the end. acknowledged, recalled: rows of the producer. read: rows of the group,
-    whose reader is the attempt.
+    whose reader is the attempt. sent: how many messages of each kind the producer began to send.
     """
     log.check(jumps=[])
     log.check_ended()
@@ -167,22 +171,20 @@ def check(
     taken = {identity for each, identity in messages if key_of(each) in log.recalled}
     delivered = [identity for each, identity in messages if each.topic == TOPIC]
     _check_delivered(delivered, stored, taken)
+    _none("stored, and never sent", {each for each in stored if each.number >= sent[each.lane]})
     _none("acknowledged, and lost", set(_identities(acknowledged)) - stored)
     _none("recalled, and the recall is lost", set(_identities(recalled)) - taken)
     attempts = _attempts(messages)
     tried = {(each.message, each.attempt) for each in attempts}
     planned = {(each, attempt) for each in delivered for attempt in plan_of(each).attempts}
-    _none("not delivered again after it was sent back", planned - tried)
+    _none("sent back, and not delivered again", planned - tried)
     _none("delivered again, and never sent back", tried - planned)
     dead = {identity for each, identity in messages if each.topic == DLQ_PREFIX + GROUP}
-    _none("no dead letter", {each for each in delivered if plan_of(each).is_dead} - dead)
+    _none(
+        "rejected, and no dead letter", {each for each in delivered if plan_of(each).is_dead} - dead
+    )
     _none("a dead letter, and never rejected", {each for each in dead if not plan_of(each).is_dead})
-    given = [
-        Attempt(*place, message)
-        for place, message in zip(
-            read[["reader", "queue", "offset"]].tolist(), _identities(read), strict=True
-        )
-    ]
+    given = list(map(Attempt, *_columns(read, "reader", "queue", "offset"), _identities(read)))
     _none("delivered, and never read", attempts.difference(given))
     _none("read, and never delivered", set(given) - attempts)
     kinds = Counter(Kind(each.lane) for each in stored)
@@ -218,7 +220,11 @@ def _attempts(messages: Iterable[tuple[StoredMessage, Identity]]) -> set[Attempt
 
 
 def _identities(rows: np.ndarray) -> list[Identity]:
-    return list(map(Identity._make, rows[["producer", "lane", "number"]].tolist()))
+    return list(map(Identity, *_columns(rows, "producer", "lane", "number")))
+
+
+def _columns(rows: np.ndarray, *names: str) -> list[list[int]]:
+    return [rows[name].tolist() for name in names]
 
 
 def _none(problem: str, found: set[Any]) -> None:
