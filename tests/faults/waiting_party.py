@@ -40,6 +40,7 @@ class WaitingSender:
         self.notes = Sender(number, path)
         self._producer = producer
         self._recalled = Recorder(path.with_suffix(".recalled"))
+        self._recalled.add([])  # the file exists, also without a recall
 
     async def run(self, lane: int, ends: trio.Event) -> None:
         """Send one message of a kind after the other; what fails is left at that."""
