@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from tests.faults.history import Totals
+    from tests.faults.waiting_history import WaitingTotals
 
 BROKER = "broker-a"
 DAEMONS = ("nameserver", "broker")
@@ -28,6 +29,13 @@ SETTINGS: dict[str, Any] = {
     "mappedFileSizeConsumeQueue": 20 * 2000,
     "maxIndexNum": 20_000,
     "flushIntervalConsumeQueue": 200,
+    "messageDelayLevel": "1s 5s 1m",
+    "flushDelayOffsetInterval": 500,
+    "mappedFileSizeTimerLog": 100 * 1024,
+    # Often enough for a broker that lives a second, and never too often for a party that is slow.
+    "transactionTimeOut": 200,
+    "transactionCheckInterval": 200,
+    "transactionCheckMax": 100_000,
 }
 
 
@@ -105,9 +113,12 @@ FAULTS: dict[str, Callable[[Scene], Iterator[str]]] = {
 }
 
 
-def run(kind: str, rounds: int, rng: Random, folder: Path, say: Callable[[str], object]) -> Totals:
-    """Rounds of a kind of fault under load. Raises HistoryBroken."""
-    with Cluster(folder, BROKER, **SETTINGS) as cluster, Load(folder, cluster) as load:
+def run(
+    kind: str, rounds: int, rng: Random, folder: Path, say: Callable[[str], object]
+) -> tuple[Totals, WaitingTotals]:
+    """Rounds of a kind of fault under load. Raises HistoryBroken, PromiseBroken."""
+    commit_log = folder / BROKER / "commitlog"
+    with Cluster(folder, BROKER, **SETTINGS) as cluster, Load(folder, cluster, commit_log) as load:
         scene = Scene(cluster, load, rng)
         faults = FAULTS[kind](scene)
         scene.go_on()

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-# One message at its place in a queue. reader: which consumer; time_ns: of the monotonic clock,
-# which all processes of a machine share.
+# One message at its place in a queue. reader: which consumer, or at which attempt; time_ns: of the
+# monotonic clock, which all processes of a machine share.
 ROW = np.dtype(
     [
         ("time_ns", "i8"),

@@ -1,4 +1,4 @@
-"""Two producers and two consumers at work on a cluster, each a process of its own."""
+"""Producers and consumers at work on a cluster, each a process of its own."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import trio
 
 from headrace import PullConsumer
 from headrace.blocking import Admin
+from tests.faults import waiting_history
 from tests.faults.history import (
     LANES,
     HistoryBroken,
@@ -27,8 +28,11 @@ from tests.faults.history import (
     rows,
 )
 from tests.faults.party import TOPIC
+from tests.simulation.history import PromiseBroken
+from tests.simulation.waiting_promises import WaitingLog
 
 if TYPE_CHECKING:
+    from tests.faults.waiting_history import WaitingTotals
     from tests.support.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,12 +41,14 @@ PATIENCE_S = 60
 LOOK_S = 0.02
 PRODUCERS = ("single", "bulk")
 CONSUMERS = 2
+SETTLE_LOOK_S = 1.0
+PARTY, WAITING_PARTY = "tests.faults.party", "tests.faults.waiting_party"
 
 
 class Party:
-    """One of the programs of ``tests.faults.party``."""
+    """One of the programs of a module."""
 
-    def __init__(self, folder: Path, kind: str, number: int, nameserver: str) -> None:
+    def __init__(self, folder: Path, module: str, kind: str, number: int, nameserver: str) -> None:
         self.name = f"{kind}-{number}"
         self.path = folder / self.name
         self._log = folder / f"{self.name}.log"
@@ -51,7 +57,7 @@ class Party:
                 [
                     sys.executable,
                     "-m",
-                    "tests.faults.party",
+                    module,
                     kind,
                     str(number),
                     nameserver,
@@ -92,6 +98,16 @@ class Party:
     def resume(self) -> None:
         self._process.send_signal(signal.SIGCONT)
 
+    def stop_sending(self) -> None:
+        """The first SIGTERM of a producer that answers checks. Raises HistoryBroken."""
+        self._process.terminate()
+        until = time.monotonic() + PATIENCE_S
+        while not self.path.with_suffix(".sent").exists():
+            self.check_alive()
+            if time.monotonic() > until:
+                raise HistoryBroken(f"{self.name} does not stop")
+            time.sleep(LOOK_S)
+
     def finish(self) -> None:
         """Let it end by itself. Raises HistoryBroken if it can't."""
         self.check_alive()
@@ -107,27 +123,46 @@ class Party:
 class Load:
     """Everybody at work from the beginning of a ``with`` block on."""
 
-    def __init__(self, folder: Path, cluster: Cluster) -> None:
+    def __init__(self, folder: Path, cluster: Cluster, commit_log: Path) -> None:
+        """commit_log: folder of the broker's log."""
         self._folder = folder
         self._nameserver = cluster.nameserver.address
+        self._commit_log = commit_log
         self._stack = ExitStack()
-        self.producers: list[Party] = []
-        self.consumers: list[Party] = []
+        self._senders: list[Party] = []
+        self._readers: list[Party] = []
+        self._handlers: list[Party] = []
 
     def __enter__(self) -> Self:
         with Admin(nameserver=self._nameserver) as admin:
-            admin.create_topic(TOPIC, queues=QUEUES)
-        self.consumers = [self._start("consumer", number) for number in range(CONSUMERS)]
-        self.producers = [self._start(kind, number) for number, kind in enumerate(PRODUCERS)]
+            for topic in (TOPIC, waiting_history.TOPIC):
+                admin.create_topic(topic, queues=QUEUES)
+        numbers = range(CONSUMERS)
+        self._readers = [self._start(PARTY, "consumer", number) for number in numbers]
+        self._handlers = [self._start(WAITING_PARTY, "handler", number) for number in numbers]
+        self._senders = [self._start(PARTY, kind, n) for n, kind in enumerate(PRODUCERS)]
+        # A delivery that names offset 0 names none, so nothing may wait in the first record.
+        self._senders[0].wait_done(1)
+        self._waiting = self._start(WAITING_PARTY, "waiting", len(PRODUCERS))
         return self
 
-    def _start(self, kind: str, number: int) -> Party:
-        party = Party(self._folder, kind, number, self._nameserver)
+    def _start(self, module: str, kind: str, number: int) -> Party:
+        party = Party(self._folder, module, kind, number, self._nameserver)
         self._stack.callback(party.kill)
         return party
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    @property
+    def producers(self) -> list[Party]:
+        """Of messages at once and of messages that wait."""
+        return [*self._senders, self._waiting]
+
+    @property
+    def consumers(self) -> list[Party]:
+        """Of messages at once and of messages that wait."""
+        return [*self._readers, *self._handlers]
 
     def wait_for_progress(self, messages: int = 20) -> None:
         """Wait until each producer has heard of some more messages."""
@@ -138,24 +173,54 @@ class Load:
             consumer.wait_done(1)
             consumer.check_alive()
 
-    def finish(self) -> Totals:
-        """Stop sending, let the group read everything, compare. Raises HistoryBroken."""
-        for producer in self.producers:
-            producer.finish()
+    def finish(self) -> tuple[Totals, WaitingTotals]:
+        """Stop sending, let the groups read everything, compare. Raises HistoryBroken."""
+        for sender in self._senders:
+            sender.finish()
+        self._waiting.stop_sending()
+        totals = self._finish_reading()
+        return totals, self._finish_waiting()
+
+    def _finish_reading(self) -> Totals:
         stored = trio.run(self._read_all)
         self._wait_until_read(len(stored))
-        for consumer in self.consumers:
-            consumer.finish()
+        for reader in self._readers:
+            reader.finish()
         sent = {
-            (number, lane): producer.sent[lane]
-            for number, producer in enumerate(self.producers)
+            (number, lane): sender.sent[lane]
+            for number, sender in enumerate(self._senders)
             for lane in range(LANES)
         }
         return check(
-            rows(*(each.path for each in self.producers)),
+            rows(*(each.path for each in self._senders)),
             stored,
-            rows(*(each.path for each in self.consumers)),
+            rows(*(each.path for each in self._readers)),
             sent,
+        )
+
+    def _finish_waiting(self) -> WaitingTotals:
+        """Wait until nothing waits any more: then all promises hold."""
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                totals = self._check_waiting()
+            except (HistoryBroken, PromiseBroken):
+                if time.monotonic() > until:
+                    raise
+                time.sleep(SETTLE_LOOK_S)
+            else:
+                for party in (self._waiting, *self._handlers):
+                    party.finish()
+                return totals
+
+    def _check_waiting(self) -> WaitingTotals:
+        path = self._waiting.path
+        return waiting_history.check(
+            WaitingLog(list(waiting_history.messages_of(self._commit_log))),
+            rows(path),
+            rows(path.with_suffix(".recalled")),
+            rows(*(each.path for each in self._handlers)),
+            self._waiting.sent,
         )
 
     async def _read_all(self) -> np.ndarray:
@@ -181,7 +246,7 @@ class Load:
         """Wait until the group has read as much, or no more comes."""
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
-            read = rows(*(each.path for each in self.consumers if each.path.exists()))
+            read = rows(*(each.path for each in self._readers if each.path.exists()))
             if len(np.unique(read[["queue", "offset"]])) >= count:
                 return
             time.sleep(10 * LOOK_S)

@@ -8,18 +8,16 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import trio
 
 from headrace import Consumer, Message, Producer, SendResult
 from headrace.errors import HeadraceError
 from tests.faults.history import LANES, Identity, Recorder, identify
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
 
 TOPIC, GROUP = "Faults", "fault_readers"
 PAUSE_S = 0.002
@@ -113,14 +111,20 @@ async def consume(number: int, nameserver: str, path: Path) -> None:
             nursery.cancel_scope.cancel()
 
 
-def main() -> None:
+Program = Callable[[int, str, Path], Awaitable[None]]
+
+
+def run(programs: Mapping[str, Program]) -> None:
+    """Run the program that the command line names."""
     kind, number, nameserver, path = sys.argv[1:]
-    if kind == "consumer":
-        trio.run(consume, int(number), nameserver, Path(path))
-    else:
-        send = {"single": send_singly, "bulk": send_in_bulk}[kind]
-        trio.run(produce, send, int(number), nameserver, Path(path))
+    trio.run(programs[kind], int(number), nameserver, Path(path))
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        {
+            "single": partial(produce, send_singly),
+            "bulk": partial(produce, send_in_bulk),
+            "consumer": consume,
+        }
+    )

@@ -11,6 +11,7 @@ from random import Random
 
 from tests.faults.faults import FAULTS, run
 from tests.faults.history import HistoryBroken
+from tests.simulation.history import PromiseBroken
 
 
 def main() -> None:
@@ -22,10 +23,13 @@ def main() -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="headrace-faults-") as folder:
         try:
-            totals = run(chosen.fault, chosen.rounds, Random(chosen.seed), Path(folder), _say)
-        except HistoryBroken as broken:
+            totals, waiting = run(
+                chosen.fault, chosen.rounds, Random(chosen.seed), Path(folder), _say
+            )
+        except (HistoryBroken, PromiseBroken) as broken:
             sys.exit(f"seed {chosen.seed}: {broken}")
     _say(f"{chosen.rounds} {chosen.fault}, {time.monotonic() - began:.0f} s: {totals}")
+    _say(str(waiting))
 
 
 def _say(line: str) -> None:

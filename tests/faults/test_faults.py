@@ -26,8 +26,10 @@ MORE_ROUNDS = {"kills": 4, "pauses": 6, "restarts": 6}
 def test_nothing_is_lost(fault: str, rounds: int, tmp_path: Path) -> None:
     seed = Random().randrange(1 << 32)
     said = [f"seed {seed}"]
-    totals = run(fault, rounds, Random(seed), tmp_path, said.append)
+    totals, waiting = run(fault, rounds, Random(seed), tmp_path, said.append)
     assert totals.acknowledged > 200 * rounds, said
+    assert min(waiting.delivered, waiting.sent_back, waiting.dead) > 0, said
+    assert min(waiting.committed, waiting.rolled_back, waiting.recalled) > 0, said
 
 
 def test_both_daemons_stop_before_they_start_in_six_orders() -> None:
