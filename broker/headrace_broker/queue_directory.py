@@ -9,9 +9,9 @@ queue, and gets a place by these rules, in order:
 4. The topic has the queue; or the queue still holds messages, and the use doesn't create queues.
 5. The queue is read through the first source that one of ``sources`` returns, else from the store.
 
-A feature that moves queues adds a function to ``places``; one that stores messages elsewhere adds
-a function to ``sources``. Results are cached until topics change. Code that gives a queue another
-place or source must call ``TopicTable.lookups_changed``.
+A feature that moves or renames queues adds a function to ``places``; one that stores messages
+elsewhere adds one to ``sources``. Results are cached until topics change. Code that gives a queue
+another place or source must call ``TopicTable.lookups_changed``.
 
 Source: docs/protocol.md "Topics"; tests/broker/test_queue_directory.py.
 """
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from headrace_broker.store.store_source import EmptySource
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
+from headrace_protocol.serving import ServedElsewhere
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,20 +36,23 @@ if TYPE_CHECKING:
     from headrace_broker.store.store_source import Boundary, GetResult
     from headrace_broker.topics.table import TopicTable
     from headrace_protocol.bodies import TopicConfig
+    from headrace_protocol.serving import Request
 
 
 class Use(enum.Enum):
     """The use that a request makes of a queue.
 
-    SEND and PULL need a permission and create the queue in memory. DELIVER is a SEND of the
-    broker's own, for a message that waited. BEGIN finds where reading can begin: at the oldest
-    message, or at a time. INSPECT is everything else about one queue: its end, its units, the
-    progress of a group. LIST is INSPECT for each queue of a topic, as in statistics.
+    SEND and PULL need a permission and create the queue in memory; they name the queue as clients
+    do. DELIVER is a SEND of the broker's own, for a message that waited. All others name a queue
+    of this broker's store: READ is a PULL by another broker, BEGIN finds where reading can begin:
+    at the oldest message, or at a time. INSPECT is everything else about one queue: its end, its
+    units, the progress of a group. LIST is INSPECT for each queue of a topic, as in statistics.
     """
 
     SEND = enum.auto()
     DELIVER = enum.auto()
     PULL = enum.auto()
+    READ = enum.auto()
     BEGIN = enum.auto()
     INSPECT = enum.auto()
     LIST = enum.auto()
@@ -59,13 +63,14 @@ class Use(enum.Enum):
         return self in _CREATES_QUEUE
 
 
-_CREATES_QUEUE: Final = frozenset((Use.SEND, Use.DELIVER, Use.PULL))
+_READS: Final = frozenset((Use.PULL, Use.READ))
+_CREATES_QUEUE: Final = frozenset((Use.SEND, Use.DELIVER, *_READS))
 
 
-class Source(Protocol):
-    """A reader of the messages of one queue. Offsets are those that clients see.
+class Reader(Protocol):
+    """What pulls read of one queue. Offsets are those that clients see.
 
-    Every method except ``known_range`` may raise NotReady.
+    Every method except ``known_range`` may raise NotReady, or ServedElsewhere.
     """
 
     def get(
@@ -88,14 +93,18 @@ class Source(Protocol):
     ) -> GetResult:
         """Like ``get``, with the units of the records in front."""
 
+    def known_range(self) -> tuple[int, int]:
+        """The lowest offset as far as it is known, and one past the highest; never waits."""
+
+
+class Source(Reader, Protocol):
+    """A reader of a queue, also by time and for statistics."""
+
     def min_offset(self) -> int:
         """Offset of the oldest message."""
 
     def max_offset(self) -> int:
         """One past the offset of the newest message."""
-
-    def known_range(self) -> tuple[int, int]:
-        """``min_offset`` as far as it is known, and ``max_offset``; never waits."""
 
     def offset_by_time(self, timestamp_ms: int, boundary: Boundary = "LOWER", /) -> int:
         """Offset for a store time; see ``StoreSource.offset_by_time``."""
@@ -110,34 +119,65 @@ class Source(Protocol):
         """Physical offset, size and tags code of a message between min_offset and max_offset."""
 
 
+class Progress(Protocol):
+    """The progress of groups in a queue, with the queue ids and offsets that clients see."""
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int, /) -> bool:
+        """Record what a group has consumed; see ``ConsumerOffsets.commit``."""
+
+    def commit_pull(self, group: str, topic: str, queue_id: int, offset: int, /) -> None:
+        """Record what a group has received."""
+
+    def take_reset(self, group: str, topic: str, queue_id: int, /) -> int | None:
+        """The offset at which a pull must resume after a reset, returned once."""
+
+
 class Here(NamedTuple):
     """A queue that this broker serves.
 
     queue: appended to by sends, waited on by held pulls. None if nothing was ever written to it and
-    the use doesn't create queues.
+    the use doesn't create queues. source: reads the queue.
+    reader: what pulls read instead; None if it is ``source``.
+    queue_id: as clients know the queue. offset_delta: the offset that clients see minus that of the
+    queue; None while that is undecided.
+    progress: where the progress of groups is kept; None for the table of this broker's queues.
+    no_progress: reported in statistics for a group that has committed nothing; -1 where its
+    progress may be in another queue.
     """
 
     queue: StoreQueue | None
     source: Source
+    queue_id: int
+    offset_delta: int | None = 0
+    reader: Reader | None = None
+    progress: Progress | None = None
+    no_progress: int = 0
 
 
 class Elsewhere(NamedTuple):
-    """A queue that another broker serves."""
+    """A queue that another broker serves.
+
+    pass_on: sends a request for the queue there; None if the client must ask for the route.
+    """
 
     broker_name: str
     address: str
+    pass_on: Callable[[Request], None] | None = None
 
     def rejection(self, topic: str, queue_id: int) -> RequestError:
-        """The error for any request for the queue that is not forwarded.
+        """The error for any request for the queue; it passes the request on if that is possible.
 
         Apache's broker answers every such request with NOT_LEADER_FOR_QUEUE, and its clients then
         fetch the route again.
         """
-        return RequestError(
-            ResponseCode.NOT_LEADER_FOR_QUEUE,
+        code = ResponseCode.NOT_LEADER_FOR_QUEUE
+        remark = (
             f"queue {queue_id} of topic {topic} is served by broker {self.broker_name} at "
-            f"{self.address}: ask for the route again",
+            f"{self.address}: ask for the route again"
         )
+        if self.pass_on is None:
+            return RequestError(code, remark)
+        return ServedElsewhere(code, remark, self.pass_on)
 
 
 Place = Here | Elsewhere | RequestError
@@ -257,10 +297,12 @@ class QueueDirectory:
     def local(self, lookup: Lookup) -> Here:
         """This broker's own queue, without asking ``places``. Raises RequestError."""
         queue = self._queue(lookup)
-        return Here(queue, _EMPTY if queue is None else self._source(lookup, queue))
+        if queue is None:
+            return Here(None, _EMPTY, lookup.queue_id)
+        return Here(queue, self._source(lookup, queue), queue.queue_id)
 
     def _permitted_topic(self, topic: str, use: Use) -> TopicConfig:
-        if use is Use.PULL:
+        if use in _READS:
             return self._topics.check_readable(topic)
         config = self._topics.expect(topic)
         if use is Use.SEND:
@@ -285,7 +327,7 @@ class QueueDirectory:
 
     def _check_queue_id(self, topic: TopicConfig, queue_id: int, use: Use) -> None:
         count, suffix = max(topic.read_queue_nums, topic.write_queue_nums), ""
-        if use is Use.PULL:
+        if use in _READS:
             count, suffix = topic.read_queue_nums, " to read"
         if not 0 <= queue_id < count:
             raise RequestError(

@@ -7,7 +7,7 @@ Source: docs/protocol.md "Registration".
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 import trio
@@ -15,20 +15,24 @@ import trio
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import (
     BrokerMemberGroup,
+    DataVersion,
     GetBrokerMemberGroupResponseBody,
     TopicConfigSerializeWrapper,
+    TopicQueueMappingInfo,
+    TopicRouteData,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.aio import AsyncConnection, open_stream
 from headrace_protocol.drivers.errors import ConnectFailed, ConnectionLost, HeadraceError
 from headrace_protocol.headers import (
     GetBrokerMemberGroupHeader,
+    GetRouteInfoHeader,
     RegisterBrokerHeader,
     UnregisterBrokerHeader,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Generator, Iterable
 
     from headrace_broker.config import BrokerConfig
     from headrace_broker.topics.table import TopicTable
@@ -40,6 +44,7 @@ _TIMEOUT_MS = 6000
 _RETRY_S = 2.0
 _UNREGISTER_TIMEOUT_S = 3.0
 _CRC_MASK = 0x7FFFFFFF
+MASTER_ID = 0
 
 
 class IdentityTaken(Exception):
@@ -51,6 +56,15 @@ class IdentityTaken(Exception):
             f"{other_address} (according to nameserver {nameserver}): give this one another "
             "brokerName or brokerId, or stop the other"
         )
+
+
+class Mappings(Protocol):
+    """The queues of static topics that this broker leads."""
+
+    data_version: DataVersion
+
+    def infos(self) -> Generator[None, None, fastjson.Written]:
+        """By topic, the queues that are led here, encoded in slices."""
 
 
 class Registration:
@@ -65,13 +79,18 @@ class Registration:
         nameservers: Iterable[str],
         network: Network,
         topics: TopicTable,
+        mappings: Mappings,
+        before: Callable[[AsyncConnection], Awaitable[None]],
         address: str,
         ha_address: str,
     ) -> None:
+        """before: called before the first registration at a nameserver, and at every period."""
         self._config = config
         self._nameservers = list(nameservers)
         self._network = network
         self._topics = topics
+        self._mappings = mappings
+        self._before = before
         self._address = address
         self._ha_address = ha_address
         self._changed = trio.Event()
@@ -182,6 +201,8 @@ class Registration:
 
     async def _keep_registered(self, connection: AsyncConnection, tried: trio.Event) -> None:
         await self._check_identity(connection)
+        await self._before(connection)
+        due_at = trio.current_time() + self._period_s
         # Taken before each registration, so that a change made during it triggers the next.
         changed = self._changed
         await self._register(connection)
@@ -190,11 +211,18 @@ class Registration:
         log.info("registered", nameserver=connection.address, broker=self._address)
         tried.set()
         while True:
-            with trio.move_on_after(self._config.register_name_server_period / 1000):
+            with trio.move_on_after(self._period_s):
                 await changed.wait()
+            if trio.current_time() >= due_at:
+                await self._before(connection)
+                due_at = trio.current_time() + self._period_s
             changed = self._changed
             await self._register(connection)
             self._call_registered()
+
+    @property
+    def _period_s(self) -> float:
+        return self._config.register_name_server_period / 1000
 
     async def _register(self, connection: AsyncConnection) -> None:
         change_count = self._change_count
@@ -218,20 +246,14 @@ class Registration:
 
     async def _body(self) -> bytes:
         """The current topics, encoded in slices so that many don't block the loop."""
-        wrapper = TopicConfigSerializeWrapper(data_version=self._topics.data_version)
+        wrapper = TopicConfigSerializeWrapper(
+            data_version=self._topics.data_version, mapping_data_version=self._mappings.data_version
+        )
         topics = list(self._topics.registered(self._config.broker_permission).items())
-        slices = fastjson.dumps_sliced(topics)
-        while True:
-            try:
-                next(slices)
-            except StopIteration as end:
-                return fastjson.dumps(
-                    {
-                        "filterServerList": [],
-                        "topicConfigSerializeWrapper": wrapper.with_table(end.value),
-                    }
-                )
-            await trio.lowlevel.checkpoint()
+        table = await _run_slices(fastjson.dumps_sliced(topics))
+        infos = await _run_slices(self._mappings.infos())
+        body = wrapper.with_table(table, infos=infos)
+        return fastjson.dumps({"filterServerList": [], "topicConfigSerializeWrapper": body})
 
     async def _check_identity(self, connection: AsyncConnection) -> None:
         """Raise IdentityTaken if a running broker has this name and id, to avoid split clients."""
@@ -251,6 +273,40 @@ class Registration:
         if other != self._address and await self._is_alive(other):
             raise IdentityTaken(config, other, connection.address)
 
+    async def find_address(self, broker_name: str) -> str:
+        """The address of another broker of the cluster. Raises HeadraceError."""
+        header = GetBrokerMemberGroupHeader(
+            cluster_name=self._config.broker_cluster_name, broker_name=broker_name
+        )
+        for connection in list(self._connections.values()):
+            response = await connection.request(
+                RequestCode.GET_BROKER_MEMBER_GROUP, header, timeout_ms=_TIMEOUT_MS
+            )
+            if response.command.code == ResponseCode.SUCCESS:
+                body = response.decode(GetBrokerMemberGroupResponseBody)
+                group = body.broker_member_group or BrokerMemberGroup()
+                if (address := group.broker_addrs.get(MASTER_ID)) is not None:
+                    return address
+        raise ConnectFailed(broker_name, "no nameserver knows a master of this name")
+
+    async def find_brokers(self, topic: str) -> list[str]:
+        """The names of the other brokers that have a static topic. Raises HeadraceError."""
+        own = self._config.broker_name
+        return [info.bname for info in await self.find_infos(topic) if info.bname != own]
+
+    async def find_infos(self, topic: str) -> list[TopicQueueMappingInfo]:
+        """What the brokers of a static topic have registered of it. Raises HeadraceError."""
+        for connection in list(self._connections.values()):
+            response = await connection.request(
+                RequestCode.GET_ROUTEINFO_BY_TOPIC,
+                GetRouteInfoHeader(topic=topic, accept_standard_json_only=True),
+                timeout_ms=_TIMEOUT_MS,
+            )
+            if response.command.code == ResponseCode.SUCCESS:
+                infos = response.decode(TopicRouteData).topic_queue_mapping_by_broker or {}
+                return list(infos.values())
+        return []
+
     async def _is_alive(self, address: str) -> bool:
         try:
             stream = await open_stream(self._network.connect, address)
@@ -258,6 +314,17 @@ class Registration:
             return False
         await stream.aclose()
         return True
+
+
+async def _run_slices(slices: Generator[None, None, fastjson.Written]) -> fastjson.Written:
+    """The result of sliced work, with a break after each slice."""
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            written: fastjson.Written = end.value
+            return written
+        await trio.lowlevel.checkpoint()
 
 
 async def _run_connection(connection: AsyncConnection, scope: trio.CancelScope) -> None:

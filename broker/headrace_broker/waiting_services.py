@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from headrace_broker.consumer.offsets import ConsumerOffsets
     from headrace_broker.host_budget import HostBudget
     from headrace_broker.queue_directory import QueueDirectory
+    from headrace_broker.statictopic.deliver import Deliveries
     from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.topics.table import TopicTable
@@ -56,8 +57,12 @@ def waiting_services(
     statistics: BrokerStatistics,
     budget: HostBudget,
     host_log: HostLog,
+    deliveries: Deliveries,
 ) -> WaitingServices:
-    """All of them, ready to load. Raises StoreFormatError if a progress file can't be read."""
+    """All of them, ready to load. Raises StoreFormatError if a progress file can't be read.
+
+    deliveries: finds where a message goes that is due.
+    """
     now_ms = store.clock.now_ms
 
     def file(name: str) -> ConfigFile:
@@ -66,8 +71,8 @@ def waiting_services(
     def channels(group: str) -> list[Channel]:
         return [member.channel for member in producers.members(group)]
 
-    writer = InnerWriter(store, statistics.put, host_log)
     delivery, marks = Delivery(topics, directory, host_log), Marks(file(MARKS_FILE))
+    writer = InnerWriter(store, statistics.put, host_log, deliveries.find_target, delivery.redirect)
     delays = DelayOffsets(file(DELAY_OFFSETS_FILE), marks, now_ms)
     save_s = config.flush_delay_offset_interval / 1000
     metrics = TransactionMetrics(file(METRICS_FILE), now_ms)

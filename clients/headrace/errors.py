@@ -128,10 +128,17 @@ class NoQueue(HeadraceError):
     retryable = True
     refresh_route = True
 
-    def __init__(self, topic: str, wanted: str) -> None:
+    def __init__(
+        self,
+        topic: str,
+        wanted: str,
+        reason: str = (
+            "it has none at all, its permission or its brokers' permission forbids it, or no "
+            "master is up"
+        ),
+    ) -> None:
         super().__init__(
-            f"topic {topic} has no queue to {wanted} now: it has none at all, its permission or "
-            f"its brokers' permission forbids it, or no master is up "
+            f"topic {topic} has no queue to {wanted} now: {reason} "
             f"(see `headrace topic describe {topic}`)"
         )
         self.topic = topic
@@ -152,6 +159,12 @@ class OffsetNotFound(HeadraceError):
         self.queue_offset = queue_offset
         self.min_offset = min_offset
         self.max_offset = max_offset
+
+    def moved(self, queue: MessageQueue, delta: int) -> OffsetNotFound:
+        """The same error of another queue, whose offsets are higher by ``delta``."""
+        return OffsetNotFound(
+            queue, self.queue_offset + delta, self.min_offset + delta, self.max_offset + delta
+        )
 
 
 class OutcomeUnknown(HeadraceError):

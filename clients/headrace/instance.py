@@ -42,12 +42,14 @@ from headrace_protocol.headers import (
     GetRouteInfoResponseHeader,
     UnregisterClientHeader,
 )
+from headrace_protocol.message import decode_host
 
 if TYPE_CHECKING:
     import msgspec
     from anyio.abc import TaskGroup
 
     from headrace.spans import Tracing
+    from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.drivers.response import Response
     from headrace_protocol.frame import Buffer
 
@@ -310,6 +312,47 @@ class ClientInstance:
             self.invalidate_route(topic)
             raise NoQueue(topic, f"use on broker {broker_name}")
         return address
+
+    async def queue_address(self, queue: MessageQueue, broker_id: int = 0) -> str:
+        """Address of the broker that serves a queue. Raises NoQueue if there is none now."""
+        route = await self.route(queue.topic)
+        address = route.address_of(queue, broker_id)
+        if address is None:
+            self.invalidate_route(queue.topic)
+            raise route.unserved(queue)
+        return address
+
+    async def stored_at(self, queue: MessageQueue, store_host: bytes) -> str:
+        """Address of the broker that stored a message of a queue.
+
+        store_host: from the record. A static topic's queue may have another broker by now. Raises
+        NoQueue if the broker is gone.
+        """
+        route = await self.route(queue.topic)
+        if route.is_static:
+            ip, port = decode_host(store_host)
+            address = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+            if route.has_address(address):
+                return address
+        return await self.queue_address(queue)
+
+    async def ask_queue(
+        self, queue: MessageQueue, code: int, header: msgspec.Struct, body: Buffer = b""
+    ) -> Response:
+        """Send a request about a queue to its broker, and again if the queue has moved.
+
+        Raises NoQueue and the errors of ``request``.
+        """
+        response = await self.request(await self.queue_address(queue), code, header, body)
+        if response.command.code != ResponseCode.NOT_LEADER_FOR_QUEUE:
+            return response
+        self.invalidate_route(queue.topic)
+        return await self.request(await self.queue_address(queue), code, header, body)
+
+    def broker_of(self, queue: MessageQueue) -> str:
+        """Name of the broker that serves a queue, by the last known route."""
+        route = self._routes.get(queue.topic)
+        return route.broker_of(queue) if route else queue.broker_name
 
     async def _refresh_routes_regularly(self) -> None:
         while True:

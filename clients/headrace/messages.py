@@ -170,7 +170,8 @@ class Message(msgspec.Struct, gc=False):
 class SendResult(msgspec.Struct, frozen=True):
     """Where the message or messages of one request were stored: consecutively in one queue.
 
-    queue_offset: offset of the first message.
+    queue_offset: offset of the first message; -1 while the offsets of a static topic's queue are
+        undecided.
     message_ids: the client's id (UNIQ_KEY) of each message, or the broker's id if it has none.
     offset_message_ids: the broker's id of each message, which encodes the record's position.
     recall_handle: for ``Producer.recall``, of a message with ``delay`` or ``deliver_at``.
@@ -209,9 +210,8 @@ class SendResult(msgspec.Struct, frozen=True):
         for index in range(len(ids)):
             own_offset_ids = offset_ids[index : index + 1]
             own_ids = own_offset_ids if ids is offset_ids else ids[index : index + 1]
-            yield SendResult(
-                self.queue, self.queue_offset + index, own_ids, own_offset_ids, self.status
-            )
+            offset = self.queue_offset if self.queue_offset < 0 else self.queue_offset + index
+            yield SendResult(self.queue, offset, own_ids, own_offset_ids, self.status)
 
 
 class OffsetMessageIds(Sequence[str]):

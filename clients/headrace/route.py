@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
+from headrace.errors import NoQueue
 from headrace_protocol.bodies import (
     MASTER_ID,
     PERM_READ,
@@ -13,21 +14,29 @@ from headrace_protocol.bodies import (
     TopicRouteData,
 )
 from headrace_protocol.bounds import QUEUE_NUMS_MAX
+from headrace_protocol.statictopic.mapping import (
+    MAPPING_SCOPE,
+    NO_LEADER_BROKER,
+    logic_broker_name,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
+    from headrace_protocol.bodies import TopicQueueMappingInfo
     from headrace_protocol.drivers.response import Response
 
 _SHOWN_MAX = 8
+_LEARNING_S = 0.2
 
 
 class TopicRoute:
     """A nameserver's answer about a topic.
 
     brokers: by broker name, the address of each broker id (0 is the master).
+    is_static: whether the topic has logic queues, which stay the same while their leaders change.
     write_queues: queues on brokers that have a master; read_queues: queues on any broker. Both
-        are in RocketMQ's order.
+        are in RocketMQ's order. Of a static topic both are all queues, in order of their ids.
     fetched_at: time of the last confirmation, in seconds on the event loop's clock.
     is_current: False once the route is invalidated or replaced; get it from the instance again.
     """
@@ -40,6 +49,13 @@ class TopicRoute:
         self.brokers: Mapping[str, Mapping[int, str]] = {
             broker.broker_name: broker.broker_addrs for broker in data.broker_datas
         }
+        self._perms = {part.broker_name: part.perm for part in data.queue_datas}
+        self.is_static = bool(data.topic_queue_mapping_by_broker)
+        self._leaders: dict[MessageQueue, str] = {}
+        if self.is_static:
+            self._leaders = _leaders(topic, (data.topic_queue_mapping_by_broker or {}).values())
+            self.write_queues = self.read_queues = tuple(self._leaders)
+            return
         self.write_queues = tuple(
             queue
             for part in self._parts(PERM_WRITE)
@@ -57,9 +73,11 @@ class TopicRoute:
         """The route in a nameserver's response. Raises BrokerError, MalformedAnswer."""
         data = response.expect().decode(TopicRouteData)
         parts = data.queue_datas
+        mappings = (data.topic_queue_mapping_by_broker or {}).values()
         for what, counts in (
             ("read", [part.read_queue_nums for part in parts]),
             ("write", [part.write_queue_nums for part in parts]),
+            ("static", [max((info.total_queues for info in mappings), default=0)]),
         ):
             # Each queue becomes an object here, so the bound applies to all brokers together.
             if min(counts, default=0) < 0 or sum(counts) > QUEUE_NUMS_MAX:
@@ -78,6 +96,54 @@ class TopicRoute:
         ]
         return sorted(parts, key=lambda part: part.broker_name)
 
+    def broker_of(self, queue: MessageQueue) -> str:
+        """Name of the broker that serves a queue; the leader of a static topic's queue.
+
+        NO_LEADER_BROKER if no broker claims the queue.
+        """
+        if self.is_static:
+            return self._leaders.get(queue, NO_LEADER_BROKER)
+        return queue.broker_name
+
+    def address_of(self, queue: MessageQueue, broker_id: int = MASTER_ID) -> str | None:
+        """Address of the broker that serves a queue; see ``address``."""
+        return self.address(self.broker_of(queue), broker_id)
+
+    def has_address(self, address: str) -> bool:
+        """Whether a broker of the route has this address."""
+        return any(address in replicas.values() for replicas in self.brokers.values())
+
+    def note_leader(self, queue: MessageQueue, leader: str, now: float) -> None:
+        """React to an answer that a queue's former leader passed on from ``leader``.
+
+        now: on the clock of ``fetched_at``. A nameserver may learn of it a little later.
+        """
+        if self.broker_of(queue) != leader and now >= self.fetched_at + _LEARNING_S:
+            self.is_current = False
+
+    def why_not_writable(self, queue: MessageQueue) -> NoQueue | None:
+        """The error of sending to a queue now; None if it is possible.
+
+        Queues that are not writable are among ``write_queues`` only if they are a static topic's.
+        """
+        leader = self.broker_of(queue)
+        if leader == NO_LEADER_BROKER:
+            reason = "no broker leads it"
+        elif self.master(leader) is None:
+            reason = f"no master of its leader {leader} is up"
+        elif not self._perms.get(leader, 0) & PERM_WRITE:
+            reason = f"the topic or its leader {leader} forbids writes"
+        else:
+            return None
+        return NoQueue(self.topic, f"write to at {_place(queue)}", reason)
+
+    def unserved(self, queue: MessageQueue) -> NoQueue:
+        """The error of a request about a queue whose broker has no address."""
+        broker = self.broker_of(queue)
+        if broker == NO_LEADER_BROKER:
+            return NoQueue(self.topic, f"use at {_place(queue)}", "no broker leads it")
+        return NoQueue(self.topic, f"use on broker {broker}")
+
     def master(self, broker_name: str) -> str | None:
         """Address of the broker's master; None if it has none now."""
         return self.brokers.get(broker_name, {}).get(MASTER_ID)
@@ -88,6 +154,26 @@ class TopicRoute:
         if not replicas:
             return None
         return replicas.get(broker_id) or replicas[min(replicas)]
+
+
+def _place(queue: MessageQueue) -> str:
+    return f"{queue.broker_name}/{queue.queue_id}"
+
+
+def _leaders(topic: str, infos: Iterable[TopicQueueMappingInfo]) -> dict[MessageQueue, str]:
+    """The leader of each queue of a static topic, in order of the queues' ids.
+
+    Of two brokers that claim a queue, the one with the higher epoch leads it.
+    """
+    claims = [info for info in infos if info.scope == MAPPING_SCOPE]
+    leaders: dict[int, str] = {}
+    for info in sorted(claims, key=lambda info: info.epoch):
+        leaders |= dict.fromkeys(info.curr_id_map, info.bname)
+    name = logic_broker_name()
+    return {
+        MessageQueue(topic, name, queue_id): leaders.get(queue_id, NO_LEADER_BROKER)
+        for queue_id in range(max((info.total_queues for info in claims), default=0))
+    }
 
 
 def _queues(topic: str, broker_name: str, count: int) -> list[MessageQueue]:

@@ -2,7 +2,8 @@
 
 Free of clocks, sockets and tasks: time is an argument, in ms of a monotonic clock. A broker and its
 topics stay in the table while it has a live address. The first connection to register an address,
-or a broker's id, owns it until the connection ends.
+or a broker's id, owns it until the connection ends. A static topic keeps its number of queues while
+a broker is away: the broker's mappings stay.
 Source: docs/protocol.md "Registration"; tests/nameserver/test_routes.py.
 """
 
@@ -47,6 +48,10 @@ TOPICS_MAX = 16 * REGISTERED_TOPICS_MAX
 # Enough to explain a failing cluster. Each entry holds its topics' names, also limited in number.
 LOST_BROKERS_MAX = 100
 LOST_TOPICS_MAX = 10_000
+
+# Mapped queues of brokers that are away, per host and in total.
+AWAY_QUEUES_PER_HOST_MAX = REGISTERED_TOPICS_MAX
+AWAY_QUEUES_MAX = 4 * REGISTERED_TOPICS_MAX
 
 _UNIT = 1
 _UNIT_SUB = 2
@@ -102,8 +107,21 @@ class _Broker(msgspec.Struct):
         return len(self.queues) + _mapped_queues(self.mappings)
 
 
+class _Away(msgspec.Struct):
+    """The mappings of a broker without a live address. host: the one that it registered from."""
+
+    cluster: str
+    host: str
+    mappings: dict[str, TopicQueueMappingInfo]
+
+    @property
+    def size(self) -> int:
+        """The number of mapped queues that counts towards the limits."""
+        return _mapped_queues(self.mappings)
+
+
 class RouteTable:
-    """Live brokers with their topics, and recently lost brokers.
+    """Live brokers with their topics, recently lost brokers, and mappings of those away.
 
     broker_timeout_ms: silence after which a broker expires, unless it requests its own limit.
     support_acting_master: present the slave with the smallest id as master of a broker without
@@ -117,6 +135,7 @@ class RouteTable:
         self._broker_timeout_ms = broker_timeout_ms
         self._support_acting_master = support_acting_master
         self._brokers: dict[str, _Broker] = {}
+        self._away: dict[str, _Away] = {}
         self._live: dict[str, LiveBroker] = {}
         self._lost: list[LostBroker] = []
         self.lost_count = 0
@@ -200,8 +219,9 @@ class RouteTable:
         self, header: RegisterBrokerHeader, topics: BrokerTopics, channel: Channel
     ) -> None:
         name = header.broker_name
-        known = self._brokers.get(name) or _Broker(BrokerData(broker_name=name))
-        added = _size_with(known, topics) - known.size
+        known = self._brokers.get(name)
+        size = _size_with(known or self._returning(name), topics)
+        added = size - (known.size if known else 0)
         host = [live for live in self._live.values() if _same_host(live.channel, channel)]
         for kind, brokers, brokers_max, topics_max in (
             ("this host", host, BROKERS_PER_HOST_MAX, TOPICS_PER_HOST_MAX),
@@ -233,7 +253,8 @@ class RouteTable:
     def _put_address(self, header: RegisterBrokerHeader) -> bool:
         """Store a broker's address; returns whether its id is new."""
         name, address = header.broker_name, header.broker_addr
-        broker = self._brokers.setdefault(name, _Broker(BrokerData(broker_name=name))).data
+        broker = self._brokers.setdefault(name, self._returning(name)).data
+        self._away.pop(name, None)
         broker.cluster = header.cluster_name
         broker.enable_acting_master = bool(header.enable_acting_master)
         broker.zone_name = header.zone_name
@@ -243,6 +264,12 @@ class RouteTable:
             broker.broker_addrs = _without(broker.broker_addrs, address)
             broker.broker_addrs[header.broker_id] = address
         return is_new
+
+    def _returning(self, name: str) -> _Broker:
+        """A broker without an address, with the mappings that it had when it went away."""
+        away = self._away.get(name)
+        mappings = away.mappings if away else {}
+        return _Broker(BrokerData(broker_name=name), mappings=mappings)
 
     def _sets_topics(self, header: RegisterBrokerHeader) -> bool:
         return header.broker_id == MASTER_ID or self._is_prime_slave(header)
@@ -265,8 +292,10 @@ class RouteTable:
         if not _fits(broker, topics):
             broker.queues, broker.mappings = topics.queues, topics.mappings
         elif is_first or live is None or live.data_version != topics.data_version:
-            broker.queues |= topics.queues
-            broker.mappings |= topics.mappings
+            deleted = _deleted_static_topics(broker, topics)
+            kept = {t: queues for t, queues in broker.queues.items() if t not in deleted}
+            broker.queues = kept | topics.queues
+            broker.mappings = _mappings_after(broker, topics)
         else:
             broker.queues |= {
                 topic: queues
@@ -335,10 +364,29 @@ class RouteTable:
         topics: set[str] = set()
         if not addresses:
             del self._brokers[live.name]
+            self._keep_away(live, broker.mappings)
             topics = set(broker.queues) if len(broker.queues) <= LOST_TOPICS_MAX else topics
         elif broker.data.enable_acting_master and MASTER_ID not in addresses:
             _change_perm(broker.queues, lambda perm: perm & ~PERM_WRITE)
         self._keep_lost(LostBroker(live.name, live.address, cause, since_ms, topics))
+
+    def _keep_away(self, live: LiveBroker, mappings: dict[str, TopicQueueMappingInfo]) -> None:
+        """Keep a lost broker's mappings. Limited per host, so that no host evicts another's."""
+        if not mappings:
+            return
+        host = _host(live.channel)
+        self._away[live.name] = _Away(live.cluster, host, mappings)
+        self._shrink_away([n for n, a in self._away.items() if a.host == host], of_host=True)
+        self._shrink_away(list(self._away), of_host=False)
+
+    def _shrink_away(self, names: list[str], *, of_host: bool) -> None:
+        """Forget the mappings of brokers, the longest away first, beyond the limit."""
+        size_max = AWAY_QUEUES_PER_HOST_MAX if of_host else AWAY_QUEUES_MAX
+        size = sum(self._away[name].size for name in names)
+        for name in names:
+            if size <= size_max:
+                return
+            size -= self._away.pop(name).size
 
     def _keep_lost(self, lost: LostBroker) -> None:
         """Keep a lost broker to explain missing routes. Limited: counts towards no connection."""
@@ -388,6 +436,11 @@ class RouteTable:
             if cluster in {None, broker.data.cluster}:
                 broker.queues.pop(topic, None)
                 broker.mappings.pop(topic, None)
+        for name, away in list(self._away.items()):
+            if cluster in {None, away.cluster}:
+                away.mappings.pop(topic, None)
+                if not away.mappings:
+                    del self._away[name]
         for lost in self._lost:
             lost.topics.discard(topic)
 
@@ -399,19 +452,34 @@ class RouteTable:
         if not found:
             return None
         may_act = self._support_acting_master and not topic.startswith(BROKER_MEMBER_PREFIX)
-        mappings = {
-            broker.data.broker_name: broker.mappings[topic]
-            for broker in found
-            if topic in broker.mappings
-        }
         return TopicRouteData(
             queue_datas=[broker.queues[topic] for broker in found],
             broker_datas=[
                 _with_acting_master(broker.data, broker.queues[topic]) if may_act else broker.data
                 for broker in found
             ],
-            topic_queue_mapping_by_broker=mappings or None,
+            topic_queue_mapping_by_broker=self._mappings(topic, found) or None,
         )
+
+    def _mappings(self, topic: str, found: list[_Broker]) -> dict[str, TopicQueueMappingInfo]:
+        """A topic's mappings by broker, including those of brokers that are away.
+
+        Every broker of a cluster has one. If no live broker does, the topic is a plain one with
+        the name of a deleted static topic.
+        """
+        live = {
+            broker.data.broker_name: broker.mappings[topic]
+            for broker in found
+            if topic in broker.mappings
+        }
+        if not live:
+            return {}
+        away = {
+            name: away.mappings[topic]
+            for name, away in self._away.items()
+            if topic in away.mappings
+        }
+        return away | live
 
     def route_age_ms(self, route: TopicRouteData, now_ms: int) -> int:
         """The longest time that a broker of the route has been silent."""
@@ -483,8 +551,12 @@ def _conflict(remark: str) -> RequestError:
     return RequestError(ResponseCode.SYSTEM_ERROR, remark)
 
 
+def _host(channel: Channel) -> str:
+    return channel.address.rpartition(":")[0]
+
+
 def _same_host(one: Channel, other: Channel) -> bool:
-    return one.address.rpartition(":")[0] == other.address.rpartition(":")[0]
+    return _host(one) == _host(other)
 
 
 def _fits(known: _Broker, topics: BrokerTopics) -> bool:
@@ -500,7 +572,7 @@ def _size_with(known: _Broker, topics: BrokerTopics) -> int:
     """A broker's size after registering ``topics``. Raises OutOfBounds."""
     fits = _fits(known, topics)
     queues = known.queues.keys() | topics.queues.keys() if fits else topics.queues
-    mapped_count = _mapped_queues({**known.mappings, **topics.mappings})
+    mapped_count = _mapped_queues(_mappings_after(known, topics))
     # A single topic is an update, which must not replace the others.
     if mapped_count > REGISTERED_TOPICS_MAX or not (fits or len(queues) > 1):
         raise OutOfBounds(
@@ -508,6 +580,30 @@ def _size_with(known: _Broker, topics: BrokerTopics) -> int:
             f"the maximum is {REGISTERED_TOPICS_MAX} topics and mapped queues"
         )
     return len(queues) + mapped_count
+
+
+def _names_all(known: _Broker, topics: BrokerTopics) -> bool:
+    """Whether a registration names all topics of a broker.
+
+    A change names only the topics that changed. Every broker has a topic of its own name, so a
+    registration that has it beside others names all.
+    """
+    return len(topics.queues) > 1 and known.data.broker_name in topics.queues
+
+
+def _mappings_after(known: _Broker, topics: BrokerTopics) -> dict[str, TopicQueueMappingInfo]:
+    """A broker's mappings after registering ``topics``: a topic without one is not static."""
+    if _names_all(known, topics):
+        return topics.mappings
+    others = {t: info for t, info in known.mappings.items() if t not in topics.queues}
+    return others | topics.mappings
+
+
+def _deleted_static_topics(known: _Broker, topics: BrokerTopics) -> set[str]:
+    """Static topics that a registration of all topics does not name; they must not look plain."""
+    if not _names_all(known, topics):
+        return set()
+    return known.mappings.keys() - topics.queues.keys()
 
 
 def _mapped_queues(mappings: dict[str, TopicQueueMappingInfo]) -> int:

@@ -241,6 +241,9 @@ class KVConfigSerializeWrapper(Body):
     config_table: dict[str, dict[str, str]] = {}
 
 
+_NO_ENTRIES = fastjson.Written("{}")
+
+
 class TopicConfigSerializeWrapper(Body):
     """A broker's topics and their version: part of request 103, and the answer to 21."""
 
@@ -250,14 +253,23 @@ class TopicConfigSerializeWrapper(Body):
     topic_queue_mapping_detail_map: dict[str, TopicQueueMappingDetail] = {}
     topic_queue_mapping_info_map: dict[str, TopicQueueMappingInfo] = {}
 
-    def with_table(self, table: fastjson.Written) -> fastjson.Written:
-        """The body with an already encoded topic table, in slices."""
+    def with_table(
+        self,
+        table: fastjson.Written,
+        details: fastjson.Written = _NO_ENTRIES,
+        infos: fastjson.Written = _NO_ENTRIES,
+    ) -> fastjson.Written:
+        """The body with already encoded tables: topics, details and infos of mappings.
+
+        Mappings have quoted keys: RocketMQ's client rejects bare ones here, although its broker
+        writes them.
+        """
         body = {
             "dataVersion": self.data_version,
             "mappingDataVersion": self.mapping_data_version,
             "topicConfigTable": table,
-            "topicQueueMappingDetailMap": self.topic_queue_mapping_detail_map,
-            "topicQueueMappingInfoMap": self.topic_queue_mapping_info_map,
+            "topicQueueMappingDetailMap": details,
+            "topicQueueMappingInfoMap": infos,
         }
         return fastjson.Written(fastjson.dumps(body).decode())
 
@@ -705,13 +717,6 @@ class ConsumerOffsetSerializeWrapper(Body):
     offset_table: dict[str, dict[Int32, Int64]] = {}
     pull_offset_table: dict[str, dict[Int32, Int64]] = {}
     group_topic_map: dict[str, list[str]] = {}
-    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
-
-
-class TopicQueueMappingSerializeWrapper(Body):
-    """Static topics of a broker: topicQueueMapping.json."""
-
-    topic_queue_mapping_info_map: dict[str, TopicQueueMappingDetail] = {}
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
 
 

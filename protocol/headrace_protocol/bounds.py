@@ -83,6 +83,8 @@ _RECORDS = Body(FRAME_BYTES_MAX, is_json=False)
 _ATTEMPTS = Body(2 * _MIB, is_json=True)
 # ITEMS_MAX topics of about 200 bytes.
 _TOPICS = Body(4 * _MIB, is_json=True)
+# One topic's queues with about 14,000 items of 150 bytes.
+_MAPPING = Body(2 * _MIB, is_json=True)
 # All topics of a broker: about 50,000, at about 170 bytes each unless compressed.
 _REGISTRATION = Body(8 * _MIB, is_json=False)
 
@@ -96,6 +98,7 @@ BODIES: dict[RequestCode, Body] = {
     RequestCode.STAGE_DECIDE: _ATTEMPTS,
     RequestCode.STAGE_ABORT: _ATTEMPTS,
     RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: _TOPICS,
+    RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC: _MAPPING,
     RequestCode.REGISTER_BROKER: _REGISTRATION,
     RequestCode.UPDATE_BROKER_CONFIG: _TEXT,
     **dict.fromkeys(

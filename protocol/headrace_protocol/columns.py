@@ -362,6 +362,7 @@ class RecordColumns:
         size, physical_offset = _native(units["size"]), _native(units["physical_offset"])
         if header.has_queue_offsets:
             queue_offset = _native(np.frombuffer(body, QUEUE_OFFSET_DTYPE, count, units.nbytes))
+            queue_offset += header.offset_delta or 0
         else:
             queue_offset = np.arange(header.next_begin_offset - count, header.next_begin_offset)
         if header.layout == "log":

@@ -23,23 +23,30 @@ class TopicHeader(RequestHeader, kw_only=True, gc=False):
     """A request about a topic.
 
     logical: "lo"; False asks for the physical queue of a static topic.
+    bname: broker that is asked, where a static topic's queue names none.
     """
 
     topic: str
     logical: bool | None = msgspec.field(name="lo", default=None)
+    bname: str | None = None
 
 
 class QueueHeader(TopicHeader, kw_only=True, gc=False):
-    """A request about one queue of a topic."""
+    """A request about one queue of a topic.
+
+    forwarded: headrace's own; a broker passed the request on to a static queue's leader, which
+        does not pass it on again. Answers to sends and pulls then name the ``leader``.
+    """
 
     queue_id: Int32
+    forwarded: bool | None = None
 
 
 # -- producer -> broker ----------------------------------------------------------------------------
 
 
 class SendMessageHeader(RequestHeader, kw_only=True, gc=False):
-    """SEND_MESSAGE (10): the fields of V2 under their long names."""
+    """SEND_MESSAGE (10): the fields of V2 under their long names; see QueueHeader."""
 
     producer_group: str
     topic: str
@@ -54,10 +61,13 @@ class SendMessageHeader(RequestHeader, kw_only=True, gc=False):
     unit_mode: bool | None = None
     batch: bool | None = None
     max_reconsume_times: Int32 | None = None
+    logical: bool | None = msgspec.field(name="lo", default=None)
+    bname: str | None = None
+    forwarded: bool | None = None
 
 
 class SendMessageHeaderV2(RequestHeader, kw_only=True, gc=False):
-    """SEND_MESSAGE_V2 (310) and SEND_BATCH_MESSAGE (320)."""
+    """SEND_MESSAGE_V2 (310) and SEND_BATCH_MESSAGE (320); see QueueHeader."""
 
     producer_group: str = msgspec.field(name="a")
     topic: str = msgspec.field(name="b")
@@ -72,7 +82,9 @@ class SendMessageHeaderV2(RequestHeader, kw_only=True, gc=False):
     unit_mode: bool | None = msgspec.field(name="k", default=None)
     max_reconsume_times: Int32 | None = msgspec.field(name="l", default=None)
     batch: bool | None = msgspec.field(name="m", default=None)
-    broker_name: str | None = msgspec.field(name="n", default=None)
+    bname: str | None = msgspec.field(name="n", default=None)
+    logical: bool | None = msgspec.field(name="lo", default=None)
+    forwarded: bool | None = None
 
 
 class SendMessageResponseHeader(RequestHeader, kw_only=True, gc=False):
@@ -80,6 +92,7 @@ class SendMessageResponseHeader(RequestHeader, kw_only=True, gc=False):
 
     msg_id: offset message id; for a batch, all ids joined by commas.
     recall_handle: of a timer, what recalls it; see ``recall_handle``.
+    leader: see QueueHeader.
     """
 
     msg_id: str
@@ -87,6 +100,7 @@ class SendMessageResponseHeader(RequestHeader, kw_only=True, gc=False):
     queue_offset: Int64
     transaction_id: str | None = None
     recall_handle: str | None = None
+    leader: str | None = None
     # The Java client reads both without checking for their presence.
     region: str = msgspec.field(name="MSG_REGION", default="DefaultRegion")
     trace_on: bool = msgspec.field(name="TRACE_ON", default=True)
@@ -96,6 +110,7 @@ class BulkSendHeader(RequestHeader, kw_only=True, gc=False):
     """BULK_SEND (7680002); the body holds ``count`` sizes, then the records.
 
     default_topic, default_topic_queue_nums: as in SEND_MESSAGE. body_crc32: of the whole body.
+    logical, bname, forwarded: see QueueHeader.
     """
 
     producer_group: str
@@ -105,6 +120,9 @@ class BulkSendHeader(RequestHeader, kw_only=True, gc=False):
     queue_id: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
     count: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
     body_crc32: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)] | None = None
+    logical: bool | None = msgspec.field(name="lo", default=None)
+    bname: str | None = None
+    forwarded: bool | None = None
 
 
 # -- staged writes ---------------------------------------------------------------------------------
@@ -206,7 +224,7 @@ class PullMessageHeader(QueueHeader, kw_only=True, gc=False):
 
 
 class PullMessageResponseHeader(RequestHeader, kw_only=True, gc=False):
-    """The result of a pull; the body holds the records."""
+    """The result of a pull; the body holds the records. leader: see QueueHeader."""
 
     suggest_which_broker_id: Int64
     next_begin_offset: Int64
@@ -215,6 +233,7 @@ class PullMessageResponseHeader(RequestHeader, kw_only=True, gc=False):
     offset_delta: Int64 | None = None
     topic_sys_flag: Int32 | None = None
     group_sys_flag: Int32 | None = None
+    leader: str | None = None
 
 
 class BulkPullHeader(QueueHeader, kw_only=True, gc=False):
@@ -242,6 +261,9 @@ class BulkPullResponseHeader(RequestHeader, kw_only=True, gc=False):
     records back to back.
     has_queue_offsets: whether the body has them; if not, they are contiguous and end at
         ``next_begin_offset``.
+    offset_delta: to add to the body's queue offsets for those of a static topic's queue, which
+        the header has.
+    leader: see QueueHeader.
     """
 
     next_begin_offset: Int64
@@ -251,6 +273,8 @@ class BulkPullResponseHeader(RequestHeader, kw_only=True, gc=False):
     layout: Literal["log", "gathered"] = "log"
     first_physical_offset: Int64 = 0
     has_queue_offsets: bool = False
+    offset_delta: Int64 | None = None
+    leader: str | None = None
 
 
 class QueryConsumerOffsetHeader(QueueHeader, kw_only=True, gc=False):
@@ -337,6 +361,13 @@ class ConsumerGroupHeader(RequestHeader, kw_only=True, gc=False):
     """GET_CONSUMER_LIST_BY_GROUP (38), NOTIFY_CONSUMER_IDS_CHANGED (40), 203, DESCRIBE_GROUP."""
 
     consumer_group: str
+
+
+class LockBatchHeader(RequestHeader, kw_only=True, gc=False):
+    """LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42); forwarded: see QueueHeader."""
+
+    bname: str | None = None
+    forwarded: bool | None = None
 
 
 class GetConsumerRunningInfoHeader(RequestHeader, kw_only=True, gc=False):
@@ -436,6 +467,15 @@ class CreateTopicHeader(TopicHeader, kw_only=True, gc=False):
     force: bool | None = None
 
 
+class CreateStaticTopicHeader(CreateTopicHeader, kw_only=True, gc=False):
+    """UPDATE_AND_CREATE_STATIC_TOPIC (513); the body is the broker's TopicQueueMappingDetail.
+
+    read_epoch: headrace's own; epoch of the mapping that the change is based on, 0 without one.
+    """
+
+    read_epoch: Int64 | None = None
+
+
 class DeleteTopicHeader(RequestHeader, kw_only=True, gc=False):
     """DELETE_TOPIC_IN_BROKER (215)."""
 
@@ -443,7 +483,7 @@ class DeleteTopicHeader(RequestHeader, kw_only=True, gc=False):
 
 
 class GetTopicConfigHeader(TopicHeader, kw_only=True, gc=False):
-    """GET_TOPIC_CONFIG (351)."""
+    """GET_TOPIC_CONFIG (351); with ``logical`` the answer has a static topic's mapping."""
 
 
 class GetTopicStatsHeader(TopicHeader, kw_only=True, gc=False):
@@ -559,11 +599,9 @@ class CloneGroupOffsetHeader(RequestHeader, kw_only=True, gc=False):
     topic: str | None = None
 
 
-class QueryConsumeQueueHeader(RequestHeader, kw_only=True, gc=False):
+class QueryConsumeQueueHeader(QueueHeader, kw_only=True, gc=False):
     """QUERY_CONSUME_QUEUE (321); index is the first queue offset wanted."""
 
-    topic: str
-    queue_id: Int32
     index: Int64
     count: Int32
     consumer_group: str | None = None

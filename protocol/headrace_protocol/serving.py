@@ -134,7 +134,20 @@ class Request(msgspec.Struct):
         self.channel.write(frame, *reply.body)
 
 
-# Returns None to accept a request, or the answer that rejects it; may raise RequestError.
+class ServedElsewhere(RequestError):
+    """A request that another part of this daemon takes over, or another daemon serves.
+
+    pass_on: takes the request over, and answers it now or later. Where a request can't be passed
+    on, this is a rejection like any other.
+    """
+
+    def __init__(self, code: int, remark: str, pass_on: Callable[[Request], None]) -> None:
+        super().__init__(code, remark)
+        self.pass_on = pass_on
+
+
+# Returns None to accept a request, or the answer that rejects it; may raise RequestError, and
+# ServedElsewhere to take the request over.
 Guard = Callable[[Request], Reply | None]
 # Returns the answer, or None if it has answered itself or holds the request to answer later.
 RequestFunction = Callable[[Request], Reply | None]
@@ -293,10 +306,10 @@ class Registry:
             return perf_counter()
         if len(body) > _SMALL_BYTES and not self._has_good_body(request):
             return perf_counter()
-        return self._serve(request)
+        return self.serve_request(request)
 
     def _is_refused(self, request: Request) -> bool:
-        """Whether a guard rejects the request; sends the answer if so."""
+        """Whether a guard rejects the request, or takes it over; sends the answer if so."""
         code = request.command.code
         if code not in self._functions:
             return False
@@ -305,7 +318,10 @@ class Registry:
             for guard in self._guards[code]:
                 if (reply := guard(request)) is not None:
                     break
-        except Exception as error:  # noqa: BLE001 - as in _serve
+        except ServedElsewhere as elsewhere:
+            self.fail(request, elsewhere)
+            return True
+        except Exception as error:  # noqa: BLE001 - as in serve_request
             reply = self._refuse("guard", request, error)
         else:
             if reply is not None:
@@ -324,10 +340,12 @@ class Registry:
         return True
 
     def fail(self, request: Request, error: Exception) -> None:
-        """Answer a held request with an error."""
-        self._send(request, self._refuse("request", request, error))
+        """Answer a held request with an error, or pass it on."""
+        if (reply := self._unserved(request, error)) is not None:
+            self._send(request, reply)
 
-    def _serve(self, request: Request) -> float:
+    def serve_request(self, request: Request) -> float:
+        """Serve a request that has passed the guards; returns the time afterwards."""
         began = perf_counter()
         code = request.command.code
         try:
@@ -339,7 +357,7 @@ class Registry:
             self.run_fetch(request.channel, wait, then)
             return perf_counter()
         except Exception as error:  # noqa: BLE001 - one bad request must not end the daemon
-            reply = self._refuse("request", request, error)
+            reply = self._unserved(request, error)
         if reply is not None:
             self._send(request, reply)
         now = perf_counter()
@@ -350,10 +368,14 @@ class Registry:
     def _fetched(self, request: Request, held_bytes: int, problem: Exception | None) -> None:
         request.channel.charge(-held_bytes)
         if problem is None:
-            request.is_retry = True
-            self._serve_again(request.channel, functools.partial(self._serve, request))
+            self.serve_again(request)
         else:
-            self._send(request, self._refuse("request", request, problem))
+            self.fail(request, problem)
+
+    def serve_again(self, request: Request) -> None:
+        """Serve a request that has waited once more, from its start."""
+        request.is_retry = True
+        self._serve_again(request.channel, functools.partial(self.serve_request, request))
 
     def begin_long(self, function: LongFunction, request: Request) -> None:
         """Serve a request with ``function`` in slices, after the client's other long requests."""
@@ -400,8 +422,8 @@ class Registry:
                 wait = next(work)
         except StopIteration as end:
             reply = end.value
-        except Exception as error:  # noqa: BLE001 - as in _serve
-            reply = self._refuse("request", request, error)
+        except Exception as error:  # noqa: BLE001 - as in serve_request
+            reply = self._unserved(request, error)
         else:
             return wait
         if reply is not None:
@@ -419,6 +441,16 @@ class Registry:
         except Exception as error:  # noqa: BLE001 - a held request has no other handler
             self._unexpected(request, error)
             request.reply(Reply(code=ResponseCode.SYSTEM_ERROR, remark=_UNENCODABLE))
+
+    def _unserved(self, request: Request, error: Exception) -> Reply | None:
+        """The reply for an error of a request; None if the error passes the request on."""
+        if isinstance(error, ServedElsewhere):
+            try:
+                error.pass_on(request)
+            except Exception as failure:  # noqa: BLE001 - as in serve_request
+                return self._unserved(request, failure)
+            return None
+        return self._refuse("request", request, error)
 
     def _refuse(self, stage: Stage, request: Request, error: Exception) -> Reply:
         """The reply for an error, which is counted."""

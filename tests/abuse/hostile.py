@@ -149,6 +149,11 @@ def _lists(count: int) -> Iterator[tuple[Code, bytes]]:
     decision = {"decisionId": "d", "batchId": 1, "attempts": {"b": attempts}}
     yield Code.STAGE_DECIDE, _json(decision)
     yield Code.UPDATE_BROKER_CONFIG, b"".join(b"k%d=1\n" % n for n in numbers)
+    items = [{"gen": n, "bname": f"b{n}", "queueId": 0, "logicOffset": n} for n in numbers]
+    detail = {"topic": "Foreign", "bname": "b", "scope": "__global__", "totalQueues": count}
+    yield Code.UPDATE_AND_CREATE_STATIC_TOPIC, _json({**detail, "hostedQueues": {"0": items}})
+    hosted = {str(n): items[:1] for n in numbers}
+    yield Code.UPDATE_AND_CREATE_STATIC_TOPIC, _json({**detail, "hostedQueues": hosted})
     registration = _registration(count)
     yield Code.REGISTER_BROKER, registration.encode()
     yield Code.REGISTER_BROKER, registration.encode_compressed()

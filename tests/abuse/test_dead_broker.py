@@ -16,7 +16,7 @@ import headrace as library
 from headrace import Admin, Message, blocking
 from headrace.errors import ConnectFailed, MalformedAnswer
 from headrace_protocol.bodies import RegisterBrokerBody, TopicConfig, TopicConfigSerializeWrapper
-from headrace_protocol.codes import RequestCode
+from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.blocking import BlockingConnection
 from headrace_protocol.headers import RegisterBrokerHeader
 from headrace_protocol.serving import Reply
@@ -160,6 +160,8 @@ def _repeat(nameserver: str, script: Scripted, old: bytes, address: str) -> None
         return Reply(body=(bytes(response.body).replace(old, _json_text(address)),))
 
     script.answer(RequestCode.GET_BROKER_CLUSTER_INFO, answer)
+    unknown = Reply(code=ResponseCode.TOPIC_NOT_EXIST)
+    script.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, unknown)
 
 
 def _json_text(text: str) -> bytes:

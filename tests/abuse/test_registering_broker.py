@@ -21,12 +21,15 @@ from headrace_protocol.bodies import (
     GetBrokerMemberGroupResponseBody,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.fastjson import Written
 from headrace_protocol.serving import Reply
 from tests.support.nameserver import frame, register_header
 from tests.support.scripted import Scripted, scripted
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, MutableMapping
+    from collections.abc import AsyncIterator, Generator, MutableMapping
+
+    from headrace_protocol.drivers.aio import AsyncConnection
 
 MEMBERS = RequestCode.GET_BROKER_MEMBER_GROUP
 REGISTER = RequestCode.REGISTER_BROKER
@@ -42,12 +45,28 @@ class NoTopics:
         return {}
 
 
+class NoMappings:
+    """The part of a MappingTable that registration reads."""
+
+    data_version = DataVersion()
+
+    def infos(self) -> Generator[None, None, Written]:
+        yield
+        return Written("{}")
+
+
+async def no_look(_connection: AsyncConnection) -> None:
+    pass
+
+
 def registration(network: MemoryNetwork, nameserver: str) -> Registration:
     return Registration(
         BrokerConfig(broker_name="broker-a"),
         [nameserver],
         network,
         NoTopics(),  # type: ignore[arg-type]
+        NoMappings(),
+        no_look,
         OURS,
         ha_address="",
     )

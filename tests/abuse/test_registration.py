@@ -340,7 +340,7 @@ def test_queue_mappings_are_bounded_and_go_with_their_broker(
     def add(topic: str, queue_count: int) -> int:
         queues = dict.fromkeys(range(queue_count), 0)
         mapping = TopicQueueMappingInfo(topic=topic, bname="e", curr_id_map=queues)
-        body = register_body("T", "X", version=queue_count)
+        body = register_body(topic, "other", version=queue_count)
         body.topic_config_serialize_wrapper.topic_queue_mapping_info_map = {topic: mapping}
         header = register_header(name="e", address=EVIL)
         return server.ask(REGISTER, header, body.encode(), channel=stranger)[0].code

@@ -160,6 +160,8 @@ async def test_a_broker_finishes_in_this_order(tmp_path: Path) -> None:
     assert [service.finish for service in finishing if service.finish] == [
         parts.registration.unregister,
         parts.long_polling.answer_all,
+        parts.static.mappings.saved.finish,
+        parts.static.mappings.marks.saved.finish,
         topics.incarnations.saved.finish,
         topics.saved.finish,
         parts.groups.saved.finish,

@@ -257,7 +257,8 @@ PULLS = [
 OTHERS = [
     bad(9999, {}, 3, "request type 9999 not supported"),
     bad(Code.POP_MESSAGE, {}, 3, "request type 200050 not supported"),
-    bad(Code.UPDATE_AND_CREATE_STATIC_TOPIC, topic_fields(), 3, "513 not supported"),
+    *(bad(Code.UPDATE_AND_CREATE_STATIC_TOPIC, topic_fields(), 29, "STATIC_TOPIC", body=body)
+      for body in (b"", b"{", b"[]", b"\xff", b"null", b"[" * 100_000)),
     bad(Code.HEADRACE_HELLO, {}, 3, "not supported"),
     bad(-1, {}, 3, "request type -1 not supported"),
     *(bad(code, queue_fields(topic="Missing"), 17, "Missing", "create") for code in (30, 31, 32)),

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 KINDS = {
     "G_BCQ": PeerKind.INNER_BATCH,
     "G_COMPACT": PeerKind.COMPACTED,
-    "G_STATIC": PeerKind.STATIC,
 }
 # Apache's files; of a topic's folder in consumequeue only that there is none.
 KEPT = ("config/topicQueueMapping.json", "batchconsumequeue", "compaction", "consumequeue/G_BCQ")
@@ -128,12 +127,6 @@ def test_nothing_is_sent_to_them_and_nothing_changed(opened: BrokerUnderTest, to
     assert opened.topics.expect(topic) is config
 
 
-def test_a_topic_that_only_the_mapping_knows_is_not_made(opened: BrokerUnderTest) -> None:
-    opened.topics.delete("G_STATIC")
-    assert_refused(opened, "G_STATIC", RequestCode.SEND_MESSAGE_V2, send("G_STATIC"), body=b"new")
-    assert opened.topics.get("G_STATIC") is None
-
-
 def test_queues_of_inner_batches_are_not_taken_for_empty(opened: BrokerUnderTest) -> None:
     topic = "G_BCQ"
     place: dict[str, Any] = {"topic": topic, "queue_id": 0}
@@ -154,7 +147,7 @@ def test_queues_of_inner_batches_are_not_taken_for_empty(opened: BrokerUnderTest
     assert opened.offsets.query("g", topic, 0) == 8
 
 
-@pytest.mark.parametrize(("topic", "count"), [("G_COMPACT", 65), ("G_STATIC", 16)])
+@pytest.mark.parametrize(("topic", "count"), [("G_COMPACT", 65)])
 def test_the_others_are_read_from_the_log(opened: BrokerUnderTest, topic: str, count: int) -> None:
     found = 0
     for queue_id in range(opened.topics.expect(topic).read_queue_nums):

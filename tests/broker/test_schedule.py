@@ -212,7 +212,7 @@ async def test_undelivered_messages_are_counted_when_they_are_stored(
     delays.clock.ms += 1000
     with structlog.testing.capture_logs() as logs:
         with monkeypatch.context() as patch:
-            patch.setattr(InnerWriter, "append_now", refused)
+            patch.setattr(InnerWriter, "_append_to", refused)
             for _ in range(3):  # a delivery that is interrupted, and repeated
                 async with delays.running():
                     await delays.idle()

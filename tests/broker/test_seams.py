@@ -253,12 +253,13 @@ async def send_at_once(asking: Wire) -> list[int]:
 
 
 async def test_a_place_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add_line(monkeypatch, "places", lambda _topics: MovedTopic(TOPIC).place)
+    add_line(monkeypatch, "places", lambda _mappings: MovedTopic(TOPIC).place)
     async with running(tmp_path) as mq:
         await create(mq, TOPIC, OTHER)
-        with pytest.raises(BrokerError, match=OTHER_BROKER.address) as refused:
-            await send(mq, TOPIC, b"body")
-        assert refused.value.code == ResponseCode.NOT_LEADER_FOR_QUEUE
+        async with mq.producer(delivery_timeout_ms=0) as producer:
+            with pytest.raises(BrokerError, match=OTHER_BROKER.address) as refused:
+                await producer.send(Message(TOPIC, b"body"))
+            assert refused.value.code == ResponseCode.NOT_LEADER_FOR_QUEUE
         async with wire(mq) as asking:
             for code, fields in (
                 (RequestCode.SEND_MESSAGE_V2, send_fields(b=TOPIC)),
@@ -272,7 +273,7 @@ async def test_a_place_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 async def test_a_source_without_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add_line(monkeypatch, "sources", lambda _topics, _store: HiddenTopic(TOPIC).source)
+    add_line(monkeypatch, "sources", lambda _store: HiddenTopic(TOPIC).source)
     async with running(tmp_path) as mq:
         await create(mq, TOPIC, OTHER, queues=1)
         await send(mq, TOPIC, *BODIES)
@@ -321,8 +322,8 @@ async def test_all_of_them_together(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     add_line(monkeypatch, "takers", lambda _config: IdleTaker())
     add_line(monkeypatch, "followers", lambda parts: Copy(parts, TOPIC))
     add_line(monkeypatch, "services", lambda _parts: IdleService("idle", notes).service())
-    add_line(monkeypatch, "places", lambda _topics: MovedTopic("Moved").place)
-    add_line(monkeypatch, "sources", lambda _topics, _store: HiddenTopic("Hidden").source)
+    add_line(monkeypatch, "places", lambda _mappings: MovedTopic("Moved").place)
+    add_line(monkeypatch, "sources", lambda _store: HiddenTopic("Hidden").source)
     add_line(monkeypatch, "demands", lambda _parts: ParkingTopic(OTHER).demand())
     add_guard(monkeypatch, lambda parts: parts.registry.guard(Ban().refuse))
     async with running(tmp_path) as mq:

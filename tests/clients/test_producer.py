@@ -32,7 +32,10 @@ from headrace.errors import (
 from headrace.producer.block import BLOCK_BYTES
 from headrace.producer.encoding import Outgoing, SendTemplate
 from headrace.producer.faults import AVOID_S
-from headrace.producer.selector import QueueSelector, queue_index
+from headrace.producer.publication import Publication
+from headrace.producer.selector import queue_index
+from headrace.route import TopicRoute
+from headrace_protocol.bodies import BrokerData, QueueData, TopicRouteData
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import decode_header
@@ -95,19 +98,31 @@ def test_a_key_always_has_a_queue(key: str, queue_count: int) -> None:
     assert 0 <= queue_index(key, queue_count) < queue_count
 
 
-def queues(*broker_names: Any, count: int = 2) -> list[MessageQueue]:
-    return [MessageQueue("T", name, number) for name in broker_names for number in range(count)]
+def publication(*broker_names: str) -> Publication:
+    """Of a topic with two queues on each broker."""
+    data = TopicRouteData(
+        queue_datas=[
+            QueueData(broker_name=name, write_queue_nums=2, perm=6) for name in broker_names
+        ],
+        broker_datas=[
+            BrokerData(broker_name=name, broker_addrs={0: f"{name}:1"}) for name in broker_names
+        ],
+    )
+    return Publication("g", TopicRoute("T", data, 0))
 
 
 def test_messages_without_a_key_take_turns() -> None:
-    selector = QueueSelector(queues("a", "b"))
-    assert [selector.next() for _ in range(5)] == [*queues("a", "b"), queues("a")[0]]
+    found = publication("a", "b")
+    places = [found.target("", ()).queue for _ in range(5)]
+    assert [(queue.broker_name, queue.queue_id) for queue in places] == [
+        ("a", 0), ("a", 1), ("b", 0), ("b", 1), ("a", 0)
+    ]  # fmt: skip
 
 
 def test_brokers_to_avoid_are_left_out_while_there_is_another() -> None:
-    selector = QueueSelector(queues("a", "b"))
-    assert {selector.next({"a"}).broker_name for _ in range(8)} == {"b"}
-    assert {selector.next({"a", "b"}).broker_name for _ in range(8)} == {"a", "b"}
+    found = publication("a", "b")
+    assert {found.target("", {"a"}).broker_name for _ in range(8)} == {"b"}
+    assert {found.target("", {"a", "b"}).broker_name for _ in range(8)} == {"a", "b"}
 
 
 # -- frames ----------------------------------------------------------------------------------------
@@ -146,7 +161,7 @@ def test_a_frame_from_the_template_says_what_was_filled_in(
         reconsume_times=0,
         unit_mode=False,
         batch=batch,
-        broker_name="broker-a",
+        bname="broker-a",
     )
 
 

@@ -48,8 +48,12 @@ class Console:
 
         They name the broker, or begin with a message id.
         """
-        lines = self._ask("mqadmin", peer.nameserver, *command).splitlines()
+        lines = self.printed(peer, *command).splitlines()
         return sorted(ln for ln in lines if "broker-a" in ln or re.match("[0-9A-F]{32} ", ln))
+
+    def printed(self, peer: Peer, *command: str) -> str:
+        """All that the command prints."""
+        return self._ask("mqadmin", peer.nameserver, *command)
 
     def join(self, nameserver: str, group: str, topic: str, *words: str) -> str:
         """Start a member of a group; returns its client id. words: see Members.java."""

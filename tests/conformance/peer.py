@@ -108,7 +108,8 @@ def driver_command(
     """Start of the command line of one of our Java programs.
 
     main: class below ``headrace``.
-    home: where the official client keeps the offsets of broadcasting consumers.
+    home: where the official client keeps the offsets of broadcasting consumers, and mqadmin its
+        files.
     codec: the client's header codec, ``"JSON"`` or ``"ROCKETMQ"``.
     options: more of the JVM's.
     """
@@ -116,6 +117,8 @@ def driver_command(
     return [
         "java",
         f"-Duser.home={home}",
+        # mqadmin leaves files there.
+        f"-Djava.io.tmpdir={home}",
         f"-Drocketmq.serialize.type={codec}",
         # A consumer that misses its first rebalance tries again only after this; default 20 s.
         "-Drocketmq.client.rebalance.waitInterval=5000",

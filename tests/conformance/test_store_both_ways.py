@@ -38,13 +38,15 @@ TOPICS = [
     *("G_PLAIN", "G_TAGS", "G_UTF8", "G_BIG", "G_BATCH", "G_ONEWAY", "G_SHARD", "G_ORDER"),
     *("G_RETRY", "G_TX", "%RETRY%g_retry", "%DLQ%g_retry"),
 ]
+# To which both brokers write more.
+STATIC = "G_STATIC"
 # Here Apache's broker goes on by itself: what is due is delivered, what is undecided asked for.
 BUSY_TOPICS = [
     *("G_DELAY", "G_TIMER", "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"),
     *("RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"),
 ]
-# Static, compacted and inner-batch topics, which headrace keeps for Apache's broker.
-KEPT_TOPICS = ["G_STATIC", "G_COMPACT", "G_BCQ"]
+# Compacted and inner-batch topics, which headrace keeps for Apache's broker.
+KEPT_TOPICS = ["G_COMPACT", "G_BCQ"]
 GROUPS = ["g_push", "g_retry", "g_orderly", "g_lite"]
 # What mqadmin prints the same of both brokers.
 TABLES = [
@@ -87,6 +89,13 @@ async def write(nameserver: str) -> None:
         await producer.send(Message(NEW, b"large " * 20_000, key="large"))
 
 
+async def write_static(nameserver: str) -> None:
+    async with Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer:
+        for number in range(20):
+            sent = await producer.send(Message(STATIC, b"static %d" % number, key=f"s-{number}"))
+            assert sent.queue.broker_name == "__syslo__global__"
+
+
 async def be_refused(nameserver: str, topics: Iterable[str]) -> None:
     """Neither sends nor deletions get through to topics that only Apache's broker serves."""
     refusal = "which this broker keeps for Apache RocketMQ"
@@ -115,8 +124,11 @@ def test_a_store_with_every_kind_of_message(ending: str, console: Console, tmp_p
             "no timer fired",
         )
         ours = console.dump(peer, [*topics, *BUSY_TOPICS], GROUPS)
-        static = console.dump(peer, ["G_STATIC"], GROUPS)
-        assert places(static) == places_of(written, "G_STATIC")
+        before = console.dump(peer, [STATIC], GROUPS)
+        assert places(before) == places_of(written, STATIC)
+        run(write_static, peer.nameserver)
+        static = console.dump(peer, [STATIC], GROUPS)
+        assert of_kind(before, "message") < of_kind(static, "message")
         tables = [console.mqadmin(peer, *command) for command in TABLES]
         peer.daemons["broker"].stop()
     found = by_topic(ours)
@@ -130,6 +142,10 @@ def test_a_store_with_every_kind_of_message(ending: str, console: Console, tmp_p
         assert places(console.dump(peer, KEPT_TOPICS, GROUPS)) == places_of(written, *KEPT_TOPICS)
         theirs = console.dump(peer, [*topics, *BUSY_TOPICS], GROUPS)
         assert quiet(theirs) == quiet(ours)
+        assert quiet(console.dump(peer, [STATIC], GROUPS)) == quiet(static)
+        run(write_static, peer.nameserver)
+        more = of_kind(console.dump(peer, [STATIC], GROUPS), "message")
+        assert by_topic(more)[STATIC] == by_topic(static)[STATIC] + 20
         assert of_kind(ours, "message") <= theirs
         wait_until(
             lambda: [console.mqadmin(peer, *command) for command in TABLES] == tables,
@@ -141,6 +157,7 @@ def test_a_store_with_every_kind_of_message(ending: str, console: Console, tmp_p
     with quick_peer("headrace", store=store, settings=GOLDEN_SETTINGS) as peer:
         again = console.dump(peer, topics, GROUPS)
         assert of_kind(again, "message", "offset") == of_kind(quiet(ours), "message", "offset")
+        assert of_kind(console.dump(peer, [STATIC], GROUPS), "message") == more
 
 
 def wait_until(is_so: Callable[[], bool], otherwise: str) -> None:
@@ -164,7 +181,6 @@ def places_of(written: dict[str, Any], *topics: str) -> list[tuple[str, ...]]:
 
 # Made by Apache's broker, from what mqadmin is told.
 K_TOPICS = {
-    "K_STATIC": ("updateStaticTopic", "-c", "DefaultCluster", "-qn", "2", "-t", "K_STATIC"),
     "K_COMPACT": (
         *("updateTopic", "-c", "DefaultCluster", "-r", "2", "-w", "2", "-t", "K_COMPACT"),
         *("-a", "+cleanup.policy=COMPACTION"),
@@ -204,8 +220,8 @@ def test_topics_of_kinds_that_only_apaches_broker_serves(console: Console, tmp_p
 
     with quick_peer("headrace", store=store, settings={}) as peer:
         run(be_refused, peer.nameserver, K_TOPICS)
-        ours = console.dump(peer, [NEW, "K_STATIC", "K_COMPACT"], GROUPS)
-        assert by_topic(ours) == {NEW: WRITTEN, "K_STATIC": K_MESSAGES, "K_COMPACT": K_MESSAGES}
+        ours = console.dump(peer, [NEW, "K_COMPACT"], GROUPS)
+        assert by_topic(ours) == {NEW: WRITTEN, "K_COMPACT": K_MESSAGES}
         assert {line for line in of_kind(ours, "message") if "\tK_COMPACT\t" not in line} <= theirs
         run(write, peer.nameserver)
 

@@ -209,3 +209,14 @@ def test_config_files_of_the_peer_keep_every_byte() -> None:
     assert len(files) > 12
     for name, data in files.items():
         assert fastjson.dumps(fastjson.loads(data), pretty=b"\n" in data) == data, name
+
+
+def test_maps_of_numbers_are_written_like_any_other() -> None:
+    numbers = {10: 1, 2: -3}
+    assert fastjson.dumps(numbers) == b"{10:1,2:-3}"
+    assert fastjson.dumps(numbers, strict=True) == b'{"10":1,"2":-3}'
+    assert fastjson.dumps(numbers, pretty=True) == b"{\n\t10:1,\n\t2:-3\n}"
+    for other in ({1: True}, {1: None}, {"1": 1}, {True: 1}, {1: 2, "b": 3}, {}):
+        with_text = fastjson.dumps({**other, "z": "z"})
+        written = fastjson.dumps(other)
+        assert with_text.startswith(written[:-1])

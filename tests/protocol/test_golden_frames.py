@@ -32,7 +32,6 @@ NOT_SERVED = {
     "CHECK_TRANSACTION_STATE",
     "POP_MESSAGE",
     "ACK_MESSAGE",
-    "UPDATE_AND_CREATE_STATIC_TOPIC",
 }
 # Requests whose answers we have no struct for, since we do not serve them.
 FREE_ANSWERS = {"POP_MESSAGE"}

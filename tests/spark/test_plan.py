@@ -165,7 +165,8 @@ def test_the_sizes_of_few_messages_are_exact(cluster: Cluster, producer: blockin
     queues = cluster.queues(Topics(("exact",)))
     max_offset = cluster.max_offsets(queues)[queue]
     some = {queue: Range(max_offset - 30, max_offset)}
-    curve = size_curves(cluster, queues, some, 1)[queue]
+    parts = cluster.parts(some, queues)[queue]
+    curve = size_curves(cluster, parts, 1)[queue]
     units = cluster.units([(queue, max_offset - 30)], 30, queues)
     assert curve.total_bytes == sum(each.physic_size for units in units.values() for each in units)
 

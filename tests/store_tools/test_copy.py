@@ -18,8 +18,11 @@ from headrace_broker.store_tools.log_reader import LogDamage
 from headrace_broker.store_tools.stat import store_stat, topic_stats
 from headrace_broker.topics.incarnations import Incarnations
 from headrace_protocol import fastjson
+from headrace_protocol.bodies import DataVersion
 from headrace_protocol.message import StoredMessage, encode_properties
+from headrace_protocol.statictopic.mapping import decode_file, encode_file
 from headrace_protocol.system_topics import SCHEDULE_TOPIC
+from tests.broker.test_static_changes import led_here
 from tests.support.damage import contents, quiet
 from tests.support.golden import copy_golden_store, golden_settings, golden_store
 from tests.support.stores import (
@@ -116,6 +119,10 @@ def test_progress_and_topics_come_along(root: Path) -> None:
     )
     ConfigFile(config / "subscriptionGroup.json").save(b'{"subscriptionGroupTable":{"g":{}}}')
     ConfigFile(config / "topicIncarnation.json").save(b'{"A":"1f","B":"2f"}')
+    ConfigFile(config / "staticTopic.json").save(b'{"A":"static-1","B":"static-2"}')
+    ConfigFile(config / "topicQueueMapping.json").save(
+        encode_file({name: led_here(topic=name) for name in "AB"}, DataVersion())
+    )
     copied(root, "A")
     tables = {
         path.name: fastjson.loads(ConfigFile(path).load() or b"")
@@ -126,7 +133,11 @@ def test_progress_and_topics_come_along(root: Path) -> None:
         "consumerOffset.json": {"groupTopicMap": {"g": ["A"]}, "offsetTable": {"A@g": {0: 5}}},
         "subscriptionGroup.json": {"subscriptionGroupTable": {"g": {}}},
         "topicIncarnation.json": {"A": "1f"},
+        "staticTopic.json": {"A": "static-1"},
+        "topicQueueMapping.json": tables["topicQueueMapping.json"],
     }
+    mappings, _ = decode_file(fastjson.dumps(tables["topicQueueMapping.json"]))
+    assert mappings == {"A": led_here(topic="A")}
     ids = ConfigFile(root.with_name("copy") / "config" / "topicIncarnation.json")
     assert Incarnations(ids, ["A"], lambda: 0).of("A") == "1f"
 

@@ -18,8 +18,11 @@ from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.followers.position_file import Position, PositionFile
 from headrace_broker.store_tools.directory import StoreDirectory, disk_bytes, open_directory
 from headrace_broker.store_tools.fsck import check, repair
+from headrace_protocol.bodies import DataVersion
 from headrace_protocol.columns import encode_records
 from headrace_protocol.staging import Decision, StagedAttempt
+from headrace_protocol.statictopic.mapping import encode_file
+from tests.broker.test_static_changes import led_here
 from tests.support.damage import TOPICS_TEXT, contents, quiet
 from tests.support.golden import STORES, copy_golden_store, golden_settings
 from tests.support.stores import HOST, crash, open_store, put, query_index, small_settings
@@ -265,6 +268,19 @@ def test_a_torn_table_comes_back_from_its_backup(root: Path) -> None:
     assert saved is not None
     assert (saved / "config/topics.json").stat().st_size == 9
     assert config.load() == TOPICS_TEXT
+
+
+def test_a_mapping_that_a_broker_refuses_is_found(root: Path) -> None:
+    config = ConfigFile(root / "config/topicQueueMapping.json")
+    good = encode_file({"T": led_here()}, DataVersion())
+    config.save(good)
+    config.save(good.replace(b'"queueId":1', b'"queueId":0'))
+    with open_directory(root, small_settings(root)) as directory:
+        (found,) = check(directory, quiet).findings
+        assert "queueId 0 on broker-a is used twice" in found.problem
+        assert "backup is intact" in found.problem
+        repair(directory, check(directory, quiet).damage, quiet)
+    assert config.load() == good
 
 
 def test_what_was_replaced_is_kept(root: Path) -> None:

@@ -17,7 +17,7 @@ import trio
 
 from headrace_daemon.network import MemoryNetwork, TcpNetwork
 from headrace_daemon.serving.server import RemotingServer
-from headrace_protocol.bodies import BrokerData, QueueData, TopicRouteData
+from headrace_protocol.bodies import BrokerData, QueueData, TopicQueueMappingInfo, TopicRouteData
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.header_codecs import decode_header
 from headrace_protocol.headers import SendMessageResponseHeader
@@ -204,6 +204,32 @@ def route(*brokers: Scripted, queues: int = 1, perm: int = 6) -> Reply:
         ],
     )
     return Reply(body=(data.encode(strict=True),))
+
+
+def static_route(
+    *brokers: Scripted, leads: list[list[int]], total: int, perm: int = 6, away: int = 0
+) -> Reply:
+    """The route of a static topic.
+
+    leads: by broker, the queues that it leads, in ascending order of epoch. away: so many of the
+        last brokers have no address.
+    """
+    names = [f"broker-{number}" for number in range(len(leads))]
+    plain = TopicRouteData.decode(route(*brokers, perm=perm).body[0])
+    live = names[: len(leads) - away]
+    plain.queue_datas = [part for part in plain.queue_datas if part.broker_name in live]
+    plain.broker_datas = [part for part in plain.broker_datas if part.broker_name in live]
+    plain.topic_queue_mapping_by_broker = {
+        name: TopicQueueMappingInfo(
+            topic="T",
+            bname=name,
+            total_queues=total,
+            epoch=epoch,
+            curr_id_map={queue: 100 + queue for queue in queues},
+        )
+        for epoch, (name, queues) in enumerate(zip(names, leads, strict=True), 1)
+    }
+    return Reply(body=(plain.encode(strict=True),))
 
 
 @contextlib.asynccontextmanager

@@ -62,6 +62,7 @@ REQUEST_HEADERS: dict[int, type[msgspec.Struct]] = {
     Code.QUERY_DATA_VERSION: headers.QueryDataVersionHeader,
     Code.ADD_WRITE_PERM_OF_BROKER: headers.WritePermOfBrokerHeader,
     Code.GET_TOPIC_CONFIG: headers.GetTopicConfigHeader,
+    Code.UPDATE_AND_CREATE_STATIC_TOPIC: headers.CreateStaticTopicHeader,
     Code.LITE_PULL_MESSAGE: headers.PullMessageHeader,
     Code.GET_BROKER_MEMBER_GROUP: headers.GetBrokerMemberGroupHeader,
     Code.BROKER_HEARTBEAT: headers.BrokerHeartbeatHeader,

@@ -10,6 +10,7 @@ import pytest
 
 import headrace
 from tests.support.documents import ROOT, blocks, run_blocks
+from tests.support.running_brokers import brokers_in_thread
 
 pytestmark = pytest.mark.slow
 
@@ -32,6 +33,11 @@ _LINK = re.compile(r"\]\(([^)#:]+)\)")
 def test_every_example_runs(document: str, tmp_path: Path) -> None:
     with headrace.embedded() as mq:
         run_blocks(document, tmp_path, mq.nameserver, Path(sys.executable))
+
+
+def test_the_examples_of_static_topics_run(tmp_path: Path) -> None:
+    with brokers_in_thread(tmp_path, ["broker-a", "broker-b", "broker-c"]) as nameserver:
+        run_blocks("docs/static-topics.md", tmp_path, nameserver, Path(sys.executable))
 
 
 def test_each_document_has_examples() -> None:

@@ -60,6 +60,10 @@ class _Table:
             offsets[queue_id] = offset
             self.changed[key] = None
 
+    def remove(self, key: Key, queue_id: int) -> None:
+        del self.offsets[key][queue_id]
+        self.changed[key] = None
+
     def delete(self, key: Key) -> None:
         if self.offsets.pop(key, None) is not None:
             self.changed[key] = None
@@ -152,6 +156,12 @@ class ConsumerOffsets:
         if self._commits % _COMMITS_PER_VERSION == 0:
             self.data_version = next_version(self.data_version, self._now_ms())
         return True
+
+    def withdraw(self, group: str, topic: str, queue_id: int) -> None:
+        """Remove the committed offset of ``group`` in a queue, as if it had committed nothing."""
+        if queue_id in self._committed.offsets.get((topic, group), ()):
+            self._committed.remove((topic, group), queue_id)
+            self._is_dirty = True
 
     def commit_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Record that ``group`` has received the messages before ``offset``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -12,7 +13,7 @@ from headrace_broker.store.errors import RecordTooLarge, StoreBusy, StoreNotWrit
 from headrace_protocol.message import decode_host
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from headrace_broker.inner.waiting import WaitingQueue
     from headrace_broker.store.message_store import MessageStore
@@ -52,6 +53,19 @@ class InnerMessage(NamedTuple):
         return f"{host}:{port}"
 
 
+class DeliverLater(Exception):
+    """Another broker can't take a message now."""
+
+
+# Delivers a message to another broker; returns why that refuses it, "" if it has it. Raises
+# DeliverLater.
+Deliver = Callable[[InnerMessage], Awaitable[str]]
+# Where a message of a topic and queue goes: a queue of this broker, or another broker.
+FindTarget = Callable[[str, int], int | Deliver]
+# What is stored here instead of a message that another broker refuses, and why it does.
+Redirect = Callable[[InnerMessage, str], InnerMessage]
+
+
 class InnerWriter:
     """The one way into the log for services; it waits where a client would be refused.
 
@@ -63,11 +77,15 @@ class InnerWriter:
         store: MessageStore,
         on_stored: Callable[[str, int, int], None],
         host_log: HostLog,
+        find_target: FindTarget,
+        redirect: Redirect,
     ) -> None:
         self._store = store
         self._write_path = store.write_path
         self._on_stored = on_stored
         self._host_log = host_log
+        self._find_target = find_target
+        self._redirect = redirect
 
     async def append(
         self, messages: Sequence[InnerMessage], note: Callable[[int, int], None]
@@ -77,17 +95,26 @@ class InnerWriter:
         note: called with the number of each message and its physical offset as soon as it is
         appended. From then on the record reaches the log even if this call is cancelled, so a
         caller that repeats itself leaves it out. The offset is -1 for a message that is too large
-        to be stored, which is logged.
+        to be stored, which is logged, and for one that another broker has stored.
 
-        While the disk is full or a taker is behind, this waits and retries.
+        While the disk is full, a taker is behind or another broker away, this waits and retries.
         """
         done = 0
         while done < len(messages):
+            message = messages[done]
+            target = self._find_target(message.topic, message.queue_id)
             try:
+                if not isinstance(target, int):
+                    reason = await target(message)
+                    if reason:
+                        await self.append([self._redirect(message, reason)], lambda *_: None)
+                    note(done, -1)
+                    done += 1
+                    continue
                 if self._write_path.pressure():
                     await self._write_path.wait_for_room()
                 done = self._append_slice(messages, done, note)
-            except (StoreBusy, StoreNotWritable):
+            except (StoreBusy, StoreNotWritable, DeliverLater):
                 await trio.sleep(RETRY_S)
             else:
                 await trio.lowlevel.checkpoint()
@@ -107,7 +134,11 @@ class InnerWriter:
         done = start
         try:
             while done < len(messages) and (done == start or perf_counter() < end_s):
-                physical_offset = self._append_one(messages[done])
+                message = messages[done]
+                queue_id = self._find_target(message.topic, message.queue_id)
+                if not isinstance(queue_id, int):
+                    break
+                physical_offset = self._append_one(message, queue_id)
                 done += 1
                 note(done - 1, physical_offset)
         except (StoreBusy, StoreNotWritable):
@@ -119,10 +150,10 @@ class InnerWriter:
                 self._write_path.publish()
         return done
 
-    def _append_one(self, message: InnerMessage) -> int:
+    def _append_one(self, message: InnerMessage, queue_id: int) -> int:
         """Append a message; its physical offset, -1 if it is too large."""
         try:
-            return self.append_now(message)
+            return self._append_to(queue_id, message)
         except RecordTooLarge as error:
             self._host_log.error(
                 message.client, "message can't be stored", topic=message.topic, reason=str(error)
@@ -130,9 +161,17 @@ class InnerWriter:
             return -1
 
     def append_now(self, message: InnerMessage) -> int:
-        """Append a message in the current turn; returns its physical offset. Raises StoreError."""
+        """Append a message for this broker in the current turn; returns its physical offset.
+
+        Raises StoreError.
+        """
+        queue_id = self._find_target(message.topic, message.queue_id)
+        assert isinstance(queue_id, int)
+        return self._append_to(queue_id, message)
+
+    def _append_to(self, queue_id: int, message: InnerMessage) -> int:
         physical_offset = self._write_path.append(
-            self._store.queue(message.topic, message.queue_id),
+            self._store.queue(message.topic, queue_id),
             message.body,
             message.properties,
             message.tags_code,

@@ -171,7 +171,7 @@ class AdminBrokerProcessor:
         self._config_version = next_version(self._config_version, self._now_ms())
         self._store.cleaner.retention = self._config.retention()
         if "brokerPermission" in changes:
-            self._topics.permission_changed()
+            self._topics.registration_changed()
         self._changes.info(request.channel.address, "settings changed", **changes)
         return Reply()
 

@@ -6,7 +6,7 @@ Source: docs/protocol.md "Topics"; tests/broker/test_admin_topics.py.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -19,7 +19,6 @@ from headrace_protocol.bodies import (
     CreateTopicListRequestBody,
     MessageQueue,
     TopicConfig,
-    TopicConfigAndQueueMapping,
     TopicOffset,
 )
 from headrace_protocol.bounds import check_items, check_marks
@@ -37,7 +36,7 @@ from headrace_protocol.headers import (
 from headrace_protocol.serving import Reply, all_ready
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterable
 
     from headrace_broker.config import BrokerConfig
     from headrace_broker.consumer.long_polling import LongPolling
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.topics.table import TopicTable
     from headrace_daemon.host_log import HostLog
+    from headrace_protocol.bodies import DataVersion
     from headrace_protocol.errors import NotReady
     from headrace_protocol.serving import LongWork, Registry, Request
 
@@ -55,6 +55,28 @@ _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 _NAMED_MAX = 10
 # Lookups per slice, less than half a millisecond.
 _QUEUES_AT_ONCE = 256
+
+
+class Mappings(Protocol):
+    """What static topics add to the requests about topics."""
+
+    data_version: DataVersion
+
+    def detail(self, topic: str) -> fastjson.Written | None:
+        """The encoded mapping of a topic; None without one."""
+
+    def details(self, topics: Iterable[str]) -> Generator[None, None, fastjson.Written]:
+        """The encoded mappings of topics, in slices."""
+
+
+class Deletion(Protocol):
+    """What else is deleted with a topic."""
+
+    def before_delete(self, topic: str) -> Generator[NotReady | None, None, None]:
+        """Runs before the topic is deleted. Raises RequestError."""
+
+    def after_delete(self, topic: str, then: Callable[[Exception | None], None]) -> None:
+        """Runs when the deletion is on disk; calls back at its end, or with its error."""
 
 
 class AdminTopicsProcessor:
@@ -71,8 +93,12 @@ class AdminTopicsProcessor:
         statistics: BrokerStatistics,
         changes: HostLog,
         when_registered: Callable[[Callable[[], None]], None],
+        mappings: Mappings,
+        deletion: Deletion,
     ) -> None:
         """when_registered: calls back once all changes so far are registered at the nameservers."""
+        self._mappings = mappings
+        self._deletion = deletion
         self._changes = changes
         self._when_registered = when_registered
         self._config = config
@@ -146,8 +172,16 @@ class AdminTopicsProcessor:
         for warning in warnings[:_NAMED_MAX]:
             self._changes.warning(client, "topic has unreachable messages", reason=warning)
 
-    def _reply_when_registered(self, request: Request, reply: Reply) -> None:
-        """Reply once the change is on disk and registered at the nameservers."""
+    def _reply_when_registered(
+        self,
+        request: Request,
+        reply: Reply,
+        then: Callable[[Callable[[Exception | None], None]], None] | None = None,
+    ) -> None:
+        """Reply once the change is on disk and registered at the nameservers.
+
+        then: run between the two.
+        """
 
         def on_saved(error: Exception | None) -> None:
             if error is None:
@@ -155,18 +189,20 @@ class AdminTopicsProcessor:
             else:
                 request.reply(not_saved(error))
 
-        self._topics.when_saved(on_saved)
+        def on_topics_saved(error: Exception | None) -> None:
+            if error is None and then is not None:
+                then(on_saved)
+            else:
+                on_saved(error)
+
+        self._topics.when_saved(on_topics_saved)
 
     def _merged(self, topic: TopicConfig) -> TopicConfig:
         """A topic with its attribute changes applied. Raises RequestError if it is invalid."""
         check_config(topic)
         name = topic.topic_name
-        self._topics.check_changeable(name)
-        if self._topics.is_system(name):
-            raise RequestError(
-                ResponseCode.INVALID_PARAMETER,
-                f"The topic[{name}] is conflict with system topic: choose another name",
-            )
+        self._topics.check_puttable(name)
+        self._topics.check_changeable(name, topic)
         if topic.topic_filter_type not in _FILTER_TYPES:
             raise RequestError(
                 ResponseCode.INVALID_PARAMETER,
@@ -225,19 +261,15 @@ class AdminTopicsProcessor:
                 yield None
         return None
 
-    def delete(self, request: Request) -> Generator[None, None, None]:
+    def delete(self, request: Request) -> LongWork:
         """DELETE_TOPIC_IN_BROKER: the topic, its queues and the groups' progress in it."""
         name = request.header(DeleteTopicHeader).topic
         if not name.strip():
             raise RequestError(
                 ResponseCode.INVALID_PARAMETER, "The specified topic is blank: name the topic"
             )
-        if self._topics.is_system(name):
-            raise RequestError(
-                ResponseCode.INVALID_PARAMETER,
-                f"The topic[{name}] is conflict with system topic: the broker needs it",
-            )
-        self._topics.check_changeable(name)
+        self._topics.check_deletable(name)
+        yield from self._deletion.before_delete(name)
         # The table first, so that the topic can't be written or read while the rest is deleted.
         with self._topics.deleting(name) as existed:
             if existed:
@@ -247,7 +279,9 @@ class AdminTopicsProcessor:
                 self._offsets.delete_topic(name)
                 self._statistics.topic_deleted(name)
                 self._changes.info(request.channel.address, "topic deleted", topic=name)
-        self._store.when_all_flushed(lambda: self._reply_when_registered(request, Reply()))
+        after = functools.partial(self._deletion.after_delete, name)
+        self._store.when_all_flushed(lambda: self._reply_when_registered(request, Reply(), after))
+        return None
 
     # -- reads -------------------------------------------------------------------------------------
 
@@ -258,14 +292,21 @@ class AdminTopicsProcessor:
         topics = list(wrapper.topic_config_table.items())
         start = header.topic_seq or 0
         end = start + header.max_topic_num if header.max_topic_num else None
-        body = wrapper.with_table((yield from fastjson.dumps_sliced(topics[start:end])))
+        table = yield from fastjson.dumps_sliced(topics[start:end])
+        details = yield from self._mappings.details(name for name, _ in topics[start:end])
+        wrapper.mapping_data_version = self._mappings.data_version
+        body = wrapper.with_table(table, details)
         total = GetAllTopicConfigResponseHeader(total_topic_num=len(topics))
         return Reply(total, (body.text.encode(),))
 
     def config(self, request: Request) -> None:
-        """GET_TOPIC_CONFIG: one topic."""
-        topic = self._topics.expect(request.header(GetTopicConfigHeader).topic)
-        body = TopicConfigAndQueueMapping(**msgspec.structs.asdict(topic)).encode()
+        """GET_TOPIC_CONFIG: one topic, with its mapping if the request asks for it."""
+        header = request.header(GetTopicConfigHeader)
+        topic = self._topics.expect(header.topic)
+        body = topic.encode()
+        if header.logical and (detail := self._mappings.detail(topic.topic_name)) is not None:
+            fields = msgspec.to_builtins(topic) | {"mappingDetail": detail}
+            body = fastjson.dumps(dict(sorted(fields.items())))
         incarnation = self._topics.incarnations.of(topic.topic_name)
 
         def on_saved(error: Exception | None) -> None:

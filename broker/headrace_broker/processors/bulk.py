@@ -27,7 +27,7 @@ from headrace_protocol.system_topics import RETRY_PREFIX
 if TYPE_CHECKING:
     from headrace_broker.message_demands import MessageDemands
     from headrace_broker.processors.pull import PullProcessor, PullTarget
-    from headrace_broker.processors.send import SendProcessor
+    from headrace_broker.processors.send import SendProcessor, SendTarget
     from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.store_source import GetResult
@@ -65,7 +65,7 @@ class BulkProcessor:
     def send(self, request: Request) -> Reply | None:
         """Store all records of a block, or none."""
         header = request.header(BulkSendHeader)
-        records, _ = self.check(request, header)
+        records, target = self.check(request, header)
         try:
             queue_offset, physical_offset = self._store.write_path.append_records(records)
         except StoreError as error:
@@ -73,13 +73,13 @@ class BulkProcessor:
         self._statistics.put(header.topic, header.count, records.body_bytes)
         answer = SendMessageResponseHeader(
             msg_id=encode_offset_message_id(self._store.settings.store_host, physical_offset),
-            queue_id=header.queue_id,
-            queue_offset=queue_offset,
+            queue_id=target.queue_id,
+            queue_offset=target.client_offset(queue_offset),
         )
         return self._sends.reply_confirmed(request, Reply(answer))
 
-    def check(self, request: Request, header: BulkSendHeader) -> tuple[EncodedRecords, int]:
-        """The checked records of a request, and the flags that the topic adds to each.
+    def check(self, request: Request, header: BulkSendHeader) -> tuple[EncodedRecords, SendTarget]:
+        """The checked records of a request, and where they go.
 
         Raises RequestError.
         """
@@ -93,7 +93,7 @@ class BulkProcessor:
         self._demands.check_block(
             header.topic, target.queue.queue_id, list(records.distinct_properties)
         )
-        return records, target.sys_flag
+        return records, target
 
     def _check_header(self, header: BulkSendHeader) -> None:
         if len(self._store.settings.store_host) != 8:
@@ -122,7 +122,7 @@ class BulkProcessor:
         return self._pulls.serve(request, header, target, self._get, _found)
 
     def _get(self, header: BulkPullHeader, target: PullTarget, queue_offset: int) -> GetResult:
-        return target.source.get_bulk(
+        return target.reader.get_bulk(
             queue_offset,
             min(max(header.max_msg_nums, 1), _COUNT_MAX),
             min(header.max_msg_bytes, _RECORDS_BYTES_MAX),
@@ -152,6 +152,7 @@ def _found(_request: Request, code: ResponseCode, result: GetResult) -> Reply:
             layout=result.layout,
             first_physical_offset=result.first_physical_offset,
             has_queue_offsets=result.has_queue_offsets,
+            offset_delta=result.offset_delta,
         ),
         tuple(result.buffers),
         code,

@@ -55,6 +55,10 @@ _MEMORY_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 # A heartbeat with more groups is handled in slices.
 _GROUPS_AT_ONCE = 100
 
+# With lo=false, removes what a group has committed in a queue: the leader of a static topic's queue
+# asks for it, and Apache's broker takes such an offset for none.
+_WITHDRAWN = -1
+
 # Locks per slice, half a millisecond.
 _LOCKS_AT_ONCE = 128
 
@@ -241,6 +245,9 @@ class ClientProcessor:
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"Group {group} not exist! Send a heartbeat first, or create the group",
             )
+        if header.commit_offset == _WITHDRAWN and header.logical is False:
+            self._offsets.withdraw(group, topic, header.queue_id)
+            return Reply()
         if header.commit_offset < 0:
             raise RequestError(
                 ResponseCode.INVALID_PARAMETER,

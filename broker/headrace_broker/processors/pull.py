@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from headrace_broker.consumer.offsets import ConsumerOffsets
     from headrace_broker.consumer.pull_watch import LastPull, PullWatch
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
-    from headrace_broker.queue_directory import QueueDirectory, Source
+    from headrace_broker.queue_directory import Progress, QueueDirectory, Reader
     from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.topics.table import TopicTable
@@ -73,7 +73,7 @@ _ANSWERED_AT_END = (GetStatus.FOUND, GetStatus.OFFSET_RESET)
 
 _FOUND = (
     b'{"code":0,"extFields":{"suggestWhichBrokerId":"0","groupSysFlag":"0",'
-    b'"nextBeginOffset":"%d","maxOffset":"%d","minOffset":"%d","topicSysFlag":"0"},"flag":1,'
+    b'"nextBeginOffset":"%d","maxOffset":"%d","minOffset":"%d",%b"topicSysFlag":"0"},"flag":1,'
     b'"language":"PYTHON","opaque":%d,"remark":"FOUND","serializeTypeCurrentRPC":"JSON",'
     b'"version":513}'
 )
@@ -90,11 +90,13 @@ AnswerResult = Callable[["Request", ResponseCode, GetResult], Reply | None]
 class PullTarget(NamedTuple):
     """A queue that a group may read, and the tags that it wants.
 
-    queue: where pulls wait. source: where they read. last_pull: noted for ``PullWatch``.
+    queue: where pulls wait. reader: where they read. progress: where the group's is kept.
+    last_pull: noted for ``PullWatch``.
     """
 
     queue: StoreQueue
-    source: Source
+    reader: Reader
+    progress: Progress
     tags: frozenset[int] | None
     last_pull: LastPull
 
@@ -138,12 +140,10 @@ class _HeldPull(HeldRequest, Generic[Header]):
     def _try_answer(self, may_wait: bool) -> bool:
         position, header, target = self.position, self._header, self._target
         try:
-            result = self._processor.take_reset(header, target.source) or self._get(
-                header, target, position
-            )
+            result = take_reset(header, target) or self._get(header, target, position)
         except NotReady:
             # The messages have left memory meanwhile; the client's next pull waits for the disk.
-            result = _no_match(target.source, position)
+            result = _no_match(target.reader, position)
             may_wait = False
         is_at_end = result.next_offset >= result.max_offset
         if may_wait and is_at_end and result.status not in _ANSWERED_AT_END:
@@ -152,7 +152,7 @@ class _HeldPull(HeldRequest, Generic[Header]):
                 self.position = result.next_offset
             return False
         request, answer = self.request, self._answer
-        reply = self._processor.answer(request, header, position, result, answer)
+        reply = self._processor.answer(request, header, target, position, result, answer)
         if reply is not None:
             request.reply(reply)
         return True
@@ -203,7 +203,7 @@ class PullProcessor:
 
     def _get(self, header: PullMessageHeader, target: PullTarget, queue_offset: int) -> GetResult:
         bytes_max = min(max(header.max_msg_bytes or 0, _BODY_BYTES), _BODY_BYTES_MAX)
-        return target.source.get(
+        return target.reader.get(
             queue_offset,
             min(header.max_msg_nums, _COUNT_MAX),
             bytes_max,
@@ -226,7 +226,7 @@ class PullProcessor:
         """
         commits = header.sys_flag & _COMMIT_OFFSET and not request.is_retry
         if commits and header.commit_offset >= 0:
-            self._offsets.commit(
+            target.progress.commit(
                 header.consumer_group,
                 header.topic,
                 header.queue_id,
@@ -235,19 +235,11 @@ class PullProcessor:
         last_pull = target.last_pull
         last_pull.look, last_pull.address = self._watch.look, request.channel.address
         position = header.queue_offset
-        result = self.take_reset(header, target.source) or get(header, target, position)
+        result = take_reset(header, target) or get(header, target, position)
         if header.sys_flag & _SUSPEND and _is_held(result.status, position):
             self._hold(request, header, target, get, answer)
             return None
-        return self.answer(request, header, position, result, answer)
-
-    def take_reset(self, header: PullHeader, source: Source) -> GetResult | None:
-        """The result that sends a group to the offset of a reset; None without a reset."""
-        offset = self._offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
-        if offset is None:
-            return None
-        min_offset, max_offset = source.known_range()
-        return GetResult(GetStatus.OFFSET_RESET, [], 0, 0, offset, min_offset, max_offset)
+        return self.answer(request, header, target, position, result, answer)
 
     def _hold(
         self,
@@ -272,6 +264,7 @@ class PullProcessor:
         self,
         request: Request,
         header: PullHeader,
+        target: PullTarget,
         position: int,
         result: GetResult,
         answer: AnswerResult,
@@ -280,7 +273,7 @@ class PullProcessor:
         if result.status is GetStatus.FOUND:
             group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
             self._statistics.get(group, topic, result.count, result.body_bytes)
-            self._offsets.commit_pull(group, topic, queue_id, result.next_offset)
+            target.progress.commit_pull(group, topic, queue_id, result.next_offset)
         return answer(request, _code(result.status, position), result)
 
     # -- targets -----------------------------------------------------------------------------------
@@ -305,6 +298,7 @@ class PullProcessor:
             header.queue_id,
             wanted,
             header.expression_type,
+            header.logical,
         )
         target = self._targets.get(key)
         if target is None:
@@ -320,11 +314,13 @@ class PullProcessor:
         settings = self._groups.check_consumable(header.consumer_group, host)
         self._check_message_model(settings)
         make_room = partial(self._make_room, header, host)
-        place = self._directory.serve(header.topic, header.queue_id, Use.PULL, make_room)
+        use = Use.READ if header.logical is False else Use.PULL
+        place = self._directory.serve(header.topic, header.queue_id, use, make_room)
         assert place.queue is not None
         return PullTarget(
             place.queue,
-            place.source,
+            place.reader or place.source,
+            place.progress or self._offsets,
             self._wanted_tags(header, wanted),
             self._watch.last_pull(header.consumer_group, header.topic, header.queue_id),
         )
@@ -355,12 +351,23 @@ class PullProcessor:
         return wanted_tags(subscription.sub_string, subscription.expression_type)
 
 
+def take_reset(header: PullHeader, target: PullTarget) -> GetResult | None:
+    """The result that sends a group to the offset of a reset; None without a reset."""
+    offset = target.progress.take_reset(header.consumer_group, header.topic, header.queue_id)
+    if offset is None:
+        return None
+    min_offset, max_offset = target.reader.known_range()
+    return GetResult(GetStatus.OFFSET_RESET, [], 0, 0, offset, min_offset, max_offset)
+
+
 def _answer(request: Request, code: ResponseCode, result: GetResult) -> Reply | None:
+    delta = result.offset_delta
     if code == ResponseCode.SUCCESS and request.serialize_type == SerializeType.JSON:
         frame = _FOUND % (
             result.next_offset,
             result.max_offset,
             result.min_offset,
+            b'"offsetDelta":"%d",' % delta if delta else b"",
             request.command.opaque,
         )
         prefix = frame_prefix(SerializeType.JSON, len(frame), result.body_bytes)
@@ -372,6 +379,7 @@ def _answer(request: Request, code: ResponseCode, result: GetResult) -> Reply | 
             next_begin_offset=result.next_offset,
             min_offset=result.min_offset,
             max_offset=result.max_offset,
+            offset_delta=delta or None,
             topic_sys_flag=0,
             group_sys_flag=0,
         ),
@@ -381,8 +389,8 @@ def _answer(request: Request, code: ResponseCode, result: GetResult) -> Reply | 
     )
 
 
-def _no_match(source: Source, position: int) -> GetResult:
-    min_offset, max_offset = source.known_range()
+def _no_match(reader: Reader, position: int) -> GetResult:
+    min_offset, max_offset = reader.known_range()
     return GetResult(GetStatus.NO_MATCHED_MESSAGE, [], 0, 0, position, min_offset, max_offset)
 
 

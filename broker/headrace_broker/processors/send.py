@@ -121,16 +121,24 @@ _NOT_PLAIN = (
 )
 
 
-class _SendTarget(NamedTuple):
+class SendTarget(NamedTuple):
     """A queue that a producer may write to.
 
     sys_flag: bits that its topic adds to each record. makes_demand: whether every message to the
-    topic does; such a target is not kept, and ``send_ready`` never finds it.
+    topic does. queue_id, offset_delta: see ``Here``. is_decided: whether there is an offset_delta.
+    A target that makes a demand, or is undecided, is not kept, and ``send_ready`` never finds it.
     """
 
     queue: StoreQueue
     sys_flag: int
+    queue_id: int
+    offset_delta: int
+    is_decided: bool
     makes_demand: bool
+
+    def client_offset(self, queue_offset: int) -> int:
+        """An offset in the queue as clients see it; -1 while that is undecided."""
+        return queue_offset + self.offset_delta if self.is_decided else -1
 
 
 class _DemandLayout(NamedTuple):
@@ -149,8 +157,8 @@ class _DemandLayout(NamedTuple):
 
 # Stands for every UNIQ_KEY of a layout.
 _ANY_KEY = "\x00"
-# Queue id, UNIQ_KEY (only letters and digits, since it is not escaped), opaque.
-_PlainAnswer = tuple[int, str, int]
+# Queue id, offset_delta, UNIQ_KEY (only letters and digits, since it is not escaped), opaque.
+_PlainAnswer = tuple[int, int, str, int]
 _NOT_FLUSHED_REMARK = "stored, but not known to be on disk"
 # Response code, and the remark as a JSON field.
 _STORED = (0, "")
@@ -185,7 +193,7 @@ class SendProcessor:
         self._known = _KNOWN | demands.properties
         self._demand_flags = demands.sys_flags
         self._statistics = statistics
-        self._targets: dict[tuple[str, int], _SendTarget] = {}
+        self._targets: dict[tuple[str, int], SendTarget] = {}
         self._targets_change = -1
         # Topic, queue id, sysFlag, and the properties without KEYS and UNIQ_KEY.
         self._layouts: dict[tuple[str, int, int, str, str], _DemandLayout] = {}
@@ -217,11 +225,11 @@ class SendProcessor:
             try:
                 command = _decode_send(frame[1])
                 header = command.fields
-                queue, sys_flag, _ = targets[header.topic, header.queue_id]
+                queue, sys_flag, queue_id, delta, _, _ = targets[header.topic, header.queue_id]
                 if command.flag or header.batch or header.sys_flag & demand_flags:
                     message, uniq_key = self._demanding(channel, command, frame[2])
                     messages.append(message)
-                    answers.append((queue.queue_id, uniq_key, command.opaque))
+                    answers.append((queue_id, 0, uniq_key, command.opaque))
                     plain.append(frame)
                     continue
                 properties, code, uniq_key = self._plain_properties(header.properties)
@@ -247,7 +255,7 @@ class SendProcessor:
                     header.reconsume_times,
                 )
             )
-            answers.append((queue.queue_id, uniq_key, command.opaque))
+            answers.append((queue_id, delta, uniq_key, command.opaque))
             plain.append(frame)
         self._store_plain(channel, plain, messages, answers)
 
@@ -290,7 +298,8 @@ class SendProcessor:
         self, channel: Channel, topic: str, queue_id: int, sys_flag: int, start: str, tail: str
     ) -> _DemandLayout:
         """Apply the demand of messages of a layout. Raises _NotPlainError, RequestError."""
-        queue, added_flag, _ = self._targets[topic, queue_id]
+        target = self._targets[topic, queue_id]
+        queue, added_flag = target.queue, target.sys_flag
         properties = f"{start}UNIQ_KEY\x01{_ANY_KEY}\x02{tail}"
         items, code, uniq_key, _, waits = self._parse_properties(properties)
         if (
@@ -385,9 +394,7 @@ class SendProcessor:
         except (StoreError, CorruptRecord) as error:
             raise rejection(error, header.topic) from None
 
-    def _store_one(
-        self, request: Request, header: _SendHeader, target: _SendTarget
-    ) -> Reply | None:
+    def _store_one(self, request: Request, header: _SendHeader, target: SendTarget) -> Reply | None:
         properties, code, uniq_key, has_demand, waits = self._parse_properties(
             header.properties or ""
         )
@@ -415,8 +422,10 @@ class SendProcessor:
         # The same as message.encode_offset_message_id.
         message_id = f"{self._store_host_hex}{physical_offset:016X}"
         handle = self._recall_handle(header.topic, recall_ms, uniq_key)
+        if queue is target.queue:
+            queue_offset = target.client_offset(queue_offset)
         return self._answer(
-            request, target.queue, queue_offset, message_id, uniq_key, waits, handle
+            request, target.queue_id, queue_offset, message_id, uniq_key, waits, handle
         )
 
     def _recall_handle(self, topic: str, recall_ms: int, uniq_key: str) -> str | None:
@@ -426,7 +435,7 @@ class SendProcessor:
         return RecallHandle(topic, self._broker_name, recall_ms, uniq_key).encode()
 
     def _store_batch(
-        self, request: Request, header: _SendHeader, target: _SendTarget
+        self, request: Request, header: _SendHeader, target: SendTarget
     ) -> Reply | None:
         if header.topic.startswith(RETRY_PREFIX):
             raise RequestError(
@@ -451,15 +460,16 @@ class SendProcessor:
             self._demands.check_items,
         )
         self._statistics.put(queue.topic, len(physical_offsets), len(request.body))
+        queue_offset = target.client_offset(queue_offset)
         message_ids = _message_ids(self._store_host_hex, physical_offsets)
-        return self._answer(request, queue, queue_offset, message_ids, uniq_key, waits)
+        return self._answer(request, target.queue_id, queue_offset, message_ids, uniq_key, waits)
 
     # -- answers -----------------------------------------------------------------------------------
 
     def _answer(
         self,
         request: Request,
-        queue: StoreQueue,
+        queue_id: int,
         queue_offset: int,
         message_id: str,
         uniq_key: str,
@@ -469,7 +479,7 @@ class SendProcessor:
         reply = Reply(
             SendMessageResponseHeader(
                 msg_id=message_id,
-                queue_id=queue.queue_id,
+                queue_id=queue_id,
                 queue_offset=queue_offset,
                 transaction_id=uniq_key,
                 recall_handle=recall_handle,
@@ -581,23 +591,24 @@ class SendProcessor:
 
     # -- targets -----------------------------------------------------------------------------------
 
-    def _current_targets(self) -> dict[tuple[str, int], _SendTarget]:
+    def _current_targets(self) -> dict[tuple[str, int], SendTarget]:
         if self._targets_change != self._topics.change_count:
             self._targets.clear()
             self._layouts.clear()
             self._targets_change = self._topics.change_count
         return self._targets
 
-    def target(self, request: Request, header: _SendHeader | BulkSendHeader) -> _SendTarget:
+    def target(self, request: Request, header: _SendHeader | BulkSendHeader) -> SendTarget:
         """The queue of a send; creates the topic if that is allowed. Raises RequestError."""
         target = self._current_targets().get((header.topic, header.queue_id))
         if target is None:
             target = self._find_target(request, header)
-            if header.queue_id >= 0 and not target.makes_demand:
+            is_plain = target.is_decided and not target.makes_demand
+            if header.queue_id >= 0 and is_plain:
                 self._targets[header.topic, header.queue_id] = target
         return target
 
-    def _find_target(self, request: Request, header: _SendHeader | BulkSendHeader) -> _SendTarget:
+    def _find_target(self, request: Request, header: _SendHeader | BulkSendHeader) -> SendTarget:
         topic = self._topics.create_on_send(
             header.topic,
             header.default_topic,
@@ -608,7 +619,14 @@ class SendProcessor:
         assert place.queue is not None
         sys_flag = MULTI_TAGS if topic.topic_filter_type == "MULTI_TAG" else 0
         makes_demand = self._demands.matches_topic(topic.topic_name)
-        return _SendTarget(place.queue, sys_flag, makes_demand)
+        return SendTarget(
+            place.queue,
+            sys_flag,
+            place.queue_id,
+            place.offset_delta or 0,
+            place.offset_delta is not None,
+            makes_demand,
+        )
 
 
 def _sent_message(
@@ -680,13 +698,13 @@ def _replies(
     """The replies to sends as one buffer, each as the general encoder would write it."""
     code, remark = outcome
     parts: list[str] = []
-    for (queue_id, uniq_key, opaque), (physical_offset, queue_offset) in zip(
+    for (queue_id, delta, uniq_key, opaque), (physical_offset, queue_offset) in zip(
         answers, places, strict=False
     ):
         header = (
             f'{{"code":{code},"extFields":{{"queueId":"{queue_id}","transactionId":"{uniq_key}",'
             f'"msgId":"{store_host_hex}{physical_offset:016X}","TRACE_ON":"true",'
-            f'"MSG_REGION":"DefaultRegion","queueOffset":"{queue_offset}"}},"flag":1,'
+            f'"MSG_REGION":"DefaultRegion","queueOffset":"{queue_offset + delta}"}},"flag":1,'
             f'"language":"PYTHON","opaque":{opaque},{remark}'
             f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
         )

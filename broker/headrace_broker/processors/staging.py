@@ -57,9 +57,9 @@ class StagingProcessor:
     def send(self, request: Request) -> Reply:
         """Keep a block that BULK_SEND would store at once."""
         header = request.header(StageSendHeader)
-        records, sys_flag = self._bulk.check(request, header)
+        records, target = self._bulk.check(request, header)
         self._check_fits(records, header.topic)
-        self._staging.stage(header, request.body, sys_flag, Host.of(request.channel))
+        self._staging.stage(header, request.body, target.sys_flag, Host.of(request.channel))
         return Reply()
 
     def _check_fits(self, records: EncodedRecords, topic: str) -> None:

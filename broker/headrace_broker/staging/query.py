@@ -78,6 +78,7 @@ class Attempt:
     """A file of blocks, with its write position.
 
     flushed_bytes: bytes that are on disk, or being flushed.
+    queues: topics and queue ids of its blocks.
     is_on_disk: whether the whole file and its name are.
     """
 
@@ -87,12 +88,14 @@ class Attempt:
         "flushed_bytes",
         "is_on_disk",
         "path",
+        "queues",
         "record_count",
     )
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.block_count = self.record_count = self.file_bytes = self.flushed_bytes = 0
+        self.queues: set[tuple[str, int]] = set()
         self.is_on_disk = False
 
     def append(self, block: StagedBlock, files: Files) -> None:
@@ -119,6 +122,7 @@ class Attempt:
             files.close(descriptor)
 
     def _count(self, block: StagedBlock, end: int) -> None:
+        self.queues.add((block.topic, block.queue_id))
         self.block_count += 1
         self.record_count += block.record_count
         self.file_bytes = end

@@ -23,6 +23,7 @@ import trio
 from headrace_broker.host_budget import HostBudget
 from headrace_broker.staging.blocks import StagedBlock, StagedRecords, read_blocks
 from headrace_broker.staging.query import BLOCKS_SUFFIX, Attempt, Event, Phase, Query
+from headrace_broker.staging.queues import Settlements
 from headrace_broker.staging.state import QueryState
 from headrace_broker.store.errors import StoreError
 from headrace_broker.store.files.filesystem import make_private
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace_broker.host_budget import Host
+    from headrace_broker.staging.queues import Places, Queues
     from headrace_broker.store.log.commit_log import CommitLog
     from headrace_broker.store.message_store import MessageStore, StartSoon
     from headrace_broker.store.store_queue import StoreQueue
@@ -76,6 +78,7 @@ class Staging:
         broker_name: str,
         reserved_ms: int,
         on_stored: Callable[[str, int, int], None],
+        queues: Queues,
         budget: HostBudget | None = None,
         start_soon: StartSoon = trio.Nursery.start_soon,
     ) -> None:
@@ -91,6 +94,8 @@ class Staging:
         self._root = store.root / FOLDER
         self._reserved_ms = reserved_ms
         self._on_stored = on_stored
+        self._queues = queues
+        self._settlements = Settlements(self._pending_for)
         self._queries: dict[str, Query] = {}
         self._to_apply: deque[Query] = deque()
         self._apply_requested = trio.Event()
@@ -224,6 +229,7 @@ class Staging:
         held = query.state.decision
         if held is None or _may_replace(query, held, decision, replaces):
             self._check_complete(query, decision)
+            self._check_led(query, decision)
             self._register(query, host)
             self._budget.keep(host, ("decision", query_id), _decision_bytes(decision))
             applied = query.state.applied_batch_id
@@ -231,6 +237,23 @@ class Staging:
             query.decide(QueryState(applied, decision, tag, self._store.commit_log.max_offset))
             raise self._in_thread(query, query.save)
         return held
+
+    def _check_led(self, query: Query, decision: Decision) -> None:
+        """Reject a decision for queues that have moved, or are about to. Raises NotReady."""
+        if not self._queues.can_move():
+            return
+        for staged in decision.part(self.broker_name):
+            key = decision.batch_id, staged.attempt
+            if key not in query.attempts:
+                raise self._in_thread(query, partial(query.recover_attempt, *key))
+            for topic, queue_id in query.attempts[key].queues:
+                is_closing = (topic, queue_id) in self._settlements.closing
+                if is_closing or self._queues.has_moved(topic, queue_id):
+                    raise _rejected(
+                        f"queue {queue_id} of topic {topic} has moved from broker "
+                        f"{self.broker_name} since attempt {staged.attempt} was staged; write the "
+                        "batch again"
+                    )
 
     def _check_complete(self, query: Query, decision: Decision) -> None:
         for staged in decision.part(self.broker_name):
@@ -305,6 +328,41 @@ class Staging:
         except OSError as error:
             raise self._unavailable(error) from error
 
+    # -- queues that move --------------------------------------------------------------------------
+
+    def settle(
+        self, topic: str, queue_ids: Iterable[int], then: Callable[[Exception | None], None]
+    ) -> None:
+        """Call back once the batches decided for queues of a topic are in the log.
+
+        No other is decided for them until ``moved``. The error is a PendingBatch.
+        """
+        places = frozenset((topic, queue_id) for queue_id in queue_ids)
+        if self._settlements.begin(places, then):
+            return
+        for query in self._pending_for(places):
+            pending = query.state.pending
+            # Other brokers may lack their part of a decision, which then may still be replaced.
+            is_ours_alone = pending is not None and set(pending.attempts) == {self.broker_name}
+            if is_ours_alone and query.phase is Phase.DECIDED:
+                self._start_applying(query)
+
+    def moved(self, topic: str, queue_ids: Iterable[int]) -> None:
+        """End what ``settle`` began."""
+        self._settlements.end(frozenset((topic, queue_id) for queue_id in queue_ids))
+
+    def _pending_for(self, places: Places) -> Iterator[Query]:
+        for query in self._queries.values():
+            pending = query.state.pending
+            if pending is None:
+                continue
+            for staged in pending.part(self.broker_name):
+                attempt = query.attempts.get((pending.batch_id, staged.attempt))
+                # The blocks of an attempt from before a restart may be for any queue.
+                if attempt is None or attempt.queues & places:
+                    yield query
+                    break
+
     # -- shared helpers ----------------------------------------------------------------------------
 
     def _new(self, query_id: str) -> Query:
@@ -376,6 +434,7 @@ class Staging:
         async with trio.open_nursery() as nursery:
             self._start_soon(nursery, self._run_expiry)
             self._start_soon(nursery, self._run_flush)
+            self._start_soon(nursery, self._settlements.run)
             self._start_soon(nursery, self._run_applying)
             task_status.started()
 
@@ -428,7 +487,9 @@ class Staging:
             records: list[StagedRecords] = []
             read = await trio.to_thread.run_sync(thread.submit(_next_of, blocks).result)
             while records or read:
-                wanted = [(self._store.queue(block.topic, block.queue_id), block) for block in read]
+                wanted = [
+                    (self._queues.queue(block.topic, block.queue_id), block) for block in read
+                ]
                 coming = thread.submit(_make_and_read, wanted, query.state.tag, blocks)
                 for each in records:
                     await self._append(query, each)
@@ -439,7 +500,7 @@ class Staging:
         store, block = self._store, records.block
 
         def make_records() -> StagedRecords:
-            queue = store.queue(block.topic, block.queue_id)
+            queue = self._queues.queue(block.topic, block.queue_id)
             is_recreated = queue is not records.queue
             return StagedRecords(queue, block, query.state.tag) if is_recreated else records
 

@@ -547,6 +547,19 @@ class MessageStore:
         self.fs.map_budget.forget(queue.consume_queue)
         self._gone_keys.append((queue.key, self.ring.written))
 
+    def when_log_flushed(self, callback: Callable[[bool], None]) -> None:
+        """Call back with True once the log so far is on disk, False if that fails.
+
+        Without ``use_threads`` the flush runs immediately. Raises OSError if that flush fails.
+        """
+        if self.use_threads:
+            self.write_path.commit()
+            self.flusher.when_flushed(self.commit_log.max_offset, callback)
+        else:
+            if self.commit_log.life.is_writable:
+                self.flusher.flush_now()
+            callback(self.commit_log.life.is_writable)
+
     def when_all_flushed(self, callback: Callable[[], None]) -> None:
         """Call back once everything written so far is on disk, or its flush has failed.
 

@@ -56,6 +56,7 @@ class GetResult(NamedTuple):
     before them, and their queue offsets if these have gaps.
     body_bytes: total size of the records.
     layout, first_physical_offset, has_queue_offsets: as in BulkPullResponseHeader.
+    offset_delta: what the reader adds to the queue offsets in records and in ``buffers``.
     """
 
     status: GetStatus
@@ -68,6 +69,7 @@ class GetResult(NamedTuple):
     layout: Layout = "gathered"
     first_physical_offset: int = 0
     has_queue_offsets: bool = False
+    offset_delta: int = 0
 
 
 class StoreSource:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from headrace_broker.store.files.config_file import BACKUP_SUFFIX, DAMAGED_SUFFIX, unsealed
 from headrace_broker.store.integrity.checkpoint import (
     CHECKPOINT_BYTES,
@@ -18,16 +20,28 @@ from headrace_protocol.bodies import (
     SubscriptionGroupWrapper,
     TopicConfigSerializeWrapper,
 )
+from headrace_protocol.statictopic.checks import check_detail
+from headrace_protocol.statictopic.mapping import decode_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+
+def _check_mappings(data: bytes) -> None:
+    """Raises ValueError for mappings of static topics that a broker refuses."""
+    mappings, _ = decode_file(data)
+    for mapping in mappings.values():
+        check_detail(mapping)
+
 
 # The tables that our broker reads are decoded fully; other files must only be valid JSON.
 _PARSERS: Final[dict[str, Callable[[bytes], Any]]] = {
     "topics.json": TopicConfigSerializeWrapper.decode,
     "subscriptionGroup.json": SubscriptionGroupWrapper.decode,
     "consumerOffset.json": ConsumerOffsetSerializeWrapper.decode,
+    "topicQueueMapping.json": _check_mappings,
+    "staticTopic.json": msgspec.json.Decoder(dict[str, str]).decode,
 }
 _BINARY: Final = frozenset(("timercheck",))
 

@@ -278,6 +278,9 @@ def _kept(topics: set[str]) -> dict[str, Callable[[dict[Any, Any]], dict[Any, An
     def of_topics(fields: dict[Any, Any]) -> dict[Any, Any]:
         return {key: _entries(value, topics) for key, value in fields.items()}
 
+    def of_names(fields: dict[Any, Any]) -> dict[Any, Any]:
+        return {topic: fields[topic] for topic in fields if topic in topics}
+
     # Without it a copy would deliver again what its queues of delayed messages still hold.
     delayed = {"delayOffset.json": lambda fields: fields} if SCHEDULE_TOPIC in topics else {}
     return {
@@ -286,7 +289,8 @@ def _kept(topics: set[str]) -> dict[str, Callable[[dict[Any, Any]], dict[Any, An
         "topicQueueMapping.json": of_topics,
         "consumerOffset.json": of_topics,
         # The copy keeps the queue offsets, so consumers that saved some must see the same topic.
-        "topicIncarnation.json": lambda ids: {key: ids[key] for key in ids if key in topics},
+        "topicIncarnation.json": of_names,
+        "staticTopic.json": of_names,
         "subscriptionGroup.json": lambda fields: fields,
     }
 

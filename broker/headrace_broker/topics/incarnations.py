@@ -62,6 +62,12 @@ class Incarnations:
             self._created_at[topic] = log_end
         self.saved.changed()
 
+    def assign(self, topic: str, incarnation: str) -> None:
+        """Give a new topic an id that other brokers know."""
+        self._ids[topic] = incarnation
+        self._created_at[topic] = self._log_end()
+        self.saved.changed()
+
     def deleted(self, topic: str) -> None:
         """Remove the id of a deleted topic."""
         self._ids.pop(topic, None)

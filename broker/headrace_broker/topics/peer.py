@@ -11,14 +11,11 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from headrace_broker.topics.attributes import CLEANUP_POLICY, QUEUE_TYPE
-from headrace_protocol.bodies import TopicQueueMappingSerializeWrapper
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 
 if TYPE_CHECKING:
     from headrace_protocol.bodies import TopicConfig
-
-MAPPING_NAME = "topicQueueMapping.json"
 
 
 class PeerKind(Enum):
@@ -26,7 +23,6 @@ class PeerKind(Enum):
 
     INNER_BATCH = "a topic of inner batches (queue.type=BatchCQ)"
     COMPACTED = "a compacted topic (cleanup.policy=COMPACTION)"
-    STATIC = f"a static topic ({MAPPING_NAME})"
 
     def rejection(self, topic: str, reason: str) -> RequestError:
         """The error for a request that only Apache's broker can serve."""
@@ -37,16 +33,10 @@ class PeerKind(Enum):
         )
 
 
-def kind_of(topic: TopicConfig, static_topics: frozenset[str]) -> PeerKind | None:
+def kind_of(topic: TopicConfig) -> PeerKind | None:
     """The peer's kind of a topic; None for a topic that this broker serves."""
     if topic.attributes.get(QUEUE_TYPE) == "BatchCQ":
         return PeerKind.INNER_BATCH
     if topic.attributes.get(CLEANUP_POLICY) == "COMPACTION":
         return PeerKind.COMPACTED
-    return PeerKind.STATIC if topic.topic_name in static_topics else None
-
-
-def static_topics_in(data: bytes) -> frozenset[str]:
-    """Names of the static topics in ``topicQueueMapping.json``. Raises ValueError."""
-    wrapper = TopicQueueMappingSerializeWrapper.decode(data)
-    return frozenset(wrapper.topic_queue_mapping_info_map)
+    return None

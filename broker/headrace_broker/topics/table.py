@@ -21,7 +21,7 @@ from headrace_broker.persistence import (
     warn_if_missing,
 )
 from headrace_broker.topics.incarnations import Incarnations
-from headrace_broker.topics.peer import MAPPING_NAME, PeerKind, kind_of, static_topics_in
+from headrace_broker.topics.peer import PeerKind, kind_of
 from headrace_protocol.bodies import (
     PERM_INHERIT,
     PERM_READ,
@@ -146,8 +146,8 @@ class TopicTable:
         self._topics = _system_topics(config)
         self._system_names = frozenset(self._topics) | _NOT_FOR_CLIENTS | {DEFAULT_TOPIC}
         self._topics.update(loaded.topic_config_table)
-        mapping = load_table(file.beside(MAPPING_NAME), static_topics_in)
-        self._static_topics = mapping or frozenset()
+        # Each raises RequestError unless a topic may be created or become the given one.
+        self.rules: list[Callable[[str, TopicConfig | None], None]] = []
         # Deleted topics whose queues still exist: new queues would reuse their files.
         self._being_deleted: set[str] = set()
         self.incarnations = Incarnations(
@@ -191,13 +191,9 @@ class TopicTable:
         """Names of the topics that only Apache's broker serves in full, by kind."""
         found: dict[PeerKind, list[str]] = {}
         for topic in self._topics.values():
-            if (kind := self.kind(topic)) is not None:
+            if (kind := kind_of(topic)) is not None:
                 found.setdefault(kind, []).append(topic.topic_name)
         return found
-
-    def kind(self, topic: TopicConfig) -> PeerKind | None:
-        """The kind of a topic that only Apache's broker serves in full, else None."""
-        return kind_of(topic, self._static_topics)
 
     def is_system(self, topic: str) -> bool:
         """Whether a topic belongs to the broker and not to its users."""
@@ -250,9 +246,37 @@ class TopicTable:
             )
         return config
 
-    def check_changeable(self, topic: str) -> None:
-        """Raise RequestError for a topic that only Apache's broker can change or delete."""
-        kind = self.kind(self._topics.get(topic) or TopicConfig(topic_name=topic))
+    def check_deletable(self, topic: str) -> None:
+        """Raise RequestError for a topic of the broker, or that only Apache's broker can delete."""
+        if self.is_system(topic):
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"The topic[{topic}] is conflict with system topic: the broker needs it",
+            )
+        self._check_kind(topic)
+
+    def check_changeable(self, topic: str, new: TopicConfig | None = None) -> None:
+        """Raise RequestError for a topic that can't be created or changed, or not like this.
+
+        new: its settings after the change; None for those that a first message gives it.
+        """
+        self._check_kind(topic)
+        for rule in self.rules:
+            rule(topic, new)
+
+    def check_puttable(self, topic: str) -> None:
+        """Raise RequestError for a topic that ``put_changed`` can't create or replace."""
+        if self.is_system(topic):
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"The topic[{topic}] is conflict with system topic: choose another name",
+            )
+        self._check_kind(topic)
+        self._check_not_being_deleted(topic)
+
+    def _check_kind(self, topic: str) -> None:
+        known = self._topics.get(topic)
+        kind = kind_of(known) if known is not None else None
         if kind is not None:
             raise kind.rejection(topic, "it can't be created, changed or deleted here")
 
@@ -281,8 +305,8 @@ class TopicTable:
         """
         self._subscribers.append(subscriber)
 
-    def permission_changed(self) -> None:
-        """Invalidate caches and notify subscribers after a change of the broker's permission."""
+    def registration_changed(self) -> None:
+        """Invalidate caches, and register again, after a change of other data than the topics."""
         self.lookups_changed()
         self.data_version = next_version(self.data_version, self._now_ms())
         self._notify(None)
@@ -309,6 +333,16 @@ class TopicTable:
             self._topics[topic.topic_name] = topic
         if changed:
             self._changed(changed[-1])
+
+    def put_changed(self, topic: TopicConfig, incarnation: str) -> None:
+        """Create or replace a checked topic, and register it again even if it is as before.
+
+        incarnation: the id of the topic if it is new.
+        """
+        if topic.topic_name not in self._topics:
+            self.incarnations.assign(topic.topic_name, incarnation)
+        self._topics[topic.topic_name] = topic
+        self._changed(topic)
 
     def _check_not_being_deleted(self, topic: str) -> None:
         """Raise RequestError while the queues of a deleted topic of this name still exist."""

@@ -30,7 +30,6 @@ from headrace_protocol.headers import (
     DeleteTopicHeader,
     GetAllTopicConfigHeader,
     GetTopicConfigHeader,
-    GetTopicStatsHeader,
     QueryMessageHeader,
     TopicInNamesrvHeader,
     ViewMessageHeader,
@@ -236,8 +235,14 @@ class Admin(GroupAdmin, WaitingAdmin):
     async def purge_topic(self, topic: str) -> None:
         """Delete a topic's messages and the progress of its groups, but keep its settings.
 
-        It is deleted and created again. Raises RouteNotFound.
+        It is deleted and created again.
+        Raises RouteNotFound, ConfigurationError for a static topic.
         """
+        if await self.is_static(topic):
+            raise ConfigurationError(
+                f"topic {topic} is static, and can't be purged: delete it, and create it again "
+                "with `headrace topic create --static`"
+            )
         configs = await self.topic(topic)
         masters = await self._topic_masters(topic)
         with anyio.CancelScope(shield=True):  # requests have time limits of their own
@@ -273,10 +278,15 @@ class Admin(GroupAdmin, WaitingAdmin):
         """Queues, messages and last time of all topics, sorted by name; see ``topics``."""
         names = await self.topics(system=system)
 
+        static: dict[str, int] = {}
+
         async def ask(address: str) -> list[TopicStatsTable]:
             code = RequestCode.GET_ALL_TOPIC_CONFIG
             response = await self._ask(address, code, GetAllTopicConfigHeader())
-            there = response.decode(TopicConfigSerializeWrapper).topic_config_table
+            wrapper = response.decode(TopicConfigSerializeWrapper)
+            for name, mapping in wrapper.topic_queue_mapping_detail_map.items():
+                static[name] = max(static.get(name, 0), mapping.total_queues)
+            there = wrapper.topic_config_table
             found = await gather(
                 lambda name: self._stats(address, name, with_bytes=True),
                 [name for name in names if name in there],
@@ -292,14 +302,10 @@ class Admin(GroupAdmin, WaitingAdmin):
         for table in (each for tables in answers.values() for each in tables):
             for queue, at in table.offset_table.items():
                 totals[queue.topic] = totals[queue.topic].plus(at)
-        return list(totals.values())
-
-    async def _stats(
-        self, address: str, topic: str, *, with_bytes: bool | None = None
-    ) -> TopicStatsTable:
-        header = GetTopicStatsHeader(topic=topic, with_bytes=with_bytes)
-        response = await self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, header)
-        return response.decode(TopicStatsTable)
+        return [
+            msgspec.structs.replace(each, queues=static.get(name, each.queues))
+            for name, each in totals.items()
+        ]
 
     async def topic(
         self, topic: str, *, problems: list[BrokerProblem] | None = None
@@ -317,13 +323,11 @@ class Admin(GroupAdmin, WaitingAdmin):
         self, topic: str, *, problems: list[BrokerProblem] | None = None
     ) -> dict[MessageQueue, TopicOffset]:
         """Minimum and maximum offset of each queue, sorted by queue. Raises RouteNotFound."""
-
-        async def ask(address: str) -> TopicStatsTable:
-            return await self._stats(address, topic)
-
-        found = await self._gather(await self._topic_masters(topic), ask, problems)
-        stats = {q: at for table in found.values() for q, at in table.offset_table.items()}
-        return dict(sorted(stats.items()))
+        masters = await self._topic_masters(topic)
+        if await self.is_static(topic):
+            queues = await self.logic_queues(topic, problems=problems)
+            return {each.queue: each.offsets for each in queues}
+        return dict(sorted((await self._ranges(topic, masters, problems)).items()))
 
     # -- messages ----------------------------------------------------------------------------------
 
@@ -375,7 +379,8 @@ class Admin(GroupAdmin, WaitingAdmin):
             except BrokerError:
                 return None
             stored = response.read(decode_record)
-            return ReceivedMessage.from_stored(stored, master.broker_name)
+            message = ReceivedMessage.from_stored(stored, master.broker_name)
+            return (await self._logic_messages([message], problems=problems))[0]
         if topic is None:
             raise ConfigurationError(
                 f"{message_id} is not an offset message id of any broker of this nameserver; to "
@@ -421,13 +426,14 @@ class Admin(GroupAdmin, WaitingAdmin):
             return response.expect().read(decode_records)
 
         by_broker = await self._gather(await self._topic_masters(header.topic), ask, problems)
-        found = [
+        stored_ones = [
             ReceivedMessage.from_stored(stored, broker_name)
             for broker_name, records in by_broker.items()
             for stored in records
             # The index contains only hashes of keys.
             if matches(stored)
         ]
+        found = await self._logic_messages(stored_ones, problems=problems)
         return sorted(found, key=lambda message: (message.store_timestamp_ms, message.queue_offset))
 
     async def _master_in(self, message_id: str) -> BrokerNode | None:

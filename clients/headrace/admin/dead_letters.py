@@ -8,10 +8,10 @@ from headrace.admin.failures import CommandFailed, NotFound
 from headrace.consumer.offset_store import OffsetStore
 from headrace.consumer.pulls import READER_GROUP, SLICE_BYTES, Wanted
 from headrace.consumer.subscription import Subscription
-from headrace.errors import NoQueue, RouteNotFound
-from headrace.instance import ClientInstance
+from headrace.errors import RouteNotFound
+from headrace.instance import REQUEST_TIMEOUT_MS, ClientInstance
 from headrace.producer.encoding import DEFAULT_TOPIC_QUEUES, STORED
-from headrace.producer.selector import QueueSelector
+from headrace.producer.publication import Publication
 from headrace_protocol import message as record
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import SendMessageHeaderV2
@@ -127,12 +127,11 @@ class DeadLetters:
             start = result.next_offset
 
     async def _pull(self, group: str, queue: MessageQueue, start: int, count: int) -> PullResult:
-        address = await self._instance.broker_address(queue.topic, queue.broker_name)
+        address = await self._instance.queue_address(queue)
         connection = await self._instance.connection(address)
         subscription = Subscription(queue.topic)
         wanted = Wanted(group, queue, start, subscription, count, SLICE_BYTES, 0)
-        code, header = wanted.request(peer_is_headrace=connection.peer_is_headrace)
-        return wanted.result(await self._instance.request(address, code, header))
+        return await wanted.ask(connection, timeout_ms=REQUEST_TIMEOUT_MS)
 
     # -- replay ------------------------------------------------------------------------------------
 
@@ -161,17 +160,16 @@ class DeadLetters:
     async def replay(self, letter: ReceivedMessage, target: str) -> None:
         """Send it once: an attempt without an answer may have stored it, so there is no second."""
         stored = letter.stored
-        queues = (await self._instance.route(target)).write_queues
-        if not queues:
-            raise NoQueue(target, "write to")
-        selector = QueueSelector(queues)
-        queue = selector.for_key(letter.key) if letter.key else selector.next()
+        publication = Publication(REPLAY_GROUP, await self._instance.route(target))
+        place = publication.target(letter.key, avoid=())
+        if place.error:
+            raise place.error
         header = SendMessageHeaderV2(
             producer_group=REPLAY_GROUP,
             topic=target,
             default_topic=DEFAULT_TOPIC,
             default_topic_queue_nums=DEFAULT_TOPIC_QUEUES,
-            queue_id=queue.queue_id,
+            queue_id=place.queue.queue_id,
             sys_flag=stored.sys_flag & _FLAGS_OF_BODY,
             born_timestamp=stored.born_timestamp,
             flag=stored.flag,
@@ -179,11 +177,10 @@ class DeadLetters:
             reconsume_times=0,
             unit_mode=False,
             batch=False,
-            broker_name=queue.broker_name,
+            bname=place.broker_name,
         )
-        address = await self._instance.broker_address(target, queue.broker_name)
         response = await self._instance.request(
-            address, RequestCode.SEND_MESSAGE_V2, header, stored.stored_body
+            place.address, RequestCode.SEND_MESSAGE_V2, header, stored.stored_body
         )
         response.expect(*STORED)
 

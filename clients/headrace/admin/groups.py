@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
-from headrace.admin.requests import BrokerProblem, BrokerRequests
+from headrace.admin.chains import ChainAdmin
+from headrace.consumer.offset_store import OffsetStore
 from headrace.consumer.pulls import READER_GROUP
 from headrace.consumer.start import Start, check_start, timestamp_ms
 from headrace.errors import ConfigurationError, RequestTimeout
@@ -32,7 +35,11 @@ from headrace_protocol.headers import (
     QueryTopicConsumeByWhoHeader,
     ResetOffsetHeader,
 )
+from headrace_protocol.statictopic.mapping import logic_broker_name
 from headrace_protocol.system_topics import GROUP_PREFIXES
+
+if TYPE_CHECKING:
+    from headrace.admin.requests import BrokerProblem
 
 _MEMBER_TIMEOUT_MS = 2000
 _SYSTEM_GROUPS = ("CID_ONSAPI_", "CID_RMQ_SYS_", "CID_SYS_")
@@ -51,18 +58,20 @@ class QueueLag(msgspec.Struct, frozen=True, order=True):
     """A group's lag in one queue.
 
     committed_offset: -1 if the group has committed nothing there. last_timestamp_ms: store time of
-    the last consumed message; 0 if unknown.
+    the last consumed message; 0 if unknown. missing: number of offsets after the committed one
+    without a message, because the offsets of a static topic's queue may jump.
     """
 
     queue: MessageQueue
     committed_offset: int
     max_offset: int
     last_timestamp_ms: int
+    missing: int = 0
 
     @property
     def lag(self) -> int:
         """Number of messages that are not consumed yet."""
-        return self.max_offset - max(self.committed_offset, 0)
+        return self.max_offset - max(self.committed_offset, 0) - self.missing
 
 
 class QueueOfGroup(msgspec.Struct, frozen=True, order=True):
@@ -81,7 +90,7 @@ class QueueOfGroup(msgspec.Struct, frozen=True, order=True):
     is_idle: bool
 
 
-class GroupAdmin(BrokerRequests):
+class GroupAdmin(ChainAdmin):
     """The methods of Admin for consumer groups."""
 
     async def create_group(self, config: SubscriptionGroupConfig) -> None:
@@ -136,11 +145,48 @@ class GroupAdmin(BrokerRequests):
             return response.decode(ConsumeStats)
 
         found = await self._gather(await self._masters(), ask, problems)
-        return sorted(
+        rows = [row for stats in found.values() for row in stats.offset_table.items()]
+        static = [name for name in {queue.topic for queue, _ in rows} if await self.is_static(name)]
+        lags = [
             QueueLag(queue, offset.consumer_offset, offset.broker_offset, offset.last_timestamp)
-            for stats in found.values()
-            for queue, offset in stats.offset_table.items()
-        )
+            for queue, offset in rows
+            if queue.topic not in static
+        ]
+        for name in static:
+            times = {queue: offset.last_timestamp for queue, offset in rows}
+            lags += await self._static_lags(group, name, times, problems)
+        return sorted(lags)
+
+    async def _static_lags(
+        self,
+        group: str,
+        topic: str,
+        times: dict[MessageQueue, int],
+        problems: list[BrokerProblem] | None,
+    ) -> list[QueueLag]:
+        """The lag in the queues of a static topic.
+
+        times: store time of the last consumed message in each physical queue.
+        """
+        offsets = OffsetStore(self._instance)
+        lags = []
+        queues = await self.logic_queues(topic, problems=problems)
+        away = {problem.broker_name for problem in problems or ()}
+        for each in queues:
+            if each.leader in away:
+                continue
+            committed = await offsets.committed(group, each.queue)
+            start = -1 if committed is None else committed
+            lags.append(
+                QueueLag(
+                    each.queue,
+                    start,
+                    each.offsets.max_offset,
+                    times.get(each.physical(start - 1), 0),
+                    each.missing(max(start, 0)),
+                )
+            )
+        return lags
 
     async def reset_offsets(
         self, group: str, topic: str, to: Start, *, queue: MessageQueue | None = None
@@ -180,7 +226,8 @@ class GroupAdmin(BrokerRequests):
     ) -> dict[MessageQueue, int]:
         masters = await self._topic_masters(header.topic)
         if queue is not None:
-            masters = {name: at for name, at in masters.items() if name == queue.broker_name}
+            leader = (await self._instance.route(header.topic)).broker_of(queue)
+            masters = {name: at for name, at in masters.items() if name == leader}
             for address in masters.values():
                 await self._check_resets_queues(address)
         offsets: dict[MessageQueue, int] = {}
@@ -188,6 +235,12 @@ class GroupAdmin(BrokerRequests):
             masters, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header
         ):
             offsets |= response.decode(ResetOffsetBody).offset_table
+        if await self.is_static(header.topic):
+            name = logic_broker_name()
+            offsets = {
+                MessageQueue(header.topic, name, reset.queue_id): at
+                for reset, at in offsets.items()
+            }
         return dict(sorted(offsets.items()))
 
     async def _check_resets_queues(self, address: str) -> None:

@@ -174,7 +174,7 @@ class Assignment:
                 complete &= await self._share_topic(subscription, route, failed)
                 asked.update(route.brokers)
         # The pulls of a queue notice when its broker is back.
-        pulled = {queue.broker_name for queue in self.process_queues}
+        pulled = {self._instance.broker_of(queue) for queue in self.process_queues}
         for name in asked - failed - pulled:
             self._brokers.note_present(name)
         return complete
@@ -229,17 +229,22 @@ class Assignment:
         self._drop_lost_queues()
         held = {queue for queue in self.process_queues if queue.topic == subscription.topic}
         await self._hand_over(sorted(held - mine))
-        asked = {queue for queue in mine - self._leaving if queue.broker_name not in failures}
+        asked = self._served(mine - self._leaving, failures)
         locked_at = anyio.current_time()
         locked = await self._lock(sorted(asked), failures) if self._ordered else asked
-        for queue in sorted(held & asked - locked):
-            if queue.broker_name not in failures:
-                # Another member already holds the queue, so there is nothing to commit.
-                self.process_queues.pop(queue).drop()
+        for queue in self._served(held & asked - locked, failures):
+            # Another member already holds the queue, so there is nothing to commit.
+            self.process_queues.pop(queue).drop()
         for queue in sorted(locked - held):
-            if queue.broker_name not in failures:
+            if self._served({queue}, failures):
                 await self._try_to_take_over(queue, subscription, failures, locked_at)
         return mine
+
+    def _served(
+        self, queues: set[MessageQueue], failures: Mapping[str, HeadraceError]
+    ) -> set[MessageQueue]:
+        """The queues whose brokers are not in ``failures``."""
+        return {queue for queue in queues if self._instance.broker_of(queue) not in failures}
 
     def _report_failures(self, failures: Mapping[str, HeadraceError]) -> None:
         """Log each absent broker once, and each other failure."""
@@ -252,8 +257,8 @@ class Assignment:
     def _check_share(self, mine: set[MessageQueue], failures: Mapping[str, HeadraceError]) -> None:
         """Raise if failures leave this member no queue of a topic."""
         has_none = self.process_queues.keys().isdisjoint(mine)
-        if mine and has_none and all(queue.broker_name in failures for queue in mine):
-            raise failures[min(mine).broker_name]
+        if mine and has_none and not self._served(mine, failures):
+            raise failures[self._instance.broker_of(min(mine))]
 
     async def _join(self, route: TopicRoute) -> dict[str, HeadraceError]:
         """Send a first heartbeat to all brokers of a topic; return errors by broker name."""
@@ -308,7 +313,7 @@ class Assignment:
         try:
             await self._take_over(queue, subscription, locked_at)
         except HeadraceError as error:
-            failures[queue.broker_name] = error
+            failures[self._instance.broker_of(queue)] = error
 
     async def _take_over(
         self, queue: MessageQueue, subscription: Subscription, locked_at: float
@@ -390,7 +395,7 @@ class Assignment:
         asked = sorted(self.process_queues)
         locked = await self._lock(asked, failures)
         self._strays |= locked - self.process_queues.keys()
-        refused = {queue for queue in asked if queue.broker_name not in failures} - locked
+        refused = self._served(set(asked), failures) - locked
         if self._strays or refused & self.process_queues.keys():
             self.group_changed.set()
 

@@ -12,6 +12,7 @@ from headrace.errors import (
     RequestTimeout,
     RouteNotFound,
 )
+from headrace_protocol.statictopic.mapping import NO_LEADER_BROKER
 
 _log = logging.getLogger("headrace.consumer")
 
@@ -36,10 +37,15 @@ class BrokerWatch:
         """Log the broker's absence unless it is known."""
         if broker_name not in self.absent:
             self.absent.add(broker_name)
-            _log.warning("broker %s does not answer, retrying: %s", broker_name, error)
+            _log.warning("%s does not answer, retrying: %s", _named(broker_name), error)
 
     def note_present(self, broker_name: str) -> None:
         """Log the return of an absent broker."""
         if broker_name in self.absent:
             self.absent.remove(broker_name)
-            _log.warning("broker %s answers again", broker_name)
+            _log.warning("%s answers again", _named(broker_name))
+
+
+def _named(broker_name: str) -> str:
+    is_unknown = broker_name == NO_LEADER_BROKER
+    return "the leader of some queues" if is_unknown else f"broker {broker_name}"

@@ -34,6 +34,11 @@ def _is_topic_deleted(error: HeadraceError) -> bool:
     return isinstance(error, BrokerError) and error.code == ResponseCode.TOPIC_NOT_EXIST
 
 
+def _has_moved(error: HeadraceError) -> bool:
+    """Whether another broker serves the queue now, which the next route names."""
+    return isinstance(error, BrokerError) and error.code == ResponseCode.NOT_LEADER_FOR_QUEUE
+
+
 class Fetcher:
     """Pulls messages for one group into an inbox."""
 
@@ -84,9 +89,15 @@ class Fetcher:
             if _is_topic_deleted(error) and offset and not process_queue.replica_id:
                 # A topic created again starts at offset 0, with messages that were never read.
                 process_queue.reset(0)
-            await self._pause(process_queue, error)
+            if _has_moved(error):
+                self._instance.invalidate_route(process_queue.queue.topic)
+            else:
+                await self._pause(process_queue, error)
             return False
-        self._brokers.note_present(process_queue.queue.broker_name)
+        self._brokers.note_present(self._instance.broker_of(process_queue.queue))
+        route = self._instance.known_route(process_queue.queue.topic)
+        if result.leader and route:
+            route.note_leader(process_queue.queue, result.leader, anyio.current_time())
         # The response may have arrived just before a seek.
         if offset == process_queue.pull_offset:
             self._accept(process_queue, result)
@@ -109,11 +120,9 @@ class Fetcher:
         return await self._request(wanted, process_queue.replica_id)
 
     async def _request(self, wanted: Wanted, replica_id: int) -> PullResult:
-        queue = wanted.queue
-        address = await self._instance.broker_address(queue.topic, queue.broker_name, replica_id)
+        address = await self._instance.queue_address(wanted.queue, replica_id)
         connection = await self._instance.connection(address)
-        code, header = wanted.request(peer_is_headrace=connection.peer_is_headrace)
-        return wanted.result(await connection.request(code, header, timeout_ms=_TIMEOUT_MS))
+        return await wanted.ask(connection, timeout_ms=_TIMEOUT_MS)
 
     def _accept(self, process_queue: ProcessQueue, result: PullResult) -> None:
         process_queue.replica_id = result.suggested_replica_id
@@ -141,7 +150,7 @@ class Fetcher:
     async def _pause(self, process_queue: ProcessQueue, error: HeadraceError) -> None:
         queue = process_queue.queue
         if is_absence(error):
-            self._brokers.note_absent(queue.broker_name, error)
+            self._brokers.note_absent(self._instance.broker_of(queue), error)
         else:
             _log.warning(
                 "pull of %s/%s/%d failed and will be retried: %s",

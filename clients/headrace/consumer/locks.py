@@ -36,7 +36,7 @@ class QueueLockClient:
         outcomes = await gather(self._lock_at, by_broker)
         for (_, part), outcome in zip(by_broker, outcomes, strict=True):
             if isinstance(outcome, HeadraceError):
-                failures |= dict.fromkeys((queue.broker_name for queue in part), outcome)
+                failures |= dict.fromkeys(map(self._instance.broker_of, part), outcome)
             else:
                 # Ignore queues that were not in the request.
                 locked.update(set(part).intersection(outcome))
@@ -71,9 +71,9 @@ class QueueLockClient:
         by_broker = defaultdict(list)
         for queue in queues:
             try:
-                address = await self._instance.broker_address(queue.topic, queue.broker_name)
+                address = await self._instance.queue_address(queue)
             except HeadraceError as error:
-                failures[queue.broker_name] = error
+                failures[self._instance.broker_of(queue)] = error
             else:
                 by_broker[address].append(queue)
         return list(by_broker.items())

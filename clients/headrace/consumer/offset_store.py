@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class OffsetStore:
-    """Queries the master of a queue's broker; raises the errors of ``ClientInstance.request``."""
+    """Queries the master of a queue's broker; raises the errors of ``ClientInstance.ask_queue``."""
 
     def __init__(self, instance: ClientInstance) -> None:
         self._instance = instance
@@ -55,7 +55,7 @@ class OffsetStore:
         """Store progress without waiting for a response."""
         for queue, offset in offsets.items():
             header = _commit_header(group, queue, offset)
-            address = await self._instance.broker_address(queue.topic, queue.broker_name)
+            address = await self._instance.queue_address(queue)
             connection = await self._instance.connection(address)
             connection.oneway(RequestCode.UPDATE_CONSUMER_OFFSET, header)
 
@@ -77,8 +77,7 @@ class OffsetStore:
         return _offset(await self._ask(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header))
 
     async def _ask(self, queue: MessageQueue, code: int, header: msgspec.Struct) -> Response:
-        address = await self._instance.broker_address(queue.topic, queue.broker_name)
-        return await self._instance.request(address, code, header)
+        return await self._instance.ask_queue(queue, code, header)
 
 
 def _commit_header(group: str, queue: MessageQueue, offset: int) -> UpdateConsumerOffsetHeader:

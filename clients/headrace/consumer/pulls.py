@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from headrace.consumer.subscription import Subscription
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.columns import RecordColumns
+    from headrace_protocol.drivers.aio import AsyncConnection
     from headrace_protocol.drivers.response import Response
 
 # Group of the pulls when none is given.
@@ -52,6 +53,7 @@ class Wanted(NamedTuple):
         at least one if there is any.
     suspend_timeout_ms: how long the broker may wait for the first message; 0 answers at once.
     body_limits: see ``MessageBatch``. sql: SQL92 filter that replaces the subscription's tags.
+    is_physical: whether the queue is a physical one of a static topic.
     """
 
     group: str
@@ -63,6 +65,7 @@ class Wanted(NamedTuple):
     suspend_timeout_ms: int
     body_limits: BodyLimits = BODY_LIMITS
     sql: str | None = None
+    is_physical: bool = False
 
     @property
     def _sys_flag(self) -> int:
@@ -76,6 +79,7 @@ class Wanted(NamedTuple):
 
     def _bulk_header(self) -> BulkPullHeader:
         return BulkPullHeader(
+            logical=False if self.is_physical else None,
             consumer_group=self.group,
             topic=self.queue.topic,
             queue_id=self.queue.queue_id,
@@ -91,6 +95,7 @@ class Wanted(NamedTuple):
 
     def _pull_header(self) -> PullMessageHeader:
         return PullMessageHeader(
+            logical=False if self.is_physical else None,
             consumer_group=self.group,
             topic=self.queue.topic,
             queue_id=self.queue.queue_id,
@@ -104,6 +109,15 @@ class Wanted(NamedTuple):
             sub_version=self.subscription.version,
             expression_type=_SQL if self.sql else _TAG,
         )
+
+    async def ask(self, connection: AsyncConnection, *, timeout_ms: float) -> PullResult:
+        """Pull over a connection. Raises BrokerError, MalformedAnswer, ConnectionLost, ..."""
+        code, header = self.request(peer_is_headrace=connection.peer_is_headrace)
+        response = await connection.request(code, header, timeout_ms=timeout_ms)
+        if needs_ordinary_pull(response):
+            code, header = self.request(peer_is_headrace=False)
+            response = await connection.request(code, header, timeout_ms=timeout_ms)
+        return self.result(response)
 
     def result(self, response: Response) -> PullResult:
         """Decode a response. Raises BrokerError, MalformedAnswer."""
@@ -121,6 +135,7 @@ class Wanted(NamedTuple):
             answer.max_offset,
             answer.suggested_replica_id,
             answer.is_offset_illegal,
+            answer.header.leader,
         )
 
     def _batch(self, answer: PullAnswer) -> MessageBatch | None:
@@ -138,6 +153,7 @@ class PullResult(NamedTuple):
     batch: None if there were no messages. next_offset: offset at which the next pull begins.
     is_offset_illegal: whether the requested offset can never hold a message; ``next_offset``
     is then the nearest valid offset.
+    leader: the broker to ask next, if the one that was asked passed the pull on.
     """
 
     batch: MessageBatch | None
@@ -146,6 +162,7 @@ class PullResult(NamedTuple):
     max_offset: int
     suggested_replica_id: int
     is_offset_illegal: bool
+    leader: str | None = None
 
 
 class PullAnswer(NamedTuple):
@@ -185,8 +202,7 @@ class PullAnswer(NamedTuple):
     @property
     def offset_delta(self) -> int:
         """Number to add to the queue offsets in the records."""
-        header = self.header
-        return (header.offset_delta or 0) if isinstance(header, PullMessageResponseHeader) else 0
+        return self.header.offset_delta or 0
 
     @property
     def suggested_replica_id(self) -> int:
@@ -218,6 +234,17 @@ class PullAnswer(NamedTuple):
         if self.offset_delta:
             columns.queue_offset = columns.queue_offset + self.offset_delta
         return columns
+
+
+def needs_ordinary_pull(response: Response) -> bool:
+    """Whether a bulk pull has to be repeated as an ordinary one.
+
+    A static topic's leader of headrace reads some messages from brokers of Apache RocketMQ.
+    """
+    return (
+        response.request_code == RequestCode.BULK_PULL
+        and response.command.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    )
 
 
 def _header(response: Response) -> _ResponseHeader:

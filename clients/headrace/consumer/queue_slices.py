@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.consumer.pulls import PullAnswer, Wanted
+from headrace.consumer.pulls import PullAnswer, Wanted, needs_ordinary_pull
 from headrace.errors import MalformedAnswer, OffsetNotFound
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.message import CorruptRecord
@@ -73,10 +73,11 @@ class SliceReader:
         sql: str | None = None,
         group: str,
         slice_bytes: int,
+        is_physical: bool = False,
     ) -> None:
         """connection: for exclusive use. slice_bytes: up to two such slices are in memory.
 
-        sql: SQL92 filter that replaces the subscription's tags.
+        sql: SQL92 filter that replaces the subscription's tags. is_physical: see ``Wanted``.
         """
         self._connection = connection
         self._queue = queue
@@ -85,6 +86,7 @@ class SliceReader:
         self._sql = sql
         self._group = group
         self._slice_bytes = slice_bytes
+        self._is_physical = is_physical
         self._is_filtered = bool(sql or subscription.tags)
         self._in_flight: deque[_Pull] = deque()
         self._unrequested = self._next_offset = start_offset
@@ -152,7 +154,7 @@ class SliceReader:
             self._unrequested = end
         self._connection.drain(len(self._in_flight), timeout_ms=_TIMEOUT_MS)
 
-    def _start_pull(self, start: int, end: int) -> _Pull:
+    def _start_pull(self, start: int, end: int, *, is_ordinary: bool = False) -> _Pull:
         wanted = Wanted(
             self._group,
             self._queue,
@@ -162,21 +164,29 @@ class SliceReader:
             record_bytes_max=self._slice_bytes,
             suspend_timeout_ms=0,
             sql=self._sql,
+            is_physical=self._is_physical,
         )
         pull = _Pull(start, end)
-        code, header = wanted.request(peer_is_headrace=self._connection.peer_is_headrace)
+        is_bulk = self._connection.peer_is_headrace and not is_ordinary
+        code, header = wanted.request(peer_is_headrace=is_bulk)
         self._connection.submit(code, header, b"", pull.answers.append)
         return pull
 
     def _wait_for_answer(self, pull: _Pull) -> PullAnswer:
         """Wait for a pull's response."""
-        while not pull.answers:
-            waiting_count = sum(not each.answers for each in self._in_flight)
-            self._connection.drain(waiting_count - 1, timeout_ms=_TIMEOUT_MS)
+        self._drain(pull)
+        if needs_ordinary_pull(pull.answers[0]):
+            pull.answers = self._start_pull(pull.start, pull.end, is_ordinary=True).answers
+            self._drain(pull)
         answer = PullAnswer.of(pull.answers[0])
         if answer.is_offset_illegal or answer.next_offset <= pull.start:
             raise OffsetNotFound(self._queue, pull.start, answer.min_offset, answer.max_offset)
         return answer
+
+    def _drain(self, pull: _Pull) -> None:
+        while not pull.answers:
+            waiting_count = sum(not each.answers for each in self._in_flight)
+            self._connection.drain(waiting_count - 1, timeout_ms=_TIMEOUT_MS)
 
     def _slice(self, next_offset: int, columns: RecordColumns | None) -> QueueSlice:
         start, self._next_offset = self._next_offset, next_offset

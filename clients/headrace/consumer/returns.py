@@ -104,16 +104,16 @@ class Returns:
         return process_queue.count_attempt(message.queue_offset) if process_queue else 0
 
     async def _send_back(self, message: ReceivedMessage, delay_level: int) -> None:
-        queue = message.queue
+        stored = message.stored
         header = ConsumerSendMsgBackHeader(
-            offset=message.stored.physical_offset,
+            offset=stored.physical_offset,
             group=self._group,
             delay_level=delay_level,
             origin_msg_id=message.message_id,
             origin_topic=message.topic,
             max_reconsume_times=(self._max_attempts or _ATTEMPTS_MAX) - 1,
         )
-        address = await self._instance.broker_address(queue.topic, queue.broker_name)
+        address = await self._instance.stored_at(message.queue, stored.store_host)
         response = await self._instance.request(address, RequestCode.CONSUMER_SEND_MSG_BACK, header)
         response.expect()
         if delay_level != _DEAD_LETTERS:

@@ -6,6 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from headrace.producer.block import ends_of_requests
+from headrace.producer.publication import usable
 from headrace.producer.selector import queue_index
 
 if TYPE_CHECKING:
@@ -161,8 +162,8 @@ class TopicBacklogs:
         """Select the next backlog, preferably one of a healthy broker with no request in flight."""
         backlogs = self.backlogs
         in_order = backlogs[self._next :] + backlogs[: self._next]
-        healthy = [
-            backlog for backlog in in_order if backlog.target.queue.broker_name not in avoid
-        ] or in_order
-        self.current = next((backlog for backlog in healthy if not backlog.is_busy), healthy[0])
+        targets = set(usable([backlog.target for backlog in in_order], avoid))
+        candidates = [backlog for backlog in in_order if backlog.target in targets]
+        idle = (backlog for backlog in candidates if not backlog.is_busy)
+        self.current = next(idle, candidates[0])
         self._next = (backlogs.index(self.current) + 1) % len(backlogs)

@@ -9,6 +9,7 @@ import struct
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import anyio
 import msgspec
 from zlib_ng.zlib_ng import crc32
 
@@ -25,8 +26,10 @@ from headrace_protocol.system_topics import DEFAULT_TOPIC
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from headrace.route import TopicRoute
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.columns import EncodedBlock
+    from headrace_protocol.drivers.errors import HeadraceError
     from headrace_protocol.drivers.response import Response
     from headrace_protocol.frame import Buffer
 
@@ -158,24 +161,36 @@ class BulkTemplate:
 
 
 class Target:
-    """A queue with the address of its broker's master and its frame templates."""
+    """A queue with the address of its broker's master and its frame templates.
 
-    def __init__(self, group: str, queue: MessageQueue, address: str) -> None:
+    broker_name: the broker that serves the queue. error: why nothing can be sent to the queue now;
+        None if it can.
+    """
+
+    def __init__(self, group: str, route: TopicRoute, queue: MessageQueue) -> None:
         self.queue = queue
-        self.address = address
+        self.broker_name = route.broker_of(queue)
+        self.address = route.master(self.broker_name) or ""
+        self.error: HeadraceError | None = route.why_not_writable(queue)
         self._group = group
+        self._route = route
+
+    def note_leader(self, leader: str | None) -> None:
+        """React to an answer that came from another broker: see ``TopicRoute.note_leader``."""
+        if leader:
+            self._route.note_leader(self.queue, leader, anyio.current_time())
 
     @cached_property
     def single(self) -> SendTemplate:
         """Template for one message to any broker."""
         queue = self.queue
-        return SendTemplate(self._group, queue.topic, queue.broker_name, queue.queue_id)
+        return SendTemplate(self._group, queue.topic, self.broker_name, queue.queue_id)
 
     @cached_property
     def batch(self) -> SendTemplate:
         """Template for several messages to any broker."""
         queue = self.queue
-        return SendTemplate(self._group, queue.topic, queue.broker_name, queue.queue_id, batch=True)
+        return SendTemplate(self._group, queue.topic, self.broker_name, queue.queue_id, batch=True)
 
     @cached_property
     def bulk(self) -> BulkTemplate:
@@ -236,6 +251,7 @@ class Outgoing:
         if self.has_timer:
             check_timer(response)
         header = response.expect(*STORED).header(SendMessageResponseHeader)
+        target.note_leader(header.leader)
         return SendResult(
             queue=target.queue,
             queue_offset=header.queue_offset,
@@ -285,6 +301,7 @@ class BulkOutgoing:
             ids = OffsetMessageIds(header.msg_id, self._block.sizes)
         except ValueError as error:
             raise MalformedAnswer(response.address, response.request_code, error) from error
+        target.note_leader(header.leader)
         return SendResult(
             queue=target.queue,
             queue_offset=header.queue_offset,

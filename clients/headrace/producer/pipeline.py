@@ -15,6 +15,7 @@ from headrace.errors import (
     ConnectionLost,
     HeadraceError,
     InvalidMessage,
+    NoQueue,
     OutcomeUnknown,
     PipelineError,
     RequestTimeout,
@@ -212,7 +213,7 @@ class Pipeline(Startable):
             backlog = topic.backlog_of(message)
             try:
                 backlog.outlet.connection = await sender.connection(backlog.target)
-            except ConnectFailed as error:
+            except (ConnectFailed, NoQueue) as error:
                 sender.note_failure(backlog.target, error)
                 avoid = sender.faults.current()
                 if not message.key and publication.has_broker_besides(avoid):
@@ -269,7 +270,8 @@ class Pipeline(Startable):
         request = _Request(self, outlet, backlog, messages, block, self._tick, span)
         self._in_flight[request] = None
         if connection is None:
-            self._failed(request, ConnectionLost(address, "it closed before the message was sent"))
+            lost = ConnectionLost(address, "it closed before the message was sent")
+            self._failed(request, backlog.target.error or lost)
             return
         outlet.connection = connection
         request.submit(connection, sender.encode_block(request.block, connection))

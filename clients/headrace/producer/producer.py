@@ -19,6 +19,7 @@ from headrace.recall import recall
 from headrace.telemetry import ended
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.aio import Connect, connect_tcp
+from headrace_protocol.recall_handle import decode_recall_handle
 
 if TYPE_CHECKING:
     from headrace_protocol.bodies import MessageQueue
@@ -137,12 +138,13 @@ class Producer(Startable):
         message.check()
         publication = await self._sender.lasting_publication(message.topic)
         target = self._sender.by_key(message.key)(publication)
-        connection = await self._instance.connection(target.address)
+        connection = await self._sender.connection(target)
         outgoing, span = self._sender.encode(message)
         connection.send_soon(*target.single.oneway_frame(outgoing))
         if span:
             span.end(None)
-        await self._sender.wait_for_topic(publication)
+        if not publication.route.is_current:
+            await self._instance.wait_for_route(message.topic)
 
     async def recall(self, sent: SendResult) -> None:
         """Recall a message with ``delay`` or ``deliver_at`` before it is delivered.
@@ -157,7 +159,10 @@ class Producer(Startable):
                 "deliver_at=, or its broker gave no handle to recall it with"
             )
         queue = sent.queue
-        address = await self._instance.broker_address(queue.topic, queue.broker_name)
+        # A static topic's queue may have another broker by now.
+        handle = decode_recall_handle(sent.recall_handle)
+        broker = handle.broker_name if handle else queue.broker_name
+        address = await self._instance.broker_address(queue.topic, broker)
         await recall(self._instance, address, queue.topic, sent.recall_handle, self.group)
 
     def pipeline(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from headrace.errors import HeadraceError, RouteNotFound
+from headrace.errors import BrokerError, HeadraceError, NoQueue, RouteNotFound
 from headrace.instance import ClientInstance, local_ip
 from headrace.messages import Message, SendResult, check_topic
 from headrace.producer.block import Block
@@ -22,6 +22,7 @@ from headrace.producer.publication import Publication
 from headrace.producer.retries import Retries, RetryLog, refuses_blocks
 from headrace.route import TopicRoute
 from headrace.telemetry import ended
+from headrace_protocol.codes import ResponseCode
 from headrace_protocol.message import TRANSACTION_PREPARED, UniqKeyGenerator, encode_host
 from headrace_protocol.system_topics import DEFAULT_TOPIC
 
@@ -91,14 +92,19 @@ class Sender:
 
     async def connection(self, target: Target) -> AsyncConnection:
         """The connection to a queue's broker, whose kind (headrace or other) is then known."""
-        connection = await self.instance.connection(target.address)
+        connection = await self._open(target)
         if not connection.is_greeted:
             await connection.greeted(self.timeout_ms)
         return connection
 
+    async def _open(self, target: Target) -> AsyncConnection:
+        if target.error:
+            raise target.error
+        return await self.instance.connection(target.address)
+
     def by_key(self, key: str) -> Choose:
         """Choose the queue of a key, or the next queue if the key is empty."""
-        return lambda publication: publication.target(key, self.faults)
+        return lambda publication: publication.target(key, self.faults.current())
 
     def to_queue(self, queue: MessageQueue) -> Choose:
         """Choose ``queue``."""
@@ -170,19 +176,16 @@ class Sender:
     async def attempt(self, topic: str, choose: Choose, what: Outgoing | Block) -> SendResult:
         """Try once. Raises HeadraceError."""
         publication = await self.publication(topic)
+        creates_topic = not publication.route.is_current
         target = choose(publication)
         try:
             result = await self._send_to(target, what)
         except HeadraceError as error:
             self.note_failure(target, error)
             raise
-        await self.wait_for_topic(publication)
+        if creates_topic:
+            await self.instance.wait_for_route(topic)
         return result
-
-    async def wait_for_topic(self, publication: Publication) -> None:
-        """If the send created its topic, wait until the nameservers know the topic."""
-        if not publication.route.is_current:
-            await self.instance.wait_for_route(publication.route.topic)
 
     async def _send_to(self, target: Target, what: Outgoing | Block) -> SendResult:
         connection, outgoing = await self.prepare(target, what)
@@ -194,7 +197,7 @@ class Sender:
     ) -> tuple[AsyncConnection, AnyOutgoing]:
         """The connection to use, and the encoded request. Raises ConnectFailed, ..."""
         if isinstance(what, Outgoing):
-            return await self.instance.connection(target.address), what
+            return await self._open(target), what
         connection = await self.connection(target)
         return connection, self.encode_block(what, connection)
 
@@ -202,10 +205,17 @@ class Sender:
         """React to an error: avoid the broker, invalidate the route or stop sending it blocks."""
         if refuses_blocks(error):
             self._without_blocks.add(target.address)
-        if error.retryable:
-            self.faults.failed(target.queue.broker_name)
+        if error.retryable and not _is_of_queue(error):
+            self.faults.failed(target.broker_name)
         if error.refresh_route:
             self.instance.invalidate_route(target.queue.topic)
+
+
+def _is_of_queue(error: HeadraceError) -> bool:
+    """Whether only the queue is unavailable, not all queues of the broker."""
+    if isinstance(error, BrokerError):
+        return error.code == ResponseCode.NOT_LEADER_FOR_QUEUE
+    return isinstance(error, NoQueue)
 
 
 def now_ms() -> int:

@@ -86,7 +86,7 @@ class Transaction:
     async def _end(self, sent: SendResult, decision: int) -> None:
         """Tell the broker the decision on one message. Raises HeadraceError."""
         instance = self._sender.instance
-        _, physical_offset = decode_offset_message_id(sent.offset_message_ids[0])
+        store_host, physical_offset = decode_offset_message_id(sent.offset_message_ids[0])
         header = EndTransactionHeader(
             topic=self._topic,
             producer_group=self._group,
@@ -97,7 +97,7 @@ class Transaction:
             msg_id=sent.message_id,
             transaction_id=sent.message_id,
         )
-        address = await instance.broker_address(self._topic, sent.queue.broker_name)
+        address = await instance.stored_at(sent.queue, store_host)
         response = await instance.request(address, RequestCode.END_TRANSACTION, header)
         response.expect()
 

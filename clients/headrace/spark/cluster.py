@@ -21,6 +21,7 @@ from headrace.errors import (
     WrongServer,
 )
 from headrace.route import TopicRoute
+from headrace.spark.chains import Chains, Item, Items, is_static
 from headrace.spark.errors import OptionError, TopicNotFound
 from headrace_protocol.bodies import (
     MASTER_ID,
@@ -65,6 +66,8 @@ Queues = dict[MessageQueue, str]
 BrokerTopic = tuple[str, str]
 # The id that tells a recreated topic from its predecessor; None from brokers without such ids.
 Incarnations = dict[BrokerTopic, str | None]
+# Offsets of a queue: from the first up to, but not including, the second.
+Span = tuple[int, int]
 Request = tuple[int, "msgspec.Struct | None", "Buffer"]
 Key = TypeVar("Key")
 
@@ -94,6 +97,7 @@ class Cluster:
         self.nameservers = tuple(nameservers)
         self._connections: dict[str, BlockingConnection] = {}
         self._last_answers: dict[tuple[int, str], Response] = {}
+        self._chains = Chains(self)
 
     def __enter__(self) -> Self:
         return self
@@ -201,7 +205,7 @@ class Cluster:
 
     def _queues_of(self, topic: str) -> Queues:
         route = self.route(topic)
-        addresses = {queue: route.address(queue.broker_name) for queue in route.read_queues}
+        addresses = {queue: route.address_of(queue) for queue in route.read_queues}
         return {queue: address for queue, address in addresses.items() if address}
 
     def route(self, topic: str) -> TopicRoute:
@@ -237,6 +241,10 @@ class Cluster:
             masters = self.masters()
         except NameserverUnavailable:
             return {}  # no way to tell which brokers exist
+        queues = list(queues)
+        static = [queue for queue in queues if is_static(queue)]
+        deleted = self._deleted_everywhere({queue.topic for queue in static}, masters)
+        gone = {queue: 0 for queue in static if queue.topic in deleted}
         queues = [queue for queue in queues if queue.broker_name in masters]
         counts: dict[BrokerTopic, int] = {}
         for name in {queue.broker_name for queue in queues}:
@@ -245,11 +253,20 @@ class Cluster:
             with suppress(ConnectFailed, ConnectionLost, RequestTimeout):
                 counts |= self._read_queue_counts(dict.fromkeys(places, masters[name]))
         found = {queue: counts.get((queue.topic, queue.broker_name)) for queue in queues}
-        return {
+        return gone | {
             queue: count
             for queue, count in found.items()
             if count is not None and count <= queue.queue_id
         }
+
+    def _deleted_everywhere(self, topics: set[str], masters: Mapping[str, str]) -> set[str]:
+        """The static topics that no broker has, according to all of them."""
+        places = {(topic, name): address for topic in topics for name, address in masters.items()}
+        try:
+            counts = self._read_queue_counts(places)
+        except (ConnectFailed, ConnectionLost, RequestTimeout):
+            return set()
+        return {topic for topic in topics if not any(counts[topic, name] for name in masters)}
 
     def _read_queue_counts(self, places: Mapping[BrokerTopic, str]) -> dict[BrokerTopic, int]:
         answers = self.ask_each({where: _config_request(where[0]) for where in places}, places)
@@ -309,11 +326,33 @@ class Cluster:
 
     def min_offsets(self, queues: Queues) -> dict[MessageQueue, int]:
         """The offset of each queue's oldest message."""
-        return self._offsets(queues, RequestCode.GET_MIN_OFFSET, _min_header)
+        return {queue: items[0].start for queue, items in self._items(queues).items()} | (
+            self._offsets(_plain(queues), RequestCode.GET_MIN_OFFSET, _min_header)
+        )
 
     def max_offsets(self, queues: Queues) -> dict[MessageQueue, int]:
         """The offset that each queue's next message will get."""
-        return self._offsets(queues, RequestCode.GET_MAX_OFFSET, _max_header)
+        return {queue: items[-1].end for queue, items in self._items(queues).items()} | (
+            self._offsets(_plain(queues), RequestCode.GET_MAX_OFFSET, _max_header)
+        )
+
+    def parts(self, ranges: Mapping[MessageQueue, Span], queues: Queues) -> Items:
+        """The messages in ``ranges``, by the physical queues that hold them; never empty.
+
+        Raises NoQueue while a broker that holds some of a static topic's messages is away.
+        """
+        items = self._items({queue: queues[queue] for queue in ranges})
+        return {
+            queue: _parts(items[queue], *each)
+            if queue in items
+            else [Item(queue, queues[queue], 0, *each)]
+            for queue, each in ranges.items()
+        }
+
+    def _items(self, queues: Queues) -> Items:
+        """All messages of each queue of a static topic."""
+        static = {queue: at for queue, at in queues.items() if is_static(queue)}
+        return self._chains.items(static) if static else {}
 
     def offsets_at(self, queues: Queues, timestamp_ms: int) -> dict[MessageQueue, int]:
         """The offset of each queue's first message stored at ``timestamp_ms`` (1970) or later."""
@@ -323,7 +362,10 @@ class Cluster:
                 topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms
             )
 
-        return self._offsets(queues, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+        static = {queue: at for queue, at in queues.items() if is_static(queue)}
+        found = self._chains.offsets_at(static, timestamp_ms) if static else {}
+        code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
+        return found | self._offsets(_plain(queues), code, header)
 
     def _offsets(
         self, queues: Queues, code: int, header: Callable[[MessageQueue], Any]
@@ -357,7 +399,7 @@ class Cluster:
     def units(
         self, places: Iterable[tuple[MessageQueue, int]], count: int, queues: Queues
     ) -> dict[tuple[MessageQueue, int], list[ConsumeQueueData]]:
-        """Up to ``count`` ConsumeQueue units from each place (queue, queue offset) on."""
+        """Up to ``count`` ConsumeQueue units from each place (physical queue, its offset) on."""
         requests: dict[tuple[MessageQueue, int], Request] = {
             (queue, offset): (RequestCode.QUERY_CONSUME_QUEUE, header, b"")
             for queue, offset in places
@@ -368,8 +410,19 @@ class Cluster:
 
     # -- progress ----------------------------------------------------------------------------------
 
-    def register_group(self, group: str, queues: Queues) -> None:
-        """Register ``group`` with the brokers so that it can have progress, without a member."""
+    def progress_places(self, queues: Queues) -> set[str]:
+        """Addresses of the brokers that may keep progress in ``queues``.
+
+        That of a static topic is kept by the broker that has the message, which is any of them.
+        """
+        routes = [self.route(topic) for topic in {queue.topic for queue in queues}]
+        masters = (
+            route.master(name) for route in routes if route.is_static for name in route.brokers
+        )
+        return {*queues.values(), *filter(None, masters)}
+
+    def register_group(self, group: str, queues: Queues, addresses: Iterable[str]) -> None:
+        """Register ``group`` with brokers so that it can have progress there, without a member."""
         topics = sorted({queue.topic for queue in queues})
         client_id = _client_id()
         consumer = ConsumerData(
@@ -386,7 +439,7 @@ class Cluster:
             (RequestCode.HEART_BEAT, None, heartbeat),
             (RequestCode.UNREGISTER_CLIENT, leave, b""),
         ]
-        for address in set(queues.values()):
+        for address in addresses:
             for answer in self.ask(address, requests):
                 answer.expect()
 
@@ -398,6 +451,17 @@ class Cluster:
         }
         for answer in self.ask_each(requests, queues).values():
             answer.expect()
+
+
+def _plain(queues: Queues) -> Queues:
+    return {queue: at for queue, at in queues.items() if not is_static(queue)}
+
+
+def _parts(items: list[Item], start: int, end: int) -> list[Item]:
+    # The task that reads the last item finds out if its newest messages were lost.
+    last = items[-1]._replace(end=max(end, items[-1].end))
+    parts = [item.part(start, end) for item in (*items[:-1], last)]
+    return [part for part in parts if part.message_count] or [last.part(end, end)]
 
 
 def _client_id() -> str:
@@ -433,7 +497,7 @@ def _units(answer: Response, count: int) -> list[ConsumeQueueData]:
 
 def _units_header(queue: MessageQueue, offset: int, count: int) -> QueryConsumeQueueHeader:
     return QueryConsumeQueueHeader(
-        topic=queue.topic, queue_id=queue.queue_id, index=offset, count=count
+        topic=queue.topic, queue_id=queue.queue_id, index=offset, count=count, logical=False
     )
 
 

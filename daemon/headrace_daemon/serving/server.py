@@ -91,6 +91,8 @@ class RemotingServer:
     turned_away_count: connections refused, or closed before they sent a frame.
     faulty_client_count: clients closed for broken frames or for holding too much.
     host_log: log of events that clients can cause.
+    busy_wait_s, busy_turns_s: how long the loop waits for clients, and serves them, before other
+        tasks run.
     owns_loop: no other task of this loop minds a delay of a millisecond. While clients are busy,
         the server then waits for them in its own epoll, which saves most of the scheduler's share
         of a lone request's time.
@@ -104,7 +106,9 @@ class RemotingServer:
         owns_loop: bool = False,
     ) -> None:
         self.limits = limits or ServerLimits()
+        self._owns_loop = owns_loop
         self.busy_wait_s = BUSY_WAIT_S if owns_loop else 0.0
+        self.busy_turns_s = BUSY_WAIT_S
         self.held_bytes = 0
         self.channels: set[ServerChannel] = set()
         # Clients without a whole frame yet, the oldest first.
@@ -117,6 +121,11 @@ class RemotingServer:
         self._handler = handler
         self._dirty: list[ServerChannel] = []
         self._in_turn = False
+
+    def share_loop(self, *, is_shared: bool) -> None:
+        """Let other tasks run after each turn: one of them waits for a socket of its own."""
+        self.busy_turns_s = 0.0 if is_shared else BUSY_WAIT_S
+        self.busy_wait_s = self.busy_turns_s if self._owns_loop else 0.0
 
     # -- turns -------------------------------------------------------------------------------------
 

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 import structlog
 import trio
 
-from headrace_daemon.serving.server import BUSY_WAIT_S
-
 if TYPE_CHECKING:
     from headrace_daemon.serving.server import RemotingServer
     from headrace_daemon.serving.server_channel import ServerChannel
@@ -104,7 +102,7 @@ class _SocketLoop:
             events = self._postponed or self.epoll.poll(wait_s)
             if events or self._heavy:
                 self._handle(events)
-                if trio.current_time() - others_at < BUSY_WAIT_S:
+                if trio.current_time() - others_at < self._server.busy_turns_s:
                     continue
                 await trio.lowlevel.checkpoint()
             else:

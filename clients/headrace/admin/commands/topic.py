@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.admin import completion, options
+from headrace.admin import completion, options, static_commands
 from headrace.admin.failures import NotFound
 from headrace.admin.output import (
     print_json,
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace.admin.client import Admin, TopicTotals
-    from headrace_protocol.bodies import MessageQueue, TopicConfigAndQueueMapping, TopicOffset
+    from headrace.admin.requests import BrokerProblem
+    from headrace_protocol.bodies import TopicConfigAndQueueMapping, TopicOffset
 
 _CHECK_S = 1.0
 _PERMS = {"r": 4, "w": 2, "rw": 6}
@@ -53,11 +54,21 @@ def command() -> None:
     """Create, list, describe, alter, purge and delete topics."""
 
 
+for _static in (
+    static_commands.remap,
+    static_commands.rebalance,
+    static_commands.repair,
+    static_commands.mapping,
+):
+    command.add_command(_static)
+
+
 @command.command(
     "create",
     epilog=options.examples(
         "headrace topic create orders --queues 8",
         "headrace topic create steps --attribute message.type=FIFO --if-not-exists",
+        "headrace topic create clicks --static --queues 16",
     ),
 )
 @click.argument("name", metavar="TOPIC")
@@ -67,11 +78,23 @@ def command() -> None:
     default=4,
     show_default=True,
     metavar="QUEUES",
-    help="Number of queues on each broker.",
+    help="Number of queues on each broker; of a static topic, on all brokers together.",
+)
+@click.option(
+    "--static",
+    is_flag=True,
+    help="Create a static topic, whose queues stay the same while brokers come and go, or add "
+    "queues to it.",
 )
 @_perm("rw")
 @_attribute
-@_broker
+@click.option(
+    "--broker",
+    metavar="BROKER",
+    help="Only on the broker with this name; of a static topic, on those named, as A,B,C.",
+)
+@click.option("--cluster", metavar="CLUSTER", help="Static topic: on the brokers of a cluster.")
+@static_commands.dry_run
 @click.option(
     "--if-not-exists", is_flag=True, help="Succeed if the topic already exists with these settings."
 )
@@ -83,8 +106,11 @@ def create(
     perm: str,
     attribute: tuple[str, ...],
     broker: str | None,
+    cluster: str | None,
     nameserver: str | None,
     *,
+    static: bool,
+    dry_run: bool,
     if_not_exists: bool,
     as_json: bool,
 ) -> None:
@@ -94,6 +120,24 @@ def create(
     from headrace.admin.client import Admin
 
     attributes = options.pairs(attribute, "attribute")
+    if static:
+        if attributes or if_not_exists or perm != "rw":
+            raise ConfigurationError(
+                "--static can't be combined with --attribute, --perm or --if-not-exists; "
+                "`headrace topic alter` changes permission and attributes"
+            )
+        static_commands.create_static(
+            name,
+            queues,
+            nameserver,
+            brokers=broker,
+            cluster=cluster,
+            dry_run=dry_run,
+            as_json=as_json,
+        )
+        return
+    if cluster or dry_run:
+        raise ConfigurationError("--cluster and --dry-run require --static")
 
     async def run() -> None:
         async with Admin(nameserver=nameserver) as admin:
@@ -267,13 +311,13 @@ def describe(name: str, nameserver: str | None, *, as_json: bool) -> None:
     async def run() -> dict[str, Any]:
         async with Admin(nameserver=nameserver) as admin:
             configs = await admin.topic(name, problems=problems)
-            stats = await admin.topic_stats(name, problems=problems)
+            queues = await _queue_rows(admin, name, problems)
             groups = await admin.topic_groups(name, problems=problems)
             brokers = [_broker_row(broker, config) for broker, config in configs.items()]
             return {
                 "topic": name,
                 "brokers": with_problems(brokers, problems),
-                "queues": [_queue_row(queue, offset) for queue, offset in stats.items()],
+                "queues": queues,
                 "groups": groups,
             }
 
@@ -360,12 +404,28 @@ def _broker_row(broker: str, config: TopicConfigAndQueueMapping) -> dict[str, An
     }
 
 
-def _queue_row(queue: MessageQueue, offset: TopicOffset) -> dict[str, Any]:
+async def _queue_rows(
+    admin: Admin, topic: str, problems: list[BrokerProblem]
+) -> list[dict[str, Any]]:
+    """A topic's queues; those of a static topic with their leaders."""
+    if await admin.is_static(topic):
+        return [
+            _queue_row(each.leader, each.queue.queue_id, each.offsets, each.messages)
+            for each in await admin.logic_queues(topic, problems=problems)
+        ]
+    stats = await admin.topic_stats(topic, problems=problems)
+    return [
+        _queue_row(queue.broker_name, queue.queue_id, at, at.max_offset - at.min_offset)
+        for queue, at in stats.items()
+    ]
+
+
+def _queue_row(broker: str, queue_id: int, at: TopicOffset, messages: int) -> dict[str, Any]:
     return {
-        "broker": queue.broker_name,
-        "queue": queue.queue_id,
-        "min_offset": offset.min_offset,
-        "max_offset": offset.max_offset,
-        "messages": offset.max_offset - offset.min_offset,
-        "last_message": time_text(offset.last_update_timestamp),
+        "broker": broker,
+        "queue": queue_id,
+        "min_offset": at.min_offset,
+        "max_offset": at.max_offset,
+        "messages": messages,
+        "last_message": time_text(at.last_update_timestamp),
     }

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from headrace.spark.plan.ranges import Range, not_empty
-from headrace.spark.plan.splits import size_curves
+from headrace.spark.plan.splits import joined, size_curves
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from headrace.spark.chains import Item
     from headrace.spark.cluster import Cluster, Queues
     from headrace.spark.options import Limits
     from headrace.spark.plan.ranges import Ranges
@@ -25,16 +28,22 @@ def limited(cluster: Cluster, queues: Queues, ranges: Ranges, limits: Limits) ->
     if limits.seconds is not None and ranges:
         ranges = not_empty(_within_seconds(cluster, queues, ranges, limits.seconds))
     if limits.rows is not None:
-        ranges = not_empty(_within_rows(ranges, limits.rows))
+        ranges = not_empty(_within_rows(cluster, queues, ranges, limits.rows))
     if limits.bytes is not None and ranges:
         ranges = not_empty(_within_bytes(cluster, queues, ranges, limits.bytes))
     return ranges
 
 
+def message_count(parts: Iterable[Item]) -> int:
+    """The number of messages: less than the difference of offsets, where those jump."""
+    return sum(part.message_count for part in parts)
+
+
 def _within_seconds(cluster: Cluster, queues: Queues, ranges: Ranges, seconds: int) -> Ranges:
     """The messages stored within ``seconds`` of the oldest one."""
     places = {queue: queues[queue] for queue in ranges}
-    times = cluster.store_times({queue: each.start for queue, each in ranges.items()}, places)
+    parts = cluster.parts(ranges, queues)
+    times = cluster.store_times({queue: some[0].start for queue, some in parts.items()}, places)
     if not times:
         return ranges
     after = cluster.offsets_at(places, min(times.values()) + seconds * 1000)
@@ -44,9 +53,24 @@ def _within_seconds(cluster: Cluster, queues: Queues, ranges: Ranges, seconds: i
     }
 
 
-def _within_rows(ranges: Ranges, rows: int) -> Ranges:
-    shares = shared(rows, {queue: end - start for queue, (start, end) in ranges.items()})
-    return {queue: Range(each.start, each.start + shares[queue]) for queue, each in ranges.items()}
+def _within_rows(cluster: Cluster, queues: Queues, ranges: Ranges, rows: int) -> Ranges:
+    parts = cluster.parts(ranges, queues)
+    shares = shared(rows, {queue: message_count(some) for queue, some in parts.items()})
+    return {
+        queue: Range(each.start, _end_after(shares[queue], parts[queue], each))
+        for queue, each in ranges.items()
+    }
+
+
+def _end_after(count: int, parts: Iterable[Item], each: Range) -> int:
+    """The end of the first ``count`` messages of a range."""
+    end = each.start
+    for part in parts:
+        if count <= 0:
+            return end
+        end = part.start + min(count, part.message_count)
+        count -= part.message_count
+    return each.end if count == 0 else end
 
 
 def shared(total: int, wanted: dict[Key, int]) -> dict[Key, int]:
@@ -63,16 +87,22 @@ def shared(total: int, wanted: dict[Key, int]) -> dict[Key, int]:
 
 
 def _within_bytes(cluster: Cluster, queues: Queues, ranges: Ranges, bytes_max: int) -> Ranges:
-    curves = size_curves(cluster, queues, ranges, bytes_max)
+    parts = cluster.parts(ranges, queues)
+    filled = [part for some in parts.values() for part in some if part.message_count]
+    by_place = size_curves(cluster, filled, bytes_max)
+    curves = {
+        queue: joined([by_place[part.place] for part in some if part.message_count])
+        for queue, some in parts.items()
+    }
     whole = sum(curve.total_bytes for curve in curves.values())
     if whole <= bytes_max:
         return ranges
-    part = bytes_max / whole
+    share = bytes_max / whole
     shorter = {
-        queue: Range(each.start, curves[queue].offset_at(curves[queue].total_bytes * part))
+        queue: Range(each.start, curves[queue].offset_at(curves[queue].total_bytes * share))
         for queue, each in ranges.items()
     }
     if all(each.start == each.end for each in shorter.values()):
         queue, each = next(iter(ranges.items()))
-        return {queue: Range(each.start, each.start + 1)}
+        return {queue: Range(each.start, _end_after(1, parts[queue], each))}
     return shorter

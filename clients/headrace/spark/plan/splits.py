@@ -18,6 +18,7 @@ from headrace.spark.plan.tasks import QueueRange, ReadTask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from headrace.spark.chains import Item
     from headrace.spark.cluster import Cluster, Queues
     from headrace.spark.plan.ranges import Ranges
     from headrace_protocol.bodies import ConsumeQueueData, MessageQueue
@@ -74,12 +75,14 @@ _Samples = dict[int, _Sample]
 
 
 def size_curves(
-    cluster: Cluster, queues: Queues, ranges: Ranges, step_bytes: int
+    cluster: Cluster, parts: Iterable[Item], step_bytes: int
 ) -> dict[MessageQueue, SizeCurve]:
-    """The distribution of bytes over each range. No range may be empty.
+    """The distribution of bytes over each part, by its place. No part may be empty.
 
     step_bytes: the precision wanted: no more than this should be hidden between two samples.
     """
+    ranges = {part.place: Range(part.start - part.delta, part.end - part.delta) for part in parts}
+    queues = {part.place: part.address for part in parts}
     samples: dict[MessageQueue, _Samples] = {queue: {} for queue in ranges}
     wanted = {queue: _spread(each) for queue, each in ranges.items()}
     while places := [(queue, offset) for queue, offsets in wanted.items() for offset in offsets]:
@@ -89,7 +92,20 @@ def size_curves(
             queue: _uncertain_midpoints(samples[queue], each, step_bytes)
             for queue, each in ranges.items()
         }
-    return {queue: _curve(samples[queue], each) for queue, each in ranges.items()}
+    return {
+        part.place: _curve(samples[part.place], ranges[part.place], part.delta) for part in parts
+    }
+
+
+def joined(curves: Iterable[SizeCurve]) -> SizeCurve:
+    """The curve of consecutive ranges; there are no bytes between them."""
+    offsets: list[int] = []
+    bytes_before: list[float] = []
+    for curve in curves:
+        base = bytes_before[-1] if bytes_before else 0.0
+        offsets += curve.offsets
+        bytes_before += [base + each for each in curve.bytes_before]
+    return SizeCurve(offsets or [0], bytes_before or [0.0])
 
 
 def _spread(each: Range) -> list[int]:
@@ -139,22 +155,28 @@ def _estimate(samples: _Samples, start: int, end: int) -> float:
     return max(0.0, min(mean * (end - start), span))
 
 
-def _curve(samples: _Samples, each: Range) -> SizeCurve:
+def _curve(samples: _Samples, each: Range, delta: int) -> SizeCurve:
     sizes = [_estimate(samples, *segment) for segment in _segments(samples, each)]
-    return SizeCurve([*sorted(samples), each.end], list(accumulate(sizes, initial=0.0)))
+    offsets = [offset + delta for offset in (*sorted(samples), each.end)]
+    return SizeCurve(offsets, list(accumulate(sizes, initial=0.0)))
 
 
 def read_tasks(
     cluster: Cluster, queues: Queues, ranges: Ranges, split_bytes: int
 ) -> list[ReadTask]:
-    """``ranges`` as tasks of about ``split_bytes`` at most; small ranges share a task."""
-    ranges = not_empty(ranges)
-    curves = size_curves(cluster, queues, ranges, split_bytes)
+    """``ranges`` as tasks of about ``split_bytes`` at most; small ranges share a task.
+
+    A task reads the messages of a static topic's queue from the brokers that have them.
+    """
+    parts = cluster.parts(not_empty(ranges), queues)
+    wanted = [(queue, part) for queue, some in parts.items() for part in some if part.message_count]
+    curves = size_curves(cluster, [part for _, part in wanted], split_bytes)
     pieces = [
         (piece, curve.total_bytes / count)
-        for queue, curve in curves.items()
+        for queue, part in wanted
+        for curve in [curves[part.place]]
         for count in [_piece_count(queue, curve, split_bytes)]
-        for piece in _cut(queue, queues[queue], curve, count)
+        for piece in _cut(queue, part, curve, count)
     ]
     return [ReadTask(tuple(group)) for group in _packed(pieces, min(_PACKED_BYTES, split_bytes))]
 
@@ -173,12 +195,22 @@ def _piece_count(queue: MessageQueue, curve: SizeCurve, split_bytes: int) -> int
     return count
 
 
-def _cut(queue: MessageQueue, address: str, curve: SizeCurve, count: int) -> Iterator[QueueRange]:
+def _cut(queue: MessageQueue, part: Item, curve: SizeCurve, count: int) -> Iterator[QueueRange]:
+    physical = part.place if part.place != queue else None
     step = curve.total_bytes / count
     inner = [curve.offset_at(step * index) for index in range(1, count)]
     for start, end in pairwise([curve.offsets[0], *inner, curve.offsets[-1]]):
         if start < end:
-            yield QueueRange(queue.topic, queue.broker_name, address, queue.queue_id, start, end)
+            yield QueueRange(
+                queue.topic,
+                queue.broker_name,
+                part.address,
+                queue.queue_id,
+                start,
+                end,
+                physical,
+                part.delta,
+            )
 
 
 def _packed(

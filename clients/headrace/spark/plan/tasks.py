@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 
 from headrace.consumer.pulls import READER_GROUP, SLICE_BYTES
+from headrace_protocol.bodies import MessageQueue
 
 if TYPE_CHECKING:
     from headrace.spark.body.format import BodyFormat
@@ -22,7 +23,9 @@ ROWS_MAX = 8192
 class QueueRange:
     """Messages of one queue, from ``start_offset`` up to, but not including, ``end_offset``.
 
-    address: ``host:port`` of the broker named ``broker``. Offsets are queue offsets.
+    address: ``host:port`` of the broker that has them. Offsets are queue offsets.
+    physical_queue, offset_delta: of a static topic's queue, the queue there, and how much less its
+        offsets are; None if the queue is not one.
     """
 
     topic: str
@@ -31,6 +34,13 @@ class QueueRange:
     queue_id: int
     start_offset: int
     end_offset: int
+    physical_queue: MessageQueue | None = None
+    offset_delta: int = 0
+
+    @property
+    def place(self) -> MessageQueue:
+        """The queue at the broker, with offsets less by ``offset_delta``."""
+        return self.physical_queue or MessageQueue(self.topic, self.broker, self.queue_id)
 
 
 class ReadTask(InputPartition):

@@ -84,6 +84,8 @@ class StreamReader(DataSourceStreamReader):
         # Queues that no longer exist and whose loss has been reported.
         self._vanished: set[MessageQueue] = set()
         self._committed: Offsets = {}
+        # Addresses of the brokers that know the group.
+        self._registered_at: set[str] = set()
 
     # -- called by Spark ---------------------------------------------------------------------------
 
@@ -278,8 +280,10 @@ class StreamReader(DataSourceStreamReader):
             return
         try:
             queues = self._cluster.queues(self._options.topics)
-            if not self._committed:
-                self._cluster.register_group(self._options.group, queues)
+            # Brokers may have joined the topics since the last time.
+            fresh = self._cluster.progress_places(queues) - self._registered_at
+            self._cluster.register_group(self._options.group, queues, fresh)
+            self._registered_at |= fresh
             reachable = {queue: at for queue, at in changed.items() if queue in queues}
             self._cluster.commit(self._options.group, reachable, queues)
             self._committed |= reachable

@@ -93,10 +93,24 @@ def _read(
     connection: BlockingConnection, plan: ReadPlan, part: QueueRange, offset: int
 ) -> Iterator[tuple[int, RecordColumns | None]]:
     """Records from ``offset`` on, each block with the next offset to read."""
-    queue = MessageQueue(part.topic, part.broker, part.queue_id)
-    found = records_by_keys(connection, plan.predicates, queue, offset, part.end_offset)
+    delta = part.offset_delta
+    try:
+        for next_offset, columns in _read_place(connection, plan, part, offset - delta):
+            if columns is not None and delta:
+                columns.queue_offset = columns.queue_offset + delta
+            yield next_offset + delta, columns
+    except OffsetNotFound as error:
+        raise error.moved(MessageQueue(part.topic, part.broker, part.queue_id), delta) from error
+
+
+def _read_place(
+    connection: BlockingConnection, plan: ReadPlan, part: QueueRange, offset: int
+) -> Iterator[tuple[int, RecordColumns | None]]:
+    """As ``_read``, with the offsets of ``part.place``."""
+    queue, end = part.place, part.end_offset - part.offset_delta
+    found = records_by_keys(connection, plan.predicates, queue, offset, end)
     if found is not None:
-        yield part.end_offset, found
+        yield end, found
         return
     subscription = Subscription(part.topic, _tags(plan))
     is_filtered = bool(plan.sql or subscription.tags)
@@ -104,14 +118,15 @@ def _read(
         connection,
         queue,
         offset,
-        part.end_offset,
+        end,
         subscription=subscription,
         sql=plan.sql,
         group=plan.group,
         slice_bytes=plan.slice_bytes,
+        is_physical=part.physical_queue is not None,
     ):
         if columns is None and not is_filtered:
-            raise OffsetNotFound(queue, start, next_offset, part.end_offset)
+            raise OffsetNotFound(queue, start, next_offset, end)
         yield next_offset, columns
 
 

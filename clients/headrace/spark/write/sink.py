@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from headrace.route import TopicRoute
     from headrace.spark.write.commits import Parts
     from headrace.spark.write.row_encoding import QueueRows
+    from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.staging import StagedAttempt
 
 _log = logging.getLogger("headrace.spark")
@@ -152,7 +153,7 @@ def _route(cluster: Cluster, topic: str, retry_s: float) -> TopicRoute:
 
     def look() -> TopicRoute:
         route = cluster.route(topic)
-        if not route.write_queues:
+        if all(map(route.why_not_writable, route.write_queues)):
             raise NoQueue(topic, "write to")
         return route
 
@@ -224,21 +225,31 @@ class TaskWriter:
         return {name: blocks.seal() for name, blocks in self._staged.items()}
 
     def _send(self, some: QueueRows) -> None:
-        queues = self._route(some.topic).write_queues
-        number = next(self._turns[some.topic]) if some.number is None else some.number
-        queue = queues[number % len(queues)]
-        link = self._link(queue.broker_name, some.topic)
-        if not self._ours[queue.broker_name]:
+        queue, broker_name = self._queue_of(some)
+        link = self._link(broker_name, some.topic)
+        if not self._ours[broker_name]:
             block = some.rows.for_any_broker(some.topic)
             outgoing = block.for_any_broker(_now_ms(), self._message_ids.next)
             send_outgoing(link, some.topic, queue.queue_id, outgoing)
             return
         encoded = some.rows.for_headrace(some.topic, _now_ms(), self._born_host)
-        staged = self._staged.get(queue.broker_name)
+        staged = self._staged.get(broker_name)
         if staged:
             staged.send(some.topic, queue.queue_id, encoded)
         else:
             send_block(link, some.topic, queue.queue_id, encoded)
+
+    def _queue_of(self, some: QueueRows) -> tuple[MessageQueue, str]:
+        """The queue for rows, and its broker. Raises NoQueue for a key whose queue has none."""
+        route = self._route(some.topic)
+        if some.number is not None:
+            queue = route.write_queues[some.number]
+            if error := route.why_not_writable(queue):
+                raise error
+        else:
+            queues = [each for each in route.write_queues if not route.why_not_writable(each)]
+            queue = queues[next(self._turns[some.topic]) % len(queues)]
+        return queue, route.broker_of(queue)
 
     def _route(self, topic: str) -> TopicRoute:
         route = self._routes.get(topic)

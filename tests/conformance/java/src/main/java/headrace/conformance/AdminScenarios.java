@@ -167,7 +167,7 @@ final class AdminScenarios {
             .getOffsetTable().get(queue).getConsumerOffset() == count, count + " committed");
     }
 
-    private static DefaultMQPushConsumer startConsumer(Session session, Inbox inbox)
+    static DefaultMQPushConsumer startConsumer(Session session, Inbox inbox)
             throws Exception {
         DefaultMQPushConsumer consumer = session.push(session.group());
         consumer.subscribe(session.topic(), "*");
@@ -185,7 +185,7 @@ final class AdminScenarios {
         }, String.join(" ", command) + " prints " + wanted);
     }
 
-    private static String run(Session session, String... command) {
+    static String run(Session session, String... command) {
         String printed = capture(session, command);
         if (printed.contains("RemotingTimeoutException")) {
             // The tool has a limit of 5 s that can't be set, and the machine may not be run as long.
@@ -199,14 +199,14 @@ final class AdminScenarios {
         return Mqadmin.run(session.nameserver, List.of(command));
     }
 
-    private static String expect(String printed, String... parts) {
+    static String expect(String printed, String... parts) {
         for (String part : parts) {
             Check.that(printed.contains(part), "no \"%s\" in: %s", part, printed);
         }
         return firstLine(printed);
     }
 
-    private static String line(String printed, String part) {
+    static String line(String printed, String part) {
         return printed.lines().filter(each -> each.contains(part)).findFirst()
             .orElseThrow(() -> new AssertionError("no \"" + part + "\" in: " + printed));
     }
@@ -216,7 +216,7 @@ final class AdminScenarios {
     }
 
     /** Where the one broker of the cluster is. */
-    private record Place(String cluster, String broker, String address) {
+    record Place(String cluster, String broker, String address) {
         static Place of(Session session) throws Exception {
             ClusterInfo info = session.admin().examineBrokerClusterInfo();
             Map.Entry<String, Set<String>> cluster =

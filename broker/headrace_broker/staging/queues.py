@@ -1,0 +1,106 @@
+"""The queues of staged blocks: a logic queue of a static topic may move while its blocks wait.
+
+A decision is final, so a queue moves away only when the batches decided for it are in the log, and
+no batch is decided for a queue that has moved or is about to.
+Source: docs/protocol.md "Staged writes"; tests/broker/test_static_staging.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import trio
+
+from headrace_protocol.codes import ResponseCode
+from headrace_protocol.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from headrace_broker.staging.query import Query
+    from headrace_broker.store.store_queue import StoreQueue
+
+_POLL_S = 0.01
+# The client that decides a batch at several brokers then commits it at once.
+_PENDING_S = 3.0
+
+Places = frozenset[tuple[str, int]]
+
+
+class Queues(Protocol):
+    """Where the records of staged blocks go."""
+
+    def can_move(self) -> bool:
+        """Whether any queue of this broker may move to another one."""
+
+    def has_moved(self, topic: str, queue_id: int) -> bool:
+        """Whether a queue that clients know by this id is written at another broker."""
+
+    def queue(self, topic: str, queue_id: int) -> StoreQueue:
+        """The queue to append to. Raises StoreError if it has moved."""
+
+
+class PendingBatch(RequestError):
+    """A queue can't move, because a batch is decided for it and not committed."""
+
+    def __init__(self, query_id: str, topic: str, folder: str) -> None:
+        super().__init__(
+            ResponseCode.ILLEGAL_OPERATION,
+            f"query {query_id} has a decided batch with records for topic {topic} that is not "
+            "committed: let the query resume, or stop the broker and remove "
+            f"{folder} to give the query up",
+        )
+
+
+class Settling(NamedTuple):
+    """A wait for the batches that are decided for some queues."""
+
+    places: Places
+    deadline: float
+    then: Callable[[Exception | None], None]
+
+
+class Settlements:
+    """Waits until no batch is pending for queues that are to move."""
+
+    def __init__(self, pending: Callable[[Places], Iterable[Query]]) -> None:
+        """pending: the queries with a pending batch for one of the places."""
+        self.closing: set[tuple[str, int]] = set()
+        self._pending = pending
+        self._waiting: list[Settling] = []
+        self._has_work = trio.Event()
+
+    def begin(self, places: Places, then: Callable[[Exception | None], None]) -> bool:
+        """Call back once nothing is pending; return whether that is so now."""
+        self.closing |= places
+        if not any(self._pending(places)):
+            then(None)
+            return True
+        self._waiting.append(Settling(places, trio.current_time() + _PENDING_S, then))
+        self._has_work.set()
+        return False
+
+    def end(self, places: Places) -> None:
+        """The queues have moved, or will not."""
+        self.closing -= places
+
+    async def run(self) -> None:
+        """Call back those that wait, until cancelled."""
+        while True:
+            await self._has_work.wait()
+            self._has_work = trio.Event()
+            while self._waiting:
+                await trio.sleep(_POLL_S)
+                waiting, self._waiting = self._waiting, []
+                for each in waiting:
+                    self._look(each)
+
+    def _look(self, settling: Settling) -> None:
+        query = next(iter(self._pending(settling.places)), None)
+        if query is None:
+            settling.then(None)
+        elif trio.current_time() < settling.deadline:
+            self._waiting.append(settling)
+        else:
+            topic = next(iter(settling.places))[0]
+            settling.then(PendingBatch(query.folder.name, topic, str(query.folder)))

@@ -1,0 +1,120 @@
+"""The requests of static topics, put together: what they share is made once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from headrace_broker.statictopic.deliver import Deliveries
+from headrace_broker.statictopic.forward import Forwarding
+from headrace_broker.statictopic.founders import Founders
+from headrace_broker.statictopic.groups import StaticGroups
+from headrace_broker.statictopic.leaders import Leaders
+from headrace_broker.statictopic.locks import StaticLocks
+from headrace_broker.statictopic.places import StaticPlaces
+from headrace_broker.statictopic.progress import StaticProgress
+from headrace_broker.statictopic.reader import StaticReader
+from headrace_broker.statictopic.relay import Relay
+from headrace_broker.statictopic.remote import OtherBrokers
+from headrace_broker.statictopic.requests import StaticRequests
+from headrace_broker.statictopic.work import Workers
+
+if TYPE_CHECKING:
+    from headrace_broker.config import BrokerConfig
+    from headrace_broker.consumer.groups import ConsumerManager
+    from headrace_broker.consumer.long_polling import LongPolling
+    from headrace_broker.consumer.offsets import ConsumerOffsets
+    from headrace_broker.consumer.subscriptions import SubscriptionGroups
+    from headrace_broker.registration import Registration
+    from headrace_broker.statictopic.table import MappingTable
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_daemon.network import Network
+    from headrace_daemon.serving.server import RemotingServer
+    from headrace_protocol.serving import Registry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticTopics:
+    """What serves the requests of static topics."""
+
+    mappings: MappingTable
+    brokers: OtherBrokers
+    founders: Founders
+    forwarding: Forwarding
+    relay: Relay
+    deliveries: Deliveries
+    places: StaticPlaces
+    requests: StaticRequests
+    locks: StaticLocks
+    groups: StaticGroups
+
+    def connect(self, registry: Registry, server: RemotingServer) -> None:
+        """Connect the parts that serve requests again; after all processors are registered."""
+        self.brokers.on_waiting = lambda is_waiting: server.share_loop(is_shared=is_waiting)
+        self.forwarding.registry = self.relay.registry = registry
+        self.requests.add_to(registry)
+        self.locks.add_to(registry)
+        self.groups.add_to(registry)
+
+    def runtime_info(self) -> dict[str, str]:
+        """Counters for GET_BROKER_RUNTIME_INFO."""
+        return {
+            "staticQueueRemoteReads": str(self.relay.relayed_count),
+            "staticQueueRemoteBytes": str(self.brokers.answered_bytes),
+            "staticQueueForwardedRequests": str(self.forwarding.forwarded_count),
+        }
+
+
+def static_topics(
+    config: BrokerConfig,
+    network: Network,
+    registration: Registration,
+    mappings: MappingTable,
+    store: MessageStore,
+    offsets: ConsumerOffsets,
+    groups: SubscriptionGroups,
+    consumers: ConsumerManager,
+    long_polling: LongPolling,
+) -> StaticTopics:
+    """All of them. registration: finds other brokers at the nameservers."""
+
+    def timeout_ms() -> int:
+        return config.forward_timeout
+
+    def subscription(group: str, topic: str, version: int) -> str:
+        return consumers.subscription_for_pull(group, topic, version).sub_string
+
+    def wake(topic: str, queue_id: int) -> None:
+        if (queue := store.find_queue(topic, queue_id)) is not None:
+            long_polling.arrived((queue,))
+
+    brokers = OtherBrokers(network, registration.find_address, timeout_ms)
+    forwarding = Forwarding(brokers, registration.find_infos, subscription, timeout_ms)
+    relay = Relay(brokers, subscription)
+    leaders = Leaders(mappings, brokers.known_address, forwarding.pass_on)
+    forwarding.leaders = leaders
+    progress = StaticProgress(offsets, leaders, brokers)
+    workers = Workers(config.broker_name, brokers)
+    make_reader = partial(StaticReader, store, leaders, relay.pull)
+    return StaticTopics(
+        mappings=mappings,
+        brokers=brokers,
+        founders=Founders(registration.find_brokers, brokers),
+        forwarding=forwarding,
+        relay=relay,
+        deliveries=Deliveries(leaders, brokers),
+        places=StaticPlaces(leaders, make_reader, progress),
+        requests=StaticRequests(leaders, workers, progress),
+        locks=StaticLocks(leaders, workers, store.clock.now_ms),
+        groups=StaticGroups(
+            leaders,
+            workers,
+            progress,
+            groups,
+            consumers,
+            offsets,
+            lambda: config.use_server_side_reset_offset,
+            wake,
+        ),
+    )

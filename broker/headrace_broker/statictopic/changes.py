@@ -1,0 +1,387 @@
+"""UPDATE_AND_CREATE_STATIC_TOPIC (513): changes of mappings, step by step.
+
+The mapping is the source of truth, so it is on disk before topics.json. A queue that this broker
+stops leading is closed in one step of the loop, and the answer waits until its last message is on
+disk, because the new leader's offsets begin at that end. A queue that it begins to lead takes
+messages once its mapping is on disk.
+
+Source: docs/static-topics.md "What a broker accepts"; tests/broker/test_static_changes.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+
+from headrace_broker.statictopic.accept import Accepted, Situation, accept
+from headrace_broker.statictopic.close import answer_held, when_on_disk
+from headrace_broker.statictopic.table import new_incarnation
+from headrace_broker.topics.attributes import apply_changes, parse_changes
+from headrace_broker.topics.table import check_config
+from headrace_protocol.bodies import TopicConfig
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.errors import Lane, NotReady, RequestError
+from headrace_protocol.fastjson import MalformedJson
+from headrace_protocol.headers import CreateStaticTopicHeader
+from headrace_protocol.serving import Reply
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from headrace_broker.consumer.long_polling import LongPolling
+    from headrace_broker.statictopic.founders import Founders
+    from headrace_broker.statictopic.packed import BrokerMapping
+    from headrace_broker.statictopic.table import MappingTable
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.topics.table import TopicTable
+    from headrace_daemon.host_log import HostLog
+    from headrace_protocol.serving import LongWork, Registry, Request
+
+Then = Callable[[Exception | None], None]
+# Calls back when the work is done, or with the error that prevented it.
+Wait = Callable[[Then], None]
+Steps = Generator[Wait, None, None]
+
+# Changes up to this size are checked at once, in some 5 ms.
+_AT_ONCE_BYTES: Final = 64 * 1024
+_AT_ONCE_ITEMS: Final = 500
+_CHECKS: Final = Lane("checks of mappings", threads=1)
+_SAVES: Final = Lane("saves of mappings", threads=1, outlives_client=True)
+OPENING: Final = "its mapping is not on disk yet"
+
+
+class StagedBatches(Protocol):
+    """Batches that are decided but may not be in the log yet; see ``Staging``."""
+
+    def settle(self, topic: str, queue_ids: Iterable[int], then: Then) -> None:
+        """Call back once those for logic queues are in the log; no other is decided for them."""
+
+    def moved(self, topic: str, queue_ids: Iterable[int]) -> None:
+        """End what ``settle`` began."""
+
+
+class Registered(Protocol):
+    """The registration at the nameservers."""
+
+    def when_registered(self, callback: Callable[[], None]) -> None:
+        """Call back once all changes so far are registered."""
+
+
+class StaticTopicChanges:
+    """Serves 513, and the removal of mappings with their topics.
+
+    refused_count: number of refused mappings.
+    """
+
+    def __init__(
+        self,
+        table: MappingTable,
+        topics: TopicTable,
+        store: MessageStore,
+        long_polling: LongPolling,
+        staging: StagedBatches,
+        founders: Founders,
+        changes: HostLog,
+        registration: Registered,
+        registry: Registry,
+    ) -> None:
+        self.refused_count = 0
+        self._table = table
+        self._topics = topics
+        self._store = store
+        self._long_polling = long_polling
+        self._staging = staging
+        self._founders = founders
+        self._changes = changes
+        self._when_registered = registration.when_registered
+        self._fail = registry.fail
+        # Topics with a change that is not answered yet.
+        self._changing: set[str] = set()
+
+    def register(self, registry: Registry) -> None:
+        """Route the request."""
+        registry.route_long(RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC, self.update)
+
+    def runtime_info(self) -> dict[str, str]:
+        """For GET_BROKER_RUNTIME_INFO: queues that this broker leads, refused mappings."""
+        return {
+            "staticQueuesLed": str(self._table.led_count()),
+            "staticMappingsRefused": str(self.refused_count),
+        }
+
+    def update(self, request: Request) -> LongWork:
+        """UPDATE_AND_CREATE_STATIC_TOPIC: one broker's mapping, from the body."""
+        header = request.header(CreateStaticTopicHeader)
+        self._check_not_changing(header.topic)
+        try:
+            config = self._config(header)
+            self._changing.add(header.topic)
+            accepted = yield from self._accepted(header, request)
+        except (RequestError, MalformedJson):
+            self.refused_count += 1
+            self._changing.discard(header.topic)
+            raise
+        held_bytes = request.held_bytes
+        request.channel.charge(held_bytes)
+        self._advance(request, header.topic, self._steps(request, accepted, config), held_bytes)
+        return None
+
+    def is_changing(self, topic: str) -> bool:
+        """Whether a change of a topic is not answered yet."""
+        return topic in self._changing
+
+    def _check_not_changing(self, topic: str) -> None:
+        if topic in self._changing:
+            raise RequestError(
+                ResponseCode.SYSTEM_BUSY,
+                f"static topic {topic} is being changed by another request: read its mapping again "
+                "once that is done",
+            )
+
+    def _config(self, header: CreateStaticTopicHeader) -> TopicConfig:
+        """The topic's settings after the change. Raises RequestError."""
+        name = header.topic
+        self._topics.check_puttable(name)
+        known = self._topics.get(name)
+        attributes = parse_changes(header.attributes or "")
+        config = TopicConfig(
+            topic_name=name,
+            read_queue_nums=header.read_queue_nums,
+            write_queue_nums=header.write_queue_nums,
+            perm=header.perm,
+            topic_filter_type=header.topic_filter_type,
+            topic_sys_flag=header.topic_sys_flag or 0,
+            order=bool(header.order),
+            attributes=apply_changes(
+                known.attributes if known else {}, attributes, is_new=known is None
+            ),
+        )
+        check_config(config)
+        if known is not None and not self._table.is_static(name):
+            self._check_empty(name)
+        return config
+
+    def _check_empty(self, topic: str) -> None:
+        """Raise RequestError for a plain topic with messages, whose queues are not logic ones."""
+        for queue in self._store.queues_of(topic):
+            if queue.next_offset:
+                raise RequestError(
+                    ResponseCode.INVALID_PARAMETER,
+                    f"topic {topic} exists and is not static, and its queue {queue.queue_id} has "
+                    "had messages: choose another name, or delete the topic on all brokers",
+                )
+
+    def _accepted(
+        self, header: CreateStaticTopicHeader, request: Request
+    ) -> Generator[NotReady | None, None, Accepted]:
+        """The accepted mapping; a large one is checked in a thread.
+
+        Raises RequestError, MalformedJson.
+        """
+        old = self._table.get(header.topic)
+        found = Situation(
+            self._table.broker_name,
+            old,
+            self._topics.get(header.topic),
+            partial(self._range_of, header.topic),
+            self._store.clock.now_ms(),
+        )
+        is_old_small = old is None or old.item_count <= _AT_ONCE_ITEMS
+        if is_old_small and len(request.body) <= _AT_ONCE_BYTES:
+            return accept(header, request.body, found)
+        outcome: list[Accepted | Exception] = []
+
+        def check() -> None:
+            try:
+                outcome.append(accept(header, request.body, found))
+            except (RequestError, MalformedJson) as error:
+                outcome.append(error)
+
+        yield NotReady(check, _CHECKS)
+        if isinstance(outcome[0], Exception):
+            raise outcome[0]
+        return outcome[0]
+
+    def _range_of(self, topic: str, queue_id: int) -> tuple[int, int]:
+        queue = self._store.find_queue(topic, queue_id)
+        return (queue.consume_queue.min_offset_seen, queue.next_offset) if queue else (0, 0)
+
+    # -- the steps of a change ---------------------------------------------------------------------
+
+    def _advance(
+        self,
+        request: Request,
+        topic: str,
+        steps: Steps,
+        held_bytes: int,
+        problem: Exception | None = None,
+    ) -> None:
+        """Run a change up to its next wait; answer at its end."""
+        try:
+            wait = steps.throw(problem) if problem else next(steps)
+            wait(partial(self._advance, request, topic, steps, held_bytes))
+        except StopIteration:
+            self._end(request, topic, held_bytes)
+            request.reply(Reply())
+        except OSError as error:
+            self._end(request, topic, held_bytes)
+            self._fail(request, _not_saved(topic, error))
+        except Exception as error:  # noqa: BLE001 - a held request has no other handler
+            self._end(request, topic, held_bytes)
+            self._fail(request, error)
+
+    def _end(self, request: Request, topic: str, held_bytes: int) -> None:
+        self._changing.discard(topic)
+        request.channel.charge(-held_bytes)
+
+    def _steps(self, request: Request, accepted: Accepted, config: TopicConfig) -> Steps:
+        mapping, table = accepted.mapping, self._table
+        topic = mapping.topic
+        if accepted.closed:
+            try:
+                yield partial(self._staging.settle, topic, accepted.closed)
+                self._close(accepted)
+            finally:
+                self._staging.moved(topic, accepted.closed)
+            yield partial(when_on_disk, self._store)
+        else:
+            self._close(accepted)
+        yield table.saved.when_saved
+        if topic not in table.marks:
+            yield partial(self._mark, mapping)
+        yield table.marks.saved.when_saved
+        self._log(request, accepted)
+        self._open(accepted, config)
+        yield self._topics.when_saved
+        yield lambda then: self._when_registered(partial(then, None))
+
+    def _mark(self, mapping: BrokerMapping, then: Then) -> None:
+        """Mark a new topic with the id that other brokers have for it, if any has."""
+
+        def on_found(incarnation: str | None) -> None:
+            self._table.marks.add(mapping.topic, incarnation or new_incarnation(mapping.epoch))
+            then(None)
+
+        self._founders.find(mapping.topic, on_found)
+
+    def _close(self, accepted: Accepted) -> None:
+        """In one step: sends stop, and held pulls of the closed queues are answered."""
+        topic = accepted.mapping.topic
+        for opened in accepted.opened:
+            self._table.stop(topic, opened, OPENING)
+        self._table.put(accepted.mapping)
+        self._table.claim(topic, accepted.closed)
+        for physical in accepted.closed.values():
+            answer_held(self._store, self._long_polling, topic, physical)
+
+    def _wake(self, topic: str) -> None:
+        """Try held pulls of the queues led here again: they may wait for a decided offset."""
+        for physical in self._table.led(topic).values():
+            queue = self._store.find_queue(topic, physical)
+            if queue is not None:
+                self._long_polling.arrived((queue,))
+
+    def _open(self, accepted: Accepted, config: TopicConfig) -> None:
+        topic = accepted.mapping.topic
+        self._table.resume_all(topic, OPENING)
+        incarnation = self._table.marks.incarnation(topic)
+        assert incarnation is not None
+        self._topics.put_changed(config, incarnation)
+        self._wake(topic)
+
+    def _log(self, request: Request, accepted: Accepted) -> None:
+        mapping = accepted.mapping
+        self._changes.info(
+            request.channel.address,
+            "static topic created or changed",
+            topic=mapping.topic,
+            epoch=mapping.epoch,
+            total_queues=mapping.total_queues,
+            opened=len(accepted.opened),
+            closed=len(accepted.closed),
+        )
+
+    # -- other changes of the topic ----------------------------------------------------------------
+
+    def check_plain_change(self, topic: str, new: TopicConfig | None) -> None:
+        """The rule for static topics in ``TopicTable.rules``. Raises RequestError."""
+        known = self._topics.get(topic)
+        if not self._table.is_static(topic) or (
+            known is not None
+            and new is not None
+            and (new.read_queue_nums, new.write_queue_nums)
+            == (known.read_queue_nums, known.write_queue_nums)
+        ):
+            return
+        counts = f" ({known.read_queue_nums} and {known.write_queue_nums})" if known else ""
+        raise RequestError(
+            ResponseCode.NO_PERMISSION,
+            f"topic[{topic}] is static: its read and write queues{counts} change only with its "
+            f"mapping; run `headrace topic create {topic} --static --queues N` for more queues",
+        )
+
+    def restore_topics(self) -> None:
+        """After a crash: topics have the queues of their mappings, and the ids of their marks."""
+        for mapping in self._table.all():
+            topic, queues = mapping.topic, max(mapping.own_queues(), default=-1) + 1
+            incarnation = self._table.marks.incarnation(topic)
+            assert incarnation is not None
+            known = self._topics.get(topic)
+            if known is not None and self._topics.incarnations.of(topic) != incarnation:
+                self._topics.incarnations.assign(topic, incarnation)
+            if known is None or known.write_queue_nums < queues:
+                config = known or TopicConfig(
+                    topic_name=topic, read_queue_nums=0, write_queue_nums=0
+                )
+                self._topics.put_changed(_with_queues(config, queues), incarnation)
+
+    # -- deletion ----------------------------------------------------------------------------------
+
+    def before_delete(self, topic: str) -> Generator[NotReady | None, None, None]:
+        """Remove the mapping of a topic, on disk; its mark stays. Raises RequestError."""
+        if not self._table.is_static(topic):
+            return
+        self._check_not_changing(topic)
+        self._table.remove(topic)
+        is_saved = threading.Event()
+        problems: list[Exception] = []
+
+        def on_saved(problem: Exception | None) -> None:
+            problems.extend([problem] if problem else [])
+            is_saved.set()
+
+        self._table.saved.when_saved(on_saved)
+        if not is_saved.is_set():
+            yield NotReady(partial(_wait, is_saved), _SAVES)
+        if problems:
+            raise _not_saved(topic, problems[0])
+
+    def after_delete(self, topic: str, then: Then) -> None:
+        """Remove the mark of a topic whose deletion is on disk, then call back."""
+        self._table.marks.remove(topic)
+        self._table.marks.saved.when_saved(then)
+
+
+def _wait(event: threading.Event) -> None:
+    event.wait()
+
+
+def _with_queues(topic: TopicConfig, queues: int) -> TopicConfig:
+    return msgspec.structs.replace(
+        topic,
+        read_queue_nums=max(topic.read_queue_nums, queues),
+        write_queue_nums=max(topic.write_queue_nums, queues),
+    )
+
+
+def _not_saved(topic: str, error: Exception) -> RequestError:
+    return RequestError(
+        ResponseCode.SYSTEM_ERROR,
+        f"the mapping of static topic {topic} can't be saved: {error}; the broker retries, and "
+        "takes no messages for the queues that it is to lead; free space on its disk, then repeat "
+        "the change",
+    )

@@ -1,0 +1,235 @@
+"""Removal of items whose data has expired, and of chains that this broker no longer needs.
+
+The leader of a queue and the one before it keep its chain. Both drop the earliest items once their
+data has expired; the others drop the chain. Nothing is dropped while its data exists, while its
+broker does not answer, or while messages wait here that name its physical queue.
+
+Source: docs/static-topics.md "Clean-up"; tests/broker/test_static_cleanup.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import structlog
+import trio
+
+from headrace_broker.statictopic.packed import BrokerMapping
+from headrace_broker.statictopic.remote import Answer
+from headrace_protocol.bodies import TopicStatsTable
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.errors import NotReady
+from headrace_protocol.fastjson import MalformedJson, decode_strict
+from headrace_protocol.statictopic.checks import BadMapping, check_detail
+from headrace_protocol.statictopic.mapping import TopicMapping  # noqa: TC001 - msgspec reads it
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from headrace_broker.consumer.unconsumed import InnerConsumer
+    from headrace_broker.statictopic.remote import OtherBrokers
+    from headrace_broker.statictopic.table import MappingTable
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.store.store_queue import StoreQueue
+    from headrace_protocol.drivers.errors import HeadraceError
+    from headrace_protocol.statictopic.mapping import Chain, MappingItem
+
+log = structlog.get_logger("headrace.broker")
+
+_PERIOD_S: Final = 300.0
+# A leader and the one before it.
+_KEEPERS: Final = 2
+# Moves of a queue that a broker may have missed.
+_HOPS_MAX: Final = 8
+
+# The offset of the oldest message of a physical queue, and the end.
+Extent = tuple[int, int]
+
+
+class MappingCleanup:
+    """Drops what is expired from the mappings, every five minutes."""
+
+    def __init__(
+        self,
+        table: MappingTable,
+        store: MessageStore,
+        brokers: OtherBrokers,
+        is_changing: Callable[[str], bool],
+        waiting: Mapping[str, InnerConsumer],
+    ) -> None:
+        """is_changing: whether a change of a topic's mapping is under way.
+
+        waiting: by system topic, the service that its messages wait for.
+        """
+        self._waiting = waiting
+        self._table = table
+        self._store = store
+        self._brokers = brokers
+        self._is_changing = is_changing
+
+    async def run(self) -> None:
+        """Clean up at intervals until cancelled."""
+        while True:
+            await trio.sleep(_PERIOD_S)
+            await self.clean()
+
+    async def clean(self) -> None:
+        """Look at all mappings once."""
+        for mapping in self._table.all():
+            await self._clean_topic(mapping)
+            await trio.lowlevel.checkpoint()
+
+    async def _clean_topic(self, mapping: BrokerMapping) -> None:
+        others = _Others(self._brokers, mapping.topic)
+        kept: dict[int, Chain] = {}
+        dropped = 0
+        for queue in mapping.queues():
+            chain = tuple(mapping.chain(queue) or ())
+            rest = await self._rest(mapping, queue, chain, others)
+            dropped += len(chain) - len(rest)
+            if rest:
+                kept[queue] = rest
+        # Another change may have come meanwhile; the next round looks at its outcome.
+        is_current = self._table.get(mapping.topic) is mapping
+        if dropped and is_current and not self._is_changing(mapping.topic):
+            self._table.put(BrokerMapping(msgspec.structs.replace(mapping.unpacked(), hosted=kept)))
+            log.info("items of a static topic dropped", topic=mapping.topic, items=dropped)
+
+    async def _rest(
+        self, mapping: BrokerMapping, queue: int, chain: Chain, others: _Others
+    ) -> Chain:
+        """The part of a chain that is still needed here."""
+        if not await self._is_keeper(mapping.bname, queue, chain, others):
+            for item in chain:
+                if item.bname == mapping.bname and not await self._is_over(mapping, item, others):
+                    return chain
+            return ()
+        at = 0
+        # A queue whose leader is undecided has no other item to begin with.
+        last = len(chain) - (2 if chain[-1].logic_offset < 0 else 1)
+        while at < last and await self._is_over(mapping, chain[at], others):
+            at += 1
+        return chain[at:]
+
+    async def _is_keeper(self, ours: str, queue: int, chain: Chain, others: _Others) -> bool:
+        """Whether this broker is one of the last two leaders, as far as it can find out.
+
+        Later moves do not reach a broker that has no part in them, so the leaders are followed.
+        """
+        for _ in range(_HOPS_MAX):
+            leader = chain[-1].bname
+            if ours not in {item.bname for item in chain[-_KEEPERS:]}:
+                return False
+            if leader == ours:
+                return True
+            known = await others.chain(leader, queue)
+            if known is None or known[-1].gen <= chain[-1].gen:
+                return True
+            chain = known
+        return True
+
+    async def _is_over(self, mapping: BrokerMapping, item: MappingItem, others: _Others) -> bool:
+        """Whether an item has no data, and nothing that waits here names its physical queue."""
+        if item.bname != mapping.bname:
+            extent = await others.extent(item)
+        elif self._is_settled(item):
+            extent = await self._extent_here(mapping.topic, item.queue_id)
+        else:
+            return False
+        # A shorter queue is that of a broker that has lost its store.
+        return extent is not None and extent[0] >= extent[1] >= item.end_offset
+
+    async def _extent_here(self, topic: str, queue_id: int) -> Extent:
+        queue = self._store.find_queue(topic, queue_id)
+        if queue is None:
+            return 0, 0
+        while True:
+            try:
+                return self._store.source(queue).min_offset(), queue.next_offset
+            except NotReady as wait:
+                await trio.to_thread.run_sync(wait.fetch)
+
+    def _is_settled(self, item: MappingItem) -> bool:
+        """Whether no message waits here that may name the item's physical queue."""
+        oldest = self._oldest_waiting()
+        return oldest is None or 0 <= item.time_of_end < oldest
+
+    def _oldest_waiting(self) -> int | None:
+        """Store time of the oldest message that waits for the broker; 0 if it is not known."""
+        times: list[int] = []
+        for topic, consumer in self._waiting.items():
+            for queue in self._store.queues_of(topic):
+                offset = consumer.next_offset(queue.queue_id)
+                if offset is not None and offset < queue.next_offset:
+                    times.append(self._store_time(queue, offset))
+        return min(times, default=None)
+
+    def _store_time(self, queue: StoreQueue, offset: int) -> int:
+        try:
+            return self._store.source(queue).store_time_at(offset) or 0
+        except NotReady:
+            return 0
+
+
+class _TopicConfig(msgspec.Struct, rename="camel"):
+    """The part of an answer to GET_TOPIC_CONFIG that is needed here."""
+
+    mapping_detail: TopicMapping | None = None
+
+
+class _Others:
+    """What other brokers know of a topic; asks each once, and takes no answer for nothing."""
+
+    def __init__(self, brokers: OtherBrokers, topic: str) -> None:
+        self._brokers = brokers
+        self._topic = topic
+        self._extents: dict[str, dict[int, Extent]] = {}
+        self._mappings: dict[str, TopicMapping | None] = {}
+
+    async def extent(self, item: MappingItem) -> Extent | None:
+        """The extent of an item's physical queue; None if it is not known."""
+        if item.bname not in self._extents:
+            self._extents[item.bname] = await self._ask_extents(item.bname)
+        return self._extents[item.bname].get(item.queue_id)
+
+    async def chain(self, broker: str, queue: int) -> Chain | None:
+        """The chain of a logic queue that a broker has; None if it is not known."""
+        if broker not in self._mappings:
+            self._mappings[broker] = await self._ask_mapping(broker)
+        mapping = self._mappings[broker]
+        return mapping.hosted.get(queue) or None if mapping is not None else None
+
+    async def _ask_extents(self, broker: str) -> dict[int, Extent]:
+        body = await self._ask(broker, RequestCode.GET_TOPIC_STATS_INFO, {"lo": "false"})
+        try:
+            rows = TopicStatsTable.decode(body).offset_table if body else {}
+        except MalformedJson:
+            return {}
+        return {queue.queue_id: (row.min_offset, row.max_offset) for queue, row in rows.items()}
+
+    async def _ask_mapping(self, broker: str) -> TopicMapping | None:
+        body = await self._ask(broker, RequestCode.GET_TOPIC_CONFIG, {"lo": "true"})
+        try:
+            mapping = decode_strict(body, _TopicConfig).mapping_detail if body else None
+            if mapping is not None:
+                check_detail(mapping, broker)
+        except (MalformedJson, BadMapping):
+            return None
+        return mapping
+
+    async def _ask(self, broker: str, code: RequestCode, fields: Mapping[str, str]) -> bytes:
+        """The body of an answer; empty without one."""
+        answered = trio.Event()
+        outcomes: list[Answer | HeadraceError] = []
+
+        def then(outcome: Answer | HeadraceError) -> None:
+            outcomes.append(outcome)
+            answered.set()
+
+        self._brokers.ask(broker, code, {"topic": self._topic, **fields}, then)
+        await answered.wait()
+        answer = outcomes[0]
+        if not isinstance(answer, Answer) or answer.code != ResponseCode.SUCCESS:
+            return b""
+        return b"".join(answer.body)

@@ -1,0 +1,110 @@
+"""Messages that waited for this broker, to the leader of their queue at the moment they are due.
+
+A message waits with its physical queue, as Apache's broker has it. No physical queue is used twice,
+so the chains give its logic queue.
+Source: docs/static-topics.md "Delayed messages"; tests/broker/test_static_deliver.py.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from headrace_broker.inner.writer import DeliverLater
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.drivers.errors import HeadraceError
+from headrace_protocol.message import TRANSACTION_MASK
+
+if TYPE_CHECKING:
+    from headrace_broker.inner.writer import Deliver, InnerMessage
+    from headrace_broker.statictopic.leaders import Leaders
+    from headrace_broker.statictopic.remote import Answer, OtherBrokers
+
+_STORED: Final = frozenset(
+    {
+        ResponseCode.SUCCESS,
+        ResponseCode.FLUSH_DISK_TIMEOUT,
+        ResponseCode.FLUSH_SLAVE_TIMEOUT,
+        ResponseCode.SLAVE_NOT_AVAILABLE,
+    }
+)
+# A message with these properties was not sent as it should be read, however often it is sent.
+_REFUSED: Final = frozenset({ResponseCode.MESSAGE_ILLEGAL, ResponseCode.NO_PERMISSION})
+# What made the message wait must not make it wait again at the leader.
+_WAITED: Final = (b"DELAY\x01", b"TIMER_", b"TRAN_MSG\x01", b"REAL_TOPIC\x01", b"REAL_QID\x01")
+_SENDER: Final = "CID_HEADRACE_STATIC"
+
+
+class Deliveries:
+    """Finds the leaders of due messages, and writes to those on other brokers."""
+
+    def __init__(self, leaders: Leaders, brokers: OtherBrokers) -> None:
+        self._leaders = leaders
+        self._brokers = brokers
+        # Topic and physical queue of this broker -> logic queue, until the mappings change.
+        self._queues: dict[tuple[str, int], int | None] = {}
+        self._change_count = -1
+
+    def find_target(self, topic: str, queue_id: int) -> int | Deliver:
+        """Where a message for a queue of this broker goes; see ``FindTarget``."""
+        mappings = self._leaders.mappings
+        if mappings.get(topic) is None:
+            return queue_id
+        logic_queue = self._logic_queue(topic, queue_id)
+        if logic_queue is None:
+            return queue_id
+        leader = mappings.leads(topic, logic_queue)
+        return partial(self._deliver, topic, logic_queue) if leader is None else leader
+
+    def _logic_queue(self, topic: str, queue_id: int) -> int | None:
+        mappings, key = self._leaders.mappings, (topic, queue_id)
+        if self._change_count != mappings.change_count:
+            self._queues.clear()
+            self._change_count = mappings.change_count
+        if key not in self._queues:
+            mapping = mappings.get(topic)
+            self._queues[key] = mapping.logic_queue_of(queue_id) if mapping is not None else None
+        return self._queues[key]
+
+    async def _deliver(self, topic: str, logic_queue: int, message: InnerMessage) -> str:
+        """Write a message to the leader; see ``Deliver``."""
+        leader = self._leaders.leader_of(topic, logic_queue)
+        if leader is None or leader == self._leaders.mappings.broker_name:
+            raise DeliverLater
+        answered = trio.Event()
+        outcomes: list[Answer | HeadraceError] = []
+
+        def then(outcome: Answer | HeadraceError) -> None:
+            outcomes.append(outcome)
+            answered.set()
+
+        fields = _fields(leader, logic_queue, message)
+        self._brokers.ask(leader, RequestCode.SEND_MESSAGE, fields, then, message.body)
+        await answered.wait()
+        outcome = outcomes[0]
+        if isinstance(outcome, HeadraceError) or outcome.code not in _STORED | _REFUSED:
+            raise DeliverLater
+        return "" if outcome.code in _STORED else f"broker {leader}: {outcome.remark}"
+
+
+def _fields(leader: str, logic_queue: int, message: InnerMessage) -> dict[str, str]:
+    """The fields of SEND_MESSAGE. A topic that the leader lacks is not created."""
+    items = message.properties.split(b"\x02")
+    properties = b"\x02".join(item for item in items if not item.startswith(_WAITED))
+    return {
+        "producerGroup": _SENDER,
+        "topic": message.topic,
+        "defaultTopic": "",
+        "defaultTopicQueueNums": "1",
+        "queueId": str(logic_queue),
+        "sysFlag": str(message.sys_flag & ~TRANSACTION_MASK),
+        "bornTimestamp": str(message.born_timestamp),
+        "flag": str(message.flag),
+        "properties": properties.decode(errors="replace"),
+        "reconsumeTimes": str(message.reconsume_times),
+        "unitMode": "false",
+        "batch": "false",
+        "bname": leader,
+    }

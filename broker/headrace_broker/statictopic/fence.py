@@ -1,0 +1,110 @@
+"""The fence: a broker that was away must not take messages for queues that moved meanwhile.
+
+Before the broker takes messages for static topics, and at every period of its registration, it asks
+nameservers for the routes of the topics that it leads queues of. A newer epoch that claims such a
+queue for another broker stops it here until this broker's mapping is newer still.
+
+Source: docs/static-topics.md "Failures"; tests/broker/test_static_fence.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from headrace_broker.statictopic.close import answer_held
+from headrace_protocol.bodies import TopicRouteData
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.headers import GetRouteInfoHeader
+
+if TYPE_CHECKING:
+    from headrace_broker.consumer.long_polling import LongPolling
+    from headrace_broker.statictopic.table import MappingTable
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.topics.table import TopicTable
+    from headrace_protocol.drivers.aio import AsyncConnection
+    from headrace_protocol.statictopic.mapping import MappingInfo
+
+log = structlog.get_logger("headrace.broker")
+
+_FIRST_LOOK_S: Final = 3.0
+_TIMEOUT_MS: Final = 3000
+
+
+class Fence:
+    """Compares the mappings with the nameservers' routes."""
+
+    def __init__(
+        self,
+        table: MappingTable,
+        topics: TopicTable,
+        store: MessageStore,
+        long_polling: LongPolling,
+        *,
+        has_nameservers: bool,
+    ) -> None:
+        self._table = table
+        self._topics = topics
+        self._store = store
+        self._long_polling = long_polling
+        self._has_nameservers = has_nameservers
+        self._has_looked = trio.Event()
+
+    def load(self) -> None:
+        """Take no messages for static topics before the first look."""
+        self._table.is_verified = not (self._has_nameservers and len(self._table))
+
+    async def run(self) -> None:
+        """Wait for the first look; without one, go by this broker's mappings."""
+        if self._table.is_verified:
+            return
+        with trio.move_on_after(_FIRST_LOOK_S) as look:
+            await self._has_looked.wait()
+        if look.cancelled_caught:
+            log.warning(
+                "no nameserver has answered which brokers lead the queues of static topics: using "
+                "this broker's own mappings",
+                waited_s=_FIRST_LOOK_S,
+                remedy="start the nameservers first",
+            )
+            self._verified()
+
+    def _verified(self) -> None:
+        if not self._table.is_verified:
+            self._table.is_verified = True
+            self._table.leads_changed()
+            self._topics.registration_changed()
+
+    async def look(self, nameserver: AsyncConnection) -> None:
+        """Compare all mappings with the routes that a nameserver has. Raises HeadraceError."""
+        for mapping in self._table.all():
+            if mapping.led_count:
+                response = await nameserver.request(
+                    RequestCode.GET_ROUTEINFO_BY_TOPIC,
+                    GetRouteInfoHeader(topic=mapping.topic, accept_standard_json_only=True),
+                    timeout_ms=_TIMEOUT_MS,
+                )
+                if response.command.code == ResponseCode.SUCCESS:
+                    route = response.decode(TopicRouteData)
+                    self.compare(mapping.topic, route.topic_queue_mapping_by_broker or {})
+        self._has_looked.set()
+        self._verified()
+
+    def compare(self, topic: str, infos: dict[str, MappingInfo]) -> None:
+        """Stop the queues of a topic that another broker claims with a newer epoch."""
+        mapping = self._table.get(topic)
+        if mapping is None:
+            return
+        led, has_changed = mapping.led(), False
+        for info in infos.values():
+            if info.bname == mapping.bname or info.epoch <= mapping.epoch:
+                continue
+            for queue in info.curr_id_map.keys() & led.keys():
+                if self._table.fence(topic, queue, info.epoch, info.bname):
+                    has_changed = True
+                    answer_held(self._store, self._long_polling, topic, led[queue])
+        if has_changed:
+            self._table.leads_changed()
+            self._topics.registration_changed()

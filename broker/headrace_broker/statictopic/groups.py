@@ -1,0 +1,248 @@
+"""Requests about the progress of groups in static topics: resets, copies, and units of a queue.
+
+Each broker serves the logic queues that it leads.
+Source: docs/static-topics.md "Requests"; tests/broker/test_static_groups.py.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from headrace_broker.host_budget import Host
+from headrace_broker.statictopic import offsets
+from headrace_broker.statictopic.forward import reply_with
+from headrace_broker.statictopic.remote import Answer
+from headrace_broker.statictopic.rows import ROWS, physical_fields
+from headrace_broker.statictopic.work import Ask
+from headrace_protocol import fastjson
+from headrace_protocol.bodies import MessageQueue
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.errors import RequestError
+from headrace_protocol.headers import (
+    CloneGroupOffsetHeader,
+    QueryConsumeQueueHeader,
+    ResetOffsetHeader,
+)
+from headrace_protocol.serving import ServedElsewhere, notice
+from headrace_protocol.statictopic.mapping import logic_broker_name
+from headrace_protocol.statictopic.offsets import end_of, index_of, offset_delta
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from headrace_broker.consumer.groups import ConsumerManager
+    from headrace_broker.consumer.offsets import ConsumerOffsets
+    from headrace_broker.consumer.subscriptions import SubscriptionGroups
+    from headrace_broker.statictopic.leaders import Leaders
+    from headrace_broker.statictopic.progress import StaticProgress
+    from headrace_broker.statictopic.work import Work, Workers
+    from headrace_protocol.serving import Registry, Request
+
+_LOGIC_BROKER: Final = logic_broker_name()
+
+
+class StaticGroups:
+    """Serves the requests of static topics that are not about one offset."""
+
+    registry: Registry
+
+    def __init__(
+        self,
+        leaders: Leaders,
+        workers: Workers,
+        progress: StaticProgress,
+        groups: SubscriptionGroups,
+        consumers: ConsumerManager,
+        kept: ConsumerOffsets,
+        resets_here: Callable[[], bool],
+        wake: Callable[[str, int], None],
+    ) -> None:
+        """kept: the offsets of all groups. resets_here: whether resets take effect at this broker.
+
+        wake: answers the held pulls of a topic's physical queue.
+        """
+        self._leaders = leaders
+        self._workers = workers
+        self._progress = progress
+        self._groups = groups
+        self._consumers = consumers
+        self._kept = kept
+        self._resets_here = resets_here
+        self._wake = wake
+
+    def add_to(self, registry: Registry) -> None:
+        """Stand in front of the processors."""
+        self.registry = registry
+        registry.guard(self.guard_reset, {RequestCode.INVOKE_BROKER_TO_RESET_OFFSET})
+        registry.guard(self.guard_clone, {RequestCode.CLONE_GROUP_OFFSET})
+        registry.guard(self.guard_units, {RequestCode.QUERY_CONSUME_QUEUE})
+
+    def _is_static(self, topic: str) -> bool:
+        return self._leaders.mappings.get(topic) is not None
+
+    def _run(self, work: Work, request: Request) -> None:
+        self._workers.run(work, request, partial(self._done, request))
+
+    def _done(self, request: Request, outcome: Answer | Exception) -> None:
+        if isinstance(outcome, Exception):
+            self.registry.fail(request, outcome)
+        else:
+            reply_with(request, outcome)
+
+    # -- INVOKE_BROKER_TO_RESET_OFFSET -------------------------------------------------------------
+
+    def guard_reset(self, request: Request) -> None:
+        """Take over a reset of a static topic; see ``Guard``."""
+        if self._leaders.mappings.is_empty:
+            return
+        header = request.header(ResetOffsetHeader)
+        if self._is_static(header.topic):
+            raise _taken(lambda request: self._run(self._reset(header), request))
+
+    def _reset(self, header: ResetOffsetHeader) -> Work:
+        if self._groups.get(header.group) is None:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"Group {header.group} does not exist: see `headrace group list`",
+            )
+        led = sorted(self._leaders.mappings.led(header.topic))
+        table: dict[MessageQueue, int] = {}
+        for queue_id in [header.queue_id] if header.queue_id >= 0 else led:
+            offset = yield from self._reset_target(header, queue_id)
+            table[MessageQueue(header.topic, _LOGIC_BROKER, queue_id)] = offset
+        self._move(header, table)
+        return Answer(ResponseCode.SUCCESS, body=(fastjson.dumps({"offsetTable": table}),))
+
+    def _reset_target(
+        self, header: ResetOffsetHeader, queue_id: int
+    ) -> Generator[Ask, Answer, int]:
+        chain = self._leaders.chain(header.topic, queue_id)
+        fields = {"topic": header.topic, "timestamp": str(header.timestamp)}
+        if header.offset is None or header.offset < 0:
+            is_end = header.timestamp < 0
+            search = offsets.max_offset if is_end else offsets.search_offset
+            return _expect((yield from search(chain, fields)))
+        lowest = _expect((yield from offsets.min_offset(chain, fields)))
+        highest = _expect((yield from offsets.max_offset(chain, fields)))
+        if not lowest <= header.offset <= highest:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"Target offset {header.offset} not in consume queue range [{lowest}-{highest}] of "
+                f"topic {header.topic} queue {queue_id}",
+            )
+        return header.offset
+
+    def _move(self, header: ResetOffsetHeader, table: dict[MessageQueue, int]) -> None:
+        """Store the new offsets, and tell the members if they are to seek themselves."""
+        for queue, offset in table.items():
+            if not self._resets_here():
+                self._progress.commit(header.group, queue.topic, queue.queue_id, offset)
+                continue
+            self._progress.reset(header.group, queue.topic, queue.queue_id, offset)
+            physical = self._leaders.mappings.leads(queue.topic, queue.queue_id)
+            if physical is not None:
+                self._wake(queue.topic, physical)
+        if not self._resets_here():
+            body = fastjson.dumps({"offsetTable": table})
+            rows = [{**msgspec.to_builtins(queue), "offset": at} for queue, at in table.items()]
+            cpp_body = fastjson.dumps({"offsetTable": rows})
+            for member in self._consumers.members(header.group):
+                member_body = cpp_body if member.language == "CPP" else body
+                code = RequestCode.RESET_CONSUMER_CLIENT_OFFSET
+                member.channel.write(notice(code, header, member_body))
+
+    # -- CLONE_GROUP_OFFSET ------------------------------------------------------------------------
+
+    def guard_clone(self, request: Request) -> None:
+        """Take over a copy of progress that includes static topics; see ``Guard``."""
+        if self._leaders.mappings.is_empty:
+            return
+        header = request.header(CloneGroupOffsetHeader)
+        topics = {header.topic} if header.topic else self._kept.topics_of(header.src_group)
+        if any(map(self._is_static, topics)):
+            raise _taken(partial(self._begin_clone, header, sorted(topics)))
+
+    def _begin_clone(
+        self, header: CloneGroupOffsetHeader, topics: list[str], request: Request
+    ) -> None:
+        self._groups.get_or_create(header.dest_group, Host.of(request.channel))
+        self._run(self._clone(header, topics), request)
+
+    def _clone(self, header: CloneGroupOffsetHeader, topics: list[str]) -> Work:
+        here = self._leaders.mappings.broker_name
+        named = {"srcGroup": header.src_group, "destGroup": header.dest_group}
+        for topic in topics:
+            if self._is_static(topic):
+                yield from self._clone_static(header, topic)
+            else:
+                fields = {**named, "topic": topic}
+                answer = yield Ask(here, RequestCode.CLONE_GROUP_OFFSET, fields)
+                if answer.code != ResponseCode.SUCCESS:
+                    return answer
+        return Answer(ResponseCode.SUCCESS)
+
+    def _clone_static(
+        self, header: CloneGroupOffsetHeader, topic: str
+    ) -> Generator[Ask, Answer, None]:
+        table: dict[MessageQueue, int] = {}
+        fields = {"topic": topic, "consumerGroup": header.src_group, "setZeroIfNotFound": "false"}
+        for queue_id in sorted(self._leaders.mappings.led(topic)):
+            chain = self._leaders.chain(topic, queue_id)
+            answer = yield from offsets.query_offset(chain, fields)
+            if answer.code != ResponseCode.QUERY_NOT_FOUND:
+                table[MessageQueue(topic, _LOGIC_BROKER, queue_id)] = _expect(answer)
+        if self._consumers.group(header.dest_group) is not None:
+            reset = ResetOffsetHeader(
+                topic=topic, group=header.dest_group, timestamp=-1, is_force=True
+            )
+            self._move(reset, table)
+            return
+        for queue, offset in table.items():
+            self._progress.commit(header.dest_group, topic, queue.queue_id, offset)
+
+    # -- QUERY_CONSUME_QUEUE -----------------------------------------------------------------------
+
+    def guard_units(self, request: Request) -> None:
+        """Take over a request for the units of a logic queue; see ``Guard``."""
+        if self._leaders.mappings.is_empty:
+            return
+        header = request.header(QueryConsumeQueueHeader)
+        if header.logical is not False and self._is_static(header.topic):
+            raise _taken(partial(self._begin_units, header))
+
+    def _begin_units(self, header: QueryConsumeQueueHeader, request: Request) -> None:
+        self._run(self._units(header, request.command.ext()), request)
+
+    def _units(self, header: QueryConsumeQueueHeader, fields: dict[str, str]) -> Work:
+        """The units of the item that holds the index; its range is that of the item."""
+        code = RequestCode.QUERY_CONSUME_QUEUE
+        chain = self._leaders.chain(header.topic, header.queue_id)
+        index = index_of(chain, header.index)
+        item, end = chain[index], end_of(chain, index)
+        delta = offset_delta(item)
+        asked = physical_fields(
+            ROWS[code], fields, item.bname, item.queue_id, max(header.index - delta, 0)
+        )
+        if end is not None:
+            asked["count"] = str(min(header.count, max(end - header.index + delta, 0)))
+        answer = yield Ask(item.bname, code, asked)
+        if answer.code != ResponseCode.SUCCESS:
+            return answer
+        body = fastjson.loads(b"".join(answer.body))
+        for name in ("maxQueueIndex", "minQueueIndex"):
+            body[name] += delta
+        return answer._replace(body=(fastjson.dumps(body),))
+
+
+def _taken(serve: Callable[[Request], None]) -> ServedElsewhere:
+    return ServedElsewhere(ResponseCode.NOT_LEADER_FOR_QUEUE, "the topic is static", serve)
+
+
+def _expect(answer: Answer) -> int:
+    """The offset of an answer. Raises RequestError for an error."""
+    if answer.code != ResponseCode.SUCCESS:
+        raise RequestError(answer.code, answer.remark or "")
+    return answer.number("offset")

@@ -1,0 +1,155 @@
+"""Offsets of logic queues: works that ask the physical queues of a chain.
+
+Source: docs/static-topics.md "Offsets"; tests/broker/test_static_offsets.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from headrace_broker.statictopic.remote import Answer
+from headrace_broker.statictopic.rows import ROWS, physical_fields
+from headrace_broker.statictopic.work import Ask
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.statictopic.offsets import end_of, offset_delta
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from headrace_broker.statictopic.work import Work
+    from headrace_protocol.statictopic.mapping import MappingItem
+
+    Chain = Sequence[MappingItem]
+
+_NO_OFFSET: Final = Answer(ResponseCode.SUCCESS, fields={"offset": -1})
+_NO_TIME: Final = Answer(ResponseCode.SUCCESS, fields={"timestamp": -1})
+
+
+def _ask(
+    code: int,
+    fields: Mapping[str, str],
+    item: MappingItem,
+    **changes: str,
+) -> Ask:
+    asked = physical_fields(ROWS[code], {**fields, **changes}, item.bname, item.queue_id)
+    return Ask(item.bname, code, asked)
+
+
+def decided(chain: Chain) -> Chain:
+    """The items with static offsets: all but an undecided leader."""
+    return chain[:-1] if chain[-1].logic_offset < 0 else chain
+
+
+def _at(item: MappingItem, answer: Answer) -> int:
+    """The offset of an answer, as a static one."""
+    return answer.number("offset") + offset_delta(item)
+
+
+def _offset(static: int) -> Answer:
+    return Answer(ResponseCode.SUCCESS, fields={"offset": static})
+
+
+def query_offset(chain: Chain, fields: Mapping[str, str]) -> Work:
+    """QUERY_CONSUMER_OFFSET: the leader's first, then that of the newest item that has one."""
+    code = RequestCode.QUERY_CONSUMER_OFFSET
+    items = decided(chain)
+    for item in reversed(items):
+        answer = yield _ask(code, fields, item, setZeroIfNotFound="false")
+        if answer.code == ResponseCode.SUCCESS:
+            return _offset(_at(item, answer))
+        if answer.code != ResponseCode.QUERY_NOT_FOUND:
+            return answer
+    if not items or items[0].logic_offset > 0:
+        return answer if items else _NOT_FOUND
+    # Whether a group that has committed nothing begins at 0 depends on the earliest messages.
+    return (yield _ask(code, fields, items[0]))
+
+
+_NOT_FOUND: Final = Answer(
+    ResponseCode.QUERY_NOT_FOUND, "Not found: the queue has no offsets yet, choose where to begin"
+)
+
+
+def max_offset(chain: Chain, fields: Mapping[str, str]) -> Work:
+    """GET_MAX_OFFSET: the end of the newest item with static offsets."""
+    code = RequestCode.GET_MAX_OFFSET
+    items = decided(chain)
+    if not items:
+        return _no_offsets(chain)
+    item = items[-1]
+    answer = yield _ask(code, fields, item)
+    if answer.code != ResponseCode.SUCCESS:
+        return answer
+    bound = end_of(chain, len(items) - 1)
+    static = _at(item, answer)
+    return _offset(static if bound is None else min(static, bound + offset_delta(item)))
+
+
+def _no_offsets(chain: Chain) -> Answer:
+    item = chain[-1]
+    return Answer(
+        ResponseCode.SYSTEM_ERROR,
+        f"the static offsets of physical queue {item.queue_id} on broker {item.bname} are "
+        "undecided: wait until the change of the topic ends, or run `headrace topic repair`",
+    )
+
+
+def min_offset(chain: Chain, fields: Mapping[str, str]) -> Work:
+    """GET_MIN_OFFSET: the beginning of the earliest item; -1 while that is undecided."""
+    first = chain[0]
+    if first.logic_offset < 0:
+        return _NO_OFFSET
+    answer = yield _ask(RequestCode.GET_MIN_OFFSET, fields, first)
+    return _offset(_at(first, answer)) if answer.code == ResponseCode.SUCCESS else answer
+
+
+def earliest_time(chain: Chain, fields: Mapping[str, str]) -> Work:
+    """GET_EARLIEST_MSG_STORETIME: of the earliest item that has messages."""
+    for item in chain:
+        answer = yield _ask(RequestCode.GET_EARLIEST_MSG_STORETIME, fields, item)
+        if answer.code != ResponseCode.SUCCESS or answer.number("timestamp") >= 0:
+            return answer
+    return _NO_TIME
+
+
+def search_offset(chain: Chain, fields: Mapping[str, str]) -> Work:
+    """SEARCH_OFFSET_BY_TIMESTAMP, through the items, up to the first that has the offset."""
+    if (fields.get("boundaryType") or "LOWER").upper() == "UPPER":
+        return (yield from _search_upper(chain, fields))
+    return (yield from _search_lower(chain, fields))
+
+
+def _search_lower(chain: Chain, fields: Mapping[str, str]) -> Work:
+    code, items = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, decided(chain)
+    timestamp = int(fields.get("timestamp") or 0)
+    for index, item in enumerate(items):
+        is_last = index == len(items) - 1
+        if 0 <= item.time_of_end < timestamp and not is_last:
+            continue
+        answer = yield _ask(code, fields, item)
+        if answer.code != ResponseCode.SUCCESS or is_last:
+            break
+        end = yield _ask(RequestCode.GET_MAX_OFFSET, fields, item)
+        if end.code != ResponseCode.SUCCESS:
+            return end
+        if answer.number("offset") < end.number("offset"):
+            break
+    if not items:
+        return _no_offsets(chain)
+    return _offset(_at(item, answer)) if answer.code == ResponseCode.SUCCESS else answer
+
+
+def _search_upper(chain: Chain, fields: Mapping[str, str]) -> Work:
+    """The last message at or before the time: the one before the first message after it."""
+    code, items = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, decided(chain)
+    after = {"timestamp": str(int(fields.get("timestamp") or 0) + 1), "boundaryType": "LOWER"}
+    for item in reversed(items):
+        answer = yield _ask(code, fields, item, **after)
+        if answer.code != ResponseCode.SUCCESS:
+            return answer
+        lowest = yield _ask(RequestCode.GET_MIN_OFFSET, fields, item)
+        if lowest.code != ResponseCode.SUCCESS:
+            return lowest
+        if answer.number("offset") > lowest.number("offset"):
+            return _offset(_at(item, answer) - 1)
+    return _offset(0)

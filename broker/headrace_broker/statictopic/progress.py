@@ -1,0 +1,165 @@
+"""The progress of groups in logic queues, kept as physical offsets at the brokers of the items.
+
+An offset is stored at the item that holds it. A query reads the newest item first, so when a group
+goes back to an older item, the newer ones lose what they have; when it moves on, the older ones get
+their end, so that nothing is kept for it there.
+Source: docs/static-topics.md "Offsets"; tests/broker/test_static_offsets.py.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from headrace_broker.statictopic.offsets import decided
+from headrace_broker.statictopic.rows import ROWS, physical_fields
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.drivers.errors import HeadraceError
+from headrace_protocol.errors import RequestError
+from headrace_protocol.statictopic.offsets import end_of, index_of, offset_delta
+
+if TYPE_CHECKING:
+    from headrace_broker.consumer.offsets import ConsumerOffsets
+    from headrace_broker.statictopic.leaders import Leaders
+    from headrace_broker.statictopic.packed import PackedChain
+    from headrace_broker.statictopic.remote import Answer, OtherBrokers
+    from headrace_protocol.statictopic.mapping import MappingItem
+
+_WITHDRAWN: Final = -1
+# About 200 bytes each.
+_NOTED_MAX: Final = 100_000
+
+# Group, topic, logic queue.
+Key = tuple[str, str, int]
+
+
+class _Newest(NamedTuple):
+    """The newest item of a queue, of this broker. start: its first static offset."""
+
+    start: int
+    delta: int
+    queue_id: int
+
+
+class StaticProgress:
+    """The progress of groups in the logic queues that this broker leads; see ``Progress``."""
+
+    def __init__(self, offsets: ConsumerOffsets, leaders: Leaders, brokers: OtherBrokers) -> None:
+        self._offsets = offsets
+        self._leaders = leaders
+        self._brokers = brokers
+        # The gen of the item of the last commit, whose neighbours need no change.
+        self._last: dict[Key, int] = {}
+        # Topic and logic queue -> its newest item, until the mappings change.
+        self._newest: dict[tuple[str, int], _Newest | None] = {}
+        self._change_count = -1
+        self._resets: dict[Key, int] = {}
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
+        """See ``Progress``."""
+        key = group, topic, queue_id
+        found = self.place(topic, queue_id, offset)
+        if found is None or key in self._resets:
+            return False
+        chain, index, physical = found
+        self._put(key, chain[index], physical)
+        self.moved(key, chain, index)
+        return True
+
+    def commit_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """See ``Progress``; an item's own broker counts what others pull there."""
+        newest = self._newest_of(topic, queue_id)
+        if newest is not None and offset >= newest.start:
+            self._offsets.commit_pull(group, topic, newest.queue_id, offset - newest.delta)
+            return
+        found = self.place(topic, queue_id, offset)
+        if found is not None:
+            chain, index, physical = found
+            item = chain[index]
+            if item.bname == self._leaders.mappings.broker_name:
+                self._offsets.commit_pull(group, topic, item.queue_id, physical)
+
+    def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Make a group resume at an offset; its next pull of the queue gets that offset."""
+        self._resets.pop((group, topic, queue_id), None)
+        self.commit(group, topic, queue_id, offset)
+        self._resets[group, topic, queue_id] = offset
+
+    def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """See ``Progress``."""
+        return self._resets.pop((group, topic, queue_id), None) if self._resets else None
+
+    def is_reset(self, key: Key) -> bool:
+        """Whether a reset waits for the group's next pull, so that commits don't count."""
+        return key in self._resets
+
+    def place(self, topic: str, queue_id: int, offset: int) -> tuple[PackedChain, int, int] | None:
+        """The chain, the index of the item that holds a static offset, and the offset there.
+
+        None if this broker does not lead the queue, or its offsets are undecided.
+        """
+        try:
+            chain = self._leaders.chain(topic, queue_id)
+        except RequestError:
+            return None
+        if not decided(chain):
+            return None
+        index = index_of(chain, offset)
+        item = chain[index]
+        return chain, index, max(offset - offset_delta(item), item.start_offset)
+
+    def _newest_of(self, topic: str, queue_id: int) -> _Newest | None:
+        """The newest item of a queue; None if it is undecided, or elsewhere."""
+        mappings, key = self._leaders.mappings, (topic, queue_id)
+        if self._change_count != mappings.change_count:
+            self._newest.clear()
+            self._change_count = mappings.change_count
+        if key not in self._newest:
+            mapping = mappings.get(topic)
+            chain = mapping.chain(queue_id) if mapping is not None else None
+            item = chain[-1] if chain is not None else None
+            self._newest[key] = (
+                _Newest(item.logic_offset, offset_delta(item), item.queue_id)
+                if item and item.bname == mappings.broker_name and item.logic_offset >= 0
+                else None
+            )
+        return self._newest[key]
+
+    def moved(self, key: Key, chain: PackedChain, index: int) -> None:
+        """Adapt the other items after a commit at another item than the last time."""
+        gen, last = chain[index].gen, self._last.get(key)
+        if gen == last:
+            return
+        if len(self._last) >= _NOTED_MAX:
+            self._last.clear()
+        self._last[key] = gen
+        for newer in range(index + 1, len(chain)):
+            self._put(key, chain[newer], _WITHDRAWN)
+        for older in range(index):
+            end = end_of(chain, older)
+            if end is not None and (last is None or chain[older].gen >= last):
+                self._put(key, chain[older], end)
+
+    def _put(self, key: Key, item: MappingItem, offset: int) -> None:
+        """Store or withdraw an offset at an item's broker, without waiting for another broker."""
+        group, topic, _ = key
+        if item.bname != self._leaders.mappings.broker_name:
+            self._send(key, item, offset)
+        elif offset == _WITHDRAWN:
+            self._offsets.withdraw(group, topic, item.queue_id)
+        else:
+            self._offsets.commit(group, topic, item.queue_id, offset)
+
+    def _send(self, key: Key, item: MappingItem, offset: int) -> None:
+        code = RequestCode.UPDATE_CONSUMER_OFFSET
+        named = {"consumerGroup": key[0], "topic": key[1]}
+        fields = physical_fields(ROWS[code], named, item.bname, item.queue_id, offset)
+        self._brokers.ask(item.bname, code, fields, partial(self._sent, key))
+
+    def _sent(self, key: Key, outcome: Answer | HeadraceError) -> None:
+        """Make the next commit look at all items again if one was not reached."""
+        if isinstance(outcome, HeadraceError) or outcome.code not in _DONE:
+            self._last.pop(key, None)
+
+
+_DONE: Final = frozenset({ResponseCode.SUCCESS, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST})

@@ -1,0 +1,89 @@
+"""The fields of requests that name a logic queue: one row per code, by their names on the wire.
+
+Source: docs/static-topics.md "Requests"; tests/broker/test_static_offsets.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from headrace_protocol.codes import RequestCode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Row(NamedTuple):
+    """The fields of a request and of its answer that depend on the queue.
+
+    queue, offset, broker, default_topic: names of the request's fields; "" without such a field.
+    answers: names of the answer's offsets.
+    """
+
+    queue: str = "queueId"
+    offset: str = ""
+    answers: tuple[str, ...] = ()
+    broker: str = "bname"
+    default_topic: str = ""
+
+    @property
+    def is_send(self) -> bool:
+        """Whether it stores messages, and must keep its order."""
+        return bool(self.default_topic)
+
+
+_SEND = Row(default_topic="defaultTopic")
+_SEND_V2 = Row("e", broker="n", default_topic="c")
+_PULL = Row(offset="queueOffset", answers=("nextBeginOffset", "minOffset", "maxOffset"))
+_OFFSET = Row(answers=("offset",))
+
+ROWS: Final[Mapping[int, Row]] = {
+    RequestCode.SEND_MESSAGE: _SEND,
+    RequestCode.SEND_MESSAGE_V2: _SEND_V2,
+    RequestCode.SEND_BATCH_MESSAGE: _SEND_V2,
+    RequestCode.BULK_SEND: _SEND,
+    RequestCode.PULL_MESSAGE: _PULL,
+    RequestCode.LITE_PULL_MESSAGE: _PULL,
+    RequestCode.BULK_PULL: _PULL,
+    RequestCode.QUERY_CONSUMER_OFFSET: _OFFSET,
+    RequestCode.UPDATE_CONSUMER_OFFSET: Row(offset="commitOffset"),
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: _OFFSET,
+    RequestCode.GET_MAX_OFFSET: _OFFSET,
+    RequestCode.GET_MIN_OFFSET: _OFFSET,
+    RequestCode.GET_EARLIEST_MSG_STORETIME: Row(),
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: Row(),
+    RequestCode.QUERY_CONSUME_QUEUE: Row(offset="index"),
+}
+
+FORWARDED: Final = "forwarded"
+# In the answers to passed requests: the broker to ask the next time.
+LEADER: Final = "leader"
+
+
+# The tags that a group wants, by its heartbeats: group, topic, version. Raises RequestError.
+Subscription = Callable[[str, str, int], str]
+_HAS_SUBSCRIPTION: Final = 0x4
+
+
+def add_subscription(fields: dict[str, str], find: Subscription) -> None:
+    """Complete the fields of a pull: another broker may not know the group's subscriptions.
+
+    Raises RequestError if this broker does not know them either.
+    """
+    flags = int(fields["sysFlag"])
+    # A BULK_PULL always has its subscription, and no version of one.
+    if not flags & _HAS_SUBSCRIPTION and "subVersion" in fields:
+        version = int(fields["subVersion"])
+        fields["subscription"] = find(fields["consumerGroup"], fields["topic"], version)
+        fields["sysFlag"] = str(flags | _HAS_SUBSCRIPTION)
+
+
+def physical_fields(
+    row: Row, fields: Mapping[str, str], broker: str, queue_id: int, offset: int | None = None
+) -> dict[str, str]:
+    """The fields of a request for a physical queue of a broker."""
+    changed = {**fields, row.queue: str(queue_id), row.broker: broker, "lo": "false"}
+    if offset is not None:
+        changed[row.offset] = str(offset)
+    return changed

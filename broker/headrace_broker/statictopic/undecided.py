@@ -1,0 +1,73 @@
+"""Queues whose newest item has no logicOffset: they take messages that nobody can read yet.
+
+That lasts for moments of a change; longer if its tool has died.
+Source: docs/static-topics.md "Failures"; tests/broker/test_static_undecided.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace_broker.statictopic.table import MappingTable
+    from headrace_broker.topics.table import TopicTable
+
+log = structlog.get_logger("headrace.broker")
+
+_LOOK_S: Final = 1.0
+_WARN_MS: Final = 10_000
+_NAMED_MAX: Final = 10
+
+
+class UndecidedQueues:
+    """Warns of queues that stay undecided."""
+
+    def __init__(self, table: MappingTable, topics: TopicTable, now_ms: Callable[[], int]) -> None:
+        self._table = table
+        self._topics = topics
+        self._now_ms = now_ms
+        self._warned: set[tuple[str, int]] = set()
+
+    def runtime_info(self) -> dict[str, str]:
+        """For GET_BROKER_RUNTIME_INFO: the undecided queues with their ages, oldest first."""
+        now_ms = self._now_ms()
+        oldest = sorted(self._table.undecided.items(), key=lambda item: item[1])
+        ages = [
+            f"{topic}/{queue} for {(now_ms - since) // 1000} s"
+            for (topic, queue), since in oldest[:_NAMED_MAX]
+        ]
+        return {
+            "staticQueuesUndecidedCount": str(len(oldest)),
+            "staticQueuesUndecided": ", ".join(ages),
+        }
+
+    async def run(self) -> None:
+        """Look at intervals until cancelled."""
+        while True:
+            await trio.sleep(_LOOK_S)
+            self.look()
+
+    def look(self) -> None:
+        """Log each queue once that is undecided for ten seconds; end what is claimed too long."""
+        if self._table.expire_claims():
+            self._topics.registration_changed()
+        undecided, now_ms = self._table.undecided, self._now_ms()
+        late = {place for place, since in undecided.items() if now_ms - since >= _WARN_MS}
+        by_topic: dict[str, list[int]] = {}
+        for topic, queue in sorted(late - self._warned):
+            by_topic.setdefault(topic, []).append(queue)
+        for topic, queues in by_topic.items():
+            log.warning(
+                "the offsets of a static topic's queues are undecided, so what was written to them "
+                "since their move is not readable",
+                topic=topic,
+                queues=queues[:_NAMED_MAX],
+                count=len(queues),
+                remedy=f"if no tool is moving them, run: headrace topic repair {topic}",
+            )
+        self._warned = late

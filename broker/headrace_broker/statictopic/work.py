@@ -1,0 +1,124 @@
+"""Requests for a logic queue as a sequence of requests for its physical queues.
+
+A ``Work`` is a generator: it yields what it asks of the broker of an item, and gets the answer.
+This broker answers with the same functions as for any client, another one over the network.
+Source: docs/static-topics.md "Requests"; tests/broker/test_static_offsets.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, NamedTuple
+
+from headrace_broker.statictopic.remote import Answer, MalformedField
+from headrace_protocol.codes import ResponseCode
+from headrace_protocol.command import Command, header_fields
+from headrace_protocol.drivers.errors import HeadraceError
+from headrace_protocol.serving import Reply, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from headrace_broker.statictopic.remote import OtherBrokers
+    from headrace_protocol.columns import Buffer
+    from headrace_protocol.serving import Registry
+
+
+class Ask(NamedTuple):
+    """A request for a broker."""
+
+    broker: str
+    code: int
+    fields: Mapping[str, str]
+    body: Buffer = b""
+
+
+Work = Generator[Ask, Answer, Answer]
+# Gets the answer of a work, or the error that ended it.
+Then = Callable[[Answer | Exception], None]
+
+
+class _Part(Request, kw_only=True):
+    """A request that this broker makes to itself on behalf of a client."""
+
+    then: Callable[[Answer], None]
+
+    def reply(self, reply: Reply) -> None:
+        """Pass on the answer."""
+        fields = header_fields(reply.header) or {}
+        self.then(Answer(reply.code, reply.remark, fields, reply.body))
+
+
+class Workers:
+    """Runs works: asks this broker at once, and others without blocking the loop."""
+
+    registry: Registry
+
+    def __init__(self, broker_name: str, brokers: OtherBrokers) -> None:
+        self._broker_name = broker_name
+        self._brokers = brokers
+
+    def run(self, work: Work, request: Request, then: Then) -> None:
+        """Run a work. request: of the client for which it is done."""
+        _Run(self, work, request, then).advance()
+
+    def ask(self, ask: Ask, request: Request, then: Callable[[Answer], None]) -> None:
+        """Ask a broker; ``then`` is called now or later."""
+        if ask.broker == self._broker_name:
+            command = Command(ask.code, ext_fields=dict(ask.fields))
+            part = _Part(
+                request.channel,
+                request.serialize_type,
+                command,
+                ask.body,
+                request.header_bytes,
+                then=then,
+            )
+            self.registry.serve_request(part)
+            return
+
+        def answered(outcome: Answer | HeadraceError) -> None:
+            if isinstance(outcome, HeadraceError):
+                remark = f"broker {ask.broker} is needed for this request: {outcome}"
+                outcome = Answer(ResponseCode.SYSTEM_ERROR, remark)
+            then(outcome)
+
+        self._brokers.ask(ask.broker, ask.code, ask.fields, answered, ask.body)
+
+
+class _Run:
+    """A work under way. Answers that come at once are passed on in a loop, however many."""
+
+    __slots__ = ("_answer", "_is_advancing", "_request", "_then", "_work", "_workers")
+
+    def __init__(self, workers: Workers, work: Work, request: Request, then: Then) -> None:
+        self._workers = workers
+        self._work = work
+        self._request = request
+        self._then = then
+        self._answer: Answer | None = None
+        self._is_advancing = False
+
+    def _answered(self, answer: Answer) -> None:
+        self._answer = answer
+        if not self._is_advancing:
+            self.advance(is_begun=True)
+
+    def advance(self, *, is_begun: bool = False) -> None:
+        self._is_advancing = True
+        while self._answer is not None or not is_begun:
+            try:
+                answer, self._answer = self._answer, None
+                ask = next(self._work) if answer is None else self._work.send(answer)
+            except StopIteration as end:
+                self._then(end.value)
+                return
+            except MalformedField as error:
+                self._then(Answer(ResponseCode.SYSTEM_ERROR, str(error)))
+                return
+            except Exception as error:  # noqa: BLE001 - answered like the error of any request
+                self._then(error)
+                return
+            is_begun = True
+            self._workers.ask(ask, self._request, self._answered)
+        self._is_advancing = False

@@ -1,0 +1,241 @@
+"""Static topics as their brokers have them: mappings, and the messages of each physical queue.
+
+Source: docs/static-topics.md "Offsets"; tests/clients/test_admin_chains.py.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from headrace.admin.requests import BrokerProblem, BrokerRequests
+from headrace.errors import RouteNotFound
+from headrace_protocol import fastjson
+from headrace_protocol.bodies import MessageQueue, TopicConfig, TopicOffset, TopicStatsTable
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.headers import GetTopicConfigHeader, GetTopicStatsHeader
+from headrace_protocol.statictopic.checks import chains_of
+from headrace_protocol.statictopic.mapping import MappingItem, TopicMapping, logic_broker_name
+from headrace_protocol.statictopic.offsets import end_of, item_of, static_offset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from headrace.messages import ReceivedMessage
+    from headrace_protocol.statictopic.mapping import Chain
+
+
+class StaticConfig(TopicConfig):
+    """A topic's settings on one broker, with its mapping."""
+
+    mapping_detail: TopicMapping | None = None
+
+
+class Extent(NamedTuple):
+    """Static offsets that a physical queue holds.
+
+    messages: their number. last_timestamp_ms: store time of the last message; 0 without one.
+    """
+
+    min_offset: int
+    max_offset: int
+    messages: int
+    last_timestamp_ms: int
+
+
+class QueuePart(NamedTuple):
+    """An item of a logic queue's chain.
+
+    extent: None if the item's broker doesn't answer, or its offsets are undecided.
+    """
+
+    queue: int
+    item: MappingItem
+    is_leader: bool
+    extent: Extent | None
+
+
+class LogicQueue(NamedTuple):
+    """A queue of a static topic.
+
+    offsets: over all items of the chain. messages: less than the offsets where these jump, or
+    where a broker doesn't answer. gaps: ranges of offsets without messages.
+    """
+
+    queue: MessageQueue
+    chain: Chain
+    offsets: TopicOffset
+    messages: int
+    gaps: tuple[tuple[int, int], ...]
+
+    @property
+    def leader(self) -> str:
+        """Name of the broker that takes new messages."""
+        return self.chain[-1].bname
+
+    def physical(self, offset: int) -> MessageQueue:
+        """The physical queue that holds an offset."""
+        item = item_of(self.chain, offset)
+        return MessageQueue(self.queue.topic, item.bname, item.queue_id)
+
+    def missing(self, start: int) -> int:
+        """Number of offsets from ``start`` on that have no message because offsets jump."""
+        return sum(max(0, end - max(start, begin)) for begin, end in self.gaps)
+
+
+class ChainAdmin(BrokerRequests):
+    """The methods of Admin that read static topics."""
+
+    async def is_static(self, topic: str) -> bool:
+        """Whether a topic is static; False if no broker has it."""
+        try:
+            return (await self._instance.route(topic)).is_static
+        except RouteNotFound:
+            return False
+
+    async def queue_parts(
+        self, topic: str, *, problems: list[BrokerProblem] | None = None
+    ) -> list[QueuePart]:
+        """All items of all logic queues of a static topic that have a leader, in order."""
+        masters = await self._masters()
+        configs = await self._static_configs(topic, masters, problems)
+        there = {name: masters[name] for name in configs}
+        ranges = await self._ranges(topic, there, problems)
+        mappings = [each.mapping_detail for each in configs.values() if each.mapping_detail]
+        return [
+            QueuePart(
+                queue,
+                item,
+                item is chain[-1],
+                _extent(chain, index, ranges.get(MessageQueue(topic, item.bname, item.queue_id))),
+            )
+            for queue, chain in chains_of(mappings).items()
+            for index, item in enumerate(chain)
+        ]
+
+    async def logic_queues(
+        self, topic: str, *, problems: list[BrokerProblem] | None = None
+    ) -> list[LogicQueue]:
+        """The queues of a static topic that have a leader, in order."""
+        parts = await self.queue_parts(topic, problems=problems)
+        return [
+            _logic_queue(topic, queue, [*found])
+            for queue, found in groupby(parts, key=lambda part: part.queue)
+        ]
+
+    async def _logic_messages(
+        self, messages: Sequence[ReceivedMessage], *, problems: list[BrokerProblem] | None = None
+    ) -> list[ReceivedMessage]:
+        """Messages with the queues and offsets that consumers see.
+
+        messages: as brokers store them; the offset is -1 while a queue's offsets are undecided.
+        """
+        parts: dict[MessageQueue, QueuePart] = {}
+        for topic in {message.queue.topic for message in messages}:
+            if await self.is_static(topic):
+                found = await self.queue_parts(topic, problems=problems)
+                parts |= {
+                    MessageQueue(topic, part.item.bname, part.item.queue_id): part for part in found
+                }
+        return [_logic(message, parts.get(message.queue)) for message in messages]
+
+    async def _static_configs(
+        self,
+        topic: str,
+        masters: Mapping[str, str],
+        problems: list[BrokerProblem] | None = None,
+    ) -> dict[str, StaticConfig]:
+        """Settings of a topic on the brokers that have it."""
+        header = GetTopicConfigHeader(topic=topic, logical=True)
+
+        async def ask(address: str) -> StaticConfig | None:
+            code = RequestCode.GET_TOPIC_CONFIG
+            response = await self._instance.request(address, code, header)
+            if response.command.code == ResponseCode.TOPIC_NOT_EXIST:
+                return None
+            return response.expect().read(_decode_config)
+
+        found = await self._gather(masters, ask, problems)
+        return {name: config for name, config in found.items() if config}
+
+    async def _ranges(
+        self, topic: str, masters: Mapping[str, str], problems: list[BrokerProblem] | None = None
+    ) -> dict[MessageQueue, TopicOffset]:
+        """Physical offsets of a topic's queues on brokers that have it."""
+
+        async def ask(address: str) -> TopicStatsTable:
+            return await self._stats(address, topic)
+
+        found = await self._gather(masters, ask, problems)
+        return {queue: at for table in found.values() for queue, at in table.offset_table.items()}
+
+    async def _stats(
+        self, address: str, topic: str, *, with_bytes: bool | None = None
+    ) -> TopicStatsTable:
+        header = GetTopicStatsHeader(topic=topic, with_bytes=with_bytes)
+        response = await self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, header)
+        return response.decode(TopicStatsTable)
+
+
+def _logic(message: ReceivedMessage, part: QueuePart | None) -> ReceivedMessage:
+    """A message with its place in a logic queue; as it is if it belongs to none."""
+    if part is None:
+        return message
+    item = part.item
+    return msgspec.structs.replace(
+        message,
+        queue=MessageQueue(message.queue.topic, logic_broker_name(), part.queue),
+        queue_offset=-1 if item.logic_offset < 0 else static_offset(item, message.queue_offset),
+    )
+
+
+def _decode_config(body: memoryview) -> StaticConfig:
+    return fastjson.decode_strict(body, StaticConfig)
+
+
+def _extent(chain: Chain, index: int, physical: TopicOffset | None) -> Extent | None:
+    item = chain[index]
+    if physical is None or item.logic_offset < 0:
+        return None
+    end = end_of(chain, index)
+    last = physical.max_offset if end is None else min(end, physical.max_offset)
+    first = min(physical.min_offset, last)
+    return Extent(
+        static_offset(item, first),
+        static_offset(item, last),
+        last - first,
+        physical.last_update_timestamp,
+    )
+
+
+def _logic_queue(topic: str, queue: int, parts: Sequence[QueuePart]) -> LogicQueue:
+    decided = [part for part in parts if part.item.logic_offset >= 0]
+    extents = [part.extent for part in decided if part.extent]
+    offsets = TopicOffset(
+        # Expired items have no message left; the first one that has some begins the queue.
+        min_offset=_first_offset(extents),
+        max_offset=max((extent.max_offset for extent in extents), default=0),
+        last_update_timestamp=max((extent.last_timestamp_ms for extent in extents), default=0),
+    )
+    return LogicQueue(
+        MessageQueue(topic, logic_broker_name(), queue),
+        tuple(part.item for part in parts),
+        offsets,
+        sum(extent.messages for extent in extents),
+        tuple(_gaps(decided)),
+    )
+
+
+def _first_offset(extents: Sequence[Extent]) -> int:
+    for extent in extents:
+        if extent.messages:
+            return extent.min_offset
+    return extents[-1].max_offset if extents else 0
+
+
+def _gaps(parts: Sequence[QueuePart]) -> Iterable[tuple[int, int]]:
+    for part, following in pairwise(parts):
+        if part.extent and part.extent.max_offset < following.item.logic_offset:
+            yield part.extent.max_offset, following.item.logic_offset

@@ -1,0 +1,241 @@
+"""The physical queues behind the queues of static topics, and the messages in each.
+
+The chains come from the queues' leaders. Their bounds are asked by physical queue, because while a
+leader's offsets are undecided, Apache RocketMQ's brokers answer for the wrong queue.
+Source: docs/static-topics.md "Offsets"; tests/spark/test_chains.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from headrace.errors import NoQueue
+from headrace_protocol.bodies import Body, MessageQueue
+from headrace_protocol.codes import RequestCode
+from headrace_protocol.headers import (
+    GetMaxOffsetHeader,
+    GetMinOffsetHeader,
+    GetTopicConfigHeader,
+    OffsetResponseHeader,
+    QueueHeader,
+    SearchOffsetHeader,
+)
+from headrace_protocol.statictopic import offsets
+from headrace_protocol.statictopic.mapping import TopicMapping, logic_broker_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    import msgspec
+
+    from headrace_protocol.drivers.response import Response
+    from headrace_protocol.frame import Buffer
+    from headrace_protocol.statictopic.mapping import Chain, MappingItem
+
+
+class Item(NamedTuple):
+    """Messages of a queue that lie together in one physical queue.
+
+    place: the physical queue, whose offsets are less by ``delta``. address: of its broker.
+    start, end: offsets of the first message, and behind the last one.
+    """
+
+    place: MessageQueue
+    address: str
+    delta: int
+    start: int
+    end: int
+
+    def part(self, start: int, end: int) -> Item:
+        """The messages with offsets from ``start`` up to ``end``; perhaps none."""
+        start = max(start, self.start)
+        return self._replace(start=start, end=max(start, min(end, self.end)))
+
+    @property
+    def message_count(self) -> int:
+        """The number of messages; the offsets in between have no gaps."""
+        return self.end - self.start
+
+
+# Readable queue -> address of its broker.
+Queues = dict[MessageQueue, str]
+Items = dict[MessageQueue, list[Item]]
+
+
+def is_static(queue: MessageQueue) -> bool:
+    """Whether a queue is one of a static topic."""
+    return queue.broker_name == logic_broker_name()
+
+
+class _StaticTopic(Body):
+    """The part of GET_TOPIC_CONFIG's answer that only a static topic has."""
+
+    mapping_detail: TopicMapping | None = None
+
+
+class _Places:
+    """The physical queues of chains: by place, the address of its broker."""
+
+    def __init__(self, chains: Mapping[MessageQueue, Chain], brokers: Mapping[str, str]) -> None:
+        self.addresses: Queues = {}
+        for queue, chain in chains.items():
+            for item in chain:
+                address = brokers.get(item.bname)
+                if address is None:
+                    raise NoQueue(
+                        queue.topic,
+                        f"read on broker {item.bname}",
+                        f"it has messages of queue {queue.queue_id} and is not up",
+                    )
+                self.addresses[_place(queue, item)] = address
+
+
+class Asks(Protocol):
+    """What is asked; see ``Cluster``."""
+
+    def ask_each(
+        self,
+        requests: Mapping[Any, tuple[int, msgspec.Struct | None, Buffer]],
+        addresses: Mapping[Any, str],
+    ) -> dict[Any, Response]:
+        """Send each key's request to its address; returns the responses by key."""
+        ...
+
+    def masters(self) -> dict[str, str]:
+        """Address of the master of each broker, by name."""
+        ...
+
+
+class Chains:
+    """Reads chains and their bounds. Not thread-safe."""
+
+    def __init__(self, cluster: Asks) -> None:
+        self._cluster = cluster
+        # Of closed items, which never change.
+        self._ends: dict[MessageQueue, int] = {}
+
+    def items(self, queues: Queues) -> Items:
+        """All messages of each queue of static topics, in order; at least one item each.
+
+        Raises NoQueue while a broker is away or the chain of a queue is about to change.
+        """
+        chains = self._chains(queues)
+        places = _Places(chains, self._cluster.masters()).addresses
+        firsts = {_place(queue, chain[0]) for queue, chain in chains.items()}
+        mins = self._ask(firsts, places, RequestCode.GET_MIN_OFFSET, _min_header)
+        ends = self._physical_ends(chains, places)
+        return {
+            queue: _items(queue, chain, places, mins[_place(queue, chain[0])], ends)
+            for queue, chain in chains.items()
+        }
+
+    def offsets_at(self, queues: Queues, timestamp_ms: int) -> dict[MessageQueue, int]:
+        """See ``Cluster.offsets_at``."""
+        items = self.items(queues)
+        places = {item.place: item.address for some in items.values() for item in some}
+
+        def header(place: MessageQueue) -> SearchOffsetHeader:
+            return SearchOffsetHeader(
+                topic=place.topic, queue_id=place.queue_id, timestamp=timestamp_ms, logical=False
+            )
+
+        code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
+        found = self._ask(places, places, code, header)
+        return {
+            queue: next(
+                (at for item in some if (at := found[item.place] + item.delta) < item.end),
+                some[-1].end,
+            )
+            for queue, some in items.items()
+        }
+
+    def _chains(self, queues: Queues) -> dict[MessageQueue, Chain]:
+        """The decided items of each queue, from its leader."""
+        asked = {(queue.topic, address) for queue, address in queues.items()}
+        answers = self._cluster.ask_each(
+            {
+                where: (
+                    RequestCode.GET_TOPIC_CONFIG,
+                    GetTopicConfigHeader(topic=where[0], logical=True),
+                    b"",
+                )
+                for where in asked
+            },
+            {where: where[1] for where in asked},
+        )
+        mappings = {
+            where: answer.expect().decode(_StaticTopic).mapping_detail
+            for where, answer in answers.items()
+        }
+        return {
+            queue: _led(queue, mappings[queue.topic, address]) for queue, address in queues.items()
+        }
+
+    def _physical_ends(
+        self, chains: Mapping[MessageQueue, Chain], places: Queues
+    ) -> dict[MessageQueue, int]:
+        """The physical end of each item."""
+        unknown = places.keys() - self._ends.keys()
+        asked = self._ask(unknown, places, RequestCode.GET_MAX_OFFSET, _max_header)
+        for queue, chain in chains.items():
+            for item in chain[:-1]:
+                place = _place(queue, item)
+                self._ends.setdefault(place, asked.get(place, 0))
+        return asked | {place: self._ends[place] for place in places.keys() - asked.keys()}
+
+    def _ask(
+        self,
+        asked: Iterable[MessageQueue],
+        places: Queues,
+        code: int,
+        header: Callable[[MessageQueue], QueueHeader],
+    ) -> dict[MessageQueue, int]:
+        requests = {place: (code, header(place), b"") for place in asked}
+        return {
+            place: max(0, answer.expect().header(OffsetResponseHeader).offset)
+            for place, answer in self._cluster.ask_each(requests, places).items()
+        }
+
+
+def _led(queue: MessageQueue, mapping: TopicMapping | None) -> Chain:
+    """The decided items of a queue at its leader. Raises NoQueue."""
+    chain = mapping.hosted.get(queue.queue_id, ()) if mapping else ()
+    if not mapping or not chain or chain[-1].bname != mapping.bname:
+        reason = "its leader has just moved; the next route names the new one"
+        raise NoQueue(queue.topic, f"read at queue {queue.queue_id}", reason)
+    return tuple(item for item in chain if item.logic_offset >= 0) or _undecided(queue)
+
+
+def _undecided(queue: MessageQueue) -> Chain:
+    reason = "its offsets are undecided until a change of the topic ends"
+    raise NoQueue(queue.topic, f"read at queue {queue.queue_id}", reason)
+
+
+def _items(
+    queue: MessageQueue,
+    chain: Chain,
+    places: Queues,
+    first_physical: int,
+    ends: Mapping[MessageQueue, int],
+) -> list[Item]:
+    """first_physical: physical offset of the first item's oldest message."""
+    items = []
+    for index, item in enumerate(chain):
+        place, delta = _place(queue, item), offsets.offset_delta(item)
+        bound = offsets.end_of(chain, index)
+        end = ends[place] if bound is None else min(bound, ends[place])
+        start = max(item.start_offset, first_physical) if index == 0 else item.start_offset
+        items.append(Item(place, places[place], delta, start + delta, max(start, end) + delta))
+    return items
+
+
+def _place(queue: MessageQueue, item: MappingItem) -> MessageQueue:
+    return MessageQueue(queue.topic, item.bname, item.queue_id)
+
+
+def _min_header(place: MessageQueue) -> GetMinOffsetHeader:
+    return GetMinOffsetHeader(topic=place.topic, queue_id=place.queue_id, logical=False)
+
+
+def _max_header(place: MessageQueue) -> GetMaxOffsetHeader:
+    return GetMaxOffsetHeader(topic=place.topic, queue_id=place.queue_id, logical=False)

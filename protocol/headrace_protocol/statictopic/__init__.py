@@ -1,0 +1,1 @@
+"""Static topics without any I/O: mappings, offset arithmetic, checks and plans of changes."""

@@ -1,0 +1,157 @@
+"""What clean-up drops from mappings, and what it never drops."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from headrace_broker.consumer.unconsumed import InnerConsumer
+from headrace_broker.statictopic.cleanup import MappingCleanup
+from headrace_broker.store.settings import Retention
+from tests.support.static_brokers import TOPIC, Brokers, item
+from tests.support.stores import put
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from tests.support.broker import BrokerUnderTest
+
+ANY_HOUR = Retention(
+    delete_hours=frozenset(range(24)), clean_ratio=1.0, force_ratio=1.0, refuse_ratio=1.0
+)
+DAY_S = 24 * 3600
+FIRST = item("c", 0, 0)
+SECOND = item("b", 1, 10_000)
+LEADER = item("a", 2, 20_000)
+
+
+@pytest.fixture
+def brokers(tmp_path: Path) -> Iterator[Brokers]:
+    """A queue that has moved from c to b to a, with messages in each item."""
+    brokers = Brokers(tmp_path, "abc")
+    for *older, leader in ((FIRST,), (FIRST, SECOND), (FIRST, SECOND, LEADER)):
+        brokers.map((*older, leader), only="".join(each.bname[-1] for each in (*older, leader)))
+        for _ in range(4):
+            brokers.send(leader.bname[-1], bytes(900))
+    yield brokers
+    brokers.close()
+
+
+def chain(brokers: Brokers, name: str) -> list[int]:
+    """The gens that a broker has."""
+    mapping = brokers[name].parts.static.mappings.get(TOPIC)
+    assert mapping is not None
+    return [each.gen for each in mapping.chain(0) or ()]
+
+
+async def expire(broker: BrokerUnderTest, end: int = 4) -> None:
+    """Remove all messages so far."""
+    store = broker.store
+    for _ in range(12):
+        put(store, store.queue("FILLER", 0), bytes(900))
+    store.index_tick()
+    store.flusher.flush_now()
+    store.cleaner.retention = ANY_HOUR
+    written_s = broker.clock.ms / 1000
+    for file in store.commit_log.files.files[:-1]:
+        os.utime(file.path, times=(written_s, written_s))
+    broker.clock.ms += 10 * DAY_S * 1000
+    await store.cleaner.round()
+    assert store.source(store.queue(TOPIC, 0)).min_offset() == end
+
+
+async def clean(
+    brokers: Brokers, names: str, waiting: Mapping[str, InnerConsumer] | None = None
+) -> None:
+    for name in names:
+        parts = brokers[name].parts
+        cleanup = MappingCleanup(
+            parts.static.mappings,
+            parts.store,
+            parts.static.brokers,
+            parts.mapping_changes.is_changing,
+            waiting or {},
+        )
+        await cleanup.clean()
+
+
+async def test_nothing_with_data_is_dropped(brokers: Brokers) -> None:
+    before = [chain(brokers, name) for name in "abc"]
+    assert before[:2] == [[0, 1, 2], [0, 1, 2]]
+    await clean(brokers, "abc")
+    assert [chain(brokers, name) for name in "abc"] == before
+
+
+async def test_the_earliest_item_goes_with_its_data_in_both_copies(brokers: Brokers) -> None:
+    await expire(brokers["c"])
+    await clean(brokers, "ab")
+    assert [chain(brokers, name) for name in "ab"] == [[1, 2], [1, 2]]
+    await expire(brokers["b"])
+    await clean(brokers, "ab")
+    assert [chain(brokers, name) for name in "ab"] == [[2], [2]]
+
+
+async def test_an_item_in_the_middle_waits_for_those_before_it(brokers: Brokers) -> None:
+    await expire(brokers["b"])
+    await clean(brokers, "ab")
+    assert [chain(brokers, name) for name in "ab"] == [[0, 1, 2], [0, 1, 2]]
+
+
+async def test_nothing_is_dropped_on_a_guess(brokers: Brokers) -> None:
+    await expire(brokers["c"])
+    brokers.away.add("c")
+    await clean(brokers, "ab")
+    assert chain(brokers, "a") == [0, 1, 2]
+
+
+async def test_the_leader_stays_without_data(brokers: Brokers) -> None:
+    for name in "abc":
+        await expire(brokers[name])
+    await clean(brokers, "ab")
+    assert chain(brokers, "a") == [2]
+    assert brokers["a"].parts.static.mappings.leads(TOPIC, 0) == 0
+
+
+async def test_a_broker_that_led_earlier_drops_its_chain(brokers: Brokers) -> None:
+    brokers.map((FIRST, SECOND, LEADER), only="c")
+    await clean(brokers, "c")
+    assert chain(brokers, "c")  # it has data
+    await expire(brokers["c"])
+    await clean(brokers, "c")
+    assert chain(brokers, "c") == []
+
+
+async def test_a_broker_that_missed_the_last_move_asks_the_leader_that_it_knows(
+    tmp_path: Path,
+) -> None:
+    brokers = Brokers(tmp_path, "abc")
+    brokers.map((FIRST,))
+    brokers.send("c", bytes(900))
+    brokers.map((FIRST, SECOND))
+    brokers.map((FIRST, SECOND, LEADER), only="ab")
+    brokers.away.add("b")
+    await clean(brokers, "c")
+    assert chain(brokers, "c") == [0, 1]
+    brokers.away.clear()
+    await clean(brokers, "c")
+    assert chain(brokers, "c") == [0, 1]  # it has data
+    await expire(brokers["c"], end=1)
+    await clean(brokers, "c")
+    assert chain(brokers, "c") == []
+    brokers.close()
+
+
+async def test_an_item_stays_while_messages_wait_that_may_name_it(brokers: Brokers) -> None:
+    broker = brokers["c"]
+    put(broker.store, broker.store.queue("WAITING", 0))
+    await expire(broker)
+    brokers.map((FIRST, SECOND, LEADER), only="c")
+    waiting = {"WAITING": InnerConsumer("x", lambda _queue_id: 0)}
+    await clean(brokers, "c", waiting)
+    assert chain(brokers, "c") != []
+    delivered = {"WAITING": InnerConsumer("x", lambda _queue_id: 1)}
+    await clean(brokers, "c", delivered)
+    assert chain(brokers, "c") == []

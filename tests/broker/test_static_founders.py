@@ -1,0 +1,38 @@
+"""A static topic has one incarnation id, also at a broker that joins later."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from headrace.admin.statictopic import StaticTopicAdmin
+from headrace_protocol.codes import RequestCode
+from headrace_protocol.drivers.aio import AsyncConnection, open_stream
+from headrace_protocol.headers import GetTopicConfigHeader, TopicConfigResponseHeader
+from tests.support.running_brokers import Brokers, brokers
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+async def incarnation(mq: Brokers, name: str) -> str | None:
+    address = mq.brokers[name].address
+    async with trio.open_nursery() as nursery:
+        connection = AsyncConnection(await open_stream(mq.network.connect, address), address)
+        nursery.start_soon(connection.run)
+        header = GetTopicConfigHeader(topic="T")
+        answer = await connection.request(RequestCode.GET_TOPIC_CONFIG, header, timeout_ms=9000)
+        nursery.cancel_scope.cancel()
+    return answer.expect().command.header(TopicConfigResponseHeader).incarnation
+
+
+async def test_a_broker_that_joins_later_asks_another(tmp_path: Path) -> None:
+    async with brokers(tmp_path, ["a", "b"]) as mq:
+        async with StaticTopicAdmin(nameserver=mq.nameserver, connect=mq.network.connect) as admin:
+            await admin.create_static_topic("T", 2, brokers=["a", "b"])
+            first = {await incarnation(mq, name) for name in "ab"}
+            assert len(first) == 1
+            await mq.start("c")
+            await admin.create_static_topic("T", 3, brokers=["c"])
+        assert {await incarnation(mq, name) for name in "abc"} == first

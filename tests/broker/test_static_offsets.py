@@ -1,0 +1,205 @@
+"""Offsets of logic queues: of the messages, and of groups, which go to the items that hold them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.headers import (
+    GetEarliestMsgStoretimeHeader,
+    GetMaxOffsetHeader,
+    GetMinOffsetHeader,
+    OffsetResponseHeader,
+    QueryConsumerOffsetHeader,
+    SearchOffsetHeader,
+    TimestampResponseHeader,
+    UpdateConsumerOffsetHeader,
+)
+from tests.support.static_brokers import GROUP, TOPIC, Brokers, item
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import msgspec
+
+    from headrace_protocol.statictopic.mapping import MappingItem
+
+QUEUE: dict[str, Any] = {"topic": TOPIC, "queue_id": 0}
+# Logic queue 1, so that logic and physical ids differ.
+OTHER = (item("a", 0, 0, 0),)
+A, B, A2 = item("a", 0, 0, 1), item("b", 1, 5, 0), item("a", 2, 10, 2)
+
+
+@pytest.fixture
+def brokers(tmp_path: Path) -> Iterator[Brokers]:
+    """A queue that went from a to b and back, with 5 messages in each item, one a second."""
+    brokers = Brokers(tmp_path)
+    for number, chain in enumerate(((A,), (A, B), (A, B, A2))):
+        brokers.map(chain, OTHER)
+        for _ in range(5):
+            brokers.send("ab"[number % 2], b"body")
+            for broker in brokers.values():
+                broker.clock.ms += 1000
+    for broker in brokers.values():
+        broker.join(GROUP, "c", TOPIC)
+    yield brokers
+    brokers.close()
+
+
+def offset(brokers: Brokers, code: RequestCode, header: msgspec.Struct, broker: str = "a") -> int:
+    answer = brokers[broker].ask(code, header)
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    return answer.command.header(OffsetResponseHeader).offset
+
+
+def commit(brokers: Brokers, value: int, broker: str = "a", **fields: Any) -> int:
+    header = UpdateConsumerOffsetHeader(
+        **{**QUEUE, "consumer_group": GROUP, "commit_offset": value, **fields}
+    )
+    return brokers[broker].ask(RequestCode.UPDATE_CONSUMER_OFFSET, header).code
+
+
+def committed(brokers: Brokers, broker: str = "a", **fields: Any) -> int | None:
+    header = QueryConsumerOffsetHeader(**QUEUE, consumer_group=GROUP, **fields)
+    answer = brokers[broker].ask(RequestCode.QUERY_CONSUMER_OFFSET, header)
+    if answer.code == ResponseCode.QUERY_NOT_FOUND:
+        return None
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    return answer.command.header(OffsetResponseHeader).offset
+
+
+def kept(brokers: Brokers) -> list[dict[int, int]]:
+    """What the tables of both brokers hold: physical queue -> physical offset."""
+    return [broker.offsets.offsets_of(GROUP, TOPIC) for broker in brokers.values()]
+
+
+def test_the_range_is_that_of_the_chain(brokers: Brokers) -> None:
+    assert offset(brokers, RequestCode.GET_MIN_OFFSET, GetMinOffsetHeader(**QUEUE)) == 0
+    assert offset(brokers, RequestCode.GET_MAX_OFFSET, GetMaxOffsetHeader(**QUEUE)) == 15
+    physical = GetMaxOffsetHeader(topic=TOPIC, queue_id=1, logical=False)
+    assert offset(brokers, RequestCode.GET_MAX_OFFSET, physical) == 5
+
+
+def test_the_end_while_the_leader_is_undecided(brokers: Brokers) -> None:
+    undecided = item("b", 3, -1, 1)
+    brokers.map((A, B, A2, undecided), OTHER, only="b")
+    brokers.send("b", b"body")
+    end = offset(brokers, RequestCode.GET_MAX_OFFSET, GetMaxOffsetHeader(**QUEUE), "b")
+    assert end == 15
+
+
+@pytest.mark.parametrize("boundary", ["LOWER", "UPPER"])
+def test_a_search_stops_at_the_item_that_has_the_time(brokers: Brokers, boundary: str) -> None:
+    first_ms = earliest(brokers)
+    code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
+    for number in range(15):
+        for early_ms in (0, 500) if boundary == "LOWER" else (0, -500):
+            header = SearchOffsetHeader(
+                **QUEUE, timestamp=first_ms + 1000 * number - early_ms, boundary_type=boundary
+            )
+            assert offset(brokers, code, header) == number
+    late = SearchOffsetHeader(**QUEUE, timestamp=first_ms + 60_000, boundary_type=boundary)
+    assert offset(brokers, code, late) == (15 if boundary == "LOWER" else 14)
+
+
+@pytest.mark.parametrize("first", [A, item("b", 0, 0, 1)])
+def test_the_earliest_time_is_that_of_the_earliest_item(tmp_path: Path, first: MappingItem) -> None:
+    brokers = Brokers(tmp_path)
+    brokers.map((first,), OTHER)
+    name = first.bname[-1]
+    times = [earliest(brokers, name)]
+    brokers.send(name, b"body")
+    times.append(sent_ms := brokers[name].clock.ms)
+    brokers.map((first, item("a", 1, 1, 2)), OTHER)
+    brokers["a"].clock.ms += 5000
+    brokers.send("a", b"body")
+    assert times == [-1, sent_ms]
+    assert earliest(brokers) == sent_ms
+    brokers.close()
+
+
+def earliest(brokers: Brokers, broker: str = "a") -> int:
+    code, header = RequestCode.GET_EARLIEST_MSG_STORETIME, GetEarliestMsgStoretimeHeader(**QUEUE)
+    return brokers[broker].ask(code, header).command.header(TimestampResponseHeader).timestamp
+
+
+def test_an_offset_is_kept_at_the_item_that_holds_it(brokers: Brokers) -> None:
+    assert committed(brokers, set_zero_if_not_found=False) is None
+    for value, expected in (
+        (3, [{1: 3}, {}]),
+        (7, [{1: 5}, {0: 2}]),
+        (12, [{1: 5, 2: 2}, {0: 5}]),
+    ):
+        assert commit(brokers, value) == ResponseCode.SUCCESS
+        assert kept(brokers) == expected
+        assert committed(brokers) == value
+
+
+def test_going_back_wins(brokers: Brokers) -> None:
+    for value in (12, 7, 12, 2):
+        assert commit(brokers, value) == ResponseCode.SUCCESS
+        assert committed(brokers) == value
+    assert kept(brokers) == [{1: 2}, {}]
+
+
+def test_a_group_that_has_committed_nothing_begins_with_a_young_queue(brokers: Brokers) -> None:
+    assert committed(brokers) == 0
+
+
+def test_an_old_item_that_is_away_is_not_guessed(brokers: Brokers) -> None:
+    brokers.away.add("b")
+    header = QueryConsumerOffsetHeader(**QUEUE, consumer_group=GROUP)
+    answer = brokers["a"].ask(RequestCode.QUERY_CONSUMER_OFFSET, header)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "broker-b" in answer.remark
+    assert commit(brokers, 12) == ResponseCode.SUCCESS
+    assert committed(brokers) == 12
+
+
+def test_a_neighbour_that_was_away_is_changed_by_a_later_commit(brokers: Brokers) -> None:
+    commit(brokers, 7)
+    brokers.away.add("b")
+    commit(brokers, 12)
+    commit(brokers, 2)
+    brokers.away.clear()
+    commit(brokers, 3)
+    assert committed(brokers) == 3
+    assert kept(brokers) == [{1: 3}, {}]
+
+
+def test_the_offset_in_a_pull_is_committed_like_any_other(brokers: Brokers) -> None:
+    for value, expected in ((3, [{1: 3}, {}]), (12, [{1: 5, 2: 2}, {0: 5}])):
+        brokers.pull("a", value, sys_flag=1 + 4, commit_offset=value)
+        assert kept(brokers) == expected
+        assert committed(brokers) == value
+
+
+async def test_a_broker_that_lost_the_queue_asks_the_leader(brokers: Brokers) -> None:
+    assert commit(brokers, 12, "b") == ResponseCode.SUCCESS
+    assert committed(brokers, "b") == 12
+    assert offset(brokers, RequestCode.GET_MAX_OFFSET, GetMaxOffsetHeader(**QUEUE), "b") == 15
+    assert {fields.get("forwarded") for _, _, fields in brokers.asked[-1:]} == {"true"}
+
+
+def test_bad_offsets(brokers: Brokers) -> None:
+    assert commit(brokers, -1) == ResponseCode.INVALID_PARAMETER
+    assert commit(brokers, 3, queue_id=2) == ResponseCode.INVALID_PARAMETER
+    header = GetMaxOffsetHeader(topic=TOPIC, queue_id=2)
+    answer = brokers["a"].ask(RequestCode.GET_MAX_OFFSET, header)
+    assert (answer.code, "queues 0 to 1" in answer.remark) == (ResponseCode.INVALID_PARAMETER, True)
+
+
+@pytest.mark.parametrize("value", [20, 5_000, 10_000, 2**62])
+async def test_offsets_in_a_jump_and_beyond_the_end(brokers: Brokers, value: int) -> None:
+    brokers.map((A, B, A2, item("b", 3, 10_000, 1)), OTHER)
+    brokers.send("b", b"body")
+    for broker in ("a", "b"):
+        assert commit(brokers, value, broker) == ResponseCode.SUCCESS
+        found = committed(brokers, "b")
+        assert found is not None
+        # A group that stands in a jump has read what is before it, and nothing behind it.
+        assert 15 <= found <= max(value, 10_000)
+        assert [body for _, body in brokers.read_all("b", min(found, 10_000))] == [b"body"]

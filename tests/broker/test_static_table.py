@@ -1,0 +1,255 @@
+"""The table of static topics: its file, its mark, and topics whose mapping can't be used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from headrace_broker.statictopic.packed import BrokerMapping
+from headrace_broker.statictopic.table import MAPPING_NAME, MappingTable
+from headrace_broker.store.errors import StoreFormatError
+from headrace_broker.store.files.config_file import ConfigFile, unsealed
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.errors import RequestError
+from headrace_protocol.headers import SendMessageHeaderV2
+from headrace_protocol.statictopic.mapping import MappingItem, TopicMapping, encode_detail
+from headrace_protocol.statictopic.offsets import index_of
+from tests.support.broker import BrokerUnderTest
+from tests.support.golden import STORES, copy_golden_store
+from tests.support.static_brokers import TOPIC, Brokers, item, pull_header, send_header
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+CHAIN = (
+    MappingItem(bname="broker-b", gen=0, queue_id=3, logic_offset=0, end_offset=12),
+    MappingItem(bname="broker-a", gen=2, queue_id=1, logic_offset=10_000, time_of_start=7),
+    MappingItem(bname="broker-c", gen=3, queue_id=0, logic_offset=20_000),
+)
+LED = (MappingItem(bname="broker-a", gen=0, queue_id=0, logic_offset=0),)
+
+
+def mapping(topic: str = "T", epoch: int = 1000, bname: str = "broker-a") -> TopicMapping:
+    return TopicMapping(
+        topic=topic, bname=bname, epoch=epoch, total_queues=4, hosted={1: LED, 3: CHAIN}
+    )
+
+
+def table_in(folder: Path) -> MappingTable:
+    return MappingTable("broker-a", ConfigFile(folder / "config" / MAPPING_NAME), lambda: 5000)
+
+
+def mark(table: MappingTable, topic: str) -> None:
+    table.marks.add(topic, "static-1")
+
+
+def test_a_mapping_is_packed_and_unpacked() -> None:
+    packed = BrokerMapping(mapping())
+    assert packed.unpacked() == mapping()
+    assert packed.queues() == [1, 3]
+    assert packed.led() == {1: 0}
+    assert packed.own_queues() == [0, 1]
+    assert packed.undecided() == []
+    assert [packed.logic_queue_of(physical) for physical in (0, 1, 2)] == [1, 3, None]
+    assert packed.chain(0) is None
+    assert packed.chain(4) is None
+    assert packed.chain(-1) is None
+    chain = packed.chain(3)
+    assert chain is not None
+    assert tuple(chain) == CHAIN
+    assert chain[-1] == CHAIN[-1]
+    assert chain[:2] == CHAIN[:2]
+    assert [index_of(chain, at) for at in (0, 9999, 10_000, 19_999, 20_000)] == [0, 0, 1, 1, 2]
+
+
+def test_a_mapping_without_queues_here() -> None:
+    packed = BrokerMapping(TopicMapping(topic="T", bname="broker-a", epoch=1, total_queues=4))
+    assert (packed.led(), packed.own_queues(), packed.queues()) == ({}, [], [])
+    assert packed.logic_queue_of(0) is None
+    assert packed.unpacked().hosted == {}
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_the_peers_file_is_written_back_byte_for_byte(tmp_path: Path, store: str) -> None:
+    root = copy_golden_store(store, tmp_path / "store")
+    path = root / "config" / MAPPING_NAME
+    before = path.read_bytes()
+    table = table_in(root)
+    assert table.leads("G_STATIC", 3) == 3
+    table.saved.changed()
+    assert unsealed(path.read_bytes()) == before
+
+
+def test_changes_are_there_after_a_restart(tmp_path: Path) -> None:
+    table = table_in(tmp_path)
+    table.put(BrokerMapping(mapping()))
+    mark(table, "T")
+    again = table_in(tmp_path)
+    found = again.get("T")
+    assert found is not None
+    assert found.unpacked() == mapping()
+    assert again.data_version == table.data_version
+    assert again.data_version.counter == 1
+    assert (again.leads("T", 1), again.leads("T", 3), again.leads("T", 0)) == (0, None, None)
+    again.remove("T")
+    assert table_in(tmp_path).get("T") is None
+
+
+def test_a_stopped_queue_is_not_led(tmp_path: Path) -> None:
+    table = table_in(tmp_path)
+    table.put(BrokerMapping(mapping()))
+    calls: list[int] = []
+    table.subscribe(lambda: calls.append(table.change_count))
+    table.stop("T", 1, "a reason")
+    table.leads_changed()
+    assert table.leads("T", 1) is None
+    assert table.led("T") == {}
+    table.resume_all("T", "another reason")
+    assert table.leads("T", 1) is None
+    table.resume_all("T", "a reason")
+    assert table.leads("T", 1) == 0
+    assert len(calls) == 3
+
+
+def lost(folder: Path) -> None:
+    (folder / "config" / MAPPING_NAME).unlink()
+
+
+def torn(folder: Path) -> None:
+    path = folder / "config" / MAPPING_NAME
+    path.write_bytes(path.read_bytes()[:99])
+    path.with_name(MAPPING_NAME + ".bak").write_bytes(b"{")
+
+
+def copied(folder: Path) -> None:
+    other = MappingTable("broker-b", ConfigFile(folder / "b" / "config" / MAPPING_NAME), lambda: 1)
+    other.put(BrokerMapping(mapping(bname="broker-b")))
+    (folder / "b" / "config" / MAPPING_NAME).replace(folder / "config" / MAPPING_NAME)
+
+
+def with_a_hole(folder: Path) -> None:
+    path = folder / "config" / MAPPING_NAME
+    text = unsealed(path.read_bytes())
+    assert text.count(b'"gen":2') == 1
+    path.write_bytes(text.replace(b'"gen":2', b'"gen":0'))
+
+
+@pytest.mark.parametrize("damage", [lost, torn, copied, with_a_hole])
+def test_a_topic_whose_mapping_is_unusable_is_refused_by_name(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    folder = tmp_path / "store"
+    table = table_in(folder)
+    table.put(BrokerMapping(mapping()))
+    mark(table, "T")
+    damage(folder)
+    broken = table_in(folder)
+    assert broken.get("T") is None
+    assert broken.is_static("T")
+    assert broken.leads("T", 1) is None
+    with pytest.raises(RequestError, match=r"topic\[T\] is static.*broker-a.*topic repair T"):
+        broken.check_usable("T")
+    broken.check_usable("PLAIN")
+
+    broker = BrokerUnderTest(tmp_path)
+    broker.create_topic("T", 4)
+    header = SendMessageHeaderV2(
+        producer_group="p",
+        topic="T",
+        default_topic="TBW102",
+        default_topic_queue_nums=4,
+        queue_id=1,
+        sys_flag=0,
+        born_timestamp=0,
+        flag=0,
+    )
+    answer = broker.ask(RequestCode.SEND_MESSAGE_V2, header, b"body")
+    assert answer.code == ResponseCode.NO_PERMISSION
+    assert "topic[T] is static" in answer.remark
+    broker.close()
+
+
+def test_another_name_of_the_broker_serves_nothing_until_it_is_changed_back(tmp_path: Path) -> None:
+    brokers = Brokers(tmp_path, "a")
+    brokers.map((item("a", 0, 0),))
+    brokers.send("a", b"0")
+    brokers.close()
+    config = brokers["a"].config
+    other = BrokerUnderTest(tmp_path / "a", config.model_copy(update={"broker_name": "broker-new"}))
+    for code, header in (
+        (RequestCode.SEND_MESSAGE_V2, send_header()),
+        (RequestCode.PULL_MESSAGE, pull_header(0)),
+    ):
+        answer = other.ask(code, header, b"body")
+        assert answer.code == ResponseCode.NO_PERMISSION
+        assert "topic[T] is static" in answer.remark
+        assert "broker-a" in answer.remark
+    other.close()
+    again = brokers["a"] = BrokerUnderTest(tmp_path / "a", config)
+    assert again.store.queue(TOPIC, 0).next_offset == 1
+    assert brokers.send("a", b"1") == (0, 1)
+    assert brokers.read_all("a") == [(0, b"0"), (1, b"1")]
+    brokers.close()
+
+
+def test_an_unusable_mapping_stays_in_the_file(tmp_path: Path) -> None:
+    table = table_in(tmp_path)
+    table.put(BrokerMapping(mapping()))
+    copied(tmp_path)
+    broken = table_in(tmp_path)
+    broken.put(BrokerMapping(mapping("NEW")))
+    path = tmp_path / "config" / MAPPING_NAME
+    assert b'"bname":"broker-b"' in path.read_bytes()
+    again = table_in(tmp_path)
+    assert again.get("NEW") is not None
+    assert again.unusable().keys() == {"T"}
+
+
+def test_a_damaged_file_is_kept_when_it_is_replaced(tmp_path: Path) -> None:
+    table = table_in(tmp_path)
+    table.put(BrokerMapping(mapping()))
+    mark(table, "T")
+    torn(tmp_path)
+    path = tmp_path / "config" / MAPPING_NAME
+    damaged = path.read_bytes()
+    table_in(tmp_path).put(BrokerMapping(mapping("NEW")))
+    assert path.with_name(MAPPING_NAME + ".damaged").read_bytes() == damaged
+
+
+def test_a_mark_that_is_lost_twice_stops_the_start(tmp_path: Path) -> None:
+    table = table_in(tmp_path)
+    mark(table, "T")
+    mark(table, "U")
+    for name in ("staticTopic.json", "staticTopic.json.bak"):
+        (tmp_path / "config" / name).write_bytes(b"{")
+    with pytest.raises(StoreFormatError, match="staticTopic"):
+        table_in(tmp_path)
+
+
+def test_what_is_written_in_answers(tmp_path: Path) -> None:
+    table = table_in(tmp_path)
+    table.put(BrokerMapping(mapping()))
+    detail = table.detail("T")
+    assert detail is not None
+    assert detail.text.encode() == encode_detail(mapping(), strict=True)
+    assert table.detail("PLAIN") is None
+
+
+def test_only_changed_entries_are_encoded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = table_in(tmp_path)
+    for number in range(3):
+        table.put(BrokerMapping(mapping(f"T{number}")))
+    unpacked: list[str] = []
+    unpack = BrokerMapping.unpacked
+
+    def count(self: BrokerMapping) -> TopicMapping:
+        unpacked.append(self.topic)
+        return unpack(self)
+
+    monkeypatch.setattr(BrokerMapping, "unpacked", count)
+    table.put(BrokerMapping(mapping("T1", epoch=2000)))
+    assert unpacked == ["T1"]

@@ -1,0 +1,298 @@
+"""Changes of static topics on running brokers."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from headrace import Message, Producer
+from headrace.admin.statictopic import (
+    HalfDone,
+    StaticTopicAdmin,
+    StaticTopicError,
+    UnchangedTopic,
+)
+from headrace.errors import BrokerError, ConfigurationError, ConnectionLost, RouteNotFound
+from headrace_protocol.codes import RequestCode
+from headrace_protocol.headers import DeleteTopicHeader
+from headrace_protocol.statictopic.mapping import TopicMapping
+from headrace_protocol.statictopic.plans import Mode
+from tests.support.running_brokers import Brokers, brokers
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+    from headrace.admin.chains import LogicQueue
+
+
+@pytest.fixture
+async def mq(tmp_path: Path) -> AsyncIterator[Brokers]:
+    async with brokers(tmp_path, ["a", "b", "c"]) as running:
+        yield running
+
+
+@pytest.fixture
+async def admin(mq: Brokers) -> AsyncIterator[StaticTopicAdmin]:
+    async with StaticTopicAdmin(nameserver=mq.nameserver, connect=mq.network.connect) as admin:
+        yield admin
+
+
+async def leaders(admin: StaticTopicAdmin, topic: str = "T") -> list[str]:
+    return [each.leader for each in await admin.logic_queues(topic)]
+
+
+async def send(mq: Brokers, topic: str = "T", count: int = 12) -> None:
+    """Messages to all queues, by their keys."""
+    async with Producer(nameserver=mq.nameserver, connect=mq.network.connect) as producer:
+        for number in range(count):
+            await producer.send(Message(topic, b"x", key=f"k{number}"))
+
+
+async def test_a_topic_is_created_and_grows(admin: StaticTopicAdmin) -> None:
+    await admin.create_static_topic("T", 4)
+    assert await leaders(admin) == ["a", "b", "c", "a"]
+    await admin.create_static_topic("T", 6, brokers=["c"])
+    assert await leaders(admin) == ["a", "b", "c", "a", "c", "c"]
+    with pytest.raises(StaticTopicError, match="only added"):
+        await admin.create_static_topic("T", 5)
+
+
+async def test_a_topic_is_created_in_a_cluster(admin: StaticTopicAdmin) -> None:
+    await admin.create_static_topic("T", 3, cluster="DefaultCluster")
+    assert await leaders(admin) == ["a", "b", "c"]
+    with pytest.raises(StaticTopicError, match="no broker"):
+        await admin.create_static_topic("U", 3, cluster="elsewhere")
+
+
+async def test_a_queue_moves_without_a_gap(mq: Brokers, admin: StaticTopicAdmin) -> None:
+    await admin.create_static_topic("T", 2, brokers=["a"])
+    await send(mq)
+    before = await admin.topic_stats("T")
+    change = await admin.remap_static_topic("T", ["b", "c"])
+    assert sorted(await leaders(admin)) == ["b", "c"]
+    assert await admin.topic_stats("T") == before
+    starts = [new.logic_offset for _, new in change.leaders().values()]
+    assert starts == [at.max_offset for at in before.values()]
+    await send(mq)
+    assert sum(each.messages for each in await admin.logic_queues("T")) == 24
+
+
+async def test_what_was_and_what_will_be_is_in_files(admin: StaticTopicAdmin) -> None:
+    await admin.create_static_topic("T", 2, brokers=["a"])
+    change = await admin.remap_static_topic("T", ["b"], dry_run=True)
+    assert await leaders(admin) == ["a", "a"]
+    before, after = (
+        msgspec.json.decode(path.read_bytes()) for path in (change.before_file, change.after_file)
+    )
+    assert (before["type"], before["brokerToMapIn"], before["brokerToMapOut"]) == (
+        "REMAPPING",
+        ["b"],
+        ["a"],
+    )
+    assert decoded(before, "a").led() == {0: 0, 1: 1}
+    assert decoded(after, "a").led() == {}
+    assert decoded(after, "b").led() == {0: 0, 1: 1}
+    assert after["brokerConfigMap"]["b"]["writeQueueNums"] == 2
+    change = await admin.remap_static_topic("T", ["b"])
+    after = msgspec.json.decode(change.after_file.read_bytes())
+    assert decoded(after, "b").hosted[0][-1].logic_offset == 0
+
+
+def decoded(table: Any, broker: str) -> TopicMapping:
+    return msgspec.convert(
+        table["brokerConfigMap"][broker]["mappingDetail"], TopicMapping, str_keys=True
+    )
+
+
+async def test_an_available_remap_leaves_a_gap(mq: Brokers, admin: StaticTopicAdmin) -> None:
+    await admin.create_static_topic("T", 1, brokers=["a"])
+    await send(mq, count=5)
+    await admin.remap_static_topic("T", ["b"], mode=Mode.AVAILABLE)
+    await send(mq, count=2)
+    (queue,) = await admin.logic_queues("T")
+    assert (queue.offsets.max_offset, queue.messages, queue.gaps) == (10_002, 7, ((5, 10_000),))
+    first, second = await admin.queue_parts("T")
+    assert first.extent is not None
+    assert first.extent[:3] == (0, 5, 5)
+    assert second.extent is not None
+    assert second.extent[:3] == (10_000, 10_002, 2)
+    assert first.item.end_offset == 5
+    assert first.item.time_of_end >= first.item.time_of_start > 0
+
+
+async def test_a_broker_that_joins_gets_its_share(mq: Brokers, admin: StaticTopicAdmin) -> None:
+    await admin.create_static_topic("T", 6)
+    await mq.start("d")
+    await admin.rebalance_static_topic("T")
+    assert sorted(await leaders(admin)) == ["a", "a", "b", "b", "c", "d"]
+    assert await admin.static_topics() == ["T"]
+
+
+async def test_what_is_not_a_static_topic(admin: StaticTopicAdmin) -> None:
+    await admin.create_topic("PLAIN")
+    with pytest.raises(StaticTopicError, match="PLAIN is not static"):
+        await admin.remap_static_topic("PLAIN", ["a"])
+    with pytest.raises(StaticTopicError, match="without its mapping: a plain topic"):
+        await admin.create_static_topic("PLAIN", 4)
+    with pytest.raises(RouteNotFound, match="no master has it"):
+        await admin.rebalance_static_topic("NONE")
+    with pytest.raises(StaticTopicError, match="not a static topic"):
+        await admin.repair_static_topic("NONE")
+    assert await admin.static_topics() == []
+
+
+async def test_a_static_topic_is_not_purged(admin: StaticTopicAdmin) -> None:
+    await admin.create_static_topic("T", 1)
+    with pytest.raises(ConfigurationError, match="T is static"):
+        await admin.purge_topic("T")
+
+
+async def test_a_topic_is_listed_with_its_logic_queues(
+    mq: Brokers, admin: StaticTopicAdmin
+) -> None:
+    await admin.create_static_topic("T", 2, brokers=["a"])
+    await send(mq, count=4)
+    await admin.remap_static_topic("T", ["b"])
+    (totals,) = await admin.topic_totals()
+    assert (totals.queues, totals.messages) == (2, 4)
+
+
+# -- tools that die --------------------------------------------------------------------------------
+
+
+class DyingAdmin(StaticTopicAdmin):
+    """A tool that dies after so many changes of mappings."""
+
+    requests_left = 0
+
+    async def _ask(self, address: str, code: int, *args: Any) -> Any:
+        if code == RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC:
+            if not self.requests_left:
+                raise ConnectionLost(address, "the tool died")
+            self.requests_left -= 1
+        return await super()._ask(address, code, *args)
+
+
+Change = tuple[int, "Callable[[StaticTopicAdmin, str], Awaitable[Any]]"]
+# Name -> most requests of the change, and the change.
+CHANGES: dict[str, Change] = {
+    "create": (3, lambda admin, topic: admin.create_static_topic(topic, 3)),
+    "grow": (3, lambda admin, topic: admin.create_static_topic(topic, 5)),
+    "strict": (5, lambda admin, topic: admin.remap_static_topic(topic, ["b", "c"])),
+    "available": (
+        6,
+        lambda admin, topic: admin.remap_static_topic(topic, ["b", "c"], mode=Mode.AVAILABLE),
+    ),
+    "rebalance": (4, lambda admin, topic: admin.rebalance_static_topic(topic)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHANGES)
+async def test_a_tool_that_dies_between_any_two_requests(
+    mq: Brokers, admin: StaticTopicAdmin, name: str
+) -> None:
+    requests, change = CHANGES[name]
+    connect = mq.network.connect
+    async with DyingAdmin(nameserver=mq.nameserver, connect=connect) as dying:
+        for count in range(1, requests + 1):
+            topic = f"T{count}"
+            if name != "create":
+                await admin.create_static_topic(topic, 2, brokers=["a"])
+                await send(mq, topic, 6)
+            dying.requests_left = count
+            try:
+                await change(dying, topic)
+            except HalfDone:
+                await admin.repair_static_topic(topic)
+            else:
+                assert count >= 3
+            with pytest.raises(UnchangedTopic):
+                await admin.repair_static_topic(topic)
+            if name != "create":
+                assert messages(await admin.logic_queues(topic)) == 6
+            await send(mq, topic, 6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["strict", "available"])
+@pytest.mark.parametrize("dead", ["a", "b"])
+async def test_a_broker_dies_with_the_tool(
+    mq: Brokers, admin: StaticTopicAdmin, name: str, dead: str
+) -> None:
+    requests, change = CHANGES[name]
+    async with DyingAdmin(nameserver=mq.nameserver, connect=mq.network.connect) as dying:
+        for count in range(1, requests):
+            topic = f"T{count}"
+            await admin.create_static_topic(topic, 2, brokers=["a"])
+            await send(mq, topic, 6)
+            dying.requests_left = count
+            with suppress(HalfDone):
+                await change(dying, topic)
+            await mq.stop(dead)
+            with pytest.raises(StaticTopicError, match=f"{dead} is away|is whole|no leader"):
+                await admin.repair_static_topic(topic)
+            await mq.start(dead)
+            with suppress(UnchangedTopic):
+                await admin.repair_static_topic(topic)
+            assert messages(await admin.logic_queues(topic)) == 6
+            await send(mq, topic, 6)
+
+
+async def test_a_delete_that_dies(mq: Brokers, admin: StaticTopicAdmin) -> None:
+    """The topic is deleted on one broker only: delete it again, or give up what was there."""
+    for topic in ("T1", "T2"):
+        await admin.create_static_topic(topic, 2, brokers=["a"])
+        await send(mq, topic, 6)
+        await admin.remap_static_topic(topic, ["b"], queues=[1])
+        await delete_on(admin, topic, mq.brokers["b"].address)
+        with pytest.raises(StaticTopicError, match=r"gone on b.*topic delete.*--forget-broker b"):
+            await admin.repair_static_topic(topic)
+    await admin.delete_topic("T1")
+    await admin.create_static_topic("T1", 1)
+    change = await admin.repair_static_topic("T2", forget=["b"])
+    assert [(gone.queue, gone.broker) for gone in change.plan.gone] == [(1, "b")]
+    assert messages(await admin.logic_queues("T2")) == 6
+    await send(mq, "T2", 6)
+
+
+async def delete_on(admin: StaticTopicAdmin, topic: str, address: str) -> None:
+    await admin._ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicHeader(topic=topic))
+
+
+def messages(queues: list[LogicQueue]) -> int:
+    return sum(each.messages for each in queues)
+
+
+async def test_two_tools_at_once(mq: Brokers, admin: StaticTopicAdmin) -> None:
+    """The second tool has read the topic before the first one changes it, and changes nothing."""
+    await admin.create_static_topic("T", 2, brokers=["a"])
+
+    class SlowAdmin(StaticTopicAdmin):
+        async def read_static_topic(self, topic: str) -> Any:
+            found = await super().read_static_topic(topic)
+            await admin.remap_static_topic("T", ["b"])
+            return found
+
+    async with SlowAdmin(nameserver=mq.nameserver, connect=mq.network.connect) as slow:
+        with pytest.raises(BrokerError, match="another tool"):
+            await slow.remap_static_topic("T", ["c"])
+    assert await leaders(admin) == ["b", "b"]
+    with pytest.raises(UnchangedTopic):
+        await admin.repair_static_topic("T")
+
+
+async def test_a_broker_that_is_gone_is_forgotten(mq: Brokers, admin: StaticTopicAdmin) -> None:
+    await admin.create_static_topic("T", 2, brokers=["a", "b"])
+    await send(mq, count=6)
+    await mq.stop("b")
+    with pytest.raises(StaticTopicError, match="b is away: start it"):
+        await admin.repair_static_topic("T")
+    change = await admin.repair_static_topic("T", forget=["b"])
+    assert [(gone.queue, gone.broker) for gone in change.plan.gone] == [(1, None)]
+    assert "b" not in await leaders(admin)
+    await send(mq, count=6)

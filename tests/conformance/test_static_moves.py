@@ -1,0 +1,98 @@
+"""The official clients with their defaults while the queues of a static topic move.
+
+Every acknowledged message is read, by a consumer that is killed in the middle too, at the queue
+and offset of its acknowledgement; and no send fails.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from headrace.admin.statictopic import StaticTopicAdmin
+from headrace_protocol.statictopic.plans import Mode
+from tests.conformance.peer import QUICK_JVM, driver_command
+from tests.support.running_brokers import brokers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.conformance, pytest.mark.slow]
+
+TOPIC = "T"
+SECONDS, RATE = 20, 200
+TARGETS = (["a"], ["b", "c"], ["c"], ["a", "b", "c"], ["b"])
+# Messages that a consumer had consumed, and not yet committed, when it was killed.
+AGAIN_MAX = 5 * RATE
+
+
+def load(home: Path, *arguments: str) -> list[str]:
+    return [*driver_command("conformance.StaticLoad", home=home, options=QUICK_JVM), *arguments]
+
+
+@contextmanager
+def consuming(home: Path, nameserver: str, file: Path) -> Iterator[None]:
+    with (home / "consumer.log").open("ab") as log:
+        process = subprocess.Popen(
+            load(home, "consume", nameserver, TOPIC, str(file)), stdout=log, stderr=log
+        )
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def lines(file: Path) -> list[str]:
+    """The whole lines of a file that may still be written."""
+    return file.read_text().split("\n")[:-1] if file.exists() else []
+
+
+@pytest.mark.parametrize("mode", Mode)
+async def test_nothing_is_lost_while_queues_move(tmp_path: Path, mode: Mode) -> None:
+    acknowledged, read = tmp_path / "acknowledged", tmp_path / "read"
+    async with (
+        brokers(tmp_path, ["a", "b", "c"], memory=False) as mq,
+        StaticTopicAdmin(nameserver=mq.nameserver) as admin,
+        trio.open_nursery() as nursery,
+    ):
+        await admin.create_static_topic(TOPIC, 8)
+        outputs: list[bytes] = []
+
+        async def produce() -> None:
+            command = load(
+                tmp_path,
+                *("produce", mq.nameserver, TOPIC, str(acknowledged), str(SECONDS), str(RATE)),
+            )
+            done = await trio.run_process(command, capture_stdout=True, capture_stderr=True)
+            outputs.append(done.stdout + done.stderr)
+
+        nursery.start_soon(produce)
+        with consuming(tmp_path, mq.nameserver, read):
+            while len(lines(read)) < 2 * RATE:  # noqa: ASYNC110 - another process writes it
+                await trio.sleep(0.1)
+            for target in TARGETS[:3]:
+                await admin.remap_static_topic(TOPIC, target, mode=mode)
+                await trio.sleep(1)
+        with consuming(tmp_path, mq.nameserver, read):
+            for target in TARGETS[3:]:
+                await admin.remap_static_topic(TOPIC, target, mode=mode)
+                await trio.sleep(1)
+            with trio.fail_after(120):
+                while not outputs or missing(acknowledged, read):  # noqa: ASYNC110
+                    await trio.sleep(0.2)
+    assert b"failed 0" in outputs[0], outputs[0]
+    found = lines(read)
+    assert len(found) - len(set(found)) <= AGAIN_MAX
+    assert len({line.split()[0] for line in found}) == len(set(found)) == SECONDS * RATE
+
+
+def missing(acknowledged: Path, read: Path) -> set[str]:
+    """Acknowledgements, of decided offsets, that were not read at the same place."""
+    expected = {line for line in lines(acknowledged) if not line.endswith(" -1")}
+    return expected - set(lines(read))

@@ -1,0 +1,303 @@
+"""Repair of static topics: tools that die between any two requests, and brokers that are gone."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from headrace_protocol.statictopic.checks import BadMapping
+from headrace_protocol.statictopic.plans import (
+    BrokerTopic,
+    InvalidChange,
+    Mode,
+    NoChange,
+    plan_create,
+    plan_rebalance,
+    plan_remap,
+)
+from headrace_protocol.statictopic.repair import LOST_OFFSETS, plan_repair
+from tests.support.static_cluster import Cluster
+
+if TYPE_CHECKING:
+    from headrace_protocol.statictopic.plans import Plan
+
+NOW = 1_700_000_000_000
+LATER = NOW + 60_000
+
+
+def written(queues: int = 4, brokers: str = "abc", targets: str = "ab") -> Cluster:
+    """A topic on some of the brokers, with messages in each queue but the first."""
+    cluster = Cluster(brokers)
+    cluster.carry_out(plan_create("T", queues, targets, cluster.brokers(), NOW))
+    for queue, chain in cluster.whole().items():
+        cluster.write(chain[-1].bname, chain[-1].queue_id, 10 * queue)
+    return cluster
+
+
+def change(cluster: Cluster, name: str) -> Plan:
+    brokers = cluster.brokers()
+    if name == "create":
+        return plan_create("T", 4, "ab", brokers, NOW)
+    if name == "grow":
+        return plan_create("T", 7, "abc", brokers, NOW)
+    if name == "rebalance":
+        return plan_rebalance("T", brokers, NOW)
+    mode = Mode.AVAILABLE if name == "available" else Mode.STRICT
+    return plan_remap("T", ["c", "b"], brokers, NOW, mode=mode)
+
+
+def start(name: str) -> Cluster:
+    return Cluster("abc") if name == "create" else written()
+
+
+CHANGES = ("create", "grow", "strict", "available", "rebalance")
+
+
+def requests_of(name: str) -> int:
+    cluster = start(name)
+    return cluster.carry_out(change(cluster, name))
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_tool_that_dies_between_any_two_requests(name: str, *, is_written: bool) -> None:
+    for sent in range(1, requests_of(name)):
+        cluster = start(name)
+        cluster.carry_out(change(cluster, name), requests=sent)
+        if is_written:
+            write_to_leaders(cluster)
+        before = decided_ends(cluster)
+        repair(cluster)
+        assert len(cluster.whole()) == (7 if name == "grow" else 4)
+        cluster.check_readable()
+        for queue, end in before.items():
+            assert cluster.end(cluster.whole()[queue]) >= end
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_repair_that_dies_between_any_two_requests(name: str) -> None:
+    for sent in range(1, requests_of(name)):
+        for again in range(1, 9):
+            cluster = start(name)
+            cluster.carry_out(change(cluster, name), requests=sent)
+            write_to_leaders(cluster)
+            try:
+                cluster.carry_out(plan_repair("T", cluster.brokers(), LATER), requests=again)
+                write_to_leaders(cluster)
+                repair(cluster)
+            except NoChange:
+                pass
+            cluster.whole()
+            cluster.check_readable()
+
+
+def write_to_leaders(cluster: Cluster) -> None:
+    for places in cluster.leaders().values():
+        for broker, physical in places:
+            cluster.write(broker, physical, 3)
+
+
+def decided_ends(cluster: Cluster) -> dict[int, int]:
+    """Ends of the queues that have one decided leader."""
+    ends: dict[int, int] = {}
+    for topic in cluster.brokers().values():
+        for queue in topic.mapping.led() if topic.mapping else ():
+            chain = topic.mapping.hosted[queue]  # type: ignore[union-attr]
+            if chain[-1].logic_offset >= 0:
+                ends[queue] = max(ends.get(queue, 0), cluster.end(chain))
+    return ends
+
+
+def repair(cluster: Cluster, forget: str = "", now: int = LATER + 60_000) -> Plan | None:
+    try:
+        plan = plan_repair("T", cluster.brokers(), now, forget=forget)
+    except NoChange:
+        return None
+    cluster.carry_out(plan)
+    return plan
+
+
+def test_a_strict_remap_ends_without_a_gap() -> None:
+    cluster = written(1, "ab", "a")
+    cluster.write("a", 0, 5)
+    cluster.carry_out(plan_remap("T", ["b"], cluster.brokers(), NOW), requests=1)
+    assert cluster.leaders() == {}
+    repair(cluster)
+    assert [item.logic_offset for item in cluster.whole()[0]] == [0, 5]
+
+
+def test_a_whole_topic_needs_no_repair() -> None:
+    with pytest.raises(NoChange, match="is whole"):
+        plan_repair("T", written().brokers(), NOW)
+    with pytest.raises(InvalidChange, match="not a static topic"):
+        plan_repair("T", {"a": BrokerTopic()}, NOW)
+
+
+def test_a_broker_that_joined_gets_its_entry() -> None:
+    cluster = written()
+    before = cluster.whole()
+    cluster.join("d")
+    repair(cluster)
+    assert cluster.whole() == before
+    assert cluster.brokers()["d"].mapping is not None
+
+
+def test_a_lost_mapping_is_restored_from_the_second_leader() -> None:
+    cluster = written(2, "ab", "a")
+    cluster.carry_out(plan_remap("T", ["b"], cluster.brokers(), NOW))
+    before = cluster.whole()
+    cluster.lose_mapping("b")
+    repair(cluster)
+    assert cluster.whole() == before
+    assert cluster.brokers()["b"].write_queues == 2
+
+
+def test_an_undecided_backup_of_a_lost_mapping_jumps() -> None:
+    """Apache's tools leave the backup undecided, so the offsets of the leader are unknown."""
+    cluster = written(1, "ab", "a")
+    cluster.write("a", 0, 5)
+    plan = plan_remap("T", ["b"], cluster.brokers(), NOW, mode=Mode.AVAILABLE)
+    cluster.carry_out(plan, requests=2)
+    cluster.lose_mapping("b")
+    repair(cluster)
+    assert cluster.whole()[0][-1].logic_offset == 10_000
+
+
+def test_a_lost_mapping_without_a_copy_is_not_invented() -> None:
+    cluster = written(2, "ab", "ab")
+    cluster.lose_mapping("b")
+    with pytest.raises(BadMapping, match=r"queue 1: .*lost with the mapping of b.*forget-broker b"):
+        repair(cluster)
+
+
+def test_a_broker_that_is_away_is_waited_for() -> None:
+    cluster = written(2, "abc", "ab")
+    cluster.carry_out(plan_remap("T", ["c"], cluster.brokers(), NOW, queues=[1]))
+    away = cluster.remove("b")
+    cluster.carry_out(plan_create("T", 5, "a", cluster.brokers(), LATER), requests=1)
+    for known in ([], ["b"]):
+        with pytest.raises(BadMapping, match="b is away: start it"):
+            plan_repair("T", cluster.brokers(), LATER, known=known)
+    cluster.put("b", away)
+    repair(cluster)
+    assert len(cluster.whole()) == 5
+
+
+def test_a_queue_that_no_broker_leads_is_not_invented() -> None:
+    cluster = written(2, "abc", "ab")
+    cluster.remove("b")
+    with pytest.raises(BadMapping, match=r"queue 1: .*no leader.*forget-broker"):
+        repair(cluster)
+
+
+def test_a_forgotten_leader_is_replaced_behind_all_offsets_it_gave() -> None:
+    cluster = written(2, "abc", "ab")
+    cluster.carry_out(plan_remap("T", ["c"], cluster.brokers(), NOW, queues=[1]))
+    leader = cluster.whole()[1][-1]
+    assert (leader.bname, leader.logic_offset) == ("c", 10)
+    cluster.write("c", 0, 25_000)
+    cluster.remove("c")
+    plan = repair(cluster, forget="c")
+    assert plan is not None
+    assert [(gone.queue, gone.broker, gone.start, gone.end) for gone in plan.gone] == [
+        (1, "c", 10, None)
+    ]
+    first, second = cluster.whole()[1]
+    assert (first.bname, first.end_offset) == ("b", 10)
+    assert second.logic_offset > LOST_OFFSETS
+    assert second.gen == leader.gen + 1
+    cluster.check_readable(gone="c")
+
+
+def test_a_forgotten_broker_leaves_no_item() -> None:
+    cluster = written(1, "abc", "a")
+    for now, target in enumerate("bca", NOW):
+        leader = cluster.whole()[0][-1]
+        cluster.write(leader.bname, leader.queue_id, 5)
+        cluster.carry_out(plan_remap("T", [target], cluster.brokers(), now + 9000))
+    before = cluster.whole()[0]
+    cluster.remove("b")
+    plan = repair(cluster, forget="b")
+    assert plan is not None
+    assert [(gone.broker, gone.start, gone.end) for gone in plan.gone] == [("b", 5, 10)]
+    first, *rest = before
+    assert cluster.whole()[0] == (msgspec.structs.replace(first, end_offset=5), *rest[1:])
+
+
+def test_a_queue_that_only_a_forgotten_broker_knew_starts_anew() -> None:
+    cluster = written(2, "ab", "ab")
+    cluster.remove("b")
+    plan = repair(cluster, forget="b")
+    assert plan is not None
+    assert [(gone.queue, gone.broker, gone.start) for gone in plan.gone] == [(1, None, 0)]
+    assert cluster.whole()[1][-1].logic_offset > LOST_OFFSETS
+
+
+@pytest.mark.parametrize("name", CHANGES[1:])
+@pytest.mark.parametrize("dead", ["a", "b", "c"])
+def test_a_broker_dies_with_the_tool(name: str, dead: str) -> None:
+    for sent in range(1, requests_of(name)):
+        cluster = start(name)
+        cluster.carry_out(change(cluster, name), requests=sent)
+        write_to_leaders(cluster)
+        saved = copy.deepcopy(cluster)
+        cluster.remove(dead)
+        repair(cluster, forget=dead)
+        cluster.whole()
+        cluster.check_readable(gone=dead)
+        # It comes back instead.
+        repair(saved)
+        saved.whole()
+        saved.check_readable()
+
+
+def test_a_forgotten_broker_that_comes_back_leads_nothing() -> None:
+    cluster = written(1, "ab", "a")
+    cluster.carry_out(
+        plan_remap("T", ["b"], cluster.brokers(), NOW, mode=Mode.AVAILABLE), requests=2
+    )
+    stale = cluster.remove("b")
+    repair(cluster, forget="b")
+    cluster.put("b", stale)
+    repair(cluster, now=LATER + 120_000)
+    assert cluster.whole()[0][-1].bname == "a"
+
+
+def test_a_half_done_delete_names_the_broker() -> None:
+    cluster = written(1, "ab", "a")
+    cluster.carry_out(plan_remap("T", ["b"], cluster.brokers(), NOW))
+    cluster.put("b", BrokerTopic())
+    with pytest.raises(
+        BadMapping, match=r"queueId 0 is gone on b.*topic delete T.*forget-broker b"
+    ):
+        repair(cluster)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_deaths(seed: int) -> None:
+    """Changes that die, repairs that die: the topic always ends whole, with all its messages."""
+    choice = random.Random(seed)
+    cluster = written(choice.randint(1, 6))
+    now = NOW
+    for _ in range(8):
+        now += choice.choice([1, 5000])
+        targets = choice.sample("abc", choice.randint(1, 3))
+        mode = choice.choice([*Mode])
+        write_to_leaders(cluster)
+        try:
+            plan = plan_remap("T", targets, cluster.brokers(), now, mode=mode)
+            cluster.carry_out(plan, requests=choice.randint(0, 8))
+            write_to_leaders(cluster)
+            while choice.random() < 0.5:
+                plan = plan_repair("T", cluster.brokers(), now)
+                cluster.carry_out(plan, requests=choice.randint(0, 8))
+                write_to_leaders(cluster)
+        except NoChange:
+            pass
+        repair(cluster, now=now)
+        cluster.whole()
+        cluster.check_readable()

@@ -1,0 +1,116 @@
+"""A nameserver and several brokers in this process, whose clients can be cut off at any request."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
+
+import trio
+
+from headrace_broker.config import BrokerConfig
+from headrace_broker.server import Broker
+from headrace_daemon.network import MemoryNetwork, TcpNetwork
+from headrace_nameserver.config import NameServerConfig
+from headrace_nameserver.server import NameServer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Iterator
+    from pathlib import Path
+
+    from headrace_daemon.network import Network
+
+
+class Brokers:
+    """Running daemons; a broker can be stopped and started again at its address."""
+
+    def __init__(self, folder: Path, network: Network, nursery: trio.Nursery) -> None:
+        self._folder = folder
+        self.network = network
+        self._nursery = nursery
+        self._running: dict[str, tuple[trio.CancelScope, trio.Event]] = {}
+        self._ports: dict[str, int] = {}
+        self.nameserver = ""
+        self.brokers: dict[str, Broker] = {}
+
+    async def start_nameserver(self) -> None:
+        config = NameServerConfig(bind_address="127.0.0.1", anonymous_access="allow", listen_port=0)
+        server = NameServer(config, self.network)
+        await self._nursery.start(server.run)
+        self.nameserver = server.address
+
+    async def start(self, name: str) -> Broker:
+        config = BrokerConfig(
+            broker_name=name,
+            bind_address="127.0.0.1",
+            anonymous_access="allow",
+            listen_port=self._ports.get(name, 0),
+            namesrv_addr=self.nameserver,
+            store_path_root_dir=self._folder / name,
+            mapped_file_size_commit_log=1024 * 1024,
+            mapped_file_size_consume_queue=20 * 1000,
+            max_hash_slot_num=2000,
+            max_index_num=8000,
+        )
+        broker = self.brokers[name] = Broker(config, self.network)
+        scope, ended = trio.CancelScope(), trio.Event()
+
+        async def run(task_status: trio.TaskStatus[str]) -> None:
+            with scope:
+                await broker.run(task_status=task_status)
+            ended.set()
+
+        await self._nursery.start(run)
+        self._ports[name] = int(broker.address.rpartition(":")[2])
+        self._running[name] = scope, ended
+        return broker
+
+    async def stop(self, name: str) -> None:
+        scope, ended = self._running.pop(name)
+        scope.cancel()
+        await ended.wait()
+
+    async def stop_all(self) -> None:
+        for name in [*self._running]:
+            await self.stop(name)
+
+
+@asynccontextmanager
+async def brokers(
+    folder: Path, names: Iterable[str], *, memory: bool = True
+) -> AsyncIterator[Brokers]:
+    """Daemons that run as tasks of the block."""
+    async with trio.open_nursery() as nursery:
+        running = Brokers(folder, MemoryNetwork() if memory else TcpNetwork(), nursery)
+        await running.start_nameserver()
+        for name in names:
+            await running.start(name)
+        yield running
+        await running.stop_all()
+        nursery.cancel_scope.cancel()
+
+
+@contextmanager
+def brokers_in_thread(folder: Path, names: Iterable[str]) -> Iterator[str]:
+    """Daemons on a loop of their own, for commands; yields the nameserver's address."""
+    is_up = threading.Event()
+    address = ""
+    stop: trio.Event
+    token: trio.lowlevel.TrioToken
+
+    async def serve() -> None:
+        nonlocal address, stop, token
+        async with brokers(folder, names, memory=False) as running:
+            stop, token = trio.Event(), trio.lowlevel.current_trio_token()
+            address = running.nameserver
+            is_up.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=trio.run, args=(serve,), daemon=True)
+    thread.start()
+    assert is_up.wait(30)
+    try:
+        yield address
+    finally:
+        token.run_sync_soon(stop.set)
+        thread.join()
