@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from headrace.spans import Tracing
     from headrace_protocol.bodies import MessageQueue
+    from headrace_protocol.command import Command
     from headrace_protocol.drivers.response import Response
     from headrace_protocol.frame import Buffer
 
@@ -59,6 +60,7 @@ REQUEST_TIMEOUT_MS = 5000
 HEARTBEAT_INTERVAL_S = 30.0
 ROUTE_INTERVAL_S = 30.0
 _GOODBYE_S = 3.0
+_CONFLICTS_KEPT = 100
 # Longer than any restart of a broker: until then, a topic that was known is expected back.
 _FORGET_ROUTE_S = 600.0
 _NEW_ROUTE_S = 2.0
@@ -113,6 +115,8 @@ class ClientInstance:
         self.tracing: Tracing | None = None
         self._background = Background()
         self._tasks: TaskGroup | None = None
+        # What brokers said of groups whose members' subscriptions differ.
+        self._conflicts: set[str] = set()
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -378,7 +382,7 @@ class ClientInstance:
         body = self._heartbeat_body()
         for address in addresses:
             response = await self.request(address, RequestCode.HEART_BEAT, None, body)
-            response.expect()
+            self._report_conflict(response.expect().command.remark)
 
     async def _heartbeat_regularly(self) -> None:
         while True:
@@ -388,7 +392,22 @@ class ClientInstance:
 
     def _heartbeat(self, connection: AsyncConnection) -> None:
         if self.producer_group or self.consumers:
-            connection.submit(RequestCode.HEART_BEAT, None, self._heartbeat_body(), _ignore)
+            connection.submit(RequestCode.HEART_BEAT, None, self._heartbeat_body(), self._heard)
+
+    def _heard(
+        self, command: Command | None, _body: memoryview | None, _error: HeadraceError | None
+    ) -> None:
+        """Take the answer to a heartbeat; after an error the next heartbeat is sent in any case."""
+        if command is not None and command.code == ResponseCode.SUCCESS:
+            self._report_conflict(command.remark)
+
+    def _report_conflict(self, text: str | None) -> None:
+        """Log once what a broker says of members of a group whose subscriptions differ."""
+        if text and text not in self._conflicts:
+            if len(self._conflicts) >= _CONFLICTS_KEPT:
+                self._conflicts.clear()
+            self._conflicts.add(text)
+            _log.warning("%s", text)
 
     def _heartbeat_body(self) -> bytes:
         producers = [ProducerData(group_name=self.producer_group)] if self.producer_group else []
@@ -436,7 +455,3 @@ def _check_nameserver(response: Response) -> None:
             "is usually 9876"
         )
         raise WrongServer(response.address, reason)
-
-
-def _ignore(*_: object) -> None:
-    """Discard the answer to a heartbeat: the next heartbeat is sent in any case."""

@@ -75,6 +75,15 @@ def test_a_conflict_is_logged_once(broker: BrokerUnderTest) -> None:
     assert len(warnings(broker, ("c3", MemoryChannel(), {"t": "d"}))) == 1
 
 
+def test_heartbeats_are_answered_with_the_conflict(broker: BrokerUnderTest) -> None:
+    one, two = MemoryChannel(), MemoryChannel()
+    assert beat(broker, "c1", one, t="a", u="*").remark == ""
+    for _ in range(2):
+        remark = beat(broker, "c2", two, t="c||b").remark
+        assert "client c1 subscribes to t (a), u (*), client c2 to t (b || c)" in remark
+    assert beat(broker, "c2", two, t="a", u="*").remark == ""
+
+
 def test_the_same_subscriptions_are_no_conflict(broker: BrokerUnderTest) -> None:
     beats = [
         ("c1", MemoryChannel(), {"t": "a||b", "u": "*"}),

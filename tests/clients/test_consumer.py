@@ -63,6 +63,17 @@ async def take_nothing(consumer: Consumer) -> None:
 # -- reading in a group ----------------------------------------------------------------------------
 
 
+async def test_members_with_different_subscriptions_are_reported_once(
+    mq: Embedded, caplog: pytest.LogCaptureFixture
+) -> None:
+    await produce(mq, 1)
+    async with mq.consumer("g", "T"), mq.consumer("g", {"T": "a"}):
+        pass
+    lines = [each.message for each in caplog.records if each.name == "headrace.client"]
+    assert 1 <= len(lines) <= 2  # one per member, if the first one had a heartbeat in time
+    assert all("T (a)" in line and "must have the same subscriptions" in line for line in lines)
+
+
 async def test_a_member_gets_every_message_in_the_order_of_its_key(mq: Embedded) -> None:
     await produce(mq, 500)
     by_key = defaultdict(list)

@@ -227,6 +227,11 @@ class ConsumerManager:
         if must_notify:
             self.notify(data.group_name)
 
+    def conflict(self, group: str) -> str:
+        """Two members of a group whose subscriptions differ, as a text; "" if all agree."""
+        known = self._groups.get(group)
+        return known.declarations.difference(group) if known else ""
+
     def unregister(self, group: str, channel: Channel) -> None:
         """Remove a member that has stopped reading, release its locks and notify the others."""
         self._leave(group, channel, self._locks.release)

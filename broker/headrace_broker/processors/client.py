@@ -131,12 +131,14 @@ class ClientProcessor:
             if not channel.is_open:  # closed meanwhile, and removed from its groups
                 return None
         rejection: RequestError | None = None
+        conflicts = []
         for consumer in data.consumer_data_set:
             try:
                 self._prepare_group(consumer, channel)
                 self._consumers.heartbeat(
                     member, consumer, now_ms, with_subscriptions=not data.without_sub
                 )
+                conflicts.append(self._consumers.conflict(consumer.group_name))
             except RequestError as error:
                 rejection = error
             yield None
@@ -144,7 +146,8 @@ class ClientProcessor:
                 return None
         if rejection is not None:
             raise rejection
-        return Reply(_HEARTBEAT_REPLY)
+        # A remark of a success is ours; Apache's clients ignore it.
+        return Reply(_HEARTBEAT_REPLY, remark="; ".join(filter(None, conflicts)) or None)
 
     def _prepare_group(self, consumer: ConsumerData, channel: Channel) -> None:
         group = self._groups.get_or_create(consumer.group_name, Host.of(channel))

@@ -69,7 +69,7 @@ class MembersProcessor:
                     yield
         yield from self._add_pulls(name, queues)
         yield from self._add_locks(name, queues)
-        conflict = group.declarations.difference(name) if group else ""
+        conflict = self._consumers.conflict(name)
         rows = yield from fastjson.dumps_list_sliced(queues.values())
         return Reply(body=(fastjson.dumps({"queues": rows, "conflict": conflict}),))
 
