@@ -474,8 +474,12 @@ def property_value(raw: bytes, name: bytes) -> bytes:
 
 def property_number(raw: bytes, name: bytes, default: int) -> int:
     """One value as a number; ``default`` unless it is one to 18 digits."""
-    value = property_value(raw, name)
-    return int(value) if value.isdigit() and len(value) <= _DIGITS_MAX else default
+    return decimal(property_value(raw, name), default)
+
+
+def decimal(text: bytes, default: int) -> int:
+    """A text as a number; ``default`` unless it is one to 18 digits, which no int() rejects."""
+    return int(text) if text.isdigit() and len(text) <= _DIGITS_MAX else default
 
 
 def with_properties(

@@ -12,7 +12,7 @@ from headrace_protocol.message import (
     DELAY,
     TRANSACTION_MASK,
     TRANSACTION_ROLLBACK,
-    property_value,
+    property_number,
     tags_code_of,
 )
 from headrace_protocol.system_topics import SCHEDULE_TOPIC
@@ -99,9 +99,9 @@ class QueueNumbers:
     def _put_due_times(self, records: Records, numbers: Array, properties: list[bytes]) -> None:
         # In this topic the tags code is the time at which the message is due.
         for number in numbers.tolist():
-            level = property_value(properties[number], DELAY.encode())
-            if level.isdigit() and int(level) > 0:
-                delay_ms = self._delay_levels_ms[min(int(level), len(self._delay_levels_ms)) - 1]
+            level = property_number(properties[number], DELAY.encode(), 0)
+            if level > 0:
+                delay_ms = self._delay_levels_ms[min(level, len(self._delay_levels_ms)) - 1]
                 records.tags_code[number] = records.store_timestamp[number] + delay_ms
 
 

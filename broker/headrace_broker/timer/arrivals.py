@@ -11,7 +11,7 @@ import numpy as np
 
 from headrace_broker.timer.demand import SLOT_MS
 from headrace_protocol.columns import split
-from headrace_protocol.message import TRANSACTION_MASK, property_value
+from headrace_protocol.message import TRANSACTION_MASK, property_number, property_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -220,7 +220,7 @@ class _Values:
         """Read records one by one."""
         for number, raw in zip(numbers.tolist(), texts, strict=True):
             for name, column in self._numbers.items():
-                column[number] = _integer(property_value(raw, name))
+                column[number] = property_number(raw, name, _NO_NUMBER)
             topic = property_value(raw, _TOPIC)
             key, recalled = property_value(raw, _UNIQ), property_value(raw, _RECALLED)
             self.key[number] = key_hash(recalled.removeprefix(topic + b"+") if recalled else key)
@@ -256,11 +256,6 @@ def _integers(cells: Array) -> Array:
     is_number = ((digits >= 0) & (digits <= 9)).all(1)
     values = digits @ 10 ** np.arange(width - 1, -1, -1)
     return np.where(is_number, values, _NO_NUMBER)
-
-
-def _integer(value: bytes) -> int:
-    is_number = value.isdigit() and len(value) <= _DIGITS_MAX
-    return int(value) if is_number else _NO_NUMBER
 
 
 def _unique_rows(cells: Array) -> tuple[list[bytes], Array]:

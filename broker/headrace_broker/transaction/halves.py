@@ -22,6 +22,7 @@ from headrace_protocol.message import (
     TRANSACTION_COMMIT,
     TRANSACTION_MASK,
     UNIQ_KEY,
+    decimal,
     encode_offset_message_id,
     encode_record,
     property_number,
@@ -277,8 +278,8 @@ def named_by(op: Waiting) -> Iterator[int]:
     """The queue offsets of the halves that an op record names."""
     if property_value(op.properties, b"TAGS") == b"d":
         for name in op.body.split(b","):
-            if name.strip().isdigit():
-                yield int(name)
+            if (offset := decimal(name.strip(), -1)) >= 0:
+                yield offset
 
 
 # --- checks --------------------------------------------------------------------------------

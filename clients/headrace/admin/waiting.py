@@ -20,7 +20,7 @@ from headrace_protocol.headers import (
     ResumeCheckHalfMessageHeader,
     ViewMessageHeader,
 )
-from headrace_protocol.message import UNIQ_KEY, decode_record
+from headrace_protocol.message import UNIQ_KEY, decode_record, property_number
 from headrace_protocol.recall_handle import RecallHandle
 from headrace_protocol.system_topics import CHECK_MAX_TIME_TOPIC, TIMER_TOPIC
 
@@ -221,11 +221,11 @@ class WaitingAdmin(BrokerRequests):
 def handle_of(waiting: ReceivedMessage) -> RecallHandle | None:
     """The handle of a record that waits in the queue of timers; None for any other."""
     properties = waiting.stored.properties
-    topic, out_ms = properties.get("REAL_TOPIC", ""), properties.get("TIMER_OUT_MS", "")
-    uniq_key = properties.get(UNIQ_KEY, "")
-    if waiting.queue.topic != TIMER_TOPIC or not (topic and uniq_key and out_ms.isdigit()):
+    topic, uniq_key = properties.get("REAL_TOPIC", ""), properties.get(UNIQ_KEY, "")
+    out_ms = property_number(waiting.stored.raw_properties, b"TIMER_OUT_MS", -1)
+    if waiting.queue.topic != TIMER_TOPIC or not (topic and uniq_key and out_ms >= 0):
         return None
-    return RecallHandle(topic, waiting.queue.broker_name, int(out_ms) + 1, uniq_key)
+    return RecallHandle(topic, waiting.queue.broker_name, out_ms + 1, uniq_key)
 
 
 def _timer(stored: StoredMessage, broker: str, due_ms: int) -> WaitingTimer:
@@ -237,11 +237,10 @@ def _timer(stored: StoredMessage, broker: str, due_ms: int) -> WaitingTimer:
 
 def _half(stored: StoredMessage, broker: str, *, is_discarded: bool) -> OpenTransaction:
     properties = stored.properties
-    checks = properties.get("TRANSACTION_CHECK_TIMES", "")
     return OpenTransaction(
         properties.get("REAL_TOPIC", ""),
         properties.get("PGROUP", ""),
-        int(checks) if checks.isdigit() else 0,
+        property_number(stored.raw_properties, b"TRANSACTION_CHECK_TIMES", 0),
         is_discarded,
         ReceivedMessage.from_stored(stored, broker),
     )

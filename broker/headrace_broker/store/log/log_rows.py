@@ -20,7 +20,7 @@ from headrace_protocol.message import (
     INNER_BATCH,
     MAGIC_BLANK,
     RECORD_BYTES_MIN,
-    property_value,
+    property_number,
     tags_code_of,
 )
 from headrace_protocol.system_topics import SCHEDULE_TOPIC
@@ -170,9 +170,9 @@ class LogRows:
         """Put the delivery time of delayed messages where their units have the tags code."""
         levels_ms = self._delay_levels_ms
         for number in numbers.tolist():
-            level = property_value(properties[number], DELAY.encode())
-            if level.isdigit() and int(level) > 0:
-                delay_ms = levels_ms[min(int(level), len(levels_ms)) - 1]
+            level = property_number(properties[number], DELAY.encode(), 0)
+            if level > 0:
+                delay_ms = levels_ms[min(level, len(levels_ms)) - 1]
                 rows["tags_code"][number] = int(rows["store_timestamp"][number]) + delay_ms
 
 
