@@ -334,9 +334,9 @@ def test_the_loser_of_two_tools_changes_nothing(broker: BrokerUnderTest) -> None
     assert change(broker, led_here(), read_epoch=0).code == ResponseCode.SUCCESS
     away = moved(0, item(1, 5, -1, bname="broker-b"), led_here())
     assert change(broker, away, read_epoch=EPOCH).code == ResponseCode.SUCCESS
-    again = change(broker, away, read_epoch=EPOCH)
-    assert again.code == ResponseCode.SUCCESS  # its answer was lost
     before = stored(broker)
+    # Of two tools with one plan, the second must notice the first.
+    assert_refused(change(broker, away, read_epoch=EPOCH), "another tool")
     loser = moved(1, item(1, 6, -1, bname="broker-b"), led_here(), EPOCH + 3000)
     assert_refused(change(broker, loser, read_epoch=EPOCH), "another tool")
     assert stored(broker) == before
