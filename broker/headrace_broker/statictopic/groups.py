@@ -13,7 +13,6 @@ import msgspec
 
 from headrace_broker.host_budget import Host
 from headrace_broker.statictopic import offsets
-from headrace_broker.statictopic.forward import reply_with
 from headrace_broker.statictopic.remote import Answer
 from headrace_broker.statictopic.rows import ROWS, physical_fields
 from headrace_broker.statictopic.work import Ask
@@ -47,8 +46,6 @@ _LOGIC_BROKER: Final = logic_broker_name()
 class StaticGroups:
     """Serves the requests of static topics that are not about one offset."""
 
-    registry: Registry
-
     def __init__(
         self,
         leaders: Leaders,
@@ -75,22 +72,12 @@ class StaticGroups:
 
     def add_to(self, registry: Registry) -> None:
         """Stand in front of the processors."""
-        self.registry = registry
         registry.guard(self.guard_reset, {RequestCode.INVOKE_BROKER_TO_RESET_OFFSET})
         registry.guard(self.guard_clone, {RequestCode.CLONE_GROUP_OFFSET})
         registry.guard(self.guard_units, {RequestCode.QUERY_CONSUME_QUEUE})
 
     def _is_static(self, topic: str) -> bool:
         return self._leaders.mappings.get(topic) is not None
-
-    def _run(self, work: Work, request: Request) -> None:
-        self._workers.run(work, request, partial(self._done, request))
-
-    def _done(self, request: Request, outcome: Answer | Exception) -> None:
-        if isinstance(outcome, Exception):
-            self.registry.fail(request, outcome)
-        else:
-            reply_with(request, outcome)
 
     # -- INVOKE_BROKER_TO_RESET_OFFSET -------------------------------------------------------------
 
@@ -100,7 +87,7 @@ class StaticGroups:
             return
         header = request.header(ResetOffsetHeader)
         if self._is_static(header.topic):
-            raise _taken(lambda request: self._run(self._reset(header), request))
+            raise _taken(lambda request: self._workers.serve(self._reset(header), request))
 
     def _reset(self, header: ResetOffsetHeader) -> Work:
         if self._groups.get(header.group) is None:
@@ -169,7 +156,7 @@ class StaticGroups:
         self, header: CloneGroupOffsetHeader, topics: list[str], request: Request
     ) -> None:
         self._groups.get_or_create(header.dest_group, Host.of(request.channel))
-        self._run(self._clone(header, topics), request)
+        self._workers.serve(self._clone(header, topics), request)
 
     def _clone(self, header: CloneGroupOffsetHeader, topics: list[str]) -> Work:
         here = self._leaders.mappings.broker_name
@@ -214,7 +201,7 @@ class StaticGroups:
             raise _taken(partial(self._begin_units, header))
 
     def _begin_units(self, header: QueryConsumeQueueHeader, request: Request) -> None:
-        self._run(self._units(header, request.command.ext()), request)
+        self._workers.serve(self._units(header, request.command.ext()), request)
 
     def _units(self, header: QueryConsumeQueueHeader, fields: dict[str, str]) -> Work:
         """The units of the item that holds the index; its range is that of the item."""
