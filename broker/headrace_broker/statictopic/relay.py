@@ -8,6 +8,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from headrace_broker.statictopic.forward import reply_with
 from headrace_broker.statictopic.remote import Answer, MalformedField
 from headrace_broker.statictopic.rows import ROWS, add_subscription, physical_fields
@@ -143,5 +145,5 @@ def _next_begin(answer: Answer, part: Part, offset: int) -> int:
 
 
 def _number(fields: dict[str, str], name: str) -> int:
-    value = fields.get(name) or "0"
-    return int(value) if value.lstrip("-").isdigit() else 0
+    # The processor has decoded these fields of the header before, with the same rules.
+    return msgspec.convert(fields.get(name) or "0", int, strict=False)

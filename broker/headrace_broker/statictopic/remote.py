@@ -179,6 +179,21 @@ class OtherBrokers:
         else:
             self._start(call)
 
+    async def request(
+        self, broker: str, code: int, fields: Mapping[str, str], body: Buffer = b""
+    ) -> Answer | HeadraceError:
+        """Send a request and wait for its outcome."""
+        answered = trio.Event()
+        outcomes: list[Answer | HeadraceError] = []
+
+        def then(outcome: Answer | HeadraceError) -> None:
+            outcomes.append(outcome)
+            answered.set()
+
+        self.ask(broker, code, fields, then, body)
+        await answered.wait()
+        return outcomes[0]
+
     def known_address(self, broker: str) -> str:
         """The address of a broker, "" if it was not looked up yet."""
         known = self._brokers.get(broker)
