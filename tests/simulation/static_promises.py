@@ -6,21 +6,28 @@ As for a plain cluster (``history``), and besides:
 - offsets ascend and are those of the acknowledgements; -1 is acknowledged only while a queue moves
   in available mode, and where all moves are strict, offsets have no gap;
 - what an item of a chain has decided never changes, on any broker;
-- where all moves are strict, one broker at most takes a queue's messages.
+- where all moves are strict, one broker at most takes a queue's messages;
+- the end of a queue never falls;
+- a group's offset is one that the group committed, or the border of an item. It never passes the
+  end of the queue, and goes back only by a commit, or because a broker died before it saved them;
+- what has expired had been consumed.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import trio
 
-from tests.simulation.history import History, PromiseBroken
+from tests.simulation.history import History, Place, PromiseBroken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from headrace_broker.statictopic.packed import BrokerMapping
     from headrace_broker.statictopic.table import MappingTable
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.statictopic.mapping import MappingItem
@@ -30,6 +37,9 @@ if TYPE_CHECKING:
 # Each broker notes these for itself.
 _OWN_FIELDS = {"end_offset", "time_of_start", "time_of_end"}
 _UNDECIDED = -1
+# How long a commit may be under way, and how long a broker keeps commits in memory alone.
+LATE_S_MAX = 10.0
+UNSAVED_S = 6.0
 
 
 class StaticHistory(History):
@@ -42,12 +52,24 @@ class StaticHistory(History):
     queue_count: int = 0
 
     def check_dense(self) -> None:
-        if self.is_strict:
-            super().check_dense()
         for queue, messages in self.final.items():
             offsets = [offset for offset, _ in messages]
             if offsets != sorted(set(offsets)):
                 raise PromiseBroken(f"{queue} holds the offsets {offsets}")
+        if self.is_strict:
+            ends = Counter(place.queue for place in self._final_places())
+            for place in self._final_places():
+                if place.queue_offset >= ends[place.queue]:
+                    raise PromiseBroken(f"{place.queue} has {ends[place.queue]} messages: {place}")
+
+    def _final_places(self) -> dict[Place, bytes]:
+        """What is there at the end, and what has expired: somewhere in a chain, but not unread."""
+        expired = {got.place: got.body for got in self.got} if self.expires else {}
+        return expired | {
+            Place(queue, offset): body
+            for queue, messages in self.final.items()
+            for offset, body in messages
+        }
 
     def check_keys(self) -> None:
         """In available mode, sends at both brokers of a queue may overtake each other."""
@@ -61,8 +83,14 @@ class StaticHistory(History):
         if self.is_strict:
             super().check_keys()
 
+    @property
+    def expires(self) -> bool:
+        """Whether messages are removed in the end; the clocks jump, so at no certain age."""
+        return self.reserved_s < math.inf
+
     def check_acks(self) -> set[MessageQueue]:
         there = self._final_places()
+        self.findings["expired"] += len(there) - sum(map(len, self.final.values()))
         bodies = {(place.queue, body) for place, body in there.items()}
         for ack in self.acks:
             queue, offset = ack.place
@@ -81,6 +109,61 @@ class StaticHistory(History):
         return True
 
 
+class _Seen(NamedTuple):
+    """A group's offset, as it was answered to a request that was sent at ``asked_s``."""
+
+    offset: int
+    asked_s: float
+
+
+class OffsetWatch:
+    """Looks at the ends of all queues, and at the offsets of groups."""
+
+    def __init__(self, history: StaticHistory, mappings: MappingWatch) -> None:
+        self._history = history
+        self._mappings = mappings
+        self._ends: dict[MessageQueue, int] = {}
+        self._seen: dict[tuple[str, MessageQueue], _Seen] = {}
+        # By group and queue, each offset and when it was last sent.
+        self._commits: dict[tuple[str, MessageQueue], dict[int, float]] = defaultdict(dict)
+
+    def committing(self, group: str, queue: MessageQueue, offset: int) -> None:
+        """A client is about to commit an offset."""
+        self._commits[group, queue][offset] = trio.current_time()
+
+    def check_end(self, queue: MessageQueue, end: int) -> None:
+        before = self._ends.get(queue, 0)
+        if end < before:
+            raise PromiseBroken(f"the end of {queue} falls from {before} to {end}")
+        self._ends[queue] = end
+
+    def check(self, group: str, queue: MessageQueue, offset: int | None, asked_s: float) -> None:
+        """Compare a group's offset with the end of the queue, and with what it was before."""
+        what = f"{group}'s offset in {queue}"
+        if offset is None:
+            offset = 0
+        elif offset > self._ends[queue]:
+            raise PromiseBroken(f"{what} is {offset}, behind the end {self._ends[queue]}")
+        elif not self._is_known(group, queue, offset):
+            raise PromiseBroken(f"{what} is {offset}, which the group never committed")
+        before = self._seen.get((group, queue))
+        if before and offset < before.offset and not self._may_fall(group, queue, offset, before):
+            raise PromiseBroken(f"{what} falls from {before.offset} to {offset}")
+        self._seen[group, queue] = _Seen(offset, asked_s)
+
+    def _is_known(self, group: str, queue: MessageQueue, offset: int) -> bool:
+        borders = self._mappings.borders[queue.queue_id]
+        return offset in self._commits[group, queue] or offset in borders
+
+    def _may_fall(self, group: str, queue: MessageQueue, offset: int, before: _Seen) -> bool:
+        """Whether a commit may have arrived since, or a broker may have forgotten commits."""
+        sent_s = self._commits[group, queue].get(offset, -math.inf)
+        saved_s = self._commits[group, queue].get(before.offset, before.asked_s) - UNSAVED_S
+        return sent_s > before.asked_s - LATE_S_MAX or any(
+            life.end and life.ended_s > saved_s for life in self._history.lives
+        )
+
+
 class _Life(NamedTuple):
     """The table of one life of a broker; files: its disk, which is over when the life is."""
 
@@ -91,17 +174,20 @@ class _Life(NamedTuple):
 class MappingWatch:
     """Compares the brokers' mappings of a topic after each change.
 
-    counts: how many changes, items and moves it has seen.
+    counts: how many changes it has seen.
     """
 
     def __init__(self, topic: str, brokers: Iterable[BrokerMachine], *, is_strict: bool) -> None:
         self.counts: Counter[str] = Counter()
+        # By queue, where items start and end.
+        self.borders: dict[int, set[int]] = defaultdict(set)
         self._topic = topic
         self._brokers = {broker.name: broker for broker in brokers}
         self._is_strict = is_strict
         self._lives: dict[str, _Life] = {}
         # By queue and gen, the fields that have been decided; own ones by broker besides.
         self._decided: dict[tuple[Any, ...], int | str] = {}
+        self._before: dict[str, BrokerMapping] = {}
         self._broken: PromiseBroken | None = None
 
     def check(self) -> None:
@@ -121,6 +207,10 @@ class MappingWatch:
         if mapping is None:
             return
         hosted = mapping.unpacked().hosted
+        before = self._before.get(table.broker_name)
+        self._before[table.broker_name] = mapping
+        if before is not None and before.epoch == mapping.epoch:
+            self.counts["items cleaned up"] += before.item_count - mapping.item_count
 
         def on_saved(problem: Exception | None) -> None:
             if problem is None:
@@ -138,6 +228,7 @@ class MappingWatch:
             self._broken = self._broken or broken
 
     def _check_item(self, broker: str, queue: int, item: MappingItem) -> None:
+        self.borders[queue] |= {item.logic_offset, item.logic_offset + item.end_offset}
         for name, value in msgspec.structs.asdict(item).items():
             if value == _UNDECIDED:
                 continue

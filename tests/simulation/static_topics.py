@@ -1,45 +1,54 @@
 """A static topic whose queues move all the time, on a cluster with faults.
 
 Three brokers, as in ``simulation``, whose power, processes, links and clocks fail. One or two
-admins at once move, add and repair queues and are cut off in the middle. Producers send by key, a
-group follows along, and another one comes when all is calm. After a last repair the topic must be
-whole, and keep what ``static_promises`` says.
+admins at once move, add and repair queues and are cut off in the middle. Producers send by key, two
+groups follow along, and others come when all is calm. In some runs messages expire instead, and
+mappings are cleaned up. After a last repair the topic must be whole, and keep what
+``static_promises`` says.
 """
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 import trio.testing
 
+from headrace import Admin
 from headrace.admin.statictopic import HalfDone, StaticTopicAdmin, UnchangedTopic
+from headrace.consumer import offset_store
+from headrace.consumer.offset_store import OffsetStore
 from headrace.errors import HeadraceError
+from headrace_broker import config
+from headrace_broker.statictopic import cleanup
 from headrace_broker.statictopic.table import MappingTable
+from headrace_protocol.bodies import MessageQueue
+from headrace_protocol.statictopic.mapping import logic_broker_name
 from headrace_protocol.statictopic.plans import Mode
 from tests.simulation.cluster import NAMESERVER, BrokerMachine, NameServerMachine
 from tests.simulation.determinism import decided_by, temporary_folder
 from tests.simulation.history import Ack, Place, PromiseBroken
 from tests.simulation.network import FaultyNetwork, LifeNetwork
 from tests.simulation.simulation import first_cause, run_here
-from tests.simulation.static_promises import MappingWatch, StaticHistory
+from tests.simulation.static_promises import MappingWatch, OffsetWatch, StaticHistory
 from tests.simulation.totals import Outcome
 from tests.simulation.workload import TOPIC, Workload
 from tests.support.faulty_files import FaultRates
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     import pytest
 
     from headrace import Message, SendResult
     from headrace.admin.statictopic import Change
-    from headrace_protocol.bodies import MessageQueue
 
 NAME = "static topic"
 BROKERS = 3
@@ -50,8 +59,12 @@ CHANGES_MAX = 12
 PAUSE_S_MAX = 2.5
 CLOCK_JUMP_MS_MAX = 3_600_000
 CUT_OFF_PROBABILITY = 0.3
-FOLLOWING = {"ordered": 1, "plain": 2}
-LATE = {"ordered-late": 1, "plain-late": 1}
+FOLLOWING = {"ordered", "plain"}
+LATE = {"ordered-late", "plain-late"}
+MEMBERS = {"ordered": 1, "plain": 2, "ordered-late": 1, "plain-late": 1}
+RESERVED_S = (math.inf, math.inf, 5, 20)
+CLEANUP_PERIOD_S = 3.0
+LOOK_PERIOD_S = 0.7
 MODES = ((Mode.STRICT,), (Mode.STRICT,), (Mode.AVAILABLE,), (Mode.STRICT, Mode.AVAILABLE))
 # Of the simulation's clock: long after the last fault everything must be there.
 PATIENCE_S = 600.0
@@ -86,7 +99,7 @@ class StaticSimulation:
         self.network = FaultyNetwork(rng, nursery)
         self.modes = rng.choice(MODES)
         self.is_calm = True
-        self.history = StaticHistory(is_sync=True, window_s=0.0)
+        self.history = StaticHistory(is_sync=True, window_s=0.0, reserved_s=rng.choice(RESERVED_S))
         self.history.is_strict = Mode.AVAILABLE not in self.modes
         self.history.queue_count = QUEUES
         self.nameserver = NameServerMachine(self.network)
@@ -95,11 +108,13 @@ class StaticSimulation:
             for number in range(BROKERS)
         ]
         self.watch = MappingWatch(TOPIC, self.brokers, is_strict=self.history.is_strict)
+        self.offsets = OffsetWatch(self.history, self.watch)
         self.workload = StaticWorkload(self.network, self.history, self.brokers)
 
     async def run(self) -> Outcome:
         """Raises PromiseBroken."""
         await self._start()
+        self.nursery.start_soon(self._watch_offsets)
         # Without faults nothing excuses what goes wrong.
         self.is_calm = is_calm = self.rng.random() < 0.2
         self._set_calm(is_calm=is_calm)
@@ -115,8 +130,10 @@ class StaticSimulation:
         await self._settle()
         await self._repair()
         await self.workload.read_all()
-        self._consume(LATE)
-        await self._until_consumed()
+        groups = FOLLOWING if self.history.expires else FOLLOWING | LATE
+        self._consume(groups - FOLLOWING)
+        await self._until_consumed(groups)
+        await self._until_committed(groups)
         self.watch.check()
         self.history.check()
         return self._outcome()
@@ -130,9 +147,9 @@ class StaticSimulation:
             await admin.create_static_topic(TOPIC, QUEUES, brokers=self._some_brokers())
         self._consume(FOLLOWING)
 
-    def _consume(self, groups: dict[str, int]) -> None:
-        for group, count in groups.items():
-            for member in range(count):
+    def _consume(self, groups: Iterable[str]) -> None:
+        for group in sorted(groups):
+            for member in range(MEMBERS[group]):
                 self.nursery.start_soon(self.workload.consume, group, member)
 
     def _set_calm(self, *, is_calm: bool) -> None:
@@ -249,9 +266,39 @@ class StaticSimulation:
 
     # -- the end -----------------------------------------------------------------------------------
 
-    async def _until_consumed(self) -> None:
+    async def _watch_offsets(self) -> None:
+        """Look at ends and offsets, where they can be asked for."""
+        async with Admin(nameserver=NAMESERVER, connect=self.network.connect) as admin:
+            while True:
+                await trio.sleep(LOOK_PERIOD_S)
+                with suppress(HeadraceError):
+                    await self._look(OffsetStore(admin._instance), FOLLOWING)
+
+    async def _look(self, offsets: OffsetStore, groups: set[str]) -> bool:
+        """Check the offsets of groups; return whether all are at the ends. Raises HeadraceError."""
+        behind = 0
+        for queue in (MessageQueue(TOPIC, logic_broker_name(), each) for each in range(QUEUES)):
+            for group in sorted(groups):
+                asked_s = trio.current_time()
+                offset = await offsets.committed(group, queue)
+                end = await offsets.max_offset(queue)
+                self.offsets.check_end(queue, end)
+                self.offsets.check(group, queue, offset, asked_s)
+                start = await offsets.min_offset(queue) if offset is None else offset
+                behind += start < end
+        return not behind
+
+    async def _until_committed(self, groups: set[str]) -> None:
         deadline = trio.current_time() + PATIENCE_S
-        while not self.history.is_consumed(FOLLOWING | LATE):
+        async with Admin(nameserver=NAMESERVER, connect=self.network.connect) as admin:
+            while not await self._look(OffsetStore(admin._instance), groups):
+                if trio.current_time() > deadline:
+                    raise PromiseBroken("a group has not committed what it has read")
+                await trio.sleep(1)
+
+    async def _until_consumed(self, groups: set[str]) -> None:
+        deadline = trio.current_time() + PATIENCE_S
+        while not self.history.is_consumed(groups):
             if trio.current_time() > deadline:
                 self.history.check()
                 raise PromiseBroken("a group has not read what is there")
@@ -274,22 +321,26 @@ async def simulate(rng: Random, folder: Path, patch: pytest.MonkeyPatch) -> Outc
     async with trio.open_nursery() as nursery:
         simulation = StaticSimulation(rng, folder, nursery)
         watch = simulation.watch
-        call_after(patch, "leads_changed", watch.leads_changed)
-        call_after(patch, "_saved_changed", watch.mapping_changed)
+        call_after(patch, MappingTable, "leads_changed", watch.leads_changed)
+        call_after(patch, MappingTable, "_saved_changed", watch.mapping_changed)
+        call_after(patch, offset_store, "_commit_header", simulation.offsets.committing)
+        patch.setattr(cleanup, "_PERIOD_S", CLEANUP_PERIOD_S)
+        patch.setattr(config, "_HOUR_MS", 1000)  # what is kept for hours is kept for seconds
         result = await simulation.run()
         nursery.cancel_scope.cancel()
     return result
 
 
-def call_after(patch: pytest.MonkeyPatch, name: str, call: Callable[[MappingTable], None]) -> None:
-    """Call ``call`` after a method of all mapping tables."""
-    method = getattr(MappingTable, name)
+def call_after(patch: pytest.MonkeyPatch, owner: Any, name: str, call: Callable[..., None]) -> None:
+    """Call ``call`` after a function of ``owner``, with its arguments."""
+    function = getattr(owner, name)
 
-    def both(table: MappingTable) -> None:
-        method(table)
-        call(table)
+    def both(*arguments: Any) -> Any:
+        result = function(*arguments)
+        call(*arguments)
+        return result
 
-    patch.setattr(MappingTable, name, both)
+    patch.setattr(owner, name, both)
 
 
 def run(seed: int) -> Outcome:
