@@ -199,12 +199,11 @@ class _Repair:
                 f"{self.topic} --forget-broker {lost[0]}`"
             )
             raise BadMapping(self.topic, "hostedQueues", reason, queue)
-        if len(mappings) == len(self.brokers) and not any(
-            mapping.dirty or mapping.total_queues <= queue for mapping in mappings
-        ):
+        if not any(mapping.dirty or mapping.total_queues <= queue for mapping in mappings):
             reason = (
-                "has no leader on the brokers that are there: start the broker that led it, or "
-                f"name it in `headrace topic repair {self.topic} --forget-broker BROKER`"
+                "has no leader on the brokers that are there: start the broker that led it, finish "
+                f"a half-done delete with `headrace topic delete {self.topic}`, or name the broker "
+                f"in `headrace topic repair {self.topic} --forget-broker BROKER`"
             )
             raise BadMapping(self.topic, "hostedQueues", reason, queue)
         self.leaderless[queue] = 0, 0
