@@ -64,7 +64,7 @@ LATE = {"ordered-late", "plain-late"}
 MEMBERS = {"ordered": 1, "plain": 2, "ordered-late": 1, "plain-late": 1}
 RESERVED_S = (math.inf, math.inf, 5, 20)
 CLEANUP_PERIOD_S = 3.0
-LOOK_PERIOD_S = 0.7
+LOOK_PERIOD_S = 1.5
 MODES = ((Mode.STRICT,), (Mode.STRICT,), (Mode.AVAILABLE,), (Mode.STRICT, Mode.AVAILABLE))
 # Of the simulation's clock: long after the last fault everything must be there.
 PATIENCE_S = 600.0
@@ -133,7 +133,7 @@ class StaticSimulation:
         groups = FOLLOWING if self.history.expires else FOLLOWING | LATE
         self._consume(groups - FOLLOWING)
         await self._until_consumed(groups)
-        await self._until_committed(groups)
+        await self._look(groups)
         self.watch.check()
         self.history.check()
         return self._outcome()
@@ -268,33 +268,21 @@ class StaticSimulation:
 
     async def _watch_offsets(self) -> None:
         """Look at ends and offsets, where they can be asked for."""
-        async with Admin(nameserver=NAMESERVER, connect=self.network.connect) as admin:
-            while True:
-                await trio.sleep(LOOK_PERIOD_S)
-                with suppress(HeadraceError):
-                    await self._look(OffsetStore(admin._instance), FOLLOWING)
+        while True:
+            await trio.sleep(LOOK_PERIOD_S)
+            with suppress(HeadraceError):
+                await self._look(FOLLOWING)
 
-    async def _look(self, offsets: OffsetStore, groups: set[str]) -> bool:
-        """Check the offsets of groups; return whether all are at the ends. Raises HeadraceError."""
-        behind = 0
-        for queue in (MessageQueue(TOPIC, logic_broker_name(), each) for each in range(QUEUES)):
-            for group in sorted(groups):
-                asked_s = trio.current_time()
-                offset = await offsets.committed(group, queue)
-                end = await offsets.max_offset(queue)
-                self.offsets.check_end(queue, end)
-                self.offsets.check(group, queue, offset, asked_s)
-                start = await offsets.min_offset(queue) if offset is None else offset
-                behind += start < end
-        return not behind
-
-    async def _until_committed(self, groups: set[str]) -> None:
-        deadline = trio.current_time() + PATIENCE_S
+    async def _look(self, groups: set[str]) -> None:
+        """Check the ends of queues, and the offsets of groups. Raises HeadraceError."""
         async with Admin(nameserver=NAMESERVER, connect=self.network.connect) as admin:
-            while not await self._look(OffsetStore(admin._instance), groups):
-                if trio.current_time() > deadline:
-                    raise PromiseBroken("a group has not committed what it has read")
-                await trio.sleep(1)
+            offsets = OffsetStore(admin._instance)
+            for queue in (MessageQueue(TOPIC, logic_broker_name(), each) for each in range(QUEUES)):
+                for group in sorted(groups):
+                    asked_s = trio.current_time()
+                    offset = await offsets.committed(group, queue)
+                    self.offsets.check_end(queue, await offsets.max_offset(queue))
+                    self.offsets.check(group, queue, offset, asked_s)
 
     async def _until_consumed(self, groups: set[str]) -> None:
         deadline = trio.current_time() + PATIENCE_S
