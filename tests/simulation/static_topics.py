@@ -121,14 +121,11 @@ class StaticSimulation:
         self.network.is_calm = is_calm or self.rng.random() < 0.3
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.workload.produce)
-            for _ in range(self.rng.choice((1, 1, 2))):
-                nursery.start_soon(self._change)
-            if not is_calm:
-                nursery.start_soon(self._do_faults)
+            await self._disturb()
+            self._set_calm(is_calm=True)
+            await self._settle()
+            await self._repair()
         self.watch.check()
-        self._set_calm(is_calm=True)
-        await self._settle()
-        await self._repair()
         await self.workload.read_all()
         groups = FOLLOWING if self.history.expires else FOLLOWING | LATE
         self._consume(groups - FOLLOWING)
@@ -137,6 +134,14 @@ class StaticSimulation:
         self.watch.check()
         self.history.check()
         return self._outcome()
+
+    async def _disturb(self) -> None:
+        """All changes, and all faults."""
+        async with trio.open_nursery() as nursery:
+            for _ in range(self.rng.choice((1, 1, 2))):
+                nursery.start_soon(self._change)
+            if not self.is_calm:
+                nursery.start_soon(self._do_faults)
 
     async def _start(self) -> None:
         self.nursery.start_soon(self.nameserver.run)
