@@ -1,4 +1,4 @@
-"""Groups whose progress is in an item that clean-up drops: they go on at the next item.
+"""Groups whose progress is in an item that clean-up drops: they continue at the next item.
 
 Their offset goes with the item. A group without one begins anew, by default at the end, and would
 skip what it has not read.
