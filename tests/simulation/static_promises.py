@@ -10,13 +10,14 @@ As for a plain cluster (``history``), and besides:
 - the end of a queue never falls;
 - a group's offset is one that the group committed, or the border of an item. It never passes the
   end of the queue, and goes back only by a commit, or because a broker died before it saved them;
-- what has expired had been consumed.
+- what has expired had been consumed by the groups that had committed something before it.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -42,14 +43,19 @@ LATE_S_MAX = 10.0
 UNSAVED_S = 6.0
 
 
+@dataclass
 class StaticHistory(History):
     """Everything that happened to a static topic; it loses nothing, whatever is on its way.
 
     is_strict: whether all moves of its queues are. queue_count: with which it was created.
+    commits: by group and queue, each offset, and when it was last sent.
     """
 
     is_strict: bool = True
     queue_count: int = 0
+    commits: dict[tuple[str, MessageQueue], dict[int, float]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
 
     def check_dense(self) -> None:
         for queue, messages in self.final.items():
@@ -105,6 +111,18 @@ class StaticHistory(History):
                 raise PromiseBroken(f"{ack} is not there, but {there.get(ack.place)!r}")
         return set()
 
+    def _wanted_by(self, group: str) -> set[Place]:
+        """All that is there. What has expired was kept for a group from its first commit on."""
+        there = {Place(queue, at) for queue, messages in self.final.items() for at, _ in messages}
+        firsts = {
+            queue: min(offsets) for (name, queue), offsets in self.commits.items() if name == group
+        }
+        return there | {
+            place
+            for place in self._final_places()
+            if place.queue_offset >= firsts.get(place.queue, math.inf)
+        }
+
     def _must_be_read(self, _queue: MessageQueue) -> bool:
         return True
 
@@ -124,8 +142,7 @@ class OffsetWatch:
         self._mappings = mappings
         self._ends: dict[MessageQueue, int] = {}
         self._seen: dict[tuple[str, MessageQueue], _Seen] = {}
-        # By group and queue, each offset and when it was last sent.
-        self._commits: dict[tuple[str, MessageQueue], dict[int, float]] = defaultdict(dict)
+        self._commits = history.commits
 
     def committing(self, group: str, queue: MessageQueue, offset: int) -> None:
         """A client is about to commit an offset."""
