@@ -116,7 +116,10 @@ def _check_queues(
             reason = f"{item.queue_id} is beyond the topic's {header.write_queue_nums} write and "
             reason += f"{header.read_queue_nums} read queues"
             raise BadMapping(topic, "queueId", reason, queue, item.gen)
-        if old is not None and (queue, item.gen) not in known and item.queue_id < used:
+        # Clean-up may have dropped a closed item here that the other brokers still have.
+        is_leader = item is stored.hosted[queue][-1]
+        is_new = old is not None and (queue, item.gen) not in known
+        if is_leader and is_new and item.queue_id < used:
             reason = f"{item.queue_id} was used before: the next one is {used}"
             raise BadMapping(topic, "queueId", reason, queue, item.gen)
 
