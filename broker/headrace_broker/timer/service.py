@@ -65,6 +65,8 @@ _CLOCK_MARGIN_MS: Final = 60_000
 # the last save on.
 _IDLE_SAVE_S: Final = 10.0
 _ADDED_AT_ONCE: Final = 1 << 18
+# Newest messages to read in the loop, which takes less than a millisecond.
+_FRESH_MAX: Final = 1024
 # As in Apache's broker, for a timer that was due when it arrived.
 _NEVER_QUEUED_MS: Final = 2**63 - 1
 _OUT_MS: Final = TIMER_OUT_MS.encode()
@@ -349,16 +351,24 @@ class Timers:
             await self._asked.wait()
 
     async def _adopt_all(self) -> None:
-        while self._offset < self._queue.end:
-            read = await trio.to_thread.run_sync(self._read_now, self._offset)
+        """Read the queue to its end. Raises OSError.
+
+        The last messages are read in the loop, as they were just written: while a thread reads,
+        others arrive, and under load there would be no end.
+        """
+        while (behind := self._queue.end - self._offset) > 0:
+            if behind <= _FRESH_MAX:
+                read = self._read_now(self._offset)
+            else:
+                read = await trio.to_thread.run_sync(self._read_now, self._offset)
             if read is None:
                 return
             self._adopt(*read)
 
     def _read_now(self, first: int) -> tuple[Arrivals, int] | None:
-        """Some timers of the queue from ``first`` on, and the offset after them. For a thread.
+        """Some timers of the queue from ``first`` on, and the offset after them.
 
-        None at the end of the queue. Raises OSError.
+        None at the end of the queue. For a thread if there are many. Raises OSError.
         """
         if first >= self._queue.end:
             return None
