@@ -130,6 +130,8 @@ MAY_IMPORT = {
         "headrace_broker.message_demands",
         "headrace_broker.statistics",
     },
+    "headrace_broker.tiered": set(),
+    "headrace_broker.tiered.driver": {f"{STORE}.files"},
     STORE: {
         STORE,
         "headrace_broker.clock",
@@ -206,6 +208,7 @@ MAY_IMPORT_TOO = {
     "headrace_protocol.columns": {"numpy"},
     "headrace_daemon.metrics.exposition": {"prometheus_client"},
     "headrace.spans": {"opentelemetry"},
+    "headrace_broker.tiered.driver.objects": {"obstore"},
     f"{STORE}.retention.cleaner": {"trio", "structlog"},
     f"{STORE}.index.indexer": {"trio", "structlog"},
     f"{STORE}.message_store": {"trio", "structlog"},
