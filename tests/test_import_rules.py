@@ -131,6 +131,13 @@ MAY_IMPORT = {
         "headrace_broker.statistics",
     },
     "headrace_broker.tiered": set(),
+    "headrace_broker.tiered.container": {
+        f"{STORE}.files",
+        "headrace_broker.persistence",
+        "headrace_broker.tiered.driver",
+        "msgspec",
+        *RECORDS,
+    },
     "headrace_broker.tiered.driver": {f"{STORE}.files"},
     STORE: {
         STORE,

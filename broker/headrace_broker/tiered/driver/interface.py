@@ -18,12 +18,16 @@ Range = tuple[int, int]
 
 
 class FailureKind(enum.Enum):
-    """Why an operation failed; only ``UNREACHABLE`` is worth a retry as it is."""
+    """Why an operation failed; only ``UNREACHABLE`` is worth a retry as it is.
+
+    DAMAGED: bytes are there, and are not those that were written; no driver returns it.
+    """
 
     MISSING = "missing"
     EXISTS = "exists"
     CHANGED = "changed"
     SHORT = "short"
+    DAMAGED = "damaged"
     UNREACHABLE = "unreachable"
 
 
