@@ -133,6 +133,7 @@ MAY_IMPORT = {
     "headrace_broker.tiered": set(),
     "headrace_broker.tiered.container": {
         f"{STORE}.files",
+        f"{STORE}.index",
         "headrace_broker.persistence",
         "headrace_broker.tiered.driver",
         "msgspec",

@@ -79,7 +79,9 @@ class Model:
                     tier.sweep()
                 case _:
                     count = rng.randrange(1, 25)
-                    self.tried[queue_id] = queue.commit_offset + count
+                    # What a failed append left may be found after a crash, and is as good.
+                    tried = queue.commit_offset + count
+                    self.tried[queue_id] = max(self.tried[queue_id], tried)
                     append(queue, count)
                     self.durable[queue_id] = queue.commit_offset
 
