@@ -31,7 +31,7 @@ from headrace_protocol.message import (
     java_hash,
 )
 from tests.support.faulty_files import FaultyFiles, PowerCut, next_life
-from tests.support.tiers import BEGIN_MS, TOPIC, block, store_ms
+from tests.support.tiers import BEGIN_MS, TOPIC, block, open_tier, queue_of, read, store_ms
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -233,6 +233,7 @@ def test_a_spoiled_slot_is_damage(tmp_path: Path) -> None:
     assert failure.kind is FailureKind.DAMAGED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(15))
 @pytest.mark.parametrize("end", ["power cut", "kill"])
 def test_synced_items_survive_a_crash(tmp_path: Path, seed: int, end: str) -> None:
@@ -268,3 +269,40 @@ def test_synced_items_survive_a_crash(tmp_path: Path, seed: int, end: str) -> No
         for offset in rng.sample(range(synced), min(synced, 5)):
             assert offset in offsets(index, f"u{offset}"), f"seed {seed}"
         index.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("end", ["power cut", "kill"])
+def test_all_kept_records_are_found_after_a_crash(tmp_path: Path, seed: int, end: str) -> None:
+    rng, root = Random(f"{seed} {end}"), tmp_path / "disk"
+    life = next_life(root, rng)
+    position = 0
+    for _ in range(3):
+        after = life.operation_count + rng.randrange(30, 150)
+        life.kill_after, life.cut_after = (after, -1) if end == "kill" else (-1, after)
+        try:
+            tier = open_tier(root, files=life, has_index=True)
+            queue = queue_of(tier)
+            assert tier.index_again(TOPIC, 0, position, BEGIN_MS) is None
+            while True:
+                records, codes = block(queue.commit_offset, rng.randrange(1, 20))
+                assert tier.append(TOPIC, 0, records, codes, BEGIN_MS) is None
+                if rng.random() < 0.3:
+                    tier.sync()
+                    # What a follower saves, and begins at after a crash.
+                    position = queue.commit_offset
+        except PowerCut:
+            pass
+        life.kill() if end == "kill" else life.cut_power()
+        life = next_life(root, rng, before=life)
+    tier = open_tier(root, files=life, has_index=True)
+    queue, index = queue_of(tier), tier.index
+    assert index is not None
+    assert tier.index_again(TOPIC, 0, position, BEGIN_MS) is None
+    hits = index.query(TOPIC, "even", 0, LONG_MAX, 10**6)
+    assert not isinstance(hits, Failure)
+    places = sorted(hit.place for hit in hits)
+    expected = [read(queue, at, 1).physical_offset[0] for at in range(queue.commit_offset)]
+    assert places == expected, f"seed {seed}"
+    index.close()

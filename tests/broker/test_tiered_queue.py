@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -349,6 +351,43 @@ def queue_of_failing(tmp_path: Path, driver: Failing) -> FlatQueue:
     queue = queue_of(open_tier(tmp_path, driver))
     driver.rate = rate
     return queue
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_reads_beside_appends_and_expiry_are_whole(tier: Tier, seed: int) -> None:
+    rng, queue = Random(seed), queue_of(tier)
+    append(queue, 20)
+    is_over = Event()
+
+    def read_on() -> int:
+        reads, own = 0, Random(seed)
+        while not is_over.is_set() or not reads:
+            first = own.randrange(queue.min_offset, queue.commit_offset)
+            found = queue.units(first, 30)
+            if isinstance(found, Failure):
+                assert first < queue.min_offset, found
+                continue
+            offsets = np.arange(found.first, found.first + len(found.units))
+            records = queue.records(found.units, offsets, check_bodies=True)
+            if isinstance(records, Failure):
+                # Only an expiry takes records away, and then the least offset says so.
+                assert found.first < queue.min_offset, records
+                continue
+            assert records.queue_offset.tolist() == offsets.tolist()
+            reads += 1
+        return reads
+
+    with ThreadPoolExecutor(2) as threads:
+        readers = [threads.submit(read_on) for _ in range(2)]
+        try:
+            for _ in range(60):
+                append(queue, rng.randrange(1, 15))
+                before_ms = store_ms(queue.commit_offset - rng.randrange(20, 80))
+                tier.expire(TOPIC, 0, before_ms, BEGIN_MS)
+        finally:
+            is_over.set()
+        assert all(reader.result() for reader in readers)
 
 
 # -- metadata --------------------------------------------------------------------------------------

@@ -86,6 +86,7 @@ class Model:
                     self.durable[queue_id] = queue.commit_offset
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(20, 400))]
 )

@@ -6,9 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headrace_broker.store.files.filesystem import Files
 from headrace_broker.tiered.container.flat_queue import SegmentLimits
+from headrace_broker.tiered.container.index_file import IndexSize
 from headrace_broker.tiered.container.metadata import TierMetadata
+from headrace_broker.tiered.container.paths import cluster_folder
 from headrace_broker.tiered.container.tier import Home, Tier
+from headrace_broker.tiered.container.tier_index import TierIndex
 from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.columns import RecordColumns
@@ -17,7 +21,6 @@ from headrace_protocol.message import encode_host, encode_properties, encode_rec
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from headrace_broker.store.files.filesystem import Files
     from headrace_broker.tiered.container.flat_queue import FlatQueue
     from headrace_broker.tiered.driver.interface import AppendDriver
     from headrace_protocol.columns import Array
@@ -104,11 +107,18 @@ def open_tier(
     *,
     limits: SegmentLimits = SMALL,
     files: Files | None = None,
+    has_index: bool = False,
 ) -> Tier:
     """The tier of a broker, opened: its metadata and, without a driver, its files below a root."""
+    files = files or Files()
     metadata = TierMetadata(root / "config" / "tieredStoreMetadata.json", files)
     driver = driver or PosixDriver(root / "tier", files)
-    tier = Tier(driver, Home("cluster", "broker"), metadata, limits)
+    index = None
+    if has_index:
+        size, folder = IndexSize(slot_count=13, item_count=50), cluster_folder("cluster")
+        index = TierIndex(root, driver, metadata, folder, "broker", files, size)
+        index.open(is_clean=False)
+    tier = Tier(driver, Home("cluster", "broker"), metadata, limits, index)
     while (failure := tier.open(BEGIN_MS)) is not None:
         assert failure.kind is FailureKind.UNREACHABLE, failure
     return tier

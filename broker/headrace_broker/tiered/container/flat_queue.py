@@ -328,6 +328,9 @@ class FlatQueue:
             if row.size and row.end_timestamp >= before_ms:
                 break
             count += 1
+        # A failed append may leave the last segment without the record that says where it begins.
+        while count and not self.log.segments[count].size:
+            count -= 1
         if not count:
             return []
         head = self.head(self.log.segments[count].base_offset)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
 
 from headrace_broker.tiered.container.flat_file import Place
 from headrace_broker.tiered.container.flat_queue import FlatQueue, SegmentLimits
@@ -20,7 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from headrace_broker.tiered.container.metadata import TierMetadata
+    from headrace_broker.tiered.container.tier_index import TierIndex
     from headrace_broker.tiered.driver.interface import AppendDriver
+    from headrace_protocol.columns import Array, RecordColumns
+
+_INDEXED_AT_ONCE: Final = 4096
 
 
 class Home(NamedTuple):
@@ -43,7 +49,9 @@ class Tier:
         home: Home,
         metadata: TierMetadata,
         limits: SegmentLimits | None = None,
+        index: TierIndex | None = None,
     ) -> None:
+        """index: where appended records are found by key; None for a tier without queries."""
         self.queues: dict[tuple[str, int], FlatQueue] = {}
         self.damaged: dict[tuple[str, int], Failure] = {}
         self.metadata = metadata
@@ -51,6 +59,7 @@ class Tier:
         self._home = home
         self._folder = cluster_folder(home.cluster)
         self._limits = limits or SegmentLimits()
+        self.index = index
 
     def open(self, now_ms: int) -> Failure | None:
         """Bring all queues in line with the store.
@@ -97,6 +106,56 @@ class Tier:
             self.queues[name.topic, name.queue_id] = self._queue(name)
         return None
 
+    # -- upload ------------------------------------------------------------------------------------
+
+    def append(
+        self,
+        topic: str,
+        queue_id: int,
+        records: RecordColumns,
+        tags_codes: Array,
+        now_ms: int,
+    ) -> Failure | None:
+        """As ``FlatQueue.append``, and add what is kept to the index. Raises OSError."""
+        queue = self.queues[topic, queue_id]
+        log_end = queue.log_end
+        failure = queue.append(records, tags_codes, now_ms)
+        if self.index is not None:
+            kept = records.select(records.queue_offset < queue.commit_offset)
+            places = log_end + np.cumsum(kept.size) - kept.size
+            self.index.add(topic, queue_id, kept, places, now_ms)
+        return failure
+
+    def index_again(
+        self, topic: str, queue_id: int, queue_offset: int, now_ms: int
+    ) -> Failure | None:
+        """Add all records from an offset on to the index: after a crash, from the last ``sync`` on.
+
+        Fails as ``FlatQueue.records``. Raises OSError.
+        """
+        queue, at = self.queues[topic, queue_id], queue_offset
+        while self.index is not None and at < queue.commit_offset:
+            found = queue.units(at, _INDEXED_AT_ONCE)
+            if isinstance(found, Failure):
+                return found
+            at = found.first + len(found.units)
+            offsets = np.arange(found.first, at)
+            records = queue.records(found.units, offsets)
+            if isinstance(records, Failure):
+                return records
+            self.index.add(topic, queue_id, records, records.physical_offset, now_ms)
+            if not len(offsets):
+                break
+        return None
+
+    def sync(self) -> None:
+        """Bring metadata and index to disk; the records are there already. Raises OSError."""
+        self.metadata.save()
+        if self.index is not None:
+            self.index.sync()
+
+    # -- removal -----------------------------------------------------------------------------------
+
     def delete(self, topic: str, queue_id: int) -> Failure | None:
         """Delete a queue; after a failure ``sweep`` removes the rest. Raises OSError."""
         name = QueueName(self._home.broker, topic, queue_id)
@@ -126,7 +185,10 @@ class Tier:
         return self._driver.delete(paths)
 
     def sweep(self) -> Failure | None:
-        """Delete what no row names: leftovers of expiries and deletions that were cut short."""
+        """Delete what no row names: leftovers of expiries and deletions that were cut short.
+
+        Never while the index uploads: its file has no row until it is whole.
+        """
         entries = self._driver.entries(f"{self._folder}/{self._home.broker}")
         if isinstance(entries, Failure):
             return entries
