@@ -155,8 +155,7 @@ def test_a_key_of_the_least_hash_has_slot_0(tmp_path: Path) -> None:
 
 def test_keys_are_found_in_local_and_uploaded_files(tmp_path: Path) -> None:
     index = open_index(tmp_path)
-    for first in range(0, 100, 10):
-        add(index, first, 10)
+    fill(index, 0, 100)
     add(index, 5, 1, topic="other")
     assert len(list((tmp_path / FOLDER).iterdir())) > 4
     for uploads in (False, True):
@@ -205,8 +204,7 @@ def test_a_topic_made_again_does_not_find_its_predecessor(tmp_path: Path) -> Non
 
 def test_uploaded_files_expire(tmp_path: Path) -> None:
     index = open_index(tmp_path)
-    for first in range(0, 100, 10):
-        add(index, first, 10)
+    fill(index, 0, 100)
     index.upload(BEGIN_MS)
     assert index.expire(0) is None
     before = list((tmp_path / "tier").rglob("0/INDEX/*"))
@@ -231,6 +229,40 @@ def test_a_spoiled_slot_is_damage(tmp_path: Path) -> None:
     failure = index.query(TOPIC, "k1", 0, LONG_MAX, 10)
     assert isinstance(failure, Failure)
     assert failure.kind is FailureKind.DAMAGED
+
+
+def fill(index: TierIndex, first: int, end: int) -> None:
+    for offset in range(first, end, 10):
+        add(index, offset, 10)
+
+
+def test_a_full_disk_is_an_error_and_heals(tmp_path: Path) -> None:
+    disk = FaultyFiles(tmp_path, Random(1))
+    size = IndexSize(slot_count=5000, item_count=100_000)
+    index = open_index(tmp_path, disk, size=size)
+    add(index, 0, 20)
+    disk.is_full = True
+    # What was allocated ahead still takes some.
+    with pytest.raises(OSError, match="No space"):
+        fill(index, 20, 5000)
+    disk.is_full = False
+    fill(index, 20, 200)
+    assert set(offsets(index, "even")) >= set(range(200))
+    assert all(offset in offsets(index, f"u{offset}") for offset in range(0, 200, 13))
+    index.close()
+
+
+def test_a_file_of_full_size_takes_little_room(tmp_path: Path) -> None:
+    index = open_index(tmp_path, size=IndexSize())
+    add(index, 0, 100)
+    index.sync()
+    index._metadata.save()
+    (path,) = (tmp_path / FOLDER).iterdir()
+    assert path.stat().st_size == 28 + 5_000_000 * 8 + 20_000_000 * 32
+    assert path.stat().st_blocks * 512 < 4 << 20
+    again = open_index(tmp_path, size=IndexSize(), is_clean=False)
+    assert path.stat().st_blocks * 512 < 4 << 20
+    assert offsets(again, "k7") == [7]
 
 
 @pytest.mark.slow

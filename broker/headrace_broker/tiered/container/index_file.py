@@ -34,6 +34,7 @@ _FIELDS: Final = [
 ]
 ITEM: Final = np.dtype(_FIELDS)
 OPEN_ITEM: Final = np.dtype([*_FIELDS, ("previous", ">i4")])
+_ALLOCATE_STEP_BYTES: Final = 1 << 20
 # Of a finished file at a time: its slots or items.
 _PART_COUNT: Final = 1 << 18
 
@@ -69,6 +70,9 @@ class OpenIndex:
         file_bytes = size.items_at + size.item_count * OPEN_ITEM.itemsize
         self._descriptor = files.open(path) if path.exists() else files.create(path)
         files.truncate(self._descriptor, file_bytes)
+        # Pages of header and slots that may be holes, and how far items have blocks.
+        self._holes = np.ones(-(-size.items_at // mmap.PAGESIZE), bool)
+        self._allocated_bytes = size.items_at
         self._map = mmap.mmap(self._descriptor, file_bytes)
         slots = np.frombuffer(self._map, ">i4", size.slot_count * 2, HEADER.size)
         self._slots = slots[::2]
@@ -76,6 +80,7 @@ class OpenIndex:
         header: tuple[int, ...] = HEADER.unpack_from(self._map)
         _magic, _begin, self.end_ms, self._used_slots, count = header
         self.count = min(max(count, 0), size.item_count - 1)
+        self._allocate(np.empty(0, np.int64), 0)
         self._write_header(OPEN_MAGIC)
 
     @property
@@ -84,13 +89,17 @@ class OpenIndex:
         return self._size.item_count - 1 - self.count
 
     def add(self, items: Array, times: Array) -> None:
-        """Add items, at most ``room``. times: their store times, which replace ``seconds``."""
+        """Add items, at most ``room``. times: their store times, which replace ``seconds``.
+
+        Raises OSError if the disk is full; then nothing was added.
+        """
         first = self.count + 1
         added = np.empty(len(items), OPEN_ITEM)
         for name in ITEM.names or ():
             added[name] = items[name]
         added["seconds"] = (times - self.begin_ms) // 1000
         slots = added["key_hash"].astype(np.int64) % self._size.slot_count
+        self._allocate(slots, first + len(items))
         added["previous"], heads = self._linked(slots, first)
         self._items[first : first + len(items)] = added
         self._used_slots += int((self._slots[slots[heads]] <= 0).sum())
@@ -99,6 +108,26 @@ class OpenIndex:
         self.end_ms = max(self.end_ms, int(times.max()))
         # Last: a query of another thread, or a start after a kill, sees whole items only.
         self._write_header(OPEN_MAGIC)
+
+    def _allocate(self, slots: Array, item_end: int) -> None:
+        """Allocate blocks for the header, these slots and all items before ``item_end``.
+
+        On a full disk a write through the map would end the process.
+        """
+        pages = np.unique((HEADER.size + slots * SLOT.size) // mmap.PAGESIZE)
+        for page in {0, *pages.tolist()}:
+            if self._holes[page]:
+                at = page * mmap.PAGESIZE
+                # Not past the end, which would make the file longer.
+                step = min(mmap.PAGESIZE, len(self._map) - at)
+                self._files.allocate(self._descriptor, at, step)
+                self._holes[page] = False
+        end = self._size.items_at + item_end * OPEN_ITEM.itemsize
+        if end > self._allocated_bytes:
+            end = min(end + _ALLOCATE_STEP_BYTES, len(self._map))
+            step = end - self._allocated_bytes
+            self._files.allocate(self._descriptor, self._allocated_bytes, step)
+            self._allocated_bytes = end
 
     def _linked(self, slots: Array, first: int) -> tuple[Array, Array]:
         """The item before each in its slot, and which of them are the last of their slots."""
@@ -114,12 +143,18 @@ class OpenIndex:
         HEADER.pack_into(self._map, 0, magic, *fields)
 
     def link_anew(self) -> None:
-        """Rebuild slots and links from the items: after a crash any of them may be lost."""
+        """Rebuild slots and links from the items: after a crash any of them may be lost.
+
+        Raises OSError.
+        """
         slots = self._items["key_hash"][1 : self.count + 1].astype(np.int64)
-        self._slots[:] = 0
-        previous, heads = self._linked(slots % self._size.slot_count, 1)
+        slots %= self._size.slot_count
+        used = np.flatnonzero(self._slots)
+        self._allocate(np.concatenate([slots, used]), self.count + 1)
+        self._slots[used] = 0
+        previous, heads = self._linked(slots, 1)
         self._items["previous"][1 : self.count + 1] = previous
-        self._slots[slots[heads] % self._size.slot_count] = heads + 1
+        self._slots[slots[heads]] = heads + 1
         self._used_slots = len(heads) if self.count else 0
         self._write_header(OPEN_MAGIC)
 
