@@ -7,6 +7,8 @@ are rejected.
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -118,9 +120,10 @@ class MessageDemands:
         ]
         self._marks = [f"\x02{name}\x01".encode() for name in sorted(self.properties)]
         # Names of one row share their start. A single byte is found at a tenth of the cost of a
-        # text, so one that batches rarely have is looked for first.
+        # text, so bytes that batches rarely have are looked for first.
         starts = [_common_start(demand.properties) for demand in self._demands if demand.properties]
-        self._item_marks = [(_rare_letter(start), start.encode()) for start in starts]
+        self._item_marks = [start.encode() for start in starts]
+        self._item_letters = _rare_letters(starts)
 
     def matches_topic(self, topic: str) -> bool:
         """Whether every message to a topic makes a demand."""
@@ -159,10 +162,11 @@ class MessageDemands:
 
     def check_items(self, items: BatchItems) -> None:
         """Raise RequestError if an item of a batch makes a demand."""
-        ends = items.ends()
-        for letter, mark in self._item_marks:
-            if letter in ends and mark in ends:
-                self._check_each(items)
+        ends = items.ends
+        for letter in self._item_letters:
+            if letter in ends:
+                if any(mark in ends for mark in self._item_marks):
+                    self._check_each(items)
                 return
 
     def _check_each(self, items: BatchItems) -> None:
@@ -208,10 +212,20 @@ def _common_start(names: tuple[str, ...]) -> str:
     return first[:same]
 
 
-def _rare_letter(name: str) -> int:
-    """The first byte of a name that is neither in hexadecimal digits nor in the usual names."""
+def _rare_letters(names: Iterable[str]) -> list[int]:
+    """A few bytes, one of which is in each name.
+
+    If possible, none is a hexadecimal digit or in the usual names.
+    """
     usual = frozenset("0123456789ABCDEFUNIQ_KEYSTAGSWAIT")
-    return ord(next((char for char in name if char not in usual), name[0]))
+    left = {name: set(name) - usual or {name[0]} for name in names}
+    letters: list[int] = []
+    while left:
+        counts = Counter(itertools.chain.from_iterable(sorted(each) for each in left.values()))
+        [(letter, _)] = counts.most_common(1)
+        letters.append(ord(letter))
+        left = {name: each for name, each in left.items() if letter not in each}
+    return letters
 
 
 def _not_in_batch(demand: Demand, cause: str) -> RequestError:

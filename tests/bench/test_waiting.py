@@ -8,7 +8,7 @@ import pytest
 
 from headrace.blocking import Admin
 from tests.bench.bars import WAITING
-from tests.bench.waiting import CASES, COLUMNS, STORED, STORED_COLUMNS, fill
+from tests.bench.waiting import CASES, COLUMNS, STORED, STORED_COLUMNS, fill, measure_at_once
 from tests.conformance.peer import running
 from tests.conformance.probe import wait_for_send
 
@@ -29,6 +29,14 @@ def test_timers_and_halves_wait(tmp_path: Path) -> None:
                 for topic in topics
             ]
     assert counts == [321, 33]
+
+
+@pytest.mark.slow
+def test_timers_that_are_due_at_once_are_counted(tmp_path: Path) -> None:
+    with running("headrace", tmp_path, settings={}) as peer:
+        wait_for_send(peer.broker, 60)
+        report = measure_at_once(peer, 100, ahead_s=3)
+    assert 0 < report["max_us"] < 5e6
 
 
 def test_every_bar_is_of_a_case_that_is_measured() -> None:

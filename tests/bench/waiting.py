@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.blocking import Admin
 from tests.bench.bars import WAITING, bars_table
 from tests.bench.load import FIRST_SEND_TIMEOUT_S, SENDS, Load, loaded, say
 from tests.bench.options import option_parser, parse
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.bench.driver import Report
+    from tests.conformance.peer import Peer
 
 BODY_BYTES = 100
 QUEUES = 8
@@ -44,7 +46,10 @@ THROUGHPUT: dict[str, dict[str, Any]] = {
 }
 # The delay that passes within the window of a throughput.
 DELAY_S = {"delay level 1": 1.0, "timer of 2 s": 2.0, "send-back": 1.0}
-CASES = [*PACED, *THROUGHPUT]
+AT_ONCE = "10,000 timers at once"
+AT_ONCE_COUNT = 10_000
+AT_ONCE_AHEAD_S = 10
+CASES = [*PACED, AT_ONCE, *THROUGHPUT]
 STORED = "with what waits"
 COLUMNS = (
     ("rate", "messages/s", 1, 0),
@@ -73,10 +78,27 @@ def measure_peer(load: Load, messages: int, seconds: float) -> Iterator[tuple[st
         report = load.job(job, f"PACED_{number}", BODY_BYTES, seconds=seconds)
         del report["rate"]  # of the window, which is longer by the delay
         yield case, report
+    yield AT_ONCE, measure_at_once(load.peer, AT_ONCE_COUNT, AT_ONCE_AHEAD_S)
     for number, (case, work) in enumerate(THROUGHPUT.items()):
         report = load.job(work, f"WAITING_{number}", BODY_BYTES, messages=messages)
         report["rate"] = messages / (report["seconds"] - DELAY_S.get(case, 0))
         yield case, report
+
+
+def measure_at_once(peer: Peer, count: int, ahead_s: int) -> Report:
+    """How long the last of many timers takes that are all due in one millisecond, ahead_s from now.
+
+    It is delivered when it is in its topic; a consumer is not needed to see that.
+    """
+    due_s = int(time.time()) + ahead_s
+    stored = fill(peer.broker, "AT_ONCE", count, f"TIMER_DELIVER_MS\x01{due_s}000\x02")
+    if time.time() > due_s:
+        raise RuntimeError(f"{stored} timers could not be stored in {ahead_s} s")
+    time.sleep(due_s - time.time())
+    with Admin(nameserver=peer.nameserver) as admin:
+        while sum(each.max_offset for each in admin.topic_stats("AT_ONCE").values()) < stored:
+            time.sleep(0.001)
+    return {"max_us": (time.time() - due_s) * 1e6}
 
 
 # -- what waits, on headrace -----------------------------------------------------------------------
@@ -103,8 +125,8 @@ def measure_stored(load: Load, timers: int, halves: int, seconds: float) -> Repo
     }
 
 
-def fill(address: str, topic: str, count: int, properties: str, *, sys_flag: int = 0) -> None:
-    """Store messages that wait."""
+def fill(address: str, topic: str, count: int, properties: str, *, sys_flag: int = 0) -> int:
+    """Store messages that wait; returns how many, which are a few more than ``count``."""
     body = bytes(BODY_BYTES)
     frames = itertools.cycle(
         send_frame(topic, queue, body, sys_flag=sys_flag, properties=properties)
@@ -113,7 +135,7 @@ def fill(address: str, topic: str, count: int, properties: str, *, sys_flag: int
     with Client(address) as client:
         client.call(topic_frame(topic, QUEUES))
         call_until_accepted(client, next(frames))
-        Rotation([client], frames).run(count=count - 1)
+        return 1 + Rotation([client], frames).run(count=count - 1)
 
 
 def restart_s(load: Load) -> float:

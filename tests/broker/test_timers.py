@@ -94,6 +94,24 @@ async def test_saving_survives_a_store_that_is_not_writable(
     }
 
 
+async def test_timers_that_keep_coming_hold_none_up(
+    clockwork: Clockwork, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def keep_sending() -> None:
+        for _ in range(2000):
+            clockwork.send(b"later", TIMER_DELAY_SEC=3600)
+            await trio.lowlevel.checkpoint()
+            if clockwork.bodies() == [b"due"]:
+                return
+
+    async with clockwork.running():
+        clockwork.send(b"due", TIMER_DELAY_SEC=1)
+        await clockwork.until(lambda: clockwork.timers.is_caught_up)
+        clockwork.clock.ms += 1000
+        await keep_sending()
+        assert clockwork.bodies() == [b"due"]
+
+
 # --- what is delivered ---------------------------------------------------------------------
 
 

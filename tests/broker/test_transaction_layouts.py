@@ -13,7 +13,7 @@ from headrace_protocol.message import tags_code_of
 if TYPE_CHECKING:
     from headrace_broker.message_demands import SentMessage
 
-IDS = [b"A", b"B", b"PGROUP", b"true", b"", b"a\x01b", "ключ".encode()]
+IDS = [b"A", b"B", b"1", b"PGROUP", b"true", b"", b"a\x01b", "ключ".encode()]
 BEFORE = [
     b"KEYS\x01k1\x02",
     b"KEYS\x01\x02",

@@ -13,10 +13,12 @@ from headrace_broker.store_tools.copy import copy_topics
 from headrace_broker.store_tools.directory import open_directory
 from headrace_broker.store_tools.fsck import check, repair
 from headrace_broker.store_tools.stat import store_stat
+from headrace_broker.store_tools.timer_log import timer_units
 from headrace_broker.timer.wheel import SLOT, UNIT, WHEEL_SLOTS
 from headrace_protocol import fastjson
 from headrace_protocol.system_topics import HALF_TOPIC, OP_HALF_TOPIC, TIMER_TOPIC
 from tests.support.broker import BrokerUnderTest, broker_config
+from tests.support.cli import headrace
 from tests.support.damage import quiet
 from tests.support.stores import small_settings
 
@@ -63,6 +65,36 @@ def damage(root: Path) -> list[Finding]:
 def test_what_a_broker_leaves_is_sound(root: Path) -> None:
     assert (root / "timerwheel").exists()
     assert damage(root) == []
+
+
+def test_the_timer_log_is_printed(root: Path) -> None:
+    def dump(*options: str) -> list[list[str]]:
+        printed = headrace("store", "dump", str(root), *options).stdout
+        return [line.split("\t") for line in printed.splitlines()]
+
+    first, second, *_ = units = dump("--timers")
+    assert [row[0] for row in units] == [str(n * UNIT.itemsize) for n in range(TIMERS)]
+    assert {row[1] for row in units} == {"timer"}
+    seconds = [f"2023-11-14T22:23:{20 + number // 2}.000Z" for number in range(TIMERS)]
+    assert [row[2] for row in units] == seconds
+    assert first[-1] == second[-1] == "in wheel"
+    (record,) = dump("--from", first[4], "--max", "1")
+    assert record[:3] == [first[4], first[5], f"{TIMER_TOPIC}/0"]
+    later = headrace("store", "dump", str(root), "--timers", "--from", "52", "--max", "1", "--json")
+    assert later.json_lines()[0]["position"] == 52
+    wrong = headrace("store", "dump", str(root), "--timers", "--topic", "T")
+    assert (wrong.exit_code, "--timers goes with neither" in wrong.stderr) == (2, True)
+
+
+def test_units_that_the_wheel_does_not_reach_are_told_apart(root: Path) -> None:
+    with (root / "timerwheel").open("r+b") as file:
+        file.seek(FIRST_MS // 1000 % WHEEL_SLOTS * SLOT.itemsize)
+        file.write(bytes(SLOT.itemsize))
+    units = list(timer_units(root))
+    assert [unit.is_in_wheel for unit in units] == [False, False, True, True, True]
+    assert [unit.previous for unit in units] == [-1, 0, -1, 2 * UNIT.itemsize, -1]
+    (root / "timerwheel").unlink()
+    assert not any(unit.is_in_wheel for unit in timer_units(root))
 
 
 # --- wheel and log -------------------------------------------------------------------------

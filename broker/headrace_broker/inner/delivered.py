@@ -60,6 +60,11 @@ class Delivered:
         self.newest_ms = 0
         self._left: defaultdict[bytes, _Left] = defaultdict(lambda: _Left(set(), set(), Counter()))
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has left since the last ``forget``; costs less than a count."""
+        return not self._left
+
     def __len__(self) -> int:
         return sum(left.total for left in self._left.values())
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace_broker.inner.delivered import source_of
+from headrace_broker.inner.layouts import Layouts
 from headrace_broker.inner.writer import InnerMessage
 from headrace_broker.queue_directory import Elsewhere, Use
 from headrace_broker.store.log.record_checksum import SLOT_BYTES
@@ -20,6 +21,8 @@ from headrace_protocol.message import (
 from headrace_protocol.system_topics import UNDELIVERED_TOPIC
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from headrace_broker.inner.waiting import Waiting
     from headrace_broker.queue_directory import QueueDirectory
     from headrace_broker.topics.table import TopicTable
@@ -29,6 +32,47 @@ REASON = "UNDELIVERED_REASON"
 _PLACES_MAX = 10_000
 # A record may get a checksum of its own.
 INNER_PROPERTIES_MAX = PROPERTIES_BYTES_MAX - SLOT_BYTES
+
+
+class Route(NamedTuple):
+    """What the properties of a message that waited say about its delivery.
+
+    topic, queue_id: where it goes. tags_code: of its unit there. parts: of the properties that it
+    gets, between the values of UNIQ_KEY.
+    """
+
+    topic: str
+    queue_id: int
+    tags_code: int
+    parts: tuple[bytes, ...]
+
+
+class Routes:
+    """Reads the properties of messages that waited; a layout that is known costs no scan."""
+
+    def __init__(self, dropped: Collection[bytes] = ()) -> None:
+        """dropped: names of the properties that delivered messages do not keep."""
+        self._dropped = dropped
+        self._layouts = Layouts(self._route, [b"UNIQ_KEY"])
+
+    def __len__(self) -> int:
+        return len(self._layouts)
+
+    def read(self, properties: bytes) -> tuple[Route, bytes]:
+        """The route of a message and the properties that it gets, each ended by a separator.
+
+        properties: those it waited with, without the record's checksum.
+        """
+        route, keys, mark = self._layouts.read(properties)
+        return route, keys + mark.join(route.parts)
+
+    def _route(self, properties: bytes, mark: bytes) -> Route:
+        return Route(
+            property_value(properties, b"REAL_TOPIC").decode(errors="replace"),
+            property_number(properties, b"REAL_QID", -1),
+            tags_code_of(properties),
+            tuple(with_properties(properties, {}, self._dropped).split(mark)),
+        )
 
 
 class Delivery:
@@ -71,14 +115,13 @@ class Delivery:
         self._places[topic, queue_id] = created_at
         return ""
 
-    def message(self, waiting: Waiting, properties: bytes) -> InnerMessage:
+    def message(self, waiting: Waiting, route: Route, properties: bytes) -> InnerMessage:
         """The message as its topic gets it, or the topic of undelivered ones.
 
-        properties: those of the delivered record; they name the topic.
+        properties: those of the delivered record.
         """
-        topic = property_value(properties, b"REAL_TOPIC").decode(errors="replace")
-        queue_id = property_number(properties, b"REAL_QID", -1)
-        message = stored_again(waiting, topic, queue_id, properties)
+        topic, queue_id, tags_code, _ = route
+        message = stored_again(waiting, topic, queue_id, properties, tags_code)
         reason = self.why_not(topic, queue_id, waiting.physical_offset)
         return self.redirect(message, reason) if reason else message
 
@@ -111,14 +154,16 @@ class Delivery:
         return {"messagesUndelivered": str(self.undelivered)}
 
 
-def stored_again(waiting: Waiting, topic: str, queue_id: int, properties: bytes) -> InnerMessage:
+def stored_again(
+    waiting: Waiting, topic: str, queue_id: int, properties: bytes, tags_code: int
+) -> InnerMessage:
     """A message that waited, as the record that takes its place."""
     return InnerMessage(
         topic,
         queue_id,
         waiting.body,
         properties,
-        tags_code_of(properties),
+        tags_code,
         waiting.flag,
         waiting.sys_flag,
         waiting.born_timestamp,

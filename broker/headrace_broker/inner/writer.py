@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.inner.waiting import WaitingQueue
     from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.store.store_queue import StoreQueue
     from headrace_daemon.host_log import HostLog
     from headrace_protocol.columns import Buffer
 
@@ -27,7 +28,7 @@ _PUBLISH_LOOK_S: Final = 0.01
 
 
 class InnerMessage(NamedTuple):
-    """One record to append; the fields are those of ``CommitLog.append``.
+    """One record to append; from ``body`` on the fields are those of ``CommitLog.append``.
 
     topic, queue_id: where it goes; the queue is looked up when it is appended.
     on_appended: called then.
@@ -132,13 +133,18 @@ class InnerWriter:
         self._write_path.begin()
         end_s = perf_counter() + _SLICE_S
         done = start
+        queues: dict[tuple[str, int], StoreQueue] = {}
         try:
             while done < len(messages) and (done == start or perf_counter() < end_s):
                 message = messages[done]
-                queue_id = self._find_target(message.topic, message.queue_id)
-                if not isinstance(queue_id, int):
-                    break
-                physical_offset = self._append_one(message, queue_id)
+                place = message.topic, message.queue_id
+                queue = queues.get(place)
+                if queue is None:
+                    queue_id = self._find_target(*place)
+                    if not isinstance(queue_id, int):
+                        break
+                    queue = queues[place] = self._store.queue(message.topic, queue_id)
+                physical_offset = self._append_one(message, queue)
                 done += 1
                 note(done - 1, physical_offset)
         except (StoreBusy, StoreNotWritable):
@@ -150,10 +156,10 @@ class InnerWriter:
                 self._write_path.publish()
         return done
 
-    def _append_one(self, message: InnerMessage, queue_id: int) -> int:
+    def _append_one(self, message: InnerMessage, queue: StoreQueue) -> int:
         """Append a message; its physical offset, -1 if it is too large."""
         try:
-            return self._append_to(queue_id, message)
+            return self._append_to(queue, message)
         except RecordTooLarge as error:
             self._host_log.error(
                 message.client, "message can't be stored", topic=message.topic, reason=str(error)
@@ -167,21 +173,10 @@ class InnerWriter:
         """
         queue_id = self._find_target(message.topic, message.queue_id)
         assert isinstance(queue_id, int)
-        return self._append_to(queue_id, message)
+        return self._append_to(self._store.queue(message.topic, queue_id), message)
 
-    def _append_to(self, queue_id: int, message: InnerMessage) -> int:
-        physical_offset = self._write_path.append(
-            self._store.queue(message.topic, queue_id),
-            message.body,
-            message.properties,
-            message.tags_code,
-            message.flag,
-            message.sys_flag,
-            message.born_timestamp,
-            message.born_host,
-            message.reconsume_times,
-            message.prepared_transaction_offset,
-        )
+    def _append_to(self, queue: StoreQueue, message: InnerMessage) -> int:
+        physical_offset = self._write_path.append(queue, *message[2:-1])
         self._on_stored(message.topic, 1, len(message.body))
         if message.on_appended is not None:
             message.on_appended()

@@ -21,11 +21,11 @@ import structlog
 import trio
 
 from headrace_broker.inner.delivered import Delivered, stored_since
+from headrace_broker.inner.delivery import Routes
 from headrace_broker.inner.saving import save_at_intervals
 from headrace_broker.inner.waiting import RECORDS_AT_ONCE, Unreadable, Waiting, WaitingQueue
 from headrace_broker.inner.writer import RETRY_S
 from headrace_broker.schedule.levels import DelayDemand
-from headrace_protocol.message import property_value
 from headrace_protocol.system_topics import HALF_TOPIC, SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
@@ -120,6 +120,7 @@ class Schedule:
         self._store = store
         self._writer = writer
         self._delivery = delivery
+        self._routes = Routes()
         self._offsets = offsets
         self._save_s = save_s
         self._asked = trio.Event()
@@ -293,11 +294,12 @@ class Schedule:
 
     def _message(self, waiting: Waiting) -> InnerMessage | None:
         """The message as its topic gets it; None for one that nobody may deliver."""
-        if property_value(waiting.properties, b"REAL_TOPIC") == HALF_TOPIC.encode():
+        route, properties = self._routes.read(waiting.properties)
+        if route.topic == HALF_TOPIC:
             self.dropped += 1
             log.warning("delayed message for the half topic dropped", offset=waiting.queue_offset)
             return None
-        return self._delivery.message(waiting, waiting.properties)
+        return self._delivery.message(waiting, route, properties)
 
     # -- for others --------------------------------------------------------------------------------
 

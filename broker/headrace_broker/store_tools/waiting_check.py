@@ -19,8 +19,9 @@ from headrace_broker.store.files.config_file import unsealed
 from headrace_broker.store_tools.directory import is_numbered
 from headrace_broker.store_tools.findings import Finding, MoveAside
 from headrace_broker.store_tools.queue_check import open_queue
+from headrace_broker.store_tools.timer_log import TimerLog
 from headrace_broker.timer.checkpoint import CHECK_BYTES, TIMER_CHECK_FILE, TimerCheck
-from headrace_broker.timer.wheel import SLOT, UNIT, WHEEL_SLOTS, units_per_file
+from headrace_broker.timer.wheel import SLOT, WHEEL_SLOTS
 from headrace_broker.transaction.halves import CONSUMER_GROUP
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import ConsumerOffsetSerializeWrapper
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace_broker.store_tools.directory import StoreDirectory
-    from headrace_protocol.columns import Array
 
 _WHEEL_BYTES: Final = WHEEL_SLOTS * SLOT.itemsize
 _MADE_ANEW: Final = "the next start of headrace makes wheel and log anew"
@@ -195,48 +195,29 @@ def _wheel_findings(root: Path, check: TimerCheck | Finding | None) -> Iterator[
 
 def _chain_findings(wheel: Path, paths: list[Path], check: TimerCheck) -> Iterator[Finding]:
     """Slots to come that lead to no unit of theirs, and units whose chain is broken."""
-    units = _Units(paths)
+    log = TimerLog(paths)
     slots = np.fromfile(wheel, SLOT)
     is_used = (slots["time"].astype(np.int64) * 1000 >= max(check.read_ms, 1)) & (
         slots["count"] != 0
     )
     for place in np.flatnonzero(is_used).tolist():
         slot = slots[place]
-        problem = units.problem(int(slot["time"]), int(slot["first"]), int(slot["last"]))
+        problem = _chain_problem(log, int(slot["time"]), int(slot["first"]), int(slot["last"]))
         if problem or slot["time"] % WHEEL_SLOTS != place:
             problem = problem or "is in another slot's place"
             text = f"the slot of second {slot['time']} {problem}: {_MADE_ANEW}"
             yield Finding(wheel, text, place * SLOT.itemsize)
 
 
-class _Units:
-    """The units of the timer log."""
-
-    def __init__(self, paths: list[Path]) -> None:
-        self._file_bytes = paths[0].stat().st_size
-        count = units_per_file(self._file_bytes)
-        self._files: dict[int, Array] = {
-            int(path.name): np.fromfile(path, UNIT, count) for path in paths
-        }
-
-    def problem(self, second: int, first: int, last: int) -> str:
-        """What is wrong with the chain of a slot, "" if it leads from last to first."""
-        position = last
-        while (unit := self._at(position)) is not None:
-            if unit["write_ms"] + unit["delay_ms"] != second * 1000:
-                return f"leads to a unit of another slot at {position} of the timer log"
-            if position == first:
-                return ""
-            if not 0 <= unit["previous"] < position:
-                return f"does not lead to its first unit: the chain ends at {position}"
-            position = int(unit["previous"])
-        return f"leads to {position} of the timer log, where no unit is"
-
-    def _at(self, position: int) -> np.void | None:
-        start = position // self._file_bytes * self._file_bytes
-        number, rest = divmod(position - start, UNIT.itemsize)
-        units = self._files.get(start)
-        if units is None or rest or number >= len(units):
-            return None
-        unit: np.void = units[number]
-        return unit if unit["size"] == UNIT.itemsize else None
+def _chain_problem(log: TimerLog, second: int, first: int, last: int) -> str:
+    """What is wrong with the chain of a slot, "" if it leads from last to first."""
+    position = last
+    while (unit := log.at(position)) is not None:
+        if unit["write_ms"] + unit["delay_ms"] != second * 1000:
+            return f"leads to a unit of another slot at {position} of the timer log"
+        if position == first:
+            return ""
+        if not 0 <= unit["previous"] < position:
+            return f"does not lead to its first unit: the chain ends at {position}"
+        position = int(unit["previous"])
+    return f"leads to {position} of the timer log, where no unit is"

@@ -24,7 +24,7 @@ import structlog
 import trio
 
 from headrace_broker.inner.delivered import Delivered, stored_since
-from headrace_broker.inner.delivery import INNER_PROPERTIES_MAX, stored_again
+from headrace_broker.inner.delivery import INNER_PROPERTIES_MAX, Routes, stored_again
 from headrace_broker.inner.saving import save_at_intervals
 from headrace_broker.inner.waiting import RECORDS_AT_ONCE, Unreadable, Waiting, WaitingQueue
 from headrace_broker.inner.writer import RETRY_S
@@ -39,6 +39,7 @@ from headrace_protocol.message import (
     TIMER_OUT_MS,
     property_number,
     property_value,
+    tags_code_of,
     with_properties,
 )
 from headrace_protocol.system_topics import TIMER_TOPIC
@@ -64,9 +65,12 @@ _CLOCK_MARGIN_MS: Final = 60_000
 # the last save on.
 _IDLE_SAVE_S: Final = 10.0
 _ADDED_AT_ONCE: Final = 1 << 18
+# Newest messages to read in the loop, which takes less than a millisecond.
+_FRESH_MAX: Final = 1024
 # As in Apache's broker, for a timer that was due when it arrived.
 _NEVER_QUEUED_MS: Final = 2**63 - 1
 _OUT_MS: Final = TIMER_OUT_MS.encode()
+_ENQUEUE_MS, _DEQUEUE_MS = _TIMES = (b"TIMER_ENQUEUE_MS", b"TIMER_DEQUEUE_MS")
 
 
 class TimerSwitches(NamedTuple):
@@ -109,6 +113,7 @@ class Timers:
         self._store = store
         self._writer = writer
         self._delivery = delivery
+        self._routes = Routes(dropped=_TIMES)
         self.wheel = wheel
         self._metrics = metrics
         self._file = file
@@ -346,16 +351,24 @@ class Timers:
             await self._asked.wait()
 
     async def _adopt_all(self) -> None:
-        while self._offset < self._queue.end:
-            read = await trio.to_thread.run_sync(self._read_now, self._offset)
+        """Read the queue to its end. Raises OSError.
+
+        The last messages are read in the loop, as they were just written: while a thread reads,
+        others arrive, and under load there would be no end.
+        """
+        while (behind := self._queue.end - self._offset) > 0:
+            if behind <= _FRESH_MAX:
+                read = self._read_now(self._offset)
+            else:
+                read = await trio.to_thread.run_sync(self._read_now, self._offset)
             if read is None:
                 return
             self._adopt(*read)
 
     def _read_now(self, first: int) -> tuple[Arrivals, int] | None:
-        """Some timers of the queue from ``first`` on, and the offset after them. For a thread.
+        """Some timers of the queue from ``first`` on, and the offset after them.
 
-        None at the end of the queue. Raises OSError.
+        None at the end of the queue. For a thread if there are many. Raises OSError.
         """
         if first >= self._queue.end:
             return None
@@ -477,13 +490,17 @@ class Timers:
 
     def _message(self, waiting: Waiting, due_ms: int) -> InnerMessage | None:
         """The message for its topic; None if an Apache broker has delivered it."""
-        out_ms = property_value(waiting.properties, _OUT_MS)
-        if self._delivered.among(out_ms, [waiting]):
-            self._delivered.forget_each(out_ms, [waiting])
-            return None
-        properties = with_properties(waiting.properties, self._times(waiting, due_ms))
+        if not self._delivered.is_empty:
+            out_ms = property_value(waiting.properties, _OUT_MS)
+            if self._delivered.among(out_ms, [waiting]):
+                self._delivered.forget_each(out_ms, [waiting])
+                return None
+        route, kept = self._routes.read(waiting.properties)
+        properties = kept + self._times(waiting, due_ms)
         has_room = len(properties) <= INNER_PROPERTIES_MAX
-        return self._delivery.message(waiting, properties if has_room else waiting.properties)
+        return self._delivery.message(
+            waiting, route, properties if has_room else waiting.properties
+        )
 
     def _copy(self, waiting: Waiting, due_ms: int) -> InnerMessage | None:
         """A copy for the queue of timers; None without room for its properties."""
@@ -491,24 +508,24 @@ class Timers:
         properties = with_properties(
             waiting.properties,
             {
-                **self._times(waiting, due_ms),
                 b"TIMER_ROLL_TIMES": b"%d" % (times + 1),
                 # Its delay counts from its first arrival, which the copy no longer knows.
                 b"TIMER_DELIVER_MS": b"%d" % due_ms,
             },
+            dropped=_TIMES,
         )
+        properties += self._times(waiting, due_ms)
         if len(properties) > INNER_PROPERTIES_MAX:
             return None
-        return stored_again(waiting, TIMER_TOPIC, 0, properties)
+        return stored_again(waiting, TIMER_TOPIC, 0, properties, tags_code_of(properties))
 
-    def _times(self, waiting: Waiting, due_ms: int) -> dict[bytes, bytes]:
+    def _times(self, waiting: Waiting, due_ms: int) -> bytes:
+        """Properties that say when the timer came and left."""
         queued_ms = waiting.store_timestamp // SLOT_MS * SLOT_MS
         if (due_ms - 1) // SLOT_MS * SLOT_MS < queued_ms:
             queued_ms = _NEVER_QUEUED_MS
-        return {
-            b"TIMER_ENQUEUE_MS": b"%d" % queued_ms,
-            b"TIMER_DEQUEUE_MS": b"%d" % self._store.clock.now_ms(),
-        }
+        values = (_ENQUEUE_MS, queued_ms, _DEQUEUE_MS, self._store.clock.now_ms())
+        return b"%s\x01%d\x02%s\x01%d\x02" % values
 
     # -- for others --------------------------------------------------------------------------------
 

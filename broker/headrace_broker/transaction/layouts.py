@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from headrace_broker.inner.layouts import Layouts
 from headrace_broker.message_demands import SentMessage
 from headrace_broker.transaction.halves import HalfNames, committed_properties
 from headrace_protocol.message import tags_code_of
@@ -14,12 +15,8 @@ from headrace_protocol.message import tags_code_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_KEPT: Final = 1000
-_BYTES_MAX: Final = 1024
-_KEYS: Final = b"KEYS\x01"
-_ID: Final = b"UNIQ_KEY\x01"
 # Names before the two values that are the producer's id of the message.
-_ID_NAMES: Final = [b"UNIQ_KEY", b"__transactionId__"]
+_ID_NAMES: Final = (b"UNIQ_KEY", b"__transactionId__")
 
 
 class HalfLayout(NamedTuple):
@@ -45,30 +42,21 @@ class HalfLayouts:
     def __init__(self, may_wait: Callable[[SentMessage], bool]) -> None:
         """may_wait: whether a committed message asks for a delay; depends on its properties."""
         self._may_wait = may_wait
-        self._known: dict[tuple[bytes, ...], HalfLayout] = {}
+        # Copies differ in their first offset.
+        self._layouts = Layouts(self._layout, _ID_NAMES, lambda half: half.first_offset is None)
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._layouts)
 
     def read(self, properties: bytes) -> tuple[HalfLayout, bytes]:
         """The layout of a half, and the properties of its committed message.
 
         properties: of the half, without the record's checksum.
         """
-        start = properties.find(b"\x02") + 1 if properties.startswith(_KEYS) else 0
-        keys, rest = properties[:start], properties[start:]
-        id_at = rest.find(_ID) + len(_ID)
-        mark = b"\x01%s\x02" % rest[id_at : rest.find(b"\x02", id_at)]
-        parts = tuple(rest.split(mark))
-        layout = self._known.get(parts)
-        if layout is None:
-            layout = self._layout(parts, mark)
-            if _is_lasting(layout, parts):
-                self._keep(parts, layout)
+        layout, keys, mark = self._layouts.read(properties)
         return layout, keys + mark.join(layout.parts)
 
-    def _layout(self, parts: tuple[bytes, ...], mark: bytes) -> HalfLayout:
-        properties = mark.join(parts)
+    def _layout(self, properties: bytes, mark: bytes) -> HalfLayout:
         names = HalfNames(properties)
         stored = committed_properties(properties)
         items = SentMessage.property_items(stored)
@@ -81,14 +69,3 @@ class HalfLayouts:
             self._may_wait(SentMessage(names.topic, names.queue_id, items)),
             tuple(stored.split(mark)),
         )
-
-    def _keep(self, parts: tuple[bytes, ...], layout: HalfLayout) -> None:
-        if len(self._known) >= _KEPT:
-            self._known.clear()
-        self._known[parts] = layout
-
-
-def _is_lasting(layout: HalfLayout, parts: tuple[bytes, ...]) -> bool:
-    """Whether the layout holds for all halves with these parts; copies differ in their numbers."""
-    names = [part.rpartition(b"\x02")[2] for part in parts[:-1]]
-    return names == _ID_NAMES and layout.first_offset is None and sum(map(len, parts)) <= _BYTES_MAX

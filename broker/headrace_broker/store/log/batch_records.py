@@ -64,6 +64,7 @@ class BatchRecords:
         self.count = items.count
         self.total_bytes = items.total_bytes + self._overhead * items.count
 
+    @property
     def ends(self) -> bytes:
         """Properties of all items back to back, each with its length before it."""
         return self._items.all_properties()

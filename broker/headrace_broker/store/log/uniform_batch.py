@@ -85,8 +85,8 @@ class UniformBatch:
     def __init__(
         self, items: Array, ends: bytes, shape: _Shape, sys_flag: int, queue: StoreQueue
     ) -> None:
-        """ends: the ends of all items, back to back."""
-        self._ends = ends
+        """ends: properties of all items back to back, each with its length before it."""
+        self.ends = ends
         self.count = len(items)
         self.total_bytes = self.count * shape.records.itemsize
         self._items = items
@@ -120,16 +120,12 @@ class UniformBatch:
             return None
         return cls(items, ends, shape, sys_flag, queue)
 
-    def ends(self) -> bytes:
-        """Properties of all items back to back, each with its length before it."""
-        return self._ends
-
     def properties(self) -> list[bytes]:
         """Properties of each item."""
-        stride = len(self._ends) // self.count
+        stride = len(self.ends) // self.count
         return [
-            self._ends[start + _LENGTH_BYTES : start + stride]
-            for start in range(0, len(self._ends), stride)
+            self.ends[start + _LENGTH_BYTES : start + stride]
+            for start in range(0, len(self.ends), stride)
         ]
 
     def encode(

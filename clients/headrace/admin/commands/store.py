@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from headrace_broker.store_tools.findings import Finding
     from headrace_broker.store_tools.fsck import Report
     from headrace_broker.store_tools.log_reader import LogDamage
+    from headrace_broker.store_tools.timer_log import TimerUnit
     from headrace_protocol.message import StoredMessage
 
 
@@ -91,6 +93,7 @@ def fsck(directory: Path, config: Path | None, *, repair: bool, as_json: bool) -
     epilog=options.examples(
         "headrace store dump /var/lib/headrace/store --topic orders --max 10",
         "headrace store dump /var/lib/headrace/store --from 1073741824 --json",
+        "headrace store dump /var/lib/headrace/store --timers --max 10",
     ),
 )
 @_directory
@@ -104,15 +107,16 @@ def fsck(directory: Path, config: Path | None, *, repair: bool, as_json: bool) -
     type=int,
     default=0,
     metavar="OFFSET",
-    help="Physical offset to start from.",
+    help="Physical offset to start from; with --timers, position in the timer log.",
 )
 @click.option(
     "--max",
     "count_max",
     type=click.IntRange(min=1),
     metavar="RECORDS",
-    help="Stop after this many records.",
+    help="Stop after this many records or units.",
 )
+@click.option("--timers", is_flag=True, help="Print the units of the timer log instead.")
 @_config
 @options.as_json
 def dump(
@@ -123,9 +127,18 @@ def dump(
     count_max: int | None,
     config: Path | None,
     *,
+    timers: bool,
     as_json: bool,
 ) -> None:
-    """Print the log's records in order, one per line, and damaged places to standard error."""
+    """Print the log's records in order, one per line, and damaged places to standard error.
+
+    With --timers, print the units of the timer log and whether the wheel's slot reaches them.
+    """
+    if timers:
+        if topic is not None or queue is not None:
+            raise click.UsageError("--timers goes with neither --topic nor --queue: omit them")
+        _dump_timers(directory, config, start, count_max, as_json=as_json)
+        return
     from headrace_broker.store_tools.dump import Wanted
     from headrace_broker.store_tools.dump import dump as run
     from headrace_broker.store_tools.log_reader import LogDamage
@@ -146,6 +159,18 @@ def dump(
             left = left - 1 if left else None
             if left == 0:
                 break
+
+
+def _dump_timers(
+    directory: Path, config: Path | None, start: int, count_max: int | None, *, as_json: bool
+) -> None:
+    from headrace_broker.store_tools.timer_log import timer_units
+
+    write = _print_json_unit if as_json else _print_unit
+    with _opened(directory, config) as store:
+        units = (unit for unit in timer_units(store.root) if unit.position >= start)
+        for unit in islice(units, count_max):
+            write(unit)
 
 
 @command.command(
@@ -307,6 +332,28 @@ def _damage_text(damage: LogDamage) -> str:
     return (
         f"physical offset {damage.start}: {size} bytes are not a complete record: {damage.reason}"
     )
+
+
+def _print_unit(unit: TimerUnit) -> None:
+    cells = (
+        str(unit.position),
+        unit.kind,
+        time_text(unit.slot_ms) or "-",
+        time_text(unit.write_ms) or "-",
+        str(unit.physical_offset),
+        str(unit.record_bytes),
+        "in wheel" if unit.is_in_wheel else "-",
+    )
+    sys.stdout.write("\t".join(cells) + "\n")
+
+
+def _print_json_unit(unit: TimerUnit) -> None:
+    record = unit._asdict()
+    times = {
+        "slot_time": time_text(record.pop("slot_ms")),
+        "write_time": time_text(record.pop("write_ms")),
+    }
+    print_json_line({**record, **times})
 
 
 def _print_record(message: StoredMessage) -> None:

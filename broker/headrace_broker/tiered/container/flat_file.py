@@ -1,0 +1,202 @@
+"""A file that is cut into segments, as one address space.
+
+Segments follow each other without a gap, unless messages left the broker's log before they were
+uploaded: then a segment of the consume queue begins past the end of the one before.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from headrace_broker.tiered.container.metadata import LONG_MAX, STATUS_SEALED, SegmentRow
+from headrace_broker.tiered.container.paths import segment_name
+from headrace_broker.tiered.driver.interface import Failure, FailureKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headrace_broker.tiered.container.metadata import TierMetadata
+    from headrace_broker.tiered.container.paths import FileKind, QueueName
+    from headrace_broker.tiered.driver.interface import AppendDriver, Buffer, Range
+
+
+class Place(NamedTuple):
+    """Where the segments of a file are.
+
+    folder: the cluster's. queue: whose file it is.
+    """
+
+    folder: str
+    queue: QueueName
+    kind: FileKind
+
+    @property
+    def path(self) -> str:
+        """The folder of the segments."""
+        return f"{self.folder}/{self.queue.path}/{self.kind.name}"
+
+    def segment_path(self, base: int) -> str:
+        """The path of a segment."""
+        return f"{self.path}/{segment_name(base)}"
+
+
+class Piece(NamedTuple):
+    """Bytes to append to one segment. begin_ms, end_ms: their lowest and highest store time."""
+
+    data: Buffer
+    begin_ms: int
+    end_ms: int
+
+
+class FlatFile:
+    """The segments of a file; one thread appends, cuts and drops while others read.
+
+    segments: their rows in the metadata, in order. The last one is the one that grows.
+    """
+
+    def __init__(self, driver: AppendDriver, place: Place, metadata: TierMetadata) -> None:
+        self.place = place
+        self.segments = tuple(metadata.segments(place.queue, place.kind))
+        self._driver = driver
+        self._metadata = metadata
+        # After a failed append the segment may be longer than its row says.
+        self._is_end_unknown = False
+
+    @property
+    def base(self) -> int:
+        """Where the first segment begins; 0 without segments."""
+        return self.segments[0].base_offset if self.segments else 0
+
+    @property
+    def end(self) -> int:
+        """One past the last byte; 0 without segments."""
+        return self.segments[-1].end if self.segments else 0
+
+    def segment_at(self, position: int) -> SegmentRow | None:
+        """The segment that a position is in, or the last one before it; None before all."""
+        number = bisect_right(self.segments, position, key=lambda row: row.base_offset)
+        return self.segments[number - 1] if number else None
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def read(self, ranges: Sequence[Range]) -> list[Buffer] | Failure:
+        """The bytes of each range, over any number of segments.
+
+        Fails as ``Driver.read``, and with SHORT for a range that is not all there.
+        """
+        pieces: dict[int, list[Range]] = {}
+        owners: list[list[tuple[int, int]]] = []
+        segments = self.segments
+        for start, end in ranges:
+            owner: list[tuple[int, int]] = []
+            at = start
+            while at < end:
+                number = bisect_right(segments, at, key=lambda row: row.base_offset) - 1
+                row = segments[number] if number >= 0 else None
+                if row is None or at >= row.end:
+                    return Failure(FailureKind.SHORT, self.place.path, f"nothing is kept at {at}")
+                upto = min(end, row.end)
+                wanted = pieces.setdefault(row.base_offset, [])
+                owner.append((row.base_offset, len(wanted)))
+                wanted.append((at - row.base_offset, upto - row.base_offset))
+                at = upto
+            owners.append(owner)
+        found = self._read_pieces(pieces)
+        if isinstance(found, Failure):
+            return found
+        return [_joined([found[base][number] for base, number in owner]) for owner in owners]
+
+    def _read_pieces(self, pieces: dict[int, list[Range]]) -> dict[int, list[Buffer]] | Failure:
+        found = {}
+        for base, wanted in pieces.items():
+            read = self._driver.read(self.place.segment_path(base), wanted)
+            if isinstance(read, Failure):
+                return read
+            found[base] = read
+        return found
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def roll(self, base: int, now_ms: int) -> None:
+        """Begin a segment at ``base``; its file is made by the first append."""
+        assert base >= self.end
+        assert not self._is_end_unknown
+        rows = list(self.segments)
+        if rows:
+            if rows[-1].base_offset == base:
+                return
+            rows[-1] = msgspec.structs.replace(
+                rows[-1], status=STATUS_SEALED, seal_timestamp=now_ms
+            )
+        path, kind = self.place.queue.path, self.place.kind
+        self._set([*rows, SegmentRow(path, kind, base, create_timestamp=now_ms)])
+
+    def settle(self) -> Failure | None:
+        """After a failed append, discard what it may have left; else nothing happens."""
+        return self._cut_last(self.segments[-1]) if self._is_end_unknown else None
+
+    def append(self, piece: Piece) -> Failure | None:
+        """Append to the last segment; durable when this returns. Fails as the driver's append."""
+        assert not self._is_end_unknown
+        row = self.segments[-1]
+        path = self.place.segment_path(row.base_offset)
+        failure = self._driver.append(path, row.size, piece.data)
+        if failure is not None:
+            self._is_end_unknown = True
+            return failure
+        is_new = row.begin_timestamp == LONG_MAX
+        changed = msgspec.structs.replace(
+            row,
+            size=row.size + len(piece.data),
+            begin_timestamp=min(row.begin_timestamp, piece.begin_ms),
+            end_timestamp=piece.end_ms if is_new else max(row.end_timestamp, piece.end_ms),
+        )
+        self._set([*self.segments[:-1], changed])
+        return None
+
+    def cut(self, end: int) -> Failure | None:
+        """Discard all bytes from ``end`` on, which must not be before the first segment."""
+        while len(self.segments) > 1 and self.segments[-1].base_offset >= end:
+            row = self.segments[-1]
+            failure = self._driver.delete([self.place.segment_path(row.base_offset)])
+            if failure is not None:
+                return failure
+            self._set(self.segments[:-1])
+        row = self.segments[-1]
+        size = end - row.base_offset
+        assert 0 <= size <= row.size
+        cut = msgspec.structs.replace(row, size=size, status=0, seal_timestamp=0)
+        failure = self._cut_last(cut)
+        if failure is None:
+            self._set([*self.segments[:-1], cut])
+        return failure
+
+    def _cut_last(self, row: SegmentRow) -> Failure | None:
+        failure = self._driver.cut(self.place.segment_path(row.base_offset), row.size)
+        is_not_made = failure is not None and failure.kind is FailureKind.MISSING and not row.size
+        self._is_end_unknown = failure is not None and not is_not_made
+        return failure if self._is_end_unknown else None
+
+    # -- the start ---------------------------------------------------------------------------------
+
+    def drop_before(self, count: int) -> list[str]:
+        """Drop the first segments; returns their paths, to delete once the metadata is saved."""
+        dropped = self.segments[:count]
+        self._set(self.segments[count:])
+        return [self.place.segment_path(row.base_offset) for row in dropped]
+
+    def adopt(self, rows: Sequence[SegmentRow]) -> None:
+        """Take over the segments that a start has found in the store."""
+        if tuple(rows) != self.segments:
+            self._set(rows)
+
+    def _set(self, rows: Sequence[SegmentRow]) -> None:
+        self.segments = tuple(rows)
+        self._metadata.set_segments(self.place.queue, self.place.kind, rows)
+
+
+def _joined(parts: list[Buffer]) -> Buffer:
+    return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -1,0 +1,370 @@
+"""A queue in the tier: its own log and consume queue.
+
+The log has the records verbatim, except that each states its place in this log instead of its
+physical offset. The consume queue has a unit of 20 bytes for each: place, size, tags code.
+
+What always holds:
+
+1. Records are durable before their units, so a unit without its record is a damage.
+2. A record counts once its unit is there: ``commit_offset`` is the end of the consume queue.
+3. What a crash or a failed append leaves behind the last unit and its record is cut before more is
+   appended.
+"""
+
+from __future__ import annotations
+
+import struct
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+import numpy as np
+
+from headrace_broker.tiered.container.flat_file import FlatFile, Piece, Place
+from headrace_broker.tiered.container.paths import FileKind
+from headrace_broker.tiered.driver.interface import Failure, FailureKind
+from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
+from headrace_protocol.message import BORN_HOST_V6, MAGIC_V1, MAGIC_V2, CorruptRecord
+
+if TYPE_CHECKING:
+    from headrace_broker.tiered.container.metadata import TierMetadata
+    from headrace_broker.tiered.container.paths import QueueName
+    from headrace_broker.tiered.driver.interface import AppendDriver, Buffer, Range
+    from headrace_protocol.columns import Array
+
+Boundary = Literal["LOWER", "UPPER"]
+
+UNIT_BYTES: Final = UNIT_DTYPE.itemsize
+# Of a record: its place in the log, and what is read to find its queue offset and store time.
+_PLACE_AT: Final = 28
+_PLACE_BYTES: Final = 8
+_HEAD: Final = struct.Struct(">ii12xqqi")  # size, magic, queue offset, place, sysFlag
+_HEAD_BYTES: Final = 80
+_STORE_TIME_AT: Final = 56  # after an IPv4 born host
+_V6_MORE: Final = 12
+# Records closer than this are read together with what lies between them.
+_GAP_BYTES_MAX: Final = 64 << 10
+
+
+class SegmentLimits(NamedTuple):
+    """When a segment ends, with Apache's defaults."""
+
+    log_bytes: int = 1 << 30
+    units_bytes: int = 100 << 20
+    log_age_ms: int = 24 * 3600 * 1000
+    log_aged_bytes: int = 16 << 20
+
+
+class UnitRange(NamedTuple):
+    """Units in a row. first: queue offset of the first one."""
+
+    first: int
+    units: Array
+
+
+class RecordHead(NamedTuple):
+    """The start of a record."""
+
+    size: int
+    queue_offset: int
+    place: int
+    store_ms: int
+
+
+class FlatQueue:
+    """One queue; one thread appends and expires while others read.
+
+    min_offset: queue offset of the first record kept. commit_offset: one past the last one. Both
+    are 0 for a queue that has had no message.
+    """
+
+    def __init__(
+        self,
+        driver: AppendDriver,
+        folder: str,
+        name: QueueName,
+        metadata: TierMetadata,
+        limits: SegmentLimits,
+    ) -> None:
+        """Take over the rows of the metadata; ``recovery.recover`` compares them to the store."""
+        self.name = name
+        self.log = FlatFile(driver, Place(folder, name, FileKind.COMMIT_LOG), metadata)
+        self.units_file = FlatFile(driver, Place(folder, name, FileKind.CONSUME_QUEUE), metadata)
+        self._metadata = metadata
+        self._limits = limits
+        self.min_offset = 0
+        # One past the last record that has a unit.
+        self.log_end = self.log.end
+
+    @property
+    def commit_offset(self) -> int:
+        """One past the last queue offset kept."""
+        return self.units_file.end // UNIT_BYTES
+
+    # -- upload ------------------------------------------------------------------------------------
+
+    def append(self, records: RecordColumns, tags_codes: Array, now_ms: int) -> Failure | None:
+        """Keep records in the order of their queue offsets; durable when this returns.
+
+        records: none before ``commit_offset``; behind it and between them there may be gaps, which
+        stay gaps. tags_codes: one per record, as in a unit.
+
+        After a failure a part of the records may be kept: ``commit_offset`` says how many.
+        """
+        failure = self._settle()
+        if failure is not None or not len(records):
+            return failure
+        offsets = records.queue_offset
+        assert offsets[0] >= self.commit_offset
+        breaks = np.flatnonzero(offsets[1:] != offsets[:-1] + 1) + 1
+        bounds = [0, *breaks.tolist(), len(records)]
+        for first, end in pairwise(bounds):
+            run = slice(first, end)
+            failure = self._append_run(records.select(run), tags_codes[run], now_ms)
+            if failure is not None:
+                return failure
+        return None
+
+    def _settle(self) -> Failure | None:
+        """Discard what a failed append has left behind the last unit."""
+        for file in (self.log, self.units_file):
+            failure = file.settle()
+            if failure is not None:
+                return failure
+        return self.log.cut(self.log_end) if self.log.end > self.log_end else None
+
+    def _append_run(self, records: RecordColumns, tags_codes: Array, now_ms: int) -> Failure | None:
+        """Append records with consecutive queue offsets."""
+        first = int(records.queue_offset[0])
+        if self.log.end == self.log.base:
+            self.log.roll(self.log.base, now_ms)
+            self.min_offset = first
+        if not self.units_file.segments or first != self.commit_offset:
+            self.units_file.roll(first * UNIT_BYTES, now_ms)
+        begin = 0
+        while begin < len(records):
+            self._roll_log(int(records.size[begin]), now_ms)
+            room = max(self._limits.log_bytes - self.log.segments[-1].size, 0)
+            fitting = int(np.searchsorted(np.cumsum(records.size[begin:]), room, "right"))
+            end = begin + max(fitting, 1)
+            some = records.select(slice(begin, end))
+            failure = self._append_some(some, tags_codes[begin:end], now_ms)
+            if failure is not None:
+                return failure
+            begin = end
+        return None
+
+    def _roll_log(self, record_bytes: int, now_ms: int) -> None:
+        last, limits = self.log.segments[-1], self._limits
+        is_old = last.begin_timestamp + limits.log_age_ms < now_ms
+        is_full = last.size and last.size + record_bytes > limits.log_bytes
+        if is_full or (is_old and last.size >= limits.log_aged_bytes):
+            self.log.roll(self.log.end, now_ms)
+
+    def _append_some(
+        self, records: RecordColumns, tags_codes: Array, now_ms: int
+    ) -> Failure | None:
+        """Append records that fit the last segment of the log, and then their units."""
+        units = np.empty(len(records), UNIT_DTYPE)
+        units["physical_offset"] = self.log.end + np.cumsum(records.size) - records.size
+        units["size"] = records.size
+        units["tags_code"] = tags_codes
+        times = records.store_timestamp
+        failure = self.log.append(
+            Piece(placed(records, units["physical_offset"]), int(times.min()), int(times.max()))
+        )
+        return failure or self._append_units(units, times, now_ms)
+
+    def _append_units(self, units: Array, times: Array, now_ms: int) -> Failure | None:
+        begin = 0
+        while begin < len(units):
+            limit = self._limits.units_bytes // UNIT_BYTES
+            room = limit - self.units_file.segments[-1].size // UNIT_BYTES
+            if room <= 0:
+                self.units_file.roll(self.units_file.end, now_ms)
+                room = limit
+            some, some_times = units[begin : begin + room], times[begin : begin + room]
+            failure = self.units_file.append(
+                Piece(some.tobytes(), int(some_times.min()), int(some_times.max()))
+            )
+            if failure is not None:
+                return failure
+            self.log_end = int(some["physical_offset"][-1]) + int(some["size"][-1])
+            begin += len(some)
+        self.publish(now_ms)
+        return None
+
+    def publish(self, now_ms: int) -> None:
+        """Set the queue's row in the metadata."""
+        self._metadata.set_queue(self.name, self.min_offset, self.commit_offset, now_ms)
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def units(self, queue_offset: int, count_max: int) -> UnitRange | Failure:
+        """Up to ``count_max`` units from an offset on, or from the next one that is kept.
+
+        Fewer are returned at a gap. Without a unit the result is empty, at ``commit_offset``.
+        """
+        position = max(queue_offset, self.min_offset) * UNIT_BYTES
+        rows = [row for row in self.units_file.segments if row.size]
+        row = next((row for row in rows if position < row.end), None)
+        if row is None:
+            return UnitRange(self.commit_offset, np.empty(0, UNIT_DTYPE))
+        position = max(position, row.base_offset)
+        end = position
+        for other in rows:
+            if other.base_offset <= end < other.end:
+                end = other.end
+        end = min(end, position + count_max * UNIT_BYTES)
+        read = self.units_file.read([(position, end)])
+        if isinstance(read, Failure):
+            return read
+        return UnitRange(position // UNIT_BYTES, np.frombuffer(read[0], UNIT_DTYPE))
+
+    def records(
+        self, units: Array, queue_offsets: Array, *, check_bodies: bool = False
+    ) -> RecordColumns | Failure:
+        """The records of units, which may lie apart; each is checked against its unit.
+
+        Fails with DAMAGED for bytes that are not these records.
+        """
+        starts = units["physical_offset"].astype(np.int64)
+        sizes = units["size"].astype(np.int64)
+        if not len(units):
+            return RecordColumns(b"", starts, sizes)
+        ends = starts + sizes
+        gaps = starts[1:] - ends[:-1]
+        if (sizes <= 0).any() or (gaps < 0).any() or starts[0] < 0:
+            return self._damaged("units are not in order")
+        first = np.append(True, gaps > _GAP_BYTES_MAX)
+        last = np.append(first[1:], True)
+        spans: list[Range] = list(zip(starts[first].tolist(), ends[last].tolist(), strict=True))
+        read = self.log.read(spans)
+        if isinstance(read, Failure):
+            return read
+        span_of = np.cumsum(first) - 1
+        lengths = np.array([len(part) for part in read])
+        moved = np.cumsum(lengths) - lengths - np.array([start for start, _ in spans])
+        data = read[0] if len(read) == 1 else b"".join(read)
+        return self._checked(data, starts, sizes, moved[span_of], queue_offsets, check_bodies)
+
+    def _checked(
+        self,
+        data: Buffer,
+        starts: Array,
+        sizes: Array,
+        moved: Array,
+        queue_offsets: Array,
+        check_bodies: bool,
+    ) -> RecordColumns | Failure:
+        try:
+            records = RecordColumns(data, starts + moved, sizes)
+            records.require(records.physical_offset == starts, "it states another place")
+            records.require(records.queue_offset == queue_offsets, "it states another queue offset")
+            if check_bodies:
+                records.check_bodies()
+        except CorruptRecord as error:
+            return self._damaged(str(error))
+        return records
+
+    def _damaged(self, reason: str) -> Failure:
+        return Failure(FailureKind.DAMAGED, self.log.place.path, reason)
+
+    def head(self, place: int) -> RecordHead | Failure:
+        """The start of the record at a place in the log."""
+        end = min(place + _HEAD_BYTES, self.log.end)
+        read = self.log.read([(place, end)])
+        if isinstance(read, Failure):
+            return read
+        return read_head(read[0]) or self._damaged(f"there is no record at {place}")
+
+    # -- by time -----------------------------------------------------------------------------------
+
+    def offset_by_time(self, timestamp_ms: int, boundary: Boundary = "LOWER") -> int | Failure:
+        """The queue offset for a store time.
+
+        LOWER: first record stored at or after the time; ``commit_offset`` if all are older.
+        UPPER: last record stored at or before the time; ``min_offset`` if all are newer.
+        """
+        limit_ms = timestamp_ms if boundary == "LOWER" else timestamp_ms + 1
+        found = self._first_at_or_after(limit_ms)
+        if isinstance(found, Failure) or boundary == "LOWER":
+            return found
+        return max(found - 1, self.min_offset)
+
+    def _first_at_or_after(self, limit_ms: int) -> int | Failure:
+        rows = [row for row in self.units_file.segments if row.size]
+        row = next((row for row in rows if row.end_timestamp >= limit_ms), None)
+        if row is None:
+            return self.commit_offset
+        low, high = max(row.base_offset // UNIT_BYTES, self.min_offset), row.end // UNIT_BYTES
+        while low < high:
+            middle = (low + high) // 2
+            store_ms = self.store_time(middle)
+            if isinstance(store_ms, Failure):
+                return store_ms
+            if store_ms < limit_ms:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def store_time(self, queue_offset: int) -> int | Failure:
+        """The store time of a record that is kept."""
+        found = self.units(queue_offset, 1)
+        if isinstance(found, Failure):
+            return found
+        head = self.head(int(found.units["physical_offset"][0]))
+        return head if isinstance(head, Failure) else head.store_ms
+
+    # -- expiry ------------------------------------------------------------------------------------
+
+    def expire(self, before_ms: int, now_ms: int) -> list[str] | Failure:
+        """Drop segments whose last record was stored before a time, never the one that grows.
+
+        Returns the paths of the dropped files: delete them once the metadata is saved.
+        """
+        count = 0
+        for row in self.log.segments[:-1]:
+            if row.size and row.end_timestamp >= before_ms:
+                break
+            count += 1
+        # A failed append may leave the last segment without the record that says where it begins.
+        while count and not self.log.segments[count].size:
+            count -= 1
+        if not count:
+            return []
+        head = self.head(self.log.segments[count].base_offset)
+        if isinstance(head, Failure):
+            return head
+        self.min_offset = head.queue_offset
+        rows = self.units_file.segments[:-1]
+        expired = [row for row in rows if row.end <= self.min_offset * UNIT_BYTES]
+        paths = self.log.drop_before(count) + self.units_file.drop_before(len(expired))
+        self.publish(now_ms)
+        return paths
+
+
+def placed(records: RecordColumns, places: Array) -> bytearray:
+    """A copy of records back to back, each stating its place."""
+    ends = np.cumsum(records.size)
+    start, size = int(records.start[0]), int(ends[-1])
+    if (records.start == start + ends - records.size).all():
+        data = bytearray(memoryview(records.data)[start : start + size])
+    else:
+        data = bytearray().join([records.record(number) for number in range(len(records))])
+    at = (ends - records.size)[:, None] + np.arange(_PLACE_AT, _PLACE_AT + _PLACE_BYTES)
+    stated = np.ascontiguousarray(places, ">i8").view(np.uint8).reshape(-1, _PLACE_BYTES)
+    np.frombuffer(data, np.uint8)[at] = stated
+    return data
+
+
+def read_head(data: Buffer) -> RecordHead | None:
+    """The head of the record at the start of ``data``; None if there is none."""
+    if len(data) < _HEAD_BYTES:
+        return None
+    size, magic, queue_offset, place, sys_flag = _HEAD.unpack_from(data)
+    if magic not in {MAGIC_V1, MAGIC_V2}:
+        return None
+    at = _STORE_TIME_AT + (_V6_MORE if sys_flag & BORN_HOST_V6 else 0)
+    store_ms = int.from_bytes(data[at : at + 8], "big", signed=True)
+    return RecordHead(size, queue_offset, place, store_ms)

@@ -1,0 +1,71 @@
+"""Names of the tier's files, as Apache's posix tier has them.
+
+``<h8(cluster)>_<cluster>/<broker>/<topic>/<queueId>/<kind>/<h8(base)><base, 20 digits>``, where h8
+is the start of an MD5 that spreads the names. Source: docs/store-format.md "Tier".
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import re
+from typing import Final, NamedTuple
+
+INDEX_TOPIC: Final = "rmq_sys_INDEX"
+_BASE_DIGITS: Final = 20
+_NAME: Final = re.compile(r"[0-9a-f]{8}([0-9]{20})")
+
+
+class FileKind(enum.IntEnum):
+    """What a file holds, with Apache's number in the metadata."""
+
+    COMMIT_LOG = 0
+    CONSUME_QUEUE = 1
+    INDEX = 2
+
+
+class QueueName(NamedTuple):
+    """A queue of a broker."""
+
+    broker: str
+    topic: str
+    queue_id: int
+
+    @property
+    def path(self) -> str:
+        """Its name in the metadata, and its folder below the cluster's."""
+        return f"{self.broker}/{self.topic}/{self.queue_id}"
+
+
+def h8(text: str) -> str:
+    """The first 8 hexadecimal digits of a text's MD5."""
+    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:8]
+
+
+def cluster_folder(cluster: str) -> str:
+    """The folder of a cluster."""
+    return f"{h8(cluster)}_{cluster}"
+
+
+def segment_name(base: int) -> str:
+    """The file name of a segment that begins at ``base``."""
+    return f"{h8(str(base))}{base:0{_BASE_DIGITS}}"
+
+
+def segment_base(name: str) -> int | None:
+    """Where the segment of a file name begins; None for any other name."""
+    match = _NAME.fullmatch(name)
+    base = int(match[1]) if match else -1
+    return base if base >= 0 and segment_name(base) == name else None
+
+
+def is_segment(path: str) -> bool:
+    """Whether a path below the cluster's folder is that of a segment."""
+    folder, _, name = path.rpartition("/")
+    kind = folder.rpartition("/")[2]
+    return kind in FileKind.__members__ and segment_base(name) is not None
+
+
+def index_queue(broker: str) -> QueueName:
+    """The queue under whose name a broker's index files are kept."""
+    return QueueName(broker, INDEX_TOPIC, 0)

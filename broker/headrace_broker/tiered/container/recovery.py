@@ -1,0 +1,204 @@
+"""What a start makes of a queue's files: the store is the truth, not the metadata.
+
+The metadata may be older than the files (a crash came before it was saved) or newer (an expiry was
+cut short). Units are cut to whole ones whose record is there, records to the end of the last unit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+
+from headrace_broker.tiered.container.flat_queue import UNIT_BYTES
+from headrace_broker.tiered.container.metadata import LONG_MAX, SegmentRow
+from headrace_broker.tiered.container.paths import FileKind, segment_base
+from headrace_broker.tiered.driver.interface import Failure, FailureKind
+from headrace_protocol.columns import UNIT_DTYPE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from headrace_broker.tiered.container.flat_file import FlatFile
+    from headrace_broker.tiered.container.flat_queue import FlatQueue, RecordHead
+    from headrace_broker.tiered.driver.interface import Entry
+
+Sizes = dict[int, int]
+
+_UNITS_AT_ONCE: Final = 4096
+
+
+def sizes_by_folder(entries: Iterable[Entry]) -> dict[str, Sizes]:
+    """The segments in a listing: by folder, the size of each by its base; other files are left."""
+    found: dict[str, Sizes] = {}
+    for path, size in entries:
+        folder, _, name = path.rpartition("/")
+        base = segment_base(name)
+        if base is not None:
+            found.setdefault(folder, {})[base] = size
+    return found
+
+
+def recover(queue: FlatQueue, stored: dict[str, Sizes], now_ms: int) -> Failure | None:
+    """Bring a queue in line with the store; its commit offset is right afterwards.
+
+    stored: as ``sizes_by_folder`` returns it.
+
+    Fails with DAMAGED where appending would overwrite what may still be of use.
+    """
+    files = queue.log, queue.units_file
+    for file in files:
+        file.adopt(_reconciled(file, stored.get(file.place.path, {}), now_ms))
+    if not queue.units_file.segments:
+        return _without_units(queue)
+    failure = _cut_units(queue)
+    if failure is not None:
+        return failure
+    failure = _find_start(queue)
+    for file in files:
+        failure = failure or _date(queue, file)
+    if failure is None:
+        queue.publish(now_ms)
+    return failure
+
+
+def _reconciled(file: FlatFile, sizes: Sizes, now_ms: int) -> list[SegmentRow]:
+    """The rows of the segments that count, with the sizes that the store has.
+
+    A segment of the metadata that is missing at the start has expired. One that is missing later
+    keeps its row, so that reads of it report it. Files past the last row were begun before a crash.
+    """
+    rows = list(file.segments)
+    while rows and rows[0].base_offset not in sizes and (len(rows) > 1 or rows[0].size):
+        del rows[0]
+    if rows:
+        size = sizes.get(rows[-1].base_offset, 0)
+        if size != rows[-1].size:
+            # Written to after the metadata was saved: ``_date`` finds the time again.
+            rows[-1] = msgspec.structs.replace(rows[-1], size=size, end_timestamp=LONG_MAX)
+    path, kind = file.place.queue.path, file.place.kind
+    may_have_gaps = kind is FileKind.CONSUME_QUEUE
+    for base in sorted(sizes):
+        row = SegmentRow(path, kind, base, size=sizes[base], create_timestamp=now_ms)
+        is_past = not rows or (base >= rows[-1].end and base > rows[-1].base_offset)
+        if is_past and (not rows or may_have_gaps or base == rows[-1].end):
+            rows.append(row)
+    return rows
+
+
+def _without_units(queue: FlatQueue) -> Failure | None:
+    if queue.log.end == queue.log.base:
+        queue.log_end = queue.log.end
+        return None
+    return Failure(
+        FailureKind.DAMAGED,
+        queue.units_file.place.path,
+        "has no consume queue, but the log beside it has records; restore its files, or move the "
+        "folder of this queue away to begin anew",
+    )
+
+
+# -- the end ---------------------------------------------------------------------------------------
+
+
+def _cut_units(queue: FlatQueue) -> Failure | None:
+    file = queue.units_file
+    failure = _cut(file, file.end - (file.end - file.segments[-1].base_offset) % UNIT_BYTES)
+    if failure is not None:
+        return failure
+    last = _last_whole_unit(queue)
+    if isinstance(last, Failure):
+        return last
+    position, log_end = last
+    queue.log_end = log_end
+    failure = _cut(file, position)
+    if failure is None and queue.log.segments:
+        failure = _cut(queue.log, log_end)
+    return failure
+
+
+def _cut(file: FlatFile, end: int) -> Failure | None:
+    return file.cut(end) if end < file.end else None
+
+
+def _last_whole_unit(queue: FlatQueue) -> tuple[int, int] | Failure:
+    """The end of the last unit whose record is there, and the end of this record."""
+    for row in reversed(queue.units_file.segments):
+        end = row.end
+        while end > row.base_offset:
+            begin = max(end - _UNITS_AT_ONCE * UNIT_BYTES, row.base_offset)
+            read = queue.units_file.read([(begin, end)])
+            if isinstance(read, Failure):
+                return read
+            units = np.frombuffer(read[0], UNIT_DTYPE)
+            record_ends = units["physical_offset"].astype(np.int64) + units["size"]
+            is_inside = (units["size"] > 0) & (record_ends <= queue.log.end)
+            for number in np.flatnonzero(is_inside)[::-1].tolist():
+                offset = begin // UNIT_BYTES + number
+                is_there = _has_record(queue, offset, units[number])
+                if isinstance(is_there, Failure):
+                    return is_there
+                if is_there:
+                    return (offset + 1) * UNIT_BYTES, int(record_ends[number])
+            end = begin
+    return queue.units_file.base, queue.log.base
+
+
+def _has_record(queue: FlatQueue, queue_offset: int, unit: np.void) -> bool | Failure:
+    head = queue.head(int(unit["physical_offset"]))
+    if isinstance(head, Failure):
+        return head if head.kind is FailureKind.UNREACHABLE else False
+    place, size = int(unit["physical_offset"]), int(unit["size"])
+    return head[:3] == (size, queue_offset, place)
+
+
+# -- times and the start ---------------------------------------------------------------------------
+
+
+def _date(queue: FlatQueue, file: FlatFile) -> Failure | None:
+    """Set the times of segments that lack them, by their first and last records."""
+    used = [row for row in queue.units_file.segments if row.size]
+    if not used:
+        return None
+    rows = list(file.segments)
+    last = queue.store_time(used[-1].end // UNIT_BYTES - 1)
+    if isinstance(last, Failure):
+        return last
+    for number in range(len(rows) - 1, -1, -1):
+        row = rows[number]
+        if not row.size:
+            continue
+        if row.end_timestamp == LONG_MAX:
+            first = _first_record(queue, file, row)
+            if isinstance(first, Failure):
+                return first
+            begin_ms = min(row.begin_timestamp, first.store_ms)
+            end_ms = max(begin_ms, last)
+            row = msgspec.structs.replace(row, begin_timestamp=begin_ms, end_timestamp=end_ms)
+            rows[number] = row
+        # The last record of the segment before is a little older.
+        last = row.begin_timestamp
+    file.adopt(rows)
+    return None
+
+
+def _first_record(queue: FlatQueue, file: FlatFile, row: SegmentRow) -> RecordHead | Failure:
+    if file is queue.log:
+        return queue.head(row.base_offset)
+    found = queue.units(row.base_offset // UNIT_BYTES, 1)
+    if isinstance(found, Failure):
+        return found
+    return queue.head(int(found.units["physical_offset"][0]))
+
+
+def _find_start(queue: FlatQueue) -> Failure | None:
+    """Set the least offset: of the first record, since units may be kept for longer."""
+    if queue.log.end == queue.log.base:
+        queue.min_offset = queue.commit_offset
+        return None
+    head = queue.head(queue.log.base)
+    if isinstance(head, Failure):
+        return head
+    queue.min_offset = max(queue.units_file.base // UNIT_BYTES, head.queue_offset)
+    return None

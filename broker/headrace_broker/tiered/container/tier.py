@@ -1,0 +1,227 @@
+"""All queues of a broker in the tier, with their metadata."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from headrace_broker.tiered.container.flat_file import Place
+from headrace_broker.tiered.container.flat_queue import FlatQueue, SegmentLimits
+from headrace_broker.tiered.container.paths import (
+    FileKind,
+    QueueName,
+    cluster_folder,
+    index_queue,
+    is_segment,
+)
+from headrace_broker.tiered.container.recovery import recover, sizes_by_folder
+from headrace_broker.tiered.driver.interface import Failure, FailureKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from headrace_broker.tiered.container.metadata import TierMetadata
+    from headrace_broker.tiered.container.tier_index import TierIndex
+    from headrace_broker.tiered.driver.interface import AppendDriver
+    from headrace_protocol.columns import Array, RecordColumns
+
+_INDEXED_AT_ONCE: Final = 4096
+
+
+class Home(NamedTuple):
+    """Whose tier it is."""
+
+    cluster: str
+    broker: str
+
+
+class Tier:
+    """The queues, by topic and queue id. All methods may block.
+
+    queues: those that can be read and appended to. damaged: why others can't; a new start, after
+    the store was mended, opens them.
+    """
+
+    def __init__(
+        self,
+        driver: AppendDriver,
+        home: Home,
+        metadata: TierMetadata,
+        limits: SegmentLimits | None = None,
+        index: TierIndex | None = None,
+    ) -> None:
+        """index: where appended records are found by key; None for a tier without queries."""
+        self.queues: dict[tuple[str, int], FlatQueue] = {}
+        self.damaged: dict[tuple[str, int], Failure] = {}
+        self.metadata = metadata
+        self._driver = driver
+        self._home = home
+        self._folder = cluster_folder(home.cluster)
+        self._limits = limits or SegmentLimits()
+        self.index = index
+
+    def open(self, now_ms: int) -> Failure | None:
+        """Bring all queues in line with the store.
+
+        Fails with UNREACHABLE; the next call continues with the remaining queues.
+        """
+        entries = self._driver.entries(f"{self._folder}/{self._home.broker}")
+        if isinstance(entries, Failure):
+            return entries
+        stored = sizes_by_folder(entries)
+        for name in self.metadata.queues():
+            key = name.topic, name.queue_id
+            if name.broker != self._home.broker or key in self.queues or key in self.damaged:
+                continue
+            queue = self._queue(name)
+            failure = recover(queue, stored, now_ms)
+            if failure is None:
+                self.queues[key] = queue
+            elif failure.kind is FailureKind.UNREACHABLE:
+                return failure
+            else:
+                self.damaged[key] = failure
+        return None
+
+    def _queue(self, name: QueueName) -> FlatQueue:
+        return FlatQueue(self._driver, self._folder, name, self.metadata, self._limits)
+
+    def create(self, queues: Iterable[tuple[str, int]], now_ms: int) -> Failure | None:
+        """Create queues without messages; files of deleted queues of these names are removed.
+
+        Raises OSError if the metadata can't be saved.
+        """
+        names = [QueueName(self._home.broker, *queue) for queue in queues]
+        for name in names:
+            failure = self._delete_files(name)
+            if failure is not None:
+                return failure
+        for name in names:
+            self.metadata.topic_id(name.topic, now_ms)
+            # A file is made only for a queue that has a row: the row tells it from a leftover.
+            self.metadata.set_queue(name, 0, 0, now_ms)
+        self.metadata.save()
+        for name in names:
+            self.queues[name.topic, name.queue_id] = self._queue(name)
+        return None
+
+    # -- upload ------------------------------------------------------------------------------------
+
+    def append(
+        self,
+        topic: str,
+        queue_id: int,
+        records: RecordColumns,
+        tags_codes: Array,
+        now_ms: int,
+    ) -> Failure | None:
+        """As ``FlatQueue.append``, and add what is kept to the index. Raises OSError."""
+        queue = self.queues[topic, queue_id]
+        log_end = queue.log_end
+        failure = queue.append(records, tags_codes, now_ms)
+        if self.index is not None:
+            kept = records.select(records.queue_offset < queue.commit_offset)
+            places = log_end + np.cumsum(kept.size) - kept.size
+            self.index.add(topic, queue_id, kept, places, now_ms)
+        return failure
+
+    def index_again(
+        self, topic: str, queue_id: int, queue_offset: int, now_ms: int
+    ) -> Failure | None:
+        """Add all records from an offset on to the index: after a crash, from the last ``sync`` on.
+
+        Fails as ``FlatQueue.records``. Raises OSError.
+        """
+        queue, at = self.queues[topic, queue_id], queue_offset
+        while self.index is not None and at < queue.commit_offset:
+            found = queue.units(at, _INDEXED_AT_ONCE)
+            if isinstance(found, Failure):
+                return found
+            at = found.first + len(found.units)
+            offsets = np.arange(found.first, at)
+            records = queue.records(found.units, offsets)
+            if isinstance(records, Failure):
+                return records
+            self.index.add(topic, queue_id, records, records.physical_offset, now_ms)
+            if not len(offsets):
+                break
+        return None
+
+    def sync(self) -> None:
+        """Bring metadata and index to disk; the records are there already. Raises OSError."""
+        self.metadata.save()
+        if self.index is not None:
+            self.index.sync()
+
+    # -- removal -----------------------------------------------------------------------------------
+
+    def delete(self, topic: str, queue_id: int) -> Failure | None:
+        """Delete a queue; after a failure ``sweep`` removes the rest. Raises OSError."""
+        name = QueueName(self._home.broker, topic, queue_id)
+        self.queues.pop((topic, queue_id), None)
+        self.damaged.pop((topic, queue_id), None)
+        self.metadata.remove_queue(name)
+        self.metadata.save()
+        return self._delete_files(name)
+
+    def _delete_files(self, name: QueueName) -> Failure | None:
+        entries = self._driver.entries(f"{self._folder}/{name.path}")
+        if isinstance(entries, Failure):
+            return entries
+        return self._driver.delete([entry.path for entry in entries])
+
+    def expire(self, topic: str, queue_id: int, before_ms: int, now_ms: int) -> Failure | None:
+        """Delete a queue's segments whose messages were all stored before a time.
+
+        The metadata goes first, so that it never names a file that is gone. Raises OSError.
+        """
+        paths = self.queues[topic, queue_id].expire(before_ms, now_ms)
+        if isinstance(paths, Failure):
+            return paths
+        if not paths:
+            return None
+        self.metadata.save()
+        return self._driver.delete(paths)
+
+    def sweep(self) -> Failure | None:
+        """Delete what no row names: leftovers of expiries and deletions that were cut short.
+
+        Never while the index uploads: its file has no row until it is whole.
+        """
+        entries = self._driver.entries(f"{self._folder}/{self._home.broker}")
+        if isinstance(entries, Failure):
+            return entries
+        # After the listing: a file that is begun meanwhile is not in it.
+        names = [*self.metadata.queues(), index_queue(self._home.broker)]
+        kept = {
+            Place(self._folder, name, kind).segment_path(row.base_offset)
+            for name in names
+            for kind in FileKind
+            for row in self.metadata.segments(name, kind)
+        }
+        damaged = [QueueName(self._home.broker, *queue) for queue in self.damaged]
+        spared = tuple(f"{self._folder}/{name.path}/" for name in damaged)
+        paths = [entry.path for entry in entries if entry.path not in kept]
+        return self._driver.delete(
+            [path for path in paths if is_segment(path) and not path.startswith(spared)]
+        )
+
+    def rebuild(self, now_ms: int) -> Failure | None:
+        """Open all queues that the store has, also those that the metadata lost. Raises OSError.
+
+        Files of deleted queues that no ``sweep`` removed are found too.
+        """
+        entries = self._driver.entries(f"{self._folder}/{self._home.broker}")
+        if isinstance(entries, Failure):
+            return entries
+        for folder in sorted(sizes_by_folder(entries)):
+            topic, queue_id, kind = folder.split("/")[-3:]
+            name = QueueName(self._home.broker, topic, int(queue_id))
+            if kind == FileKind.COMMIT_LOG.name and self.metadata.queue(name) is None:
+                self.metadata.topic_id(topic, now_ms)
+                self.metadata.set_queue(name, 0, 0, now_ms)
+        failure = self.open(now_ms)
+        if failure is None:
+            self.metadata.save()
+        return failure

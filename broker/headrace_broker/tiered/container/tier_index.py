@@ -1,0 +1,254 @@
+"""Query by key in the tier: local index files, and finished ones in the store.
+
+Items are added after the records' units, so an item never points past the records that are kept. A
+crash loses those that were added after the last ``sync``: whoever appends adds them again from its
+last position on, and a query drops the repeated ones.
+"""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from headrace_broker.store.index.index_keys import Regions, index_prefixes, key_hashes
+from headrace_broker.tiered.container.flat_file import Place
+from headrace_broker.tiered.container.index_file import ITEM, SLOT, IndexSize, OpenIndex
+from headrace_broker.tiered.container.metadata import STATUS_SEALED, SegmentRow
+from headrace_broker.tiered.container.paths import FileKind, index_queue
+from headrace_broker.tiered.driver.interface import Failure, FailureKind
+from headrace_protocol.message import index_key_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from headrace_broker.store.files.filesystem import Files
+    from headrace_broker.tiered.container.metadata import TierMetadata
+    from headrace_broker.tiered.driver.interface import AppendDriver
+    from headrace_protocol.columns import Array, RecordColumns
+
+FOLDER: Final = "tiered_index_file"
+# Items count seconds, and Apache rounds towards the file's begin.
+_SECOND_MS: Final = 1000
+_ITEMS_MAX: Final = 1024
+
+
+class IndexHit(NamedTuple):
+    """A record that may have the key: its hash is the same. store_ms: to within a second."""
+
+    queue_id: int
+    place: int
+    size: int
+    store_ms: int
+
+
+class TierIndex:
+    """The index of a broker's tier; one thread adds, uploads and expires while others query."""
+
+    def __init__(
+        self,
+        root: Path,
+        driver: AppendDriver,
+        metadata: TierMetadata,
+        folder: str,
+        broker: str,
+        files: Files,
+        size: IndexSize | None = None,
+    ) -> None:
+        """root: the store's; the open files are in a folder of it. folder: the cluster's."""
+        self._local = root / FOLDER
+        self._driver = driver
+        self._metadata = metadata
+        self._place = Place(folder, index_queue(broker), FileKind.INDEX)
+        self._files = files
+        self._size = size or IndexSize()
+        self._open: tuple[OpenIndex, ...] = ()
+        self._lock = Lock()
+
+    def open(self, *, is_clean: bool) -> None:
+        """Open the local files. is_clean: the last stop was. Raises OSError."""
+        uploaded = {row.begin_timestamp for row in self._rows()}
+        names = [path for path in self._local.glob("*") if path.name.isdecimal() and path.is_file()]
+        opened = []
+        for path in sorted(names, key=lambda path: int(path.name)):
+            file = OpenIndex(path, self._size, self._files)
+            if file.begin_ms in uploaded:  # a crash came before it was removed
+                file.remove()
+                continue
+            if not is_clean:
+                file.link_anew()
+            opened.append(file)
+        self._open = tuple(opened)
+
+    def _rows(self) -> list[SegmentRow]:
+        return self._metadata.segments(self._place.queue, self._place.kind)
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def add(
+        self, topic: str, queue_id: int, records: RecordColumns, places: Array, now_ms: int
+    ) -> None:
+        """Add the keys of records that are kept. places: theirs in the queue's log.
+
+        Raises OSError.
+        """
+        number = np.flatnonzero(records.properties_bytes)
+        if not len(number):
+            return
+        start, count = records.properties_start[number], records.properties_bytes[number]
+        regions = Regions(np.frombuffer(records.data, np.uint8), start, count)
+        prefixes = np.tile(np.array(index_prefixes(topic), np.uint32), (len(number), 1))
+        found, hashes = key_hashes(regions, prefixes, lambda _number: topic)
+        number = number[found]
+        items = np.empty(len(number), ITEM)
+        items["key_hash"] = hashes
+        items["topic_id"] = self._metadata.topic_id(topic, now_ms)
+        items["queue_id"] = queue_id
+        items["place"] = places[number]
+        items["size"] = records.size[number]
+        self._add(items, records.store_timestamp[number], now_ms)
+
+    def _add(self, items: Array, times: Array, now_ms: int) -> None:
+        begin = 0
+        while begin < len(items):
+            if not self._open or not self._open[-1].room:
+                self._begin_file(now_ms)
+            file = self._open[-1]
+            part = slice(begin, begin + file.room)
+            file.add(items[part], times[part])
+            begin = part.stop
+
+    def _begin_file(self, now_ms: int) -> None:
+        begins = [row.begin_timestamp for row in self._rows()]
+        begins += [file.begin_ms for file in self._open]
+        begin_ms = max([now_ms, *(begin + 1 for begin in begins)])
+        self._files.make_directories(self._local)
+        file = OpenIndex(self._local / str(begin_ms), self._size, self._files)
+        with self._lock:
+            self._open = (*self._open, file)
+
+    def sync(self) -> None:
+        """Bring all items to disk. Raises OSError."""
+        for file in self._open:
+            file.sync()
+        self._files.sync_names()
+
+    def upload(self, now_ms: int) -> Failure | None:
+        """Upload the full files and remove them here. Raises OSError."""
+        while len(self._open) > 1:
+            failure = self._upload(self._open[0], now_ms)
+            if failure is not None:
+                return failure
+        return None
+
+    def _upload(self, file: OpenIndex, now_ms: int) -> Failure | None:
+        rows = self._rows()
+        base = rows[-1].end if rows else 0
+        path = self._place.segment_path(base)
+        # A try that was cut short may have left a part.
+        failure = self._driver.delete([path])
+        position = 0
+        for part in file.finished():
+            failure = failure or self._driver.append(path, position, part)
+            if failure is not None:
+                return failure
+            position += len(part)
+        row = SegmentRow(
+            self._place.queue.path,
+            self._place.kind,
+            base,
+            status=STATUS_SEALED,
+            size=position,
+            create_timestamp=now_ms,
+            begin_timestamp=file.begin_ms,
+            end_timestamp=file.end_ms,
+            seal_timestamp=now_ms,
+        )
+        self._metadata.set_segments(self._place.queue, self._place.kind, [*rows, row])
+        # A file counts from its row on; the local one is kept until that is on disk.
+        self._metadata.save()
+        with self._lock:
+            self._open = self._open[1:]
+            file.remove()
+        return None
+
+    def expire(self, before_ms: int) -> Failure | None:
+        """Delete the files in the store whose records were all stored before a time.
+
+        Raises OSError.
+        """
+        rows = self._rows()
+        kept = [row for row in rows if row.end_timestamp >= before_ms]
+        if len(kept) == len(rows):
+            return None
+        self._metadata.set_segments(self._place.queue, self._place.kind, kept)
+        self._metadata.save()
+        expired = [row for row in rows if row.end_timestamp < before_ms]
+        return self._driver.delete([self._place.segment_path(row.base_offset) for row in expired])
+
+    def close(self) -> None:
+        """Release the local files."""
+        with self._lock:
+            for file in self._open:
+                file.close()
+            self._open = ()
+
+    # -- queries -----------------------------------------------------------------------------------
+
+    def query(
+        self, topic: str, key: str, begin_ms: int, end_ms: int, count_max: int
+    ) -> list[IndexHit] | Failure:
+        """Records whose key has the hash of this one, the newest first.
+
+        begin_ms, end_ms: store times to look for; records up to a second off may be among them.
+        Every file with records at or after ``begin_ms`` is asked. Fails as ``Driver.read``.
+        """
+        row = self._metadata.topic(topic)
+        if row is None:
+            return []
+        key_hash = index_key_hash(topic, key)
+        hits: dict[tuple[int, int], IndexHit] = {}
+        for found in self._found(key_hash, begin_ms):
+            if isinstance(found, Failure):
+                return found
+            file_ms, items = found
+            items = items[(items["key_hash"] == key_hash) & (items["topic_id"] == row.topic_id)]
+            for queue_id, place, size, seconds in items[
+                ["queue_id", "place", "size", "seconds"]
+            ].tolist():
+                store_ms = file_ms + seconds * _SECOND_MS
+                if begin_ms - _SECOND_MS <= store_ms <= end_ms + _SECOND_MS:
+                    hits.setdefault((queue_id, place), IndexHit(queue_id, place, size, store_ms))
+        newest = sorted(hits.values(), key=lambda hit: (hit.store_ms, hit.place), reverse=True)
+        return newest[:count_max]
+
+    def _found(self, key_hash: int, begin_ms: int) -> Iterator[tuple[int, Array] | Failure]:
+        with self._lock:  # a file that is uploaded meanwhile is not closed under a reader
+            rows = self._rows()
+            local = [
+                (file.begin_ms, file.find(key_hash, _ITEMS_MAX))
+                for file in reversed(self._open)
+                if file.end_ms >= begin_ms
+            ]
+        yield from local
+        for row in reversed(rows):
+            if row.end_timestamp >= begin_ms:
+                found = self._find_finished(row, key_hash)
+                yield found if isinstance(found, Failure) else (row.begin_timestamp, found)
+
+    def _find_finished(self, row: SegmentRow, key_hash: int) -> Array | Failure:
+        path = self._place.segment_path(row.base_offset)
+        at = self._size.slot_at(key_hash)
+        slot = self._driver.read(path, [(at, at + SLOT.size)])
+        if isinstance(slot, Failure):
+            return slot
+        position, byte_count = SLOT.unpack(slot[0])
+        if not byte_count:
+            return np.empty(0, ITEM)
+        if position < self._size.items_at or byte_count < 0 or byte_count % ITEM.itemsize:
+            return Failure(FailureKind.DAMAGED, path, f"slot at {at} points to no items")
+        wanted = position, position + min(byte_count, _ITEMS_MAX * ITEM.itemsize)
+        items = self._driver.read(path, [wanted])
+        return items if isinstance(items, Failure) else np.frombuffer(items[0], ITEM)

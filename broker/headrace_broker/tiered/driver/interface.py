@@ -1,0 +1,107 @@
+"""The interface of all drivers, and the failures that they return.
+
+A path is relative and has ``/`` between its parts. All methods may block, so they run in threads; a
+driver may be used by several threads at once. What a place can't do or does not have is a returned
+``Failure``, never an exception, so a caller can't overlook it.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Buffer = bytes | bytearray | memoryview
+Range = tuple[int, int]
+
+
+class FailureKind(enum.Enum):
+    """Why an operation failed; only ``UNREACHABLE`` is worth a retry as it is.
+
+    DAMAGED: bytes are there, and are not those that were written; no driver returns it.
+    """
+
+    MISSING = "missing"
+    EXISTS = "exists"
+    CHANGED = "changed"
+    SHORT = "short"
+    DAMAGED = "damaged"
+    UNREACHABLE = "unreachable"
+
+
+class Failure(NamedTuple):
+    """A failed operation. reason: a sentence for logs; it never has a secret in it."""
+
+    kind: FailureKind
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+class Entry(NamedTuple):
+    """A stored file or object."""
+
+    path: str
+    size: int
+
+
+class Driver(Protocol):
+    """What the tier needs of every place."""
+
+    def read(self, path: str, /, ranges: Sequence[Range]) -> list[Buffer] | Failure:
+        """The bytes of each range ``(start, end)``, all of them: a cut answer is SHORT.
+
+        ranges: none is empty. Fails with MISSING, SHORT, UNREACHABLE.
+        """
+
+    def size(self, path: str, /) -> int | Failure:
+        """Bytes stored at a path. Fails with MISSING, UNREACHABLE."""
+
+    def entries(self, folder: str, /) -> list[Entry] | Failure:
+        """All that is stored below a folder, sorted by path; empty if there is no such folder.
+
+        Fails with UNREACHABLE.
+        """
+
+    def delete(self, paths: Sequence[str], /) -> Failure | None:
+        """Delete what is there; a missing path is no failure. Fails with UNREACHABLE."""
+
+
+class AppendDriver(Driver, Protocol):
+    """A place whose files grow, as a file system's."""
+
+    def append(self, path: str, /, position: int, data: Buffer) -> Failure | None:
+        """Write at the end; the bytes are durable when this returns.
+
+        position: the expected size; 0 creates the file. After UNREACHABLE a part of ``data`` may
+        be there. Fails with CHANGED if the size is another, MISSING, UNREACHABLE.
+        """
+
+    def cut(self, path: str, /, size: int) -> Failure | None:
+        """Discard all bytes from ``size`` on. Fails with MISSING, SHORT, UNREACHABLE."""
+
+
+class PutDriver(Driver, Protocol):
+    """A place whose objects are written whole."""
+
+    def put(self, path: str, /, data: Buffer, replaces: str = "") -> str | Failure:
+        """Store a whole object and return its etag; it is durable when this returns.
+
+        replaces: the etag of the object to replace; "" creates a new one. After UNREACHABLE the
+        object may be there nevertheless. Fails with EXISTS, CHANGED, UNREACHABLE.
+        """
+
+    def etag(self, path: str, /) -> str | Failure:
+        """The etag of an object. Fails with MISSING, UNREACHABLE."""
+
+
+def short_read(path: str, wanted: Range, got_bytes: int) -> Failure:
+    """The failure of a range that ends behind the file, or was answered in part."""
+    start, end = wanted
+    return Failure(
+        FailureKind.SHORT, path, f"{got_bytes} bytes at {start} instead of {end - start}"
+    )

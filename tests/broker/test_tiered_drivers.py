@@ -1,0 +1,284 @@
+"""One suite for all drivers, and the failures that belong to one of them."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from obstore.store import MemoryStore
+
+from headrace_broker.tiered.driver.interface import Entry, Failure, FailureKind
+from headrace_broker.tiered.driver.memory import MemoryDriver
+from headrace_broker.tiered.driver.objects import ObjectDriver, ObjectPlace, open_objects
+from headrace_broker.tiered.driver.posix import PosixDriver
+from tests.support.faulty_files import FaultRates, FaultyFiles, PowerCut
+from tests.support.object_server import SECRET_KEY, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from headrace_broker.tiered.driver.interface import AppendDriver, PutDriver
+
+PATH = "a/%RETRY%group/0/one object"
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectPlace]:
+    with serving(tmp_path_factory.mktemp("s3")) as place:
+        yield place
+
+
+def make(name: str, request: pytest.FixtureRequest) -> Any:
+    if name == "posix":
+        return PosixDriver(request.getfixturevalue("tmp_path"))
+    if name == "memory":
+        return MemoryDriver()
+    if name == "objects":
+        return ObjectDriver(MemoryStore(), "prefix/")
+    place = request.getfixturevalue("bucket")
+    return open_objects(place._replace(prefix=request.node.name))
+
+
+SERVER = pytest.param("s3", marks=pytest.mark.slow)
+
+
+@pytest.fixture(params=["posix", "memory", "objects", SERVER])
+def driver(request: pytest.FixtureRequest) -> Any:
+    return make(request.param, request)
+
+
+@pytest.fixture(params=["posix", "memory"])
+def files(request: pytest.FixtureRequest) -> Any:
+    return make(request.param, request)
+
+
+def fails(result: object, kind: FailureKind) -> bool:
+    assert isinstance(result, Failure), result
+    assert result.reason
+    assert str(result).startswith(result.path)
+    return result.kind is kind
+
+
+def contents(driver: Any, path: str) -> bytes:
+    size = driver.size(path)
+    (data,) = driver.read(path, [(0, size)])
+    return bytes(data)
+
+
+def both_kinds(append: AppendDriver, put: PutDriver) -> tuple[AppendDriver, PutDriver]:
+    return append, put
+
+
+def test_types_of_drivers(tmp_path: Path) -> None:
+    posix, memory = PosixDriver(tmp_path), MemoryDriver()
+    assert both_kinds(posix, posix)
+    assert both_kinds(memory, memory)
+    assert both_kinds(memory, ObjectDriver(MemoryStore()))
+
+
+# -- all drivers -----------------------------------------------------------------------------------
+
+
+def test_ranges_are_read(driver: Any) -> None:
+    data = Random(1).randbytes(3 << 20)
+    assert not isinstance(driver.put(PATH, data), Failure)
+    assert driver.size(PATH) == len(data)
+    ranges = [(5, 9), (2 << 20, (2 << 20) + 100), (7, 8), (0, len(data))]
+    assert [bytes(part) for part in driver.read(PATH, ranges)] == [data[s:e] for s, e in ranges]
+    assert driver.read(PATH, []) == []
+
+
+@pytest.mark.parametrize("wanted", [(3, 9), (0, 6), (5, 6), (90, 91)])
+def test_a_range_that_ends_behind_the_data_is_short(driver: Any, wanted: tuple[int, int]) -> None:
+    driver.put(PATH, b"12345")
+    assert fails(driver.read(PATH, [(0, 1), wanted]), FailureKind.SHORT)
+
+
+def test_a_missing_path_is_missing(driver: Any) -> None:
+    assert fails(driver.read("a/b", [(0, 1)]), FailureKind.MISSING)
+    assert fails(driver.size("a/b"), FailureKind.MISSING)
+    assert fails(driver.etag("a/b"), FailureKind.MISSING)
+    assert driver.entries("a") == []
+
+
+def test_entries_are_sorted_and_below_the_folder(driver: Any) -> None:
+    for number in (3, 10, 1):
+        driver.put(f"a/b/{number}", b"x" * number)
+    driver.put("a/bc", b"")
+    driver.put("a/c/d/e", b"yy")
+    assert driver.entries("a/b") == [Entry("a/b/1", 1), Entry("a/b/10", 10), Entry("a/b/3", 3)]
+    assert [entry.path for entry in driver.entries("a")][-2:] == ["a/bc", "a/c/d/e"]
+
+
+def test_deleting_twice_is_no_failure(driver: Any) -> None:
+    paths = [f"a/{number}" for number in range(5)]
+    for path in (*paths, "a/kept"):
+        driver.put(path, b"x")
+    assert driver.delete([paths[0]]) is None
+    assert driver.delete(paths) is None
+    assert driver.delete(paths) is None
+    assert driver.delete([]) is None
+    assert driver.entries("a") == [Entry("a/kept", 1)]
+
+
+def test_a_put_creates_only(driver: Any) -> None:
+    tag = driver.put(PATH, b"first")
+    assert tag == driver.etag(PATH)
+    assert fails(driver.put(PATH, b"second"), FailureKind.EXISTS)
+    assert contents(driver, PATH) == b"first"
+
+
+def test_a_put_replaces_only_what_its_etag_names(driver: Any) -> None:
+    first = driver.put(PATH, b"first")
+    second = driver.put(PATH, b"second", replaces=first)
+    assert second not in {first, ""}
+    assert fails(driver.put(PATH, b"third", replaces=first), FailureKind.CHANGED)
+    assert contents(driver, PATH) == b"second"
+    driver.delete([PATH])
+    assert isinstance(driver.put(PATH, b"fourth", replaces=second), Failure)
+
+
+def test_one_of_many_puts_wins(driver: Any) -> None:
+    tag = driver.put(PATH, b"before")
+    with ThreadPoolExecutor(8) as threads:
+        for after in ("", tag):
+            path = PATH if after else f"{PATH} new"
+            texts = [f"{number} {after}".encode() for number in range(8)]
+            results = list(threads.map(lambda text: driver.put(path, text, after), texts))  # noqa: B023
+            winners = [i for i, got in enumerate(results) if not isinstance(got, Failure)]
+            assert len(winners) == 1
+            assert contents(driver, path) == texts[winners[0]]
+
+
+# -- files that grow -------------------------------------------------------------------------------
+
+
+def test_a_file_grows_at_its_end_only(files: Any) -> None:
+    assert fails(files.append(PATH, 3, b"later"), FailureKind.MISSING)
+    assert files.append(PATH, 0, b"first") is None
+    assert files.append(PATH, 5, b"") is None
+    assert files.append(PATH, 5, memoryview(b"second")) is None
+    for position in (0, 5, 12):
+        assert fails(files.append(PATH, position, b"x"), FailureKind.CHANGED)
+    assert contents(files, PATH) == b"firstsecond"
+
+
+def test_a_file_is_cut(files: Any) -> None:
+    assert fails(files.cut(PATH, 0), FailureKind.MISSING)
+    files.append(PATH, 0, b"firstsecond")
+    assert fails(files.cut(PATH, 12), FailureKind.SHORT)
+    assert files.cut(PATH, 11) is None
+    assert files.cut(PATH, 5) is None
+    assert contents(files, PATH) == b"first"
+    assert files.append(PATH, 5, b"!") is None
+    assert contents(files, PATH) == b"first!"
+
+
+# -- posix -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_failed_append_is_repeated_after_a_cut(tmp_path: Path, seed: int) -> None:
+    disk = FaultyFiles(tmp_path, Random(seed), FaultRates(write=0.3, sync=0.3))
+    driver, written = PosixDriver(tmp_path, disk), b""
+    for number in range(20):
+        data = bytes([number]) * 100
+        while driver.append("a/b", len(written), data) is not None:
+            if isinstance(driver.size("a/b"), int):
+                driver.cut("a/b", len(written))
+        written += data
+    assert contents(driver, "a/b") == written
+    disk.cut_power()
+    assert disk.image is not None
+    assert disk.image.files[Path("a/b")] == written, f"seed {seed}"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_put_is_whole_after_a_power_cut(tmp_path: Path, seed: int) -> None:
+    rng = Random(seed)
+    disk = FaultyFiles(tmp_path, rng)
+    driver = PosixDriver(tmp_path, disk)
+    texts = [bytes([number]) * rng.randrange(1, 9000) for number in range(6)]
+    tag, done = "", -1
+    disk.cut_after = rng.randrange(60)
+    try:
+        for number, text in enumerate(texts):
+            put = driver.put("a/manifest", text, replaces=tag)
+            assert isinstance(put, str)
+            tag, done = put, number
+    except PowerCut:
+        pass
+    disk.cut_power()
+    assert disk.image is not None
+    found = disk.image.files.get(Path("a/manifest"))
+    assert found in [*texts[max(done, 0) : done + 2], *([None] if done < 0 else [])], f"seed {seed}"
+
+
+def test_what_a_folder_refuses_is_unreachable(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"not a folder")
+    driver = PosixDriver(tmp_path / "file")
+    assert fails(driver.append("a", 0, b"x"), FailureKind.UNREACHABLE)
+    assert fails(driver.put("a", b"x"), FailureKind.UNREACHABLE)
+    assert fails(driver.size("a"), FailureKind.UNREACHABLE)
+    assert fails(driver.entries("a"), FailureKind.UNREACHABLE)
+    assert fails(driver.delete(["a"]), FailureKind.UNREACHABLE)
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+    driver = PosixDriver(tmp_path)
+    before = open_files()
+    tag = driver.put("a", b"x")
+    assert isinstance(tag, str)
+    driver.put("a", b"y")
+    driver.put("a", b"y", replaces=tag)
+    driver.append("b", 0, b"x")
+    driver.append("b", 0, b"x")
+    driver.read("b", [(0, 9)])
+    driver.cut("b", 0)
+    assert open_files() == before
+
+
+# -- object stores ---------------------------------------------------------------------------------
+
+
+def test_a_store_that_does_not_answer_is_unreachable() -> None:
+    place = ObjectPlace("s3", "bucket", "http://127.0.0.1:1", "", "access", "hidden-secret")
+    driver = open_objects(place)
+    failure = driver.size("a")
+    assert fails(failure, FailureKind.UNREACHABLE)
+
+
+@pytest.mark.slow
+def test_secrets_are_in_no_text(bucket: ObjectPlace) -> None:
+    wrong = open_objects(bucket._replace(access_key="an-access-key", secret_key="a-secret-key"))
+    for result in (wrong.size("a"), wrong.put("a", b"x"), wrong.entries("a"), wrong.etag("a")):
+        assert fails(result, FailureKind.UNREACHABLE)
+        assert "an-access-key" not in str(result)
+        assert "a-secret-key" not in str(result)
+    assert SECRET_KEY not in repr(bucket)
+
+
+@pytest.mark.slow
+def test_a_missing_bucket_is_not_a_missing_object(bucket: ObjectPlace) -> None:
+    driver = open_objects(bucket._replace(bucket="another"))
+    for result in (driver.size("a"), driver.read("a", [(0, 1)]), driver.etag("a")):
+        assert fails(result, FailureKind.UNREACHABLE)
+        assert "NoSuchBucket" in str(result)
+
+
+@pytest.mark.parametrize("provider", ["gcs", "azure"])
+def test_other_providers_are_opened(provider: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = ObjectPlace(provider, "bucket", access_key="account", secret_key="a2V5")
+    assert isinstance(open_objects(place), ObjectDriver)
+
+
+def test_a_wrong_setting_is_named() -> None:
+    with pytest.raises(ValueError, match=r"[Ee]ndpoint|[Uu][Rr][Ll]"):
+        open_objects(ObjectPlace("azure", "bucket", "no url", access_key="account"))

@@ -1,0 +1,97 @@
+"""A real S3 server for tests: versitygw, a folder served as a bucket.
+
+``python -m tests.support.object_server`` builds it, which takes some minutes of one core the first
+time; the program stays in the project's cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from headrace_broker.tiered.driver.objects import ObjectPlace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CACHE = Path(__file__).resolve().parents[2] / ".cache" / "bin"
+MODULE = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
+BUCKET = "headrace"
+ACCESS_KEY = "headrace"
+SECRET_KEY = "headrace-secret"
+START_TIMEOUT_S = 30.0
+
+
+def build() -> Path | None:
+    """The program, built if it is missing; None without Go. A build under way is waited for."""
+    program = CACHE / "versitygw"
+    if program.exists():
+        return program
+    if shutil.which("go") is None:
+        return None
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not program.exists():
+            environment = {**os.environ, "GOBIN": str(CACHE)}
+            subprocess.run(["nice", "go", "install", MODULE], env=environment, check=True)
+    return program
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[ObjectPlace]:
+    """A server for the length of a block; skips the test where it can't be built.
+
+    folder: an empty one. Yields the only bucket.
+    """
+    program = build()
+    if program is None:
+        pytest.skip("go not found on PATH: versitygw needs it (Debian: apt-get install golang)")
+    # Attributes in files of their own: not every file system has extended ones.
+    objects, attributes = folder / "objects", folder / "attributes"
+    (objects / BUCKET).mkdir(parents=True)
+    attributes.mkdir()
+    port = _free_port()
+    command = [str(program), "--port", f"127.0.0.1:{port}", "--quiet", "posix"]
+    environment = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
+    with subprocess.Popen(
+        [*command, "--sidecar", str(attributes), str(objects)],
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+            _wait_until_open(process, port)
+            endpoint = f"http://127.0.0.1:{port}"
+            yield ObjectPlace("s3", BUCKET, endpoint, "", ACCESS_KEY, SECRET_KEY)
+        finally:
+            process.kill()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_until_open(process: subprocess.Popen[bytes], port: int) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
+        assert process.poll() is None, "the S3 server ended"
+        assert time.monotonic() < deadline, "the S3 server does not listen"
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    build()
