@@ -51,6 +51,7 @@ from headrace_broker.static_topics import StaticTopics, static_topics
 from headrace_broker.statictopic.changes import StaticTopicChanges
 from headrace_broker.statictopic.cleanup import MappingCleanup
 from headrace_broker.statictopic.fence import Fence
+from headrace_broker.statictopic.left_groups import LeftGroups
 from headrace_broker.statictopic.staged import StagedQueues
 from headrace_broker.statictopic.table import MAPPING_NAME, MappingTable
 from headrace_broker.statictopic.undecided import UndecidedQueues
@@ -749,6 +750,7 @@ def _mapping_cleanup(parts: Parts) -> MappingCleanup:
         parts.static.brokers,
         parts.mapping_changes.is_changing,
         inner_consumers(parts),
+        LeftGroups(parts.static.mappings.broker_name, parts.offsets),
     )
 
 

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from headrace_broker.consumer.long_polling import HeldRequest
+from headrace_broker.statictopic.packed import BrokerMapping
 from headrace_broker.store.files.config_file import unsealed
 from headrace_protocol import fastjson
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -334,12 +335,28 @@ def test_the_loser_of_two_tools_changes_nothing(broker: BrokerUnderTest) -> None
     assert change(broker, led_here(), read_epoch=0).code == ResponseCode.SUCCESS
     away = moved(0, item(1, 5, -1, bname="broker-b"), led_here())
     assert change(broker, away, read_epoch=EPOCH).code == ResponseCode.SUCCESS
-    again = change(broker, away, read_epoch=EPOCH)
-    assert again.code == ResponseCode.SUCCESS  # its answer was lost
     before = stored(broker)
+    # Of two tools with one plan, the second must notice the first.
+    assert_refused(change(broker, away, read_epoch=EPOCH), "another tool")
     loser = moved(1, item(1, 6, -1, bname="broker-b"), led_here(), EPOCH + 3000)
     assert_refused(change(broker, loser, read_epoch=EPOCH), "another tool")
     assert stored(broker) == before
+
+
+def test_a_queue_that_comes_back_after_its_items_were_cleaned_up(broker: BrokerUnderTest) -> None:
+    """The chain of the others still has the item that clean-up dropped here."""
+    change(broker, led_here())
+    away = moved(0, item(1, 5, -1, bname="broker-b"), led_here())
+    assert change(broker, away).code == ResponseCode.SUCCESS
+    mappings = broker.parts.static.mappings
+    mappings.put(
+        BrokerMapping(msgspec.structs.replace(stored(broker), hosted={1: led_here().hosted[1]}))
+    )
+    chain = (*led_here().hosted[0], item(1, 0, 5, bname="broker-b"), item(2, 2, -1))
+    back = msgspec.structs.replace(away, epoch=away.epoch + 1000, hosted={0: chain})
+    answer = change(broker, back, 3)
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    assert mappings.leads("T", 0) == 2
 
 
 def test_a_physical_queue_that_was_used(broker: BrokerUnderTest) -> None:

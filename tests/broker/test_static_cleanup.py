@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from headrace_broker.consumer.unconsumed import InnerConsumer
 from headrace_broker.statictopic.cleanup import MappingCleanup
+from headrace_broker.statictopic.left_groups import LeftGroups
 from headrace_broker.store.settings import Retention
-from tests.support.static_brokers import TOPIC, Brokers, item
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.drivers.errors import ConnectFailed
+from headrace_protocol.headers import (
+    OffsetResponseHeader,
+    QueryConsumerOffsetHeader,
+    UpdateConsumerOffsetHeader,
+)
+from tests.support.static_brokers import GROUP, TOPIC, Brokers, item
 from tests.support.stores import put
 
 if TYPE_CHECKING:
@@ -74,6 +82,7 @@ async def clean(
             parts.static.brokers,
             parts.mapping_changes.is_changing,
             waiting or {},
+            LeftGroups(parts.static.mappings.broker_name, parts.offsets),
         )
         await cleanup.clean()
 
@@ -92,6 +101,60 @@ async def test_the_earliest_item_goes_with_its_data_in_both_copies(brokers: Brok
     await expire(brokers["b"])
     await clean(brokers, "ab")
     assert [chain(brokers, name) for name in "ab"] == [[2], [2]]
+
+
+@pytest.mark.parametrize(
+    ("committed", "resumed"), [(4, 10_000), (10_002, 10_002), (20_001, 20_001)]
+)
+async def test_a_group_goes_on_behind_an_item_that_goes(
+    brokers: Brokers, committed: int, resumed: int
+) -> None:
+    """Without an offset it would begin anew, and skip what it has not read."""
+    commit(brokers, committed)
+    await expire(brokers["c"])
+    await clean(brokers, "ab")
+    assert chain(brokers, "a") == [1, 2]
+    assert committed_offset(brokers) == resumed
+
+
+async def test_an_item_stays_while_the_broker_of_a_group_s_offset_is_away(brokers: Brokers) -> None:
+    commit(brokers, 4)
+    await expire(brokers["c"])
+    parts = brokers["a"].parts
+    parts.static.brokers.ask = offsets_are_away(brokers)  # type: ignore[method-assign]
+    await clean(brokers, "a")
+    assert chain(brokers, "a") == [0, 1, 2]
+
+
+def offsets_are_away(brokers: Brokers) -> Any:
+    """``OtherBrokers.ask`` without answers about groups' offsets."""
+
+    def ask(broker: str, code: int, fields: Mapping[str, str], then: Any, *rest: Any) -> None:
+        if code == RequestCode.QUERY_CONSUMER_OFFSET:
+            then(ConnectFailed(broker, "it is away"))
+        else:
+            brokers.ask(broker, code, fields, then, *rest)
+
+    return ask
+
+
+def commit(brokers: Brokers, offset: int) -> None:
+    for broker in brokers.values():
+        broker.join(GROUP, "c", TOPIC)
+    header = UpdateConsumerOffsetHeader(
+        consumer_group=GROUP, topic=TOPIC, queue_id=0, commit_offset=offset
+    )
+    answer = brokers["a"].ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+
+
+def committed_offset(brokers: Brokers) -> int:
+    header = QueryConsumerOffsetHeader(
+        consumer_group=GROUP, topic=TOPIC, queue_id=0, set_zero_if_not_found=False
+    )
+    answer = brokers["a"].ask(RequestCode.QUERY_CONSUMER_OFFSET, header)
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    return answer.command.header(OffsetResponseHeader).offset
 
 
 async def test_an_item_in_the_middle_waits_for_those_before_it(brokers: Brokers) -> None:

@@ -180,14 +180,14 @@ class DyingAdmin(StaticTopicAdmin):
 Change = tuple[int, "Callable[[StaticTopicAdmin, str], Awaitable[Any]]"]
 # Name -> most requests of the change, and the change.
 CHANGES: dict[str, Change] = {
-    "create": (3, lambda admin, topic: admin.create_static_topic(topic, 3)),
-    "grow": (3, lambda admin, topic: admin.create_static_topic(topic, 5)),
-    "strict": (5, lambda admin, topic: admin.remap_static_topic(topic, ["b", "c"])),
+    "create": (6, lambda admin, topic: admin.create_static_topic(topic, 3)),
+    "grow": (6, lambda admin, topic: admin.create_static_topic(topic, 5)),
+    "strict": (7, lambda admin, topic: admin.remap_static_topic(topic, ["b", "c"])),
     "available": (
-        6,
+        9,
         lambda admin, topic: admin.remap_static_topic(topic, ["b", "c"], mode=Mode.AVAILABLE),
     ),
-    "rebalance": (4, lambda admin, topic: admin.rebalance_static_topic(topic)),
+    "rebalance": (7, lambda admin, topic: admin.rebalance_static_topic(topic)),
 }
 
 
@@ -208,9 +208,10 @@ async def test_a_tool_that_dies_between_any_two_requests(
             try:
                 await change(dying, topic)
             except HalfDone:
-                await admin.repair_static_topic(topic)
+                with suppress(UnchangedTopic):  # the tool has only claimed the topic
+                    await admin.repair_static_topic(topic)
             else:
-                assert count >= 3
+                assert count == requests
             with pytest.raises(UnchangedTopic):
                 await admin.repair_static_topic(topic)
             if name != "create":

@@ -27,10 +27,16 @@ DISK_RATES = FaultRates(write=0.002, sync=0.004, read=0.05, cold=0.02)
 
 
 class SimulatedClock:
-    """Wall clock and loop's clock as one, so that locks and leases end in time."""
+    """Wall clock and loop's clock as one, so that locks and leases end in time.
+
+    ahead_ms: grows and falls when somebody sets the wall clock.
+    """
+
+    def __init__(self) -> None:
+        self.ahead_ms = 0
 
     def now_ms(self) -> int:
-        return START_MS + int(trio.current_time() * 1000)
+        return START_MS + int(trio.current_time() * 1000) + self.ahead_ms
 
 
 class BrokerMachine:
@@ -48,6 +54,7 @@ class BrokerMachine:
         self.rng = network.rng
         self.faults: Counter[str] = Counter()
         self.is_up = False
+        self.clock = SimulatedClock()
         self.files: FaultyFiles
         self._network = network
         self._history = history
@@ -97,8 +104,8 @@ class BrokerMachine:
         self.files = next_life(root, self.rng, self._rates, before)
         self.files.is_calm = self._network.is_calm
         self.files.on_fault = self._on_fault
-        clock = self.files.clock = SimulatedClock()
-        broker = Broker(self._config, network, clock, self.files)
+        self.files.clock = self.clock
+        broker = Broker(self._config, network, self.clock, self.files)
         try:
             with trio.CancelScope() as self._scope:
                 async with trio.open_nursery() as nursery:

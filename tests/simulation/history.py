@@ -264,7 +264,7 @@ class History:
         for group in {got.group for got in self.got}:
             read = {got.place for got in self.got if got.group == group}
             missing = self._final_places().keys() - read
-            unread = [place for place in missing if self._must_be_read(place.queue)]
+            unread = missing & self._wanted_by(group)
             if unread:
                 raise PromiseBroken(f"{group} never got {sorted(unread)}")
             self.findings["skipped after a loss (async)"] += len(missing)
@@ -275,11 +275,14 @@ class History:
 
     def is_consumed(self, groups: Iterable[str]) -> bool:
         """Whether every group got what must be read of what is there at the end."""
-        wanted = {p for p in self._final_places() if self._must_be_read(p.queue)}
         read = defaultdict(set)
         for got in self.got:
             read[got.group].add(got.place)
-        return all(wanted <= read[group] for group in groups)
+        return all(self._wanted_by(group) <= read[group] for group in groups)
+
+    def _wanted_by(self, _group: str) -> set[Place]:
+        """What a group must have been given in the end."""
+        return {place for place in self._final_places() if self._must_be_read(place.queue)}
 
     def count_duplicates(self) -> None:
         stored = Counter(body for messages in self.final.values() for _, body in messages)

@@ -15,6 +15,7 @@ import pytest
 from headrace_broker.inner.delivered import Delivered
 from headrace_broker.processors.send import SendProcessor
 from headrace_broker.schedule.service import Schedule
+from headrace_broker.statictopic import changes
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.file_seal import FileSeal, StoreDamaged
 from headrace_broker.store.files.filesystem import Files
@@ -34,7 +35,14 @@ from headrace_broker.store.write.flush import Flusher
 from headrace_broker.timer.arrivals import TIMER
 from headrace_broker.timer.waiting_timers import WaitingTimers
 from headrace_broker.transaction import rebuild
-from tests.simulation import followed_lives, simulation, store_lives, waiting_lives
+from headrace_protocol.statictopic import plans
+from tests.simulation import (
+    followed_lives,
+    simulation,
+    static_topics,
+    store_lives,
+    waiting_lives,
+)
 from tests.simulation.history import PromiseBroken
 from tests.simulation.run import CLUSTER_EVERY, run_seed
 from tests.simulation.totals import KindTotals, Totals
@@ -52,6 +60,7 @@ FLUSH_LOG = Flusher.flush_log
 DETACH_FIRST = MappedFileQueue.detach_first
 SLOT = record_checksum.checksum_slot
 SCAN_PROPERTIES = SendProcessor._scan_properties
+CONTINUED = plans._continued
 READ_BLOCK = queue_blocks.read_block
 # Those that are frequent enough; the page has all.
 FAULTS = {
@@ -72,6 +81,7 @@ SEEDS = [
     "followed_lives 11",
     "waiting_lives 5",
     "simulation 64",
+    "static_topics 5",
 ]
 HERE = "import gc, itertools, sys, time\n"
 # Objects lie elsewhere, are collected at other times, and each look at a clock costs a second.
@@ -83,7 +93,9 @@ time.monotonic = itertools.count(9000.0).__next__
 """
 RUN_SEEDS = """
 import logging, structlog
-from tests.simulation import followed_lives, simulation, store_lives, waiting_lives
+from tests.simulation import (
+    followed_lives, simulation, static_topics, store_lives, waiting_lives,
+)
 
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 for each in sys.argv[1:]:
@@ -140,6 +152,20 @@ def test_seeds_of_messages_that_wait(count: int, tmp_path: Path) -> None:
         "transactions rolled back",
     } <= {name for name, count in kind.counts.items() if count}  # fmt: skip
     assert {"full disk", "kill", "lost page", "power cut", "failed sync"} <= kind.faults.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "count", [20, pytest.param(300, marks=pytest.mark.long)], ids=["1 to 20", "1 to 300"]
+)
+def test_seeds_of_static_topics(count: int, tmp_path: Path) -> None:
+    kind = totals_of("static", count, tmp_path)
+    assert kind.counts["acknowledged"] > 1000
+    assert {
+        "acknowledged without an offset", "changes half done", "expired", "items cleaned up",
+        "moves, available", "moves, strict", "rebalances", "repairs",
+    } <= {name for name, count in kind.counts.items() if count}  # fmt: skip
+    assert {"admin cut off", "clock jump", "empty nameserver", "power cut"} <= kind.faults.keys()
 
 
 def totals_of(name: str, count: int, folder: Path) -> KindTotals:
@@ -255,6 +281,16 @@ async def async_nothing(*_: Any) -> None:
     """In the place of what must be waited for."""
 
 
+def continue_too_early(chain: Any, closed: Any, end: int) -> Any:
+    """As if the old leader ended one message earlier."""
+    return CONTINUED(chain, closed, max(end - 1, 0))
+
+
+def at_once(_store: Any, then: Callable[[None], None]) -> None:
+    """As ``when_on_disk``, without the wait."""
+    then(None)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "owner", "name", "bug"),
@@ -282,6 +318,8 @@ async def async_nothing(*_: Any) -> None:
         (waiting_lives.run, Flusher, "wait_flushed", async_nothing),
         (waiting_lives.run, WaitingTimers, "drop_sources", drop_none),
         (waiting_lives.run, rebuild, "_decisions", no_decisions),
+        (static_topics.run, plans, "_continued", continue_too_early),
+        (static_topics.run, changes, "when_on_disk", at_once),
     ],
     ids=[
         "acknowledged without sync",
@@ -307,6 +345,8 @@ async def async_nothing(*_: Any) -> None:
         "offsets saved before the deliveries",
         "timers delivered before a crash not looked for",
         "commits without an op record not looked for",
+        "a queue's new leader starts too early",
+        "a queue closed before its messages are on disk",
     ],
 )
 def test_a_planted_bug_is_found(

@@ -15,6 +15,7 @@ from tests.simulation.history import BATCH_KEY, Ack, Place, Sent
 from tests.simulation.network import LifeNetwork
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from random import Random
 
     from headrace.messages import ReceivedMessage, SendResult
@@ -147,6 +148,9 @@ class Workload:
         while not await self._read_queues():  # noqa: ASYNC110
             await trio.sleep(1)
 
+    def _are_all(self, queues: Sequence[MessageQueue]) -> bool:
+        return {queue.broker_name for queue in queues} == self.brokers.keys()
+
     async def _read_queues(self) -> bool:
         consumer = PullConsumer(nameserver=NAMESERVER, connect=self.network.connect)
         async with consumer:
@@ -154,7 +158,7 @@ class Workload:
                 queues = await consumer.queues(TOPIC)
             except RouteNotFound:
                 return False
-            if {queue.broker_name for queue in queues} != self.brokers.keys():
+            if not self._are_all(queues):
                 return False
             firsts = {queue: await consumer.min_offset(queue) for queue in queues}
             ends = {queue: await consumer.max_offset(queue) for queue in queues}

@@ -58,13 +58,20 @@ class Brokers(dict[str, BrokerUnderTest]):
         self.asked: list[tuple[str, int, Mapping[str, str]]] = []
         self.away: set[str] = set()
         self.epoch = 0
+        self._folder = folder
+        self._settings = settings
         for name in names:
-            config = broker_config(folder / name, **settings).model_copy(
-                update={"broker_name": f"broker-{name}"}
-            )
-            broker = self[name] = BrokerUnderTest(folder / name, config)
-            broker.parts.static.brokers.ask = self.ask  # type: ignore[method-assign]
-            broker.parts.static.forwarding._find_infos = self.infos
+            self.start(name)
+
+    def start(self, name: str) -> None:
+        """Start a broker, with what is in its folder."""
+        folder = self._folder / name
+        config = broker_config(folder, **self._settings).model_copy(
+            update={"broker_name": f"broker-{name}"}
+        )
+        broker = self[name] = BrokerUnderTest(folder, config)
+        broker.parts.static.brokers.ask = self.ask  # type: ignore[method-assign]
+        broker.parts.static.forwarding._find_infos = self.infos
 
     def close(self) -> None:
         for broker in self.values():

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headrace_protocol.statictopic import checks, offsets
+from headrace_protocol.statictopic.checks import BadMapping
 from headrace_protocol.statictopic.plans import BrokerTopic, Closed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
-    from headrace_protocol.statictopic.mapping import Chain
+    from headrace_protocol.statictopic.mapping import Chain, TopicMapping
     from headrace_protocol.statictopic.plans import Brokers, Plan, Step
 
 
@@ -45,30 +46,53 @@ class Cluster:
     def put(self, name: str, topic: BrokerTopic) -> None:
         self._brokers[name] = topic
 
-    def take(self, step: Step) -> None:
-        """Store a mapping if a broker would."""
+    def take(self, step: Step, read_epoch: int) -> None:
+        """Store a mapping if a broker would. Raises BadMapping.
+
+        read_epoch: of the mapping that the tool has read; brokers of Apache's don't look at it.
+        """
         old = self._brokers[step.broker]
+        if step.broker in self.exact and read_epoch != _epoch(old):
+            raise BadMapping(step.mapping.topic, "epoch", "has changed: another tool was faster")
         checks.check_detail(step.mapping, step.broker)
         stored = checks.check_change(old.mapping, step.mapping, force=step.force)
         for queue, item in checks.dropped(old.mapping, stored) if old.mapping else ():
             is_here = item.bname == step.broker and not step.force
             assert not (is_here and self.ends.get((item.bname, item.queue_id))), (queue, item)
+        self._check_queues(old, step.write_queues, stored)
         assert step.read_queues >= old.read_queues
         assert step.write_queues >= old.write_queues
         self._brokers[step.broker] = BrokerTopic(
             mapping=stored, read_queues=step.read_queues, write_queues=step.write_queues
         )
 
+    def _check_queues(self, old: BrokerTopic, write_queues: int, stored: TopicMapping) -> None:
+        """A new item of the broker has a new physical queue, which exists after the change."""
+        known = _own_queues(old.mapping) if old.mapping else set()
+        for queue in _own_queues(stored) - known:
+            assert old.write_queues <= queue or old.is_lost, stored
+            assert queue < write_queues, stored
+
     def carry_out(self, plan: Plan, requests: int | None = None) -> int:
         """Send a plan's requests, at most ``requests``; returns the number sent."""
         sent = 0
-        for stage in (self._closing, self._final):
-            for step in stage(plan):
-                if sent == requests:
-                    return sent
-                self.take(step)
-                sent += 1
+        for _ in self.requests(plan) if requests != 0 else ():
+            sent += 1
+            if sent == requests:
+                break
         return sent
+
+    def requests(self, plan: Plan) -> Iterator[None]:
+        """Send a plan's requests, with a break after each. Raises BadMapping."""
+        epochs = {name: _epoch(each) for name, each in plan.before.items()}
+        for steps in (self._claims, self._closing, self._final):
+            for step in steps(plan):
+                self.take(step, epochs[step.broker])
+                epochs[step.broker] = step.mapping.epoch
+                yield
+
+    def _claims(self, plan: Plan) -> list[Step]:
+        return [step for stage in plan.claims() for step in stage]
 
     def _closing(self, plan: Plan) -> list[Step]:
         return [step for stage in plan.closing() for step in stage]
@@ -117,3 +141,16 @@ class Cluster:
             chain, index = items[place]
             bound = offsets.end_of(chain, index)
             assert bound is None or end <= bound, (place, end, chain)
+
+
+def _epoch(topic: BrokerTopic) -> int:
+    return topic.mapping.epoch if topic.mapping else 0
+
+
+def _own_queues(mapping: TopicMapping) -> set[int]:
+    return {
+        item.queue_id
+        for chain in mapping.hosted.values()
+        for item in chain
+        if item.bname == mapping.bname
+    }

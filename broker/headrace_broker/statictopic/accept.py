@@ -66,7 +66,7 @@ def accept(header: CreateStaticTopicHeader, body: Buffer, found: Situation) -> A
         old = found.old.unpacked() if found.old is not None else None
         check_epoch(new, old.epoch if old else 0, found.now_ms)
         stored = check_change(old, new, force=bool(header.force))
-        _check_read_epoch(header, old, stored)
+        _check_read_epoch(header, old)
         _check_queues(header, found, old, stored)
         _check_dropped(found, old, stored)
     except BadMapping as error:
@@ -79,17 +79,17 @@ def _check_topic(header: CreateStaticTopicHeader, new: TopicMapping) -> None:
         raise BadMapping(new.topic, "topic", f"differs from the request's, {header.topic}")
 
 
-def _check_read_epoch(
-    header: CreateStaticTopicHeader, old: TopicMapping | None, stored: TopicMapping
-) -> None:
-    """Raise BadMapping if another tool has changed the topic since this one read it."""
+def _check_read_epoch(header: CreateStaticTopicHeader, old: TopicMapping | None) -> None:
+    """Raise BadMapping if another tool has changed the topic since this one read it.
+
+    It may have sent the same mapping: of two tools with one plan, one must fail all the same.
+    """
     epoch = old.epoch if old else 0
-    if header.read_epoch in {None, epoch} or stored == old:
-        return
-    reason = f"was {header.read_epoch} when the tool read it, and is {epoch} now"
-    raise BadMapping(
-        stored.topic, "epoch", f"{reason}: another tool changes the topic; run it again"
-    )
+    if header.read_epoch not in {None, epoch}:
+        reason = f"was {header.read_epoch} when the tool read it, and is {epoch} now"
+        raise BadMapping(
+            header.topic, "epoch", f"{reason}: another tool changes the topic; run it again"
+        )
 
 
 def _check_queues(
@@ -116,7 +116,10 @@ def _check_queues(
             reason = f"{item.queue_id} is beyond the topic's {header.write_queue_nums} write and "
             reason += f"{header.read_queue_nums} read queues"
             raise BadMapping(topic, "queueId", reason, queue, item.gen)
-        if old is not None and (queue, item.gen) not in known and item.queue_id < used:
+        # Clean-up may have dropped a closed item here that the other brokers still have.
+        is_leader = item is stored.hosted[queue][-1]
+        is_new = old is not None and (queue, item.gen) not in known
+        if is_leader and is_new and item.queue_id < used:
             reason = f"{item.queue_id} was used before: the next one is {used}"
             raise BadMapping(topic, "queueId", reason, queue, item.gen)
 

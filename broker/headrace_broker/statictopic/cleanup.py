@@ -28,10 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from headrace_broker.consumer.unconsumed import InnerConsumer
+    from headrace_broker.statictopic.left_groups import LeftGroups
     from headrace_broker.statictopic.remote import OtherBrokers
     from headrace_broker.statictopic.table import MappingTable
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.store_queue import StoreQueue
+    from headrace_protocol.drivers.errors import HeadraceError
     from headrace_protocol.statictopic.mapping import Chain, MappingItem
 
 log = structlog.get_logger("headrace.broker")
@@ -56,11 +58,13 @@ class MappingCleanup:
         brokers: OtherBrokers,
         is_changing: Callable[[str], bool],
         waiting: Mapping[str, InnerConsumer],
+        left_groups: LeftGroups,
     ) -> None:
         """is_changing: whether a change of a topic's mapping is under way.
 
         waiting: by system topic, the service that its messages wait for.
         """
+        self._left_groups = left_groups
         self._waiting = waiting
         self._table = table
         self._store = store
@@ -108,6 +112,11 @@ class MappingCleanup:
         # A queue whose leader is undecided has no other item to begin with.
         last = len(chain) - (2 if chain[-1].logic_offset < 0 else 1)
         while at < last and await self._is_over(mapping, chain[at], others):
+            # The leader knows all items in which a group may have an offset.
+            if chain[-1].bname == mapping.bname and not await self._left_groups.move(
+                mapping.topic, chain[at : last + 1], others.ask
+            ):
+                break
             at += 1
         return chain[at:]
 
@@ -200,7 +209,7 @@ class _Others:
         return mapping.hosted.get(queue) or None if mapping is not None else None
 
     async def _ask_extents(self, broker: str) -> dict[int, Extent]:
-        body = await self._ask(broker, RequestCode.GET_TOPIC_STATS_INFO, {"lo": "false"})
+        body = await self._body(broker, RequestCode.GET_TOPIC_STATS_INFO, {"lo": "false"})
         try:
             rows = TopicStatsTable.decode(body).offset_table if body else {}
         except MalformedJson:
@@ -208,7 +217,7 @@ class _Others:
         return {queue.queue_id: (row.min_offset, row.max_offset) for queue, row in rows.items()}
 
     async def _ask_mapping(self, broker: str) -> TopicMapping | None:
-        body = await self._ask(broker, RequestCode.GET_TOPIC_CONFIG, {"lo": "true"})
+        body = await self._body(broker, RequestCode.GET_TOPIC_CONFIG, {"lo": "true"})
         try:
             mapping = decode_strict(body, _TopicConfig).mapping_detail if body else None
             if mapping is not None:
@@ -217,9 +226,22 @@ class _Others:
             return None
         return mapping
 
-    async def _ask(self, broker: str, code: RequestCode, fields: Mapping[str, str]) -> bytes:
+    async def _body(self, broker: str, code: RequestCode, fields: Mapping[str, str]) -> bytes:
         """The body of an answer; empty without one."""
-        answer = await self._brokers.request(broker, code, {"topic": self._topic, **fields})
-        if not isinstance(answer, Answer) or answer.code != ResponseCode.SUCCESS:
+        answer = await self.ask(broker, code, {"topic": self._topic, **fields})
+        if answer is None or answer.code != ResponseCode.SUCCESS:
             return b""
         return b"".join(answer.body)
+
+    async def ask(self, broker: str, code: RequestCode, fields: Mapping[str, str]) -> Answer | None:
+        """The answer of a broker; None without one."""
+        answered = trio.Event()
+        outcomes: list[Answer | HeadraceError] = []
+
+        def then(outcome: Answer | HeadraceError) -> None:
+            outcomes.append(outcome)
+            answered.set()
+
+        self._brokers.ask(broker, code, fields, then)
+        await answered.wait()
+        return outcomes[0] if isinstance(outcomes[0], Answer) else None

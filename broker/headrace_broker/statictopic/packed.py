@@ -42,6 +42,7 @@ class BrokerMapping:
         "_items",
         "_starts",
         "bname",
+        "dirty",
         "epoch",
         "led_count",
         "scope",
@@ -52,6 +53,7 @@ class BrokerMapping:
     def __init__(self, mapping: TopicMapping) -> None:
         self.topic = mapping.topic
         self.bname = mapping.bname
+        self.dirty = mapping.dirty
         self.epoch = mapping.epoch
         self.scope = mapping.scope
         self.total_queues = mapping.total_queues
@@ -140,6 +142,7 @@ class BrokerMapping:
         return TopicMapping(
             topic=self.topic,
             bname=self.bname,
+            dirty=self.dirty,
             epoch=self.epoch,
             scope=self.scope,
             total_queues=self.total_queues,

@@ -247,6 +247,7 @@ class MappingTable:
             total_queues=mapping.total_queues,
             bname=mapping.bname,
             epoch=mapping.epoch,
+            dirty=mapping.dirty,
             curr_id_map=self.led(mapping.topic) | self._claimed(mapping.topic),
         )
 

@@ -254,7 +254,7 @@ class StaticTopicAdmin(Admin):
 
         epochs: of the mappings that the brokers have, updated with each request.
         """
-        for stage in plan.closing():
+        for stage in (*plan.claims(), *plan.closing()):
             await self._send(stage, found, epochs)
         last = plan.final(await self._closed(plan, found), found.exact)
         for stage in last:

@@ -298,6 +298,8 @@ def check_cluster(mappings: Iterable[TopicMapping]) -> dict[int, Chain]:
     known = [*mappings]
     for mapping in known:
         check_detail(mapping)
+        if mapping.dirty:
+            raise _half_done(mapping.topic, "dirty", f"is set on {mapping.bname}:")
         for field, name in _CLUSTER_NAMES.items():
             ours, theirs = getattr(mapping, field), getattr(known[0], field)
             if ours != theirs:

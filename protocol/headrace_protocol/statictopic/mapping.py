@@ -61,7 +61,8 @@ class TopicMapping(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
     bname: the broker. epoch: version of the topic's mapping, in ms, equal on all brokers.
     hosted: logic queue -> chain, of the queues that this broker leads, or led before the leader.
     total_queues: number of logic queues of the topic on all brokers.
-    curr_id_map, dirty: always empty and False; RocketMQ writes them.
+    curr_id_map: always empty; RocketMQ writes it.
+    dirty: the topic is being created, and this broker does not know yet which queues it leads.
     """
 
     bname: str

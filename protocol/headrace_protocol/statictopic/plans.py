@@ -1,8 +1,9 @@
 """Plans of changes to a static topic: create, grow, remap and rebalance.
 
-A plan is made from what all masters have of the topic, and carried out in three steps: ``closing``
-writes the brokers that stop leading a queue, the tool reads the ends of the closed queues, and
-``final`` writes every broker. Each step has an epoch of its own, the last one that of the plan.
+A plan is made from what all masters have of the topic, and carried out in four steps: ``claims``
+keeps other tools out, ``closing`` writes the brokers that stop leading a queue, the tool reads the
+ends of the closed queues, and ``final`` writes every broker. Each step has an epoch of its own, the
+last one that of the plan.
 Source: docs/static-topics.md "How a change is made"; tests/protocol/test_statictopic_plans.py.
 """
 
@@ -84,10 +85,10 @@ Brokers = dict[str, BrokerTopic]
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A change of a topic.
 
-    before: broker -> what it has now. chains: logic queue -> its chain after the change; a moved
-    queue's leader is undecided. queues: broker -> its new number of physical queues.
-    epoch: of the mappings after the change. jumping: queues whose offsets must jump in any mode.
-    gone: offsets that it gives up.
+    before: broker -> what it has now. known: logic queue -> its newest chain now.
+    chains: logic queue -> its chain after the change; a moved queue's leader is undecided.
+    queues: broker -> its new number of physical queues. epoch: of the mappings after the change.
+    jumping: queues whose offsets must jump in any mode. gone: offsets that it gives up.
     """
 
     topic: str
@@ -95,6 +96,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     total_queues: int
     before: Brokers
+    known: dict[int, Chain]
     chains: dict[int, Chain]
     queues: dict[str, int]
     jumping: frozenset[int] = frozenset()
@@ -104,29 +106,47 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """Chains of the queues whose new leader is undecided."""
         return {queue: chain for queue, chain in self.chains.items() if _is_open(chain)}
 
+    def claims(self) -> list[list[Step]]:
+        """The first requests: a new epoch for all brokers, the first broker alone.
+
+        No other request is sent before all are accepted. So of two tools that have read the same
+        epoch one fails, most often at the first broker, with nothing changed. A broker whose
+        mapping is lost is left out: the loss would be forgotten.
+        """
+        claims = [
+            self._claim(name) for name in sorted(self.before) if not self.before[name].is_lost
+        ]
+        return [claims[:1], claims[1:]]
+
+    def _claim(self, broker: str) -> Step:
+        """A broker keeps what it has, but stops leading what another one is known to lead."""
+        own = self.before[broker]
+        known = own.mapping or self._largest()
+        step = self._step(broker, _outgoing(own, self.known), self.epoch - 3)
+        mapping = msgspec.structs.replace(
+            step.mapping,
+            total_queues=known.total_queues if known else self.total_queues,
+            dirty=known.dirty if known else True,
+        )
+        return msgspec.structs.replace(step, mapping=mapping)
+
+    def _largest(self) -> TopicMapping | None:
+        """The mapping that knows most queues; None for a topic that is created."""
+        known = [each.mapping for each in self.before.values() if each.mapping]
+        return max(known, key=lambda each: (each.total_queues, not each.dirty), default=None)
+
     def closing(self) -> list[list[Step]]:
-        """The first requests: brokers stop leading the queues that others are to lead.
+        """The requests after the claims: brokers stop leading the queues that others are to lead.
 
         In available mode their new leaders come first, and take messages from then on.
         Each inner list has requests to different brokers, which may be sent side by side.
         """
-        closed = {name: self._outgoing(topic) for name, topic in self.before.items()}
+        closed = {name: _outgoing(topic, self.chains) for name, topic in self.before.items()}
         opened = _by_leader(self.moved()) if self.mode is Mode.AVAILABLE else {}
         return [
             [self._step(name, queues, self.epoch - 2) for name, queues in stage.items() if queues]
             for stage in (opened, closed)
         ]
-
-    def _outgoing(self, topic: BrokerTopic) -> dict[int, Chain]:
-        """Queues that a broker leads by its own mapping, and no longer by the plan."""
-        if topic.mapping is None:
-            return {}
-        return {
-            queue: self.chains[queue]
-            for queue, physical in topic.mapping.led().items()
-            if self.chains[queue][-1].bname != topic.mapping.bname
-            or self.chains[queue][-1].queue_id != physical
-        }
 
     def closed_items(self) -> dict[int, MappingItem]:
         """Logic queue -> item whose physical end decides where the new leader starts."""
@@ -175,6 +195,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def _step(self, broker: str, hosted: dict[int, Chain], epoch: int) -> Step:
+        """A broker's chains, and the physical queues that its items need so far.
+
+        It rejects a new item in a physical queue that it has already.
+        """
         mapping = TopicMapping(
             topic=self.topic,
             bname=broker,
@@ -182,13 +206,26 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             total_queues=self.total_queues,
             hosted=hosted,
         )
+        own = (item.queue_id for chain in hosted.values() for item in chain if item.bname == broker)
+        needed = self.queues[broker] if epoch == self.epoch else max(own, default=-1) + 1
         return Step(
             broker=broker,
             mapping=mapping,
-            read_queues=self.queues[broker],
-            write_queues=self.queues[broker],
+            read_queues=max(self.before[broker].read_queues, needed),
+            write_queues=max(self.before[broker].write_queues, needed),
             force=bool(self.gone),
         )
+
+
+def _outgoing(topic: BrokerTopic, chains: Mapping[int, Chain]) -> dict[int, Chain]:
+    """Queues that a broker leads by its own mapping, and not by ``chains``."""
+    if topic.mapping is None:
+        return {}
+    return {
+        queue: chains[queue]
+        for queue, physical in topic.mapping.led().items()
+        if (chains[queue][-1].bname, chains[queue][-1].queue_id) != (topic.mapping.bname, physical)
+    }
 
 
 def _by_leader(chains: Mapping[int, Chain]) -> dict[str, dict[int, Chain]]:
@@ -265,7 +302,7 @@ def plan_create(
             f"static topic {topic} has {len(chains)} queues and can't have {total_queues}: "
             "queues are only added"
         )
-    builder = Builder(chains, brokers)
+    builder = Builder(chains, brokers, chains)
     for queue in range(len(chains), total_queues):
         builder.add(queue, builder.least(targets), logic_offset=0)
     return builder.plan(topic, Mode.STRICT, total_queues, now_ms)
@@ -287,7 +324,7 @@ def plan_remap(
     """
     check_targets(targets, brokers)
     chains = _whole(brokers)
-    builder = Builder(chains, brokers)
+    builder = Builder(chains, brokers, chains)
     if queues is None:
         moves = _even(chains, targets)
     else:
@@ -370,8 +407,12 @@ class Builder:
     led: broker -> number of queues that it leads.
     """
 
-    def __init__(self, chains: Mapping[int, Chain], brokers: Brokers) -> None:
+    def __init__(
+        self, chains: Mapping[int, Chain], brokers: Brokers, known: Mapping[int, Chain]
+    ) -> None:
+        """known: the chains as brokers have them now, which may have more items than ``chains``."""
         self.chains = dict(chains)
+        self._known = dict(known)
         self.led = dict.fromkeys(brokers, 0)
         # A physical queue may be promised in a chain before its broker knows.
         self._queues = {
@@ -380,8 +421,8 @@ class Builder:
         self._brokers = brokers
         for chain in chains.values():
             for item in chain:
-                known = self._queues.get(item.bname, 0)
-                self._queues[item.bname] = max(known, item.queue_id + 1)
+                queues = self._queues.get(item.bname, 0)
+                self._queues[item.bname] = max(queues, item.queue_id + 1)
             if chain[-1].bname in self.led:
                 self.led[chain[-1].bname] += 1
 
@@ -425,6 +466,7 @@ class Builder:
             epoch=new_epoch(self._brokers, now_ms),
             total_queues=total_queues,
             before=self._brokers,
+            known=self._known,
             chains=dict(sorted(self.chains.items())),
             queues=self._queues,
             jumping=frozenset(jumping),

@@ -54,14 +54,14 @@ def plan_repair(
                 f"remap {topic} --to ...`"
             )
     _check_away(topic, {*known} - brokers.keys() - {*forget})
-    repair = _Repair(topic, brokers, forget)
     copies = _merged_copies(topic, mappings)
+    repair = _Repair(topic, brokers, forget)
     for queue in range(total):
         if queue not in copies:
             repair.add_missing(queue, mappings)
         else:
             repair.settle(queue, copies[queue])
-    return repair.plan(total, now_ms)
+    return repair.plan(total, copies, now_ms)
 
 
 def _is_whole(brokers: Brokers, mappings: list[TopicMapping]) -> bool:
@@ -97,11 +97,17 @@ def _merged_copies(topic: str, mappings: Iterable[TopicMapping]) -> dict[int, Ch
 
 
 def _newest(topic: str, queue: int, copies: list[tuple[int, Chain]]) -> Chain:
-    """The chain with the highest gen, of the highest epoch, completed from the other copies."""
-    copies.sort(key=lambda copy: (copy[1][-1].gen, copy[0]), reverse=True)
+    """The chain with the highest gen, preferably decided, completed from the other copies."""
+    copies.sort(key=_version, reverse=True)
     chain = tuple(_decided(item, copies) for item in copies[0][1])
     check_chain(topic, queue, chain)
     return chain
+
+
+def _version(copy: tuple[int, Chain]) -> tuple[int, bool, int]:
+    """Grows with each change of a chain. A claim raises the epoch alone."""
+    epoch, chain = copy
+    return chain[-1].gen, chain[-1].logic_offset != UNDECIDED, epoch
 
 
 def _decided(item: MappingItem, copies: Iterable[tuple[int, Chain]]) -> MappingItem:
@@ -193,21 +199,22 @@ class _Repair:
                 f"{self.topic} --forget-broker {lost[0]}`"
             )
             raise BadMapping(self.topic, "hostedQueues", reason, queue)
-        if all(mapping.total_queues > queue for mapping in mappings) and len(mappings) == len(
-            self.brokers
-        ):
+        if not any(mapping.dirty or mapping.total_queues <= queue for mapping in mappings):
             reason = (
-                "has no leader on the brokers that are there: start the broker that led it, or "
-                f"name it in `headrace topic repair {self.topic} --forget-broker BROKER`"
+                "has no leader on the brokers that are there: start the broker that led it, finish "
+                f"a half-done delete with `headrace topic delete {self.topic}`, or name the broker "
+                f"in `headrace topic repair {self.topic} --forget-broker BROKER`"
             )
             raise BadMapping(self.topic, "hostedQueues", reason, queue)
         self.leaderless[queue] = 0, 0
 
-    def plan(self, total_queues: int, now_ms: int) -> Plan:
+    def plan(self, total_queues: int, copies: dict[int, Chain], now_ms: int) -> Plan:
         builder = Builder(
-            {queue: chain for queue, chain in self.chains.items() if chain}, self.brokers
+            {queue: chain for queue, chain in self.chains.items() if chain}, self.brokers, copies
         )
-        targets = self.brokers.keys() - {*self.forget} or self.brokers
+        # Nothing keeps two tools from restoring a lost mapping at once, each with other new items.
+        there = {name for name, each in self.brokers.items() if not each.is_lost}
+        targets = there - {*self.forget}
         for queue, (gen, logic_offset) in self.leaderless.items():
             builder.add(queue, builder.least(targets), logic_offset, gen)
         return builder.plan(

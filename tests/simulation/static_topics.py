@@ -1,0 +1,352 @@
+"""A static topic whose queues move all the time, on a cluster with faults.
+
+Three brokers, as in ``simulation``, whose power, processes, links and clocks fail. One or two
+admins at once move, add and repair queues and are cut off in the middle. Producers send by key, two
+groups follow along, and others come when all is calm. In some runs messages expire instead, and
+mappings are cleaned up. After a last repair the topic must be whole, and keep what
+``static_promises`` says.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections import Counter
+from contextlib import suppress
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import trio
+import trio.testing
+
+from headrace import Admin
+from headrace.admin.statictopic import HalfDone, StaticTopicAdmin, UnchangedTopic
+from headrace.consumer import offset_store
+from headrace.consumer.offset_store import OffsetStore
+from headrace.errors import HeadraceError
+from headrace_broker import config
+from headrace_broker.statictopic import cleanup
+from headrace_broker.statictopic.table import MappingTable
+from headrace_protocol.bodies import MessageQueue
+from headrace_protocol.statictopic.mapping import logic_broker_name
+from headrace_protocol.statictopic.plans import Mode
+from tests.simulation.cluster import NAMESERVER, BrokerMachine, NameServerMachine
+from tests.simulation.determinism import decided_by, temporary_folder
+from tests.simulation.history import Ack, Place, PromiseBroken
+from tests.simulation.network import FaultyNetwork, LifeNetwork
+from tests.simulation.simulation import first_cause, run_here
+from tests.simulation.static_promises import MappingWatch, OffsetWatch, StaticHistory
+from tests.simulation.totals import Outcome
+from tests.simulation.workload import TOPIC, Workload
+from tests.support.faulty_files import FaultRates
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    import pytest
+
+    from headrace import Message, SendResult
+    from headrace.admin.statictopic import Change
+
+NAME = "static topic"
+BROKERS = 3
+QUEUES = 3
+QUEUES_MAX = 6
+FAULTS_MAX = 5
+CHANGES_MAX = 12
+PAUSE_S_MAX = 2.5
+CLOCK_JUMP_MS_MAX = 3_600_000
+CUT_OFF_PROBABILITY = 0.3
+FOLLOWING = {"ordered", "plain"}
+LATE = {"ordered-late", "plain-late"}
+MEMBERS = {"ordered": 1, "plain": 2, "ordered-late": 1, "plain-late": 1}
+RESERVED_S = (math.inf, math.inf, 5, 20)
+CLEANUP_PERIOD_S = 3.0
+LOOK_PERIOD_S = 1.5
+MODES = ((Mode.STRICT,), (Mode.STRICT,), (Mode.AVAILABLE,), (Mode.STRICT, Mode.AVAILABLE))
+# Of the simulation's clock: long after the last fault everything must be there.
+PATIENCE_S = 600.0
+
+
+class StaticWorkload(Workload):
+    """Clients of one static topic."""
+
+    def _message(self, key: str, number: int, **_: bool) -> Message:
+        """One that waits for the disk, so that nothing excuses its loss."""
+        return super()._message(key, number)
+
+    def _acked(self, result: SendResult, messages: list[Message], sent_s: float) -> None:
+        first = result.queue_offset
+        for index, message in enumerate(messages):
+            place = Place(result.queue, first + index if first >= 0 else first)
+            ack = Ack(place, message.body, 0, sent_s, trio.current_time())
+            self.history.acks.append(ack)
+
+    def _are_all(self, queues: Sequence[MessageQueue]) -> bool:
+        return len(queues) >= QUEUES
+
+
+class StaticSimulation:
+    """One run."""
+
+    def __init__(self, rng: Random, folder: Path, nursery: trio.Nursery) -> None:
+        self.rng = rng
+        self.nursery = nursery
+        self.counts: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        self.network = FaultyNetwork(rng, nursery)
+        self.modes = rng.choice(MODES)
+        self.is_calm = True
+        self.history = StaticHistory(is_sync=True, window_s=0.0, reserved_s=rng.choice(RESERVED_S))
+        self.history.is_strict = Mode.AVAILABLE not in self.modes
+        self.history.queue_count = QUEUES
+        self.nameserver = NameServerMachine(self.network)
+        self.brokers = [
+            BrokerMachine(number, folder, self.network, self.history, FaultRates())
+            for number in range(BROKERS)
+        ]
+        self.watch = MappingWatch(TOPIC, self.brokers, is_strict=self.history.is_strict)
+        self.offsets = OffsetWatch(self.history, self.watch)
+        self.workload = StaticWorkload(self.network, self.history, self.brokers)
+
+    async def run(self) -> Outcome:
+        """Raises PromiseBroken."""
+        await self._start()
+        self.nursery.start_soon(self._watch_offsets)
+        # Without faults nothing excuses what goes wrong.
+        self.is_calm = is_calm = self.rng.random() < 0.2
+        self._set_calm(is_calm=is_calm)
+        self.network.is_calm = is_calm or self.rng.random() < 0.3
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.workload.produce)
+            await self._disturb()
+            self._set_calm(is_calm=True)
+            await self._settle()
+            await self._repair()
+        self.watch.check()
+        await self.workload.read_all()
+        groups = FOLLOWING if self.history.expires else FOLLOWING | LATE
+        self._consume(groups - FOLLOWING)
+        await self._until_consumed(groups)
+        await self._look(groups)
+        self.watch.check()
+        self.history.check()
+        return self._outcome()
+
+    async def _disturb(self) -> None:
+        """All changes, and all faults."""
+        async with trio.open_nursery() as nursery:
+            for _ in range(self.rng.choice((1, 1, 2))):
+                nursery.start_soon(self._change)
+            if not self.is_calm:
+                nursery.start_soon(self._do_faults)
+
+    async def _start(self) -> None:
+        self.nursery.start_soon(self.nameserver.run)
+        for broker in self.brokers:
+            self.nursery.start_soon(broker.run)
+        await self._settle()
+        async with StaticTopicAdmin(nameserver=NAMESERVER, connect=self.network.connect) as admin:
+            await admin.create_static_topic(TOPIC, QUEUES, brokers=self._some_brokers())
+        self._consume(FOLLOWING)
+
+    def _consume(self, groups: Iterable[str]) -> None:
+        for group in sorted(groups):
+            for member in range(MEMBERS[group]):
+                self.nursery.start_soon(self.workload.consume, group, member)
+
+    def _set_calm(self, *, is_calm: bool) -> None:
+        self.network.is_calm = is_calm
+        for broker in self.brokers:
+            broker.set_calm(is_calm=is_calm)
+
+    async def _settle(self) -> None:
+        """Wait until all daemons are up; and once more for one that dies of what it did before."""
+        for _ in range(2):
+            while not (self.nameserver.is_up and all(b.is_up for b in self.brokers)):  # noqa: ASYNC110
+                await trio.sleep(0.1)
+            await trio.sleep(3)
+
+    # -- faults ------------------------------------------------------------------------------------
+
+    async def _do_faults(self) -> None:
+        for _ in range(self.rng.randrange(FAULTS_MAX + 1)):
+            await trio.sleep(self.rng.random() * PAUSE_S_MAX)
+            broker = self.rng.choice(self.brokers)
+            faults: list[Callable[[], None]] = [
+                broker.stop,
+                broker.kill,
+                broker.cut_power,
+                broker.cut_power_soon,
+                broker.cut_power_at_sync,
+                partial(self._set_clock, broker),
+                self._kill_nameserver,
+            ]
+            self.rng.choice(faults)()
+
+    def _set_clock(self, broker: BrokerMachine) -> None:
+        self.faults["clock jump"] += 1
+        broker.clock.ahead_ms = self.rng.randint(-CLOCK_JUMP_MS_MAX, CLOCK_JUMP_MS_MAX)
+
+    def _kill_nameserver(self) -> None:
+        self.faults["empty nameserver"] += 1
+        self.nameserver.kill()
+
+    # -- changes -----------------------------------------------------------------------------------
+
+    async def _change(self) -> None:
+        """One admin after the other; some are cut off in the middle."""
+        is_half_done = False
+        for _ in range(self.rng.randint(1, CHANGES_MAX)):
+            await trio.sleep(self.rng.random() * PAUSE_S_MAX)
+            network = LifeNetwork(self.network)
+            if not self.is_calm and self.rng.random() < CUT_OFF_PROBABILITY:
+                self.nursery.start_soon(self._cut_off, network)
+            try:
+                async with StaticTopicAdmin(
+                    nameserver=NAMESERVER, connect=network.connect
+                ) as admin:
+                    await self._change_once(admin, is_half_done=is_half_done)
+                is_half_done = False
+            except UnchangedTopic:
+                self.counts["changes that change nothing"] += 1
+            except HalfDone:
+                self.counts["changes half done"] += 1
+                is_half_done = self.rng.random() < 0.8
+            except HeadraceError:
+                self.counts["changes refused"] += 1
+
+    async def _change_once(self, admin: StaticTopicAdmin, *, is_half_done: bool) -> None:
+        changes = (self._remap, self._remap, self._other_change, self._repair_once)
+        change = self._repair_once if is_half_done else self.rng.choice(changes)
+        name, _ = await change(admin)
+        self.counts[name] += 1
+
+    async def _remap(self, admin: StaticTopicAdmin) -> tuple[str, Change]:
+        rng = self.rng
+        mode = rng.choice(self.modes)
+        queues = rng.choice((None, rng.sample(range(QUEUES), rng.randint(1, QUEUES))))
+        change = await admin.remap_static_topic(
+            TOPIC, self._some_brokers(), queues=queues, mode=mode
+        )
+        return f"moves, {mode.value}", change
+
+    async def _other_change(self, admin: StaticTopicAdmin) -> tuple[str, Change]:
+        if self.rng.random() < 0.9:
+            return "rebalances", await admin.rebalance_static_topic(TOPIC)
+        queues = self.rng.randint(QUEUES + 1, QUEUES_MAX)
+        change = await admin.create_static_topic(TOPIC, queues, brokers=self._some_brokers())
+        return "additions of queues", change
+
+    async def _repair_once(self, admin: StaticTopicAdmin) -> tuple[str, Change]:
+        return "repairs", await admin.repair_static_topic(TOPIC)
+
+    def _some_brokers(self) -> list[str]:
+        names = [broker.name for broker in self.brokers]
+        return self.rng.sample(names, self.rng.randint(1, len(names)))
+
+    async def _cut_off(self, network: LifeNetwork) -> None:
+        await trio.sleep(self.rng.random() * 0.3)
+        self.faults["admin cut off"] += 1
+        network.end()
+
+    async def _repair(self) -> None:
+        """Until the topic is whole. Raises PromiseBroken if it never is."""
+        deadline = trio.current_time() + PATIENCE_S
+        while True:
+            async with StaticTopicAdmin(
+                nameserver=NAMESERVER, connect=self.network.connect
+            ) as admin:
+                try:
+                    await self._repair_once(admin)
+                    self.counts["repairs"] += 1
+                except UnchangedTopic:
+                    return
+                except HeadraceError as error:
+                    if trio.current_time() > deadline:
+                        raise PromiseBroken(f"the topic can't be repaired: {error}") from error
+                    await trio.sleep(1)
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    async def _watch_offsets(self) -> None:
+        """Look at ends and offsets, where they can be asked for."""
+        while True:
+            await trio.sleep(LOOK_PERIOD_S)
+            with suppress(HeadraceError):
+                await self._look(FOLLOWING)
+
+    async def _look(self, groups: set[str]) -> None:
+        """Check the ends of queues, and the offsets of groups. Raises HeadraceError."""
+        async with Admin(nameserver=NAMESERVER, connect=self.network.connect) as admin:
+            offsets = OffsetStore(admin._instance)
+            for queue in (MessageQueue(TOPIC, logic_broker_name(), each) for each in range(QUEUES)):
+                for group in sorted(groups):
+                    asked_s = trio.current_time()
+                    offset = await offsets.committed(group, queue)
+                    self.offsets.check_end(queue, await offsets.max_offset(queue))
+                    self.offsets.check(group, queue, offset, asked_s)
+
+    async def _until_consumed(self, groups: set[str]) -> None:
+        deadline = trio.current_time() + PATIENCE_S
+        while not self.history.is_consumed(groups):
+            if trio.current_time() > deadline:
+                self.history.check()
+                raise PromiseBroken("a group has not read what is there")
+            await trio.sleep(1)
+
+    def _outcome(self) -> Outcome:
+        history, faults = self.history, self.network.faults + self.faults
+        for broker in self.brokers:
+            faults.update(broker.faults)
+            faults.update(broker.files.faults)
+        faults["restart"] = len(history.lives) - len(self.brokers)
+        counts = self.counts + self.watch.counts + history.findings
+        counts.update(
+            sent=len(history.sent), acknowledged=len(history.acks), consumed=len(history.got)
+        )
+        return Outcome(NAME, counts, faults, trio.current_time())
+
+
+async def simulate(rng: Random, folder: Path, patch: pytest.MonkeyPatch) -> Outcome:
+    async with trio.open_nursery() as nursery:
+        simulation = StaticSimulation(rng, folder, nursery)
+        watch = simulation.watch
+        call_after(patch, MappingTable, "leads_changed", watch.leads_changed)
+        call_after(patch, MappingTable, "_saved_changed", watch.mapping_changed)
+        call_after(patch, offset_store, "_commit_header", simulation.offsets.committing)
+        patch.setattr(cleanup, "_PERIOD_S", CLEANUP_PERIOD_S)
+        patch.setattr(config, "_HOUR_MS", 1000)  # what is kept for hours is kept for seconds
+        result = await simulation.run()
+        nursery.cancel_scope.cancel()
+    return result
+
+
+def call_after(patch: pytest.MonkeyPatch, owner: Any, name: str, call: Callable[..., None]) -> None:
+    """Call ``call`` after a function of ``owner``, with its arguments."""
+    function = getattr(owner, name)
+
+    def both(*arguments: Any) -> Any:
+        result = function(*arguments)
+        call(*arguments)
+        return result
+
+    patch.setattr(owner, name, both)
+
+
+def run(seed: int) -> Outcome:
+    """Simulate on a clock that jumps to the next thing that happens. Raises PromiseBroken."""
+    rng = Random(seed)
+    clock = trio.testing.MockClock(autojump_threshold=0)
+    with temporary_folder() as folder, decided_by(seed, trio.current_time) as patch:
+        faults: Counter[str] = Counter()
+        patch.setattr(trio.to_thread, "run_sync", run_here(rng, faults))
+        patch.setattr(tempfile, "tempdir", str(folder))  # admins' files
+        try:
+            outcome = trio.run(simulate, rng, folder, patch, clock=clock)
+        except BaseExceptionGroup as group:
+            raise first_cause(group) from None
+        outcome.faults.update(faults)
+        return outcome
