@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from headrace_broker.statictopic.close import wake_held
 from headrace_broker.statictopic.deliver import Deliveries
 from headrace_broker.statictopic.forward import Forwarding
 from headrace_broker.statictopic.founders import Founders
@@ -46,13 +47,14 @@ class StaticTopics:
     deliveries: Deliveries
     places: StaticPlaces
     requests: StaticRequests
+    workers: Workers
     locks: StaticLocks
     groups: StaticGroups
 
     def connect(self, registry: Registry, server: RemotingServer) -> None:
         """Connect the parts that serve requests again; after all processors are registered."""
         self.brokers.on_waiting = lambda is_waiting: server.share_loop(is_shared=is_waiting)
-        self.forwarding.registry = self.relay.registry = registry
+        self.forwarding.registry = self.relay.registry = self.workers.registry = registry
         self.requests.add_to(registry)
         self.locks.add_to(registry)
         self.groups.add_to(registry)
@@ -85,10 +87,6 @@ def static_topics(
     def subscription(group: str, topic: str, version: int) -> str:
         return consumers.subscription_for_pull(group, topic, version).sub_string
 
-    def wake(topic: str, queue_id: int) -> None:
-        if (queue := store.find_queue(topic, queue_id)) is not None:
-            long_polling.arrived((queue,))
-
     brokers = OtherBrokers(network, registration.find_address, timeout_ms)
     forwarding = Forwarding(brokers, registration.find_infos, subscription, timeout_ms)
     relay = Relay(brokers, subscription)
@@ -106,6 +104,7 @@ def static_topics(
         deliveries=Deliveries(leaders, brokers),
         places=StaticPlaces(leaders, make_reader, progress),
         requests=StaticRequests(leaders, workers, progress),
+        workers=workers,
         locks=StaticLocks(leaders, workers, store.clock.now_ms),
         groups=StaticGroups(
             leaders,
@@ -115,6 +114,6 @@ def static_topics(
             consumers,
             offsets,
             lambda: config.use_server_side_reset_offset,
-            wake,
+            partial(wake_held, store, long_polling),
         ),
     )

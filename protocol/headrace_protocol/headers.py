@@ -585,10 +585,11 @@ class HeartbeatResponseHeader(RequestHeader, kw_only=True, gc=False):
 
 
 class QueryConsumeTimeSpanHeader(RequestHeader, kw_only=True, gc=False):
-    """QUERY_CONSUME_TIME_SPAN (303)."""
+    """QUERY_CONSUME_TIME_SPAN (303); logical=False: of physical queues, also in a static topic."""
 
     topic: str
     group: str
+    logical: bool | None = msgspec.field(name="lo", default=None)
 
 
 class CloneGroupOffsetHeader(RequestHeader, kw_only=True, gc=False):

@@ -19,9 +19,10 @@ from headrace_protocol.message import (
 from headrace_protocol.system_topics import UNDELIVERED_TOPIC
 from tests.support.static_brokers import TOPIC, Brokers, item, send_header
 from tests.support.stores import read_all
+from tests.support.until import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
 A, B, A2 = item("a", 0, 0), item("b", 1, 100), item("a", 2, 200, 1)
@@ -47,12 +48,6 @@ async def scheduling(brokers: Brokers) -> AsyncIterator[None]:
         nursery.start_soon(schedule.run)
         yield
         nursery.cancel_scope.cancel()
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    with trio.fail_after(60):
-        while not is_so():  # noqa: ASYNC110 - the mock clock jumps
-            await trio.sleep(0.05)
 
 
 def bodies(brokers: Brokers, broker: str, queue_id: int = 0, topic: str = TOPIC) -> list[bytes]:

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace_protocol import fastjson
+from headrace_protocol.bodies import MessageQueue, QueryConsumeTimeSpanBody, QueueTimeSpan
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
     CloneGroupOffsetHeader,
     OffsetResponseHeader,
     QueryConsumeQueueHeader,
     QueryConsumerOffsetHeader,
+    QueryConsumeTimeSpanHeader,
     ResetOffsetHeader,
     UpdateConsumerOffsetHeader,
 )
@@ -101,6 +103,30 @@ def test_members_are_told_to_seek_logic_queues(brokers: Brokers) -> None:
     ]
     ((queue, offset),) = notices[0]["offsetTable"].items()
     assert (queue["brokerName"], queue["queueId"], offset) == ("__syslo__global__", 0, 10)
+
+
+@pytest.mark.parametrize(
+    ("offset", "consumed_ms", "next_ms"),
+    [(0, 0, 0), (3, 2000, 3000), (5, 4000, 5000), (7, 6000, 7000), (10, 9000, None)],
+)
+def test_where_a_group_stands_in_time(
+    brokers: Brokers, offset: int, consumed_ms: int, next_ms: int | None
+) -> None:
+    now_ms = brokers["b"].clock.ms
+    first_ms = now_ms - 10_000
+    if offset:
+        commit(brokers, GROUP, offset)
+    header = QueryConsumeTimeSpanHeader(topic=TOPIC, group=GROUP)
+    answer = brokers["b"].ask(RequestCode.QUERY_CONSUME_TIME_SPAN, header)
+    assert QueryConsumeTimeSpanBody.decode(answer.body).consume_time_span_set == [
+        QueueTimeSpan(
+            message_queue=MessageQueue(TOPIC, "__syslo__global__", 0),
+            min_time_stamp=first_ms,
+            max_time_stamp=first_ms + 9000,
+            consume_time_stamp=first_ms + consumed_ms if offset else 0,
+            delay_time=0 if next_ms is None else now_ms - first_ms - next_ms,
+        )
+    ]
 
 
 @pytest.mark.parametrize("topic", [TOPIC, None])

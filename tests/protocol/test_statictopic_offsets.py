@@ -42,7 +42,7 @@ def test_nothing_is_computed_with_an_undecided_item() -> None:
         with pytest.raises(UndecidedOffset, match=r"queue 1 on b \(gen 4\).*topic repair"):
             compute(UNDECIDED, 5)
     with pytest.raises(UndecidedOffset):
-        offsets.max_offset((UNDECIDED,), 3)
+        offsets.max_of(UNDECIDED)
 
 
 def test_ends_follow_from_the_next_item_unless_decided() -> None:
@@ -52,9 +52,6 @@ def test_ends_follow_from_the_next_item_unless_decided() -> None:
 
 
 def test_the_end_of_a_queue() -> None:
-    assert offsets.max_offset(CHAIN, 5) == 10_005
-    assert offsets.newest_decided((*CHAIN, UNDECIDED)) is LAST
-    assert offsets.max_offset((*CHAIN, UNDECIDED), 5) == 10_005
     assert offsets.max_of(JUMPED) == 150
     assert offsets.max_of(LAST) == 10_000
 

@@ -102,7 +102,8 @@ class Cluster:
 
     def end(self, chain: Chain) -> int:
         leader = chain[-1]
-        return offsets.max_offset(chain, self.ends.get((leader.bname, leader.queue_id), 0))
+        written = self.ends.get((leader.bname, leader.queue_id), 0)
+        return offsets.static_offset(leader, max(written, leader.start_offset))
 
     def check_readable(self, gone: Iterable[str] = ()) -> None:
         """Each physical queue that has messages is an item, and its messages fit in there."""

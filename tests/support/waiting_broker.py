@@ -12,6 +12,7 @@ from headrace_protocol.header_codecs import SerializeType, encode_frame
 from tests.support.broker import Answer, BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
 from tests.support.stores import read_all
+from tests.support.until import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -73,9 +74,7 @@ class WaitingBroker:
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         """Let the services look at the clock, which the test has moved, until something is so."""
-        with trio.fail_after(60):
-            while not is_so():  # noqa: ASYNC110 - the mock clock jumps
-                await trio.sleep(0.01)
+        await until(is_so)
 
     def stored(self, topic: str = "T", queue_id: int = 1) -> list[StoredMessage]:
         return read_all(self.broker.store, self.broker.store.queue(topic, queue_id))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from headrace_broker.statictopic.accept import Accepted, Situation, accept
-from headrace_broker.statictopic.close import answer_held, when_on_disk
+from headrace_broker.statictopic.close import answer_held, wake_held, when_on_disk
 from headrace_broker.statictopic.table import new_incarnation
 from headrace_broker.topics.attributes import apply_changes, parse_changes
 from headrace_broker.topics.table import check_config
@@ -281,9 +281,7 @@ class StaticTopicChanges:
     def _wake(self, topic: str) -> None:
         """Try held pulls of the queues led here again: they may wait for a decided offset."""
         for physical in self._table.led(topic).values():
-            queue = self._store.find_queue(topic, physical)
-            if queue is not None:
-                self._long_polling.arrived((queue,))
+            wake_held(self._store, self._long_polling, topic, physical)
 
     def _open(self, accepted: Accepted, config: TopicConfig) -> None:
         topic = accepted.mapping.topic

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from headrace_broker.statictopic.table import MappingTable
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.store_queue import StoreQueue
-    from headrace_protocol.drivers.errors import HeadraceError
     from headrace_protocol.statictopic.mapping import Chain, MappingItem
 
 log = structlog.get_logger("headrace.broker")
@@ -220,16 +219,7 @@ class _Others:
 
     async def _ask(self, broker: str, code: RequestCode, fields: Mapping[str, str]) -> bytes:
         """The body of an answer; empty without one."""
-        answered = trio.Event()
-        outcomes: list[Answer | HeadraceError] = []
-
-        def then(outcome: Answer | HeadraceError) -> None:
-            outcomes.append(outcome)
-            answered.set()
-
-        self._brokers.ask(broker, code, {"topic": self._topic, **fields}, then)
-        await answered.wait()
-        answer = outcomes[0]
+        answer = await self._brokers.request(broker, code, {"topic": self._topic, **fields})
         if not isinstance(answer, Answer) or answer.code != ResponseCode.SUCCESS:
             return b""
         return b"".join(answer.body)

@@ -1,4 +1,4 @@
-"""Steps of closing a queue that this broker no longer leads."""
+"""The held requests of queues that open or close, and what a close waits for."""
 
 from __future__ import annotations
 
@@ -18,6 +18,13 @@ def answer_held(store: MessageStore, long_polling: LongPolling, topic: str, phys
     queue = store.find_queue(topic, physical)
     if queue is not None:
         long_polling.run_long(long_polling.queue_gone(queue))
+
+
+def wake_held(store: MessageStore, long_polling: LongPolling, topic: str, physical: int) -> None:
+    """Serve the requests again that wait for messages in a physical queue."""
+    queue = store.find_queue(topic, physical)
+    if queue is not None:
+        long_polling.arrived((queue,))
 
 
 def when_on_disk(store: MessageStore, then: Callable[[Exception | None], None]) -> None:

@@ -10,8 +10,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-import trio
-
 from headrace_broker.inner.writer import DeliverLater
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.errors import HeadraceError
@@ -20,7 +18,7 @@ from headrace_protocol.message import TRANSACTION_MASK
 if TYPE_CHECKING:
     from headrace_broker.inner.writer import Deliver, InnerMessage
     from headrace_broker.statictopic.leaders import Leaders
-    from headrace_broker.statictopic.remote import Answer, OtherBrokers
+    from headrace_broker.statictopic.remote import OtherBrokers
 
 _STORED: Final = frozenset(
     {
@@ -73,17 +71,10 @@ class Deliveries:
         leader = self._leaders.leader_of(topic, logic_queue)
         if leader is None or leader == self._leaders.mappings.broker_name:
             raise DeliverLater
-        answered = trio.Event()
-        outcomes: list[Answer | HeadraceError] = []
-
-        def then(outcome: Answer | HeadraceError) -> None:
-            outcomes.append(outcome)
-            answered.set()
-
         fields = _fields(leader, logic_queue, message)
-        self._brokers.ask(leader, RequestCode.SEND_MESSAGE, fields, then, message.body)
-        await answered.wait()
-        outcome = outcomes[0]
+        outcome = await self._brokers.request(
+            leader, RequestCode.SEND_MESSAGE, fields, message.body
+        )
         if isinstance(outcome, HeadraceError) or outcome.code not in _STORED | _REFUSED:
             raise DeliverLater
         return "" if outcome.code in _STORED else f"broker {leader}: {outcome.remark}"

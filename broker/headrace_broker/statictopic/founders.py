@@ -72,15 +72,7 @@ class Founders:
         return None
 
     async def _ask(self, broker: str, topic: str) -> str:
-        answered = trio.Event()
-        found = ""
-
-        def then(outcome: Answer | HeadraceError) -> None:
-            nonlocal found
-            if isinstance(outcome, Answer):
-                found = str(outcome.fields.get("incarnation") or "")
-            answered.set()
-
-        self._brokers.ask(broker, RequestCode.GET_TOPIC_CONFIG, {"topic": topic}, then)
-        await answered.wait()
-        return found
+        fields = {"topic": topic}
+        outcome = await self._brokers.request(broker, RequestCode.GET_TOPIC_CONFIG, fields)
+        found = outcome.fields.get("incarnation") if isinstance(outcome, Answer) else None
+        return str(found or "")

@@ -1,4 +1,4 @@
-"""Requests about the progress of groups in static topics: resets, copies, and units of a queue.
+"""Requests about groups in static topics: resets, copies, times, and units of a queue.
 
 Each broker serves the logic queues that it leads.
 Source: docs/static-topics.md "Requests"; tests/broker/test_static_groups.py.
@@ -13,17 +13,17 @@ import msgspec
 
 from headrace_broker.host_budget import Host
 from headrace_broker.statictopic import offsets
-from headrace_broker.statictopic.forward import reply_with
 from headrace_broker.statictopic.remote import Answer
 from headrace_broker.statictopic.rows import ROWS, physical_fields
 from headrace_broker.statictopic.work import Ask
 from headrace_protocol import fastjson
-from headrace_protocol.bodies import MessageQueue
+from headrace_protocol.bodies import MessageQueue, QueryConsumeTimeSpanBody, QueueTimeSpan
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import (
     CloneGroupOffsetHeader,
     QueryConsumeQueueHeader,
+    QueryConsumeTimeSpanHeader,
     ResetOffsetHeader,
 )
 from headrace_protocol.serving import ServedElsewhere, notice
@@ -31,7 +31,7 @@ from headrace_protocol.statictopic.mapping import logic_broker_name
 from headrace_protocol.statictopic.offsets import end_of, index_of, offset_delta
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterable
 
     from headrace_broker.consumer.groups import ConsumerManager
     from headrace_broker.consumer.offsets import ConsumerOffsets
@@ -46,8 +46,6 @@ _LOGIC_BROKER: Final = logic_broker_name()
 
 class StaticGroups:
     """Serves the requests of static topics that are not about one offset."""
-
-    registry: Registry
 
     def __init__(
         self,
@@ -75,22 +73,13 @@ class StaticGroups:
 
     def add_to(self, registry: Registry) -> None:
         """Stand in front of the processors."""
-        self.registry = registry
         registry.guard(self.guard_reset, {RequestCode.INVOKE_BROKER_TO_RESET_OFFSET})
         registry.guard(self.guard_clone, {RequestCode.CLONE_GROUP_OFFSET})
         registry.guard(self.guard_units, {RequestCode.QUERY_CONSUME_QUEUE})
+        registry.guard(self.guard_spans, {RequestCode.QUERY_CONSUME_TIME_SPAN})
 
     def _is_static(self, topic: str) -> bool:
         return self._leaders.mappings.get(topic) is not None
-
-    def _run(self, work: Work, request: Request) -> None:
-        self._workers.run(work, request, partial(self._done, request))
-
-    def _done(self, request: Request, outcome: Answer | Exception) -> None:
-        if isinstance(outcome, Exception):
-            self.registry.fail(request, outcome)
-        else:
-            reply_with(request, outcome)
 
     # -- INVOKE_BROKER_TO_RESET_OFFSET -------------------------------------------------------------
 
@@ -100,7 +89,7 @@ class StaticGroups:
             return
         header = request.header(ResetOffsetHeader)
         if self._is_static(header.topic):
-            raise _taken(lambda request: self._run(self._reset(header), request))
+            raise _taken(lambda request: self._workers.serve(self._reset(header), request))
 
     def _reset(self, header: ResetOffsetHeader) -> Work:
         if self._groups.get(header.group) is None:
@@ -169,7 +158,7 @@ class StaticGroups:
         self, header: CloneGroupOffsetHeader, topics: list[str], request: Request
     ) -> None:
         self._groups.get_or_create(header.dest_group, Host.of(request.channel))
-        self._run(self._clone(header, topics), request)
+        self._workers.serve(self._clone(header, topics), request)
 
     def _clone(self, header: CloneGroupOffsetHeader, topics: list[str]) -> Work:
         here = self._leaders.mappings.broker_name
@@ -214,7 +203,7 @@ class StaticGroups:
             raise _taken(partial(self._begin_units, header))
 
     def _begin_units(self, header: QueryConsumeQueueHeader, request: Request) -> None:
-        self._run(self._units(header, request.command.ext()), request)
+        self._workers.serve(self._units(header, request.command.ext()), request)
 
     def _units(self, header: QueryConsumeQueueHeader, fields: dict[str, str]) -> Work:
         """The units of the item that holds the index; its range is that of the item."""
@@ -235,6 +224,67 @@ class StaticGroups:
         for name in ("maxQueueIndex", "minQueueIndex"):
             body[name] += delta
         return answer._replace(body=(fastjson.dumps(body),))
+
+    # -- QUERY_CONSUME_TIME_SPAN -------------------------------------------------------------------
+
+    def guard_spans(self, request: Request) -> None:
+        """Take over a request for the progress of a group in store times; see ``Guard``."""
+        if self._leaders.mappings.is_empty:
+            return
+        header = request.header(QueryConsumeTimeSpanHeader)
+        if header.logical is not False and self._is_static(header.topic):
+            raise _taken(lambda request: self._workers.serve(self._spans(header), request))
+
+    def _spans(self, header: QueryConsumeTimeSpanHeader) -> Work:
+        """One span per logic queue led here, from the spans of its items."""
+        topic = header.topic
+        chains = {
+            queue_id: self._leaders.chain(topic, queue_id)
+            for queue_id in sorted(self._leaders.mappings.led(topic))
+        }
+        brokers = {item.bname for chain in chains.values() for item in chain}
+        fields = {"topic": topic, "group": header.group, "lo": "false"}
+        parts: dict[tuple[str, int], QueueTimeSpan] = {}
+        for broker in sorted(brokers):
+            answer = yield Ask(broker, RequestCode.QUERY_CONSUME_TIME_SPAN, fields)
+            if answer.code != ResponseCode.SUCCESS:
+                return answer
+            body = b"".join(answer.body)
+            for part in QueryConsumeTimeSpanBody.decode(body).consume_time_span_set:
+                parts[broker, part.message_queue.queue_id] = part
+        group = {"topic": topic, "consumerGroup": header.group, "setZeroIfNotFound": "false"}
+        spans = []
+        for queue_id, chain in chains.items():
+            answer = yield from offsets.query_offset(chain, group)
+            is_known = answer.code == ResponseCode.SUCCESS
+            index = index_of(chain, answer.number("offset") if is_known else 0)
+            found = [parts.get((item.bname, item.queue_id)) for item in chain]
+            queue = MessageQueue(topic, _LOGIC_BROKER, queue_id)
+            spans.append(_joined(queue, found[: index + 1], found[index:]))
+        written = fastjson.dumps({"consumeTimeSpanSet": spans})
+        return Answer(ResponseCode.SUCCESS, body=(written,))
+
+
+def _joined(
+    queue: MessageQueue, read: list[QueueTimeSpan | None], unread: list[QueueTimeSpan | None]
+) -> QueueTimeSpan:
+    """The span of a logic queue.
+
+    read, unread: the spans of its items up to, and from, the one at which the group continues.
+    """
+    before, after = ([span for span in spans if span is not None] for spans in (read, unread))
+    return QueueTimeSpan(
+        queue,
+        min_time_stamp=_first(span.min_time_stamp for span in (*before, *after)),
+        max_time_stamp=_first(span.max_time_stamp for span in (*after[::-1], *before[::-1])),
+        consume_time_stamp=_first(span.consume_time_stamp for span in before[::-1]),
+        delay_time=_first(span.delay_time for span in after),
+    )
+
+
+def _first(times_ms: Iterable[int]) -> int:
+    """The first time that is known, otherwise 0."""
+    return next((time_ms for time_ms in times_ms if time_ms), 0)
 
 
 def _taken(serve: Callable[[Request], None]) -> ServedElsewhere:

@@ -90,23 +90,25 @@ class Leaders:
         leader = chain[-1].bname
         if leader == mapping.bname:
             return None if self.mappings.leads(topic, queue) is None else leader
+        return self._current_routed().get((topic, queue), leader)
+
+    def _current_routed(self) -> dict[tuple[str, int], str]:
         if self._change_count != self.mappings.change_count:
             self._routed.clear()
-        return self._routed.get((topic, queue), leader)
+            self._change_count = self.mappings.change_count
+        return self._routed
 
     def note_route(self, topic: str, infos: Iterable[MappingInfo]) -> None:
         """Note the leaders that a route names, if it is as new as this broker's mapping."""
         mapping = self.mappings.get(topic)
         if mapping is None:
             return
-        if self._change_count != self.mappings.change_count:
-            self._routed.clear()
-            self._change_count = self.mappings.change_count
+        routed = self._current_routed()
         for info in sorted(infos, key=lambda info: info.epoch):
             # A queue that was closed here stays registered until its new leader is.
             if info.epoch >= mapping.epoch and info.bname != mapping.bname:
                 for queue in info.curr_id_map:
-                    self._routed[topic, queue] = info.bname
+                    routed[topic, queue] = info.bname
 
 
 def _unknown(mapping: BrokerMapping, queue: int) -> RequestError:

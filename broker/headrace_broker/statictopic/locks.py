@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headrace_broker.consumer.locks import LOCK_LIFE_MS
-from headrace_broker.statictopic.forward import reply_with
 from headrace_broker.statictopic.remote import Answer
 from headrace_broker.statictopic.rows import FORWARDED
 from headrace_broker.statictopic.work import Ask
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 class StaticLocks:
     """Serves requests for locks that two brokers must grant."""
 
-    registry: Registry
-
     def __init__(self, leaders: Leaders, workers: Workers, now_ms: NowMs) -> None:
         self._leaders = leaders
         self._workers = workers
@@ -49,7 +46,6 @@ class StaticLocks:
 
     def add_to(self, registry: Registry) -> None:
         """Stand in front of the processor."""
-        self.registry = registry
         registry.guard(self.guard, {RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ})
 
     def guard(self, request: Request) -> None:
@@ -95,13 +91,7 @@ class StaticLocks:
     ) -> None:
         is_lock = request.command.code == RequestCode.LOCK_BATCH_MQ
         work = self._lock(body, others) if is_lock else self._unlock(body, others)
-        self._workers.run(work, request, partial(self._done, request))
-
-    def _done(self, request: Request, outcome: Answer | Exception) -> None:
-        if isinstance(outcome, Exception):
-            self.registry.fail(request, outcome)
-        else:
-            reply_with(request, outcome)
+        self._workers.serve(work, request)
 
     def _lock(self, body: LockBatchRequestBody, others: dict[str, list[MessageQueue]]) -> Work:
         here = self._leaders.mappings.broker_name

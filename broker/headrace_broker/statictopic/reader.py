@@ -1,6 +1,6 @@
 """Reads a logic queue: the items of its chain, one after the other.
 
-Items of this broker are read from the store, and those on other brokers from what was fetched there.
+Items of this broker are read from the store, those on other brokers from what was fetched there.
 A read of what was not fetched raises ServedElsewhere, which fetches it and serves the pull again.
 
 OFFSET_MOVED, which makes clients reset their offset, comes from two places only: the leader for an

@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
 import numpy as np
 
 from headrace_broker.statictopic.blocks import (
@@ -42,9 +43,10 @@ _SUSPEND: Final = 0x2
 _ANSWER_BYTES: Final = 256 * 1024
 # Java's clients ask for up to 2 GiB. What an answer is charged with must be what it may have.
 _ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
-# Each block has so many times the messages of the one before, as many as brokers return at most.
+# Each block has so many times the messages of the one before, up to a size and what brokers return.
 _GROWTH: Final = 8
 _COUNT_MAX: Final = 4096
+_BLOCK_BYTES: Final = 512 * 1024
 
 _CODES: Final = {
     GetStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
@@ -182,7 +184,7 @@ class Relay:
         part, fields = ask.part, dict(ask.fields)
         if not ask.wanted.is_bulk:
             fields["maxMsgNums"] = str(min(_GROWTH * ask.count_max, _COUNT_MAX))
-            fields["maxMsgBytes"] = str(_ANSWER_BYTES)
+            fields["maxMsgBytes"] = str(_BLOCK_BYTES)
         fields["maxMsgNums"] = str(min(int(fields["maxMsgNums"]), part.end - offset))
         fields[ROWS[ask.code].offset] = str(offset)
         ahead = ask._replace(offset=offset, fields=fields)
@@ -269,19 +271,21 @@ class Relay:
 
 
 def _block(ask: _Ask, answer: Answer, end: int) -> Block:
-    """The records of an answer, enough for what was asked. Raises MalformedRecords, MalformedField."""
+    """The records of an answer. Raises MalformedRecords, MalformedField."""
     body = records_of(answer.body)
     if not ask.wanted.is_bulk:
         return RecordBlock(ask.offset, end, body)
     fields, count = answer.fields, answer.number("count")
     if not 0 < count <= ask.count_max or count * UNIT_DTYPE.itemsize > len(body):
         raise MalformedRecords(f"{count} records in {len(body)} bytes")
-    sizes = np.frombuffer(body, UNIT_DTYPE, count)["size"]
+    record_bytes = int(np.frombuffer(body, UNIT_DTYPE, count)["size"].sum(dtype=np.int64))
+    if count > 1 and record_bytes > ask.bytes_max:
+        raise MalformedRecords(f"{record_bytes} bytes of records, more than {ask.bytes_max}")
     result = GetResult(
         GetStatus.FOUND,
         (body,),
         count,
-        int(sizes.sum(dtype=np.int64)),
+        record_bytes,
         end,
         0,
         end,
@@ -305,5 +309,5 @@ def _next_begin(answer: Answer, part: Part, offset: int) -> int:
 
 
 def _number(fields: dict[str, str], name: str) -> int:
-    value = fields.get(name) or "0"
-    return int(value) if value.lstrip("-").isdigit() else 0
+    # The processor has decoded these fields of the header before, with the same rules.
+    return msgspec.convert(fields.get(name) or "0", int, strict=False)

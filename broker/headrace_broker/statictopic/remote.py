@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("headrace.broker")
 
 # Room for all answers that are under way, since each is kept until its client has it.
-RELAYED_BYTES_MAX: Final = 64 * 1024 * 1024
+RELAYED_BYTES_MAX: Final = 32 * 1024 * 1024
 
 
 class Answer(NamedTuple):
@@ -178,6 +178,21 @@ class OtherBrokers:
             self._without_room.append(call)
         else:
             self._start(call)
+
+    async def request(
+        self, broker: str, code: int, fields: Mapping[str, str], body: Buffer = b""
+    ) -> Answer | HeadraceError:
+        """Send a request and wait for its outcome."""
+        answered = trio.Event()
+        outcomes: list[Answer | HeadraceError] = []
+
+        def then(outcome: Answer | HeadraceError) -> None:
+            outcomes.append(outcome)
+            answered.set()
+
+        self.ask(broker, code, fields, then, body)
+        await answered.wait()
+        return outcomes[0]
 
     def known_address(self, broker: str) -> str:
         """The address of a broker, "" if it was not looked up yet."""

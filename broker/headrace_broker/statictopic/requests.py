@@ -49,7 +49,6 @@ class StaticRequests:
 
     def add_to(self, registry: Registry) -> None:
         """Stand in front of the processors."""
-        self._registry = self._workers.registry = registry
         registry.guard(self.guard, {*_WORKS, RequestCode.UPDATE_CONSUMER_OFFSET})
 
     def guard(self, request: Request) -> None:
@@ -71,13 +70,7 @@ class StaticRequests:
             self._commit(request, request.header(UpdateConsumerOffsetHeader), fields)
             return
         work = _WORKS[RequestCode(request.command.code)](chain, fields)
-        self._workers.run(work, request, partial(self._done, request))
-
-    def _done(self, request: Request, outcome: Answer | Exception) -> None:
-        if isinstance(outcome, Exception):
-            self._registry.fail(request, outcome)
-        else:
-            reply_with(request, outcome)
+        self._workers.serve(work, request)
 
     # -- UPDATE_CONSUMER_OFFSET --------------------------------------------------------------------
 

@@ -94,9 +94,9 @@ class MappingTable:
         self._stopped: dict[tuple[str, int], Stop] = {}
         # By topic and logic queue, when the last item was first seen without a logicOffset.
         self.undecided: dict[tuple[str, int], int] = {}
-        # Compressed to a tenth.
         # Queues that were closed and are registered until the new leader is: physical queue, ms.
         self._claims: dict[tuple[str, int], tuple[int, int]] = {}
+        # Compressed to a tenth.
         self._texts: dict[str, tuple[object, bytes]] = {}
         self.data_version = DataVersion()
         self._load(file)

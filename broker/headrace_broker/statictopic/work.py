@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, NamedTuple
 
+from headrace_broker.statictopic.forward import reply_with
 from headrace_broker.statictopic.remote import Answer, MalformedField
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.command import Command, header_fields
@@ -58,8 +59,15 @@ class Workers:
         self._broker_name = broker_name
         self._brokers = brokers
 
-    def run(self, work: Work, request: Request, then: Then) -> None:
-        """Run a work. request: of the client for which it is done."""
+    def serve(self, work: Work, request: Request) -> None:
+        """Answer a request with the answer of a work, or with the error that ended it."""
+
+        def then(outcome: Answer | Exception) -> None:
+            if isinstance(outcome, Exception):
+                self.registry.fail(request, outcome)
+            else:
+                reply_with(request, outcome)
+
         _Run(self, work, request, then).advance()
 
     def ask(self, ask: Ask, request: Request, then: Callable[[Answer], None]) -> None:

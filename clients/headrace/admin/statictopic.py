@@ -21,9 +21,7 @@ from headrace.messages import check_topic
 from headrace.tasks import gather
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.codes import RequestCode
-from headrace_protocol.headers import (
-    CreateStaticTopicHeader,
-)
+from headrace_protocol.headers import CreateStaticTopicHeader
 from headrace_protocol.statictopic.checks import BadMapping
 from headrace_protocol.statictopic.mapping import TopicMapping, encode_detail
 from headrace_protocol.statictopic.plans import (
@@ -223,13 +221,12 @@ class StaticTopicAdmin(Admin):
 
     async def _change(self, plan: Plan, found: Found, *, dry_run: bool) -> Change:
         """Carry out a plan, or show what it would do."""
-        files = [
-            Path(tempfile.gettempdir(), f"headrace-{plan.topic}-{plan.epoch}-{when}.json")
-            for when in ("before", "after")
-        ]
         after = _table(plan, _mappings(plan.final({}, found.exact)), plan.queues)
-        change = Change(plan, _before(plan), after, *files)
-        _write(change)
+        # A folder of this user alone: in a shared one, others could put links in the files' places.
+        folder = Path(tempfile.mkdtemp(prefix=f"headrace-{plan.topic}-{plan.epoch}-"))
+        change = Change(plan, _before(plan), after, folder / "before.json", folder / "after.json")
+        _write(change.before_file, change.before)
+        _write(change.after_file, change.after)
         if dry_run:
             return change
         epochs = {
@@ -247,7 +244,7 @@ class StaticTopicAdmin(Admin):
             finally:
                 self._instance.invalidate_route(plan.topic)
         change = change._replace(after=_table(plan, mappings, plan.queues))
-        _write(change)
+        _write(change.after_file, change.after)
         return change
 
     async def _carry_out(
@@ -376,9 +373,8 @@ def _table(
     }
 
 
-def _write(change: Change) -> None:
-    for path, table in ((change.before_file, change.before), (change.after_file, change.after)):
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(table)))
+def _write(path: Path, table: dict[str, Any]) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(table)))
 
 
 def _now_ms() -> int:

@@ -76,21 +76,6 @@ def end_of(chain: Sequence[MappingItem], index: int) -> int | None:
     return physical_offset(item, chain[index + 1].logic_offset)
 
 
-def newest_decided(chain: Sequence[MappingItem]) -> MappingItem:
-    """The leader, or the item before it while the leader is undecided."""
-    return chain[-2] if chain[-1].logic_offset < 0 and len(chain) > 1 else chain[-1]
-
-
-def max_offset(chain: Sequence[MappingItem], physical_end: int) -> int:
-    """The static end of a logic queue.
-
-    physical_end: physical end of the ``newest_decided`` item. Raises UndecidedOffset if the only
-    item is undecided.
-    """
-    item = newest_decided(chain)
-    return static_offset(item, max(physical_end, item.start_offset))
-
-
 def max_of(item: MappingItem) -> int:
     """The static end that the item itself states. Raises UndecidedOffset."""
     return static_offset(item, max(item.end_offset, item.start_offset))
