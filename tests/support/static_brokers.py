@@ -54,7 +54,15 @@ class Brokers(dict[str, BrokerUnderTest]):
     asked: what they asked of each other: broker, code, fields. away: brokers that don't answer.
     """
 
-    def __init__(self, folder: Path, names: str = "ab", **settings: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        names: str = "ab",
+        *,
+        store: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        """store: changes of the stores' small sizes."""
         self.asked: list[tuple[str, int, Mapping[str, str]]] = []
         self.away: set[str] = set()
         self.epoch = 0
@@ -62,7 +70,7 @@ class Brokers(dict[str, BrokerUnderTest]):
             config = broker_config(folder / name, **settings).model_copy(
                 update={"broker_name": f"broker-{name}"}
             )
-            broker = self[name] = BrokerUnderTest(folder / name, config)
+            broker = self[name] = BrokerUnderTest(folder / name, config, **(store or {}))
             broker.parts.static.brokers.ask = self.ask  # type: ignore[method-assign]
             broker.parts.static.forwarding._find_infos = self.infos
 
