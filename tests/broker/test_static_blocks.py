@@ -1,4 +1,4 @@
-"""Records of another broker's items that are fetched ahead: where they are cut, and for how long."""
+"""Records of another broker's items that are fetched ahead: how they are cut, and how long kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import trio
 
 from headrace_broker.statictopic import blocks as blocks_module
 from headrace_broker.statictopic.blocks import LOOK_S, Blocks, MalformedRecords, RecordBlock
-from headrace_broker.statictopic.relay import Relay
 from headrace_broker.statictopic.remote import Answer
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.errors import ConnectFailed
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from headrace_broker.statictopic.relay import Relay
     from headrace_broker.statictopic.remote import Then
 
 COUNT = 400

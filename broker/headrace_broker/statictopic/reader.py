@@ -12,11 +12,10 @@ Source: docs/static-topics.md "Offsets"; tests/broker/test_static_reader.py.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import trio
 
-from headrace_broker.statictopic.relay import Wanted
 from headrace_broker.store.store_source import EmptySource, GetResult, GetStatus
 from headrace_protocol.statictopic.offsets import end_of, index_of
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from headrace_broker.queue_directory import Reader
     from headrace_broker.statictopic.leaders import Leaders
     from headrace_broker.statictopic.packed import PackedChain
-    from headrace_broker.statictopic.relay import Relay
     from headrace_broker.store.message_store import MessageStore
     from headrace_protocol.statictopic.mapping import MappingItem
 
@@ -76,6 +74,29 @@ class Part(NamedTuple):
         if self.is_leader and offset > highest:
             return GetStatus.OFFSET_OVERFLOW_BADLY, highest + self.delta
         return GetStatus.OFFSET_OVERFLOW_ONE, offset + self.delta
+
+
+class Wanted(NamedTuple):
+    """What a reader wants of an item: its place, the wanted tags, and whether in bulk."""
+
+    place: tuple[object, ...]
+    tags: frozenset[int] | None
+    is_bulk: bool
+
+
+class Relay(Protocol):
+    """Reads what other brokers have."""
+
+    def read(
+        self,
+        reader: StaticReader,
+        part: Part,
+        offset: int,
+        count_max: int,
+        bytes_max: int,
+        wanted: Wanted,
+    ) -> GetResult:
+        """Records that were fetched. Raises ServedElsewhere, which fetches them, without any."""
 
 
 # Makes the reader of a topic's logic queue.

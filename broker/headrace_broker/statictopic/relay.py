@@ -31,7 +31,7 @@ from headrace_protocol.serving import ServedElsewhere
 
 if TYPE_CHECKING:
     from headrace_broker.statictopic.blocks import Block
-    from headrace_broker.statictopic.reader import Part, StaticReader
+    from headrace_broker.statictopic.reader import Part, StaticReader, Wanted
     from headrace_broker.statictopic.remote import OtherBrokers
     from headrace_broker.statictopic.rows import Subscription
     from headrace_protocol.drivers.errors import HeadraceError
@@ -55,14 +55,6 @@ _CODES: Final = {
     GetStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
 }
 _OUTSIDE: Final = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED})
-
-
-class Wanted(NamedTuple):
-    """What a reader wants of an item: its place, the wanted tags, and whether in bulk."""
-
-    place: tuple[object, ...]
-    tags: frozenset[int] | None
-    is_bulk: bool
 
 
 class _Pull(NamedTuple):
