@@ -201,22 +201,23 @@ def test_without_room_pulls_are_relayed_one_by_one(
     assert {count for _, count in pulls_asked(brokers)} == {32, 16}
 
 
-def test_a_block_that_could_not_be_fetched(brokers: Brokers) -> None:
+def test_a_block_that_could_not_be_fetched(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sent = remap(brokers)
-    ask = brokers.ask
 
     def fail(broker: str, _code: int, _fields: object, then: Then, **_: object) -> None:
         then(ConnectFailed(broker, "it is away"))
 
     others = brokers["b"].parts.static.brokers
     brokers.pull("b", 0)
-    others.ask = fail  # type: ignore[method-assign]
+    monkeypatch.setattr(others, "ask", fail)
     _, header, _ = brokers.pull("b", 32)
     while header.next_begin_offset < 288:
         _, header, _ = brokers.pull("b", header.next_begin_offset)
     answer = brokers["b"].ask(PULL, pull_header(288))
     assert answer.code == ResponseCode.SYSTEM_ERROR
-    others.ask = ask  # type: ignore[method-assign]
+    monkeypatch.undo()
     assert brokers.read_all("b", 288) == sent[288:]
 
 
@@ -259,13 +260,15 @@ def test_answers_in_bulk_are_fetched_ahead(brokers: Brokers) -> None:
 @pytest.mark.parametrize(
     ("count", "body"), [(0, b""), (1, b""), (-1, b""), (2, b"x" * 39), (151, b"x" * 4000)]
 )
-def test_a_bulk_answer_that_is_none(brokers: Brokers, count: int, body: bytes) -> None:
+def test_a_bulk_answer_that_is_none(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch, count: int, body: bytes
+) -> None:
     remap(brokers)
 
     def answer(_broker: str, _code: int, _fields: object, then: Then, **_: object) -> None:
         then(Answer(ResponseCode.SUCCESS, None, {"nextBeginOffset": 9, "count": count}, (body,)))
 
-    brokers["b"].parts.static.brokers.ask = answer  # type: ignore[method-assign]
+    monkeypatch.setattr(brokers["b"].parts.static.brokers, "ask", answer)
     header = BulkPullHeader(
         consumer_group="g",
         topic="T",
