@@ -65,6 +65,7 @@ COLUMNS = (
     ("relay_serving_ratio", "leader without ÷ broker with the items, CPU", 1, 2),
     ("total_ratio", "both brokers ÷ leader with the items, CPU", 1, 2),
     ("more_mb", "more resident memory, MB", 1, 1),
+    ("changed_mb", "more resident memory a minute after ten changes, MB", 1, 1),
     ("more_start_s", "longer start, s", 1, 2),
     ("change_ms", "a change on disk, ms", 1, 0),
     ("longest_change_ms", "slowest of ten changes, ms", 1, 0),
