@@ -30,7 +30,7 @@ from tests.bench.static_cases import (
     remaps,
 )
 from tests.bench.static_load import under_load
-from tests.bench.table import OURS, THEIRS, tables
+from tests.bench.table import OURS, THEIRS, case_table, tables
 from tests.bench.wire import QUEUES
 from tests.conformance.console import console
 from tests.conformance.peer import headrace_cluster, running, second_apache
@@ -180,8 +180,17 @@ def markdown(results: dict[str, Any]) -> str:
         f"Measured {results['date']} on {results['machine']}; {results['rounds']} rounds of "
         f"{results['messages']:,} messages. Median (smallest to largest round).\n"
     )
-    parts = [heading, bars_table(STATIC, results["peers"])]
-    return "\n".join(filter(None, [*parts, tables(results, CASES, COLUMNS)]))
+    ours = {"peers": {OURS: results["peers"].get(OURS, {})}}
+    parts = [
+        heading,
+        bars_table(STATIC, results["peers"]),
+        tables(ours, (*LEADER, *CHAIN), COLUMNS),
+        case_table(results, ELSEWHERE, COLUMNS),
+        case_table(ours, MANY, COLUMNS),
+        case_table(ours, REMAP, COLUMNS),
+        tables(ours, LOADED.values(), COLUMNS),
+    ]
+    return "\n".join(filter(None, parts))
 
 
 def main(options: list[str]) -> None:

@@ -52,6 +52,7 @@ PASSES = 2
 CHAIN_ITEMS = 5000
 TOPICS, TOPIC_QUEUES, ITEMS = 1000, 16, 4
 STARTS, CHANGES = 3, 10
+TICK_S = 0.01
 # Brokers return freed memory once a minute.
 TRIMMED_S = 65
 REMAPPED_QUEUES = 64
@@ -208,7 +209,8 @@ def elsewhere(
         count = 2 * PASSES * messages
         for number in range(rounds):
             local, moved = in_turn(number, works, pids)
-            (serving, relaying), leader = moved.cpu_s, local.cpu_s[1]
+            # A short run may cost less than the kernel shows.
+            serving, relaying, leader = (max(cpu, TICK_S) for cpu in (*moved.cpu_s, local.cpu_s[1]))
             yield {
                 "rate": count / moved.seconds,
                 "local_rate": count / local.seconds,
@@ -217,7 +219,7 @@ def elsewhere(
                 "serving_cpu_us": serving / count * 1e6,
                 "relaying_cpu_us": relaying / count * 1e6,
                 "relay_leader_ratio": relaying / leader,
-                "relay_serving_ratio": relaying / max(serving, 0.01),
+                "relay_serving_ratio": relaying / serving,
                 "total_ratio": (serving + relaying) / leader,
             }
 
@@ -395,7 +397,6 @@ def _changes(peer: Peer) -> Report:
     return {
         "change_ms": sorted(times)[CHANGES // 2],
         "longest_change_ms": max(times),
-        "longest_step_ms": float(after["longestLoopStallMs"]),
         "long_steps": float(after["loopStallCount"]) - float(before["loopStallCount"]),
     }
 
