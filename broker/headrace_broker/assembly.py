@@ -699,6 +699,7 @@ def services(parts: Parts) -> tuple[Service, ...]:
         Service(parts.pace.fetches.run),
         Service(parts.client_requests.run),
         Service(parts.static.brokers.run),
+        Service(parts.static.relay.blocks.run),
         Service(parts.static.founders.run),
         Service(parts.static.forwarding.run),
         Service(partial(parts.statistics.run, clock.now_ms)),

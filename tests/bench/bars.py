@@ -46,11 +46,24 @@ TITLES = {
     "memory_mb": "broker's memory beside it, MB",
     "stall_cpu_ms": "longest pause, ms of its own work",
     "first_send_s": "start to first accepted send, ratio",
+    "rate_ratio": "rate, ratio, beside the same ratio on Apache's",
+    "cpu_ratio": "broker CPU, ratio",
+    "relay_serving_ratio": "CPU of the relaying ÷ of the serving broker",
+    "more_mb": "more resident memory, MB",
+    "more_start_s": "longer start, s",
+    "change_ms": "a change on disk, ms",
+    "long_steps": "steps of the loop over 20 ms in ten changes",
+    "remap_s": "s",
+    "failed": "failed sends",
+    "remap_p99_ms": "p99 of sends due during a remap, ms",
+    "silent_s": "longest time of a queue without acknowledgement, s",
+    "latest_s": "latest message read, s after it was due",
 }
 # Of bars on headrace's own figure, where the words above speak of a ratio.
 OWN_TITLES = {
     "p99_us": "p99, µs",
     "first_send_s": "start to first accepted send, s",
+    "rate_ratio": "rate, ratio",
 }
 
 
@@ -99,6 +112,35 @@ WAITING = (
     Bar("with what waits", "p99_ratio", -1.1, is_ratio=False),
     Bar("with what waits", "timer_bytes", -100, is_ratio=False),
     Bar("with what waits", "first_send_s", -5, is_ratio=False),
+)
+STATIC = (
+    *(
+        Bar(f"{work} on the leader", key, limit, is_ratio=False)
+        for work in ("sends", "pulls")
+        for key, limit in (("rate_ratio", 0.95), ("cpu_ratio", -1.05))
+    ),
+    Bar("items on another broker", "rate_ratio", 0.7, is_ratio=False),
+    Bar("items on another broker", "rate_ratio", 1.0),
+    Bar("items on another broker", "relay_serving_ratio", -0.7, is_ratio=False),
+    *(
+        Bar(f"5,000 items: {work}", "rate_ratio", 0.95, is_ratio=False)
+        for work in ("sends", "pulls of the leader", "pulls of the first item")
+    ),
+    Bar("64,000 items", "more_mb", -30, is_ratio=False),
+    Bar("64,000 items", "more_start_s", -1, is_ratio=False),
+    Bar("64,000 items", "change_ms", -300, is_ratio=False),
+    Bar("64,000 items", "long_steps", 0, is_ratio=False),
+    Bar("remap of 64 queues", "remap_s", -2, is_ratio=False),
+    *(
+        Bar(f"remaps under load, {mode}", key, limit, is_ratio=False)
+        for mode in ("strict", "available")
+        for key, limit in (
+            ("failed", 0),
+            ("remap_p99_ms", -200),
+            ("silent_s", -1),
+            ("latest_s", -1),
+        )
+    ),
 )
 
 

@@ -10,6 +10,7 @@ import itertools
 import json
 import socket
 import struct
+import sys
 import time
 from typing import TYPE_CHECKING, Any, Self
 
@@ -43,14 +44,16 @@ class Refused(Exception):
 # -- frames ----------------------------------------------------------------------------------------
 
 
-def frame(code: RequestCode, fields: dict[str, Any], body: bytes = b"") -> bytes:
+def frame(
+    code: RequestCode, fields: dict[str, Any], body: bytes = b"", *, opaque: int = 1
+) -> bytes:
     """One request, ready to send as often as one likes."""
     command = {
         "code": int(code),
         "extFields": {key: _text(value) for key, value in fields.items()},
         "flag": 0,
         "language": "JAVA",
-        "opaque": 1,
+        "opaque": opaque,
         "serializeTypeCurrentRPC": "JSON",
         "version": 513,
     }
@@ -90,7 +93,9 @@ def send_frame(
     return frame(code, fields, body)
 
 
-def pull_frame(group: str, topic: str, queue_id: int, offset: int, sys_flag: int) -> bytes:
+def pull_frame(
+    group: str, topic: str, queue_id: int, offset: int, sys_flag: int, *, opaque: int = 1
+) -> bytes:
     """A pull of up to 32 messages. sys_flag: of COMMIT_OFFSET, SUSPEND and SUBSCRIPTION."""
     fields = {
         "consumerGroup": group,
@@ -105,7 +110,7 @@ def pull_frame(group: str, topic: str, queue_id: int, offset: int, sys_flag: int
         "subscription": "*",
         "expressionType": "TAG",
     }
-    return frame(RequestCode.PULL_MESSAGE, fields)
+    return frame(RequestCode.PULL_MESSAGE, fields, opaque=opaque)
 
 
 def topic_frame(topic: str, queues: int) -> bytes:
@@ -181,6 +186,12 @@ class Client:
                 answer = json.loads(header)
                 if answer["code"] != ResponseCode.SUCCESS:
                     raise Refused(answer)
+
+    def answers(self) -> list[dict[str, Any]]:
+        """The headers of the next answer, and of those that came with it."""
+        headers = self._headers(1)
+        self._received = _cut(self._received, sys.maxsize, headers)
+        return [json.loads(header) for header in headers]
 
     def _headers(self, count: int) -> list[bytes]:
         """Headers of the next answers; what the daemon asks on its own account is skipped."""

@@ -258,14 +258,31 @@ def _start_apache(
     settings = BROKER_SETTINGS.format(nameserver=nameserver, port=broker_port, store=store)
     # What comes later in the file counts.
     settings += _lines(more or {})
-    daemons["broker"] = Daemon.start(
-        _apache_command("broker.BrokerStartup", home, settings, [*BROKER_HEAP, *jvm]),
-        home / "broker.log",
-    )
-    daemons["broker"].wait_for("boot success")
+    daemons["broker"] = _start_apache_broker(home, settings, jvm)
     address = f"{HOST}:{broker_port}"
     register(nameserver, address, START_TIMEOUT_S)
     return Peer("apache", nameserver, address, daemons, started)
+
+
+def _start_apache_broker(home: Path, settings: str, jvm: Sequence[str]) -> Daemon:
+    command = _apache_command("broker.BrokerStartup", home, settings, [*BROKER_HEAP, *jvm])
+    broker = Daemon.start(command, home / "broker.log")
+    broker.wait_for("boot success")
+    return broker
+
+
+@contextlib.contextmanager
+def second_apache(peer: Peer, home: Path, name: str) -> Iterator[str]:
+    """Another broker at the nameserver of an ``"apache"``; yields its address."""
+    port = free_ports(4) + 2
+    settings = BROKER_SETTINGS.format(nameserver=peer.nameserver, port=port, store=home / "store")
+    settings += _lines({"brokerName": name})
+    peer.daemons[name] = _start_apache_broker(home, settings, SHIPPED_JVM)
+    try:
+        register(peer.nameserver, f"{HOST}:{port}", START_TIMEOUT_S)
+        yield f"{HOST}:{port}"
+    finally:
+        peer.daemons.pop(name).kill()
 
 
 def _lines(settings: Mapping[str, str]) -> str:

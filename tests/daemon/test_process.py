@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 import trio
@@ -20,14 +21,25 @@ def memory_mb() -> float:
     return holding(os.getpid()).memory_mb
 
 
-def free_much() -> None:
+def free_much(*, in_thread: bool) -> None:
     """Say what a process holds when much was freed, almost a minute later, and in the end."""
     prepare()
+    if in_thread:
+        worker = threading.Thread(target=use_and_free)
+        worker.start()
+        worker.join()
+    else:
+        above = use_and_free()
+    trio.run(watch, memory_mb(), clock=trio.testing.MockClock(autojump_threshold=0))
+    assert in_thread or above
+
+
+def use_and_free() -> bytes:
+    """Free much memory; returns what lies above it."""
     pieces = [bytes([1]) * PIECE_BYTES for _ in range(FREED_PIECES)]
     above = bytes([2]) * PIECE_BYTES
     pieces.clear()
-    trio.run(watch, memory_mb(), clock=trio.testing.MockClock(autojump_threshold=0))
-    assert above
+    return above
 
 
 async def watch(freed: float) -> None:
@@ -44,9 +56,13 @@ async def watch(freed: float) -> None:
 
 
 @pytest.mark.slow
-def test_freed_memory_goes_back_after_a_minute_though_what_lies_above_is_in_use() -> None:
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_freed_memory_goes_back_after_a_minute_though_what_lies_above_is_in_use(
+    *, in_thread: bool
+) -> None:
+    code = f"from {__name__} import free_much; free_much(in_thread={in_thread})"
     done = subprocess.run(
-        [sys.executable, "-c", f"from {__name__} import free_much; free_much()"],
+        [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         check=True,

@@ -54,12 +54,21 @@ class Brokers(dict[str, BrokerUnderTest]):
     asked: what they asked of each other: broker, code, fields. away: brokers that don't answer.
     """
 
-    def __init__(self, folder: Path, names: str = "ab", **settings: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        names: str = "ab",
+        *,
+        store: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        """store: changes of the stores' small sizes."""
         self.asked: list[tuple[str, int, Mapping[str, str]]] = []
         self.away: set[str] = set()
         self.epoch = 0
         self._folder = folder
         self._settings = settings
+        self._store = store or {}
         for name in names:
             self.start(name)
 
@@ -69,7 +78,7 @@ class Brokers(dict[str, BrokerUnderTest]):
         config = broker_config(folder, **self._settings).model_copy(
             update={"broker_name": f"broker-{name}"}
         )
-        broker = self[name] = BrokerUnderTest(folder, config)
+        broker = self[name] = BrokerUnderTest(folder, config, **self._store)
         broker.parts.static.brokers.ask = self.ask  # type: ignore[method-assign]
         broker.parts.static.forwarding._find_infos = self.infos
 

@@ -15,7 +15,7 @@ import msgspec
 from headrace_broker.persistence import SavedFile, load_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from headrace_broker.store.files.config_file import ConfigFile
 
@@ -43,8 +43,13 @@ class StaticMarks:
 
     def add(self, topic: str, incarnation: str) -> None:
         """Mark a topic, unless it is marked."""
-        if topic not in self._ids:
-            self._ids[topic] = incarnation
+        self.add_all({topic: incarnation})
+
+    def add_all(self, incarnations: Mapping[str, str]) -> None:
+        """Mark topics, unless they are marked; incarnations: of each."""
+        known = len(self._ids)
+        self._ids = {**incarnations, **self._ids}
+        if len(self._ids) > known:
             self.saved.changed()
 
     def remove(self, topic: str) -> None:

@@ -33,12 +33,20 @@ _NOTED_MAX: Final = 100_000
 Key = tuple[str, str, int]
 
 
-class _Newest(NamedTuple):
-    """The newest item of a queue, of this broker. start: its first static offset."""
+class _Pulled(NamedTuple):
+    """The item of a group's last pull. start, stop: its static offsets, with the gap behind it.
+
+    queue_id: None if another broker has it.
+    """
 
     start: int
+    stop: int
     delta: int
-    queue_id: int
+    queue_id: int | None
+
+
+_UNBOUNDED: Final = 2**63 - 1
+_NOWHERE: Final = _Pulled(0, 0, 0, None)
 
 
 class StaticProgress:
@@ -50,8 +58,8 @@ class StaticProgress:
         self._brokers = brokers
         # The gen of the item of the last commit, whose neighbours need no change.
         self._last: dict[Key, int] = {}
-        # Topic and logic queue -> its newest item, until the mappings change.
-        self._newest: dict[tuple[str, int], _Newest | None] = {}
+        # Until the mappings change.
+        self._pulled: dict[Key, _Pulled] = {}
         self._change_count = -1
         self._resets: dict[Key, int] = {}
 
@@ -68,16 +76,16 @@ class StaticProgress:
 
     def commit_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """See ``Progress``; an item's own broker counts what others pull there."""
-        newest = self._newest_of(topic, queue_id)
-        if newest is not None and offset >= newest.start:
-            self._offsets.commit_pull(group, topic, newest.queue_id, offset - newest.delta)
-            return
-        found = self.place(topic, queue_id, offset)
-        if found is not None:
-            chain, index, physical = found
-            item = chain[index]
-            if item.bname == self._leaders.mappings.broker_name:
-                self._offsets.commit_pull(group, topic, item.queue_id, physical)
+        mappings, key = self._leaders.mappings, (group, topic, queue_id)
+        if self._change_count != mappings.change_count or len(self._pulled) > _NOTED_MAX:
+            self._pulled.clear()
+            self._change_count = mappings.change_count
+        pulled = self._pulled.get(key)
+        if pulled is None or not pulled.start <= offset < pulled.stop:
+            pulled = self._pulled[key] = self._item_at(topic, queue_id, offset)
+        if pulled.queue_id is not None:
+            physical = max(offset - pulled.delta, 0)
+            self._offsets.commit_pull(group, topic, pulled.queue_id, physical)
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Make a group resume at an offset; its next pull of the queue gets that offset."""
@@ -108,22 +116,17 @@ class StaticProgress:
         item = chain[index]
         return chain, index, max(offset - offset_delta(item), item.start_offset)
 
-    def _newest_of(self, topic: str, queue_id: int) -> _Newest | None:
-        """The newest item of a queue; None if it is undecided, or elsewhere."""
-        mappings, key = self._leaders.mappings, (topic, queue_id)
-        if self._change_count != mappings.change_count:
-            self._newest.clear()
-            self._change_count = mappings.change_count
-        if key not in self._newest:
-            mapping = mappings.get(topic)
-            chain = mapping.chain(queue_id) if mapping is not None else None
-            item = chain[-1] if chain is not None else None
-            self._newest[key] = (
-                _Newest(item.logic_offset, offset_delta(item), item.queue_id)
-                if item and item.bname == mappings.broker_name and item.logic_offset >= 0
-                else None
-            )
-        return self._newest[key]
+    def _item_at(self, topic: str, queue_id: int, offset: int) -> _Pulled:
+        found = self.place(topic, queue_id, offset)
+        if found is None:
+            return _NOWHERE
+        chain, index, _ = found
+        item, stop = chain[index], _UNBOUNDED
+        if index + 1 < len(chain) and (next_start := chain[index + 1].logic_offset) >= 0:
+            stop = next_start
+        is_here = item.bname == self._leaders.mappings.broker_name
+        queue_id_here = item.queue_id if is_here else None
+        return _Pulled(item.logic_offset, stop, offset_delta(item), queue_id_here)
 
     def moved(self, key: Key, chain: PackedChain, index: int) -> None:
         """Adapt the other items after a commit at another item than the last time."""

@@ -1,7 +1,7 @@
 """Reads a logic queue: the items of its chain, one after the other.
 
-Items of this broker are read from the store. A read of an item on another broker raises
-ServedElsewhere, which relays the pull to it.
+Items of this broker are read from the store, those on other brokers from what was fetched there.
+A read of what was not fetched raises ServedElsewhere, which fetches it and serves the pull again.
 
 OFFSET_MOVED, which makes clients reset their offset, comes from two places only: the leader for an
 offset behind its end, and the earliest item for one before its beginning. Anywhere else a client
@@ -12,14 +12,11 @@ Source: docs/static-topics.md "Offsets"; tests/broker/test_static_reader.py.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import trio
 
 from headrace_broker.store.store_source import EmptySource, GetResult, GetStatus
-from headrace_protocol.codes import ResponseCode
-from headrace_protocol.serving import ServedElsewhere
 from headrace_protocol.statictopic.offsets import end_of, index_of
 
 if TYPE_CHECKING:
@@ -27,7 +24,6 @@ if TYPE_CHECKING:
     from headrace_broker.statictopic.leaders import Leaders
     from headrace_broker.statictopic.packed import PackedChain
     from headrace_broker.store.message_store import MessageStore
-    from headrace_protocol.serving import Request
     from headrace_protocol.statictopic.mapping import MappingItem
 
 # How long the end of an item on another broker is believed while it may still be written.
@@ -49,7 +45,8 @@ class Part(NamedTuple):
 
     reader: reads the item; None on another broker. start: its first static offset. delta: static
     minus physical offset. end: bound of its offsets. next_start: static offset of the next item;
-    None for the leader, and while it is undecided.
+    None for the leader, and while it is undecided. stop: bound of its static offsets, with the gap
+    behind it. place: the physical queue, also of a topic that is deleted and created again.
     """
 
     item: MappingItem
@@ -58,6 +55,8 @@ class Part(NamedTuple):
     delta: int
     end: int
     next_start: int | None
+    stop: int
+    place: tuple[object, ...]
     is_first: bool
     is_leader: bool
 
@@ -77,8 +76,29 @@ class Part(NamedTuple):
         return GetStatus.OFFSET_OVERFLOW_ONE, offset + self.delta
 
 
-# Relays a pull: the reader, the part, the offset in it, the request.
-Relay = Callable[["StaticReader", Part, int, "Request"], None]
+class Wanted(NamedTuple):
+    """What a reader wants of an item: its place, the wanted tags, and whether in bulk."""
+
+    place: tuple[object, ...]
+    tags: frozenset[int] | None
+    is_bulk: bool
+
+
+class Relay(Protocol):
+    """Reads what other brokers have."""
+
+    def read(
+        self,
+        reader: StaticReader,
+        part: Part,
+        offset: int,
+        count_max: int,
+        bytes_max: int,
+        wanted: Wanted,
+    ) -> GetResult:
+        """Records that were fetched. Raises ServedElsewhere, which fetches them, without any."""
+
+
 # Makes the reader of a topic's logic queue.
 MakeReader = Callable[[str, int], "StaticReader"]
 
@@ -92,6 +112,7 @@ class StaticReader:
     __slots__ = (
         "_chain",
         "_change_count",
+        "_current",
         "_ends",
         "_first",
         "_last",
@@ -104,6 +125,8 @@ class StaticReader:
     )
 
     _chain: PackedChain
+    # The part that was read last.
+    _current: Part
     _first: Part
     _last: Part
 
@@ -124,19 +147,25 @@ class StaticReader:
         self, queue_offset: int, count_max: int, bytes_max: int, tags: frozenset[int] | None
     ) -> GetResult:
         """See ``Reader``."""
-        part, offset, reader = self._locate(queue_offset)
-        if offset + count_max > part.end:
-            count_max = max(part.end - offset, 1)
-        return self._static(part, offset, reader.get(offset, count_max, bytes_max, tags))
+        part, offset, count_max = self._locate(queue_offset, count_max)
+        if part.reader is not None:
+            result = part.reader.get(offset, count_max, bytes_max, tags)
+        else:
+            wanted = Wanted(part.place, tags, is_bulk=False)
+            result = self._elsewhere(part, offset, count_max, bytes_max, wanted)
+        return self._static(part, offset, result)
 
     def get_bulk(
         self, queue_offset: int, count_max: int, bytes_max: int, tags: frozenset[int] | None
     ) -> GetResult:
         """See ``Reader``."""
-        part, offset, reader = self._locate(queue_offset)
-        if offset + count_max > part.end:
-            count_max = max(part.end - offset, 1)
-        return self._static(part, offset, reader.get_bulk(offset, count_max, bytes_max, tags))
+        part, offset, count_max = self._locate(queue_offset, count_max)
+        if part.reader is not None:
+            result = part.reader.get_bulk(offset, count_max, bytes_max, tags)
+        else:
+            wanted = Wanted(part.place, tags, is_bulk=True)
+            result = self._elsewhere(part, offset, count_max, bytes_max, wanted)
+        return self._static(part, offset, result)
 
     def known_range(self) -> tuple[int, int]:
         """The static range; an item of another broker counts from its start, as far as known."""
@@ -155,27 +184,26 @@ class StaticReader:
 
     # -- items -------------------------------------------------------------------------------------
 
-    def _locate(self, static: int) -> tuple[Part, int, Reader]:
-        """The part that holds a static offset, the offset in it, and what reads it.
-
-        Raises ServedElsewhere if another broker has the part.
-        """
+    def _locate(self, static: int, count_max: int) -> tuple[Part, int, int]:
+        """The part that holds a static offset, the offset in it, and the messages to read there."""
         if self._change_count != self._mappings.change_count:
             self._follow()
-        part = self._last
-        if static < part.start:
-            part = self._part(index_of(self._chain, static))
-        offset, reader = static - part.delta, part.reader
-        if reader is not None:
-            return part, offset, reader
+        part = self._current
+        if not part.start <= static < part.stop:
+            part = self._last
+            if static < part.start:
+                part = self._part(index_of(self._chain, static))
+            self._current = part
+        offset = static - part.delta
+        return part, offset, max(min(count_max, part.end - offset), 1)
+
+    def _elsewhere(
+        self, part: Part, offset: int, count_max: int, bytes_max: int, wanted: Wanted
+    ) -> GetResult:
+        """A read of another broker's part. Raises ServedElsewhere if it must be asked first."""
         if part.next_start is None and offset >= self._known_end(part):
-            return part, offset, _EMPTY
-        raise ServedElsewhere(
-            ResponseCode.SYSTEM_ERROR,
-            f"offset {static} of queue {self.queue_id} of the static topic {self.topic} is on "
-            f"broker {part.item.bname}, and can't be read from there for this request",
-            partial(self._relay, self, part, offset),
-        )
+            return _EMPTY.get(offset, count_max, bytes_max, None)
+        return self._relay.read(self, part, offset, count_max, bytes_max, wanted)
 
     def _known_end(self, part: Part) -> int:
         end, believed_until = self._ends.get(part.item, (_UNBOUNDED, 0.0))
@@ -189,7 +217,7 @@ class StaticReader:
         chain = self._chain = self._leaders.chain(self.topic, self.queue_id)
         is_waiting = len(chain) > 1 and chain[-1].logic_offset < 0
         self._first = self._part(0)
-        self._last = self._part(len(chain) - 1 - is_waiting)
+        self._last = self._current = self._part(len(chain) - 1 - is_waiting)
         self._ends.clear()
         self._change_count = change_count
 
@@ -206,6 +234,8 @@ class StaticReader:
             item.logic_offset - item.start_offset if is_decided else 0,
             _UNBOUNDED if end is None else end,
             None if next_start < 0 else next_start,
+            _UNBOUNDED if next_start < 0 else next_start,
+            (self._mappings.marks.incarnation(self.topic), item.bname, item.queue_id),
             not index,
             is_last and is_decided,
         )

@@ -1,28 +1,41 @@
-"""Pulls of items on other brokers: asked for there, and answered with the bytes as they come.
+"""Pulls of items on other brokers: records are fetched there, and read ahead.
 
+A pull fetches what it asks for. Where a reader continues, larger blocks are fetched before it asks,
+since the messages of an item never change.
 Source: docs/static-topics.md "Items on other brokers"; tests/broker/test_static_reader.py.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
+import numpy as np
 
+from headrace_broker.statictopic.blocks import (
+    Blocks,
+    BulkBlock,
+    MalformedRecords,
+    RecordBlock,
+    records_of,
+)
 from headrace_broker.statictopic.forward import reply_with
 from headrace_broker.statictopic.remote import Answer, MalformedField
 from headrace_broker.statictopic.rows import ROWS, add_subscription, physical_fields
-from headrace_broker.store.store_source import GetStatus
-from headrace_protocol.codes import ResponseCode
-from headrace_protocol.drivers.errors import HeadraceError
+from headrace_broker.store.store_source import GetResult, GetStatus
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.columns import UNIT_DTYPE
 from headrace_protocol.errors import RequestError
+from headrace_protocol.serving import ServedElsewhere
 
 if TYPE_CHECKING:
-    from headrace_broker.statictopic.reader import Part, StaticReader
+    from headrace_broker.statictopic.blocks import Block
+    from headrace_broker.statictopic.reader import Part, StaticReader, Wanted
     from headrace_broker.statictopic.remote import OtherBrokers
     from headrace_broker.statictopic.rows import Subscription
-    from headrace_protocol.serving import Registry, Request
+    from headrace_protocol.drivers.errors import HeadraceError
+    from headrace_protocol.serving import Channel, Registry, Request
 
 _COMMIT_OFFSET: Final = 0x1
 _SUSPEND: Final = 0x2
@@ -30,6 +43,10 @@ _SUSPEND: Final = 0x2
 _ANSWER_BYTES: Final = 256 * 1024
 # Java's clients ask for up to 2 GiB. What an answer is charged with must be what it may have.
 _ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
+# Each block has so many times the messages of the one before, up to a size and what brokers return.
+_GROWTH: Final = 8
+_COUNT_MAX: Final = 4096
+_BLOCK_BYTES: Final = 512 * 1024
 
 _CODES: Final = {
     GetStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
@@ -40,30 +57,97 @@ _CODES: Final = {
 _OUTSIDE: Final = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED})
 
 
-class Relay:
-    """Relays pulls.
+class _Pull(NamedTuple):
+    """A pull that waits for an answer of the item's broker."""
 
-    relayed_count: for the runtime info.
+    reader: StaticReader
+    part: Part
+    offset: int
+    request: Request
+    held_bytes: int
+
+
+class _Ask(NamedTuple):
+    """A request for a block. channel: is charged for it. fields: of the client's pull."""
+
+    wanted: Wanted
+    part: Part
+    offset: int
+    code: int
+    fields: dict[str, str]
+    channel: Channel
+
+    @property
+    def count_max(self) -> int:
+        """Most messages of the answer."""
+        return int(self.fields["maxMsgNums"])
+
+    @property
+    def bytes_max(self) -> int:
+        """Most bytes of its records."""
+        return int(self.fields["maxMsgBytes"])
+
+    @property
+    def answer_bytes(self) -> int:
+        """Room for the answer; the first record comes whatever its size."""
+        return max(self.bytes_max, _ANSWER_BYTES)
+
+
+class Relay:
+    """Reads items of other brokers.
+
+    relayed_count: number of pulls, for the runtime info.
     """
 
     registry: Registry
 
     def __init__(self, brokers: OtherBrokers, subscription: Subscription) -> None:
         self.relayed_count = 0
+        self.blocks = Blocks()
         self._brokers = brokers
         self._subscription = subscription
+        # Pulls that wait for a block, by the block and its first offset.
+        self._waiting: dict[tuple[Wanted, int], list[_Pull]] = {}
 
-    def pull(self, reader: StaticReader, part: Part, offset: int, request: Request) -> None:
-        """Take a pull over, and answer it with what the item's broker answers."""
+    def read(
+        self,
+        reader: StaticReader,
+        part: Part,
+        offset: int,
+        count_max: int,
+        bytes_max: int,
+        wanted: Wanted,
+    ) -> GetResult:
+        """Records that were fetched. Raises ServedElsewhere, which fetches them, without any."""
+        found = self.blocks.get(wanted, offset, count_max, bytes_max)
+        if found is None:
+            raise ServedElsewhere(
+                ResponseCode.SYSTEM_ERROR,
+                f"offset {offset + part.delta} of queue {reader.queue_id} of the static topic "
+                f"{reader.topic} is on broker {part.item.bname}, and can't be read from there for "
+                "this request",
+                partial(self._pull, reader, part, offset, wanted),
+            )
         self.relayed_count += 1
-        fields = self._fields(part, offset, request)
-        answer_bytes = _number(fields, "maxMsgBytes")
-        held_bytes = request.held_bytes + answer_bytes
+        return found
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    def _pull(
+        self, reader: StaticReader, part: Part, offset: int, wanted: Wanted, request: Request
+    ) -> None:
+        """Take a pull over, and answer it once the item's broker has answered."""
+        waiting = self._waiting.get((wanted, offset))
+        ask = None
+        if waiting is None:
+            fields = self._fields(part, offset, request)
+            ask = _Ask(wanted, part, offset, request.command.code, fields, request.channel)
+            waiting = []
+        held_bytes = request.held_bytes
         request.channel.charge(held_bytes)
-        then = partial(self._answered, reader, part, offset, request, held_bytes)
-        self._brokers.ask(
-            part.item.bname, request.command.code, fields, then, answer_bytes=answer_bytes
-        )
+        waiting.append(_Pull(reader, part, offset, request, held_bytes))
+        if ask is not None:
+            self._fetch(ask, waiting)
 
     def _fields(self, part: Part, offset: int, request: Request) -> dict[str, str]:
         code, fields = request.command.code, request.command.ext()
@@ -72,46 +156,92 @@ class Relay:
         add_subscription(fields, self._subscription)
         count_max = max(min(_number(fields, "maxMsgNums"), part.end - offset), 1)
         fields["maxMsgNums"] = str(count_max)
-        bytes_max = max(_number(fields, "maxMsgBytes"), _ANSWER_BYTES)
+        bytes_max = _number(fields, "maxMsgBytes")
+        if code != RequestCode.BULK_PULL:
+            bytes_max = max(bytes_max, _ANSWER_BYTES)
         fields["maxMsgBytes"] = str(min(bytes_max, _ANSWER_BYTES_MAX))
         item = part.item
         return physical_fields(ROWS[code], fields, item.bname, item.queue_id, offset)
 
-    def _answered(
-        self,
-        reader: StaticReader,
-        part: Part,
-        offset: int,
-        request: Request,
-        held_bytes: int,
-        outcome: Answer | HeadraceError,
-    ) -> None:
-        request.channel.charge(-held_bytes)
+    def _fetch(self, ask: _Ask, waiting: list[_Pull]) -> None:
+        self._waiting[ask.wanted, ask.offset] = waiting
+        ask.channel.charge(ask.answer_bytes)
+        then = partial(self._fetched, ask)
+        self._brokers.ask(
+            ask.part.item.bname, ask.code, ask.fields, then, answer_bytes=ask.answer_bytes
+        )
+
+    def _fetch_ahead(self, ask: _Ask, offset: int) -> None:
+        """Fetch the block at an offset, behind the one that was asked for."""
+        part, fields = ask.part, dict(ask.fields)
+        if not ask.wanted.is_bulk:
+            fields["maxMsgNums"] = str(min(_GROWTH * ask.count_max, _COUNT_MAX))
+            fields["maxMsgBytes"] = str(_BLOCK_BYTES)
+        fields["maxMsgNums"] = str(min(int(fields["maxMsgNums"]), part.end - offset))
+        fields[ROWS[ask.code].offset] = str(offset)
+        ahead = ask._replace(offset=offset, fields=fields)
+        is_wanted = ask.channel.is_open and (ask.wanted, offset) not in self._waiting
+        if is_wanted and self.blocks.has_room(ahead.answer_bytes):
+            self._fetch(ahead, [])
+
+    # -- answers -----------------------------------------------------------------------------------
+
+    def _fetched(self, ask: _Ask, outcome: Answer | HeadraceError) -> None:
+        ask.channel.charge(-ask.answer_bytes)
+        pulls = self._waiting.pop((ask.wanted, ask.offset))
+        if isinstance(outcome, Answer) and outcome.code == ResponseCode.SUCCESS:
+            try:
+                self._keep(ask, outcome)
+            except MalformedField as error:
+                outcome = Answer(ResponseCode.SYSTEM_ERROR, str(error))
+        for pull in pulls:
+            self._answer(pull, outcome)
+
+    def _keep(self, ask: _Ask, answer: Answer) -> None:
+        """Keep the records of an answer for the pulls that want them. Raises MalformedField."""
+        part = ask.part
+        end = min(_next_begin(answer, part, ask.offset), part.end)
+        try:
+            block = _block(ask, answer, end)
+        except MalformedRecords as error:
+            item = part.item
+            raise MalformedField(
+                f"{error} in the answer of {item.bname} to a pull of its queue {item.queue_id} at "
+                f"{ask.offset}"
+            ) from None
+        is_closed = part.next_start is not None
+        fetch_next = partial(self._fetch_ahead, ask, end) if is_closed and end < part.end else None
+        self.blocks.put(ask.wanted, block, ask.channel, fetch_next)
+
+    def _answer(self, pull: _Pull, outcome: Answer | HeadraceError) -> None:
+        """Answer a pull, or serve it here with what is known now."""
+        request = pull.request
+        request.channel.charge(-pull.held_bytes)
         if not request.channel.is_open:
             return
-        if isinstance(outcome, HeadraceError):
-            reply_with(request, outcome)
-            return
-        try:
-            answer = self._static(reader, part, offset, outcome)
-        except MalformedField as error:
-            answer = Answer(ResponseCode.SYSTEM_ERROR, str(error))
-        except RequestError:  # this broker no longer leads the queue
-            answer = None
+        answer: Answer | HeadraceError | None = outcome
+        if isinstance(outcome, Answer):
+            try:
+                answer = self._static(pull, outcome)
+            except MalformedField as error:
+                answer = Answer(ResponseCode.SYSTEM_ERROR, str(error))
+            except RequestError:  # this broker no longer leads the queue
+                answer = None
         if answer is None:
             self.registry.serve_again(request)
         else:
+            self.relayed_count += 1
             reply_with(request, answer)
 
-    def _static(
-        self, reader: StaticReader, part: Part, offset: int, answer: Answer
-    ) -> Answer | None:
-        """The answer with static offsets; None for a pull that must wait at the item's end.
+    def _static(self, pull: _Pull, answer: Answer) -> Answer | None:
+        """An answer with static offsets; None if it has records, or the pull must wait.
 
-        Raises RequestError if this broker no longer leads the queue.
+        Raises MalformedField, RequestError if this broker no longer leads the queue.
         """
-        code = answer.code
-        if code not in {*_CODES.values(), ResponseCode.SUCCESS}:
+        code, (reader, part, offset, *_) = answer.code, pull
+        if code == ResponseCode.SUCCESS:
+            return None
+        if code not in _CODES.values():
             return answer
         next_offset = min(_next_begin(answer, part, offset), part.end) + part.delta
         if code in _OUTSIDE:
@@ -129,7 +259,33 @@ class Relay:
             "maxOffset": highest,
             "offsetDelta": part.delta,
         }
-        return Answer(code, answer.remark, fields, answer.body)
+        return Answer(code, answer.remark, fields)
+
+
+def _block(ask: _Ask, answer: Answer, end: int) -> Block:
+    """The records of an answer. Raises MalformedRecords, MalformedField."""
+    body = records_of(answer.body)
+    if not ask.wanted.is_bulk:
+        return RecordBlock(ask.offset, end, body)
+    fields, count = answer.fields, answer.number("count")
+    if not 0 < count <= ask.count_max or count * UNIT_DTYPE.itemsize > len(body):
+        raise MalformedRecords(f"{count} records in {len(body)} bytes")
+    record_bytes = int(np.frombuffer(body, UNIT_DTYPE, count)["size"].sum(dtype=np.int64))
+    if count > 1 and record_bytes > ask.bytes_max:
+        raise MalformedRecords(f"{record_bytes} bytes of records, more than {ask.bytes_max}")
+    result = GetResult(
+        GetStatus.FOUND,
+        (body,),
+        count,
+        record_bytes,
+        end,
+        0,
+        end,
+        "log" if fields.get("layout") == "log" else "gathered",
+        answer.number("firstPhysicalOffset"),
+        str(fields.get("hasQueueOffsets")).lower() == "true",
+    )
+    return BulkBlock(ask.offset, result)
 
 
 def _next_begin(answer: Answer, part: Part, offset: int) -> int:

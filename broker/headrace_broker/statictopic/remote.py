@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("headrace.broker")
 
 # Room for all answers that are under way, since each is kept until its client has it.
-RELAYED_BYTES_MAX: Final = 64 * 1024 * 1024
+RELAYED_BYTES_MAX: Final = 32 * 1024 * 1024
 
 
 class Answer(NamedTuple):

@@ -123,9 +123,11 @@ class MappingTable:
                 self._unusable[name] = Unusable(None, lost)
         for name, unusable in self._unusable.items():
             log.error("static topic refused", topic=name, reason=unusable.reason)
-        for usable in self._mappings.values():
-            self.marks.add(usable.topic, new_incarnation(usable.epoch))
-            self._note_undecided(usable.topic)
+        self.marks.add_all(
+            {usable.topic: new_incarnation(usable.epoch) for usable in self._mappings.values()}
+        )
+        for topic in self._mappings:
+            self._note_undecided(topic)
 
     def _decode(self, data: Buffer) -> tuple[dict[str, BrokerMapping | Unusable], DataVersion]:
         """The entries of the file. Raises ValueError."""
@@ -363,7 +365,7 @@ class MappingTable:
         version = self.data_version
         return lambda: file_text(self._entry_texts(entries), version)
 
-    def _entry_texts(self, entries: dict[str, BrokerMapping | TopicMapping]) -> Iterator[str]:
+    def _entry_texts(self, entries: dict[str, BrokerMapping | TopicMapping]) -> Iterator[bytes]:
         """The texts of all entries; encodes only those that changed since the last call."""
         texts = self._texts
         for topic in texts.keys() - entries.keys():
@@ -371,8 +373,8 @@ class MappingTable:
         changed = [each for each in entries.items() if texts.get(each[0], _NONE)[0] is not each[1]]
         for topic, entry in with_breaks(changed):
             mapping = entry.unpacked() if isinstance(entry, BrokerMapping) else entry
-            texts[topic] = entry, zlib.compress(entry_text(mapping).encode(), 1)
-        return (zlib.decompress(text).decode() for _, text in with_breaks(texts.values()))
+            texts[topic] = entry, zlib.compress(entry_text(mapping), 1)
+        return (zlib.decompress(text) for _, text in with_breaks(texts.values()))
 
 
 _NONE = (None, b"")

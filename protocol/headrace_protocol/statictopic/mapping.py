@@ -152,16 +152,18 @@ def encode_file(mappings: Mapping[str, TopicMapping], version: DataVersion) -> b
     return file_text(map(entry_text, mappings.values()), version)
 
 
-def file_text(entries: Iterable[str], version: DataVersion) -> bytes:
-    """topicQueueMapping.json from the texts of its entries."""
-    texts = [
-        f'"dataVersion":{_pretty(version, 1)}',
-        f'"topicQueueMappingInfoMap":{_block(entries, "{", "}", 1)}',
+def file_text(entries: Iterable[bytes], version: DataVersion) -> bytes:
+    """topicQueueMapping.json from the texts of its entries, which are copied once."""
+    parts = [part for entry in entries for part in (b",\n\t\t", entry)]
+    # The first separator is the start.
+    parts[:1] = [
+        b'{\n\t"dataVersion":%b,\n\t"topicQueueMappingInfoMap":{' % _pretty(version, 1).encode(),
+        *([b"\n\t\t"] if parts else []),
     ]
-    return _block(texts, "{", "}", 0).encode()
+    return b"".join((*parts, b"\n\t}\n}" if len(parts) > 1 else b"}\n}"))
 
 
-def entry_text(mapping: TopicMapping) -> str:
+def entry_text(mapping: TopicMapping) -> bytes:
     """A topic's entry in topicQueueMapping.json."""
     fields = [
         f'"bname":{_quoted(mapping.bname)}',
@@ -173,7 +175,7 @@ def entry_text(mapping: TopicMapping) -> str:
         f'"topic":{_quoted(mapping.topic)}',
         f'"totalQueues":{mapping.total_queues}',
     ]
-    return f"{_quoted(mapping.topic)}:{_block(fields, '{', '}', 2)}"
+    return f"{_quoted(mapping.topic)}:{_block(fields, '{', '}', 2)}".encode()
 
 
 def _chain_texts(mapping: TopicMapping) -> Iterable[str]:
