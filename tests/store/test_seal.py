@@ -49,10 +49,10 @@ def test_blocks_that_were_sealed_before_are_not_sealed_anew(tmp_path: Path) -> N
     """Or rot that nobody has read yet would become what should be there."""
     path = tmp_path / "file"
     path.write_bytes(b"a" * BLOCK_BYTES * 2)
-    before = FileSeal.of_full(path, 2 * BLOCK_BYTES, None)
+    before = FileSeal.of_written(path, 2 * BLOCK_BYTES, None)
     before = FileSeal(2 * BLOCK_BYTES, before.checksums)  # as the next start reads it
     path.write_bytes(b"b" + b"a" * (2 * BLOCK_BYTES - 1) + b"c" * BLOCK_BYTES)
-    seal = FileSeal.of_full(path, FILE_BYTES, before)
+    seal = FileSeal.of_written(path, FILE_BYTES, before)
     view = memoryview(path.read_bytes())
     seal.check(path, view, BLOCK_BYTES, FILE_BYTES)
     with pytest.raises(StoreDamaged) as damage:

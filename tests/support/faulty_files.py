@@ -439,6 +439,11 @@ class FaultyFiles(Files):
         super().rename(source, target)
         self._look(target.parent)
 
+    def link(self, source: Path, target: Path) -> None:
+        self._operate()
+        super().link(source, target)
+        self._look(target.parent)
+
     def unlink(self, path: Path) -> None:
         self._operate()
         super().unlink(path)

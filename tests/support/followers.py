@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from headrace_broker.store.files.mapped_file import MappedFile
     from headrace_broker.store.followers.position_file import Name
     from headrace_broker.store.queues.queue_blocks import QueueBlock
 
@@ -24,6 +25,7 @@ class CopyingFollower:
     """Appends the records of each queue to a file of its own; ``topics`` are those it wants."""
 
     name = "copies"
+    is_part_of_stop = False
 
     def __init__(self, folder: Path, files: Files, topics: tuple[str, ...] | None = None) -> None:
         self.folder = folder
@@ -96,6 +98,12 @@ class CopyingFollower:
         self._unsynced.discard(path)
         with suppress(FileNotFoundError):
             self.files.unlink(path)
+
+    def used(self) -> list[tuple[MappedFile, int]]:
+        return []
+
+    def close(self) -> None:
+        pass
 
     # -- what tests ask ----------------------------------------------------------------------------
 

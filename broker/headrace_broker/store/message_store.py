@@ -437,13 +437,13 @@ class MessageStore:
             self._finish_dispatch()
             self.commit_log.files.drop_prepared()
             self.flusher.flush_now()
-            self.followers.finish()
+            is_followed = self.followers.finish()
             if self.commit_log.life.state is State.OPEN:
                 used = self._used()
                 for file, used_bytes in used:
                     file.give_back(used_bytes)
-                self._seal(used)
-                if not self.index_files.lost_from:
+                self._seal([*used, *self.followers.used()])
+                if is_followed and not self.index_files.lost_from:
                     (self.root / "abort").unlink()
         finally:
             self.abandon()
@@ -454,6 +454,7 @@ class MessageStore:
         Descriptors, maps and the lock are released; a map in use goes with the last view of it.
         """
         self.commit_log.close()
+        self.followers.close()
         for queue in self.queues:
             queue.consume_queue.unmap()
         index = [index_file.file for index_file in self.index_files.files]
@@ -700,7 +701,7 @@ class MessageStore:
                 file = self._full_files.popleft()
                 with suppress(OSError):  # a deleted file needs no seal
                     file.seal = await trio.to_thread.run_sync(
-                        FileSeal.of_full, file.path, file.file_bytes, file.seal
+                        FileSeal.of_written, file.path, file.file_bytes, file.seal
                     )
             await self._file_filled.wait()
             self._file_filled = trio.Event()

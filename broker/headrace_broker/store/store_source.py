@@ -136,11 +136,11 @@ class StoreSource:
             return _outside(queue_offset, min_offset, max_offset)
         scan_count = count_max if tags is None else BULK_SCAN_UNITS
         units = np.frombuffer(self._units(consume_queue, queue_offset, scan_count), UNIT_DTYPE)
-        numbers, seen = _choose(units, count_max, bytes_max, tags, log_min_offset)
+        numbers, seen = choose_units(units, count_max, bytes_max, tags, log_min_offset)
         next_offset = queue_offset + seen
         if not len(numbers):
             return _empty(_nothing_found(tags), next_offset, min_offset, max_offset)
-        units = _take(units, numbers)
+        units = take_units(units, numbers)
         buffers: list[Buffer] = [units.view(np.uint8).data]
         has_gaps = seen - int(numbers[0]) != len(numbers)
         if has_gaps:
@@ -204,12 +204,13 @@ class StoreSource:
         physical_offset, size, tags_code = UNIT.unpack(self._units(self._queue, queue_offset, 1))
         return physical_offset, size, tags_code
 
-    def record_bytes(self) -> int:
+    def record_bytes(self, first: int = 0) -> int:
         """Bytes of the records that can be read: their sum, or an estimate for a long queue.
 
-        The estimate is from samples of the units at equal distances. Raises NotReady.
+        The estimate is from samples of the units at equal distances. first: only those from this
+        queue offset on. Raises NotReady.
         """
-        queue_offset, end = self.min_offset(), self._queue.max_offset
+        queue_offset, end = max(self.min_offset(), first), self._queue.max_offset
         count = end - queue_offset
         step = count // SAMPLES if count > SAMPLES * SAMPLE_UNITS else 1
         sampled = sampled_bytes = 0
@@ -351,7 +352,7 @@ def _select(
     return runs, count, body_bytes, seen
 
 
-def _choose(
+def choose_units(
     units: Array,
     count_max: int,
     bytes_max: int,
@@ -373,7 +374,7 @@ def _choose(
     return numbers, len(units)
 
 
-def _take(units: Array, numbers: Array) -> Array:
+def take_units(units: Array, numbers: Array) -> Array:
     """The units at ``numbers``; a view if these are consecutive."""
     first, last = int(numbers[0]), int(numbers[-1])
     if last - first == len(numbers) - 1:

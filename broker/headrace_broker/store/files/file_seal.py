@@ -41,18 +41,18 @@ class FileSeal:
         self._states = bytearray((_PENDING,)) * len(checksums)
 
     @classmethod
-    def of_full(cls, path: Path, file_bytes: int, before: FileSeal | None) -> FileSeal:
-        """The seal of a file that has just become full; in any thread. Raises OSError.
+    def of_written(cls, path: Path, used_bytes: int, before: FileSeal | None) -> FileSeal:
+        """The seal of a file to which nothing will be appended; in any thread. Raises OSError.
 
         before: the file's seal so far.
         """
-        kept = before.kept(file_bytes) if before else []
+        kept = before.kept(used_bytes) if before else []
         written = []
         with path.open("rb", buffering=0) as file:
             file.seek(len(kept) * BLOCK_BYTES)
-            while block := file.read(BLOCK_BYTES):
+            while block := file.read(min(BLOCK_BYTES, used_bytes - file.tell())):
                 written.append(crc32(block))
-        seal = cls(file_bytes, kept + written)
+        seal = cls(used_bytes, kept + written)
         states = before._states[: len(kept)] if before else b""
         seal._states[:] = bytes(states).ljust(len(seal.checksums), bytes((_COMPARED,)))
         return seal

@@ -169,6 +169,11 @@ class Files:
         """Rename ``source`` to ``target``, replacing it."""
         source.replace(target)
 
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file a second name; durable after ``sync_names``."""
+        target.hardlink_to(source)
+        self._changed_directories.add(target.parent)
+
     def disk_usage(self, path: Path) -> DiskUsage:
         """Usage of the file system that holds a folder."""
         disk = os.statvfs(path)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace_broker.store.files.cold_files import ColdFiles
+    from headrace_broker.store.files.mapped_file import MappedFile
     from headrace_broker.store.followers.position_file import Name, PositionFile, Positions
     from headrace_broker.store.queues.queue_blocks import QueueBlock
     from headrace_broker.store.store_queue import StoreQueue
@@ -28,7 +29,7 @@ PASS_BYTES: Final = 32 << 20
 
 
 class Follower(Protocol):
-    """What a feature implements; all but ``wants`` is called in a thread, one call at a time.
+    """What a feature implements; its verbs but ``wants`` run in a thread, one call at a time.
 
     After an OSError the follower is retried; any other error is logged with its traceback. Either
     way it resumes at its saved positions or, if saving failed after ``sync``, at those synced.
@@ -37,6 +38,10 @@ class Follower(Protocol):
     @property
     def name(self) -> str:
         """Its name in logs, in metrics and of its position file."""
+
+    @property
+    def is_part_of_stop(self) -> bool:
+        """Whether a stop is clean only if the follower has every message on disk."""
 
     def wants(self, topic: str) -> bool:
         """Whether to follow a topic's queues; called on the loop when one of them gets units."""
@@ -58,6 +63,12 @@ class Follower(Protocol):
 
     def gone(self, topic: str, queue_id: int) -> None:
         """A queue was deleted, or replaced by a new one of the same name."""
+
+    def used(self) -> list[tuple[MappedFile, int]]:
+        """Its files with the bytes in use, to be sealed at a clean stop."""
+
+    def close(self) -> None:
+        """Release descriptors and maps, without writing anything; the last call."""
 
 
 class Track:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from headrace_broker.store.files.mapped_file import MappedFile
     from headrace_broker.store.followers.follower_work import Follower, Track
     from headrace_broker.store.followers.position_file import Name
     from headrace_broker.store.log.commit_log import CommitLog
@@ -105,6 +106,11 @@ class Following:
         queue = self._find(name)
         return queue.consume_queue.max_offset if queue else 0
 
+    def synced_offset(self, name: Name) -> int | None:
+        """The queue offset up to which the follower has a queue on disk; None at its beginning."""
+        position = self._synced.get(name)
+        return position.queue_offset if position is not None else None
+
     def _find(self, name: Name) -> StoreQueue | None:
         topic, queue_id = name
         return self._topics.get(topic, {}).get(queue_id)
@@ -125,9 +131,15 @@ class Following:
     # --- the store's side ------------------------------------------------------------------
 
     def notify(self, queues: Iterable[StoreQueue]) -> None:
-        """Scan these queues: they got units, or ``wants`` may have changed for their topics."""
-        self._pending.update(dict.fromkeys(queues))
-        self._wakeup.set()
+        """Scan these queues: they got units, or ``wants`` may have changed for their topics.
+
+        A queue that is not followed costs a send no more than this test.
+        """
+        wants, tracks = self.follower.wants, self._tracks
+        for queue in queues:
+            if wants(queue.topic) or queue in tracks:
+                self._pending[queue] = None
+                self._wakeup.set()
 
     def forget(self, queue: StoreQueue) -> None:
         """Drop a queue that is about to be deleted."""
@@ -435,10 +447,27 @@ class Followers:
             return ""
         return min(self.all, key=Following.needed_from).follower.name
 
-    def finish(self) -> None:
-        """Catch up before a stop."""
+    def finish(self) -> bool:
+        """Catch up before a stop; returns whether it is clean as far as followers are part of it.
+
+        Apache's broker takes it for granted after a clean stop that its queues are complete.
+        """
         for following in self.all:
             following.finish()
+        return all(
+            following.needed_from() == sys.maxsize
+            for following in self.all
+            if following.follower.is_part_of_stop
+        )
+
+    def used(self) -> list[tuple[MappedFile, int]]:
+        """The files of all followers with the bytes in use, to be sealed at a clean stop."""
+        return [used for following in self.all for used in following.follower.used()]
+
+    def close(self) -> None:
+        """Have all followers release descriptors and maps."""
+        for following in self.all:
+            following.follower.close()
 
     def statistics(self) -> tuple[FollowerStatus, ...]:
         """The state of each follower."""
