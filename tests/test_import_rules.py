@@ -89,6 +89,8 @@ MAY_IMPORT = {
         "pydantic",
         *LOOP,
     },
+    "headrace_broker.compaction": INNER
+    | {"headrace_broker.config", "headrace_broker.message_demands"},
     "headrace_broker.consumer": SERVICE,
     "headrace_broker.metrics": SERVICE
     | {
@@ -167,6 +169,7 @@ MAY_IMPORT = {
     },
     "headrace_broker.store_tools": {
         STORE,
+        "headrace_broker.compaction",
         "headrace_broker.inner",
         "headrace_broker.schedule",
         "headrace_broker.staging",
@@ -177,7 +180,8 @@ MAY_IMPORT = {
         "msgspec",
         *RECORDS,
     },
-    "headrace": CLIENT | {"headrace.consumer", "headrace.producer", "headrace.admin"},
+    "headrace": CLIENT
+    | {"headrace.consumer", "headrace.producer", "headrace.admin", "headrace.table"},
     "headrace.admin": {
         "headrace",
         "headrace_daemon.command",
@@ -190,11 +194,13 @@ MAY_IMPORT = {
     "headrace.admin.commands": ANYTHING | {"click"},
     "headrace.consumer": CLIENT | {"headrace"},
     "headrace.producer": CLIENT | {"headrace"},
+    "headrace.table": CLIENT | {"headrace"},
     "headrace.spark": SPARK_PLANS | {"headrace", "msgspec"},
     "headrace.spark.body": SPARK | {"headrace.spark.arrow_types", "msgspec", "pydantic", "pyspark"},
     "headrace.spark.plan": SPARK_PLANS,
     "headrace.spark.read": SPARK_PLANS
     | {
+        "headrace.producer.selector",
         "headrace.spark.arrow_types",
         "headrace.spark.retry",
         "headrace.spark.plan",

@@ -1,0 +1,1 @@
+"""Compacted topics, which keep the newest message of each key."""
