@@ -1,0 +1,97 @@
+"""What the runs of a queue leave for the next one: a small file in ``compaction/headrace/``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import structlog
+
+from headrace_broker.compaction.marker_times import MarkerTimes
+from headrace_broker.compaction.segments import COMPACTION_FOLDER
+from headrace_broker.store.errors import StoreFormatError
+from headrace_broker.store.files.config_file import ConfigFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headrace_broker.store.files.filesystem import Files
+
+log = structlog.get_logger("headrace.broker")
+
+OWN_FOLDER: Final = "headrace"
+_STATE_NAME: Final = "state.json"
+
+
+class RunState(msgspec.Struct, frozen=True, rename="camel"):
+    """How far the runs of a queue are, and what the last one did.
+
+    position: the first queue offset whose key no run has entered yet.
+    marker_count: delete markers that the last run has kept.
+    last_run_ms, last_run_s: when it ended, and how long it took; 0 if there was none.
+    bytes_before, bytes_after: of the segments that it read, and of those that it left.
+    """
+
+    position: int = 0
+    marker_times: MarkerTimes = MarkerTimes([], [])
+    marker_count: int = 0
+    last_run_ms: int = 0
+    last_run_s: float = 0.0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    kept_count: int = 0
+    dropped_count: int = 0
+
+    def cut(self, end_offset: int) -> RunState:
+        """The state for a log that ends at a queue offset.
+
+        Messages that are appended again after a crash have not been part of a run.
+        """
+        if self.position <= end_offset:
+            return self
+        return msgspec.structs.replace(self, position=end_offset)
+
+
+def own_folder(root: Path, topic: str, queue_id: int) -> Path:
+    """The folder of headrace's own files about a compacted queue."""
+    return root / COMPACTION_FOLDER / OWN_FOLDER / topic / str(queue_id)
+
+
+class StateFile:
+    """The state of one queue on disk."""
+
+    def __init__(self, folder: Path, fs: Files) -> None:
+        self._file = ConfigFile(folder / _STATE_NAME, fs)
+        self._folder = folder
+        self._fs = fs
+
+    def load(self) -> RunState:
+        """The saved state, or that of a queue without runs. Raises OSError.
+
+        A damaged file counts as none: the next run begins at the first message then, and delete
+        markers stay longer.
+        """
+        try:
+            return self._file.read(_parse) or RunState()
+        except StoreFormatError as error:
+            log.warning("compaction begins anew", reason=str(error))
+            return RunState()
+
+    def save(self, state: RunState) -> None:
+        """Replace the file; it is on disk when this returns. Raises OSError."""
+        make_folder(self._folder, self._fs)
+        self._file.save(msgspec.json.encode(state))
+
+
+def make_folder(folder: Path, fs: Files) -> None:
+    """Create a folder, and have its name and those of its parents on disk. Raises OSError."""
+    if not folder.exists():
+        fs.make_directories(folder)
+        fs.sync_names()
+
+
+def _parse(text: bytes) -> RunState:
+    try:
+        return msgspec.json.decode(text, type=RunState)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"holds no state: {error}") from error

@@ -1,0 +1,145 @@
+"""Runs in a process of their own, at a low priority.
+
+In a thread a run holds the interpreter lock often enough to delay the broker's loop by 10 ms and
+more. The process only reads sealed segments and writes to ``compacting/``. It asks before each
+block by a line on its standard output and waits for a line on its standard input, so the broker
+sets its pace, and it ends with the broker.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from headrace_broker.compaction.record_blocks import SegmentDamaged
+from headrace_broker.compaction.run import Job, Result, Run
+from headrace_broker.compaction.segments import Folders, Segment
+from headrace_broker.compaction.units import FileSizes  # noqa: TC001 - msgspec decodes it
+from headrace_broker.store.errors import StoreError
+from headrace_broker.store.files.filesystem import Files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Pace = Callable[[int], None]
+
+_LESS_PRIORITY: Final = 10
+_BROKER_ENDED: Final = "a compaction was given up: the broker has ended"
+_LOOK_S: Final = 0.2
+
+
+class Task(msgspec.Struct, frozen=True):
+    """A run as another process gets it.
+
+    segments: name and number of records of each sealed segment. target: ``compacting/``.
+    """
+
+    folders: tuple[str, str]
+    target: tuple[str, str]
+    sizes: FileSizes
+    segments: list[tuple[int, int]]
+    job: Job
+
+
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line of the process: bytes that it is about to read or write, or how the run ended."""
+
+    next_bytes: int = 0
+    result: Result | None = None
+    error: str = ""
+    error_number: int = 0
+
+
+class RunFailed(StoreError):
+    """A run has ended with an error that the process reported."""
+
+
+def run_here(task: Task, pace: Pace, fs: Files | None = None) -> Result:
+    """Run in this process. Raises OSError, SegmentDamaged."""
+    files = fs or Files()
+    folders, target = (Folders(*map(Path, pair)) for pair in (task.folders, task.target))
+    segments = [
+        Segment.open(folders, base, task.sizes, files).cut(count) for base, count in task.segments
+    ]
+    return Run(segments, task.job, pace).compact(target, task.sizes, files)
+
+
+def run_in_process(task: Task, pace: Pace) -> Result:
+    """Run in a new process and wait for it; what ``pace`` raises ends the process.
+
+    Raises OSError, RunFailed.
+    """
+    with subprocess.Popen(  # noqa: S603 - this very program
+        [sys.executable, "-m", __name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    ) as process:
+        try:
+            return _supervise(process, task, pace)
+        finally:
+            process.kill()
+
+
+def _supervise(process: subprocess.Popen[bytes], task: Task, pace: Pace) -> Result:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(msgspec.json.encode(task) + b"\n")
+    process.stdin.flush()
+    while True:
+        while not select.select([process.stdout], [], [], _LOOK_S)[0]:
+            pace(0)
+        line = process.stdout.readline()
+        if not line:
+            raise RunFailed(f"the process of the run ended with status {process.wait()}")
+        answer = msgspec.json.decode(line, type=Answer)
+        if answer.result is not None:
+            return answer.result
+        if answer.error_number:
+            raise OSError(answer.error_number, answer.error)
+        if answer.error:
+            raise RunFailed(answer.error)
+        pace(answer.next_bytes)
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+
+
+def main() -> None:
+    """Run the task on standard input."""
+    os.nice(_LESS_PRIORITY)
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        raise SystemExit(_BROKER_ENDED)
+    task = msgspec.json.decode(line, type=Task)
+    try:
+        _say(Answer(result=run_here(task, _ask)))
+    except SegmentDamaged as error:
+        _say(Answer(error=str(error)))
+    except OSError as error:
+        _say(Answer(error=str(error), error_number=error.errno or 0))
+
+
+def _ask(byte_count: int) -> None:
+    _say(Answer(next_bytes=byte_count))
+    if not sys.stdin.buffer.readline():
+        raise SystemExit(_BROKER_ENDED)
+
+
+def _say(answer: Answer) -> None:
+    try:
+        sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        # At its end the interpreter would flush what is left and fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(_BROKER_ENDED) from None
+
+
+if __name__ == "__main__":
+    main()
