@@ -38,6 +38,7 @@ ADMINISTRATIVE: Final = frozenset(
         RequestCode.DELETE_TOPIC_IN_NAMESRV,
         RequestCode.REGISTER_TOPIC_IN_NAMESRV,
         RequestCode.RESUME_CHECK_HALF_MESSAGE,
+        RequestCode.COMPACT_TOPIC,
     )
 )
 

@@ -571,6 +571,33 @@ class TopicOffset(Body):
     record_bytes: Int64 | None = None
 
 
+class CompactedQueueState(Body):
+    """A queue of a compacted topic, and what its last compaction did.
+
+    messages, bytes: in the compaction log. dirty_bytes: those that no compaction has read yet.
+    last_run_ms: when the last one ended, 0 without one; run_ms: how long it took. bytes_before,
+    bytes_after: of what it read, and of what it left. kept, dropped: messages.
+    """
+
+    queue_id: Int32 = 0
+    messages: Int64 = 0
+    bytes: Int64 = 0
+    dirty_bytes: Int64 = 0
+    last_run_ms: Int64 = 0
+    run_ms: Int64 = 0
+    bytes_before: Int64 = 0
+    bytes_after: Int64 = 0
+    kept: Int64 = 0
+    dropped: Int64 = 0
+
+
+class CompactedTopicState(Body):
+    """The answer to COMPACT_TOPIC (7680005). is_running: whether a compaction was requested."""
+
+    is_running: bool = False
+    queues: list[CompactedQueueState] = []
+
+
 class TopicStatsTable(Body):
     """The answer to GET_TOPIC_STATS_INFO (202)."""
 

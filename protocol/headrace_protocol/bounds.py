@@ -85,6 +85,8 @@ _ATTEMPTS = Body(2 * _MIB, is_json=True)
 _TOPICS = Body(4 * _MIB, is_json=True)
 # One topic's queues with about 14,000 items of 150 bytes.
 _MAPPING = Body(2 * _MIB, is_json=True)
+# ITEMS_MAX keys of about 400 bytes.
+_KEYS = Body(4 * _MIB, is_json=False)
 # All topics of a broker: about 50,000, at about 170 bytes each unless compressed.
 _REGISTRATION = Body(8 * _MIB, is_json=False)
 
@@ -95,6 +97,7 @@ BODIES: dict[RequestCode, Body] = {
     RequestCode.SEND_BATCH_MESSAGE: _RECORDS,
     RequestCode.BULK_SEND: _RECORDS,
     RequestCode.STAGE_SEND: _RECORDS,
+    RequestCode.GET_BY_KEY: _KEYS,
     RequestCode.STAGE_DECIDE: _ATTEMPTS,
     RequestCode.STAGE_ABORT: _ATTEMPTS,
     RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: _TOPICS,
@@ -152,6 +155,7 @@ BODIES: dict[RequestCode, Body] = {
             RequestCode.QUERY_CONSUME_TIME_SPAN,
             RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
             RequestCode.CLONE_GROUP_OFFSET,
+            RequestCode.COMPACT_TOPIC,
             RequestCode.QUERY_CONSUME_QUEUE,
             RequestCode.GET_BROKER_RUNTIME_INFO,
             RequestCode.GET_BROKER_CONFIG,

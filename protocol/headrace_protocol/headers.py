@@ -277,6 +277,31 @@ class BulkPullResponseHeader(RequestHeader, kw_only=True, gc=False):
     leader: str | None = None
 
 
+class GetByKeyHeader(TopicHeader, kw_only=True, gc=False):
+    """GET_BY_KEY (7680004); the body holds the keys, see ``key_lookup``.
+
+    count: number of keys. max_msg_bytes: maximum bytes of the records in the answer.
+    """
+
+    count: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+    max_msg_bytes: Int32
+
+
+class GetByKeyResponseHeader(RequestHeader, kw_only=True, gc=False):
+    """The results of the first ``count`` keys, at least one; see ``key_lookup``."""
+
+    count: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+
+
+class CompactTopicHeader(TopicHeader, kw_only=True, gc=False):
+    """COMPACT_TOPIC (7680005).
+
+    start: compact the topic's queues now; otherwise the answer only describes them.
+    """
+
+    start: bool = False
+
+
 class QueryConsumerOffsetHeader(QueueHeader, kw_only=True, gc=False):
     """QUERY_CONSUMER_OFFSET (14)."""
 

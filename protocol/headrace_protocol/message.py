@@ -62,6 +62,8 @@ DELAY: Final = "DELAY"
 UNIQ_KEY: Final = "UNIQ_KEY"
 CRC32: Final = "__CRC32#"  # of the whole record; written only by its broker
 CLUSTER: Final = "CLUSTER"
+# "true" deletes the key of a compacted topic; for clients that can't send an empty body.
+DELETE: Final = "__DELETE__"
 RETRY_TOPIC: Final = "RETRY_TOPIC"
 ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
 REAL_TOPIC: Final = "REAL_TOPIC"

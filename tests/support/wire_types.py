@@ -68,6 +68,8 @@ REQUEST_HEADERS: dict[int, type[msgspec.Struct]] = {
     Code.BROKER_HEARTBEAT: headers.BrokerHeartbeatHeader,
     Code.BULK_SEND: headers.BulkSendHeader,
     Code.BULK_PULL: headers.BulkPullHeader,
+    Code.GET_BY_KEY: headers.GetByKeyHeader,
+    Code.COMPACT_TOPIC: headers.CompactTopicHeader,
     Code.STAGE_SEND: headers.StageSendHeader,
     Code.STAGE_SEAL: headers.StageSealHeader,
     Code.STAGE_STATE: headers.StageQueryHeader,
@@ -101,6 +103,7 @@ RESPONSE_HEADERS: dict[int, type[msgspec.Struct]] = {
     Code.LITE_PULL_MESSAGE: headers.PullMessageResponseHeader,
     Code.BULK_SEND: headers.SendMessageResponseHeader,
     Code.BULK_PULL: headers.BulkPullResponseHeader,
+    Code.GET_BY_KEY: headers.GetByKeyResponseHeader,
 }
 
 REQUEST_BODIES: dict[int, type[Body]] = {
@@ -130,6 +133,7 @@ RESPONSE_BODIES: dict[int, type[Body]] = {
     Code.GET_BROKER_CLUSTER_INFO: bodies.ClusterInfo,
     Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: bodies.SubscriptionGroupWrapper,
     Code.GET_TOPIC_STATS_INFO: bodies.TopicStatsTable,
+    Code.COMPACT_TOPIC: bodies.CompactedTopicState,
     Code.GET_CONSUMER_CONNECTION_LIST: bodies.ConsumerConnection,
     Code.GET_CONSUMER_RUNNING_INFO: bodies.ConsumerRunningInfo,
     Code.DESCRIBE_GROUP: bodies.GroupDescription,
