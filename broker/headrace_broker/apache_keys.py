@@ -67,8 +67,7 @@ _WITHOUT_EFFECT = """
     commitCommitLogLeastPages commitCommitLogThoroughInterval commitIntervalCommitLog
     commitLogForceSwapMapInterval commitLogRecoverMaxNum commitLogSwapMapInterval
     commitLogSwapMapReserveFileNum
-    compactionCqMappedFileSize compactionMappedFileSize compactionScheduleInternal
-    compactionThreadNum compatibleWithOldNameSrv compressedRegister configBlackList
+    compatibleWithOldNameSrv compressedRegister configBlackList
     configManagerVersion configName connectTimeoutMillis consumerFallbehindThreshold
     consumerManageThreadPoolNums consumerManagerThreadPoolQueueCapacity
     consumerOffsetUpdateVersionStep controllerAddr controllerHeartBeatTimeoutMills
@@ -81,7 +80,7 @@ _WITHOUT_EFFECT = """
     dispatchCqCacheNum dispatchCqThreads dispatchFromSenderThread enableAcceleratedRecovery
     enableAsyncReput enableAutoInSyncReplicas enableBatchPush enableBroadcastOffsetStore
     enableBuildConsumeQueueConcurrently enableCalcFilterBitMap enableCleanExpiredOffset
-    enableCompaction enableConnectionMetrics enableCreateSysGroup enableDetailStat
+    enableConnectionMetrics enableCreateSysGroup enableDetailStat
     enableFastChannelEventProcess enableLagAndDlqMetrics enableLiteEventMode enableLitePopLog
     enableLmqQuota enableLmqStats enableLogConsumeQueueRepeatedlyBuildWhenRecover
     enableMessageStoreMetrics enableMixedMessageType enableNetWorkFlowControl
@@ -115,7 +114,7 @@ _WITHOUT_EFFECT = """
     maxBatchDeleteFilesNum maxChecksumRange maxClientEventCount maxConsumeQueueScan
     maxErrorRateOfBloomFilter maxFilterMessageSize maxHaTransferByteInSecond
     maxLiteSubscriptionCount maxLmqConsumeQueueNum maxMessageFilterNumForNotification
-    maxMsgsNumBatch maxOffsetMapSize maxPopPollingSize maxReconnectIntervalTimeSeconds
+    maxMsgsNumBatch maxPopPollingSize maxReconnectIntervalTimeSeconds
     maxRecoveryCommitlogFiles maxRocksDBIndexQueryDays maxSlaveResendLength
     maxStatsIdleTimeInMinutes maxTopicLength maxTransferBytesOnMessageInDisk
     maxTransferBytesOnMessageInMemory maxTransferCountOnMessageInDisk

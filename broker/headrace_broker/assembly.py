@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
+from headrace_broker.compaction.lookups import KeyLookups
+from headrace_broker.compaction.requests import CompactionRequests
+from headrace_broker.compaction.service import Compaction
 from headrace_broker.consumer.conflicts import SubscriptionConflicts
 from headrace_broker.consumer.groups import ConsumerManager, ProducerManager
 from headrace_broker.consumer.locks import QueueLocks
@@ -30,7 +33,7 @@ from headrace_broker.message_demands import Demand, MessageDemands
 from headrace_broker.metrics.broker_metrics import ServingMetrics, StoreMetrics, TrafficMetrics
 from headrace_broker.metrics.lag import GroupMetrics
 from headrace_broker.metrics.timed_frames import TimedFrameLoop
-from headrace_broker.peer_places import peer_place, peer_source
+from headrace_broker.peer_places import peer_place
 from headrace_broker.processors.admin_broker import AdminBrokerProcessor
 from headrace_broker.processors.admin_groups import AdminGroupsProcessor
 from headrace_broker.processors.admin_topics import AdminTopicsProcessor
@@ -137,6 +140,7 @@ class Parts:
     undecided: UndecidedQueues
     mapping_changes: StaticTopicChanges
     static: StaticTopics
+    compaction: Compaction
     directory: QueueDirectory
     groups: SubscriptionGroups
     offsets: ConsumerOffsets
@@ -206,7 +210,8 @@ def assemble(
     registration = _registration(config, network, topics, mappings, fence, listener)
     of_groups = (offsets, groups, consumers, long_polling)
     static = static_topics(config, network, registration, mappings, store, *of_groups)
-    directory = QueueDirectory(config.broker_name, store, topics, places(static), sources(store))
+    compaction = Compaction(config, store, topics)
+    directory = _directory(config, store, topics, static, compaction)
     staging = _staging(config, store, mappings, statistics, budget, supervisor)
     of_changes = (long_polling, staging, changes, registration, registry)
     of_waiting = (topics, directory, offsets, producers, statistics, budget, server.host_log)
@@ -226,6 +231,7 @@ def assemble(
         undecided=UndecidedQueues(mappings, topics, store.clock.now_ms),
         mapping_changes=_mapping_changes(static, topics, store, *of_changes),
         static=static,
+        compaction=compaction,
         directory=directory,
         groups=groups,
         offsets=offsets,
@@ -251,6 +257,16 @@ def assemble(
 def _watched_queues(topics: TopicTable, mappings: MappingTable) -> Callable[[str], int]:
     """The number of queues whose lack of pulls is reported; a static topic's may be elsewhere."""
     return lambda topic: 0 if mappings.is_static(topic) else topics.readable_queues(topic)
+
+
+def _directory(
+    config: BrokerConfig,
+    store: MessageStore,
+    topics: TopicTable,
+    static: StaticTopics,
+    compaction: Compaction,
+) -> QueueDirectory:
+    return QueueDirectory(config.broker_name, store, topics, places(static), sources(compaction))
 
 
 def _clients(
@@ -396,7 +412,9 @@ def _connect(parts: Parts) -> None:
     parts.mapping_changes.restore_topics()
     store.write_path.on_published(parts.long_polling.arrived)
     for follower in followers(parts):
-        store.followers.add(follower)
+        following = store.followers.add(follower)
+        if follower is parts.compaction.follower:
+            parts.compaction.follow(following)
     if parts.scrapes is not None:
         parts.scrapes.collectors = collectors(parts)
     store.connect(
@@ -418,9 +436,9 @@ def takers(config: BrokerConfig) -> tuple[Taker, ...]:  # noqa: ARG001 - for fea
     return ()
 
 
-def followers(parts: Parts) -> tuple[Follower, ...]:  # noqa: ARG001 - for features
+def followers(parts: Parts) -> tuple[Follower, ...]:
     """Readers of whole queues in the background; see ``Follower``."""
-    return ()
+    return (parts.compaction.follower,)
 
 
 def inner_consumers(parts: Parts) -> dict[str, InnerConsumer]:
@@ -437,14 +455,21 @@ def places(static: StaticTopics) -> tuple[FindPlace, ...]:
     return (peer_place, static.mappings.reject_unusable, static.places.place)
 
 
-def sources(store: MessageStore) -> tuple[FindSource, ...]:
+def sources(compaction: Compaction) -> tuple[FindSource, ...]:
     """Functions that find where a queue served here is read; see ``QueueDirectory``."""
-    return (partial(peer_source, store.commit_log),)
+    return (compaction.find_source,)
 
 
 def demands(parts: Parts) -> tuple[Demand, ...]:
     """The table of demands, in the order in which they apply; see ``Demand``."""
     return (
+        Demand(
+            "delete markers with a body",
+            matches_topic=parts.compaction.demand.matches,
+            apply=parts.compaction.demand.serve,
+            takes_empty=True,
+            passes=parts.compaction.demand.passes,
+        ),
         Demand("retries", matches_topic=is_retry_topic, apply=parts.dead_letters.serve),
         Demand("inner batches", sys_flags=INNER_BATCH),
         Demand(
@@ -542,6 +567,8 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
             rejection,
         ),
         QueryProcessor(store, parts.directory),
+        KeyLookups(store, topics, parts.directory, parts.compaction.queues),
+        CompactionRequests(topics, parts.compaction.queues, parts.compaction.schedule),
     )
 
 
@@ -619,6 +646,7 @@ def runtime_info(parts: Parts) -> tuple[Callable[[], Mapping[str, str]], ...]:
         parts.static.runtime_info,
         parts.mapping_changes.runtime_info,
         parts.undecided.runtime_info,
+        parts.compaction.runtime_info,
     )
 
 
@@ -694,6 +722,7 @@ def services(parts: Parts) -> tuple[Service, ...]:
         # These two supervise their own tasks.
         Service(parts.store.run, is_awaited=True, is_supervised=False),
         Service(parts.staging.run, parts.staging.load, is_awaited=True, is_supervised=False),
+        Service(parts.compaction.schedule.run, parts.compaction.load),
         *_waiting_services(parts),
         Service(parts.pace.sliced_work.run),
         Service(parts.pace.fetches.run),

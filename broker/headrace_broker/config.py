@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _PAGE_BYTES = 4096
 _UNIT_BYTES = 20
 _HOUR_MS = 3_600_000
+_LONG_MAX = 2**63 - 1
 _INT_MAX = 2**31 - 1
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": _HOUR_MS, "d": 24 * _HOUR_MS}
 _DELAYS = re.compile(r"[1-9][0-9]{0,6}[smhd]( +[1-9][0-9]{0,6}[smhd])*", re.ASCII)
@@ -350,6 +351,47 @@ class BrokerConfig(BaseModel):
         unit="bytes",
         reloadable=True,
         ge=100,
+        le=_INT_MAX,
+    )
+
+    # -- compacted topics
+    enable_compaction: bool = _setting(
+        True, "Compact topics that keep the newest of each key.", reloadable=True
+    )
+    compaction_mapped_file_size: int = _setting(
+        104_857_600,
+        "Size of a compaction log file, rounded to a multiple of its index file.",
+        unit="bytes",
+        ge=4096,
+        le=_INT_MAX,
+    )
+    compaction_cq_mapped_file_size: int = _setting(
+        10_485_760, "Size of an index file of a compaction log.", unit="bytes", ge=460, le=_INT_MAX
+    )
+    compaction_schedule_internal: int = _setting(
+        900_000,
+        "Interval of compactions of a queue; up to as much is added at random.",
+        unit="ms",
+        reloadable=True,
+        ge=100,
+        le=_INT_MAX,
+    )
+    compaction_thread_num: int = _setting(
+        6, "Queues compacted at a time; no more than there are cores.", ge=1, le=1024
+    )
+    compaction_bytes_per_second: int = _setting(
+        0,
+        "Most bytes that compactions read and write per second; 0 for no limit.",
+        unit="bytes/s",
+        reloadable=True,
+        ge=0,
+        le=_LONG_MAX,
+    )
+    max_offset_map_size: int = _setting(
+        104_857_600,
+        "Memory of all running compactions for keys; a queue with more keys takes more rounds.",
+        unit="bytes",
+        ge=4096,
         le=_INT_MAX,
     )
 

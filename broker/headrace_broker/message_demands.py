@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from headrace_broker.store.log.commit_log import BatchItems
+    from headrace_protocol.message import Buffer
 
 # A property with one of these values makes no demand.
 _UNSET = frozenset({"", "0", "false"})
@@ -32,6 +33,8 @@ class SentMessage(msgspec.Struct):
     tags_code: of its unit. properties: each as ``name\x01value``, with "" at the end.
     reconsume_times, max_reconsume_times: as the producer sent them. born_host: of the producer.
     recall_ms: of a timer, what a handle to recall it names; 0 of any other message.
+    body: None in a check of messages that must be stored unchanged; record_bytes, of the largest
+    of them, is known then.
     """
 
     topic: str
@@ -43,6 +46,8 @@ class SentMessage(msgspec.Struct):
     max_reconsume_times: int | None = None
     born_host: bytes = b""
     recall_ms: int = 0
+    body: Buffer | None = None
+    record_bytes: int = 0
 
     @classmethod
     def property_items(cls, raw: bytes) -> list[str]:
@@ -80,6 +85,9 @@ class Demand(NamedTuple):
     admit: raises RequestError if a producer's host may not make the demand now. Set only if the
     change depends on nothing but topic, queue, flags and properties of the message, and on
     UNIQ_KEY at most as a text to copy: then ``apply`` runs once for many messages.
+    takes_empty: whether messages to topics that match need no body.
+    passes: whether ``apply`` would change and reject none of a topic's messages with these
+    properties, the largest record having so many bytes; False also if that is uncertain.
     """
 
     description: str
@@ -88,6 +96,8 @@ class Demand(NamedTuple):
     matches_topic: Callable[[str], bool] | None = None
     apply: Callable[[SentMessage], None] | None = None
     admit: Callable[[bytes], None] | None = None
+    takes_empty: bool = False
+    passes: Callable[[str, Sequence[bytes], int], bool] | None = None
 
     def cause(self, message: SentMessage) -> str | None:
         """The flags, property or topic by which a message makes this demand; None if it doesn't."""
@@ -115,8 +125,10 @@ class MessageDemands:
         self.sys_flags = 0
         for demand in self._demands:
             self.sys_flags |= demand.sys_flags
-        self._topic_matchers = [
-            demand.matches_topic for demand in self._demands if demand.matches_topic
+        matchers = [demand for demand in self._demands if demand.matches_topic]
+        self._topic_matchers = [each.matches_topic for each in matchers if each.matches_topic]
+        self._empty_matchers = [
+            each.matches_topic for each in matchers if each.matches_topic and each.takes_empty
         ]
         self._marks = [f"\x02{name}\x01".encode() for name in sorted(self.properties)]
         # Names of one row share their start. A single byte is found at a tenth of the cost of a
@@ -128,6 +140,10 @@ class MessageDemands:
     def matches_topic(self, topic: str) -> bool:
         """Whether every message to a topic makes a demand."""
         return any(matches(topic) for matches in self._topic_matchers)
+
+    def takes_empty(self, topic: str) -> bool:
+        """Whether messages to the topic need no body."""
+        return any(matches(topic) for matches in self._empty_matchers)
 
     def check_flags(self, topic: str, sys_flag: int) -> None:
         """Raise RequestError if a bit makes a demand that is not served."""
@@ -169,6 +185,11 @@ class MessageDemands:
                     self._check_each(items)
                 return
 
+    def check_items_of(self, topic: str, queue_id: int, items: BatchItems) -> None:
+        """As ``check_items``, for a topic whose every message makes a demand."""
+        properties = items.properties()
+        self.check_block(topic, queue_id, properties, record_bytes=items.record_bytes_max)
+
     def _check_each(self, items: BatchItems) -> None:
         for number, raw in enumerate(items.properties(), 1):
             message = SentMessage("", 0, raw.decode(errors="replace").split("\x02"))
@@ -177,19 +198,38 @@ class MessageDemands:
                     raise _not_in_batch(demand, f"item {number}, {cause}")
 
     def check_block(
-        self, topic: str, queue_id: int, properties: Sequence[bytes], sys_flag: int = 0
+        self,
+        topic: str,
+        queue_id: int,
+        properties: Sequence[bytes],
+        sys_flag: int = 0,
+        record_bytes: int = 0,
     ) -> None:
         """Raise RequestError unless a block of messages can be stored unchanged.
 
         properties: the distinct ones of the messages, as the log holds them.
-        sys_flag: bits that all messages have.
+        sys_flag: bits that all messages have. record_bytes: size of the largest record.
         """
         text = b"\x02" + b"\x02".join(properties)
-        may_demand = any(mark in text for mark in self._marks)
-        if may_demand or sys_flag & self.sys_flags or self.matches_topic(topic):
-            for raw in properties:
-                items = raw.decode(errors="replace").split("\x02")
-                self._check_unchanged(SentMessage(topic, queue_id, items, sys_flag=sys_flag))
+        may_demand = any(mark in text for mark in self._marks) or bool(sys_flag & self.sys_flags)
+        if not may_demand and self._passes(topic, properties, record_bytes):
+            return
+        for raw in properties:
+            items = raw.decode(errors="replace").split("\x02")
+            message = SentMessage(topic, queue_id, items, sys_flag=sys_flag)
+            message.record_bytes = record_bytes
+            self._check_unchanged(message)
+
+    def _passes(self, topic: str, properties: Sequence[bytes], record_bytes: int) -> bool:
+        """Whether the topic makes no demand that needs a look at each message.
+
+        Such a look costs more than to store the message.
+        """
+        return all(
+            demand.passes is not None and demand.passes(topic, properties, record_bytes)
+            for demand in self._demands
+            if demand.matches_topic is not None and demand.matches_topic(topic)
+        )
 
     def _check_unchanged(self, message: SentMessage) -> None:
         for demand in self._demands:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from headrace.admin.client import Admin
     from headrace.consumer.push import Consumer
     from headrace.producer.producer import Producer
+    from headrace.table.client import Table
     from headrace_broker.store.recovery import OnProgress
     from headrace_daemon.network import Network
     from headrace_protocol.drivers.aio import Connect
@@ -58,6 +59,12 @@ class Embedded(NamedTuple):
         from headrace.consumer.push import Consumer
 
         return Consumer(group, topics, nameserver=self.nameserver, connect=self.connect, **options)
+
+    def table(self, topic: str, **options: Any) -> Table[Any]:
+        """A Table of this broker; options are those of ``Table``."""
+        from headrace.table.client import Table
+
+        return Table(topic, nameserver=self.nameserver, connect=self.connect, **options)
 
     def admin(self, **options: Any) -> Admin:
         """An Admin for this broker."""

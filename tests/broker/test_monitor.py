@@ -103,7 +103,8 @@ async def test_a_broker_is_ready_until_its_disk_fails(tmp_path: Path) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(broker.run)
         port = int(broker.monitor_address.rpartition(":")[2])
-        assert await get(port, "/ready") == (200, {"state": "serving"})
+        status, report = await get(port, "/ready")
+        assert (status, report["state"], [*report["followers"]]) == (200, "serving", ["compaction"])
         async with await network.connect(broker.address) as stream:
             for files.is_broken in (False, True):  # the first makes the topic
                 message = {"b": "T", "e": 0, "f": 0, "h": 0, "i": "", "body": b"x"}

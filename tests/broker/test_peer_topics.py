@@ -16,14 +16,12 @@ from headrace_protocol.headers import (
     GetMaxOffsetHeader,
     GetMinOffsetHeader,
     GetTopicStatsHeader,
-    OffsetResponseHeader,
     PullMessageHeader,
     ResetOffsetHeader,
     SendMessageHeaderV2,
 )
-from headrace_protocol.message import decode_records
-from tests.support.broker import BrokerUnderTest
-from tests.support.golden import STORES, copy_golden_store, golden_settings
+from tests.support.broker import BrokerUnderTest, broker_config
+from tests.support.golden import CONFIG, STORES, copy_golden_store, golden_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,16 +31,15 @@ if TYPE_CHECKING:
 
 KINDS = {
     "G_BCQ": PeerKind.INNER_BATCH,
-    "G_COMPACT": PeerKind.COMPACTED,
 }
 # Apache's files; of a topic's folder in consumequeue only that there is none.
-KEPT = ("config/topicQueueMapping.json", "batchconsumequeue", "compaction", "consumequeue/G_BCQ")
+KEPT = ("config/topicQueueMapping.json", "batchconsumequeue", "consumequeue/G_BCQ")
 
 
 def open_golden(folder: Path) -> BrokerUnderTest:
     sizes = dataclasses.asdict(golden_settings(folder / "store"))
     del sizes["root"]
-    return BrokerUnderTest(folder, **sizes)
+    return BrokerUnderTest(folder, broker_config(folder, **CONFIG), **sizes)
 
 
 @pytest.fixture(params=STORES)
@@ -145,53 +142,3 @@ def test_queues_of_inner_batches_are_not_taken_for_empty(opened: BrokerUnderTest
     assert progress.code == ResponseCode.SUCCESS
     assert topic.encode() not in progress.body
     assert opened.offsets.query("g", topic, 0) == 8
-
-
-@pytest.mark.parametrize(("topic", "count"), [("G_COMPACT", 65)])
-def test_the_others_are_read_from_the_log(opened: BrokerUnderTest, topic: str, count: int) -> None:
-    found = 0
-    for queue_id in range(opened.topics.expect(topic).read_queue_nums):
-        queue = opened.store.queue(topic, queue_id)
-        while (offset := found_in(opened, topic, queue_id)) < queue.next_offset:
-            answer = opened.ask(RequestCode.PULL_MESSAGE, pull(topic, queue_id, offset))
-            records = decode_records(answer.body)
-            assert [record.queue_offset for record in records] == list(
-                range(offset, offset + len(records))
-            )
-            found += len(records)
-            opened.offsets.commit("g", topic, queue_id, offset + len(records))
-    assert found == count
-
-
-def found_in(broker: BrokerUnderTest, topic: str, queue_id: int) -> int:
-    return broker.offsets.query("g", topic, queue_id) or 0
-
-
-def test_a_compacted_topic_is_read_while_the_log_has_all_of_it(tmp_path: Path) -> None:
-    root = copy_golden_store("clean", tmp_path / "store")
-    paths = sorted((root / "commitlog").iterdir())
-    broker = open_golden(tmp_path)
-    last = broker.store.queue("G_COMPACT", 0).consume_queue.last_physical_offset
-    broker.close()
-    for path in paths:
-        if int(path.name) + 262_144 <= last:
-            path.unlink()
-    broker = open_golden(tmp_path)
-    queue = broker.store.queue("G_COMPACT", 0)
-    min_offset = broker.store.source(queue).min_offset()
-    assert 0 < min_offset < queue.next_offset
-    header = GetMinOffsetHeader(topic="G_COMPACT", queue_id=0)
-    assert_refused(broker, "G_COMPACT", RequestCode.GET_MIN_OFFSET, header)
-    assert_refused(broker, "G_COMPACT", RequestCode.PULL_MESSAGE, pull("G_COMPACT"))
-    for queue_id in (0, -1):  # one queue, all
-        reset = ResetOffsetHeader(
-            group="g", topic="G_COMPACT", queue_id=queue_id, timestamp=0, is_force=True
-        )
-        assert_refused(broker, "G_COMPACT", RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset)
-    end = GetMaxOffsetHeader(topic="G_COMPACT", queue_id=0)
-    answer = broker.ask(RequestCode.GET_MAX_OFFSET, end)
-    assert answer.command.header(OffsetResponseHeader).offset == queue.next_offset
-    later = pull("G_COMPACT", queue_offset=min_offset)
-    answer = broker.ask(RequestCode.PULL_MESSAGE, later)
-    assert len(decode_records(answer.body)) == queue.next_offset - min_offset
-    broker.close()

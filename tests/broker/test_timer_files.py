@@ -13,7 +13,7 @@ import trio
 from headrace_broker.timer.wheel import SLOT, UNIT, WHEEL_SLOTS
 from headrace_protocol.system_topics import TIMER_TOPIC
 from tests.broker.test_timers import NOW_MS, Clockwork
-from tests.support.golden import copy_golden_store, golden_settings, golden_store, manifest
+from tests.support.golden import CONFIG, copy_golden_store, golden_settings, golden_store, manifest
 from tests.support.stores import crash
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ async def test_the_timers_of_an_apache_broker_wait_on(
     wanted = golden_settings(root)
     sizes = {name: getattr(wanted, name) for name in _SIZES}
     stopped_ms = _check(root)[5]
-    clockwork = Clockwork(tmp_path, stopped_ms, sizes, mapped_file_size_timer_log=1 << 20)
+    clockwork = Clockwork(tmp_path, stopped_ms, sizes, mapped_file_size_timer_log=1 << 20, **CONFIG)
     before = [len(clockwork.stored("G_TIMER", queue_id)) for queue_id in range(4)]
     async with clockwork.running():
         assert clockwork.timers.waiting.counts() == {b"G_TIMER": 3}

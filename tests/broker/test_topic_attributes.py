@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from headrace_broker.topics.attributes import apply_changes, parse_changes
+from headrace_broker.topics.attributes import (
+    CompactionPolicy,
+    apply_changes,
+    parse_changes,
+    topic_limits,
+)
+from headrace_protocol.bodies import TopicConfig
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 
@@ -34,7 +40,12 @@ def test_what_is_not_mentioned_stays() -> None:
     ("text", "is_new", "match"),
     [
         ("+colour=red", True, "unknown key 'colour': known are queue.type"),
-        ("+cleanup.policy=COMPACTION", True, "this broker accepts DELETE"),
+        ("+cleanup.policy=SHRINK", True, "this broker accepts DELETE | COMPACTION"),
+        ("+cleanup.policy=COMPACTION", False, "can't change after a topic's creation"),
+        ("+cleanup.policy=COMPACTION,+reserve.time=5", True, "with cleanup.policy=DELETE"),
+        ("+key.queue=java", True, "'key.queue' is for topics with cleanup.policy=COMPACTION"),
+        ("+delete.retention.ms=-1", True, "a number of milliseconds"),
+        ("+key.queue=python", True, "any | java | headrace"),
         ("+queue.type=BatchCQ", True, "this broker accepts SimpleCQ"),
         ("+cleanup.policy=DELETE", False, "can't change after a topic's creation"),
         ("-message.type", True, "a new topic has nothing to delete"),
@@ -54,3 +65,15 @@ def test_changes_that_are_refused(text: str, is_new: bool, match: str) -> None:
 def test_keys_without_a_sign_come_from_a_body() -> None:
     with pytest.raises(RequestError, match=r"the key must begin with \+ or -"):
         apply_changes({}, {"message.type": "NORMAL"}, is_new=True)
+
+
+def test_how_a_topic_is_compacted() -> None:
+    text = "+cleanup.policy=COMPACTION,+min.compaction.lag.ms=5,+key.queue=java"
+    attributes = apply_changes({}, parse_changes(text), is_new=True)
+    topic = TopicConfig(topic_name="T", attributes=attributes)
+    assert CompactionPolicy.of(topic) == CompactionPolicy(86_400_000, 5, 3_600_000, "java")
+    assert CompactionPolicy.of(TopicConfig(topic_name="T")) is None
+    # As another broker may have written it.
+    attributes |= {"max.compaction.lag.ms": "soon", "reserve.time": "5"}
+    assert CompactionPolicy.of(topic) == CompactionPolicy(86_400_000, 5, 3_600_000, "java")
+    assert not topic_limits([topic])

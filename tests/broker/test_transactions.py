@@ -32,7 +32,7 @@ from headrace_protocol.system_topics import (
     UNDELIVERED_TOPIC,
 )
 from tests.support.channel import MemoryChannel
-from tests.support.golden import copy_golden_store
+from tests.support.golden import CONFIG, copy_golden_store
 from tests.support.ledger import GROUP, Half, Ledger, checks
 from tests.support.stores import crash
 
@@ -752,7 +752,7 @@ def _golden(folder: Path, name: str, half: int, op: int) -> Ledger:
     table["offsetTable"][f"{OP_HALF_TOPIC}@{CONSUMER_GROUP}"] = {0: op}
     path.write_bytes(fastjson.dumps(table))
     path.with_suffix(".json.bak").unlink(missing_ok=True)
-    return Ledger(folder, 1_795_236_000_000, **_GOLDEN_SIZES)
+    return Ledger(folder, 1_795_236_000_000, CONFIG, **_GOLDEN_SIZES)
 
 
 @pytest.mark.parametrize("name", ["clean", "kill9"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BATCH = "batchconsumequeue/G_BCQ/0"
-COMPACTED = "compaction/compactionCq/G_COMPACT/0"
 
 
 @pytest.fixture
@@ -47,8 +45,8 @@ def test_what_the_peer_has_entered_is_left_to_it(root: Path) -> None:
     store = MessageStore(golden_settings(root), files=files)
     assert store.load().scanned_from == 0
     # A checkpoint that moves on will say that they are on disk.
-    synced = [path for path in files.synced if f"{root}/{BATCH}" in path or COMPACTED in path]
-    assert len(synced) == 3
+    synced = [path for path in files.synced if f"{root}/{BATCH}" in path]
+    assert len(synced) == 1
     crash(store)
 
 
@@ -56,7 +54,6 @@ def test_what_the_peer_has_entered_is_left_to_it(root: Path) -> None:
     ("folder", "fields", "problem"),
     [
         (BATCH, {"size": 0}, "lacks the message at physical offset"),
-        (COMPACTED, {"size": 0}, "lacks the message at physical offset"),
         (BATCH, {"physical_offset": 1 << 40}, "points to 1099511627776, the log ends at"),
     ],
 )
@@ -75,17 +72,6 @@ def test_what_a_crash_left_half_done_is_refused(
 def test_after_a_clean_stop_nothing_is_half_done(root: Path) -> None:
     (root / "abort").unlink()
     change_newest_unit(root / BATCH, size=0)
-    store = MessageStore(golden_settings(root), files=FaultyFiles())
-    store.load()
-    crash(store)
-
-
-def test_records_without_keys_are_not_compacted(root: Path) -> None:
-    """Of a record that the peer leaves out its compaction log can't be waited for."""
-    keys = re.compile(rb"(G_COMPACT..[^\0]*?)KEYS\x01", re.DOTALL)
-    for path in (root / "commitlog").iterdir():
-        path.write_bytes(keys.sub(lambda found: found[1] + b"KEYZ\x01", path.read_bytes()))
-    change_newest_unit(root / COMPACTED, size=0)
     store = MessageStore(golden_settings(root), files=FaultyFiles())
     store.load()
     crash(store)

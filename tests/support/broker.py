@@ -95,6 +95,8 @@ class BrokerUnderTest:
             self.parts = assembly.assemble(
                 self.config, self.store, network, listener, Services(), pace=at_once()
             )
+            self.parts.staging.load()
+            self.parts.compaction.load()
         except BaseException:  # the disk of a simulation
             self.store.abandon()
             raise
@@ -109,7 +111,6 @@ class BrokerUnderTest:
         self.statistics = self.parts.statistics
         self.long_polling = self.parts.long_polling
         self.staging = self.parts.staging
-        self.staging.load()
         self.registry = self.parts.registry
         # A channel in memory is not read, so nothing has to stop reading it.
         self.parts.frames.connect(

@@ -16,6 +16,8 @@ from headrace_broker.store.settings import StoreSettings
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 STORES = ("clean", "kill9")
+# Settings of a broker that opens them, besides the sizes of ``golden_settings``.
+CONFIG = {"compaction_mapped_file_size": 262_144, "compaction_cq_mapped_file_size": 4600}
 
 
 @functools.cache

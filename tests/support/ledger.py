@@ -22,6 +22,7 @@ from tests.support.channel import MemoryChannel
 from tests.support.waiting_broker import WaitingBroker
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from headrace_protocol.message import StoredMessage
@@ -49,8 +50,14 @@ class Check(NamedTuple):
 class Ledger(WaitingBroker):
     """A broker with transactions, and what its producers do."""
 
-    def __init__(self, folder: Path, ms: int | None = None, **store: Any) -> None:
-        super().__init__(folder, ms, **{"ring_rows": 1024, **store})
+    def __init__(
+        self,
+        folder: Path,
+        ms: int | None = None,
+        settings: Mapping[str, Any] | None = None,
+        **store: Any,
+    ) -> None:
+        super().__init__(folder, ms, settings, **{"ring_rows": 1024, **store})
         self.transactions, schedule = self.waiting.transactions, self.waiting.schedule
         self.loads = [schedule.load, self.transactions.load]
         transactions = self.transactions

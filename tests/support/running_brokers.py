@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -39,7 +39,7 @@ class Brokers:
         await self._nursery.start(server.run)
         self.nameserver = server.address
 
-    async def start(self, name: str) -> Broker:
+    async def start(self, name: str, **settings: Any) -> Broker:
         config = BrokerConfig(
             broker_name=name,
             bind_address="127.0.0.1",
@@ -51,6 +51,7 @@ class Brokers:
             mapped_file_size_consume_queue=20 * 1000,
             max_hash_slot_num=2000,
             max_index_num=8000,
+            **settings,
         )
         broker = self.brokers[name] = Broker(config, self.network)
         scope, ended = trio.CancelScope(), trio.Event()

@@ -12,7 +12,11 @@ import msgspec
 
 from headrace_broker.processors.not_saved import not_saved
 from headrace_broker.queue_directory import Use
-from headrace_broker.topics.attributes import apply_changes, parse_changes
+from headrace_broker.topics.attributes import (
+    apply_changes,
+    check_queue_nums_of_keys,
+    parse_changes,
+)
 from headrace_broker.topics.table import check_config, unread_warning
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import (
@@ -133,6 +137,8 @@ class AdminTopicsProcessor:
             order=bool(header.order),
             attributes=parse_changes(header.attributes or ""),
         )
+        if not header.force:
+            check_queue_nums_of_keys(self._topics.get(topic.topic_name), topic)
         return (yield from self._put([topic], request))
 
     def update_and_create_list(self, request: Request) -> LongWork:
@@ -142,6 +148,8 @@ class AdminTopicsProcessor:
         check_items("topics", topics)
         if not topics:
             raise RequestError(ResponseCode.INVALID_PARAMETER, "topicConfigList is empty")
+        for topic in topics:
+            check_queue_nums_of_keys(self._topics.get(topic.topic_name), topic)
         return (yield from self._put(topics, request))
 
     def _put(self, topics: list[TopicConfig], request: Request) -> LongWork:

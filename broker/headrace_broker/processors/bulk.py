@@ -91,7 +91,10 @@ class BulkProcessor:
         except CorruptRecord as error:
             raise rejection(error, header.topic) from None
         self._demands.check_block(
-            header.topic, target.queue.queue_id, list(records.distinct_properties)
+            header.topic,
+            target.queue.queue_id,
+            list(records.distinct_properties),
+            record_bytes=records.record_bytes_max if target.makes_demand else 0,
         )
         return records, target
 

@@ -7,6 +7,7 @@ reply's template. Source: docs/protocol.md "Send".
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -126,6 +127,7 @@ class SendTarget(NamedTuple):
 
     sys_flag: bits that its topic adds to each record. makes_demand: whether every message to the
     topic does. queue_id, offset_delta: see ``Here``. is_decided: whether there is an offset_delta.
+    takes_empty: whether a message needs no body.
     A target that makes a demand, or is undecided, is not kept, and ``send_ready`` never finds it.
     """
 
@@ -135,6 +137,7 @@ class SendTarget(NamedTuple):
     offset_delta: int
     is_decided: bool
     makes_demand: bool
+    takes_empty: bool
 
     def client_offset(self, queue_offset: int) -> int:
         """An offset in the queue as clients see it; -1 while that is undecided."""
@@ -225,7 +228,7 @@ class SendProcessor:
             try:
                 command = _decode_send(frame[1])
                 header = command.fields
-                queue, sys_flag, queue_id, delta, _, _ = targets[header.topic, header.queue_id]
+                queue, sys_flag, queue_id, delta, _, _, _ = targets[header.topic, header.queue_id]
                 if command.flag or header.batch or header.sys_flag & demand_flags:
                     message, uniq_key = self._demanding(channel, command, frame[2])
                     messages.append(message)
@@ -382,7 +385,7 @@ class SendProcessor:
         target = self.target(request, header)
         if header.sys_flag & self._demand_flags:
             self._demands.check_flags(header.topic, header.sys_flag)
-        if not request.body:
+        if not request.body and not target.takes_empty:
             raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"a message to {header.topic} has no body: send one",
@@ -398,7 +401,7 @@ class SendProcessor:
         properties, code, uniq_key, has_demand, waits = self._parse_properties(
             header.properties or ""
         )
-        queue, recall_ms = target.queue, 0
+        queue, body, recall_ms = target.queue, request.body, 0
         sys_flag = header.sys_flag & _CLIENT_FLAGS | target.sys_flag
         if has_demand or sys_flag & self._demand_flags or target.makes_demand:
             message = _sent_message(request, header, queue, properties, code, sys_flag)
@@ -406,10 +409,11 @@ class SendProcessor:
             queue = self._store.queue(message.topic, message.queue_id)
             properties, code, sys_flag = message.properties, message.tags_code, message.sys_flag
             recall_ms = message.recall_ms
+            body = message.body or b""
         queue_offset = queue.next_offset
         physical_offset = self._write_path.append(
             queue,
-            request.body,
+            body,
             self._stored_properties(properties),
             code,
             header.flag,
@@ -418,7 +422,7 @@ class SendProcessor:
             request.channel.host_bytes,
             header.reconsume_times or 0,
         )
-        self._statistics.put(queue.topic, 1, len(request.body))
+        self._statistics.put(queue.topic, 1, len(body))
         # The same as message.encode_offset_message_id.
         message_id = f"{self._store_host_hex}{physical_offset:016X}"
         handle = self._recall_handle(header.topic, recall_ms, uniq_key)
@@ -446,10 +450,13 @@ class SendProcessor:
         properties = header.properties or ""
         # Those of the request; ``check_items`` checks those of its items.
         _, _, uniq_key, has_demand, waits = self._parse_properties(properties)
-        if has_demand or header.sys_flag & self._demand_flags or target.makes_demand:
+        if has_demand or header.sys_flag & self._demand_flags:
             self._demands.check_block(
                 header.topic, queue.queue_id, [properties.encode()], header.sys_flag
             )
+        check_items = self._demands.check_items
+        if target.makes_demand:
+            check_items = partial(self._demands.check_items_of, queue.topic, queue.queue_id)
         queue_offset, physical_offsets = self._write_path.append_batch(
             queue,
             request.body,
@@ -457,7 +464,7 @@ class SendProcessor:
             header.born_timestamp,
             request.channel.host_bytes,
             header.reconsume_times or 0,
-            self._demands.check_items,
+            check_items,
         )
         self._statistics.put(queue.topic, len(physical_offsets), len(request.body))
         queue_offset = target.client_offset(queue_offset)
@@ -618,14 +625,14 @@ class SendProcessor:
         place = self._directory.serve(topic.topic_name, header.queue_id, Use.SEND)
         assert place.queue is not None
         sys_flag = MULTI_TAGS if topic.topic_filter_type == "MULTI_TAG" else 0
-        makes_demand = self._demands.matches_topic(topic.topic_name)
         return SendTarget(
             place.queue,
             sys_flag,
             place.queue_id,
             place.offset_delta or 0,
             place.offset_delta is not None,
-            makes_demand,
+            self._demands.matches_topic(topic.topic_name),
+            self._demands.takes_empty(topic.topic_name),
         )
 
 
@@ -646,6 +653,7 @@ def _sent_message(
         header.reconsume_times or 0,
         header.max_reconsume_times,
         request.channel.host_bytes,
+        body=request.body,
     )
 
 

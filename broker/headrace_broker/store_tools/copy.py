@@ -20,6 +20,7 @@ from headrace_broker.store.log.log_blocks import LogBlock
 from headrace_broker.store.log.record_checksum import has_checksum, put_checksums
 from headrace_broker.store.queues.consume_queue import ConsumeQueue
 from headrace_broker.store.queues.dispatch import NOT_QUEUED
+from headrace_broker.store_tools.compaction_copy import check_swaps, copy_compaction
 from headrace_broker.store_tools.directory import StoreDirectory
 from headrace_broker.store_tools.dump import has_topic
 from headrace_broker.store_tools.log_reader import LogDamage, LogReader
@@ -66,8 +67,8 @@ def copy_topics(
     offsets change. Until the end the target looks like a store after a crash, which a start would
     recover.
 
-    Raises TopicNotFound for a topic without queues, StoreError for a target that is not empty and
-    for transactions without their decisions; OSError.
+    Raises TopicNotFound for a topic without queues, StoreError for a target that is not empty, for
+    transactions without their decisions and for an unfinished swap of a compaction log; OSError.
     """
     _check(source, target, topics)
     make_private(target)
@@ -90,6 +91,7 @@ def _check(source: StoreDirectory, target: Path, topics: list[str]) -> None:
             f"{HALF_TOPIC} without {OP_HALF_TOPIC} would be transactions that nobody has decided: "
             f"copy both, with --topic {OP_HALF_TOPIC}"
         )
+    check_swaps(source, topics)
     if target.exists() and any(target.iterdir()):
         raise StoreError(f"{target} is not empty: name a new directory")
 
@@ -110,6 +112,7 @@ def _copy(source: StoreDirectory, target: Path, topics: list[str], advance: Adva
         if is_wanted.any():
             writer.write(found.columns.select(np.flatnonzero(is_wanted)))
     writer.finish()
+    copy_compaction(source, target, topics)
     if TIMER_TOPIC in topics:
         _copy_timer_check(source.root, target)
     for file_name, keep in _kept(set(topics)).items():

@@ -136,14 +136,14 @@ def data_ranges(path: Path) -> list[tuple[int, int]]:
 
 def log_file_bytes(root: Path, default: int) -> int:
     """Length of a store's log files; ``default`` if there are none yet."""
-    return _usual_length(numbered_files(root / "commitlog"), default)
+    return usual_length(numbered_files(root / "commitlog"), default)
 
 
 def _sizes_found(root: Path) -> StoreSettings:
     default = StoreSettings(root=root)
     queue_files = (path for path in (root / "consumequeue").glob("*/*/*") if is_numbered(path))
     log_bytes = log_file_bytes(root, default.commit_log_file_bytes)
-    queue_bytes = _usual_length(queue_files, default.consume_queue_file_bytes)
+    queue_bytes = usual_length(queue_files, default.consume_queue_file_bytes)
     _check_index_size(default)
     return replace(
         default,
@@ -152,7 +152,8 @@ def _sizes_found(root: Path) -> StoreSettings:
     )
 
 
-def _usual_length(paths: Iterable[Path], default: int) -> int:
+def usual_length(paths: Iterable[Path], default: int) -> int:
+    """The most frequent length of files; ``default`` without any."""
     lengths = Counter(path.stat().st_size for path in paths)
     return max(lengths, key=lengths.__getitem__) if lengths else default
 
@@ -165,7 +166,7 @@ def _check_index_size(default: StoreSettings) -> None:
     paths = [path for path in (default.root / "index").glob("*") if path.is_file()]
     slots_bytes = default.index_slot_count * SLOT_BYTES
     file_bytes = HEADER_BYTES + slots_bytes + default.index_entry_count * ENTRY_BYTES
-    if _usual_length(paths, file_bytes) != file_bytes:
+    if usual_length(paths, file_bytes) != file_bytes:
         raise StoreFormatError(
             paths[0],
             f"has {paths[0].stat().st_size} bytes, not the default, so its numbers of slots and "

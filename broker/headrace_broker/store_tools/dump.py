@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from headrace_broker.store_tools.compaction_files import compaction_queues, record_blocks
+from headrace_broker.store_tools.directory import TopicNotFound
 from headrace_broker.store_tools.log_reader import LogDamage, LogReader
+from headrace_protocol.message import CorruptRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,6 +45,30 @@ def has_topic(columns: RecordColumns, name: bytes) -> Array:
         names, index = part.locate(part.data, f"V{len(name)}", part.topic_start - part.start)
         is_equal[numbers] = names[index] == np.void(name)
     return is_equal
+
+
+def dump_compacted(
+    directory: StoreDirectory, wanted: Wanted
+) -> Iterator[StoredMessage | LogDamage]:
+    """The records of compaction logs, queue by queue; physical offsets are positions there.
+
+    Raises OSError and, at the end, TopicNotFound for a topic without a compaction log.
+    """
+    queues = [
+        queue
+        for queue in compaction_queues(directory)
+        if wanted.topic in {None, queue.topic} and wanted.queue_id in {None, queue.queue_id}
+    ]
+    for segment in (segment for queue in queues for segment in queue.segments(directory)):
+        try:
+            for _, records in record_blocks(segment):
+                for number in np.flatnonzero(records.physical_offset >= wanted.start).tolist():
+                    yield records.message(number)
+        except CorruptRecord as error:
+            start, end = segment.base + error.position, segment.base + segment.log_end
+            yield LogDamage(start, end, error.reason, is_tail=False)
+    if not queues and wanted.topic is not None:
+        raise TopicNotFound(directory.root, wanted.topic)
 
 
 def dump(

@@ -10,6 +10,7 @@ import numpy as np
 
 from headrace_broker.store.index.index_file import IndexFiles
 from headrace_broker.store.log.log_blocks import LogBlock
+from headrace_broker.store_tools.compaction_check import compaction_findings
 from headrace_broker.store_tools.config_check import (
     checkpoint_findings,
     config_findings,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 SAVED_FOLDER = "headrace.fsck"
 # Files that only Apache's broker reads and writes.
-UNCHECKED = ("batchconsumequeue", "consumequeue_ext", "compaction")
+UNCHECKED = ("batchconsumequeue", "consumequeue_ext")
 
 
 @dataclass(slots=True)
@@ -76,6 +77,7 @@ def check(directory: StoreDirectory, advance: Advance) -> Report:
     report.findings += config_findings(directory.root / "config")
     report.findings += staged_findings(directory.root)
     report.findings += follower_findings(directory)
+    report.findings += compaction_findings(directory)
     report.findings += waiting_findings(directory, report.log_end)
     return report
 

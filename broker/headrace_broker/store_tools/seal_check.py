@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace_broker.compaction.segments import LOG_FOLDER
 from headrace_broker.store.files.file_seal import FileSeal, StoreDamaged
 from headrace_broker.store.files.mapped_file import MappedFile
 from headrace_broker.store.index.index_file import ENTRY_BYTES, IndexFiles
@@ -45,7 +46,7 @@ def _file_findings(file: MappedFile, seal: FileSeal) -> Iterator[Finding]:
     except StoreDamaged as error:
         # Not damage in a queue: units are compared with the log one by one, which finds all damage
         # that matters.
-        is_log = file.path.parent.name == "commitlog"
+        is_log = file.path.parent.name == "commitlog" or LOG_FOLDER in file.path.parts
         is_index = file.path.parent.name == "index"
         problem = (
             f"the {error.byte_count} bytes from here on differ from those at the last clean stop"

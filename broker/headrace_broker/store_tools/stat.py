@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from headrace_broker.store.queues.consume_queue import BLANK_SIZE
+from headrace_broker.store_tools.compaction_files import compaction_queues
 from headrace_broker.store_tools.directory import disk_bytes
 from headrace_broker.store_tools.queue_check import open_queue
 from headrace_broker.store_tools.waiting_check import delayed_count, read_config
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from headrace_broker.compaction.segments import Segment
     from headrace_broker.store.queues.consume_queue import ConsumeQueue
     from headrace_broker.store_tools.directory import Advance, StoreDirectory
 
@@ -29,12 +31,17 @@ _BLOCK_UNITS: Final = 1 << 16
 
 @dataclass(slots=True)
 class TopicStat:
-    """The readable messages of a topic and their bytes in the log; times are store times in ms."""
+    """The readable messages of a topic and their bytes in the log; times are store times in ms.
+
+    compacted_messages, compacted_bytes: those in compaction logs, some of which are in both.
+    """
 
     topic: str
     queues: int = 0
     messages: int = 0
     record_bytes: int = 0
+    compacted_messages: int = 0
+    compacted_bytes: int = 0
     oldest_ms: int | None = None
     newest_ms: int | None = None
 
@@ -94,6 +101,9 @@ def topic_stats(directory: StoreDirectory, advance: Advance) -> list[TopicStat]:
         topic = topics.setdefault(folder.parent.name, TopicStat(folder.parent.name))
         _add(topic, folder, directory, log)
         advance(1)
+    for compacted in compaction_queues(directory):
+        topic = topics.setdefault(compacted.topic, TopicStat(compacted.topic))
+        _add_compacted(topic, compacted.segments(directory))
     return sorted(topics.values(), key=lambda topic: topic.topic)
 
 
@@ -113,6 +123,15 @@ def _add(topic: TopicStat, folder: Path, directory: StoreDirectory, log: _Log) -
         if (time_ms := log.store_timestamp(physical_offset)) is not None:
             topic.oldest_ms = min(time_ms, topic.oldest_ms or time_ms)
             topic.newest_ms = max(time_ms, topic.newest_ms or time_ms)
+
+
+def _add_compacted(topic: TopicStat, segments: list[Segment]) -> None:
+    for segment in segments:
+        topic.compacted_messages += segment.count
+        topic.compacted_bytes += segment.log_end
+        if segment.count:
+            first_ms = int(segment.read_units(0, 1)["store_timestamp"][0])
+            topic.oldest_ms = min(first_ms, topic.oldest_ms or first_ms)
 
 
 def _live_units(queue: ConsumeQueue, log_min_offset: int) -> Iterator[np.ndarray]:

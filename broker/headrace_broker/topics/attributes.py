@@ -20,10 +20,17 @@ QUEUE_TYPE = "queue.type"
 CLEANUP_POLICY = "cleanup.policy"
 MESSAGE_TYPE = "message.type"
 RESERVE_TIME = "reserve.time"
-# headrace's own: the peer ignores it in topics.json, and keeps messages beyond the limit.
+# headrace's own; the peer ignores these in topics.json. It keeps messages beyond the limit.
 RESERVE_SIZE = "reserve.size"
+DELETE_RETENTION = "delete.retention.ms"
+MIN_COMPACTION_LAG = "min.compaction.lag.ms"
+MAX_COMPACTION_LAG = "max.compaction.lag.ms"
+KEY_QUEUE = "key.queue"
+
+COMPACTED = "COMPACTION"
 
 _LONG_MAX = 2**63 - 1
+_HOUR_MS = 3_600_000
 _NO_LIMIT = -1
 
 
@@ -44,17 +51,31 @@ def _is_limit(value: str) -> bool:
         return False
 
 
-# Only those values of the peer that this broker implements: it must not accept messages for a
-# COMPACTION topic and then keep them all.
+def _is_span(value: str) -> bool:
+    try:
+        return 0 <= int(value) <= _LONG_MAX
+    except ValueError:
+        return False
+
+
+_SPAN = _Attribute(True, "a number of milliseconds", _is_span)
+
+# Only those values of the peer that this broker implements.
 _ATTRIBUTES = {
     QUEUE_TYPE: _one_of("SimpleCQ", is_changeable=False),
-    CLEANUP_POLICY: _one_of("DELETE", is_changeable=False),
+    CLEANUP_POLICY: _one_of("DELETE", COMPACTED, is_changeable=False),
     MESSAGE_TYPE: _one_of(
         "UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", is_changeable=True
     ),
     RESERVE_TIME: _Attribute(True, "a number of milliseconds, or -1", _is_limit),
     RESERVE_SIZE: _Attribute(True, "a number of bytes, or -1", _is_limit),
+    DELETE_RETENTION: _SPAN,
+    MIN_COMPACTION_LAG: _SPAN,
+    MAX_COMPACTION_LAG: _SPAN,
+    KEY_QUEUE: _one_of("any", "java", "headrace", is_changeable=True),
 }
+_OF_COMPACTED = (DELETE_RETENTION, MIN_COMPACTION_LAG, MAX_COMPACTION_LAG, KEY_QUEUE)
+_OF_DELETED = (RESERVE_TIME, RESERVE_SIZE)
 
 
 def parse_changes(text: str) -> dict[str, str]:
@@ -92,14 +113,78 @@ def apply_changes(
             if not attribute.accepts(value):
                 raise _invalid(f"{key}={value}: this broker accepts {attribute.expected}")
             attributes[key] = value
+    _check_policy(attributes, changes)
     return attributes
 
 
+def _check_policy(attributes: Mapping[str, str], changes: Mapping[str, str]) -> None:
+    """Raise RequestError if a change sets what only the other clean-up policy has."""
+    is_compacted = attributes.get(CLEANUP_POLICY) == COMPACTED
+    for key in _OF_DELETED if is_compacted else _OF_COMPACTED:
+        if f"+{key}" in changes:
+            policy = "DELETE" if is_compacted else COMPACTED
+            raise _invalid(f"{key!r} is for topics with {CLEANUP_POLICY}={policy}")
+
+
+class CompactionPolicy(NamedTuple):
+    """How a compacted topic is compacted; the times are in milliseconds.
+
+    delete_retention_ms: how long a delete marker stays after the first run that contained it.
+    min_lag_ms: younger messages are not compacted. max_lag_ms: age of the oldest message that no
+    run has seen, from which on the newest file is compacted as well.
+    key_queue: which queue the messages of a key must be sent to.
+    """
+
+    delete_retention_ms: int = 24 * _HOUR_MS
+    min_lag_ms: int = 0
+    max_lag_ms: int = _HOUR_MS
+    key_queue: str = "any"
+
+    @classmethod
+    def of(cls, topic: TopicConfig) -> CompactionPolicy | None:
+        """The policy of a topic; None if it is not compacted."""
+        attributes = topic.attributes
+        if not is_compacted(topic):
+            return None
+        default = cls()
+        return cls(
+            _span(attributes, DELETE_RETENTION, default.delete_retention_ms),
+            _span(attributes, MIN_COMPACTION_LAG, default.min_lag_ms),
+            _span(attributes, MAX_COMPACTION_LAG, default.max_lag_ms),
+            attributes.get(KEY_QUEUE, default.key_queue),
+        )
+
+
+def is_compacted(topic: TopicConfig) -> bool:
+    """Whether a topic keeps the newest message of each key."""
+    return bool(topic.attributes) and topic.attributes.get(CLEANUP_POLICY) == COMPACTED
+
+
+def check_queue_nums_of_keys(known: TopicConfig | None, new: TopicConfig) -> None:
+    """Raise RequestError if a change would send keys of a compacted topic to other queues."""
+    if known is None or not is_compacted(known):
+        return
+    before, after = known.write_queue_nums, new.write_queue_nums
+    if before != after:
+        raise RequestError(
+            ResponseCode.INVALID_PARAMETER,
+            f"topic {new.topic_name} is compacted and has {before} queues: with {after} its keys "
+            "would go to other queues, and their old values would stay in the old ones. Create "
+            "another topic, or force the change (`headrace topic alter --force`)",
+        )
+
+
+def _span(attributes: Mapping[str, str], key: str, default: int) -> int:
+    # Another broker may have written any value to the file.
+    value = attributes.get(key, "")
+    return int(value) if _is_span(value) else default
+
+
 def topic_limits(topics: Iterable[TopicConfig]) -> dict[str, TopicLimit]:
-    """Limits of retention by topic, for the topics that set some."""
+    """Limits of retention by topic, for the topics that set some; compacted ones have none."""
     limits = {}
     for topic in topics:
-        if topic.attributes:  # few have any
+        if topic.attributes and not is_compacted(topic):  # few have any
             reserved_ms = _limit(topic.attributes, RESERVE_TIME)
             reserved_bytes = _limit(topic.attributes, RESERVE_SIZE)
             if reserved_ms is not None or reserved_bytes is not None:

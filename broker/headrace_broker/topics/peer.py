@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from headrace_broker.topics.attributes import CLEANUP_POLICY, QUEUE_TYPE
+from headrace_broker.topics.attributes import QUEUE_TYPE
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 
@@ -22,7 +22,6 @@ class PeerKind(Enum):
     """A kind of topic that only Apache's broker serves; values are texts for users."""
 
     INNER_BATCH = "a topic of inner batches (queue.type=BatchCQ)"
-    COMPACTED = "a compacted topic (cleanup.policy=COMPACTION)"
 
     def rejection(self, topic: str, reason: str) -> RequestError:
         """The error for a request that only Apache's broker can serve."""
@@ -37,6 +36,4 @@ def kind_of(topic: TopicConfig) -> PeerKind | None:
     """The peer's kind of a topic; None for a topic that this broker serves."""
     if topic.attributes.get(QUEUE_TYPE) == "BatchCQ":
         return PeerKind.INNER_BATCH
-    if topic.attributes.get(CLEANUP_POLICY) == "COMPACTION":
-        return PeerKind.COMPACTED
     return None

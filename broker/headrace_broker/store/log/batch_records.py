@@ -69,6 +69,11 @@ class BatchRecords:
         """Properties of all items back to back, each with its length before it."""
         return self._items.all_properties()
 
+    @property
+    def record_bytes_max(self) -> int:
+        """Size of the largest record."""
+        return int(self.rows["size"].max())
+
     def properties(self) -> list[bytes]:
         """Properties of each item."""
         return self._items.texts()

@@ -63,6 +63,11 @@ class EncodedRecords:
         data = memoryview(self._columns.data)
         self._block = bytearray(data) if data.readonly else data
 
+    @property
+    def record_bytes_max(self) -> int:
+        """Size of the largest record."""
+        return int(self.rows["size"].max())
+
     def complete(self, physical_offset: int, now_ms: int, store_host: bytes) -> Buffer:
         """The records completed for the log, to be stored at ``physical_offset`` now.
 

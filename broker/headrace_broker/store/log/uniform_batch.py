@@ -120,6 +120,11 @@ class UniformBatch:
             return None
         return cls(items, ends, shape, sys_flag, queue)
 
+    @property
+    def record_bytes_max(self) -> int:
+        """Size of the largest record."""
+        return self._shape.records.itemsize
+
     def properties(self) -> list[bytes]:
         """Properties of each item."""
         stride = len(self.ends) // self.count

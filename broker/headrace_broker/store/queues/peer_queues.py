@@ -1,4 +1,4 @@
-"""Queues that only Apache RocketMQ writes: ``batchconsumequeue/`` and ``compaction/``.
+"""Queues that only Apache RocketMQ writes: ``batchconsumequeue/``.
 
 Its broker adds records there just after they are in the log, and makes up for missing ones after a
 crash. Once this broker has stopped cleanly, the peer assumes that nothing is missing, so records
@@ -14,18 +14,14 @@ import numpy as np
 
 from headrace_broker.store.errors import StoreFormatError
 from headrace_protocol.columns import split
-from headrace_protocol.message import property_value
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace_broker.store.files.filesystem import Files
     from headrace_broker.store.log.log_blocks import LogBlock
-    from headrace_protocol.columns import RecordColumns
 
 BATCH_FOLDER: Final = "batchconsumequeue"
-COMPACTION_FOLDER: Final = "compaction/compactionCq"
-KEYS: Final = b"KEYS"
 # Source: docs/store-format.md "Batch unit".
 BATCH_UNIT_DTYPE: Final = np.dtype(
     [
@@ -42,15 +38,10 @@ BATCH_UNIT_DTYPE: Final = np.dtype(
 
 
 class _PeerQueue(NamedTuple):
-    """A queue's folder and the offsets in its newest unit, -1 without units.
-
-    physical_offset: of a compacted queue, a position in the compaction log.
-    """
+    """A queue's folder and the physical offset in its newest unit, -1 without units."""
 
     folder: Path
     physical_offset: int
-    queue_offset: int
-    is_compacted: bool
 
 
 class PeerQueues:
@@ -59,12 +50,10 @@ class PeerQueues:
     def __init__(self, root: Path) -> None:
         """Read the newest unit of each queue."""
         self._queues: dict[tuple[bytes, int], _PeerQueue] = {}
-        for name in (BATCH_FOLDER, COMPACTION_FOLDER):
-            for folder in (root / name).glob("*/*"):
-                if folder.name.isdigit() and folder.is_dir():
-                    key = folder.parent.name.encode(), int(folder.name)
-                    place = _newest_unit(folder)
-                    self._queues[key] = _PeerQueue(folder, *place, name == COMPACTION_FOLDER)
+        for folder in (root / BATCH_FOLDER).glob("*/*"):
+            if folder.name.isdigit() and folder.is_dir():
+                key = folder.parent.name.encode(), int(folder.name)
+                self._queues[key] = _PeerQueue(folder, _newest_offset(folder))
 
     def __bool__(self) -> bool:
         return bool(self._queues)
@@ -76,14 +65,14 @@ class PeerQueues:
         names = zip(topics, columns.queue_id.tolist(), strict=True)
         for number, name in enumerate(names):
             queue = self._queues.get(name)
-            if queue is not None and not _has_unit(queue, columns, number):
-                offset = columns.physical_offset[number]
+            offset = columns.physical_offset[number]
+            if queue is not None and offset > queue.physical_offset:
                 raise _unfinished(queue.folder, f"lacks the message at physical offset {offset}")
 
     def check_end(self, log_end: int) -> None:
         """Raise StoreFormatError if a unit points past the log's end, where new records will be."""
         for queue in self._queues.values():
-            if not queue.is_compacted and queue.physical_offset >= log_end:
+            if queue.physical_offset >= log_end:
                 raise _unfinished(
                     queue.folder, f"points to {queue.physical_offset}, the log ends at {log_end}"
                 )
@@ -103,26 +92,14 @@ def _files_of(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_file())
 
 
-def _newest_unit(folder: Path) -> tuple[int, int]:
-    """Its physical offset and queue offset."""
+def _newest_offset(folder: Path) -> int:
     for path in reversed(_files_of(folder)):
         count = path.stat().st_size // BATCH_UNIT_DTYPE.itemsize
         units = np.fromfile(path, BATCH_UNIT_DTYPE, count)
         used = np.flatnonzero(units["size"] > 0)
         if len(used):
-            newest = units[used[-1]]
-            return int(newest["physical_offset"]), int(newest["queue_offset"])
-    return -1, -1
-
-
-def _has_unit(queue: _PeerQueue, columns: RecordColumns, number: int) -> bool:
-    if not queue.is_compacted:
-        return bool(columns.physical_offset[number] <= queue.physical_offset)
-    if columns.queue_offset[number] <= queue.queue_offset:
-        return True
-    # The peer compacts by KEYS and leaves out records without them.
-    (properties,) = columns.select([number]).properties()
-    return not property_value(properties, KEYS).strip()
+            return int(units[used[-1]]["physical_offset"])
+    return -1
 
 
 def _unfinished(folder: Path, problem: str) -> StoreFormatError:

@@ -1,0 +1,215 @@
+"""The key index of a compacted queue: where the newest message of each key is.
+
+A hash table in a file of its own, ``compaction/headrace/TOPIC/QUEUE/keys/SLOTS``, whose name is its
+number of slots: a head, then per slot the hash of a key and the queue offset of the key's newest
+message, plus one. The hash has 64 bits, keyed with the store's seed; whoever reads the message
+compares its key. The table only grows: an entry is changed in place or takes a free slot, so after
+a crash it is as good as before, once the messages from the saved position on are entered again.
+
+Source: docs/compaction.md "Get by key"; tests/broker/test_compaction_lookups.py.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from headrace_broker.compaction.record_keys import find_keys
+from headrace_broker.store.files.mapped_file import MappedFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headrace_broker.compaction.record_keys import KeyHash
+    from headrace_broker.store.files.filesystem import Files
+    from headrace_broker.store.files.page_cache import PageCache
+    from headrace_protocol.columns import Array, RecordColumns
+
+_MAGIC: Final = b"keyindx1"
+# Magic, the seed of the hash, queue offset up to which messages are entered, number of keys.
+_HEAD: Final = struct.Struct("<8s32sqq")
+_HEAD_BYTES: Final = 64
+_SLOT: Final = struct.Struct("<Qq")
+_SLOT_DTYPE: Final = np.dtype([("hash", "<u8"), ("place", "<i8")])
+_FREE, _TAKEN = 0, -1
+_FILL_MAX: Final = 0.7
+_SLOTS_MIN: Final = 1024
+_HALF_BITS: Final = np.uint64(32)
+
+
+class _Table(NamedTuple):
+    """An open file. slots: view of its map."""
+
+    file: MappedFile
+    slots: Array
+
+    @classmethod
+    def of(cls, file: MappedFile) -> _Table:
+        return cls(file, np.frombuffer(file.view, _SLOT_DTYPE, file.start_offset, _HEAD_BYTES))
+
+
+class KeyIndex:
+    """All but ``find``, which is for the loop, is called in one thread at a time.
+
+    position: messages below this queue offset are entered. is_open: whether keys may be looked up
+    and new messages must be entered.
+    """
+
+    def __init__(self, folder: Path, fs: Files, key_hash: KeyHash, page_cache: PageCache) -> None:
+        self.position = 0
+        self.is_open = False
+        self._folder = folder
+        self._fs = fs
+        self._hash = key_hash
+        self._page_cache = page_cache
+        self._key_count = 0
+        self._table: _Table | None = None
+
+    def load(self, end: int) -> None:
+        """Read the file, or create an empty one if it is missing, of another seed or torn.
+
+        end: of the log; an index that goes beyond is not of this log. Raises OSError.
+        """
+        paths = sorted(self._folder.iterdir()) if self._folder.exists() else []
+        for path in paths[:-1]:
+            self._fs.unlink(path)  # a crash came before the old table was removed
+        if paths and self._read_head(paths[-1], end):
+            return
+        if paths:
+            self._fs.unlink(paths[-1])
+        self.position = self._key_count = 0
+        self._table = self._create(_SLOTS_MIN)
+
+    def open(self, end: int) -> None:
+        """Begin to serve: the messages below ``end`` are entered."""
+        self.position, self.is_open = end, True
+
+    def resume(self, end: int) -> None:
+        """The log has lost its messages from ``end`` on, which will be entered again."""
+        self.position = min(self.position, end)
+
+    def _read_head(self, path: Path, end: int) -> bool:
+        slot_count, file_bytes = int(path.name), path.stat().st_size
+        if file_bytes != _HEAD_BYTES + slot_count * _SLOT.size:
+            return False
+        table = _Table.of(MappedFile(path, file_bytes, self._fs))
+        magic, seed, position, key_count = _HEAD.unpack_from(table.file.view)
+        if magic != _MAGIC or seed != self._hash.seed or not 0 <= position <= end:
+            return False
+        self._table, self.position, self._key_count = table, position, key_count
+        return True
+
+    def _create(self, slot_count: int) -> _Table:
+        file_bytes = _HEAD_BYTES + slot_count * _SLOT.size
+        path = self._folder / f"{slot_count:020d}"
+        table = _Table.of(MappedFile.create(path, file_bytes, self._fs, file_bytes))
+        self._write_head(table)
+        return table
+
+    def _write_head(self, table: _Table) -> None:
+        head = _HEAD.pack(_MAGIC, self._hash.seed, self.position, self._key_count)
+        table.file.view[: _HEAD.size] = head
+
+    # --- entering ----------------------------------------------------------------------------
+
+    def put(self, records: RecordColumns, end: int) -> None:
+        """Enter records newer than all before; ``end`` is the queue offset after them.
+
+        Raises OSError.
+        """
+        starts, sizes = find_keys(records)
+        has_key = sizes > 0
+        if has_key.any():
+            lanes = self._hash.of_slices(records.data, starts[has_key], sizes[has_key])
+            self._enter(_mixed(lanes), records.queue_offset[has_key].astype(np.int64) + 1)
+        self.position = end
+
+    def _enter(self, hashes: Array, places: Array) -> None:
+        table = self._table
+        assert table is not None
+        if self._key_count + len(hashes) > _FILL_MAX * len(table.slots):
+            table = self._table = self._grown(table, len(hashes))
+        self._key_count += _enter(table.slots, hashes, places)
+
+    def _grown(self, old: _Table, room: int) -> _Table:
+        """A copy with at least twice as many slots; the old file is removed."""
+        slot_count = max(2 * len(old.slots), int((self._key_count + room) / _FILL_MAX) + 1)
+        table = self._create(slot_count)
+        used = old.slots[old.slots["place"] > 0]
+        _enter(table.slots, used["hash"], used["place"])
+        table.file.sync()
+        self._fs.sync_names()
+        self._fs.unlink(old.file.path)
+        return table
+
+    def sync(self) -> None:
+        """Bring all entries to disk, and then how far they go. Raises OSError."""
+        if self._table is not None:
+            self._table.file.sync()
+            self._write_head(self._table)
+            self._fs.sync_names()
+
+    # --- looking up --------------------------------------------------------------------------
+
+    def find(self, key: bytes) -> int | None:
+        """The queue offset of the newest message of a key; None if the key is not entered.
+
+        It may be that of another key. Raises NotReady.
+        """
+        table = self._table
+        assert table is not None
+        first, second = self._hash.of_key(key)
+        wanted = first ^ (second >> 32 | (second & 0xFFFFFFFF) << 32)
+        slot = (wanted >> 32) * len(table.slots) >> 32
+        view = table.file.view
+        while True:
+            at = _HEAD_BYTES + slot * _SLOT.size
+            self._page_cache.check(table.file, at, at + _SLOT.size)
+            found, place = _SLOT.unpack_from(view, at)
+            if place == _FREE:
+                return None
+            if found == wanted:
+                return place - 1 if place > 0 else None
+            slot = slot + 1 if slot + 1 < len(table.slots) else 0
+
+    def close(self) -> None:
+        """Release the map."""
+        self.is_open = False
+        table, self._table = self._table, None
+        if table is not None:
+            table.file.unmap()
+
+
+def _mixed(lanes: Array) -> Array:
+    """One hash of both lanes, whose upper bits are the mixed ones."""
+    mixed: Array = lanes[0] ^ (lanes[1] >> _HALF_BITS | lanes[1] << _HALF_BITS)
+    return mixed
+
+
+def _first_slots(hashes: Array, slot_count: int) -> Array:
+    slots: Array = (hashes >> _HALF_BITS) * np.uint64(slot_count) >> _HALF_BITS
+    return slots.astype(np.int64)
+
+
+def _enter(slots: Array, hashes: Array, places: Array) -> int:
+    """Enter keys, of equal ones the last; returns how many are new."""
+    new_count, where = 0, np.empty(len(hashes), np.int64)
+    pending, at = np.arange(len(hashes)), _first_slots(hashes, len(slots))
+    while len(pending):
+        mine = hashes[pending]
+        is_free = slots["place"][at] == _FREE
+        free = at[is_free]
+        # If several keys want a slot, the last one gets it. A reader that finds the slot taken
+        # takes the key for missing, as it was before.
+        slots["hash"][free] = mine[is_free]
+        slots["place"][free] = _TAKEN
+        new_count += len(np.unique(free))
+        is_same = slots["hash"][at] == mine
+        where[pending[is_same]] = at[is_same]
+        pending, at = pending[~is_same], at[~is_same] + 1
+        at[at == len(slots)] = 0
+    # Of equal indices the last value stays, which is the newest.
+    slots["place"][where] = places
+    return new_count

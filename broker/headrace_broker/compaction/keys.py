@@ -1,0 +1,118 @@
+"""What a message to a compacted topic must have: a key, and the queue of its key.
+
+The key is the whole text of KEYS, also with blanks in it. A message without a body is a delete
+marker; clients that can't send one send ``__DELETE__=true``, and the body is not stored.
+
+Source: docs/compaction.md "Messages"; tests/broker/test_compaction_keys.py.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from zlib_ng.zlib_ng import crc32
+
+from headrace_broker.message_demands import makes_demand
+from headrace_broker.topics.attributes import CompactionPolicy
+from headrace_protocol.codes import ResponseCode
+from headrace_protocol.errors import RequestError
+from headrace_protocol.message import java_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from headrace_broker.message_demands import SentMessage
+    from headrace_protocol.bodies import TopicConfig
+
+KEYS: Final = "KEYS"
+DELETE: Final = "__DELETE__"
+_KEYS_ITEM: Final = b"\x02KEYS\x01"
+_DELETE_ITEM: Final = b"__DELETE__\x01"
+_BEGINS_WITH_KEY: Final = re.compile(rb"KEYS\x01[^\x02]*[!-~][^\x02]*\x02").match
+# More than a record's head, its topic and the properties that the broker adds.
+_RECORD_REST_BYTES: Final = 1024
+
+
+class KeyDemand:
+    """Rejects messages without a key or in another queue than their key's; empties markers."""
+
+    def __init__(
+        self, find_topic: Callable[[str], TopicConfig | None], record_bytes_max: int
+    ) -> None:
+        """record_bytes_max: most bytes of a record that a compaction log can hold."""
+        self._find_topic = find_topic
+        self._record_bytes_max = record_bytes_max
+
+    def matches(self, topic: str) -> bool:
+        """Whether a topic is compacted."""
+        return self._policy(topic) is not None
+
+    def _policy(self, topic: str) -> CompactionPolicy | None:
+        config = self._find_topic(topic)
+        return CompactionPolicy.of(config) if config is not None else None
+
+    def serve(self, message: SentMessage) -> None:
+        """See ``Demand.apply``."""
+        values = message.values()
+        key = values.get(KEYS, "")
+        if not key.strip():
+            raise _illegal(
+                message.topic,
+                "has no key: set KEYS, since the topic keeps the newest message of each key",
+            )
+        self._check_queue(message, key)
+        self._check_size(message)
+        if makes_demand(values.get(DELETE, "")) and message.body != b"":
+            message.body = b""
+
+    def passes(self, topic: str, properties: Sequence[bytes], record_bytes: int) -> bool:
+        """See ``Demand``: whether all have a key, at their beginning, where producers write it."""
+        policy = self._policy(topic)
+        if policy is None or policy.key_queue != "any" or record_bytes > self._record_bytes_max:
+            return False
+        text = b"\x02".join(properties)
+        has_more = text.count(_KEYS_ITEM) >= len(properties) or _DELETE_ITEM in text
+        return not has_more and all(map(_BEGINS_WITH_KEY, properties))
+
+    def _check_size(self, message: SentMessage) -> None:
+        size = message.record_bytes
+        if message.body is not None:
+            size = len(message.body) + len(message.raw_properties) + _RECORD_REST_BYTES
+        if size > self._record_bytes_max:
+            raise _illegal(
+                message.topic,
+                f"takes {size} bytes, and a file of its compaction log at most "
+                f"{self._record_bytes_max} (compactionMappedFileSize): send a smaller one",
+            )
+
+    def _check_queue(self, message: SentMessage, key: str) -> None:
+        topic = self._find_topic(message.topic)
+        policy = CompactionPolicy.of(topic) if topic is not None else None
+        if topic is None or policy is None or policy.key_queue == "any":
+            return
+        queue_id = queue_of_key(policy.key_queue, key, topic.write_queue_nums)
+        if queue_id != message.queue_id:
+            raise _illegal(
+                message.topic,
+                f"with key {key[:64]!r} belongs to queue {queue_id}, not {message.queue_id} "
+                f"(key.queue={policy.key_queue}): send all messages of a key to its queue",
+            )
+
+
+def queue_of_key(rule: str, key: str, queue_count: int) -> int:
+    """The queue of a key on a broker, by the ``key.queue`` of its topic, ``java`` or ``headrace``.
+
+    Clients choose among the queues of all brokers; if these have equally many, the choice on the
+    broker is the same.
+    """
+    if rule == "java":
+        return abs(java_hash(key)) % queue_count
+    return crc32(key.encode(errors="surrogateescape")) % queue_count
+
+
+def _illegal(topic: str, problem: str) -> RequestError:
+    return RequestError(
+        ResponseCode.MESSAGE_ILLEGAL,
+        f"a message to the compacted topic {topic} {problem}; nothing was stored",
+    )

@@ -1,0 +1,206 @@
+"""GET_BY_KEY: the newest messages of keys.
+
+A key is looked up among the messages that the key index lacks so far, then in the index. The index
+is made when a queue is asked for the first time, and followed from then on.
+
+Source: docs/protocol.md "Get by key"; tests/broker/test_compaction_lookups.py.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from headrace_broker.compaction.record_keys import find_keys
+from headrace_broker.queue_directory import Use
+from headrace_broker.store.files.residency import OLD_DATA
+from headrace_broker.store.store_source import GetStatus
+from headrace_broker.topics.attributes import is_compacted
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.columns import RecordColumns
+from headrace_protocol.errors import NotReady, RequestError
+from headrace_protocol.headers import GetByKeyHeader, GetByKeyResponseHeader
+from headrace_protocol.key_lookup import (
+    ANSWER_BYTES_MAX,
+    ANY_QUEUE,
+    NoRecord,
+    decode_keys,
+    encode_found,
+)
+from headrace_protocol.message import CorruptRecord, decode_record, property_value
+from headrace_protocol.serving import Reply
+
+if TYPE_CHECKING:
+    from headrace_broker.compaction.queues import CompactedQueue, CompactedQueues
+    from headrace_broker.queue_directory import QueueDirectory
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.store.store_queue import StoreQueue
+    from headrace_broker.store.store_source import StoreSource
+    from headrace_broker.topics.table import TopicTable
+    from headrace_protocol.bodies import TopicConfig
+    from headrace_protocol.key_lookup import Found, WantedKey
+    from headrace_protocol.serving import Registry, Request
+
+# A longer answer would hold up other clients; the asker sends the rest of its keys again.
+_ANSWER_S: Final = 0.002
+_TAIL_BYTES: Final = 1 << 20
+_TAIL_COUNT: Final = 4096
+# Keys that the index has by now stay in memory until there are so many.
+_FORGET_KEYS: Final = 50_000
+_KEYS: Final = b"KEYS"
+
+
+class _Tail:
+    """The keys of the messages of a queue from ``first`` to ``end``, with their queue offsets."""
+
+    def __init__(self, position: int) -> None:
+        self.first = self.end = position
+        self.offsets: dict[bytes, int] = {}
+
+    def forget(self, position: int) -> None:
+        """Drop keys of messages that the index has."""
+        if self.end <= position:
+            self.first = self.end = position
+            self.offsets = {}
+        elif len(self.offsets) > _FORGET_KEYS:
+            kept = {key: at for key, at in self.offsets.items() if at >= position}
+            self.first, self.offsets = position, kept
+
+    def extend(self, source: StoreSource, until_s: float) -> None:
+        """Take the messages up to the end of the queue. Raises NotReady, also after ``until_s``."""
+        while self.end < source.max_offset():
+            if monotonic() > until_s:
+                raise NotReady(_go_on, OLD_DATA)
+            result = source.get(self.end, _TAIL_COUNT, _TAIL_BYTES, None)
+            if result.status is GetStatus.FOUND:
+                self._take(RecordColumns.from_records(b"".join(result.buffers)))
+            self.end = result.next_offset
+
+    def _take(self, records: RecordColumns) -> None:
+        starts, sizes = find_keys(records)
+        columns = zip(starts.tolist(), sizes.tolist(), records.queue_offset.tolist(), strict=True)
+        for start, size, offset in columns:
+            if size:
+                self.offsets[bytes(records.data[start : start + size])] = offset
+
+
+def _go_on() -> None:
+    """Nothing to fetch: other clients had their turn."""
+
+
+class KeyLookups:
+    """Serves GET_BY_KEY."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        topics: TopicTable,
+        directory: QueueDirectory,
+        queues: CompactedQueues,
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._directory = directory
+        self._queues = queues
+        self._tails: dict[tuple[str, int], tuple[CompactedQueue, _Tail]] = {}
+
+    def register(self, registry: Registry) -> None:
+        """Route the request."""
+        registry.route(RequestCode.GET_BY_KEY, self.get)
+
+    def get(self, request: Request) -> Reply:
+        """Answer for as many keys as fit, the first ones."""
+        header = request.header(GetByKeyHeader)
+        topic = self._topics.check_readable(header.topic)
+        if not is_compacted(topic):
+            raise _invalid(f"topic {header.topic} is not compacted: keys have no newest message")
+        until_s = monotonic() + _ANSWER_S
+        bytes_left = min(header.max_msg_bytes, ANSWER_BYTES_MAX)
+        found: list[Found] = []
+        for wanted in decode_keys(header.count, request.body):
+            try:
+                result = self._find(topic, wanted, until_s)
+            except NotReady:
+                if not found:
+                    raise
+                break
+            bytes_left -= 0 if isinstance(result, NoRecord) else len(result)
+            if found and bytes_left < 0:
+                break
+            found.append(result)
+            if monotonic() > until_s:
+                break
+        return Reply(GetByKeyResponseHeader(count=len(found)), encode_found(found))
+
+    def _find(self, topic: TopicConfig, wanted: WantedKey, until_s: float) -> Found:
+        """The newest message of a key in its queue, or in all. Raises RequestError, NotReady."""
+        queue_count = max(topic.read_queue_nums, topic.write_queue_nums)
+        if wanted.queue_id >= queue_count:
+            raise _invalid(
+                f"queue {wanted.queue_id} of topic {topic.topic_name}: there are {queue_count}"
+            )
+        if wanted.queue_id != ANY_QUEUE:
+            return self._find_in(topic.topic_name, wanted.queue_id, wanted, until_s)
+        results = [
+            self._find_in(topic.topic_name, queue_id, wanted, until_s)
+            for queue_id in range(queue_count)
+        ]
+        records = [each for each in results if not isinstance(each, NoRecord)]
+        stored_ms = [decode_record(each).store_timestamp for each in records]
+        return records[stored_ms.index(max(stored_ms))] if records else NoRecord.NEVER
+
+    def _find_in(self, topic: str, queue_id: int, wanted: WantedKey, until_s: float) -> Found:
+        place = self._directory.find(topic, queue_id, Use.INSPECT)
+        end = place.source.max_offset() if place is not None else 0
+        if wanted.seen_offset >= end:
+            return NoRecord.NOT_YET
+        if place is None or place.queue is None:
+            return NoRecord.NEVER
+        queue = place.queue
+        compacted = self._indexed(queue)
+        tail = self._tail(queue, compacted)
+        tail.extend(self._store.source(queue), until_s)
+        offset = tail.offsets.get(wanted.key)
+        if offset is None:
+            offset = compacted.key_index.find(wanted.key)
+        record = None if offset is None else self._record(queue, compacted, offset)
+        is_found = record is not None and _has_key(record, wanted.key)
+        return record if is_found and record is not None else NoRecord.NEVER
+
+    def _indexed(self, queue: StoreQueue) -> CompactedQueue:
+        """A queue whose key index can be read. Raises NotReady."""
+        compacted = self._queues.find(queue)
+        if compacted is None or not compacted.key_index.is_open:
+            build = partial(self._queues.build_index, queue.topic, queue.queue_id)
+            raise NotReady(build, OLD_DATA)
+        return compacted
+
+    def _tail(self, queue: StoreQueue, compacted: CompactedQueue) -> _Tail:
+        name = queue.topic, queue.queue_id
+        known, tail = self._tails.get(name, (None, None))
+        if known is not compacted or tail is None:
+            tail = _Tail(compacted.key_index.position)
+            self._tails[name] = compacted, tail
+        tail.forget(compacted.key_index.position)
+        return tail
+
+    def _record(
+        self, queue: StoreQueue, compacted: CompactedQueue, offset: int
+    ) -> memoryview | bytes | None:
+        """The message at a queue offset. Raises NotReady."""
+        if offset <= compacted.reader.last_offset:
+            return compacted.reader.record(offset)
+        result = self._store.source(queue).get(offset, 1, 1, None)
+        return b"".join(result.buffers) if result.next_offset == offset + 1 else None
+
+
+def _has_key(record: memoryview | bytes, key: bytes) -> bool:
+    try:
+        return property_value(decode_record(record).raw_properties, _KEYS) == key
+    except CorruptRecord:
+        return False
+
+
+def _invalid(problem: str) -> RequestError:
+    return RequestError(ResponseCode.INVALID_PARAMETER, problem)

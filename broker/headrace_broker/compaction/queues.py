@@ -1,0 +1,240 @@
+"""The compaction logs of a store, one per queue of a compacted topic.
+
+A topic that is deleted and created again has a new, empty log, also if the broker was killed in
+between: ``compaction/headrace/TOPIC/QUEUE/created.json`` says where the CommitLog ended when the
+topic was created whose messages the log has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from headrace_broker.compaction.key_index import KeyIndex
+from headrace_broker.compaction.log_reader import LogReader
+from headrace_broker.compaction.peer_swap import end_peer_swap
+from headrace_broker.compaction.queue_log import QueueLog
+from headrace_broker.compaction.record_blocks import Marks, RecordSequence
+from headrace_broker.compaction.record_keys import SEED_BYTES, KeyHash
+from headrace_broker.compaction.run_state import OWN_FOLDER, StateFile, own_folder
+from headrace_broker.compaction.segments import COMPACTION_FOLDER, Folders
+from headrace_broker.compaction.swap import Swap
+from headrace_broker.store.files.config_file import ConfigFile
+from headrace_broker.topics.attributes import is_compacted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from headrace_broker.compaction.checkpoint import PositionCheckpoint
+    from headrace_broker.compaction.units import FileSizes
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.store.store_queue import StoreQueue
+    from headrace_broker.topics.table import TopicTable
+
+_CREATED_FILE: Final = "created.json"
+_CREATED: Final = "createdAt"
+_SEED_FILE: Final = "seed.json"
+_SEED: Final = "seed"
+_KEYS_FOLDER: Final = "keys"
+Name = tuple[str, int]
+
+
+class CompactedQueue(NamedTuple):
+    """An open log with what reads and compacts it.
+
+    created_at: of its topic, see ``Incarnations``.
+    """
+
+    log: QueueLog
+    reader: LogReader
+    swap: Swap
+    state_file: StateFile
+    key_index: KeyIndex
+    created_at: int
+
+
+class CompactedQueues:
+    """Opens, finds and deletes compaction logs.
+
+    lock: held by the thread that changes a log: the follower's, or that of a run.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        topics: TopicTable,
+        sizes: FileSizes,
+        positions: PositionCheckpoint,
+    ) -> None:
+        self._positions = positions
+        self.lock = threading.RLock()
+        self._store = store
+        self._topics = topics
+        self._sizes = sizes
+        # How far the follower has brought a queue to disk; None if it has not begun.
+        self.synced_offset: Callable[[Name], int | None] = lambda _name: None
+        self._queues: dict[Name, CompactedQueue] = {}
+        self._hash: KeyHash | None = None
+
+    def wants(self, topic: str) -> bool:
+        """Whether a topic is compacted."""
+        config = self._topics.get(topic)
+        return config is not None and is_compacted(config)
+
+    def load(self) -> None:
+        """Open the logs of all compacted queues. Raises OSError, StoreError."""
+        for topic in [*filter(is_compacted, self._topics.all())]:
+            for queue in self._store.queues_of(topic.topic_name):
+                self.open(queue.topic, queue.queue_id)
+
+    def open(self, topic: str, queue_id: int) -> CompactedQueue:
+        """A queue's log, read from disk or created. Raises OSError, StoreError."""
+        created_at = self._topics.incarnations.created_at(topic)
+        queue = self._queues.get((topic, queue_id))
+        if queue is None or queue.created_at != created_at:
+            self._adopt(topic, queue_id, created_at)
+            queue = self._load(topic, queue_id, created_at)
+            self._queues[topic, queue_id] = queue
+        return queue
+
+    def _load(self, topic: str, queue_id: int, created_at: int) -> CompactedQueue:
+        store, fs = self._store, self._store.fs
+        folders = Folders.of(store.root, topic, queue_id)
+        own = own_folder(store.root, topic, queue_id)
+        swap, state_file = Swap(folders, own, fs), StateFile(own, fs)
+        if not swap.is_begun:
+            end_peer_swap(folders, fs)
+        swap.recover()
+        log = QueueLog(folders, self._sizes, fs)
+        log.load(store.seals.find, is_clean=store.was_clean)
+        end = log.resume(*self._synced(topic, queue_id))
+        state = state_file.load()
+        if state.position > end:
+            state_file.save(state.cut(end))
+        # Messages that are appended again after a crash have not been part of a run.
+        if self._positions.get(topic, queue_id, sys.maxsize) >= end:
+            self._positions.save(topic, queue_id, end - 1)
+        page_cache = store.commit_log.page_cache
+        index = KeyIndex(own / _KEYS_FOLDER, fs, self._key_hash(), page_cache)
+        return CompactedQueue(log, LogReader(log, page_cache), swap, state_file, index, created_at)
+
+    def _key_hash(self) -> KeyHash:
+        """The hash of all key indexes; its seed is made once for a store."""
+        if self._hash is None:
+            folder = self._store.root / COMPACTION_FOLDER / OWN_FOLDER
+            file = ConfigFile(folder / _SEED_FILE, self._store.fs)
+            seed = file.read(_seed)
+            if seed is None:
+                seed = os.urandom(SEED_BYTES)
+                file.save(json.dumps({_SEED: seed.hex()}).encode())
+            self._hash = KeyHash(seed)
+        return self._hash
+
+    def build_index(self, topic: str, queue_id: int) -> None:
+        """Open the key index of a queue and enter what it lacks. Raises OSError, StoreError."""
+        with self.lock:
+            queue = self.open(topic, queue_id)
+            if queue.key_index.is_open:
+                return
+            queue.key_index.load(queue.log.end_offset)
+            sequence = RecordSequence(queue.log.segments, _without_pause)
+            first, end = sequence.range_of(queue.key_index.position, sys.maxsize)
+            for block in sequence.blocks(first, end, Marks(sequence.count)):
+                queue.key_index.put(block.records, int(block.records.queue_offset[-1]) + 1)
+            queue.key_index.open(queue.log.end_offset)
+
+    def _synced(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """How far the log was brought to disk, and the oldest offset that the CommitLog has."""
+        queue = self._store.find_queue(topic, queue_id)
+        if queue is None:
+            return 0, 0
+        consume_queue = queue.consume_queue
+        end, oldest = (
+            consume_queue.max_offset,
+            consume_queue.search_cold(self._store.commit_log.min_offset)(),
+        )
+        if self._store.was_clean:
+            return end, oldest
+        return min(self.synced_offset((topic, queue_id)) or 0, end), oldest
+
+    def _adopt(self, topic: str, queue_id: int, created_at: int) -> None:
+        """Note whose messages the log has, after deleting those of an earlier topic.
+
+        A log without the note is Apache's, or of the time before the broker kept such notes.
+        """
+        file = ConfigFile(
+            own_folder(self._store.root, topic, queue_id) / _CREATED_FILE, self._store.fs
+        )
+        known_at = file.read(_created_at)
+        if known_at is not None and known_at < created_at:
+            self._delete_files(topic, queue_id)
+            known_at = None
+        if known_at is None:
+            file.save(json.dumps({_CREATED: created_at}).encode())
+
+    def find(self, queue: StoreQueue) -> CompactedQueue | None:
+        """The log of a queue that exists; None until the follower has opened it."""
+        found = self._queues.get((queue.topic, queue.queue_id))
+        if found is None:
+            return None
+        created_at = self._topics.incarnations.created_at(queue.topic)
+        return found if found.created_at == created_at else None
+
+    def all(self) -> dict[Name, CompactedQueue]:
+        """All open logs."""
+        return self._queues.copy()
+
+    def delete(self, topic: str, queue_id: int) -> None:
+        """Delete the log of a queue that is gone. Raises OSError."""
+        self._queues.pop((topic, queue_id), None)
+        self._delete_files(topic, queue_id)
+
+    def close(self) -> None:
+        """Release the maps of all logs."""
+        for queue in self.all().values():
+            queue.key_index.close()
+            for segment in queue.log.segments:
+                segment.unmap()
+
+    def _delete_files(self, topic: str, queue_id: int) -> None:
+        self._positions.drop(topic, queue_id)
+        # The note goes last: without it a start would take the rest for the new topic's.
+        folders = (
+            *Folders.of(self._store.root, topic, queue_id),
+            own_folder(self._store.root, topic, queue_id),
+        )
+        for folder in folders:
+            if folder.exists():
+                self._delete_folder(folder)
+
+    def _delete_folder(self, folder: Path) -> None:
+        for path in sorted(folder.iterdir()):
+            if path.is_dir():
+                self._delete_folder(path)
+            else:
+                self._store.fs.unlink(path)
+        folder.rmdir()
+
+
+def _without_pause(_byte_count: int) -> None:
+    pass
+
+
+def _seed(text: bytes) -> bytes:
+    """Raises ValueError if the text holds none."""
+    try:
+        return bytes.fromhex(json.loads(text)[_SEED])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"holds no {_SEED}: {error}") from error
+
+
+def _created_at(text: bytes) -> int:
+    """Raises ValueError if the text holds none."""
+    try:
+        return int(json.loads(text)[_CREATED])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"holds no {_CREATED}: {error}") from error

@@ -1,0 +1,74 @@
+"""COMPACT_TOPIC: compacts a topic at once, and describes its compaction logs.
+
+Source: docs/protocol.md "Compact a topic"; tests/broker/test_compaction_requests.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace_broker.topics.attributes import is_compacted
+from headrace_protocol.bodies import CompactedQueueState, CompactedTopicState
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.errors import RequestError
+from headrace_protocol.headers import CompactTopicHeader
+from headrace_protocol.serving import Reply
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from headrace_broker.compaction.queues import CompactedQueue, CompactedQueues
+    from headrace_broker.compaction.schedule import CompactionSchedule
+    from headrace_broker.topics.table import TopicTable
+    from headrace_protocol.serving import Registry, Request
+
+
+class CompactionRequests:
+    """Serves COMPACT_TOPIC."""
+
+    def __init__(
+        self, topics: TopicTable, queues: CompactedQueues, schedule: CompactionSchedule
+    ) -> None:
+        self._topics = topics
+        self._queues = queues
+        self._schedule = schedule
+
+    def register(self, registry: Registry) -> None:
+        """Route the request."""
+        registry.route_long(RequestCode.COMPACT_TOPIC, self.compact)
+
+    def compact(self, request: Request) -> Generator[None, None, Reply]:
+        """Have the queues of a topic compacted if the request says so; answer with their state."""
+        header = request.header(CompactTopicHeader)
+        topic = self._topics.expect(header.topic)
+        if not is_compacted(topic):
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"topic {header.topic} is not compacted: create another one with "
+                "`headrace topic create TOPIC --compacted`",
+            )
+        if header.start:
+            self._schedule.request(header.topic)
+        state = CompactedTopicState(is_running=self._schedule.is_pending(header.topic))
+        for (name, queue_id), queue in sorted(self._queues.all().items()):
+            if name == header.topic:
+                state.queues.append(_state(queue_id, queue))
+                yield None
+        return Reply(body=(state.encode(),))
+
+
+def _state(queue_id: int, queue: CompactedQueue) -> CompactedQueueState:
+    segments, state = queue.log.segments, queue.state_file.load()
+    dirty = [each for each in segments if each.last_queue_offset >= state.position]
+    return CompactedQueueState(
+        queue_id=queue_id,
+        messages=sum(segment.count for segment in segments),
+        bytes=sum(segment.log_end for segment in segments),
+        dirty_bytes=sum(segment.log_end for segment in dirty),
+        last_run_ms=state.last_run_ms,
+        run_ms=int(state.last_run_s * 1000),
+        bytes_before=state.bytes_before,
+        bytes_after=state.bytes_after,
+        kept=state.kept_count,
+        dropped=state.dropped_count,
+    )

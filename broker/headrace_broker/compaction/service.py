@@ -1,0 +1,91 @@
+"""Compacted topics of a broker: puts the parts together."""
+
+from __future__ import annotations
+
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING
+
+from headrace_broker.compaction.checkpoint import PositionCheckpoint
+from headrace_broker.compaction.compactor import Compactor
+from headrace_broker.compaction.follower import CompactionFollower
+from headrace_broker.compaction.keys import KeyDemand
+from headrace_broker.compaction.metrics import RunTotals
+from headrace_broker.compaction.queues import CompactedQueues
+from headrace_broker.compaction.schedule import CompactionSchedule
+from headrace_broker.compaction.source import CompactedSource
+from headrace_broker.compaction.throttle import Throttle
+from headrace_broker.compaction.units import FileSizes
+from headrace_broker.compaction.worker import run_here, run_in_process
+from headrace_broker.topics.attributes import CompactionPolicy, is_compacted
+
+if TYPE_CHECKING:
+    from headrace_broker.config import BrokerConfig
+    from headrace_broker.queue_directory import Lookup
+    from headrace_broker.store.followers.followers import Following
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.store.store_queue import StoreQueue
+    from headrace_broker.topics.table import TopicTable
+
+
+class Compaction:
+    """What the assembly lists of compacted topics.
+
+    queues: their logs. demand: what their messages must have. follower: copies their messages.
+    """
+
+    def __init__(self, config: BrokerConfig, store: MessageStore, topics: TopicTable) -> None:
+        sizes = FileSizes.of(
+            config.compaction_mapped_file_size, config.compaction_cq_mapped_file_size
+        )
+        self._store = store
+        self._topics = topics
+        self._totals = RunTotals()
+        self._positions = PositionCheckpoint(store.root, store.fs)
+        self.queues = CompactedQueues(store, topics, sizes, self._positions)
+        self.demand = KeyDemand(topics.get, sizes.record_bytes_max)
+        self.follower = CompactionFollower(self.queues)
+        self.compactor, self.schedule = self._new_runs(config)
+
+    def _new_runs(self, config: BrokerConfig) -> tuple[Compactor, CompactionSchedule]:
+        store = self._store
+        throttle = Throttle(
+            lambda: config.compaction_bytes_per_second, lambda: store.ring.pressure() is not None
+        )
+        # A broker that shares its process with a program doesn't start others.
+        runner = run_in_process if store.use_threads else partial(run_here, fs=store.fs)
+        compactor = Compactor(self.queues, self._positions, runner, throttle)
+        schedule = CompactionSchedule(
+            self.queues,
+            compactor,
+            throttle,
+            self._policy,
+            config,
+            store.clock.now_ms,
+            Random(),
+            self._totals,
+        )
+        return compactor, schedule
+
+    def _policy(self, topic: str) -> CompactionPolicy | None:
+        config = self._topics.get(topic)
+        return CompactionPolicy.of(config) if config is not None else None
+
+    def follow(self, following: Following) -> None:
+        """Note how the store runs the follower."""
+        self.queues.synced_offset = following.synced_offset
+
+    def load(self) -> None:
+        """Open all compaction logs. Raises OSError, StoreError."""
+        self._positions.load()
+        self.queues.load()
+
+    def runtime_info(self) -> dict[str, str]:
+        """For GET_BROKER_RUNTIME_INFO."""
+        return self._totals.runtime_info()
+
+    def find_source(self, lookup: Lookup, queue: StoreQueue) -> CompactedSource | None:
+        """The source of a compacted queue; see ``FindSource``."""
+        if not is_compacted(lookup.topic):
+            return None
+        return CompactedSource(self._store.source(queue), partial(self.queues.find, queue))

@@ -1,0 +1,145 @@
+"""GET_BY_KEY: the newest message of a key, wherever it is."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.headers import GetByKeyHeader, GetByKeyResponseHeader
+from headrace_protocol.key_lookup import NoRecord, WantedKey, decode_found, encode_keys
+from headrace_protocol.message import decode_record
+from tests.broker.test_compaction_source import C, compact, create, follow, start
+from tests.support.stores import crash
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.broker import Answer, BrokerUnderTest
+
+
+def ask(
+    broker: BrokerUnderTest, *keys: WantedKey, bytes_max: int = 1 << 20, topic: str = C
+) -> Answer:
+    header = GetByKeyHeader(topic=topic, count=len(keys), max_msg_bytes=bytes_max)
+    return broker.ask(RequestCode.GET_BY_KEY, header, encode_keys(keys))
+
+
+def get(broker: BrokerUnderTest, *keys: WantedKey) -> list[bytes | NoRecord]:
+    """Bodies, asked for until each key is answered."""
+    bodies: list[bytes | NoRecord] = []
+    while len(bodies) < len(keys):
+        answer = ask(broker, *keys[len(bodies) :])
+        count = answer.command.header(GetByKeyResponseHeader).count
+        assert count > 0
+        bodies += (
+            found if isinstance(found, NoRecord) else decode_record(found).body
+            for found in decode_found(count, answer.body)
+        )
+    return bodies
+
+
+def key(name: str, queue_id: int = 0, seen_offset: int = -1) -> WantedKey:
+    return WantedKey(name.encode(), queue_id, seen_offset)
+
+
+def put(broker: BrokerUnderTest, name: str, body: bytes) -> None:
+    broker.store_message(C, 0, body, KEYS=name)
+
+
+def test_keys_are_found_in_both_logs(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    create(broker)
+    assert get(broker, key("a")) == [NoRecord.NEVER]
+    put(broker, "a", b"1")
+    put(broker, "b", b"2")
+    assert get(broker, key("a"), key("b"), key("c")) == [b"1", b"2", NoRecord.NEVER]
+    follow(broker)
+    assert get(broker, key("a"), key("b"), key("c")) == [b"1", b"2", NoRecord.NEVER]
+    put(broker, "a", b"3")
+    put(broker, "c d", b"")
+    assert get(broker, key("a"), key("b"), key("c d"), key("c")) == [
+        b"3",
+        b"2",
+        b"",
+        NoRecord.NEVER,
+    ]
+    assert get(broker, key("a", 0, 3), key("a", 0, 4)) == [b"3", NoRecord.NOT_YET]
+    broker.close()
+
+
+@pytest.mark.parametrize("ending", ["stop", "kill"])
+def test_the_index_agrees_with_a_dictionary(tmp_path: Path, ending: str) -> None:
+    broker = start(tmp_path)
+    create(broker)
+    rng, table = Random(8), dict[str, bytes]()
+    keys = [f"key {number}" for number in range(300)]
+    for number in range(6):
+        for _ in range(100):
+            name = rng.choice(keys)
+            table[name] = b"%d" % rng.randrange(1000)
+            put(broker, name, table[name])
+        if number % 2:
+            follow(broker)
+        if number == 3:
+            compact(broker)
+        expected = [table.get(name, NoRecord.NEVER) for name in keys]
+        assert get(broker, *map(key, keys)) == expected
+        if number in {2, 4}:
+            broker.topics.saved.finish()
+            broker.close() if ending == "stop" else crash(broker.store)
+            broker = start(tmp_path)
+            assert get(broker, *map(key, keys)) == expected
+    broker.close()
+
+
+def test_a_damaged_index_is_built_again(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    create(broker)
+    put(broker, "a", b"1")
+    follow(broker)
+    assert get(broker, key("a")) == [b"1"]
+    broker.close()
+    (path,) = (tmp_path / "store/compaction/headrace/C/0/keys").iterdir()
+    for data in (b"", b"\xff" * path.stat().st_size):
+        path.write_bytes(data)
+        broker = start(tmp_path)
+        assert get(broker, key("a")) == [b"1"]
+        broker.close()
+
+
+def test_any_queue_has_the_message_that_was_stored_last(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    broker.create_topic(C, 3, attributes={"cleanup.policy": "COMPACTION"})
+    for queue_id, body in ((2, b"old"), (0, b"new"), (1, b"other")):
+        broker.store_message(C, queue_id, body, KEYS="k" if queue_id != 1 else "l")
+    assert get(broker, key("k", -1), key("l", -1), key("m", -1)) == [
+        b"new",
+        b"other",
+        NoRecord.NEVER,
+    ]
+    broker.close()
+
+
+def test_answers_are_bounded(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    create(broker)
+    for name in "abc":
+        put(broker, name, b"x" * 200)
+    get(broker, key("a"))
+    answer = ask(broker, key("a"), key("b"), key("c"), bytes_max=1)
+    assert answer.command.header(GetByKeyResponseHeader).count == 1
+    assert len(decode_found(1, answer.body)) == 1
+    broker.close()
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    create(broker)
+    broker.create_topic("T")
+    assert "not compacted" in ask(broker, key("a"), topic="T").remark
+    assert "there are 1" in ask(broker, key("a", 1)).remark
+    assert ask(broker, key("a"), topic="none").code == ResponseCode.TOPIC_NOT_EXIST
+    broker.close()
