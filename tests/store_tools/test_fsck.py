@@ -96,7 +96,7 @@ def test_a_store_of_the_peer_is_sound(name: str, tmp_path: Path) -> None:
         report = check(directory, quiet)
     assert report.damage == []
     assert report.record_count == {"clean": 477, "kill9": 805}[name]
-    unchecked = ["batchconsumequeue", "compaction"]
+    unchecked = ["batchconsumequeue"]
     abort = ["abort"] if name == "kill9" else []
     assert [finding.path.name for finding in report.findings] == [*abort, *unchecked]
 
@@ -370,10 +370,10 @@ def test_what_queries_keep_aside(root: Path, opened: StoreDirectory) -> None:
 
 
 def test_folders_that_only_the_peer_reads_are_named(root: Path, opened: StoreDirectory) -> None:
-    (root / "compaction" / "T").mkdir(parents=True)
+    (root / "batchconsumequeue" / "T").mkdir(parents=True)
     findings = check(opened, quiet).findings
     assert [(f.path.name, f.is_damage) for f in findings] == [
-        ("compaction", False),
+        ("batchconsumequeue", False),
     ]
 
 

@@ -83,7 +83,7 @@ def test_the_timer_log_is_printed(root: Path) -> None:
     later = headrace("store", "dump", str(root), "--timers", "--from", "52", "--max", "1", "--json")
     assert later.json_lines()[0]["position"] == 52
     wrong = headrace("store", "dump", str(root), "--timers", "--topic", "T")
-    assert (wrong.exit_code, "--timers goes with neither" in wrong.stderr) == (2, True)
+    assert (wrong.exit_code, "--timers goes with none of" in wrong.stderr) == (2, True)
 
 
 def test_units_that_the_wheel_does_not_reach_are_told_apart(root: Path) -> None:

@@ -93,6 +93,7 @@ def fsck(directory: Path, config: Path | None, *, repair: bool, as_json: bool) -
     epilog=options.examples(
         "headrace store dump /var/lib/headrace/store --topic orders --max 10",
         "headrace store dump /var/lib/headrace/store --from 1073741824 --json",
+        "headrace store dump /var/lib/headrace/store --topic users --compacted",
         "headrace store dump /var/lib/headrace/store --timers --max 10",
     ),
 )
@@ -116,6 +117,11 @@ def fsck(directory: Path, config: Path | None, *, repair: bool, as_json: bool) -
     metavar="RECORDS",
     help="Stop after this many records or units.",
 )
+@click.option(
+    "--compacted",
+    is_flag=True,
+    help="Read compaction logs, which keep the newest message of each key, instead of the log.",
+)
 @click.option("--timers", is_flag=True, help="Print the units of the timer log instead.")
 @_config
 @options.as_json
@@ -127,6 +133,7 @@ def dump(
     count_max: int | None,
     config: Path | None,
     *,
+    compacted: bool,
     timers: bool,
     as_json: bool,
 ) -> None:
@@ -135,11 +142,13 @@ def dump(
     With --timers, print the units of the timer log and whether the wheel's slot reaches them.
     """
     if timers:
-        if topic is not None or queue is not None:
-            raise click.UsageError("--timers goes with neither --topic nor --queue: omit them")
+        if topic is not None or queue is not None or compacted:
+            raise click.UsageError(
+                "--timers goes with none of --topic, --queue and --compacted: omit them"
+            )
         _dump_timers(directory, config, start, count_max, as_json=as_json)
         return
-    from headrace_broker.store_tools.dump import Wanted
+    from headrace_broker.store_tools.dump import Wanted, dump_compacted
     from headrace_broker.store_tools.dump import dump as run
     from headrace_broker.store_tools.log_reader import LogDamage
 
@@ -151,7 +160,9 @@ def dump(
         _progress("reading", store.log_bytes if is_piped else 0) as advance,
     ):
         left = count_max
-        for found in run(store, Wanted(topic, queue, start), advance):
+        wanted = Wanted(topic, queue, start)
+        records = dump_compacted(store, wanted) if compacted else run(store, wanted, advance)
+        for found in records:
             if isinstance(found, LogDamage):
                 warn(_damage_text(found))
                 continue
@@ -194,6 +205,8 @@ def stat(directory: Path, config: Path | None, *, as_json: bool) -> None:
             "queues": topic.queues,
             "messages": topic.messages,
             "record_bytes": topic.record_bytes,
+            "compacted_messages": topic.compacted_messages,
+            "compacted_bytes": topic.compacted_bytes,
             "oldest": time_text(topic.oldest_ms or 0),
             "newest": time_text(topic.newest_ms or 0),
         }
